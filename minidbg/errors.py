@@ -1,0 +1,65 @@
+"""What minidbg raises when it was asked for something it cannot do.
+
+What the wrapped backend raises is never one of these: it is re-raised as it came, with a note.
+Each message says what happened, with the value, and what to do next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class MinidbgError(Exception):
+    """The root: a request that cannot be met."""
+
+
+class UnknownBackend(MinidbgError):
+    """No backend is registered under ``name``."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        self.name = name
+        self.known = sorted(known)
+        super().__init__(
+            f"no backend named {name!r}{nearest(name, self.known)}. "
+            f"torch.compile knows: {', '.join(self.known)}; a backend that is registered by an import "
+            f"needs that import first, or minidbg.wrap(..., setup='import ...')"
+        )
+
+
+class ConflictingOptions(MinidbgError):
+    """The same option was given twice, with two values."""
+
+
+class BackendUnreachable(MinidbgError):
+    """No fresh process could get this backend back: nothing importable leads to it."""
+
+
+class CannotWrite(MinidbgError):
+    """A part of the case has no form in a script; ``part`` names it."""
+
+    def __init__(self, part: str, why: str) -> None:
+        self.part = part
+        super().__init__(f"{part} cannot be written into a repro script: {why}")
+
+
+class UnreadableRepro(MinidbgError):
+    """The file is no repro script of minidbg, or it is damaged."""
+
+
+class NotReproduced(MinidbgError):
+    """The case was run and did not show its failure, so there is nothing to reduce; ``outcome`` says what it did."""
+
+    def __init__(self, message: str, outcome: object = None) -> None:
+        self.outcome = outcome
+        super().__init__(message)
+
+
+class BadSetting(MinidbgError):
+    """A setting is unknown or has a value that it cannot have."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``"; did you mean 'x'?"``, or nothing when no known name is near ``name``."""
+    matches = get_close_matches(name, list(known), n=2, cutoff=0.6)
+    return "; did you mean " + " or ".join(repr(match) for match in matches) + "?" if matches else ""

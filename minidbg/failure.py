@@ -1,0 +1,178 @@
+"""What a run of a case showed: ``Verdict``, ``Signature``, ``Outcome``."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+
+class Kind(enum.StrEnum):
+    """In which way a backend fails."""
+
+    COMPILE = "compile"
+    RUNTIME = "runtime"
+    ACCURACY = "accuracy"
+    CRASH = "crash"
+    HANG = "hang"
+
+
+class Direction(enum.StrEnum):
+    """The half of the program that fails."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+class Verdict(enum.StrEnum):
+    """What one run of a case says about its failure."""
+
+    GONE = "gone"
+    REPRODUCES = "reproduces"
+    CHANGED = "changed"
+    CRASHED = "crashed"
+    TIMEOUT = "timeout"
+    FLAKY = "flaky"
+    SKIPPED = "skipped"
+    INVALID = "invalid"
+
+    @property
+    def exit_status(self) -> int:
+        """The exit status that tells this verdict to a shell, to pytest and to ``git bisect``."""
+        return EXIT_STATUS[self]
+
+
+EXIT_STATUS: Mapping[Verdict, int] = {
+    Verdict.GONE: 0,
+    Verdict.REPRODUCES: 1,
+    Verdict.FLAKY: 1,
+    Verdict.CHANGED: 3,
+    Verdict.CRASHED: 3,
+    Verdict.TIMEOUT: 3,
+    Verdict.SKIPPED: 125,
+    Verdict.INVALID: 125,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What makes two failures the same one.
+
+    ``types`` are qualified exception types, outermost first; ``frames`` are ``module:function`` of the
+    innermost frames outside torch.fx and minidbg, innermost first, without line numbers; ``message`` has
+    addresses, paths, generated names, shapes and numbers taken out.
+    """
+
+    kind: Kind
+    direction: Direction = Direction.FORWARD
+    types: tuple[str, ...] = ()
+    frames: tuple[str, ...] = ()
+    message: str = ""
+
+    def matches(self, other: Signature | None) -> bool:
+        """Whether ``other`` is the same failure: every field equal, of the frames the innermost.
+
+        Outer frames depend on the way to the bug (a pass or a lowering), which reduction changes.
+        """
+        return (
+            other is not None
+            and (self.kind, self.direction, self.types, self.message)
+            == (other.kind, other.direction, other.types, other.message)
+            and self.frames[:1] == other.frames[:1]
+        )
+
+    def to_table(self) -> dict[str, Any]:
+        """The signature as plain values, for TOML and JSON."""
+        return {
+            "kind": str(self.kind),
+            "direction": str(self.direction),
+            "types": list(self.types),
+            "frames": list(self.frames),
+            "message": self.message,
+        }
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> Signature:
+        """Read ``to_table`` back. Raises KeyError or ValueError on a damaged table."""
+        return cls(
+            kind=Kind(table["kind"]),
+            direction=Direction(table.get("direction", "forward")),
+            types=tuple(table.get("types", ())),
+            frames=tuple(table.get("frames", ())),
+            message=str(table.get("message", "")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The answer of one oracle call: the verdict and what led to it."""
+
+    verdict: Verdict
+    signature: Signature | None = None
+    reason: str = ""
+    """One sentence for people."""
+    message: str = ""
+    """The first lines of what the backend said, unchanged."""
+    seconds: float = 0.0
+    device: str = "cpu"
+    signal: int | None = None
+    """The signal that ended the process, if one did."""
+    reproduced: int | None = None
+    runs: int | None = None
+    """``reproduced`` of ``runs`` runs showed the failure, where it was asked several times."""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    """Error figures of an accuracy failure, as the harness names them."""
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object; ``from_json`` reads it back."""
+        return {
+            "verdict": str(self.verdict),
+            "signature": self.signature.to_table() if self.signature else None,
+            "reason": self.reason,
+            "message": self.message,
+            "seconds": round(self.seconds, 3),
+            "device": self.device,
+            "signal": self.signal,
+            "reproduced": self.reproduced,
+            "runs": self.runs,
+            "figures": dict(self.figures),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Outcome:
+        """Read ``to_json`` back. Raises KeyError or ValueError on a damaged object."""
+        signature = data.get("signature")
+        return cls(
+            verdict=Verdict(data["verdict"]),
+            signature=Signature.from_table(signature) if signature else None,
+            reason=data.get("reason") or "",
+            message=data.get("message") or "",
+            seconds=float(data.get("seconds") or 0.0),
+            device=data.get("device") or "cpu",
+            signal=data.get("signal"),
+            reproduced=data.get("reproduced"),
+            runs=data.get("runs"),
+            figures=data.get("figures") or {},
+        )
+
+    def judged_against(self, expected: Signature | None) -> Outcome:
+        """This outcome of a run, with the verdict that it means for a case that expects ``expected``.
+
+        A run that failed is ``reproduces`` when its signature matches, else ``changed``; without an
+        expectation every failure reproduces. Crashes and hangs match by kind (``Signature.matches`` with an
+        empty message and no frames would be too strict for a stack that differs from run to run).
+        """
+        if self.signature is None or self.verdict in (Verdict.GONE, Verdict.SKIPPED, Verdict.INVALID):
+            return self
+        if expected is None:
+            return replace(self, verdict=Verdict.REPRODUCES)
+        if expected.kind in (Kind.CRASH, Kind.HANG) and self.signature.kind is expected.kind:
+            return replace(self, verdict=Verdict.REPRODUCES)
+        if expected.matches(self.signature):
+            return replace(self, verdict=Verdict.REPRODUCES)
+        if self.signature.kind is Kind.CRASH:
+            return replace(self, verdict=Verdict.CRASHED)
+        if self.signature.kind is Kind.HANG:
+            return replace(self, verdict=Verdict.TIMEOUT)
+        return replace(self, verdict=Verdict.CHANGED)
