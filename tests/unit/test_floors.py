@@ -1,0 +1,98 @@
+"""Imports go down only; every private torch name lives in one module. Both are read off the syntax trees."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "minidbg"
+
+FLOORS = {
+    "__main__": 11,
+    "cli": 10,
+    "__init__": 10,
+    "pytest_plugin": 10,
+    "demo": 9,
+    "watch": 9,
+    "report": 9,
+    "backend": 8,
+    "reduce": 7,
+    "repro": 6,
+    "history": 6,
+    "workers": 5,
+    "oracle": 4,
+    "graphs": 3,
+    "references": 3,
+    "case": 2,
+    "failure": 1,
+    "_torch": 1,
+    "settings": 1,
+    "errors": 0,
+}
+
+# The harness is text that every repro script carries, so it cannot import _torch; the comparison likewise.
+MAY_NAME_PRIVATE_TORCH = {"_torch.py", "oracle/harness.py", "oracle/compare.py"}
+
+
+def room_of(path: Path) -> str:
+    relative = path.relative_to(PACKAGE)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+def imported_modules(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and absolute dotted name of each module imported, relative forms and ``importlib`` calls included."""
+    package = ["minidbg", *path.relative_to(PACKAGE).parts[:-1]]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join([*package[: len(package) - node.level + 1], *([base] if base else [])])
+            yield node.lineno, base
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            argument = node.args[0] if node.args else None
+            if isinstance(argument, ast.Constant):
+                yield node.lineno, str(argument.value)
+
+
+def sources() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def test_every_room_has_a_floor() -> None:
+    assert {room_of(path) for path in sources()} <= set(FLOORS)
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_down_only(path: Path) -> None:
+    here = room_of(path)
+    upward = []
+    for line, name in imported_modules(path):
+        parts = name.split(".")
+        if parts[0] != "minidbg" or len(parts) < 2 or parts[1] not in FLOORS:
+            continue
+        there = parts[1]
+        if there != here and FLOORS[there] >= FLOORS[here] and here != "__init__":
+            upward.append(f"line {line}: {here} (floor {FLOORS[here]}) imports {there} (floor {FLOORS[there]})")
+    assert not upward
+
+
+def is_private_torch(name: str) -> bool:
+    parts = name.split(".")
+    return parts[0] == "torch" and any(part.startswith("_") and not part.startswith("__") for part in parts)
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_private_torch_names_live_in_one_module(path: Path) -> None:
+    if str(path.relative_to(PACKAGE)) in MAY_NAME_PRIVATE_TORCH:
+        pytest.skip("this module is where private names may be")
+    named = [f"line {line}: {name}" for line, name in imported_modules(path) if is_private_torch(name)]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and is_private_torch(ast.unparse(node)):
+            named.append(f"line {node.lineno}: {ast.unparse(node)}")
+    assert not named
