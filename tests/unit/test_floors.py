@@ -78,7 +78,9 @@ def test_imports_go_down_only(path: Path) -> None:
             continue
         there = parts[1]
         if there != here and FLOORS[there] >= FLOORS[here] and here != "__init__":
-            upward.append(f"line {line}: {here} (floor {FLOORS[here]}) imports {there} (floor {FLOORS[there]})")
+            upward.append(
+                f"line {line}: {here} (floor {FLOORS[here]}) imports {there} (floor {FLOORS[there]})"
+            )
     assert not upward
 
 
