@@ -11,7 +11,7 @@ from torch import nn
 import minidbg
 
 
-def tiny_fuser(gm, example_inputs):
+def tiny_fuser(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]) -> object:
     """Fuse ``add`` into the ``softmax`` that follows. Its bug: it forgets that an addend may broadcast."""
     for node in gm.graph.nodes:
         if node.op != "call_function" or node.target is not torch.softmax:
