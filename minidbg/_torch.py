@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -22,8 +26,228 @@ def inference_mode_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
     return _enter_inference_mode, _exit_inference_mode
 
 
-def lazy_graph_module(root: Any, graph: torch.fx.Graph, class_name: str = "GraphModule") -> torch.fx.GraphModule:
+def lazy_graph_module(
+    root: Any, graph: torch.fx.Graph, class_name: str = "GraphModule"
+) -> torch.fx.GraphModule:
     """A GraphModule that writes its forward only when it is called or printed. Seen in 2.13."""
     from torch.fx._lazy_graph_module import _LazyGraphModule
 
     return _LazyGraphModule(root, graph, class_name)
+
+
+# ---- backends ------------------------------------------------------------------------------------
+
+
+def known_backends() -> list[str]:
+    """Every name that torch.compile knows, debugging ones and entry points included. Seen in 2.13."""
+    from torch._dynamo.backends.registry import list_backends
+
+    return sorted(list_backends(exclude_tags=()))
+
+
+def configured_backend(
+    backend: str | Callable[..., Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
+) -> Callable[..., Any]:
+    """``backend`` as ``torch.compile(backend=, options=, mode=)`` would call it: ``(gm, example_inputs)``.
+
+    Inductor by name takes them as config patches, every other backend as keyword arguments and only when given.
+    Raises RuntimeError for an option or mode that inductor does not know. ``_TorchCompileInductorWrapper`` and
+    ``lookup_backend`` were seen in 2.13.
+    """
+    if backend == "inductor":
+        # dynamic only ever selected among modes in versions before those supported
+        compiler: Callable[..., Any] = torch._TorchCompileInductorWrapper(mode, dict(options or {}), None)  # type: ignore[no-untyped-call]
+        return compiler
+    from torch._dynamo.backends.registry import lookup_backend
+
+    keywords: dict[str, Any] = {}
+    if mode and mode != "default":
+        keywords["mode"] = mode
+    if options:
+        keywords["options"] = dict(options)
+    found = lookup_backend(backend)
+    return functools.partial(found, **keywords) if keywords else found
+
+
+def inductor_option_names() -> list[str]:
+    """What ``torch.compile(options=)`` may hold for inductor. ``get_config_copy`` was seen in 2.13."""
+    from torch._inductor import config
+
+    return sorted(config.get_config_copy())  # type: ignore[attr-defined]
+
+
+def inductor_modes() -> list[str]:
+    """What ``torch.compile(mode=)`` may be for inductor. Seen in 2.13."""
+    from torch._inductor import list_mode_options
+
+    return sorted(list_mode_options())
+
+
+# ---- what dynamo does with a backend's answer ------------------------------------------------------
+
+
+def is_control_flow(error: BaseException) -> bool:
+    """Whether dynamo takes this exception of a backend as a message to itself, not as a failure.
+
+    Restart of the analysis, skipping of the frame, and the FakeTensor exceptions that become a graph break.
+    ``InductorError``, ``BackendCompilerFailed`` and ``IndexError`` are none of these. Seen in 2.13.
+    """
+    from torch._dynamo import exc
+
+    messages = (exc.TensorifyScalarRestartAnalysis, exc.SkipFrame, *exc.exceptions_allowed_to_be_fallback)
+    return isinstance(error, messages)
+
+
+def dynamo_keeps_type(error: BaseException) -> bool:
+    """Whether dynamo lets this exception of a backend through as it is; others it wraps. Seen in 2.13."""
+    from torch._dynamo.exc import ShortenTraceback
+
+    return isinstance(error, ShortenTraceback | IndexError)
+
+
+def backend_compiler_failed(backend: object, error: Exception, first_useful_frame: FrameType) -> Exception:
+    """The exception in which dynamo would wrap ``error``, with its traceback; dynamo does not wrap it again.
+
+    ``first_useful_frame`` must be a frame of the traceback that the exception will have. Seen in 2.13.
+    """
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    return BackendCompilerFailed(backend, error, first_useful_frame).with_traceback(error.__traceback__)
+
+
+def is_called_by_torch(frame: FrameType | None) -> bool:
+    """Whether the caller is torch.compile's machinery, so that exceptions are dynamo's to wrap. Seen in 2.13."""
+    name = frame.f_globals.get("__name__", "") if frame is not None else ""
+    return name == "torch" or name.startswith("torch._dynamo.")
+
+
+def settled_forward(compiled_fn: Any) -> Any:
+    """``compiled_fn``, or the compiled forward behind it when it is a lazily compiled GraphModule's.
+
+    Dynamo does the same to what a backend returns, and cannot once it is wrapped. Seen in 2.13.
+    """
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+
+    if isinstance(compiled_fn, _LazyGraphModule):
+        _LazyGraphModule.force_recompile(compiled_fn)
+        return compiled_fn
+    module = getattr(compiled_fn, "__self__", None)
+    if isinstance(module, _LazyGraphModule) and compiled_fn.__name__ == "_lazy_forward":
+        _LazyGraphModule.force_recompile(module)
+        return module.forward
+    return compiled_fn
+
+
+def is_serializable_callable(compiled_fn: Any) -> bool:
+    """Whether dynamo may store this compiled function for another process, by its type. Seen in 2.13."""
+    module = sys.modules.get("torch._dynamo.aot_compile_types")
+    return module is not None and isinstance(compiled_fn, module.SerializableCallable)
+
+
+# ---- tensors and modes -----------------------------------------------------------------------------
+
+
+def is_fake(value: object) -> bool:
+    """Whether ``value`` is a tensor without data: a FakeTensor, or a functional wrapper. Seen in 2.13."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(value, FakeTensor) or (
+        isinstance(value, torch.Tensor) and torch._is_functional_tensor(value)
+    )
+
+
+def hint_of(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
+    """The number a symbolic value stands for in this run, without a guard on it; None when there is none.
+
+    ``node.hint`` was seen in 2.13.
+    """
+    return value.node.hint if value.node.has_hint() else None
+
+
+@contextlib.contextmanager
+def outside_tracing() -> Iterator[None]:
+    """A block in which no tracing context and no dispatch mode is active.
+
+    Work of ours inside a backend's call would overwrite dynamo's live context. Seen in 2.13.
+    """
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with torch._guards.tracing(None), _disable_current_modes():
+        yield
+
+
+def is_tracing() -> bool:
+    """Whether dynamo is compiling in this thread. Seen in 2.13."""
+    return torch._guards.TracingContext.try_get() is not None
+
+
+@contextlib.contextmanager
+def same_versions(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """A block whose writes to ``tensors`` autograd does not count: for putting back what was there before.
+
+    ``_unsafe_preserve_version_counter`` was seen in 2.13. Inference tensors have no version.
+    """
+    counted = tuple(tensor for tensor in tensors if not tensor.is_inference())
+    with torch.autograd._unsafe_preserve_version_counter(counted):
+        yield
+
+
+def changed_config(module_name: str) -> dict[str, Any]:
+    """Options of an already imported torch config module that differ from their defaults. Seen in 2.13."""
+    module = sys.modules.get(module_name)
+    if module is None:
+        return {}
+    # deprecated options warn when they are read as attributes; this way of reading does not
+    return dict(module._get_dict(skip_default=True))
+
+
+# ---- where a backend comes from --------------------------------------------------------------------
+
+
+def registered_backend(name: str) -> Callable[..., Any]:
+    """The function behind a name that torch.compile knows; loads an entry point. Seen in 2.13."""
+    from torch._dynamo.backends.registry import lookup_backend
+
+    return lookup_backend(name)
+
+
+def names_of_backend(compiler_fn: object) -> list[str]:
+    """The names under which exactly this object is registered. ``_COMPILER_FNS`` was seen in 2.13."""
+    from torch._dynamo.backends.registry import _COMPILER_FNS
+
+    return sorted(name for name, known in _COMPILER_FNS.items() if known is compiler_fn)
+
+
+def as_given_to_compile(backend: object) -> tuple[Any, dict[str, Any] | None, str | None]:
+    """Backend, options and mode inside an object of the kinds that torch.compile makes; else ``backend`` itself.
+
+    Both wrapper classes were seen in 2.13.
+    """
+    if type(backend) is torch._TorchCompileInductorWrapper:
+        return "inductor", dict(backend.config) or None, None
+    if type(backend) is torch._TorchCompileWrapper:
+        return backend.compiler_fn, backend.kwargs.get("options"), backend.kwargs.get("mode")
+    return backend, None, None
+
+
+def aot_autograd_arguments(backend: object) -> dict[str, Any] | None:
+    """What ``aot_autograd(...)`` was called with to give ``backend``, or None when it was not made that way.
+
+    Its first call wraps the backward compiler and fills in the inference one: both are undone here.
+    ``AotAutograd.kwargs`` and ``_is_wrapped_bw_compiler`` were seen in 2.13.
+    """
+    from torch._dynamo.backends.common import AotAutograd
+
+    if type(backend) is not AotAutograd:
+        return None
+    arguments = dict(backend.kwargs)
+    backward = arguments.get("bw_compiler")
+    if getattr(backward, "_is_wrapped_bw_compiler", False):
+        names = backward.__code__.co_freevars
+        arguments["bw_compiler"] = dict(zip(names, backward.__closure__, strict=True))[
+            "bw_compiler_fn"
+        ].cell_contents
+    for name in ("bw_compiler", "inference_compiler"):
+        if arguments.get(name) is arguments.get("fw_compiler"):
+            arguments.pop(name, None)
+    return arguments
