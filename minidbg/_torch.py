@@ -56,7 +56,7 @@ def configured_backend(
     """
     if backend == "inductor":
         # dynamic only ever selected among modes in versions before those supported
-        compiler: Callable[..., Any] = torch._TorchCompileInductorWrapper(mode, dict(options or {}), None)  # type: ignore[no-untyped-call]
+        compiler: Callable[..., Any] = torch._TorchCompileInductorWrapper(mode, dict(options or {}), None)
         return compiler
     from torch._dynamo.backends.registry import lookup_backend
 
@@ -188,7 +188,7 @@ def same_versions(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     ``_unsafe_preserve_version_counter`` was seen in 2.13. Inference tensors have no version.
     """
     counted = tuple(tensor for tensor in tensors if not tensor.is_inference())
-    with torch.autograd._unsafe_preserve_version_counter(counted):
+    with torch.autograd.grad_mode._unsafe_preserve_version_counter(counted):
         yield
 
 
