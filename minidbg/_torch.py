@@ -56,7 +56,8 @@ def configured_backend(
     """
     if backend == "inductor":
         # dynamic only ever selected among modes in versions before those supported
-        compiler: Callable[..., Any] = torch._TorchCompileInductorWrapper(mode, dict(options or {}), None)
+        wrapper: Any = torch._TorchCompileInductorWrapper
+        compiler: Callable[..., Any] = wrapper(mode, dict(options or {}), None)
         return compiler
     from torch._dynamo.backends.registry import lookup_backend
 
@@ -73,7 +74,7 @@ def inductor_option_names() -> list[str]:
     """What ``torch.compile(options=)`` may hold for inductor. ``get_config_copy`` was seen in 2.13."""
     from torch._inductor import config
 
-    return sorted(config.get_config_copy())  # type: ignore[attr-defined]
+    return sorted(config.get_config_copy())
 
 
 def inductor_modes() -> list[str]:
@@ -251,3 +252,17 @@ def aot_autograd_arguments(backend: object) -> dict[str, Any] | None:
         if arguments.get(name) is arguments.get("fw_compiler"):
             arguments.pop(name, None)
     return arguments
+
+
+def operator_path(value: Any) -> str | None:
+    """``torch.ops.aten.add.Tensor`` for a torch operator of any kind, None for other values. Seen in 2.13."""
+    from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+    if isinstance(value, HigherOrderOperator):
+        return f"torch.ops.higher_order.{value.__name__}"
+    if not isinstance(value, OpOverload | OpOverloadPacket):
+        return None
+    packet, overload = (
+        (value.overloadpacket, f".{value._overloadname}") if isinstance(value, OpOverload) else (value, "")
+    )
+    return f"torch.ops.{packet._qualified_op_name.replace('::', '.')}{overload}"
