@@ -1,0 +1,14 @@
+"""Floating-point floor division is one too high when the quotient rounds up to an integer. Source: pytorch/pytorch#197895."""
+
+import torch
+
+KIND = "accuracy"
+BACKEND = "inductor"
+
+
+def f(a, b):
+    return a // b
+
+
+def make():
+    return f, (torch.tensor([1.0, 0.5, 6.0, 1.0]), torch.tensor([0.1, 0.1, 0.2, 1 / 3]))

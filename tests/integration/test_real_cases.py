@@ -1,0 +1,98 @@
+"""Real failures of torch, alone and inside large models: from the user's program to a repro that runs anywhere.
+
+Each case runs in a process of its own, as a user's program would; its repro runs from another folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+CASES = Path(__file__).parents[1] / "cases"
+
+PROGRAM = """
+import importlib, json, sys
+sys.path[:0] = {folders!r}
+import torch, minidbg
+case = importlib.import_module({module!r})
+model, inputs = case.make()
+if hasattr(model, "eval"):
+    model.eval()
+compiled = torch.compile(model, backend=minidbg.wrap(case.BACKEND), dynamic=getattr(case, "DYNAMIC", None))
+try:
+    with torch.no_grad():
+        compiled(*inputs)
+except Exception as error:
+    report = minidbg.report_of(error)
+    print(json.dumps({{"type": type(error).__name__, "text": str(error), "path": str(report.path), "line": report.line}}))
+    raise
+"""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What one case's repro must show."""
+
+    module: str
+    nodes: int
+    """Most call nodes of the repro."""
+    says: str
+    """Part of the original message, and of what the repro prints."""
+
+
+SINGLE = [
+    Expected("compile_193265_cumsum_0dim", 2, "IndexError"),
+    Expected("compile_188218_fractional_pool_kernel_zero", 1, "max()"),
+    Expected("compile_188231_bool_relational", 4, "TypeError"),
+    Expected("runtime_143579_custom_op_fake_stride", 1, "stride"),
+]
+IN_MODELS = [
+    Expected("compile_193265_gpt2_step_schedule", 2, "IndexError"),
+    Expected("runtime_190272_densenet121_fractional_pool", 1, "index"),
+]
+
+
+def run_user_program(expected: Expected, folder: Path) -> subprocess.CompletedProcess[str]:
+    program = folder / "train.py"
+    program.write_text(
+        PROGRAM.format(folders=[str(CASES), str(CASES / "models")], module=expected.module)
+    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        [sys.executable, str(program)], cwd=folder, env=environment, capture_output=True, text=True, timeout=280
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("expected", [*SINGLE, *IN_MODELS], ids=lambda expected: expected.module)
+def test_a_real_failure_ends_as_a_small_repro_that_fails_elsewhere(expected: Expected, tmp_path: Path) -> None:
+    done = run_user_program(expected, tmp_path)
+    assert done.returncode == 1, done.stderr[-4000:]
+    report = json.loads(done.stdout.strip().splitlines()[-1])
+    assert expected.says in report["text"]
+    script = tmp_path / report["path"]
+    assert script.parent == tmp_path / "minidbg_repros"
+    assert report["line"] in done.stderr.strip().splitlines()[-1]
+
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    again = subprocess.run(
+        [sys.executable, str(script), "--json"], cwd=elsewhere, capture_output=True, text=True, timeout=200
+    )
+    assert again.returncode == 1, again.stdout + again.stderr[-4000:]
+    outcome = json.loads(again.stdout)
+    assert outcome["verdict"] == "reproduces"
+    assert expected.says in outcome["message"]
+
+    from minidbg import repro
+    from minidbg.graphs.size import call_nodes
+
+    case = repro.load(script)
+    assert call_nodes(case.graph_module) <= expected.nodes, script.read_text()
+    assert case.provenance.certified
