@@ -266,3 +266,41 @@ def operator_path(value: Any) -> str | None:
         (value.overloadpacket, f".{value._overloadname}") if isinstance(value, OpOverload) else (value, "")
     )
     return f"torch.ops.{packet._qualified_op_name.replace('::', '.')}{overload}"
+
+
+# ---- what a tensor really is ----------------------------------------------------------------------
+
+
+def hint(value: object) -> Any:
+    """``hint_of`` a symbolic number; anything else as it is. Seen in 2.13."""
+    return hint_of(value) if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else value
+
+
+def storage_identity(value: torch.Tensor) -> int:
+    """A number that tensors share exactly when they share their storage. ``_cdata`` was seen in 2.13."""
+    return int(value.untyped_storage()._cdata)
+
+
+def without_modes() -> contextlib.AbstractContextManager[Any]:
+    """Inside, no fake, functional or proxy mode touches what is called. Seen in 2.13."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
+def marked_dynamic(value: torch.Tensor) -> tuple[int, ...]:
+    """The dimensions that ``torch._dynamo.mark_dynamic`` has marked, in order. The attribute was seen in 2.13."""
+    return tuple(sorted(getattr(value, "_dynamo_dynamic_indices", ())))
+
+
+def negated_view(value: torch.Tensor) -> torch.Tensor:
+    """``value`` seen with its lazy negation bit flipped. Seen in 2.13."""
+    return torch._neg_view(value)
+
+
+def many_recompiles() -> contextlib.AbstractContextManager[None]:
+    """While it is open, one piece of code may be compiled any number of times. Seen in 2.13."""
+    patch: contextlib.AbstractContextManager[None] = torch._dynamo.config.patch(
+        recompile_limit=1 << 20, accumulated_recompile_limit=1 << 20
+    )
+    return patch

@@ -1,0 +1,208 @@
+"""One graph node as one Python expression, and any argument as a literal; ``parse`` reads them back."""
+
+from __future__ import annotations
+
+import enum
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from minidbg.errors import CannotWrite
+from minidbg.graphs.literals import number
+from minidbg.graphs.names import is_plain_identifier
+from minidbg.graphs.targets import reference_to
+
+BINARY: Mapping[Callable[..., Any], str] = {
+    operator.add: "+",
+    operator.sub: "-",
+    operator.mul: "*",
+    operator.truediv: "/",
+    operator.floordiv: "//",
+    operator.mod: "%",
+    operator.pow: "**",
+    operator.matmul: "@",
+    operator.and_: "&",
+    operator.or_: "|",
+    operator.xor: "^",
+    operator.lshift: "<<",
+    operator.rshift: ">>",
+    operator.eq: "==",
+    operator.ne: "!=",
+    operator.lt: "<",
+    operator.le: "<=",
+    operator.gt: ">",
+    operator.ge: ">=",
+    operator.is_: "is",
+    operator.is_not: "is not",
+}
+"""Functions written between their two arguments."""
+
+UNARY: Mapping[Callable[..., Any], str] = {
+    operator.neg: "-",
+    operator.pos: "+",
+    operator.invert: "~",
+    operator.not_: "not ",
+}
+"""Functions written before their argument."""
+
+
+class Expressions:
+    """Writes the nodes of one graph; ``imports`` and ``roots`` collect what the text refers to."""
+
+    def __init__(self, name_of: Callable[[fx.Node], str]) -> None:
+        self._name_of = name_of
+        self.imports: set[str] = set()
+        self.roots: set[str] = set()
+
+    def node(self, node: fx.Node) -> str:
+        """The expression that computes ``node``. Raises CannotWrite naming the node and the part."""
+        try:
+            if node.op == "get_attr":
+                return attribute_path("self", str(node.target))
+            if node.op == "call_module":
+                return (
+                    f"{attribute_path('self', str(node.target))}({self._arguments(node.args, node.kwargs)})"
+                )
+            if node.op == "call_method":
+                return self._method(node)
+            return self._function(node)
+        except CannotWrite as refusal:
+            refusal.add_note(f"in node {node.name!r} ({node.op})")
+            raise
+
+    def value(self, value: Any) -> str:
+        """``value`` as an expression that gives an equal one. Raises CannotWrite naming its type."""
+        if isinstance(value, fx.Node):
+            return self._name_of(value)
+        if value is None or value is Ellipsis or isinstance(value, bool):
+            return "..." if value is Ellipsis else repr(value)
+        if isinstance(value, enum.Enum):
+            return self.reference(value)
+        if isinstance(value, int | float | complex | str | bytes):
+            return _number_or_text(value)
+        if isinstance(value, tuple | list | dict | slice | range):
+            return self._container(value)
+        return self._torch_value(value)
+
+    def reference(self, value: Any) -> str:
+        """The dotted name of ``value``; its import is kept in ``imports``."""
+        reference = reference_to(value)
+        self.roots.add(reference.root)
+        if reference.imports:
+            self.imports.add(reference.imports)
+        return reference.text
+
+    def index(self, value: Any) -> str:
+        """What stands between brackets: ``:, 1:, None``."""
+        if type(value) is tuple and value:
+            inside = ", ".join(self._index_part(part) for part in value)
+            return f"{inside}," if len(value) == 1 else inside
+        return self._index_part(value)
+
+    def _index_part(self, value: Any) -> str:
+        if not isinstance(value, slice):
+            return self.value(value)
+        start, stop, step = (
+            "" if part is None else self.value(part) for part in (value.start, value.stop, value.step)
+        )
+        return f"{start}:{stop}:{step}" if step else f"{start}:{stop}"
+
+    def _function(self, node: fx.Node) -> str:
+        target, args = node.target, node.args
+        if not node.kwargs and args and isinstance(target, Callable):  # type: ignore[arg-type]  # typing form
+            infix = self._infix(target, args)
+            if infix is not None:
+                return infix
+        return f"{self.reference(target)}({self._arguments(args, node.kwargs)})"
+
+    def _infix(self, target: Any, args: tuple[Any, ...]) -> str | None:
+        """The operator form where it means exactly the call, else None."""
+        first_is_node = isinstance(args[0], fx.Node)
+        if target in UNARY and len(args) == 1 and first_is_node:
+            return f"{UNARY[target]}{self.value(args[0])}"
+        if target in BINARY and len(args) == 2 and any(isinstance(arg, fx.Node) for arg in args):
+            left, right = self.value(args[0]), self.value(args[1])
+            # -1 ** x is -(1 ** x)
+            left = f"({left})" if target is operator.pow and left.startswith("-") else left
+            return f"{left} {BINARY[target]} {right}"
+        if target is operator.getitem and len(args) == 2 and first_is_node:
+            return f"{self.value(args[0])}[{self.index(args[1])}]"
+        if target is getattr and len(args) == 2 and first_is_node and _is_attribute(args[1]):
+            return f"{self.value(args[0])}.{args[1]}"
+        return None
+
+    def _method(self, node: fx.Node) -> str:
+        if not node.args or not isinstance(node.args[0], fx.Node):
+            raise CannotWrite(f"method {node.target!r}", "it is called on something that is not a node")
+        if not _is_attribute(node.target):
+            raise CannotWrite(f"method {node.target!r}", "its name is not an identifier")
+        owner, *rest = node.args
+        return f"{self.value(owner)}.{node.target}({self._arguments(rest, node.kwargs)})"
+
+    def _arguments(self, args: Any, kwargs: Mapping[str, Any]) -> str:
+        parts = [self.value(arg) for arg in args]
+        parts += [f"{name}={self.value(v)}" for name, v in kwargs.items() if is_plain_identifier(name)]
+        odd = {name: value for name, value in kwargs.items() if not is_plain_identifier(name)}
+        if odd:
+            parts.append(f"**{self.value(odd)}")
+        return ", ".join(parts)
+
+    def _container(self, value: Any) -> str:
+        if isinstance(value, slice):
+            return f"slice({self.value(value.start)}, {self.value(value.stop)}, {self.value(value.step)})"
+        if isinstance(value, range):
+            return f"range({value.start}, {value.stop}, {value.step})"
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{self.value(k)}: {self.value(v)}" for k, v in value.items()) + "}"
+        inside = ", ".join(self.value(item) for item in value)
+        if isinstance(value, list):
+            return f"[{inside}]"
+        if isinstance(value, torch.Size):
+            return f"torch.Size([{inside}])"
+        if hasattr(value, "_fields"):
+            return f"{self.reference(type(value))}({inside})"
+        return f"({inside},)" if len(value) == 1 else f"({inside})"
+
+    def _torch_value(self, value: Any) -> str:
+        if isinstance(value, torch.dtype | torch.layout | torch.memory_format | torch.qscheme):
+            return str(value)
+        if isinstance(value, torch.device):
+            return f"torch.device({str(value)!r})"
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return self._symbolic(value)
+        if callable(value) or hasattr(type(value), "__members__"):
+            return self.reference(value)
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise CannotWrite(f"an argument of type {kind}", "it has no literal form")
+
+    def _symbolic(self, value: Any) -> str:
+        constant = value.node.maybe_as_int() if isinstance(value, torch.SymInt) else None
+        if constant is None:
+            raise CannotWrite(
+                f"the symbolic number {value}", "it stands in an argument and is no node of the graph"
+            )
+        return repr(constant)
+
+
+def _number_or_text(value: Any) -> str:
+    """Numbers and strings by the plain type's repr: a subclass (numpy.float64) has one of its own."""
+    if isinstance(value, float | complex):
+        return number(complex(value)) if isinstance(value, complex) else number(float(value))
+    for kind in (int, str, bytes):
+        if isinstance(value, kind):
+            return kind.__repr__(value)
+    raise CannotWrite(type(value).__name__, "it has no literal form")
+
+
+def _is_attribute(name: Any) -> bool:
+    return isinstance(name, str) and is_plain_identifier(name)
+
+
+def attribute_path(owner: str, path: str) -> str:
+    """``owner.a.b``; a part that is no identifier is looked up by its string: ``getattr(owner.a, '0').b``."""
+    for part in path.split("."):
+        owner = f"{owner}.{part}" if is_plain_identifier(part) else f"getattr({owner}, {part!r})"
+    return owner

@@ -1,0 +1,131 @@
+"""How large a graph is, and a text that is equal for graphs that differ in names only."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from minidbg.errors import CannotWrite
+from minidbg.graphs.attributes import lookup
+from minidbg.graphs.expressions import Expressions
+from minidbg.graphs.targets import reference_to
+
+NOT_CALLS = frozenset({"placeholder", "get_attr", "output"})
+
+LARGEST_HASHED = 4096
+"""Elements of the largest constant whose values count; larger ones count by shape and dtype."""
+
+
+def nested_graph_modules(gm: fx.GraphModule) -> Iterator[fx.GraphModule]:
+    """The graph modules that ``gm``'s graph uses directly, each once, in order of first use."""
+    seen: set[int] = set()
+    for node in gm.graph.nodes:
+        if node.op in ("get_attr", "call_module"):
+            value = lookup(gm, str(node.target))
+            if isinstance(value, fx.GraphModule) and id(value) not in seen:
+                seen.add(id(value))
+                yield value
+
+
+def call_nodes(gm: fx.GraphModule) -> int:
+    """Nodes that compute something, those of nested graphs included."""
+    own = sum(node.op not in NOT_CALLS for node in gm.graph.nodes)
+    return own + sum(call_nodes(nested) for nested in nested_graph_modules(gm))
+
+
+def call_targets(gm: fx.GraphModule) -> tuple[str, ...]:
+    """What each computing node calls, in order; the calls of a nested graph follow its first use.
+
+    Two graphs with equal targets are the same program for a backend as far as names of operators tell.
+    """
+    return tuple(_targets(gm, set()))
+
+
+def _targets(gm: fx.GraphModule, seen: set[int]) -> Iterator[str]:
+    for node in gm.graph.nodes:
+        if node.op in ("get_attr", "call_module"):
+            value = lookup(gm, str(node.target))
+            if isinstance(value, fx.GraphModule) and id(value) not in seen:
+                seen.add(id(value))
+                yield "{"
+                yield from _targets(value, seen)
+                yield "}"
+        if node.op not in NOT_CALLS:
+            yield _target(node)
+
+
+def canonical_text(gm: fx.GraphModule) -> str:
+    """A text that is the same in every process and for every naming of nodes, inputs and attributes."""
+    return "\n".join(_lines(gm, ""))
+
+
+def _lines(gm: fx.GraphModule, indent: str) -> Iterator[str]:
+    numbers: dict[fx.Node, str] = {}
+    attributes: dict[int, str] = {}
+    write = Expressions(numbers.__getitem__)
+    for node in gm.graph.nodes:
+        numbers[node] = f"%{len(numbers)}"
+        arguments = _text(write, node.args)
+        keywords = ", ".join(f"{key}={_text(write, value)}" for key, value in sorted(node.kwargs.items()))
+        target = ""
+        if node.op in ("get_attr", "call_module"):
+            value = lookup(gm, str(node.target))
+            known = attributes.get(id(value))
+            if known is None:
+                known = attributes[id(value)] = f"@{len(attributes)}"
+                yield from _attribute_lines(value, known, indent)
+            target = known
+        elif node.op in ("call_function", "call_method"):
+            target = _target(node)
+        yield f"{indent}{numbers[node]} = {node.op} {target} {arguments} {{{keywords}}}"
+
+
+def _attribute_lines(value: Any, known: str, indent: str) -> Iterator[str]:
+    if isinstance(value, fx.GraphModule):
+        yield f"{indent}{known}:"
+        yield from _lines(value, indent + "  ")
+    elif isinstance(value, Tensor):
+        yield f"{indent}{known}: {_tensor_text(value)}"
+    elif isinstance(value, nn.Module):
+        yield f"{indent}{known}: {type(value).__module__}.{value!r}".replace("\n", " ")
+        for name, tensor in value.state_dict().items():
+            yield f"{indent}  {name}: {_tensor_text(tensor)}"
+    else:
+        yield f"{indent}{known}: {_text(Expressions(_no_name), value)}"
+
+
+def _tensor_text(value: Tensor) -> str:
+    kind = "parameter" if isinstance(value, nn.Parameter) else "tensor"
+    head = f"{kind} {value.dtype} {tuple(value.shape)} {value.requires_grad}"
+    plain = type(value) in (Tensor, nn.Parameter, nn.Buffer) and value.layout is torch.strided
+    if not plain or value.is_meta or value.is_quantized or value.numel() > LARGEST_HASHED:
+        return head
+    listed = repr(value.detach().tolist())
+    return f"{head} {hashlib.sha256(listed.encode()).hexdigest()[:16]}"
+
+
+def _target(node: fx.Node) -> str:
+    if node.op == "call_module":
+        return "module"
+    if node.op == "call_method":
+        return f".{node.target}"
+    try:
+        return reference_to(node.target).text
+    except CannotWrite:
+        # a local function has no name that another process knows, but one to compare by
+        return f"{getattr(node.target, '__module__', '')}.{getattr(node.target, '__qualname__', node.target)}"
+
+
+def _text(write: Expressions, value: Any) -> str:
+    try:
+        return write.value(value)
+    except CannotWrite:
+        return f"<{type(value).__qualname__}>"
+
+
+def _no_name(node: fx.Node) -> str:
+    return "%"

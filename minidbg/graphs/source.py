@@ -1,0 +1,264 @@
+"""A graph module as readable, straight-line source of a class, and that source as a live module."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import sys
+import types
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from minidbg.errors import CannotWrite
+from minidbg.graphs.attributes import (
+    Attributes,
+    ConstantExpression,
+    by_name,
+    exact_literal,
+    used_targets,
+)
+from minidbg.graphs.comments import input_comment, location
+from minidbg.graphs.contexts import paired
+from minidbg.graphs.expressions import Expressions
+from minidbg.graphs.names import Names, class_name
+
+__all__ = ["ModuleSource", "by_name", "exact_literal", "instantiate", "write_module"]
+
+LINE_LENGTH = 100
+"""Longest ``def forward`` line; with more inputs they stand one a line."""
+
+INDENT = "    "
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSource:
+    """Source of one module class."""
+
+    text: str
+    """The class, nested classes included, without imports."""
+    imports: tuple[str, ...] = ()
+    """Import statements that ``text`` needs beside ``import torch``."""
+    input_names: tuple[str, ...] = ()
+    """Names of the parameters of ``forward``, in placeholder order."""
+    constants: Mapping[str, Tensor] = field(default_factory=dict)
+    """Dotted name -> tensor that ``__init__`` makes by the constant expression."""
+    name: str = "Repro"
+    """The class."""
+
+
+def write_module(
+    gm: fx.GraphModule,
+    name: str = "Repro",
+    *,
+    inputs: Sequence[Any] | None = None,
+    constant_expression: ConstantExpression = exact_literal,
+) -> ModuleSource:
+    """Source of a plain ``class name(torch.nn.Module)`` that computes what ``gm`` does, one statement a node.
+
+    ``inputs`` are the values in placeholder order, for the comments that say their shapes; without them
+    the placeholders' meta is asked. ``constant_expression`` gives the expression that makes a tensor the
+    module owns. ``parse.read_module`` gives the graph back exactly. Raises CannotWrite naming the part
+    that has no form.
+    """
+    imports: set[str] = set()
+    constants: dict[str, Tensor] = {}
+    writer = _ClassWriter(constant_expression, imports, constants)
+    text, input_names = writer.write(gm, name, "", inputs)
+    return ModuleSource(text, tuple(sorted(imports)), input_names, constants, name)
+
+
+class _ClassWriter:
+    """Writes a class and the classes of the graphs nested in it."""
+
+    def __init__(
+        self, constant_expression: ConstantExpression, imports: set[str], constants: dict[str, Tensor]
+    ) -> None:
+        self._constant_expression = constant_expression
+        self._imports = imports
+        self._constants = constants
+
+    def write(
+        self, gm: fx.GraphModule, name: str, path: str, inputs: Sequence[Any] | None
+    ) -> tuple[str, tuple[str, ...]]:
+        """The class of ``gm`` and the names of its inputs; ``path`` leads to it from the outermost module."""
+        attributes = Attributes(gm, path, self._constant_expression)
+        attributes.write_all(used_targets(gm.graph))
+        blocks = self._nested_classes(attributes, path)
+        self._constants.update(attributes.constants)
+        if attributes.statements:
+            lines = ["def __init__(self):", INDENT + "super().__init__()"]
+            blocks.append("\n".join(lines + [INDENT + line for line in attributes.statements]))
+        forward = _ForwardWriter(gm.graph, inputs)
+        blocks.append(forward.text)
+        self._imports |= forward.imports
+        body = "\n\n".join(indented(block) for block in blocks)
+        return f"class {name}(torch.nn.Module):\n{body}\n", forward.input_names
+
+    def _nested_classes(self, attributes: Attributes, path: str) -> list[str]:
+        blocks: list[str] = []
+        used = {target.partition(".")[0] for target in attributes.nested} | set(dir(nn.Module))
+        for target, nested in attributes.nested.items():
+            inner_path = f"{path}.{target}" if path else target
+            inner_name = class_name(target, used)
+            used.add(inner_name)
+            text, _ = self.write(nested, inner_name, inner_path, None)
+            blocks.append(text.rstrip("\n"))
+            attributes.fill(target, f"self.{inner_name}()")
+        return blocks
+
+
+class _ForwardWriter:
+    """Writes ``forward``. A name that an import turns out to need makes it start again without that name."""
+
+    def __init__(self, graph: fx.Graph, inputs: Sequence[Any] | None) -> None:
+        _check_form(graph)
+        self._graph = graph
+        self._inputs = inputs
+        self._pairs = paired(graph)
+        roots: set[str] = set()
+        while True:
+            self._names = Names(roots)
+            self._expressions = Expressions(self._names.__getitem__)
+            self._name_nodes()
+            self.text = self._write()
+            if self._expressions.roots <= roots | {"torch"}:
+                break
+            roots |= self._expressions.roots
+        self.imports = self._expressions.imports
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The parameters of ``forward`` without ``self``."""
+        return tuple(self._names[node] for node in self._graph.nodes if node.op == "placeholder")
+
+    def _name_nodes(self) -> None:
+        # inputs first: theirs are the names from the user's code
+        for node in self._graph.nodes:
+            if node.op == "placeholder":
+                self._names.add(node)
+        for node in self._graph.nodes:
+            if node.op not in ("placeholder", "output") and node.users:
+                self._names.add(node)
+
+    def _write(self) -> str:
+        head = self._head()
+        lines: list[str] = []
+        depth = 1
+        for node in self._graph.nodes:
+            if node.op == "placeholder":
+                continue
+            if node in self._pairs and node.target is self._pairs[node].exit:
+                if lines[-1].endswith(":"):
+                    lines.append(INDENT * depth + "pass")
+                depth -= 1
+                continue
+            lines.append(INDENT * depth + self._statement(node))
+            depth += node in self._pairs
+        return "\n".join(head + lines)
+
+    def _head(self) -> list[str]:
+        placeholders = [node for node in self._graph.nodes if node.op == "placeholder"]
+        comments = self._input_comments(placeholders)
+        parameters = [self._parameter(node) for node in placeholders]
+        line = f"def forward({', '.join(['self', *parameters])}):"
+        if len(line) <= LINE_LENGTH:
+            said = [f"{INDENT}# {self._names[node]}: {text}" for node, text in comments.items() if text]
+            return [line, *said]
+        listed = [
+            f"{INDENT}{parameter}," + (f"  # {comments[node]}" if comments[node] else "")
+            for node, parameter in zip(placeholders, parameters, strict=True)
+        ]
+        return ["def forward(", INDENT + "self,", *listed, "):"]
+
+    def _input_comments(self, placeholders: list[fx.Node]) -> dict[fx.Node, str]:
+        if self._inputs is None:
+            return {node: input_comment(node) for node in placeholders}
+        return {
+            node: input_comment(node, value, has_value=True)
+            for node, value in zip(placeholders, self._inputs, strict=True)
+        }
+
+    def _parameter(self, node: fx.Node) -> str:
+        default = f"={self._expressions.value(node.args[0])}" if node.args else ""
+        return self._names[node] + default
+
+    def _statement(self, node: fx.Node) -> str:
+        text = self._code(node)
+        comment = location(node) if node.op != "output" else ""
+        return f"{text}  # {comment}" if comment else text
+
+    def _code(self, node: fx.Node) -> str:
+        write = self._expressions
+        if node.op == "output":
+            return f"return {write.value(node.args[0])}"
+        if node in self._pairs:
+            manager = write.reference(self._pairs[node].manager)
+            return f"with {manager}({', '.join(map(write.value, node.args))}):"
+        if is_item_assignment(node):
+            owner, index, value = node.args
+            return f"{write.value(owner)}[{write.index(index)}] = {write.value(value)}"
+        return f"{self._names[node]} = {write.node(node)}" if node.users else write.node(node)
+
+
+def is_item_assignment(node: fx.Node) -> bool:
+    """Whether ``node`` is written ``x[i] = y``; dynamo takes no other form of setitem."""
+    import operator
+
+    return (
+        node.target is operator.setitem
+        and len(node.args) == 3
+        and not node.kwargs
+        and not node.users
+        and isinstance(node.args[0], fx.Node)
+    )
+
+
+def _check_form(graph: fx.Graph) -> None:
+    """Refuse what a plain ``forward`` cannot say."""
+    if not any(node.op == "output" for node in graph.nodes):
+        raise CannotWrite("the graph", "it has no output node")
+    for node in graph.nodes:
+        if node.op == "placeholder" and str(node.target).startswith("*"):
+            raise CannotWrite(f"the input {node.target!r}", "it takes a varying number of values")
+
+
+def indented(block: str) -> str:
+    """``block`` one step further in; empty lines stay empty."""
+    return "\n".join(INDENT + line if line else line for line in block.split("\n"))
+
+
+def instantiate(source: ModuleSource, constants: Mapping[str, Tensor] | None = None) -> nn.Module:
+    """A live module of ``source``, such that ``torch.compile(fullgraph=True)`` takes it.
+
+    ``constants`` is what the source calls ``constants`` (see ``by_name``), by default the source's own
+    tensors. The module that holds the class is importable as long as the instance lives.
+    """
+    name = f"minidbg_source_{next(_numbers)}"
+    filename = f"<{name}>"
+    text = "\n".join(["import torch", *source.imports, "", "", source.text])
+    home = types.ModuleType(name)
+    home.__dict__["constants"] = source.constants if constants is None else constants
+    # dynamo imports the module of a class by its name; tracebacks look for lines in linecache
+    sys.modules[name] = home
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    try:
+        exec(compile(text, filename, "exec"), home.__dict__)
+        with torch.random.fork_rng(devices=[]):
+            module: nn.Module = home.__dict__[source.name]()
+    except BaseException:
+        _forget(name, filename)
+        raise
+    weakref.finalize(module, _forget, name, filename).atexit = False
+    return module
+
+
+def _forget(name: str, filename: str) -> None:
+    sys.modules.pop(name, None)
+    linecache.cache.pop(filename, None)
