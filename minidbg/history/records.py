@@ -1,0 +1,122 @@
+"""What the history holds, as values. Times are seconds since the epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from minidbg.failure import Outcome, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """What a source repository held: its commit, and a digest of what was not committed (empty when clean)."""
+
+    commit: str
+    uncommitted: str = ""
+
+    def __str__(self) -> str:
+        return self.commit[:10] + (f"+{self.uncommitted[:8]}" if self.uncommitted else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """All jobs after one change. ``end``: running, complete, superseded, interrupted or build_failed."""
+
+    id: int
+    started: float
+    ended: float | None
+    end: str
+    code: str
+    """Digest of all watched files."""
+    files: tuple[str, ...]
+    """The changed files that caused it."""
+    revisions: Mapping[str, Revision]
+    """By the root of the source repository."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One run of one repro on one device. ``purpose``: run, confirm or probe."""
+
+    repro: str
+    device: str
+    at: float
+    outcome: Outcome
+    purpose: str
+    script: str
+    """Digest of the repro's files."""
+    environment: str
+    """Key of the device's identity, see ``Environment``."""
+    stale: bool = False
+    """Whether the code changed while it ran: kept for the record, judges nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The last confirmed verdict of a repro on a device, and what it was seen with."""
+
+    repro: str
+    device: str
+    verdict: Verdict
+    since: float
+    """When this verdict was first seen."""
+    seen: float
+    script: str
+    environment: str
+    code: str
+    """Digest of all watched files at the last run."""
+    loaded: str = ""
+    """Digest of those watched files that the last run had loaded; empty when not known."""
+    modules: tuple[str, ...] = ()
+    """The watched files that the last run had loaded."""
+    seconds: float = 0.0
+    last_sweep: int | None = None
+    """The last sweep that showed this verdict."""
+    runs: int = 0
+    """Runs since this verdict was first seen, and how many of them failed."""
+    failures: int = 0
+    streak: int = 0
+    """Of a flaky repro: how many of the last runs in a row gave ``streak_verdict``."""
+    streak_verdict: Verdict | None = None
+    disagreements: int = 0
+    """How many times in a row a warm worker was contradicted by fresh interpreters."""
+    reason: str = ""
+
+    @property
+    def fresh(self) -> bool:
+        """Whether only fresh interpreters are asked, since warm workers do not show what they show."""
+        return self.disagreements >= 2
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """A confirmed change of a verdict. ``last_before`` and ``sweep`` are the sweeps on either side of it."""
+
+    repro: str
+    device: str
+    at: float
+    kind: str
+    before: Verdict
+    after: Verdict
+    sweep: int
+    last_before: int | None
+    id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What a result was seen on. Another machine, device or driver is another ``key``; another torch is not."""
+
+    device: str
+    name: str
+    """The device's own name: ``NVIDIA H100``, or the processor's."""
+    machine: str
+    driver: str = ""
+    torch: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Equal keys: verdicts may be compared. The torch version is code under test, so it is not part of it."""
+        return "|".join((self.device, self.name, self.machine, self.driver))

@@ -1,0 +1,322 @@
+"""What watch has seen: sweeps, results, flips and the present state of each repro on each device, in SQLite.
+
+One process writes (the daemon, under its lock); any number read meanwhile, since the journal is a
+write-ahead log. Each method that writes is one transaction: after ``kill -9`` the file holds whole
+results or none. Times are seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from minidbg.errors import MinidbgError
+from minidbg.failure import Outcome, Verdict
+from minidbg.history.records import Environment, Flip, Result, Revision, State, Sweep
+
+SCHEMA_VERSION = 1
+NAME = "history.sqlite"
+
+SCHEMA = """
+create table sweeps(
+    id integer primary key, started real not null, ended real, end text not null default 'running',
+    code text not null, files text not null, revisions text not null default '{}');
+create table results(
+    id integer primary key, sweep integer not null references sweeps(id), repro text not null, device text not null,
+    at real not null, seconds real not null, verdict text not null, purpose text not null, stale integer not null,
+    script text not null, environment text not null, outcome text not null);
+create index results_of_repro on results(repro, device, id);
+create index results_of_sweep on results(sweep);
+create table states(
+    repro text not null, device text not null, state text not null, primary key(repro, device));
+create table flips(
+    id integer primary key, sweep integer not null references sweeps(id), repro text not null, device text not null,
+    at real not null, kind text not null, before text not null, after text not null, last_before integer,
+    announced integer not null default 0);
+create table environments(key text primary key, facts text not null);
+create table background(path text primary key, digest text not null, at real not null, result text not null);
+"""
+
+
+class DamagedHistory(MinidbgError):
+    """The history file cannot be read; ``path`` names it."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        self.path = path
+        super().__init__(f"{path} is no readable history: {why}; move it away to begin a new one")
+
+
+class History:
+    """The open file. Use as a context manager, or call ``close``."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self.connection = connection
+        self.path = path
+
+    @classmethod
+    def open(cls, path: Path, *, readonly: bool = False) -> History:
+        """Open or create the file. Raises DamagedHistory, or FileNotFoundError when there is nothing to read."""
+        if readonly and not path.exists():
+            raise FileNotFoundError(path)
+        try:
+            connection = sqlite3.connect(
+                f"{path.resolve().as_uri()}?mode={'ro' if readonly else 'rwc'}", uri=True, timeout=10.0
+            )
+            try:
+                prepare(connection, readonly=readonly)
+            except BaseException:
+                connection.close()
+                raise
+        except sqlite3.DatabaseError as error:
+            raise DamagedHistory(path, str(error)) from error
+        return cls(connection, path)
+
+    def close(self) -> None:
+        """Close the file; the write-ahead log is folded in by SQLite."""
+        self.connection.close()
+
+    def __enter__(self) -> History:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All writes inside happen, or none. Transactions nest; the outermost decides."""
+        if self.connection.in_transaction:
+            yield
+            return
+        with self.connection:
+            self.connection.execute("begin immediate")
+            yield
+
+    # Sweeps
+
+    def start_sweep(self, started: float, *, code: str, files: Sequence[str]) -> int:
+        """A new running sweep; its id."""
+        with self.transaction():
+            cursor = self.connection.execute(
+                "insert into sweeps(started, code, files) values(?, ?, ?)",
+                (started, code, json.dumps(list(files))),
+            )
+        return int(cursor.lastrowid or 0)
+
+    def set_revisions(self, sweep: int, revisions: Mapping[str, Revision]) -> None:
+        """Store what the source repositories held at the sweep."""
+        table = {root: asdict(revision) for root, revision in revisions.items()}
+        with self.transaction():
+            self.connection.execute(
+                "update sweeps set revisions = ? where id = ?", (json.dumps(table), sweep)
+            )
+
+    def end_sweep(self, sweep: int, ended: float, end: str) -> None:
+        """Note how the sweep ended."""
+        with self.transaction():
+            self.connection.execute("update sweeps set ended = ?, end = ? where id = ?", (ended, end, sweep))
+
+    def interrupt_running(self, now: float) -> int:
+        """Mark the sweeps that a killed daemon left running; how many there were."""
+        with self.transaction():
+            cursor = self.connection.execute(
+                "update sweeps set ended = ?, end = 'interrupted' where end = 'running'", (now,)
+            )
+        return cursor.rowcount
+
+    def sweeps(self, limit: int = 50) -> list[Sweep]:
+        """The latest sweeps, newest first."""
+        rows = self.connection.execute(
+            f"select {SWEEP_COLUMNS} from sweeps order by id desc limit ?", (limit,)
+        )
+        return [sweep_of(row) for row in rows]
+
+    def sweep(self, number: int | None) -> Sweep | None:
+        """One sweep by its id."""
+        if number is None:
+            return None
+        row = self.connection.execute(
+            f"select {SWEEP_COLUMNS} from sweeps where id = ?", (number,)
+        ).fetchone()
+        return sweep_of(row) if row else None
+
+    # Results and states
+
+    def add_result(self, sweep: int, result: Result) -> None:
+        """Store one run."""
+        with self.transaction():
+            self.connection.execute(
+                "insert into results(sweep, repro, device, at, seconds, verdict, purpose, stale, script, environment,"
+                " outcome) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    sweep, result.repro, result.device, result.at, result.outcome.seconds, str(result.outcome.verdict),
+                    result.purpose, result.stale, result.script, result.environment,
+                    json.dumps(result.outcome.to_json()),
+                ),
+            )  # fmt: skip
+
+    def results(self, repro: str | None = None, *, limit: int = 50) -> list[tuple[int, Result]]:
+        """The latest runs with their sweeps, newest first."""
+        rows = self.connection.execute(
+            "select sweep, repro, device, at, outcome, purpose, script, environment, stale from results"
+            " where ?1 is null or repro = ?1 order by id desc limit ?2",
+            (repro, limit),
+        )
+        return [
+            (sweep, Result(name, device, at, Outcome.from_json(json.loads(outcome)), purpose, script, where, bool(stale)))
+            for sweep, name, device, at, outcome, purpose, script, where, stale in rows
+        ]  # fmt: skip
+
+    def put_state(self, state: State) -> None:
+        """Store the present state, in place of the one before."""
+        with self.transaction():
+            self.connection.execute(
+                "insert into states values(?, ?, ?) on conflict do update set state = excluded.state",
+                (state.repro, state.device, json.dumps(asdict(state))),
+            )
+
+    def drop_states(self, repro: str) -> None:
+        """Forget the states of a repro whose file is gone; its results stay."""
+        with self.transaction():
+            self.connection.execute("delete from states where repro = ?", (repro,))
+
+    def states(self) -> dict[tuple[str, str], State]:
+        """The present state by repro and device."""
+        rows = self.connection.execute("select state from states order by repro, device")
+        found = [state_of(json.loads(text)) for (text,) in rows]
+        return {(state.repro, state.device): state for state in found}
+
+    # Flips
+
+    def add_flip(self, flip: Flip) -> int:
+        """Store a flip that is not announced yet; its id."""
+        with self.transaction():
+            cursor = self.connection.execute(
+                "insert into flips(sweep, repro, device, at, kind, before, after, last_before)"
+                " values(?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    flip.sweep, flip.repro, flip.device, flip.at, flip.kind, str(flip.before), str(flip.after),
+                    flip.last_before,
+                ),
+            )  # fmt: skip
+        return int(cursor.lastrowid or 0)
+
+    def mark_announced(self, flip: int) -> None:
+        """Note that people have been told, the hook included."""
+        with self.transaction():
+            self.connection.execute("update flips set announced = 1 where id = ?", (flip,))
+
+    def flips(self, repro: str | None = None, *, limit: int = 50, unannounced: bool = False) -> list[Flip]:
+        """The latest flips, newest first."""
+        rows = self.connection.execute(
+            "select repro, device, at, kind, before, after, sweep, last_before, id from flips"
+            " where (?1 is null or repro = ?1) and (not ?2 or announced = 0) order by id desc limit ?3",
+            (repro, unannounced, limit),
+        )
+        return [
+            Flip(name, device, at, kind, Verdict(before), Verdict(after), sweep, last_before, number)
+            for name, device, at, kind, before, after, sweep, last_before, number in rows
+        ]
+
+    # Environments and background work
+
+    def put_environment(self, environment: Environment) -> None:
+        """Remember what an environment key stands for."""
+        with self.transaction():
+            self.connection.execute(
+                "insert into environments values(?, ?) on conflict do update set facts = excluded.facts",
+                (environment.key, json.dumps(asdict(environment))),
+            )
+
+    def environments(self) -> dict[str, Environment]:
+        """What each key stands for, as last seen."""
+        rows = self.connection.execute("select key, facts from environments")
+        return {key: Environment(**json.loads(facts)) for key, facts in rows}
+
+    def put_background(self, path: str, digest: str, at: float, result: str) -> None:
+        """Note how the reduction of a capture ended, so that it is not tried again unchanged."""
+        with self.transaction():
+            self.connection.execute(
+                "insert or replace into background values(?, ?, ?, ?)", (path, digest, at, result)
+            )
+
+    def background(self) -> dict[str, tuple[str, str]]:
+        """Digest and result by the capture's path."""
+        rows = self.connection.execute("select path, digest, result from background")
+        return {path: (digest, result) for path, digest, result in rows}
+
+    def prune(self, *, keep_sweeps: int = 1000) -> None:
+        """Drop results and sweeps older than the last ``keep_sweeps``, those of flips and states excepted."""
+        oldest = self.connection.execute("select max(id) - ? from sweeps", (keep_sweeps,)).fetchone()[0] or 0
+        needed = {number for flip in self.flips(limit=-1) for number in (flip.sweep, flip.last_before)}
+        needed |= {state.last_sweep for state in self.states().values()}
+        doomed = [
+            (row[0],)
+            for row in self.connection.execute("select id from sweeps where id <= ?", (oldest,))
+            if row[0] not in needed
+        ]
+        with self.transaction():
+            self.connection.executemany("delete from results where sweep = ?", doomed)
+            self.connection.executemany("delete from sweeps where id = ?", doomed)
+
+
+SWEEP_COLUMNS = "id, started, ended, end, code, files, revisions"
+
+
+def prepare(connection: sqlite3.Connection, *, readonly: bool) -> None:
+    """Set the connection up, and create the tables in a new file. Raises sqlite3.DatabaseError."""
+    connection.isolation_level = None
+    (version,) = connection.execute("pragma user_version").fetchone()
+    if version not in (0, SCHEMA_VERSION):
+        raise sqlite3.DatabaseError(
+            f"it was written by another version of minidbg (schema {version}, here {SCHEMA_VERSION})"
+        )
+    if readonly:
+        return
+    connection.execute("pragma journal_mode = wal")
+    # With a write-ahead log this is safe against a killed process; only a power cut may lose the last commits.
+    connection.execute("pragma synchronous = normal")
+    connection.execute("pragma journal_size_limit = 4000000")
+    if version == 0:
+        connection.executescript(f"begin; {SCHEMA} pragma user_version = {SCHEMA_VERSION}; commit;")
+
+
+def open_or_begin_anew(path: Path, now: float) -> tuple[History, str]:
+    """The history at ``path``, and a sentence when a damaged file had to be set aside (else empty)."""
+    try:
+        return History.open(path), ""
+    except DamagedHistory as error:
+        aside = path.with_name(f"{path.name}.damaged-{int(now)}")
+        set_aside(path, aside)
+        return History.open(path), f"{error}; it was moved to {aside.name}, and a new history begins"
+
+
+def set_aside(path: Path, aside: Path) -> None:
+    """Move the file, and drop the log files that belong to it."""
+    path.replace(aside)
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def sweep_of(row: Iterable[Any]) -> Sweep:
+    """A row of SWEEP_COLUMNS as a value."""
+    number, started, ended, end, code, files, revisions = row
+    table = {root: Revision(**revision) for root, revision in json.loads(revisions).items()}
+    return Sweep(number, started, ended, end, code, tuple(json.loads(files)), table)
+
+
+def state_of(table: Mapping[str, Any]) -> State:
+    """A stored state as a value."""
+    streak_verdict = table.get("streak_verdict")
+    return State(
+        **{
+            **table,
+            "verdict": Verdict(table["verdict"]),
+            "modules": tuple(table.get("modules", ())),
+            "streak_verdict": Verdict(streak_verdict) if streak_verdict else None,
+        }
+    )

@@ -1,0 +1,248 @@
+"""From runs to verdicts: when a repro has flipped, when it must be asked again, and when it is flaky.
+
+Everything here is a pure function of what was seen. The rules, in order:
+
+- A run that could not judge (skipped, invalid) changes nothing.
+- The first run of a repro, of an edited repro, or on another machine is where its history begins: no flip.
+- A verdict unlike the last one is asked again in fresh interpreters before it counts.
+- The same code cannot give two verdicts: that is flaky. So is a repro whose fresh runs disagree.
+- A flaky repro is taken to be fixed only after so many quiet runs that luck is ruled out.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from minidbg.failure import Verdict
+from minidbg.history import Flip, State
+
+FAILING = frozenset({Verdict.REPRODUCES, Verdict.CHANGED, Verdict.CRASHED, Verdict.TIMEOUT, Verdict.FLAKY})
+JUDGING = FAILING | {Verdict.GONE}
+
+LUCK = 0.01
+"""Largest accepted chance that a flaky repro only seemed fixed."""
+LEAST_STREAK = 5
+
+
+class Standing(enum.StrEnum):
+    """What a repro's latest run means, in the words people read."""
+
+    NEW = "new"
+    STILL_FAILING = "still failing"
+    STILL_GONE = "still gone"
+    FIXED = "FIXED"
+    REGRESSED = "REGRESSED"
+    FAILS_DIFFERENTLY = "fails differently"
+    CRASHED = "crashed"
+    TIMEOUT = "timeout"
+    REPRODUCES_AGAIN = "reproduces again"
+    FLAKY = "flaky"
+    SKIPPED = "skipped"
+    INVALID = "invalid"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One run of a job and what it ran on. The digests are those of ``State``."""
+
+    verdict: Verdict
+    at: float
+    sweep: int
+    script: str
+    environment: str
+    code: str
+    loaded: str = ""
+    modules: tuple[str, ...] = ()
+    seconds: float = 0.0
+    fresh: bool = False
+    """Whether it ran in a fresh interpreter rather than in a warm worker."""
+    reason: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether this run showed any failure."""
+        return self.verdict in FAILING
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """The job must run once more in a fresh interpreter before anything can be said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The answer of a job: its new state (None when it was never judged), and the flip if there was one."""
+
+    state: State | None
+    standing: Standing
+    flip: Flip | None = None
+
+
+def decide(
+    repro: str, device: str, before: State | None, runs: Sequence[Seen], *, expect: Verdict
+) -> Ask | Settled:
+    """What ``runs`` of one job mean after ``before``; the first is the job's own, the others confirm it.
+
+    ``expect`` is the header's expectation: a history that begins with anything else is asked twice.
+    """
+    first = runs[0]
+    if first.verdict not in JUDGING:
+        return Settled(before, Standing.SKIPPED if first.verdict is Verdict.SKIPPED else Standing.INVALID)
+    runs = [run for run in runs if run.verdict in JUDGING]
+    if before is None or begins_anew(before, first):
+        return begin(repro, device, runs, expect)
+    if before.verdict is Verdict.FLAKY:
+        return after_flaky(before, runs)
+    if first.verdict is before.verdict:
+        return Settled(carried_on(before, runs), standing_of(before.verdict))
+    return after_difference(before, runs)
+
+
+def begins_anew(before: State, run: Seen) -> bool:
+    """Whether the verdict before says nothing about this run: another script, or another machine."""
+    return (before.script, before.environment) != (run.script, run.environment)
+
+
+def begin(repro: str, device: str, runs: Sequence[Seen], expect: Verdict) -> Ask | Settled:
+    """The first state of a repro on a device."""
+    first, last = runs[0], runs[-1]
+    verdict, disagreements = first.verdict, 0
+    if all(run.verdict is first.verdict for run in runs):
+        if len(runs) == 1 and first.verdict not in (expect, Verdict.FLAKY):
+            return Ask()
+    elif len(runs) < 3:
+        return Ask()
+    else:
+        only_warm_differs = not first.fresh and runs[1].verdict is last.verdict
+        verdict = last.verdict if only_warm_differs else Verdict.FLAKY
+        disagreements = 2 if only_warm_differs else 0
+    state = State(
+        repro, device, verdict, first.at, last.at, first.script, first.environment, first.code,
+        disagreements=disagreements,
+    )  # fmt: skip
+    return Settled(carried_on(state, runs), Standing.NEW)
+
+
+def after_difference(before: State, runs: Sequence[Seen]) -> Ask | Settled:
+    """The first run was unlike the last verdict: ask until it is a flip, noise or flakiness."""
+    first, fresh = runs[0], runs[1:]
+    same_code = before.code == first.code
+    unaffected = same_code or (first.loaded != "" and before.loaded == first.loaded)
+    votes = Counter(run.verdict for run in fresh)
+    if votes[first.verdict] == len(fresh):
+        if len(fresh) < (2 if unaffected else 1):
+            return Ask()
+        if same_code:
+            return became_flaky(before, runs)
+        return flipped(before, first.verdict, runs)
+    if len(fresh) < 2:
+        return Ask()
+    if votes[before.verdict] == len(fresh):
+        # The odd one out was the warm worker, or the load of the machine: nothing has changed.
+        odd = before.disagreements + (0 if first.fresh else 1)
+        kept = replace(carried_on(before, fresh), disagreements=odd)
+        return Settled(kept, standing_of(before.verdict))
+    return became_flaky(before, runs)
+
+
+def after_flaky(before: State, runs: Sequence[Seen]) -> Ask | Settled:
+    """Count the runs of a flaky repro; it settles on a verdict that comes often enough in a row."""
+    state = before
+    for run in runs:
+        streak = state.streak + 1 if run.verdict is state.streak_verdict else 1
+        state = replace(state, streak=streak, streak_verdict=run.verdict)
+    if runs[-1].verdict is not Verdict.FLAKY and state.streak >= quiet_runs_needed(before, runs[-1].verdict):
+        if not any(run.fresh for run in runs):
+            return Ask()
+        return flipped(before, runs[-1].verdict, runs)
+    return Settled(carried_on(state, runs), Standing.FLAKY)
+
+
+def quiet_runs_needed(flaky: State, verdict: Verdict) -> int:
+    """How many equal verdicts in a row a flaky repro must show, given how often it showed another before."""
+    in_streak = flaky.streak if flaky.streak_verdict in FAILING else 0
+    runs = max(2, flaky.runs - flaky.streak)
+    failed = max(1, flaky.failures - in_streak) / runs
+    other = min(max(failed if verdict is Verdict.GONE else 1 - failed, 0.05), 0.95)
+    return max(LEAST_STREAK, math.ceil(math.log(LUCK) / math.log(1 - other)))
+
+
+def became_flaky(before: State, runs: Sequence[Seen]) -> Settled:
+    """Two verdicts where one was due. The earlier verdict counts as one more run."""
+    failures = sum(run.failed for run in runs) + (before.verdict in FAILING)
+    counted = replace(before, verdict=Verdict.FLAKY, since=runs[0].at, runs=1, failures=0)
+    state = replace(carried_on(counted, runs), failures=failures, streak=0, streak_verdict=None)
+    return Settled(state, Standing.FLAKY, flip_between(before, Verdict.FLAKY, Standing.FLAKY, runs))
+
+
+def flipped(before: State, verdict: Verdict, runs: Sequence[Seen]) -> Settled:
+    """A confirmed new verdict."""
+    standing = standing_after(before.verdict, verdict)
+    state = replace(
+        before, verdict=verdict, since=runs[0].at, runs=0, failures=0, streak=0, streak_verdict=None,
+    )  # fmt: skip
+    flip = flip_between(before, verdict, standing, runs)
+    return Settled(carried_on(state, runs), standing, flip)
+
+
+def carried_on(state: State, runs: Sequence[Seen]) -> State:
+    """``state`` as of the last of ``runs``, which bear its verdict out."""
+    last = runs[-1]
+    known = next((run for run in reversed(runs) if run.loaded), None)
+    return replace(
+        state,
+        seen=last.at,
+        script=last.script,
+        environment=last.environment,
+        code=last.code,
+        loaded=known.loaded if known else "",
+        modules=known.modules if known else state.modules,
+        seconds=runs[0].seconds,
+        last_sweep=last.sweep,
+        runs=state.runs + len(runs),
+        failures=state.failures + sum(run.failed for run in runs),
+        disagreements=state.disagreements if last.fresh else max(0, state.disagreements - 1),
+        reason=last.reason,
+    )
+
+
+def flip_between(before: State, after: Verdict, standing: Standing, runs: Sequence[Seen]) -> Flip:
+    """The record of a flip: the last sweep with the old verdict, the first with the new one."""
+    return Flip(
+        repro=before.repro, device=before.device, at=runs[-1].at, kind=str(standing), before=before.verdict,
+        after=after, sweep=runs[0].sweep, last_before=before.last_sweep,
+    )  # fmt: skip
+
+
+def standing_after(before: Verdict, after: Verdict) -> Standing:
+    """What people call the step from one verdict to another."""
+    if after is Verdict.GONE:
+        return Standing.FIXED
+    if before is Verdict.GONE:
+        return Standing.REGRESSED
+    if after is Verdict.REPRODUCES:
+        return Standing.REPRODUCES_AGAIN
+    return standing_of(after)
+
+
+def standing_of(verdict: Verdict) -> Standing:
+    """What people call an unchanged verdict."""
+    return {
+        Verdict.GONE: Standing.STILL_GONE,
+        Verdict.REPRODUCES: Standing.STILL_FAILING,
+        Verdict.CHANGED: Standing.FAILS_DIFFERENTLY,
+        Verdict.CRASHED: Standing.CRASHED,
+        Verdict.TIMEOUT: Standing.TIMEOUT,
+        Verdict.FLAKY: Standing.FLAKY,
+        Verdict.SKIPPED: Standing.SKIPPED,
+        Verdict.INVALID: Standing.INVALID,
+    }[verdict]
+
+
+def is_expected(verdict: Verdict, expect: Verdict) -> bool:
+    """Whether a header that expects ``expect`` is content with ``verdict``; a flaky failure is a known failure."""
+    return verdict is expect or (expect is Verdict.REPRODUCES and verdict is Verdict.FLAKY)

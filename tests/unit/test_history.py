@@ -1,0 +1,187 @@
+"""What is written is read back, by other readers at the same time, and after a killed writer."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from minidbg.failure import Kind, Outcome, Signature, Verdict
+from minidbg.history import (
+    DamagedHistory,
+    Environment,
+    Flip,
+    History,
+    Result,
+    Revision,
+    State,
+    open_or_begin_anew,
+)
+
+OUTCOME = Outcome(
+    Verdict.REPRODUCES, Signature(Kind.COMPILE, types=("ValueError",)), seconds=0.25, reason="said so"
+)
+
+
+def state(repro: str = "r.py", **changes: object) -> State:
+    fields = {
+        "repro": repro,
+        "device": "cpu",
+        "verdict": Verdict.GONE,
+        "since": 1.0,
+        "seen": 2.0,
+        "script": "s",
+        "environment": "e",
+        "code": "c",
+    }
+    return State(**{**fields, **changes})
+
+
+def result(repro: str = "r.py", **changes: object) -> Result:
+    fields = {
+        "repro": repro,
+        "device": "cpu",
+        "at": 3.0,
+        "outcome": OUTCOME,
+        "purpose": "run",
+        "script": "s",
+        "environment": "e",
+    }
+    return Result(**{**fields, **changes})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "history.sqlite"
+
+
+@pytest.fixture
+def history(path: Path) -> Iterator[History]:
+    with History.open(path) as opened:
+        yield opened
+
+
+def test_sweeps_results_states_and_flips_are_read_back(history: History) -> None:
+    number = history.start_sweep(1.0, code="c", files=["src/a.py", "src/b.py"])
+    revision = Revision("0123456789abcdef", "fedcba98")
+    history.set_revisions(number, {"/src": revision})
+    history.add_result(number, result(stale=True))
+    history.put_state(state(modules=("a.py",), streak_verdict=Verdict.GONE))
+    flip = Flip("r.py", "cpu", 3.0, "FIXED", Verdict.REPRODUCES, Verdict.GONE, number, None)
+    flip_id = history.add_flip(flip)
+    history.end_sweep(number, 4.0, "complete")
+
+    sweep = history.sweep(number)
+    assert sweep is not None
+    assert (sweep.files, sweep.end, sweep.revisions) == (
+        ("src/a.py", "src/b.py"),
+        "complete",
+        {"/src": revision},
+    )
+    assert str(revision) == "0123456789+fedcba98"
+    assert history.results("r.py") == [(number, result(stale=True))]
+    assert history.states() == {("r.py", "cpu"): state(modules=("a.py",), streak_verdict=Verdict.GONE)}
+    assert [found.id for found in history.flips(unannounced=True)] == [flip_id]
+    history.mark_announced(flip_id)
+    assert history.flips(unannounced=True) == []
+    assert history.flips("r.py")[0].after is Verdict.GONE
+    assert history.flips("other.py") == []
+
+
+def test_readers_see_what_is_committed_while_the_writer_is_in_a_transaction(
+    history: History, path: Path
+) -> None:
+    history.put_state(state())
+    with History.open(path, readonly=True) as reader, history.transaction():
+        history.put_state(state(verdict=Verdict.REPRODUCES))
+        assert reader.states()["r.py", "cpu"].verdict is Verdict.GONE
+    with History.open(path, readonly=True) as reader:
+        assert reader.states()["r.py", "cpu"].verdict is Verdict.REPRODUCES
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            reader.put_state(state())
+
+
+def test_a_failed_transaction_leaves_nothing(history: History) -> None:
+
+    def write_and_fail() -> None:
+        with history.transaction():
+            history.put_state(state())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write_and_fail()
+    assert history.states() == {}
+
+
+def test_a_killed_writer_leaves_whole_results_and_a_sweep_to_be_marked(path: Path) -> None:
+    program = f"""
+import os, sys
+from pathlib import Path
+from minidbg.history import History
+history = History.open(Path({str(path)!r}))
+history.start_sweep(1.0, code="c", files=[])
+history.connection.execute("begin immediate")
+history.connection.execute("insert into states values('half', 'cpu', 'x')")
+os.kill(os.getpid(), 9)
+"""
+    killed = subprocess.run([sys.executable, "-c", program], env={**os.environ}, timeout=60, check=False)
+    assert killed.returncode == -9
+    with History.open(path) as history:
+        assert history.states() == {}
+        assert history.interrupt_running(5.0) == 1
+        assert history.sweeps()[0].end == "interrupted"
+
+
+def test_a_damaged_file_is_set_aside_and_named(path: Path) -> None:
+    path.write_bytes(b"this is no database, but long enough to look like one" * 100)
+    with pytest.raises(DamagedHistory, match=r"history\.sqlite is no readable history"):
+        History.open(path)
+    history, notice = open_or_begin_anew(path, 7.0)
+    with history:
+        assert history.states() == {}
+    assert "history.sqlite.damaged-7" in notice
+    assert (path.parent / "history.sqlite.damaged-7").exists()
+
+
+def test_a_history_of_a_newer_schema_is_refused_not_rewritten(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("pragma user_version = 99")
+    connection.close()
+    with pytest.raises(DamagedHistory, match="schema 99"):
+        History.open(path)
+
+
+def test_pruning_keeps_the_sweeps_that_flips_and_states_name(history: History) -> None:
+    for _ in range(20):
+        history.add_result(history.start_sweep(1.0, code="c", files=[]), result())
+    history.add_flip(Flip("r.py", "cpu", 3.0, "FIXED", Verdict.REPRODUCES, Verdict.GONE, 4, 3))
+    history.put_state(state(last_sweep=2))
+    history.prune(keep_sweeps=5)
+    assert [sweep.id for sweep in history.sweeps()] == [20, 19, 18, 17, 16, 4, 3, 2]
+    assert {sweep for sweep, _ in history.results(limit=99)} == {20, 19, 18, 17, 16, 4, 3, 2}
+
+
+def test_torch_is_not_part_of_a_machines_identity_and_the_driver_is() -> None:
+    here = Environment("cuda", "H100", "x86_64", "550.1", torch="2.13.0")
+    assert here.key == Environment("cuda", "H100", "x86_64", "550.1", torch="2.14.0").key
+    assert here.key != Environment("cuda", "H100", "x86_64", "560.0", torch="2.13.0").key
+
+
+def test_reading_a_history_that_is_not_there_creates_nothing(path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        History.open(path, readonly=True)
+    assert not path.exists()
+
+
+def test_background_results_are_remembered_by_path(history: History) -> None:
+    history.put_background("captures/a.py", "d1", 1.0, "reduced")
+    history.put_background("captures/a.py", "d2", 2.0, "failed")
+    assert history.background() == {"captures/a.py": ("d2", "failed")}
+    here = Environment("cpu", "some processor", "x86_64", torch="2.13.0")
+    history.put_environment(here)
+    assert history.environments() == {here.key: here}

@@ -1,0 +1,211 @@
+"""The rules by which runs become verdicts, one claim each. No process, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from minidbg.failure import Verdict
+from minidbg.history import State
+from minidbg.watch.states import (
+    Ask,
+    Seen,
+    Settled,
+    Standing,
+    decide,
+    is_expected,
+    quiet_runs_needed,
+)
+
+GONE, REPRODUCES, CHANGED = Verdict.GONE, Verdict.REPRODUCES, Verdict.CHANGED
+CRASHED, TIMEOUT, FLAKY = Verdict.CRASHED, Verdict.TIMEOUT, Verdict.FLAKY
+SKIPPED, INVALID = Verdict.SKIPPED, Verdict.INVALID
+
+
+def seen(
+    verdict: Verdict, *, fresh: bool = False, code: str = "code 2", loaded: str = "loaded 2", sweep: int = 2
+) -> Seen:
+    return Seen(verdict, 20.0, sweep, "script", "machine", code, loaded, ("a.py",), 0.5, fresh)
+
+
+def state(verdict: Verdict, **changes: object) -> State:
+    known = State(
+        "r.py", "cpu", verdict, 10.0, 10.0, "script", "machine", "code 1", "loaded 1", last_sweep=1, runs=3
+    )
+    return replace(known, **changes)
+
+
+def answer(before: State | None, *runs: Seen, expect: Verdict = REPRODUCES) -> Ask | Settled:
+    return decide("r.py", "cpu", before, runs, expect=expect)
+
+
+def settled(before: State | None, *runs: Seen, expect: Verdict = REPRODUCES) -> Settled:
+    result = answer(before, *runs, expect=expect)
+    assert isinstance(result, Settled), "the rules asked for another run"
+    return result
+
+
+def test_an_expected_first_verdict_is_taken_at_once_and_is_no_flip() -> None:
+    result = settled(None, seen(REPRODUCES))
+    assert (result.standing, result.flip) == (Standing.NEW, None)
+    assert result.state is not None
+    assert (result.state.verdict, result.state.last_sweep, result.state.since) == (REPRODUCES, 2, 20.0)
+
+
+def test_an_unexpected_first_verdict_is_asked_again_and_still_no_flip() -> None:
+    assert answer(None, seen(GONE)) == Ask()
+    result = settled(None, seen(GONE), seen(GONE, fresh=True))
+    assert (result.standing, result.flip) == (Standing.NEW, None)
+
+
+def test_a_failure_that_only_fresh_interpreters_show_is_asked_there_from_then_on() -> None:
+    runs = [seen(GONE), seen(REPRODUCES, fresh=True)]
+    assert answer(None, *runs) == Ask()
+    result = settled(None, *runs, seen(REPRODUCES, fresh=True))
+    assert result.state is not None
+    assert result.state.verdict is REPRODUCES
+    assert result.state.fresh
+
+
+@pytest.mark.parametrize("last", [GONE, REPRODUCES])
+def test_a_first_sight_whose_fresh_runs_differ_is_flaky(last: Verdict) -> None:
+    other = REPRODUCES if last is GONE else GONE
+    result = settled(None, seen(GONE), seen(other, fresh=True), seen(last, fresh=True))
+    assert result.state is not None
+    assert result.state.verdict is FLAKY
+
+
+def test_an_unchanged_verdict_needs_no_second_run() -> None:
+    result = settled(state(REPRODUCES), seen(REPRODUCES))
+    assert (result.standing, result.flip) == (Standing.STILL_FAILING, None)
+    assert result.state is not None
+    assert (result.state.since, result.state.seen, result.state.code) == (10.0, 20.0, "code 2")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "standing"),
+    [
+        (REPRODUCES, GONE, Standing.FIXED),
+        (CHANGED, GONE, Standing.FIXED),
+        (CRASHED, GONE, Standing.FIXED),
+        (GONE, REPRODUCES, Standing.REGRESSED),
+        (GONE, CRASHED, Standing.REGRESSED),
+        (REPRODUCES, CHANGED, Standing.FAILS_DIFFERENTLY),
+        (REPRODUCES, CRASHED, Standing.CRASHED),
+        (REPRODUCES, TIMEOUT, Standing.TIMEOUT),
+        (CHANGED, REPRODUCES, Standing.REPRODUCES_AGAIN),
+    ],
+)
+def test_a_flip_counts_once_a_fresh_interpreter_agrees(
+    before: Verdict, after: Verdict, standing: Standing
+) -> None:
+    assert answer(state(before), seen(after)) == Ask()
+    result = settled(state(before), seen(after), seen(after, fresh=True))
+    assert result.standing is standing
+    assert result.flip is not None
+    assert (result.flip.before, result.flip.after, result.flip.last_before, result.flip.sweep) == (
+        before,
+        after,
+        1,
+        2,
+    )
+    assert result.state is not None
+    assert (result.state.verdict, result.state.since) == (after, 20.0)
+
+
+def test_a_flip_of_a_repro_that_loads_none_of_the_changed_files_is_asked_twice() -> None:
+    runs = [seen(GONE, loaded="loaded 1"), seen(GONE, fresh=True, loaded="")]
+    assert answer(state(REPRODUCES), *runs) == Ask()
+    assert settled(state(REPRODUCES), *runs, seen(GONE, fresh=True)).standing is Standing.FIXED
+
+
+def test_the_same_code_with_two_verdicts_is_flaky_and_never_fixed() -> None:
+    runs = [seen(GONE, code="code 1"), *[seen(GONE, code="code 1", fresh=True)] * 2]
+    result = settled(state(REPRODUCES), *runs)
+    assert result.standing is Standing.FLAKY
+    assert result.state is not None
+    assert (result.state.failures, result.state.runs) == (1, 4)
+
+
+def test_a_warm_worker_contradicted_by_two_fresh_interpreters_changes_nothing() -> None:
+    runs = [seen(GONE), seen(REPRODUCES, fresh=True)]
+    assert answer(state(REPRODUCES), *runs) == Ask()
+    result = settled(state(REPRODUCES), *runs, seen(REPRODUCES, fresh=True))
+    assert (result.standing, result.flip) == (Standing.STILL_FAILING, None)
+    assert result.state is not None
+    assert not result.state.fresh, "once may be the load of the machine"
+    again = settled(result.state, *runs, seen(REPRODUCES, fresh=True))
+    assert again.state is not None
+    assert again.state.fresh
+
+
+def test_fresh_runs_that_disagree_make_a_repro_flaky() -> None:
+    runs = [seen(GONE), seen(REPRODUCES, fresh=True), seen(GONE, fresh=True)]
+    result = settled(state(REPRODUCES), *runs)
+    assert result.standing is Standing.FLAKY
+    assert result.flip is not None
+    assert result.flip.after is FLAKY
+
+
+@pytest.mark.parametrize("verdict", [SKIPPED, INVALID])
+def test_a_run_that_cannot_judge_keeps_the_state(verdict: Verdict) -> None:
+    before = state(REPRODUCES)
+    result = settled(before, seen(verdict))
+    assert (result.state, result.flip) == (before, None)
+    assert str(result.standing) == str(verdict)
+
+
+def test_an_unjudged_confirmation_is_asked_again() -> None:
+    assert answer(state(REPRODUCES), seen(GONE), seen(SKIPPED, fresh=True)) == Ask()
+
+
+@pytest.mark.parametrize("change", ["script", "environment"])
+def test_an_edited_repro_or_another_machine_begins_a_new_history(change: str) -> None:
+    before = state(REPRODUCES, **{change: "another"})
+    result = settled(before, seen(GONE), seen(GONE, fresh=True))
+    assert (result.standing, result.flip) == (Standing.NEW, None)
+    assert result.state is not None
+    assert result.state.verdict is GONE
+
+
+def test_one_quiet_run_of_a_flaky_repro_is_no_fix() -> None:
+    before = state(FLAKY, runs=10, failures=5)
+    result = settled(before, seen(GONE))
+    assert (result.standing, result.flip) == (Standing.FLAKY, None)
+    assert result.state is not None
+    assert (result.state.runs, result.state.failures, result.state.streak) == (11, 5, 1)
+
+
+def test_enough_quiet_runs_of_a_flaky_repro_are_a_fix() -> None:
+    flaky: State = state(FLAKY, runs=10, failures=5)
+    quiet = 0
+    while True:
+        result = answer(flaky, seen(GONE))
+        quiet += 1
+        if isinstance(result, Ask):
+            result = settled(flaky, seen(GONE), seen(GONE, fresh=True))
+        assert result.state is not None
+        flaky = result.state
+        if result.standing is not Standing.FLAKY:
+            break
+    assert result.standing is Standing.FIXED
+    assert quiet == quiet_runs_needed(state(FLAKY, runs=10, failures=5), GONE) == 7
+
+
+def test_a_rare_failure_needs_more_quiet_runs_than_a_common_one() -> None:
+    rare, common = state(FLAKY, runs=20, failures=2), state(FLAKY, runs=20, failures=18)
+    assert quiet_runs_needed(rare, GONE) > 40 > quiet_runs_needed(common, GONE)
+
+
+def test_a_failure_breaks_the_quiet_streak() -> None:
+    before = state(FLAKY, runs=10, failures=5, streak=4, streak_verdict=GONE)
+    result = settled(before, seen(REPRODUCES))
+    assert result.state is not None
+    assert (result.state.streak, result.state.streak_verdict) == (1, REPRODUCES)
+
+
+def test_a_known_flaky_failure_is_what_an_expected_failure_may_be() -> None:
+    assert is_expected(FLAKY, REPRODUCES)
+    assert not is_expected(FLAKY, GONE)
+    assert not is_expected(GONE, REPRODUCES)
