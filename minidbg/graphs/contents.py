@@ -1,0 +1,180 @@
+"""What values a base tensor gets in the text: a fitted distribution, a literal or stored bytes, and where NaN stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from minidbg import _torch
+from minidbg.graphs.fills import Fill, How, fit, is_opaque, literal_fill
+from minidbg.graphs.layouts import Layout, View
+from minidbg.graphs.literals import number, quoted
+from minidbg.graphs.specs import Exactness
+
+SMALL_ELEMENTS = 64
+"""A tensor of this many elements or fewer is small: its values may stand in the text."""
+FEW_PLACES = 8
+"""NaN and infinities up to this number are written one by one, more of them as a stored mask."""
+
+_EXACT_AS_FITTED = (How.FULL, How.LOWER, How.UPPER, How.LITERAL)
+_EXACT_IF_INTEGER = (How.COUNT,)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The fill of a base, where it holds NaN or infinities (index and value as text), and bytes to store by key."""
+
+    fill: Fill
+    places: tuple[tuple[str, str], ...] = ()
+    stored: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def has_data(value: Tensor) -> bool:
+    """Whether ``value`` holds numbers: fake and meta tensors do not."""
+    return not (value.device.type == "meta" or _torch.is_fake(value))
+
+
+def wanted_exact(value: Tensor, exactness: Exactness) -> bool:
+    """Whether the values of ``value`` must come back bit for bit."""
+    if exactness is Exactness.EXACT:
+        return True
+    is_index = not (value.is_floating_point() or value.is_complex())
+    return exactness is Exactness.SMALL and (is_index or value.numel() <= SMALL_ELEMENTS)
+
+
+def content_without_data(dtype: torch.dtype) -> Content:
+    """For a fake or meta tensor: standard normal numbers, integers 0 and 1 (a safe index)."""
+    if is_opaque(dtype):
+        return Content(Fill(How.BYTES))
+    if dtype is torch.bool:
+        return Content(Fill(How.BOOLS, (0.5,)))
+    if dtype.is_floating_point or dtype.is_complex:
+        return Content(Fill(How.NORMAL, (0.0, 1.0)))
+    return Content(Fill(How.INTEGERS, (0, 2)))
+
+
+def fitted_content(value: Tensor, view: View, layout: Layout, key: str) -> Content:
+    """Values like those of ``value`` for its base, NaN and infinities kept where they are."""
+    fill = fit(value)
+    if fill.how is How.LITERAL or (value.numel() <= FEW_PLACES and not all_finite(value)):
+        return Content(literal_fill(base_data(value, view, layout)))
+    if all_finite(value) or not all(_is_finite(part) for part in fill.numbers):
+        return Content(fill)
+    return _with_places(fill, base_data(value, view, layout), key)
+
+
+def exact_content(value: Tensor, data: Tensor, key: str) -> Content:
+    """The values of ``data``, the whole base: in the text when they are few or follow a rule, else stored under ``key``.
+
+    ``value`` is the input that shows the most of it.
+    """
+    opaque = is_opaque(data.dtype)
+    if not opaque and value.numel() == data.numel():
+        fill = fit(data)
+        ruled = fill.how in _EXACT_AS_FITTED or (
+            fill.how in _EXACT_IF_INTEGER and not data.is_floating_point()
+        )
+        if (
+            ruled
+            and not _has_negative_zero(data)
+            and (all_finite(data) or not all(map(_is_finite, fill.numbers)))
+        ):
+            return Content(fill)
+    if not opaque and data.numel() <= SMALL_ELEMENTS:
+        return Content(literal_fill(data))
+    return Content(Fill(How.STORED, text=key), stored={key: as_bytes(data)})
+
+
+def as_bytes(data: Tensor) -> Tensor:
+    """The elements of ``data`` in order as uint8 ``[n]`` on the cpu, a copy."""
+    return data.detach().cpu().contiguous().reshape(-1).view(torch.uint8).clone()
+
+
+def base_data(value: Tensor, view: View, layout: Layout) -> Tensor:
+    """The base ``[*view.base]`` that shows ``value`` through ``view``; zeros where ``value`` does not look.
+
+    The rest of the user's storage is none of a script's business.
+    """
+    if not view.text or view.text.startswith(".to("):
+        return value.contiguous()
+    flat = torch.zeros(_count(view.base), dtype=value.dtype, device=value.device)
+    put(flat, value, layout)
+    return flat.view(view.base)
+
+
+def put(flat: Tensor, value: Tensor, layout: Layout) -> None:
+    """Write ``value`` into ``flat`` ``[n]`` where ``layout`` places it."""
+    if value.numel() == 0:
+        return
+    # By index: copy_ refuses a target in which two elements share their memory.
+    places = torch.arange(flat.numel(), device=flat.device).as_strided(
+        layout.shape, layout.stride, layout.offset
+    )
+    target, source = flat, value
+    if flat.dtype.itemsize == 1 or is_opaque(flat.dtype):
+        target, source = flat.view(torch.uint8), value.contiguous().view(torch.uint8)
+        if flat.dtype.itemsize != 1:
+            target = target.view(-1, flat.dtype.itemsize)
+            source = source.reshape(-1, flat.dtype.itemsize)
+    target[places.reshape(-1)] = source.reshape(-1, *target.shape[1:])
+
+
+def all_finite(value: Tensor) -> bool:
+    """Whether ``value`` holds neither NaN nor infinity; one pass without a mask when it does not."""
+    if value.numel() == 0 or not (value.is_floating_point() or value.is_complex()) or is_opaque(value.dtype):
+        return True
+    if value.dtype.itemsize == 1:
+        return bool(value.float().isfinite().all())
+    # The sum of float16 values may overflow where none of them is infinite; it is taken in float32.
+    total = (
+        value.sum(dtype=torch.float32)
+        if value.dtype.itemsize == 2 and not value.is_complex()
+        else value.sum()
+    )
+    return bool(total.isfinite()) or bool(value.isfinite().all())
+
+
+def _with_places(fill: Fill, data: Tensor, key: str) -> Content:
+    wide = data.float() if data.dtype.itemsize == 1 else data
+    mask = ~wide.isfinite()
+    if int(mask.sum()) <= FEW_PLACES:
+        rows = [tuple(row) for row in mask.nonzero().tolist()]
+        places = tuple((", ".join(map(str, row)) or "()", number(wide[row].item())) for row in rows)
+        return Content(fill, places)
+    return _with_stored_places(fill, wide, mask, key)
+
+
+def _with_stored_places(fill: Fill, wide: Tensor, mask: Tensor, key: str) -> Content:
+    if wide.is_complex():
+        return Content(Fill(How.STORED, text=key), stored={key: as_bytes(wide)})
+    places, stored = [], {}
+    for name, found in (("nan", wide.isnan()), ("inf", wide.isposinf()), ("-inf", wide.isneginf())):
+        if bool(found.any()):
+            mask_key = f"{key} is {name}"
+            stored[mask_key] = as_bytes(found)
+            shape = ", ".join(map(str, wide.shape))
+            places.append(
+                (f"stored({quoted(mask_key)}, torch.bool, device).view({shape})", f'float("{name}")')
+            )
+    return Content(fill, tuple(places), stored)
+
+
+def _is_finite(part: complex) -> bool:
+    return part == part and abs(part) != float("inf")
+
+
+def _has_negative_zero(data: Tensor) -> bool:
+    if not data.is_floating_point():
+        return data.is_complex()
+    wide = data.float() if data.dtype.itemsize == 1 else data
+    return bool((wide.signbit() & (wide == 0)).any())
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total

@@ -1,0 +1,271 @@
+"""From live values to input specs, storages that several inputs share included."""
+
+from __future__ import annotations
+
+import itertools
+import keyword
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minidbg import _torch
+from minidbg.errors import CannotWrite
+from minidbg.graphs import recipes
+from minidbg.graphs.contents import (
+    Content,
+    base_data,
+    content_without_data,
+    exact_content,
+    fitted_content,
+    has_data,
+    put,
+    wanted_exact,
+)
+from minidbg.graphs.fills import Fill, How
+from minidbg.graphs.layouts import CROP_BYTES, Layout, View, generic_view, view_into, view_of
+from minidbg.graphs.literals import python_literal
+from minidbg.graphs.specs import Exactness, InputSpec
+
+RESERVED = ("torch", "device", "stored", "inputs", "float", "complex")
+"""Names that the text of ``inputs()`` uses itself."""
+
+
+def describe(
+    values: Sequence[Any],
+    names: Sequence[str],
+    exactness: Exactness = Exactness.SEEDED,
+    stored_sink: MutableMapping[str, Tensor] | None = None,
+    *,
+    dynamic_dims: Sequence[Sequence[int]] = (),
+) -> tuple[InputSpec, ...]:
+    """A spec for each value, in order; the values are only read.
+
+    ``stored_sink`` receives what must lie in the .safetensors file: uint8 ``[n]`` by key. Raises CannotWrite for a value that
+    has no form in a script (a tensor subclass, an object): it is never silently replaced by another.
+    """
+    with torch.no_grad(), _torch.without_modes():
+        specs = list(_describe_all([_torch.hint(value) for value in values], usable_names(names), exactness))
+    if dynamic_dims:
+        specs = [
+            replace(spec, dynamic_dims=tuple(dims)) for spec, dims in zip(specs, dynamic_dims, strict=True)
+        ]
+    if stored_sink is not None:
+        for spec in specs:
+            stored_sink.update(spec.stored)
+    return tuple(specs)
+
+
+def usable_names(names: Sequence[str]) -> tuple[str, ...]:
+    """``names`` as distinct variables of ``inputs()`` that hide none of the names it uses."""
+    usable: list[str] = []
+    for name in names:
+        while keyword.iskeyword(name) or name in RESERVED or name in usable:
+            name += "_"
+        usable.append(name)
+    return tuple(usable)
+
+
+def _describe_all(values: Sequence[Any], names: Sequence[str], exactness: Exactness) -> Iterator[InputSpec]:
+    shared = _shared_bases(values, names, exactness)
+    first_names: dict[int, str] = {}
+    for index, (name, value) in enumerate(zip(names, values, strict=True)):
+        if not isinstance(value, Tensor):
+            yield InputSpec(name, Fill(How.PYTHON, text=python_literal(value, f"input {name}")))
+            continue
+        facts = _facts(name, value)
+        first = first_names.setdefault(id(value), name)
+        if first != name:
+            yield replace(facts, same_as=first)
+        elif index in shared:
+            yield _member(facts, value, shared[index])
+        else:
+            yield _alone(facts, value, exactness)
+
+
+def _facts(name: str, value: Tensor) -> InputSpec:
+    """All but the values. Raises CannotWrite for what no script could make."""
+    kind = type(value)
+    if kind not in (Tensor, torch.nn.Parameter) and not _torch.is_fake(value):
+        raise CannotWrite(f"input {name}", f"a {kind.__module__}.{kind.__qualname__} is a tensor subclass")
+    if value.is_quantized or value.is_nested or value.layout is not torch.strided:
+        what = (
+            "quantized"
+            if value.is_quantized
+            else "nested"
+            if value.is_nested
+            else f"of layout {value.layout}"
+        )
+        raise CannotWrite(f"input {name}", f"the tensor is {what}")
+    layout = _layout(value)
+    return InputSpec(
+        name=name,
+        fill=Fill(How.FULL, (0,)),
+        shape=layout.shape,
+        stride=layout.stride,
+        storage_offset=layout.offset,
+        dtype=value.dtype,
+        device=_device(value.device),
+        requires_grad=value.requires_grad,
+        is_leaf=value.is_leaf,
+        is_parameter=isinstance(value, torch.nn.Parameter),
+        is_inference=value.is_inference(),
+        is_conj=value.is_conj(),
+        is_neg=value.is_neg(),
+        base=name,
+        base_dtype=value.dtype,
+    )
+
+
+def _device(device: torch.device) -> str:
+    # The first device of a kind goes by the kind's name, as in hand-written code.
+    return str(device) if device.index else device.type
+
+
+def _layout(value: Tensor) -> Layout:
+    def sizes(numbers: Iterable[Any]) -> tuple[int, ...]:
+        return tuple(int(_torch.hint(number)) for number in numbers)
+
+    layout = Layout(sizes(value.shape), sizes(value.stride()), int(_torch.hint(value.storage_offset())))
+    return layout.cropped(value.dtype.itemsize)
+
+
+def _plain(value: Tensor) -> Tensor:
+    """``value`` without its lazy conjugation and negation, on the same storage."""
+    value = value.detach()
+    if value.is_conj():
+        value = value.conj()
+    return _torch.negated_view(value) if value.is_neg() else value
+
+
+def _alone(facts: InputSpec, value: Tensor, exactness: Exactness) -> InputSpec:
+    """The spec of a tensor that shares its storage with no other input."""
+    recipe = _recipe(value, exactness)
+    if recipe is not None:
+        text = "\n".join(recipe.named(facts.name).statements)
+        return replace(facts, fill=Fill(How.WRITTEN, text=text))
+    layout = Layout(facts.shape, facts.stride, facts.storage_offset)
+    view = view_of(layout)
+    content = _content(_plain(value), view, layout, facts.name, exactness)
+    facts = replace(facts, storage_offset=layout.offset, base_shape=view.base, view=view.text)
+    return replace(facts, fill=content.fill, places=content.places, stored=content.stored)
+
+
+def _recipe(value: Tensor, exactness: Exactness) -> recipes.Recipe | None:
+    return None if wanted_exact(value, exactness) else recipes.recall(value)
+
+
+def _content(value: Tensor, view: View, layout: Layout, key: str, exactness: Exactness) -> Content:
+    if not has_data(value):
+        return content_without_data(value.dtype)
+    if wanted_exact(value, exactness):
+        return exact_content(value, base_data(value, view, layout), key)
+    return fitted_content(value, view, layout, key)
+
+
+# --- inputs that share a storage ---
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """The base of several inputs: its variable and how it is filled. ``start`` is its place in the storage, in bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    start: int
+    content: Content
+
+
+def _shared_bases(values: Sequence[Any], names: Sequence[str], exactness: Exactness) -> dict[int, _Shared]:
+    """The shared base of each input that has one, by the input's index."""
+    members: dict[int, list[int]] = {}
+    seen: set[int] = set()
+    for index, value in enumerate(values):
+        if isinstance(value, Tensor) and value.layout is torch.strided and id(value) not in seen:
+            seen.add(id(value))
+            members.setdefault(_torch.storage_identity(value), []).append(index)
+    found: dict[int, _Shared] = {}
+    free = (
+        name
+        for name in itertools.chain(["storage"], map("storage_{}".format, itertools.count(2)))
+        if name not in names
+    )
+    for indexes in members.values():
+        group = [values[index] for index in indexes]
+        if len(group) > 1 and not all(_recipe(value, exactness) for value in group) and not _far_apart(group):
+            found.update(
+                dict.fromkeys(
+                    indexes, _shared_base(next(free), [_plain(value) for value in group], exactness)
+                )
+            )
+    return found
+
+
+def _extent(value: Tensor) -> tuple[int, int]:
+    """First and last byte + 1 of the storage that ``value`` uses."""
+    layout = _moved(value, 0)
+    return layout.offset * value.dtype.itemsize, layout.span * value.dtype.itemsize
+
+
+def _far_apart(group: Sequence[Tensor]) -> bool:
+    """Whether these are small pieces of one huge storage (flattened parameters) that do not overlap."""
+    extents = sorted(_extent(value) for value in group)
+    span = extents[-1][1] - extents[0][0]
+    used = sum(stop - start for start, stop in extents)
+    overlap = any(left[1] > right[0] for left, right in itertools.pairwise(extents))
+    return span > CROP_BYTES and span > 4 * used and not overlap
+
+
+def _shared_base(name: str, group: Sequence[Tensor], exactness: Exactness) -> _Shared:
+    largest = max(group, key=lambda value: value.numel() * value.dtype.itemsize)
+    start = min(_extent(value)[0] for value in group)
+    # 1024: what every dtype's alignment divides. A base begins at the storage's begin, as it was, unless that is far away.
+    start = start // 1024 * 1024 if start > CROP_BYTES else 0
+    size = -(-(max(_extent(value)[1] for value in group) - start) // largest.dtype.itemsize)
+    shape: tuple[int, ...] = (size,)
+    layout = _moved(largest, start)
+    if layout == Layout(layout.shape, layout.contiguous_stride) and layout.span == size:
+        shape = layout.shape
+    if not has_data(largest):
+        return _Shared(name, shape, largest.dtype, start, content_without_data(largest.dtype))
+    if any(wanted_exact(value, exactness) for value in group):
+        data = _shared_data(group, start, size * largest.dtype.itemsize).view(largest.dtype).view(shape)
+        return _Shared(name, shape, largest.dtype, start, exact_content(data, data, name))
+    view = view_into(shape, layout)
+    return _Shared(name, shape, largest.dtype, start, fitted_content(largest, view, layout, name))
+
+
+def _shared_data(group: Sequence[Tensor], start: int, size: int) -> Tensor:
+    """The bytes of a storage that some of ``group`` looks at, uint8 ``[size]``; zeros elsewhere."""
+    flat = torch.zeros(size, dtype=torch.uint8, device=group[0].device)
+    for value in group:
+        put(flat.view(value.dtype), value, _moved(value, start))
+    return flat
+
+
+def _moved(value: Tensor, start: int) -> Layout:
+    offset = int(value.storage_offset()) - start // value.dtype.itemsize
+    return Layout(tuple(value.shape), tuple(value.stride()), offset)
+
+
+def _member(facts: InputSpec, value: Tensor, shared: _Shared) -> InputSpec:
+    layout = _moved(_plain(value), shared.start)
+    if value.dtype is shared.dtype:
+        view = view_into(shared.shape, layout).text
+    else:
+        flat = "" if len(shared.shape) == 1 else ".flatten()"
+        view = f"{flat}.view({value.dtype}){generic_view(layout, shared.shape).text}"
+    return replace(
+        facts,
+        storage_offset=layout.offset,
+        base=shared.name,
+        base_shape=shared.shape,
+        base_dtype=shared.dtype,
+        view=view,
+        fill=shared.content.fill,
+        places=shared.content.places,
+        stored=shared.content.stored,
+    )

@@ -1,0 +1,232 @@
+"""Inputs of a graph as specs, and the code that makes them again.
+
+``describe`` looks at live values, ``statements`` gives the text of a script's ``inputs()``, and ``materialise`` runs that very
+text: script and oracle cannot have different inputs.
+"""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minidbg import _torch
+from minidbg.graphs import recipes
+from minidbg.graphs.describing import describe, usable_names
+from minidbg.graphs.fill_text import fill_expression, grouped
+from minidbg.graphs.fills import Fill, How
+from minidbg.graphs.literals import quoted
+from minidbg.graphs.specs import Exactness, InputSpec
+
+__all__ = [
+    "Exactness",
+    "Fill",
+    "How",
+    "InputSpec",
+    "describe",
+    "expression",
+    "main_device",
+    "materialise",
+    "statements",
+    "usable_names",
+]
+
+SEED = 0
+
+
+# --- from specs to text ---
+
+
+def main_device(specs: Sequence[InputSpec]) -> str:
+    """The device that ``inputs(device=...)`` stands for: the accelerator when there is one, the most common if several."""
+    devices = Counter(spec.device for spec in specs if spec.dtype is not None and spec.device != "meta")
+    ranked = sorted(devices, key=lambda device: (device == "cpu", -devices[device]))
+    return ranked[0] if ranked else "cpu"
+
+
+def expression(spec: InputSpec, device: str = "device", *, explicit: bool = False) -> str:
+    """One expression that makes the input, for a spec with a base of its own and no single places.
+
+    ``device`` is the text of an expression; ``explicit`` writes float32 out, for scripts with another default dtype.
+    """
+    if spec.dtype is None or spec.fill.how is How.WRITTEN:
+        return spec.fill.text
+    return _finished(spec, _base_expression(spec, device, explicit=explicit), is_new=True)
+
+
+def _base_expression(spec: InputSpec, device: str, *, explicit: bool) -> str:
+    assert spec.base_dtype is not None
+    return fill_expression(spec.fill, spec.base_shape, spec.base_dtype, device, explicit=explicit)
+
+
+def statements(
+    specs: Sequence[InputSpec], *, main: str | None = None, explicit: bool = False, mark: bool = True
+) -> tuple[str, ...]:
+    """The body of ``inputs(device=...)`` without its ``return``: seeding, then each input under its name.
+
+    Names used: ``torch``, ``device`` (``main``'s stand-in), ``stored(key, dtype, device)``. ``mark`` adds mark_dynamic.
+    """
+    main = main or main_device(specs)
+    lines: list[str] = []
+    for spec in specs:
+        # A base, or a statement read from a script, may serve several inputs: it stands once.
+        lines.extend(line for line in _statements_of(spec, main, explicit) if line not in lines)
+    if any(_RANDOM.intersection(_words(line)) for line in lines):
+        lines.insert(0, f"torch.manual_seed({SEED})")
+    if mark:
+        lines.extend(
+            f"torch._dynamo.mark_dynamic({spec.name}, {dim})" for spec in specs for dim in spec.dynamic_dims
+        )
+    return tuple(lines)
+
+
+_RANDOM = {"rand", "randn", "randint", "randperm", "normal_", "uniform_"}
+
+
+def _words(line: str) -> set[str]:
+    return set(
+        "".join(character if character.isalnum() or character == "_" else " " for character in line).split()
+    )
+
+
+def _statements_of(spec: InputSpec, main: str, explicit: bool) -> Iterator[str]:
+    if spec.fill.how is How.WRITTEN and not spec.same_as:
+        yield from _split(spec.fill.text)
+    elif spec.dtype is None:
+        yield f"{spec.name} = {spec.fill.text}"
+    elif spec.same_as:
+        yield f"{spec.name} = {spec.same_as}"
+    elif spec.is_inference:
+        body = textwrap.indent("\n".join(_tensor_statements(spec, main, explicit)), "    ")
+        yield f"with torch.inference_mode():\n{body}"
+    else:
+        yield from _tensor_statements(spec, main, explicit)
+
+
+def _split(text: str) -> Iterator[str]:
+    """The statements in ``text``, each as it is written."""
+    lines = text.split("\n")
+    for node in ast.parse(text).body:
+        yield "\n".join(lines[node.lineno - 1 : node.end_lineno])
+
+
+def _tensor_statements(spec: InputSpec, main: str, explicit: bool) -> Iterator[str]:
+    device = "device" if spec.device == main else quoted(spec.device)
+    if not spec.is_shared and not spec.places:
+        yield f"{spec.name} = {expression(spec, device, explicit=explicit)}"
+        return
+    yield f"{spec.base} = {_base_expression(spec, device, explicit=explicit)}"
+    for index, value in spec.places:
+        yield f"{spec.base}[{index}] = {value}"
+    finished = _finished(spec, spec.base, is_new=not spec.is_shared)
+    if finished != spec.name:
+        yield f"{spec.name} = {finished}"
+
+
+def _finished(spec: InputSpec, text: str, *, is_new: bool) -> str:
+    """The base's ``text`` seen as the input: its view, its lazy bits, Parameter, requires_grad, leafness.
+
+    ``is_new``: the base is nobody else's, so it may be made to require grad itself.
+    """
+    view = spec.view + (".conj()" if spec.is_conj else "")
+    if spec.requires_grad and not spec.is_leaf:
+        return _non_leaf(
+            text if is_new else f"{text}.detach()", view or ("" if is_new else f".view({_sizes(spec.shape)})")
+        )
+    text = grouped(text) + view if view else text
+    if spec.is_neg:
+        text = f"torch._neg_view({text})"
+    if spec.is_parameter:
+        return (
+            f"torch.nn.Parameter({text})"
+            if spec.requires_grad
+            else f"torch.nn.Parameter({text}, requires_grad=False)"
+        )
+    if not spec.requires_grad:
+        return text
+    if not is_new and not view:
+        text = f"{text}.detach()"
+    return _with_grad(text)
+
+
+def _with_grad(text: str) -> str:
+    is_factory = (
+        text.startswith(_FACTORIES) and text.endswith(")") and text == grouped(text) and ")." not in text
+    )
+    return f"{text[:-1]}, requires_grad=True)" if is_factory else f"{grouped(text)}.requires_grad_()"
+
+
+_FACTORIES = tuple(f"torch.{name}(" for name in ("randn", "rand", "zeros", "ones", "full", "tensor"))
+
+
+def _non_leaf(text: str, view: str) -> str:
+    # A view of a leaf is no leaf; without a view, "* 1" is the plainest op that keeps values and strides.
+    return f"{grouped(_with_grad(text))}{view}" if view else f"{_with_grad(text)} * 1"
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return ", ".join(map(str, shape)) or "()"
+
+
+# --- from specs to tensors ---
+
+
+def materialise(
+    specs: Sequence[InputSpec], device: str | None = None, stored: Mapping[str, Tensor] | None = None
+) -> list[Any]:
+    """The very values that the script's ``inputs(device)`` makes: the same text, seed and order.
+
+    ``device`` replaces the main one. ``stored``: bytes by key, by default those of the specs. The RNG states are left as they
+    were. Each tensor keeps its statements, so that it is written as it was made.
+    """
+    main = main_device(specs)
+    lines = statements(specs, main=main, explicit=True, mark=False)
+    data = {key: value for spec in specs for key, value in spec.stored.items()} | dict(stored or {})
+    namespace: dict[str, Any] = {"torch": torch, "device": device or main, "stored": _reader(data)}
+    with (
+        _torch.without_modes(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        _own_random_numbers(specs, device),
+    ):
+        exec("\n".join(lines), namespace)
+    values = [namespace[spec.name] for spec in specs]
+    _remember(specs, values, main)
+    return values
+
+
+def _remember(specs: Sequence[InputSpec], values: Sequence[Any], main: str) -> None:
+    body = textwrap.indent("\n".join(statements(specs, main=main, mark=False)), "    ")
+    made = recipes.read_recipes(f"def inputs(device):\n{body}\n    return ()")
+    for spec, value in zip(specs, values, strict=True):
+        if isinstance(value, Tensor) and spec.name in made and not spec.stored and not spec.same_as:
+            recipes.remember(value, made[spec.name])
+
+
+def _reader(data: Mapping[str, Tensor]) -> Any:
+    def stored(key: str, dtype: torch.dtype, device: str) -> Tensor:
+        return data[key].clone().view(dtype).to(device)
+
+    return stored
+
+
+def _own_random_numbers(specs: Sequence[InputSpec], device: str | None) -> Any:
+    """Random numbers inside do not move the streams of the process."""
+    kinds = {torch.device(name).type for name in (*(spec.device for spec in specs), device or "cpu")} - {
+        "cpu",
+        "meta",
+    }
+    kind = next(iter(sorted(kinds)), None)
+    if kind is None:
+        # manual_seed would otherwise seed accelerators that exist; their state is only kept where one is in use.
+        return torch.random.fork_rng(
+            devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]  # torch has no types there
+        )
+    return torch.random.fork_rng(
+        devices=range(torch.get_device_module(kind).device_count()), device_type=kind
+    )
