@@ -1,1 +1,22 @@
+"""How a fresh process gets a backend back."""
 
+from minidbg.references.by_path import load_by_path
+from minidbg.references.calling import Hooks, compiler_fn, hooks
+from minidbg.references.finding import find
+from minidbg.references.literals import NotALiteral, is_literal, write_literal
+from minidbg.references.operators import with_operators
+from minidbg.references.resolving import backend_function, resolve
+
+__all__ = [
+    "find",
+    "with_operators",
+    "resolve",
+    "backend_function",
+    "compiler_fn",
+    "hooks",
+    "Hooks",
+    "load_by_path",
+    "write_literal",
+    "is_literal",
+    "NotALiteral",
+]

@@ -1,0 +1,172 @@
+"""What must be installed for a module: a requirement with its public version, or a remark where none helps."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import (
+    Distribution,
+    PackageNotFoundError,
+    distribution,
+    distributions,
+    packages_distributions,
+)
+from pathlib import Path
+from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.request import url2pathname
+
+from packaging.version import InvalidVersion, Version
+
+from minidbg.references.homes import folders_of, top_level
+
+GIT_S = 5.0
+"""Seconds git may take to tell a commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """How a module came to this machine. ``paths`` are for modules that are not found by themselves."""
+
+    requirement: str = ""
+    remark: str = ""
+    paths: tuple[str, ...] = ()
+
+
+def installed(module: str) -> Installed:
+    """What a fresh process needs for the top-level package of a loaded ``module``."""
+    found = distribution_of(module)
+    folders = folders_of(module)
+    if found is None:
+        return Installed(remark=_loose(module, folders), paths=folders)
+    origin = _origin(found)
+    if _is_editable(origin):
+        return Installed(remark=_editable(module, origin))
+    if origin:
+        return Installed(remark=_from_url(found, origin), paths=folders)
+    return Installed(requirement_of(found), _local_version(found), folders)
+
+
+def requirement_of(found: Distribution) -> str:
+    """``my-backend==0.3``: the public version, since no index knows a local label."""
+    return f"{found.name}=={public_version(found.version)}"
+
+
+def public_version(version: str) -> str:
+    """``2.13.0`` of ``2.13.0+cpu``."""
+    try:
+        return Version(version).public
+    except InvalidVersion:
+        return version.partition("+")[0]
+
+
+def distribution_of(module: str) -> Distribution | None:
+    """The distribution that brought the top-level package of ``module``, or None."""
+    top = top_level(module)
+    names = list(dict.fromkeys(_distributions_by_module(tuple(sys.path)).get(top, ())))
+    file = getattr(sys.modules.get(module), "__file__", None)
+    candidates = [found for found in map(_distribution, names) if found is not None]
+    if len(candidates) > 1 and file:  # parts of one namespace package
+        candidates.sort(key=lambda found: not _holds(found, file))
+    return candidates[0] if candidates else _editable_distribution(file)
+
+
+@lru_cache(maxsize=2)
+def _distributions_by_module(path: tuple[str, ...]) -> dict[str, list[str]]:
+    """Top-level module to distribution names; reading all metadata takes a while, so once per ``sys.path``."""
+    return dict(packages_distributions())
+
+
+def _distribution(name: str) -> Distribution | None:
+    try:
+        return distribution(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _holds(found: Distribution, file: str) -> bool:
+    return any(
+        os.path.realpath(str(found.locate_file(part))) == os.path.realpath(file) for part in found.files or ()
+    )
+
+
+def _editable_distribution(file: str | None) -> Distribution | None:
+    """An editable install whose project folder holds ``file``: its metadata may not name the modules."""
+    if not file:
+        return None
+    for found in distributions():
+        origin = _origin(found)
+        if _is_editable(origin) and Path(os.path.realpath(file)).is_relative_to(
+            os.path.realpath(_folder(origin))
+        ):
+            return found
+    return None
+
+
+def _origin(found: Distribution) -> dict[str, object]:
+    """``direct_url.json`` of an install that came from a folder, a file or a repository; else empty."""
+    text = found.read_text("direct_url.json")
+    try:
+        origin = json.loads(text) if text else {}
+    except ValueError:
+        return {}
+    return origin if isinstance(origin, dict) else {}
+
+
+def _is_editable(origin: dict[str, object]) -> bool:
+    folder = origin.get("dir_info")
+    return isinstance(folder, dict) and bool(folder.get("editable"))
+
+
+def _folder(origin: dict[str, object]) -> str:
+    return url2pathname(urlsplit(str(origin.get("url", ""))).path)
+
+
+def _editable(module: str, origin: dict[str, object]) -> str:
+    folder = _folder(origin)
+    return f"{top_level(module)} is an editable install of {folder}{_at_commit(folder)}"
+
+
+def _from_url(found: Distribution, origin: dict[str, object]) -> str:
+    """One line for an install that no index can repeat; credentials in the address are left out."""
+    address = str(origin.get("url", ""))
+    repository = origin.get("vcs_info")
+    if isinstance(repository, dict):
+        commit = repository.get("commit_id", "")
+        at = f"{repository.get('vcs', 'git')}+{_without_credentials(address)}@{commit}"
+        return f"{found.name} {found.version} was installed by: pip install '{found.name} @ {at}'"
+    if address.startswith("file:"):
+        place = _folder(origin)
+        return f"{found.name} {found.version} was installed from {place}{_at_commit(place)}"
+    return f"{found.name} {found.version} was installed from {_without_credentials(unquote(address))}"
+
+
+def _without_credentials(address: str) -> str:
+    parts = urlsplit(address)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
+
+
+def _local_version(found: Distribution) -> str:
+    public = public_version(found.version)
+    return "" if public == found.version else f"{found.name} was {found.version} where this failed"
+
+
+def _loose(module: str, folders: tuple[str, ...]) -> str:
+    """One line for a module that belongs to no distribution; nothing for what comes with Python's own folders."""
+    if not folders:
+        return ""
+    return f"{top_level(module)} is not installed: it was imported from {folders[0]}{_at_commit(folders[0])}"
+
+
+def _at_commit(folder: str) -> str:
+    """``" at commit 1a2b3c4d5e6f"``, with ``-dirty`` when the work tree had changes; nothing outside git."""
+    command = ["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=GIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    commit = answer.stdout.strip()
+    return f" at commit {commit}" if answer.returncode == 0 and commit else ""

@@ -1,0 +1,117 @@
+"""Where an object lives: the module, and the path from there, that lead to exactly this object."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from minidbg.references.homes import source_of, top_level
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """``path`` inside ``module``: ``my_backend``, ``Compiler.build``, ``BACKENDS['fast']``."""
+
+    module: str
+    path: str
+
+    @property
+    def first(self) -> str:
+        """The name that has to be imported from ``module``."""
+        return self.path.partition(".")[0].partition("[")[0]
+
+
+def place_of(value: object) -> Place | None:
+    """A place that leads to ``value`` itself, in a module other than ours; None when there is none.
+
+    A function or class says where it was defined; any other object is looked for by identity: a global name,
+    an attribute of a class, an entry of a global dict.
+    """
+    return _by_own_name(value) or _by_identity(value)
+
+
+def _by_own_name(value: Any) -> Place | None:
+    module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(path, str) or "<" in path:
+        return None
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        # not getattr: a class would bind its functions, and a lazy module may import
+        found = vars(found).get(part) if hasattr(found, "__dict__") else None
+        found = found.__func__ if isinstance(found, staticmethod) else found
+    return Place(module, path) if found is value else None
+
+
+def _by_identity(value: object) -> Place | None:
+    places = list(_places(value))
+    if not places:
+        return None
+    return min(
+        places,
+        key=lambda place: (
+            _is_main(place.module),
+            _is_imported(place),
+            place.path.count("["),
+            len(place.module),
+        ),
+    )
+
+
+def _is_main(module: str) -> bool:
+    return module in ("__main__", "__mp_main__")
+
+
+def _places(value: object) -> Iterator[Place]:
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, ModuleType) and top_level(name) != "minidbg" and name != "__mp_main__":
+            for path in _paths_in(name, module, value):
+                yield Place(name, path)
+
+
+def _paths_in(name: str, module: ModuleType, value: object) -> Iterator[str]:
+    # type(found) and not isinstance: lazy objects answer __class__ with an import or a warning
+    for key, found in list(vars(module).items()):
+        if not _is_usable(key):
+            continue
+        if found is value:
+            yield key
+        elif issubclass(type(found), type) and found.__module__ == name:
+            yield from (
+                f"{key}.{part}"
+                for part, inner in list(vars(found).items())
+                if inner is value and _is_usable(part)
+            )
+        elif type(found) is dict:
+            yield from (
+                f"{key}[{part!r}]"
+                for part, inner in list(found.items())
+                if inner is value and type(part) is str
+            )
+
+
+def _is_usable(name: object) -> bool:
+    """Whether a script may say it; ``_`` and ``_1`` hold the last answers of an interactive session."""
+    return (
+        isinstance(name, str)
+        and name.isidentifier()
+        and not name.startswith("__")
+        and not name.strip("_").isdigit()
+        and name != "_"
+    )
+
+
+def _is_imported(place: Place) -> bool:
+    """Whether the module only imported the name, so that its home is another one."""
+    text = source_of(place.module)
+    try:
+        tree = ast.parse(text) if text else None
+    except SyntaxError:
+        tree = None
+    if tree is None:
+        return False
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+    return any(place.first == (alias.asname or alias.name) for node in imports for alias in node.names)

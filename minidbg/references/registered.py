@@ -1,0 +1,143 @@
+"""Names that torch.compile knows: which import, or which entry point, makes them known to a fresh process."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, entry_points
+
+from minidbg.references.homes import foreign_modules, is_foreign, source_of, top_level
+
+GROUP = "torch_dynamo_backends"
+"""The entry point group in which torch looks for backends."""
+
+NEEDS = {
+    "openxla": "torch_xla",
+    "openxla_eval": "torch_xla",
+    "tvm": "tvm",
+    "onnxrt": "onnxruntime",
+    "tensorrt": "torch_tensorrt",
+}
+"""Backends of torch that import another package when they are first called."""
+
+
+def entry_point(name: str) -> EntryPoint | None:
+    """The entry point that declares backend ``name``, or None."""
+    found = entry_points(group=GROUP, name=name)
+    return next(iter(found), None)
+
+
+def registering_module(name: str, first: str) -> str | None:
+    """The module whose import registers backend ``name``, as its source says; None when no source says so.
+
+    ``first`` is looked at before all others: the module of the registered function.
+    """
+    for module in dict.fromkeys((first, *_candidates())):
+        text = source_of(module)
+        if text and "register" in text and registers(text, name):
+            return module
+    return None
+
+
+def _candidates() -> Iterator[str]:
+    yield from sorted(module for module in sys.modules if module.startswith("torch._dynamo.backends."))
+    yield "__main__"
+    for module, _ in foreign_modules():
+        yield module
+
+
+def registers(text: str, name: str) -> bool:
+    """Whether running a module of source ``text`` registers ``name``: by a call or a decorator at its top level."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return False
+    called = set(_called_functions(tree))
+    return any(_registers(node, name) for node in _run_at_import(tree, called))
+
+
+def _called_functions(tree: ast.Module) -> Iterator[str]:
+    """Names of functions that the module itself calls: ``_register_backends()`` in its last line."""
+    for statement in tree.body:
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+            yield call.func.id
+
+
+def _run_at_import(node: ast.AST, called: set[str]) -> Iterator[ast.AST]:
+    """The parts of a module that an import runs; of functions the decorators only, unless called."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and child.name not in called:
+            for decorator in child.decorator_list:
+                yield from ast.walk(decorator)
+        elif not isinstance(child, ast.Lambda):
+            yield from _run_at_import(child, called)
+
+
+def _registers(node: ast.AST, name: str) -> bool:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return node.name == name and any(is_registration(part) for part in node.decorator_list)
+    if not isinstance(node, ast.Call) or not is_registration(node):
+        return False
+    values = [*node.args, *(keyword.value for keyword in node.keywords)]
+    constants = [value.value for value in values if isinstance(value, ast.Constant)]
+    if any(isinstance(value, str) for value in constants):
+        return name in constants
+    return any(isinstance(value, ast.Name) and value.id == name for value in values)
+
+
+def is_registration(node: ast.expr) -> bool:
+    """Whether an expression is ``register_backend``, one of its variants, or a call of it."""
+    function = node.func if isinstance(node, ast.Call) else node
+    last = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return last.startswith("register_") and last.endswith("backend")
+
+
+def import_for(module: str) -> str:
+    """The shortest parent package whose own import reaches ``module``: it outlives moves inside the package."""
+    top = top_level(module)
+    return top if top != module and is_foreign(top) and _reaches(top, module) else module
+
+
+def _reaches(top: str, module: str, limit: int = 200) -> bool:
+    """Whether importing ``top`` imports ``module``, as far as import statements at top level tell."""
+    seen, waiting = {top}, [top]
+    while waiting and len(seen) <= limit:
+        current = waiting.pop(0)
+        for imported in _imports_of(current):
+            # importing a.b.c imports a and a.b too
+            parts = imported.split(".")
+            for parent in (".".join(parts[:count]) for count in range(1, len(parts) + 1)):
+                if parent == module:
+                    return True
+                if parent not in seen and top_level(parent) == top:
+                    seen.add(parent)
+                    waiting.append(parent)
+    return False
+
+
+def _imports_of(module: str) -> Iterator[str]:
+    text = source_of(module)
+    try:
+        tree = ast.parse(text) if text else ast.Module([], [])
+    except SyntaxError:
+        return
+    for node in _run_at_import(tree, set()):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(module, node)
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _absolute(module: str, node: ast.ImportFrom) -> str:
+    """The full name of what ``from ..x import y`` in ``module`` imports from."""
+    if not node.level:
+        return node.module or ""
+    package = getattr(sys.modules.get(module), "__package__", None) or module
+    parts = package.split(".")
+    base = parts[: len(parts) - node.level + 1]
+    return ".".join([*base, *([node.module] if node.module else [])])

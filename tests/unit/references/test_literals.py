@@ -1,0 +1,82 @@
+"""What counts as a literal, and that its text gives it back."""
+
+from __future__ import annotations
+
+import enum
+import math
+
+import pytest
+import torch
+
+from minidbg.references import NotALiteral, is_literal, write_literal
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        -3,
+        2.5,
+        float("inf"),
+        -float("inf"),
+        1 + 2j,
+        "it's",
+        b"\x00",
+        (),
+        (1,),
+        [1, (2, "x")],
+        {"a": {"b": [None]}},
+        {3, 1, 2},
+        set(),
+        frozenset({1}),
+        torch.float16,
+        torch.device("cuda:1"),
+        torch.channels_last,
+        torch.strided,
+        torch.Size([2, 3]),
+        {"enabled_precisions": {torch.float16, torch.float32}},
+    ],
+    ids=repr,
+)
+def test_text_of_a_literal_gives_it_back(value: object) -> None:
+    again = eval(write_literal(value), {"torch": torch})
+
+    assert again == value
+    assert type(again) is type(value)
+
+
+def test_nan_comes_back_as_nan() -> None:
+    assert math.isnan(eval(write_literal(float("nan"))))
+
+
+def test_text_of_a_set_does_not_depend_on_its_order() -> None:
+    assert write_literal({"b", "a", "c"}) == "{'a', 'b', 'c'}"
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+class Table(dict):  # type: ignore[type-arg]
+    pass
+
+
+@pytest.mark.parametrize("value", [object(), len, Level.HIGH, Table(), [1, {"x": object()}]], ids=repr)
+def test_objects_are_no_literals(value: object) -> None:
+    assert not is_literal(value)
+
+
+def test_refusal_names_the_place_of_the_object() -> None:
+    with pytest.raises(NotALiteral) as caught:
+        write_literal({"passes": [1, len]}, "options")
+
+    assert caught.value.path == "options['passes'][1]"
+    assert caught.value.value is len
+
+
+def test_list_that_holds_itself_is_no_literal() -> None:
+    endless: list[object] = []
+    endless.append(endless)
+
+    assert not is_literal(endless)
