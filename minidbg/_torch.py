@@ -26,6 +26,12 @@ def inference_mode_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
     return _enter_inference_mode, _exit_inference_mode
 
 
+def grad_mode_function() -> Callable[..., Any]:
+    """The call by which a graph sets grad mode. Seen in 2.13."""
+    function: Callable[..., Any] = torch._C._set_grad_enabled
+    return function
+
+
 def lazy_graph_module(
     root: Any, graph: torch.fx.Graph, class_name: str = "GraphModule"
 ) -> torch.fx.GraphModule:
