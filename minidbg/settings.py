@@ -97,7 +97,7 @@ def load(
         ("the arguments", given),
     ):
         for name, value in table.items():
-            values[known(name, source)] = checked(name, value, source)
+            values[name] = checked(known(name, source), value, source)
     return Settings(**values)
 
 
@@ -108,8 +108,10 @@ def files(folder: Path, user_file: Path) -> Iterator[tuple[str, Mapping[str, Any
     for parent in (folder, *folder.parents):
         project = parent / "pyproject.toml"
         if project.is_file():
-            tool = read_toml(project).get("tool", {})
-            yield f"[tool.minidbg] of {project}", tool.get("minidbg", {})
+            table = dict(read_toml(project).get("tool", {}).get("minidbg", {}))
+            if isinstance(table.get("repro_dir"), str):
+                table["repro_dir"] = parent / path(table["repro_dir"])
+            yield f"[tool.minidbg] of {project}", table
             return
 
 
@@ -165,9 +167,9 @@ def choice(kind: type[enum.StrEnum]) -> Converter:
     def convert(value: Any) -> Any:
         if isinstance(value, str) and value in list(kind):
             return kind(value)
-        words = ", ".join(repr(str(member)) for member in kind)
-        near = nearest(value, list(kind)) if isinstance(value, str) else ""
-        raise ValueError(f"must be one of {words}{near}")
+        words = [str(member) for member in kind]
+        near = nearest(value, words) if isinstance(value, str) else ""
+        raise ValueError(f"must be one of {', '.join(map(repr, words))}{near}")
 
     return convert
 

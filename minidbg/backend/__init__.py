@@ -1,1 +1,6 @@
+"""Wrapping a backend: transparent until it fails, then a captured case, a report, and the user's own exception."""
 
+from minidbg.backend.failures import Report, report_of
+from minidbg.backend.wrapper import EntryPoint, WrappedBackend, entry_point, wrap
+
+__all__ = ["EntryPoint", "Report", "WrappedBackend", "entry_point", "report_of", "wrap"]

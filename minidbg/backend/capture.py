@@ -1,0 +1,173 @@
+"""From a failure to a ``Case``: the untouched graph, the inputs as they were, the modes, and where it came from."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from minidbg import _torch, references
+from minidbg.backend.chain import Link
+from minidbg.backend.context import current_context
+from minidbg.case import Case, Provenance
+from minidbg.failure import Kind, Signature
+from minidbg.graphs.size import call_nodes, canonical_text
+from minidbg.oracle.signature import signature_of
+from minidbg.settings import Settings
+
+MESSAGE_LINES, MESSAGE_CHARACTERS = 20, 4000
+STAND_INS = (
+    "values: the real inputs were not there when it failed (fake tensors); seeded random ones stand in"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What failed, before anything was done about it."""
+
+    graph_module: fx.GraphModule
+    """As dynamo handed it over: a copy that no backend has seen."""
+    inputs: Sequence[Any]
+    """example_inputs, or the arguments of the failing call, with the values from before it."""
+    link: Link
+    """The backend that failed."""
+    kind: Kind
+    error: Exception
+    notes: tuple[str, ...] = ()
+    """What a reader of the capture must know."""
+
+
+def case_of(failure: Failure, settings: Settings) -> Case:
+    """The failure as a case. Raises BackendUnreachable when no fresh process could get the backend back."""
+    link, notes = failure.link, list(failure.notes)
+    placeholders = [node for node in failure.graph_module.graph.nodes if node.op == "placeholder"]
+    inputs = tuple(real_value(value, place) for place, value in enumerate(failure.inputs))
+    if any(_torch.is_fake(value) for value in failure.inputs):
+        notes.append(STAND_INS)
+    dynamic_dims = tuple(symbolic_dims(node) for node in placeholders)
+    symbolic = any(dynamic_dims) or any(is_symbolic_number(node) for node in placeholders)
+    found = references.find(
+        link.backend, options=link.options, mode=link.mode, setup=settings.setup, reference=settings.reference
+    )
+    return Case(
+        graph_module=failure.graph_module,
+        inputs=inputs,
+        backend=references.with_operators(found, failure.graph_module),
+        context=current_context(failure.inputs, further_env=settings.env),
+        signature=signature(failure),
+        dynamic=symbolic,
+        dynamic_dims=dynamic_dims if any(dynamic_dims) else (),
+        provenance=provenance(failure, notes),
+        compiler=link.compiler,
+    )
+
+
+def signature(failure: Failure) -> Signature:
+    """What makes another failure the same as this one."""
+    return Signature.from_table(signature_of(failure.error, str(failure.kind)))
+
+
+def digest(failure: Failure) -> str:
+    """A text that two failures of the same graph share, whatever its nodes are called."""
+    return hashlib.sha256(canonical_text(failure.graph_module).encode()).hexdigest()
+
+
+def provenance(failure: Failure, notes: Iterable[str]) -> Provenance:
+    """Where the case came from."""
+    where, line = user_line(failure.graph_module, str(failure.error))
+    return Provenance(
+        nodes=call_nodes(failure.graph_module),
+        inputs=len(failure.inputs),
+        captured_from=where,
+        line=line,
+        message=first_lines(str(failure.error)),
+        torch_version=torch.__version__,
+        python_version=platform.python_version(),
+        notes=tuple(notes),
+    )
+
+
+def first_lines(message: str) -> str:
+    """The beginning of ``message``, unchanged."""
+    return "\n".join(message.splitlines()[:MESSAGE_LINES])[:MESSAGE_CHARACTERS]
+
+
+def user_line(graph_module: fx.GraphModule, message: str) -> tuple[str, str]:
+    """``train.py:41`` and that line's text: of the node that ``message`` names, else of the first one.
+
+    Two empty texts when the graph knows no source lines.
+    """
+    traced = [node for node in graph_module.graph.nodes if node.stack_trace]
+    named = [node for node in traced if node.op.startswith("call_") and mentions(message, node)]
+    for node in (*named, *traced):
+        lines = [line.strip() for line in str(node.stack_trace).splitlines() if line.strip()]
+        for place, line in reversed(list(enumerate(lines))):
+            if line.startswith('File "'):
+                file, _, rest = line.removeprefix('File "').partition('", line ')
+                text = lines[place + 1] if place + 1 < len(lines) else ""
+                return f"{short_path(file)}:{rest.partition(',')[0]}", text
+    return "", ""
+
+
+def mentions(message: str, node: fx.Node) -> bool:
+    """Whether the error text names the node, or the source line that it stands for."""
+    last = str(node.stack_trace).strip().splitlines()[-1].strip()
+    return f"%{node.name} " in message or f"'{node.name}'" in message or (len(last) > 8 and last in message)
+
+
+def short_path(file: str) -> str:
+    """Relative to the working directory where it lies in it, else the file's name: a path may tell too much."""
+    relative = os.path.relpath(file)
+    return Path(file).name if relative.startswith("..") else relative
+
+
+def real_value(value: Any, place: int) -> Any:
+    """``value``, or what stands in for it: numbers for symbolic ones, a seeded tensor for a fake one."""
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return concrete(value)
+    if isinstance(value, torch.Tensor) and _torch.is_fake(value):
+        return stand_in(value, place)
+    return value
+
+
+def concrete(value: Any) -> Any:
+    """The number behind a symbolic one in this run; 2 where there is none (0 and 1 are special to torch)."""
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        hint = _torch.hint_of(value)
+        return 2 if hint is None else hint
+    return value
+
+
+def stand_in(fake: torch.Tensor, seed: int) -> torch.Tensor:
+    """A tensor of the same shape, stride, dtype and device: normal values, or 0 and 1 for other than floats."""
+    with _torch.outside_tracing():
+        shape, stride = [concrete(size) for size in fake.shape], [concrete(step) for step in fake.stride()]
+        values = torch.empty_strided(shape, stride, dtype=fake.dtype, device=fake.device)
+        if values.numel():
+            generator = torch.Generator(values.device).manual_seed(seed)
+            if values.dtype.is_floating_point or values.dtype.is_complex:
+                values.copy_(torch.randn(shape, generator=generator, device=values.device).to(values.dtype))
+            else:
+                values.copy_(torch.randint(0, 2, shape, generator=generator, device=values.device))
+        return values.requires_grad_(fake.requires_grad)
+
+
+def symbolic_dims(placeholder: fx.Node) -> tuple[int, ...]:
+    """The dimensions of the placeholder's tensor whose size is symbolic."""
+    example = placeholder.meta.get("example_value")
+    if not isinstance(example, torch.Tensor):
+        return ()
+    return tuple(place for place, size in enumerate(example.shape) if isinstance(size, torch.SymInt))
+
+
+def is_symbolic_number(placeholder: fx.Node) -> bool:
+    """Whether the placeholder stands for a symbolic number."""
+    example = placeholder.meta.get("example_value")
+    return isinstance(example, torch.SymInt | torch.SymFloat | torch.SymBool)

@@ -1,0 +1,147 @@
+"""The links of a fallback chain, and how a later link compiles when dynamo is no longer there to hand over the graph."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+
+from minidbg import _torch, references
+from minidbg.case import CompiledFn, CompilerFn
+from minidbg.errors import ConflictingOptions
+from minidbg.graphs.copying import copy_graph_module
+
+Backend: TypeAlias = str | CompilerFn
+MOST_SHAPES = 8
+"""Shapes for which a dynamic graph is compiled at run time, as many as dynamo's own limit of recompiles."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Link:
+    """One backend with the options that it is called with."""
+
+    backend: Backend
+    options: Mapping[str, Any] = field(default_factory=dict)
+    mode: str | None = None
+    compiler: CompilerFn = field(init=False)
+    """``(gm, example_inputs) -> compiled_fn``, options included."""
+
+    def __post_init__(self) -> None:
+        found = references.compiler_fn(self.backend, options=self.options, mode=self.mode)
+        object.__setattr__(self, "compiler", found)
+
+    @property
+    def name(self) -> str:
+        """What torch would call this backend in its messages."""
+        return name_of(self.backend)
+
+    @property
+    def __name__(self) -> str:
+        # dynamo's exception asks a backend for it
+        return self.name
+
+
+def name_of(backend: Backend) -> str:
+    """A backend's name as ``torch.compile`` derives it."""
+    return backend if isinstance(backend, str) else str(getattr(backend, "__name__", backend))
+
+
+def merged(
+    wrapped: Mapping[str, Any], wrapped_mode: str | None, given: Mapping[str, Any], given_mode: str | None
+) -> tuple[dict[str, Any], str | None]:
+    """Options and mode from ``minidbg.wrap`` and from ``torch.compile``, together.
+
+    Raises ConflictingOptions when one of them was given in both places with two values.
+    """
+    for name in wrapped.keys() & given.keys():
+        if wrapped[name] is not given[name] and wrapped[name] != given[name]:
+            raise conflict(f"option {name!r}", wrapped[name], given[name])
+    modes = {mode for mode in (wrapped_mode, given_mode) if mode not in (None, "default")}
+    if len(modes) > 1:
+        raise conflict("mode", wrapped_mode, given_mode)
+    return {**wrapped, **given}, modes.pop() if modes else None
+
+
+def conflict(what: str, wrapped: object, given: object) -> ConflictingOptions:
+    """Two values for one thing."""
+    return ConflictingOptions(
+        f"{what} is {wrapped!r} in minidbg.wrap and {given!r} in torch.compile; give it in one place"
+    )
+
+
+def compile_at_run_time(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -> CompiledFn:
+    """``graph`` compiled by ``link`` for real ``args``, outside dynamo.
+
+    A graph with symbolic sizes would be compiled for these sizes alone, so it is compiled anew for each shape.
+    """
+    if has_symbols(graph):
+        per_shape = CompiledPerShape(link, graph)
+        per_shape.compiled_for(args)  # fail now, where the next link is tried
+        return per_shape
+    return compile_here(link, graph, args)
+
+
+def compile_here(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -> CompiledFn:
+    """One direct call of the backend on a copy of ``graph``."""
+    with _torch.outside_tracing():
+        compiled_fn: CompiledFn = link.compiler(copy_graph_module(graph), list(args))
+        return compiled_fn
+
+
+def has_symbols(graph: fx.GraphModule) -> bool:
+    """Whether any input of ``graph`` has a symbolic size or is a symbolic number."""
+    examples = [node.meta.get("example_value") for node in graph.graph.nodes if node.op == "placeholder"]
+    return any(
+        isinstance(example, torch.SymInt | torch.SymFloat)
+        or (
+            isinstance(example, torch.Tensor)
+            and any(isinstance(size, torch.SymInt) for size in example.shape)
+        )
+        for example in examples
+    )
+
+
+class CompiledPerShape:
+    """A dynamic graph, compiled for each shape that it is called with; eager when the shapes become too many."""
+
+    def __init__(self, link: Link, graph: fx.GraphModule) -> None:
+        self.link = link
+        self.graph = graph
+        self.compiled: dict[tuple[Any, ...], CompiledFn] = {}
+
+    def compiled_for(self, args: Sequence[Any]) -> CompiledFn:
+        """What to call for these arguments."""
+        shape = tuple(
+            (tuple(arg.shape), arg.stride()) if isinstance(arg, torch.Tensor) else arg for arg in args
+        )
+        if shape not in self.compiled:
+            if len(self.compiled) >= MOST_SHAPES:
+                return self.graph.forward
+            self.compiled[shape] = compile_here(self.link, self.graph, args)
+        return self.compiled[shape]
+
+    def __call__(self, *args: Any) -> Any:
+        return self.compiled_for(args)(*args)
+
+
+def same_backend(one: Backend, other: Backend) -> bool:
+    """Whether two backends are equal as values; partials of equal parts are."""
+    if isinstance(one, functools.partial) and isinstance(other, functools.partial):
+        return (
+            same_backend(one.func, other.func) and one.args == other.args and one.keywords == other.keywords
+        )
+    return one is other or bool(one == other)
+
+
+def backend_hash(backend: Backend | Callable[..., Any]) -> int:
+    """A hash that equal backends share, for unhashable ones too."""
+    if isinstance(backend, functools.partial):
+        return hash(("partial", backend_hash(backend.func)))
+    try:
+        return hash(backend)
+    except TypeError:
+        return hash(type(backend))

@@ -1,0 +1,190 @@
+"""Answering a failure: capture it, have it reduced, and tell the user on his own exception.
+
+Nothing here may hide that exception. Whatever goes wrong on our side becomes a report that says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from minidbg import _torch
+from minidbg.backend import capture
+from minidbg.backend.budget import PROCESS, is_out_of_memory, several_ranks
+from minidbg.backend.capture import Failure
+from minidbg.backend.kept import generator_states, set_generator_state
+from minidbg.case import Case
+from minidbg.errors import MinidbgError
+from minidbg.failure import Kind
+from minidbg.settings import Reduce, Settings
+
+log = logging.getLogger("minidbg")
+ATTRIBUTE = "minidbg_report"
+
+
+@runtime_checkable
+class Report(Protocol):
+    """What became of a failure."""
+
+    @property
+    def path(self) -> Path | None:
+        """The verified repro."""
+
+    @property
+    def capture(self) -> Path | None:
+        """The unreduced capture."""
+
+    @property
+    def line(self) -> str:
+        """The result for people, one line: ``812 -> 1 nodes, 14 oracle calls, 3.2 s; run: python ...``."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoReport:
+    """A failure of which nothing was written, and why."""
+
+    line: str
+    path: Path | None = None
+    capture: Path | None = None
+
+
+ANSWERING: ContextVar[bool] = ContextVar("minidbg_answering", default=False)
+
+
+def is_answering() -> bool:
+    """Whether the caller is minidbg itself at work on a failure, so that a wrapper must not answer again."""
+    return ANSWERING.get()
+
+
+def report_of(error: BaseException | None) -> Report | None:
+    """What minidbg wrote about ``error``, or about an exception that it wraps or was raised from; else None."""
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        report = getattr(one, ATTRIBUTE, None)
+        if isinstance(report, Report):
+            return report
+        waiting += [one.__context__, one.__cause__, getattr(one, "inner_exception", None)]
+    return None
+
+
+def own_report(error: BaseException) -> Report | None:
+    """The report on ``error`` itself: what it was raised from may have failed, and been reported, before."""
+    report = getattr(error, ATTRIBUTE, None)
+    return report if isinstance(report, Report) else None
+
+
+def set_report(error: BaseException, report: Report) -> None:
+    """Make ``report`` readable from the exception that the user catches."""
+    # exceptions that are frozen dataclasses refuse a plain assignment
+    object.__setattr__(error, ATTRIBUTE, report)
+
+
+def add_line(error: BaseException, report: Report) -> None:
+    """Let the report's line be the last thing that is printed for ``error``; once."""
+    note = f"minidbg: {report.line}"
+    if note not in getattr(error, "__notes__", ()):
+        with contextlib.suppress(AttributeError, TypeError):  # an exception that refuses notes stays without
+            error.add_note(note)
+
+
+def answer(failure: Failure, settings: Settings) -> Report:
+    """What became of ``failure``. Never raises an ordinary exception."""
+    try:
+        with answering(failure):
+            return captured(failure, settings)
+    except MinidbgError as refusal:
+        return NoReport(f"not captured: {refusal}")
+    except Exception as trouble:
+        # The user's exception must arrive, whatever goes wrong here.
+        log.debug("answering_failed", exc_info=True)
+        return NoReport(
+            f"could not capture this failure ({type(trouble).__name__}: {trouble}); that is a bug in minidbg"
+        )
+
+
+@contextlib.contextmanager
+def answering(failure: Failure) -> Iterator[None]:
+    """A block of our own work: no live tracing context, no wrapper that answers, the RNG streams as before."""
+    token = ANSWERING.set(True)
+    generators = generator_states(failure.inputs)
+    try:
+        with _torch.outside_tracing():
+            yield
+    finally:
+        for device, state in generators:
+            set_generator_state(device, state)
+        ANSWERING.reset(token)
+
+
+def captured(failure: Failure, settings: Settings) -> Report:
+    """Capture ``failure`` and have it answered, unless this very one was before."""
+    case = capture.case_of(failure, settings)
+    key = (case.signature, capture.digest(failure), settings)
+    known = PROCESS.reports.get(key)
+    if isinstance(known, Report):
+        return known
+    granted, why = PROCESS.grant(case.signature, failure.error, settings)
+    if why:
+        story = replace(case.provenance, notes=(*case.provenance.notes, f"not reduced at once: {why}"))
+        case = replace(case, provenance=story)
+    started = time.monotonic()
+    try:
+        report = respond(case, failure.error, granted)
+    finally:
+        if granted.reduce is Reduce.NOW:
+            PROCESS.spend(time.monotonic() - started)
+    PROCESS.reports[key] = report
+    return report
+
+
+def respond(case: Case, error: BaseException, settings: Settings) -> Report:
+    """Write the capture, reduce, publish."""
+    # late: what reduces and writes is not loaded by a run in which nothing fails
+    from minidbg.backend.respond import on_failure
+
+    report: Report = on_failure(case, error, settings)
+    return report
+
+
+def eager_fails_too(failure: Failure, environ: Mapping[str, str]) -> bool:
+    """Whether the graph fails in eager on the same inputs, so that the backend is not to blame.
+
+    The caller puts back what the graph writes. Not asked (False) of compile-time failures, after memory has run
+    out, nor in a job of several ranks, where a collective would wait for the others.
+    """
+    if failure.kind is not Kind.RUNTIME or is_out_of_memory(failure.error) or several_ranks(environ):
+        return False
+    try:
+        with answering(failure), torch.no_grad():
+            failure.graph_module.forward(*failure.inputs)
+    except Exception:  # noqa: BLE001 - whatever eager raises is the answer
+        return True
+    return False
+
+
+def warn_going_on(failure: Failure, report: Report, then: str) -> None:
+    """Say once that a backend has failed and what the program goes on with."""
+    what = "compile" if failure.kind is Kind.COMPILE else "run"
+    first = str(failure.error).strip().partition("\n")[0]
+    log.warning(
+        "minidbg: %s failed to %s a graph (%s: %s); going on with %s. %s",
+        failure.link.name,
+        what,
+        type(failure.error).__name__,
+        first[:200],
+        then,
+        report.line,
+    )

@@ -1,0 +1,215 @@
+"""One graph of the user's program: compiled by the links of a chain until one works, run with care until it has run
+well, and then left alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+from minidbg import _torch
+from minidbg.backend import failures, verify
+from minidbg.backend.capture import Failure
+from minidbg.backend.chain import Link, compile_at_run_time
+from minidbg.backend.failures import Report
+from minidbg.backend.kept import NOTHING, Kept, keep
+from minidbg.case import CompiledFn
+from minidbg.failure import Kind
+from minidbg.graphs.copying import copy_graph_module
+from minidbg.graphs.mutation import mutated_placeholders
+from minidbg.settings import OnFailure, Settings
+
+STALE = "the graph writes to its inputs and had run before; the values are those after the failing call"
+
+
+class WrappedGraph:
+    """The state of one graph; ``compile`` gives what the backend's result would have been.
+
+    It is *settled* once it has run well: from then on a call costs one attribute look-up. Until then the tensors
+    it writes to and the RNG streams are kept before each call, and put back when the call fails.
+    """
+
+    def __init__(self, gm: fx.GraphModule, links: Sequence[Link], settings: Settings) -> None:
+        self.untouched = copy_graph_module(gm)  # backends edit the graph that they are given
+        self.links = tuple(links)
+        self.settings = settings
+        self.mutated = mutated_placeholders(self.untouched)
+        self.held = tuple(self.untouched.buffers())
+        """Buffers of modules that dynamo did not inline; a run may write to them too."""
+        self.position = 0
+        """Of the link in use; ``len(links)`` is eager."""
+        self.compiled_fn: CompiledFn = self.untouched.forward
+        self.good_calls = 0
+        self.settled = False
+
+    # ---- compiling
+
+    def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+        """What dynamo is to call. Raises what the last link raised, when no link works and eager is not wanted."""
+        kept = self.keep(example_inputs) if self.can_go_on() else NOTHING
+        for position, link in enumerate(self.links):
+            self.position = position
+            try:
+                compiled_fn = compiled_by(link, gm, example_inputs)
+            except Exception as error:
+                if _torch.is_control_flow(error):
+                    raise
+                report = self.answered(error, example_inputs, Kind.COMPILE)
+                if not self.can_go_on() or not kept.restore():
+                    raise
+                self.warn(error, example_inputs, Kind.COMPILE, report)
+                gm = copy_graph_module(self.untouched)
+            else:
+                return self.called_as(compiled_fn)
+        return self.called_as_eager()
+
+    def called_as(self, compiled_fn: CompiledFn) -> CompiledFn:
+        """``compiled_fn`` behind the care that an unsettled graph takes."""
+        if _torch.is_serializable_callable(compiled_fn):
+            return compiled_fn  # dynamo stores it for another process, by its type
+        self.compiled_fn = _torch.settled_forward(compiled_fn)
+
+        def run_compiled_graph(*args: Any) -> Any:
+            if not self.settled:
+                return self.careful_call(args)
+            try:
+                return self.compiled_fn(*args)
+            except Exception as error:
+                again = self.after_failure(error, args, None)
+                if again is None:
+                    raise
+            return again(*args)
+
+        return run_compiled_graph
+
+    def called_as_eager(self) -> CompiledFn:
+        """The untouched graph itself, from now on."""
+        self.position = len(self.links)
+        self.settled = True
+        self.compiled_fn = _torch.settled_forward(self.untouched.forward)
+        return self.compiled_fn
+
+    # ---- running
+
+    def careful_call(self, args: tuple[Any, ...]) -> Any:
+        """A call of a graph that has not yet run well."""
+        if any(_torch.is_fake(arg) for arg in args):
+            return self.compiled_fn(*args)  # a tracer above us asks for shapes; nothing runs
+        kept = self.keep(args)
+        try:
+            result = self.compiled_fn(*args)
+        except Exception as error:
+            again = self.after_failure(error, args, kept)
+            del kept  # the traceback holds this frame
+            if again is None:
+                raise
+        else:
+            self.good_calls += 1
+            self.settled = verify.is_settled(self.good_calls)
+            return result
+        return again(*args)
+
+    def after_failure(self, error: Exception, args: tuple[Any, ...], kept: Kept | None) -> CompiledFn | None:
+        """What to call instead, or None when ``error`` is to be raised. ``kept`` is None for a settled graph."""
+        if self.position >= len(self.links) or failures.is_answering():
+            return None
+        restored = self.put_back(kept)
+        report = self.run_time_report(error, args, kept, restored)
+        if report is None:
+            return None
+        if not (restored and self.can_go_on()):
+            failures.add_line(error, report)
+            return None
+        self.warn(error, args, Kind.RUNTIME, report)
+        return self.next_that_compiles(error, args, kept)
+
+    def put_back(self, kept: Kept | None) -> bool:
+        """Whether the graph's inputs are as before the call, so that it may run again."""
+        if kept is None:
+            return not self.mutated and not self.held
+        try:
+            return kept.restore()
+        except RuntimeError:  # a device in error refuses every call
+            return False
+
+    def run_time_report(
+        self, error: Exception, args: tuple[Any, ...], kept: Kept | None, restored: bool
+    ) -> Report | None:
+        """What became of the failure; None when eager fails on the same inputs, which is the program's own error."""
+        known = failures.own_report(error)
+        if known is not None:
+            return known
+        notes = () if restored else (STALE,)
+        failure = self.failure(error, args, Kind.RUNTIME, notes)
+        if restored:
+            blameless = failures.eager_fails_too(failure, os.environ)
+            self.put_back(kept)
+            if blameless:
+                return None
+        report = failures.answer(failure, self.settings)
+        failures.set_report(error, report)
+        return report
+
+    def next_that_compiles(
+        self, error: Exception, args: tuple[Any, ...], kept: Kept | None
+    ) -> CompiledFn | None:
+        """The next link that compiles the graph for ``args``, else eager where it is wanted, else None."""
+        self.good_calls, self.settled = 0, False
+        for position in range(self.position + 1, len(self.links)):
+            self.position = position
+            try:
+                self.compiled_fn = compile_at_run_time(self.links[position], self.untouched, args)
+            except Exception as another:  # noqa: BLE001 - answered like the failure of the link before
+                report = self.answered(another, args, Kind.COMPILE)
+                self.put_back(kept)
+                self.warn(another, args, Kind.COMPILE, report)
+            else:
+                return lambda *args: self.careful_call(args)
+        if self.settings.on_failure is OnFailure.FALLBACK:
+            return self.called_as_eager()
+        self.position = 0
+        failures.add_line(
+            error, failures.own_report(error) or failures.NoReport("no link of the chain works")
+        )
+        return None
+
+    # ---- answering
+
+    def can_go_on(self) -> bool:
+        """Whether something is left to go on with when the link in use fails."""
+        return self.position + 1 < len(self.links) or self.settings.on_failure is OnFailure.FALLBACK
+
+    def keep(self, values: Sequence[Any]) -> Kept:
+        """The state that a call with ``values`` may change."""
+        return keep(values, self.mutated, self.held, limit_bytes=self.settings.value_limit_bytes)
+
+    def answered(self, error: Exception, values: Sequence[Any], kind: Kind) -> Report:
+        """The report on ``error``, which is then readable from it. One that a wrapper below made is kept."""
+        known = failures.own_report(error)
+        if known is not None:
+            return known
+        report = failures.answer(self.failure(error, values, kind), self.settings)
+        failures.set_report(error, report)
+        return report
+
+    def failure(
+        self, error: Exception, values: Sequence[Any], kind: Kind, notes: tuple[str, ...] = ()
+    ) -> Failure:
+        """What failed."""
+        return Failure(self.untouched, tuple(values), self.links[self.position], kind, error, notes)
+
+    def warn(self, error: Exception, values: Sequence[Any], kind: Kind, report: Report) -> None:
+        """Tell what the program goes on with."""
+        later = self.links[self.position + 1 :]
+        then = later[0].name if later else "eager"
+        failures.warn_going_on(self.failure(error, values, kind), report, then)
+
+
+def compiled_by(link: Link, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """What the backend returns for the very objects that it would get without us."""
+    compiled_fn = link.compiler(gm, example_inputs)
+    if not callable(compiled_fn):
+        raise AssertionError("compiler_fn did not return callable")  # as dynamo says it
+    return compiled_fn

@@ -1,0 +1,268 @@
+"""``minidbg.wrap``: a backend that behaves like the one it wraps until that one fails."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from torch import fx
+
+from minidbg import _torch, references, settings
+from minidbg.backend import failures
+from minidbg.backend.chain import Backend, Link, backend_hash, merged, name_of, same_backend
+from minidbg.backend.runner import WrappedGraph
+from minidbg.case import CompiledFn
+from minidbg.errors import BadSetting, UnknownBackend, nearest
+from minidbg.settings import Settings
+
+OWN_NAME = "minidbg"
+FORWARDED = ("reset", "get_compiler_config")
+"""Attributes that dynamo looks for on a backend; ours has those that the wrapped one has."""
+
+
+class WrappedBackend:
+    """A backend ``(gm, example_inputs) -> compiled_fn``, equal to others of the same backend, options and settings.
+
+    Dynamo guards on the backend by ``==``: an object made anew in each turn of a loop must not recompile.
+    """
+
+    _tags: tuple[str, ...] = ()  # register_backend sets it
+
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        options: Mapping[str, Any],
+        mode: str | None,
+        own_settings: Settings,
+    ) -> None:
+        self.backends = tuple(backends)
+        self.options = dict(options)
+        self.mode = mode
+        self.settings = own_settings
+        self.__name__ = name_of(self.backends[0])
+
+    @cached_property
+    def links(self) -> tuple[Link, ...]:
+        """The chain, with the options given to ``wrap``."""
+        return self.links_with(self.options, self.mode)
+
+    def links_with(self, options: Mapping[str, Any], mode: str | None) -> tuple[Link, ...]:
+        """The chain; ``options`` and ``mode`` are the first link's. Raises BadSetting for what inductor does not know."""
+        first, *others = self.backends
+        check_options(first, options, mode)
+        return (Link(first, options, mode), *(Link(backend) for backend in others))
+
+    def __call__(
+        self,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> CompiledFn:
+        """What the wrapped backend returns, behind a thin function; what it raises is raised, with a note."""
+        links = self.links
+        if mode or options:
+            links = self.links_with(*merged(self.options, self.mode, options or {}, mode))
+        if failures.is_answering():
+            compiled_fn: CompiledFn = links[0].compiler(gm, example_inputs)
+            return compiled_fn
+        graph = WrappedGraph(gm, links, self.settings)
+        try:
+            return graph.compile(gm, example_inputs)
+        except Exception as error:
+            report = failures.own_report(error)
+            if report is None:
+                raise
+            if _torch.dynamo_keeps_type(error) or not _torch.is_called_by_torch(sys._getframe(1)):
+                failures.add_line(error, report)
+                raise
+            # dynamo would wrap it in this, and a note on the inner exception is never printed
+            outer = _torch.backend_compiler_failed(graph.links[graph.position], error, sys._getframe())
+            failures.set_report(outer, report)
+            failures.add_line(outer, report)
+            raise outer from None
+
+    def __getattr__(self, name: str) -> Any:
+        if name in FORWARDED:
+            found = getattr(references.hooks(self.links[0].compiler), name)
+            if found is not None:
+                return found
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, WrappedBackend):
+            return NotImplemented
+        return (
+            (self.options, self.mode, self.settings) == (other.options, other.mode, other.settings)
+            and len(self.backends) == len(other.backends)
+            and all(map(same_backend, self.backends, other.backends))
+        )
+
+    def __hash__(self) -> int:
+        return hash((tuple(map(backend_hash, self.backends)), self.mode, self.settings))
+
+    def __repr__(self) -> str:
+        return f"<minidbg.wrap({', '.join(map(name_of, self.backends))})>"
+
+
+def wrap(
+    backend: Backend | Sequence[Backend] = "inductor",
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+    verify: str | int | None = None,
+    on_failure: str | None = None,
+    reduce: str | None = None,
+    repro_dir: str | os.PathLike[str] | None = None,
+    seconds: float | None = None,
+    max_calls: int | None = None,
+    setup: str | Sequence[str] | None = None,
+    reference: str | None = None,
+    value_limit_bytes: int | None = None,
+    reduce_oom: bool | None = None,
+    match: str | None = None,
+    env: Sequence[str] | None = None,
+) -> WrappedBackend:
+    """``backend``, for ``torch.compile(backend=)``; when it fails, a verified minimal repro is left in ``repro_dir``.
+
+    ``backend`` is a name, a callable, or a list of them: a chain, in which the first that works is used and each
+    failing link is captured; ``options`` and ``mode`` are then the first link's. The settings are described at
+    ``minidbg.settings.Settings``; what is not given here comes from the environment and the configuration files.
+
+    Raises UnknownBackend, and BadSetting for a setting or option that does not exist or a value it cannot have.
+    """
+    given = {
+        "verify": verify,
+        "on_failure": on_failure,
+        "reduce": reduce,
+        "repro_dir": repro_dir,
+        "seconds": seconds,
+        "max_calls": max_calls,
+        "setup": setup,
+        "reference": reference,
+        "value_limit_bytes": value_limit_bytes,
+        "reduce_oom": reduce_oom,
+        "match": match,
+        "env": env,
+    }
+    backends = checked_backends(backend)
+    wrapped = WrappedBackend(backends, options or {}, mode, settings.load(given))
+    if options or mode:
+        wrapped.links  # noqa: B018 - what inductor does not know is an error now, not in the first call
+    return wrapped
+
+
+def checked_backends(backend: object) -> tuple[Backend, ...]:
+    """The links of the chain. Raises UnknownBackend or BadSetting."""
+    links = tuple(backend) if isinstance(backend, list | tuple) else (backend,)
+    if not links:
+        raise BadSetting("backend=[]: a chain needs one backend at least")
+    return tuple(checked_backend(link) for link in links)
+
+
+def checked_backend(backend: object) -> Backend:
+    """``backend``, when it can be one."""
+    if isinstance(backend, str):
+        if backend == OWN_NAME:
+            raise BadSetting(
+                f"backend={backend!r}: minidbg does not wrap itself; name the backend that is to be wrapped"
+            )
+        known = _torch.known_backends()
+        if backend not in known:
+            raise UnknownBackend(backend, [name for name in known if name != OWN_NAME])
+        return backend
+    if not callable(backend):
+        raise BadSetting(
+            f"backend={backend!r}: must be a name, a callable (gm, example_inputs), or a list of them"
+        )
+    return backend
+
+
+def check_options(backend: Backend, options: Mapping[str, Any], mode: str | None) -> None:
+    """Raise BadSetting for options and modes that the backend surely does not know; only inductor's are listed."""
+    if backend != "inductor":
+        return
+    if mode is not None and mode not in (modes := _torch.inductor_modes()):
+        raise BadSetting(f"mode={mode!r}: inductor knows {', '.join(map(repr, modes))}{nearest(mode, modes)}")
+    if options:
+        names = _torch.inductor_option_names()
+        for name in options:
+            if name.replace("-", "_") not in names:
+                raise BadSetting(f"options: inductor has no option {name!r}{nearest(name, names)}")
+
+
+class EntryPoint:
+    """The backend named ``minidbg``: ``torch.compile(m, backend="minidbg", options={"backend": "my_backend", ...})``.
+
+    ``options`` holds the arguments of ``minidbg.wrap`` and, beside them, the wrapped backend's own options; where
+    a name could be either, the backend's own go into a nested ``options={"options": {...}}``.
+    """
+
+    __name__ = OWN_NAME
+    _tags: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.made: list[tuple[dict[str, Any], WrappedBackend]] = []
+
+    def __call__(
+        self,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> CompiledFn:
+        """As the wrapped backend. Raises BadSetting and UnknownBackend inside dynamo's BackendCompilerFailed."""
+        given = dict(options or {})
+        if mode is not None and "mode" not in given:
+            given["mode"] = mode
+        return self.wrapped(given)(gm, example_inputs)
+
+    def wrapped(self, given: dict[str, Any]) -> WrappedBackend:
+        """The wrapper for these options; the same one for equal options."""
+        for known, wrapper in self.made:
+            if known == given:
+                return wrapper
+        wrapper = wrap(**split_options(given))
+        self.made.append((given, wrapper))
+        return wrapper
+
+    def reset(self) -> None:
+        """``torch._dynamo.reset()`` for the wrapped backends, and forget them."""
+        for _, wrapper in self.made:
+            reset = getattr(wrapper, "reset", None)
+            if reset is not None:
+                reset()
+        self.made.clear()
+
+
+entry_point = EntryPoint()
+WRAP_ARGUMENTS = tuple(inspect.signature(wrap).parameters)
+
+
+def split_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of ``wrap`` out of one flat table; what is none of them is the wrapped backend's option.
+
+    Raises BadSetting for a name that looks like a misspelt argument of ``wrap``.
+    """
+    arguments = {name: value for name, value in given.items() if name in WRAP_ARGUMENTS}
+    own = {name: value for name, value in given.items() if name not in WRAP_ARGUMENTS}
+    nested = arguments.pop("options", None) or {}
+    backend = arguments.get("backend", "inductor")
+    first = backend[0] if isinstance(backend, list | tuple) and backend else backend
+    known = _torch.inductor_option_names() if first == "inductor" and own else []
+    for name in own:
+        listed = name.replace("-", "_") in known
+        near = nearest(name, [*WRAP_ARGUMENTS, *known])
+        if not listed and (near or first == "inductor"):
+            raise BadSetting(
+                f"options: {name!r} is neither a setting of minidbg nor an option of {name_of(first)}{near}. "
+                f"What is surely the backend's own goes into options={{'options': {{{name!r}: ...}}}}"
+            )
+    options, _ = merged(nested, None, own, None)
+    return {**arguments, "options": options}
