@@ -274,6 +274,22 @@ def operator_path(value: Any) -> str | None:
     return f"torch.ops.{packet._qualified_op_name.replace('::', '.')}{overload}"
 
 
+def operator_schemas(path: str) -> tuple[Any, ...]:
+    """The schemas of ``torch.ops.aten.add.Tensor``, or of all overloads of ``torch.ops.aten.add``; empty when
+    there is no such operator. ``_schema`` was seen in 2.13.
+    """
+    from torch._ops import OpOverload, OpOverloadPacket
+
+    found: Any = torch
+    for part in path.split(".")[1:]:
+        found = getattr(found, part, None)
+    if isinstance(found, OpOverload):
+        return (found._schema,)
+    if not isinstance(found, OpOverloadPacket):
+        return ()
+    return tuple(getattr(found, overload)._schema for overload in found.overloads())
+
+
 # ---- what a tensor really is ----------------------------------------------------------------------
 
 
@@ -285,6 +301,31 @@ def hint(value: object) -> Any:
 def storage_identity(value: torch.Tensor) -> int:
     """A number that tensors share exactly when they share their storage. ``_cdata`` was seen in 2.13."""
     return int(value.untyped_storage()._cdata)
+
+
+def is_inside_functorch(value: torch.Tensor) -> bool:
+    """Whether ``value`` lives inside a level of vmap, grad or jvp and exists nowhere else. Seen in 2.13."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
+
+
+def symbol_of(value: object) -> str | None:
+    """The name of the symbol that ``value`` is: ``s0`` of a plain SymInt, None of anything else. Seen in 2.13."""
+    if not isinstance(value, torch.SymInt | torch.SymFloat):
+        return None
+    expression = value.node.expr
+    return str(expression) if expression.is_Symbol else None
+
+
+def symbols_in(value: object) -> set[str]:
+    """Names of the symbols in the shape and strides of a fake tensor, or in a symbolic number. Seen in 2.13."""
+    if isinstance(value, torch.Tensor):
+        found: set[str] = set()
+        for size in (*value.shape, *(value.stride() if value.layout is torch.strided else ())):
+            found |= symbols_in(size)
+        return found
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return {str(symbol) for symbol in value.node.expr.free_symbols}
+    return set()
 
 
 def without_modes() -> contextlib.AbstractContextManager[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -76,8 +77,11 @@ class Attributes:
     ``path`` is the dotted way from the outermost module, for the names in ``constants``.
     """
 
-    def __init__(self, module: fx.GraphModule, path: str, constant_expression: ConstantExpression) -> None:
+    def __init__(
+        self, module: fx.GraphModule, path: str, constant_expression: ConstantExpression, owner: str = "self"
+    ) -> None:
         self._module = module
+        self._owner = owner
         self._path = path
         self._constant_expression = constant_expression
         self._written: dict[int, str] = {}
@@ -102,7 +106,7 @@ class Attributes:
         self._open_containers(target)
         same = self._written.get(id(value)) if isinstance(value, Tensor | nn.Module) else None
         if same is not None:
-            self._assign(target, attribute_path("self", same))
+            self._assign(target, attribute_path(self._owner, same))
             return
         self._written[id(value)] = target
         if isinstance(value, fx.GraphModule):
@@ -132,7 +136,7 @@ class Attributes:
 
     def _assign(self, target: str, expression: str) -> None:
         owner, _, field = target.rpartition(".")
-        path = attribute_path("self", owner) if owner else "self"
+        path = attribute_path(self._owner, owner) if owner else self._owner
         if is_plain_identifier(field):
             self.statements.append(f"{path}.{field} = {expression}")
         else:
@@ -149,19 +153,21 @@ class Attributes:
             self._assign(target, _parameter(expression, value))
             return
         owner, _, field = target.rpartition(".")
-        path = attribute_path("self", owner) if owner else "self"
+        path = attribute_path(self._owner, owner) if owner else self._owner
         # also for a plain tensor attribute: a GraphModule makes a buffer of it
         self.statements.append(f"{path}.register_buffer({field!r}, {expression})")
 
     def _submodule(self, target: str, module: nn.Module) -> None:
         self._assign(target, constructor(module, target))
-        path = attribute_path("self", target)
-        for name, value in module.named_parameters(remove_duplicate=False):
-            self.statements.append(
-                _state(path, name, _parameter(self._constant(f"{target}.{name}", value), value))
-            )
-        for name, value in module.named_buffers(remove_duplicate=False):
-            self.statements.append(_state(path, name, self._constant(f"{target}.{name}", value)))
+        path = attribute_path(self._owner, target)
+        tensors: Iterator[tuple[str, Tensor]] = itertools.chain(
+            module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
+        )
+        for name, value in tensors:
+            expression = self._constant(f"{target}.{name}", value)
+            if isinstance(value, nn.Parameter):
+                expression = _parameter(expression, value)
+            self.statements.append(_state(path, name, expression))
 
 
 def _state(path: str, name: str, expression: str) -> str:
@@ -203,10 +209,9 @@ def _constructor_text(module: nn.Module, part: str) -> str:
     if getattr(nn, kind.__name__, None) is not kind:
         raise _no_constructor(part, module, "only modules of torch.nn can be rebuilt")
     ending = "" if module.training else ".eval()"
-    if kind in (nn.Sequential, nn.ModuleList):
+    if isinstance(module, nn.Sequential):
         children = [_constructor_text(child, part) for child in module]
-        inside = ", ".join(children) if kind is nn.Sequential else f"[{', '.join(children)}]"
-        return f"torch.nn.{kind.__name__}({inside}){ending}"
+        return f"torch.nn.Sequential({', '.join(children)}){ending}"
     return f"torch.nn.{_literal_call(repr(module), part, module)}{ending}"
 
 

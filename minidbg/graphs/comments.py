@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-SHAPE_KEY = "input_comment"
+INPUT_KEY = "input_comment"
 """Key in a placeholder's ``meta``: what its comment said, for a graph that was read from source."""
 
 _FRAME = re.compile(r'File "(.*)", line (\d+)')
@@ -62,7 +62,7 @@ def input_comment(node: fx.Node, value: Any = None, *, has_value: bool = False) 
     for key in ("example_value", "val"):
         if key in node.meta:
             return describe_input(node.meta[key])
-    return plain(str(node.meta.get(SHAPE_KEY, "")))
+    return plain(str(node.meta.get(INPUT_KEY, "")))
 
 
 def comments_by_line(source: str) -> dict[int, str]:

@@ -65,10 +65,10 @@ def _to_fixed_point(raw: str, *, short: bool) -> str:
     while match := _FROM_SOURCE.fullmatch(name):
         inner = match[1] or match[2]
         name = _INSIDE.sub("_", _ROOT.sub("", inner) if short else inner)
-    return _valid(name)
+    return identifier(name)
 
 
-def _valid(name: str) -> str:
+def identifier(name: str) -> str:
     """``name`` made an ASCII identifier that no class mangles and that is not reserved."""
     name = _NOT_IN_NAMES.sub("_", name)
     if name.startswith("__"):
@@ -96,6 +96,10 @@ class Names:
         name = self.unique(*readable(raw.lstrip("*")))
         self._of[node] = name
         return name
+
+    def free(self, raw: str) -> str:
+        """A free name like ``raw`` for something that is no node."""
+        return self.unique(identifier(raw))
 
     def unique(self, *candidates: str) -> str:
         """The first free candidate, else the last one with the next free number."""

@@ -1,0 +1,265 @@
+"""Which inputs a graph may write to: a safe guess from schemas, names and storages."""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from minidbg import _torch
+from minidbg.graphs.attributes import lookup
+
+_READ_ONLY_MODULES = ("torch", "_operator", "operator", "math", "builtins")
+"""Functions from here write only where name, schema or an ``inplace`` argument says so."""
+
+_STATISTICS = frozenset(
+    {"batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
+)
+"""Functions that write to running statistics although no schema says it."""
+
+_STATISTICS_FLAG = 5
+"""Position of the argument that says whether they do so, in all of them."""
+
+_INPLACE_POSITIONS = {
+    **dict.fromkeys(("relu", "relu6", "silu", "mish", "selu", "hardswish", "hardsigmoid"), 1),
+    **dict.fromkeys(("leaky_relu", "elu", "celu"), 2),
+    **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d"), 3),
+    **dict.fromkeys(("alpha_dropout", "feature_alpha_dropout", "hardtanh", "threshold"), 3),
+    "rrelu": 4,
+}
+"""Where functions of torch.nn.functional take ``inplace``."""
+
+_RENORMALISED = frozenset({"embedding", "embedding_bag"})
+"""Functions that write to their weight when ``max_norm`` is given."""
+
+_IN_PLACE = frozenset(
+    function
+    for name, function in vars(operator).items()
+    if name.startswith("i") and hasattr(operator, name[1:])
+) | {operator.setitem, operator.delitem, operator.iconcat}
+
+
+def mutated_placeholders(gm: fx.GraphModule) -> frozenset[int]:
+    """Indices of the placeholders whose memory ``gm`` may write to; never too few, sometimes too many.
+
+    A view of an input counts as the input, inputs that share memory count together, and what an unknown
+    function is given counts as written.
+    """
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    memory = _Memory(placeholders)
+    written: set[int] = set()
+    for node in gm.graph.nodes:
+        if node.op in ("placeholder", "output", "get_attr"):
+            continue
+        for argument in written_arguments(gm, node):
+            written |= memory.of(argument)
+        memory.add(node)
+    return frozenset(written)
+
+
+class _Memory:
+    """The placeholders that each node may share memory with."""
+
+    def __init__(self, placeholders: list[fx.Node]) -> None:
+        self._of: dict[fx.Node, frozenset[int]] = {}
+        self._by_storage: dict[int, frozenset[int]] = {}
+        for index, node in enumerate(placeholders):
+            for storage in _storages(node):
+                self._by_storage[storage] = self._by_storage.get(storage, frozenset()) | {index}
+        for index, node in enumerate(placeholders):
+            self._of[node] = self._shared(node) | {index}
+
+    def of(self, node: fx.Node) -> frozenset[int]:
+        """Indices of the placeholders whose memory ``node`` may hold."""
+        return self._of.get(node, frozenset())
+
+    def add(self, node: fx.Node) -> None:
+        """Find out what a computed node holds, after its arguments."""
+        given = frozenset().union(*map(self.of, node.all_input_nodes))
+        known = _storages(node)
+        if known and not _may_return_argument(node):
+            self._of[node] = self._shared(node)
+        elif _computes_no_tensor(node):
+            self._of[node] = frozenset()
+        else:
+            self._of[node] = given | self._shared(node)
+
+    def _shared(self, node: fx.Node) -> frozenset[int]:
+        return frozenset().union(*(self._by_storage.get(storage, frozenset()) for storage in _storages(node)))
+
+
+def written_arguments(gm: fx.GraphModule, node: fx.Node) -> Iterator[fx.Node]:
+    """The nodes among ``node``'s arguments whose values it may write to."""
+    if node.kwargs.get("out") is not None:
+        yield from _nodes_in(node.kwargs["out"])
+    if node.op == "call_module":
+        yield from _written_by_module(lookup(gm, str(node.target)), node)
+    elif _nested_graphs(gm, node):
+        # operands of a higher-order operator reach its graphs in ways of its own: all or none
+        if any(mutated_placeholders(nested) for nested in _nested_graphs(gm, node)):
+            yield from node.all_input_nodes
+    elif not _is_known(node):
+        yield from node.all_input_nodes
+    else:
+        yield from _written_by_name(node)
+        yield from _written_by_schema(node)
+
+
+def _nested_graphs(gm: fx.GraphModule, node: fx.Node) -> list[fx.GraphModule]:
+    values = (lookup(gm, str(arg.target)) for arg in node.all_input_nodes if arg.op == "get_attr")
+    return [value for value in values if isinstance(value, fx.GraphModule)]
+
+
+def _is_known(node: fx.Node) -> bool:
+    """Whether names and schemas tell what ``node`` writes."""
+    if node.op == "call_method":
+        return True
+    path = _torch.operator_path(node.target)
+    if path is not None:
+        return not path.startswith("torch.ops.higher_order.")
+    module = getattr(node.target, "__module__", None)
+    if module is None:  # methods of torch's C classes
+        return isinstance(node.target, types.BuiltinFunctionType | types.MethodDescriptorType)
+    return str(module).partition(".")[0] in _READ_ONLY_MODULES
+
+
+def _written_by_name(node: fx.Node) -> Iterator[fx.Node]:
+    """Arguments written by convention: ``add_``, ``__iadd__``, ``x[i] = y``, ``inplace=True``, statistics."""
+    name = _name(node)
+    if node.target in _IN_PLACE or _is_in_place_name(name):
+        yield from _nodes_in(node.args[:1])
+    if _argument(node, "inplace", _INPLACE_POSITIONS.get(name), default=False) is not False:
+        yield from _nodes_in(node.args[:1])
+    if name in _STATISTICS and _says_training(node):
+        yield from _nodes_in((*node.args[1:], *node.kwargs.values()))
+    if name in _RENORMALISED and _gives_max_norm(node):
+        yield from _nodes_in((*node.args, *node.kwargs.values()))
+
+
+def _is_in_place_name(name: str) -> bool:
+    if name.startswith("__"):
+        return name in ("__setitem__", "__delitem__") or (name.startswith("__i") and hasattr(operator, name))
+    return name.endswith("_")
+
+
+def _says_training(node: fx.Node) -> bool:
+    key = "use_input_stats" if "use_input_stats" in node.kwargs else "training"
+    return _argument(node, key, _STATISTICS_FLAG, default=True) is not False
+
+
+def _gives_max_norm(node: fx.Node) -> bool:
+    # embedding(input, weight, padding_idx, max_norm), embedding_bag(input, weight, offsets, max_norm)
+    return _argument(node, "max_norm", 3, default=None) is not None
+
+
+def _argument(node: fx.Node, key: str, position: int | None, *, default: Any) -> Any:
+    if key in node.kwargs:
+        return node.kwargs[key]
+    return node.args[position] if position is not None and len(node.args) > position else default
+
+
+def _written_by_schema(node: fx.Node) -> Iterator[fx.Node]:
+    for schema in _schemas(node):
+        for position, argument in enumerate(schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            if argument.name in node.kwargs:
+                yield from _nodes_in(node.kwargs[argument.name])
+            elif not argument.kwarg_only and position < len(node.args):
+                yield from _nodes_in(node.args[position])
+
+
+def _written_by_module(module: Any, node: fx.Node) -> Iterator[fx.Node]:
+    if isinstance(module, fx.GraphModule):
+        written = mutated_placeholders(module)
+        named = bool(node.kwargs)
+        for position, argument in enumerate(node.args):
+            if named or position in written:
+                yield from _nodes_in(argument)
+        if written:
+            yield from _nodes_in(tuple(node.kwargs.values()))
+    elif not isinstance(module, nn.Module) or not _is_plain_module(module):
+        yield from node.all_input_nodes
+
+
+def _is_plain_module(module: nn.Module) -> bool:
+    """Whether all of ``module`` comes from torch.nn and nothing in it works in place."""
+    return all(
+        type(inner).__module__.startswith("torch.nn.")
+        and not getattr(inner, "inplace", False)
+        and getattr(inner, "max_norm", None) is None
+        for inner in module.modules()
+    )
+
+
+def _may_return_argument(node: fx.Node) -> bool:
+    """Whether the layout decides if ``node`` is a view: meta of another layout would not tell (``reshape``)."""
+    if (
+        node.target in (getattr, operator.getitem)
+        or node.target in _IN_PLACE
+        or _is_in_place_name(_name(node))
+    ):
+        return True
+    return any(ret.alias_info for schema in _schemas(node) for ret in schema.returns)
+
+
+def _computes_no_tensor(node: fx.Node) -> bool:
+    for key in ("example_value", "val"):
+        if key in node.meta:
+            return isinstance(
+                node.meta[key], bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
+            )
+    return False
+
+
+def _name(node: fx.Node) -> str:
+    if node.op == "call_method":
+        return str(node.target)
+    path = _torch.operator_path(node.target)
+    if path is not None:
+        return path.split(".")[3]
+    return str(getattr(node.target, "__name__", ""))
+
+
+def _schemas(node: fx.Node) -> tuple[Any, ...]:
+    """The operator schemas that ``node`` may stand for; of a torch function those of the same name in aten."""
+    path = _torch.operator_path(node.target)
+    if path is not None:
+        return _known_schemas(path)
+    name = _name(node)
+    return _known_schemas(f"torch.ops.aten.{name}") if name.isidentifier() else ()
+
+
+@cache
+def _known_schemas(path: str) -> tuple[Any, ...]:
+    return _torch.operator_schemas(path)
+
+
+def _nodes_in(value: Any) -> Iterable[fx.Node]:
+    found: list[fx.Node] = []
+    fx.map_arg(value, found.append)
+    return found
+
+
+def _storages(node: fx.Node) -> frozenset[int]:
+    """Identities of the memory behind a node's known value; empty when nothing is known."""
+    for key in ("example_value", "val"):
+        if key in node.meta:
+            found: list[int] = []
+            _collect_storages(node.meta[key], found)
+            return frozenset(found)
+    return frozenset()
+
+
+def _collect_storages(value: Any, found: list[int]) -> None:
+    if isinstance(value, Tensor):
+        if value.layout is torch.strided and not _torch.is_inside_functorch(value):
+            found.append(_torch.storage_identity(value))
+    elif isinstance(value, tuple | list):
+        for item in value:
+            _collect_storages(item, found)

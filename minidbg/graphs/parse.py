@@ -1,0 +1,359 @@
+"""Our own straight-line source, read back into the very graph it was written from, by its syntax tree.
+
+Nothing is traced, so nothing is folded, dropped or reordered. Source that a person has edited beyond our
+form raises ``NotOurForm``; dynamo can capture that (``capture_by_dynamo``).
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import operator
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from minidbg import _torch
+from minidbg.errors import MinidbgError
+from minidbg.graphs.attributes import used_targets
+from minidbg.graphs.comments import INPUT_KEY, comments_by_line, stack_trace
+from minidbg.graphs.contexts import FORMS, ContextForm
+from minidbg.graphs.expressions import BINARY, UNARY
+from minidbg.graphs.names import Names
+
+LITERAL_MAKERS: tuple[Any, ...] = (float, complex, slice, range, torch.device, torch.Size)
+"""What may be called inside an argument; every other call is a node and a statement of its own."""
+
+
+class NotOurForm(MinidbgError):
+    """The source is not the straight line that ``write_module`` writes; the message has the line."""
+
+    def __init__(self, why: str, node: ast.AST | None = None) -> None:
+        line = getattr(node, "lineno", None)
+        where = f"line {line} of the class" if line else "the class"
+        super().__init__(f"{where}: {why}; only the form that minidbg writes can be read without tracing it")
+
+
+def read_module(class_source: str, namespace: Mapping[str, Any]) -> fx.GraphModule:
+    """The graph module that ``class_source``, one class, was written from.
+
+    ``namespace`` has what the class refers to: ``torch``, the imports, what the constants are made of.
+    The class is run once to make its constants and submodules; ``forward`` is only read.
+    Raises NotOurForm.
+    """
+    text = textwrap.dedent(class_source)
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError) as error:  # ValueError: a null byte
+        raise NotOurForm(f"it does not parse: {error}") from error
+    if len(body) != 1 or not isinstance(body[0], ast.ClassDef):
+        raise NotOurForm("it is not exactly one class")
+    definition = body[0]
+    _check_init(definition)
+    own = dict(namespace)
+    exec(compile(text, "<repro class>", "exec"), own)
+    with torch.random.fork_rng(devices=[]):
+        instance = own[definition.name]()
+    return _ClassReader(own, comments_by_line(text)).read(definition, instance)
+
+
+def _check_init(definition: ast.ClassDef) -> None:
+    for item in definition.body:
+        if isinstance(item, ast.ClassDef):
+            _check_init(item)
+        elif isinstance(item, ast.FunctionDef) and item.name == "__init__":
+            if len(item.args.args) != 1 or item.args.kwonlyargs or item.args.vararg or item.args.kwarg:
+                raise NotOurForm("its __init__ takes arguments", item)
+        elif not (isinstance(item, ast.FunctionDef) and item.name == "forward"):
+            raise NotOurForm("a class holds only nested classes, __init__ and forward", item)
+
+
+class _ClassReader:
+    """Reads a class and the classes nested in it; one graph module for each instance."""
+
+    def __init__(self, namespace: Mapping[str, Any], comments: Mapping[int, str]) -> None:
+        self._namespace = namespace
+        self._comments = comments
+        self._read: dict[int, fx.GraphModule] = {}
+
+    def read(self, definition: ast.ClassDef, instance: nn.Module) -> fx.GraphModule:
+        """The graph module of ``instance``, an instance of the class ``definition``."""
+        if id(instance) in self._read:
+            return self._read[id(instance)]
+        nested = {item.name: item for item in definition.body if isinstance(item, ast.ClassDef)}
+        forward = next(
+            (
+                item
+                for item in definition.body
+                if isinstance(item, ast.FunctionDef) and item.name == "forward"
+            ),
+            None,
+        )
+        if forward is None:
+            raise NotOurForm("it has no forward", definition)
+        graph = ForwardReader(forward, self._namespace, self._comments).graph
+        root: dict[str, Any] = {}
+        for target in used_targets(graph):
+            value = _attribute(instance, target)
+            inner = nested.get(type(value).__name__) if isinstance(value, nn.Module) else None
+            is_ours = (
+                inner is not None
+                and type(value).__qualname__ == f"{type(instance).__qualname__}.{inner.name}"
+            )
+            root[target] = self.read(inner, value) if inner is not None and is_ours else value
+        made = self._read[id(instance)] = _torch.lazy_graph_module(root, graph)
+        return made
+
+
+def _attribute(instance: nn.Module, target: str) -> Any:
+    found: Any = instance
+    for part in target.split("."):
+        if not hasattr(found, part):
+            raise NotOurForm(f"forward uses self.{target}, which __init__ does not make")
+        found = getattr(found, part)
+    return found
+
+
+class ForwardReader:
+    """Reads one ``forward`` into ``graph``."""
+
+    def __init__(
+        self, forward: ast.FunctionDef, namespace: Mapping[str, Any], comments: Mapping[int, str]
+    ) -> None:
+        self.graph = fx.Graph()
+        self._namespace = namespace
+        self._comments = comments
+        self._locals: dict[str, fx.Node] = {}
+        self._free_names = Names(_assigned_names(forward))
+        self._read_parameters(forward)
+        *statements, last = forward.body
+        for statement in statements:
+            self._read_statement(statement)
+        if not isinstance(last, ast.Return):
+            raise NotOurForm("forward does not end in return", last)
+        self.graph.output(None if last.value is None else self._value(last.value))
+
+    def _read_parameters(self, forward: ast.FunctionDef) -> None:
+        args = forward.args
+        if args.vararg or args.kwarg or args.kwonlyargs or args.posonlyargs or forward.decorator_list:
+            raise NotOurForm("forward takes plain parameters only", forward)
+        names = args.args[1:]
+        defaults = [None] * (len(names) - len(args.defaults)) + list(args.defaults)
+        said = self._said_about_inputs(forward)
+        for arg, default in zip(names, defaults, strict=True):
+            given = () if default is None else (self._value(default),)
+            node = self._add("placeholder", arg.arg, given, {}, arg.arg)
+            self._locals[arg.arg] = node
+            comment = said.get(arg.arg) or (
+                self._comments.get(arg.lineno) if arg.lineno > forward.lineno else None
+            )
+            if comment:
+                node.meta[INPUT_KEY] = comment
+
+    def _said_about_inputs(self, forward: ast.FunctionDef) -> dict[str, str]:
+        """Input name to comment, from the lines between ``def`` and the first statement."""
+        said: dict[str, str] = {}
+        for line in range(forward.lineno, forward.body[0].lineno):
+            name, colon, text = self._comments.get(line, "").partition(": ")
+            if colon:
+                said[name] = text
+        return said
+
+    def _read_statement(self, statement: ast.stmt) -> None:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                if name in self._locals or name == "self":
+                    raise NotOurForm(f"{name!r} is assigned twice", statement)
+                self._locals[name] = self._located(self._node(value, name), statement)
+            case ast.Assign(targets=[ast.Subscript(value=owner, slice=index)], value=value):
+                args = (self._local(owner), self._index(index), self._value(value))
+                self._located(self._add("call_function", operator.setitem, args, {}, None), statement)
+            case ast.Expr(value=value):
+                self._located(self._node(value, None), statement)
+            case ast.With(
+                items=[ast.withitem(context_expr=ast.Call() as call, optional_vars=None)], body=body
+            ):
+                self._read_block(call, body)
+            case _:
+                raise NotOurForm(f"a {type(statement).__name__} statement", statement)
+
+    def _read_block(self, call: ast.Call, body: list[ast.stmt]) -> None:
+        form = self._context_form(call)
+        enter = self._add("call_function", form.enter, tuple(map(self._value, call.args)), {}, None)
+        for statement in body:
+            if not isinstance(statement, ast.Pass):
+                self._read_statement(statement)
+        self._add("call_function", form.exit, (enter,), {}, None)
+
+    def _context_form(self, call: ast.Call) -> ContextForm:
+        manager = self._global(call.func)
+        for form in FORMS:
+            if form.manager is manager and not call.keywords:
+                return form
+        raise NotOurForm(f"a block of {ast.unparse(call.func)}", call)
+
+    def _located(self, node: fx.Node, statement: ast.stmt) -> fx.Node:
+        comment = self._comments.get(statement.lineno)
+        trace = stack_trace(comment) if comment else None
+        if trace:
+            node.meta["stack_trace"] = trace
+        return node
+
+    def _node(self, expression: ast.expr, name: str | None) -> fx.Node:
+        """The node that a statement's expression stands for."""
+        path = _self_path(expression)
+        if path is not None:
+            return self._add("get_attr", path, (), {}, name)
+        match expression:
+            case ast.BinOp(left=left, op=op, right=right):
+                return self._infix(type(op), (left, right), name, expression)
+            case ast.Compare(left=left, ops=[op], comparators=[right]):
+                return self._infix(type(op), (left, right), name, expression)
+            case ast.UnaryOp(op=op, operand=ast.Name() as operand):
+                return self._infix(type(op), (operand,), name, expression)
+            case ast.Subscript(value=owner, slice=index):
+                args = (self._local(owner), self._index(index))
+                return self._add("call_function", operator.getitem, args, {}, name)
+            case ast.Attribute(value=ast.Name() as owner, attr=attr):
+                return self._add("call_function", getattr, (self._local(owner), attr), {}, name)
+            case ast.Call():
+                return self._call(expression, name)
+        raise NotOurForm(f"{ast.unparse(expression)} is no single operation", expression)
+
+    def _infix(self, symbol: type, operands: tuple[ast.expr, ...], name: str | None, at: ast.expr) -> fx.Node:
+        function = FUNCTION_OF_SYMBOL.get((symbol, len(operands)))
+        if function is None:
+            raise NotOurForm(f"the operator of {ast.unparse(at)}", at)
+        return self._add("call_function", function, tuple(map(self._value, operands)), {}, name)
+
+    def _call(self, call: ast.Call, name: str | None) -> fx.Node:
+        args = tuple(self._value(arg) for arg in call.args)
+        kwargs = self._keywords(call)
+        path = _self_path(call.func)
+        if path is not None:
+            return self._add("call_module", path, args, kwargs, name)
+        if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
+            owner = self._locals.get(call.func.value.id)
+            if owner is not None:
+                return self._add("call_method", call.func.attr, (owner, *args), kwargs, name)
+        return self._add("call_function", self._global(call.func), args, kwargs, name)
+
+    def _keywords(self, call: ast.Call) -> dict[str, Any]:
+        kwargs: dict[str, Any] = {}
+        for keyword in call.keywords:
+            value = self._value(keyword.value)
+            if keyword.arg is not None:
+                kwargs[keyword.arg] = value
+            elif isinstance(value, dict):
+                kwargs.update(value)
+            else:
+                raise NotOurForm("** of something that is no dict", call)
+        return kwargs
+
+    def _value(self, expression: ast.expr) -> Any:
+        """What stands in an argument: a node, a literal, or a function, class or enum member."""
+        match expression:
+            case ast.Name(id=name) if name in self._locals:
+                return self._locals[name]
+            case ast.Constant(value=value):
+                return value
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+                return -value
+            case ast.Tuple(elts=items):
+                return tuple(map(self._value, items))
+            case ast.List(elts=items):
+                return list(map(self._value, items))
+            case ast.Dict(keys=keys, values=values) if None not in keys:
+                return {
+                    self._value(k): self._value(v) for k, v in zip(keys, values, strict=True) if k is not None
+                }
+            case ast.Call(func=function, args=args, keywords=[]):
+                return self._made(self._global(function), args, expression)
+            case ast.Name() | ast.Attribute():
+                return self._global(expression)
+        raise NotOurForm(f"{ast.unparse(expression)} in an argument", expression)
+
+    def _made(self, maker: Any, args: list[ast.expr], at: ast.expr) -> Any:
+        is_named_tuple = isinstance(maker, type) and issubclass(maker, tuple) and hasattr(maker, "_fields")
+        if maker not in LITERAL_MAKERS and not is_named_tuple:
+            raise NotOurForm(f"the call {ast.unparse(at)} in an argument", at)
+        return maker(*map(self._value, args))
+
+    def _index(self, index: ast.expr) -> Any:
+        if isinstance(index, ast.Tuple):
+            return tuple(map(self._index, index.elts))
+        if isinstance(index, ast.Slice):
+            parts = (index.lower, index.upper, index.step)
+            return slice(*(None if part is None else self._value(part) for part in parts))
+        return self._value(index)
+
+    def _local(self, expression: ast.expr) -> fx.Node:
+        if isinstance(expression, ast.Name) and expression.id in self._locals:
+            return self._locals[expression.id]
+        raise NotOurForm(f"{ast.unparse(expression)} is no value computed before", expression)
+
+    def _global(self, expression: ast.expr) -> Any:
+        """The object that a dotted name outside ``forward`` stands for."""
+        match expression:
+            case ast.Name(id=name) if name not in self._locals and name in self._namespace:
+                return self._namespace[name]
+            case ast.Name(id=name) if name not in self._locals and hasattr(builtins, name):
+                return getattr(builtins, name)
+            case ast.Attribute(value=owner, attr=attr):
+                found = self._global(owner)
+                if hasattr(found, attr):
+                    return getattr(found, attr)
+        raise NotOurForm(f"nothing is called {ast.unparse(expression)}", expression)
+
+    def _add(
+        self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None
+    ) -> fx.Node:
+        if op == "call_function" and not callable(target):
+            raise NotOurForm(f"{target!r} cannot be called")
+        if name is None:
+            name = self._free_names.free(str(getattr(target, "__name__", target)))
+        return self.graph.create_node(op, target, args, kwargs, name=name)
+
+
+def _self_path(expression: ast.expr) -> str | None:
+    """``a.b`` of ``self.a.b`` and of ``getattr(self.a, 'b')``; None for what does not start at self."""
+    match expression:
+        case ast.Attribute(value=ast.Name(id="self"), attr=attr):
+            return attr
+        case ast.Attribute(value=owner, attr=attr):
+            path = _self_path(owner)
+            return None if path is None else f"{path}.{attr}"
+        case ast.Call(
+            func=ast.Name(id="getattr"), args=[owner, ast.Constant(value=str() as attr)], keywords=[]
+        ):
+            if isinstance(owner, ast.Name):
+                return attr if owner.id == "self" else None
+            path = _self_path(owner)
+            return None if path is None else f"{path}.{attr}"
+    return None
+
+
+def _assigned_names(forward: ast.FunctionDef) -> Iterator[str]:
+    for item in ast.walk(forward):
+        if isinstance(item, ast.arg):
+            yield item.arg
+        elif isinstance(item, ast.Name):
+            yield item.id
+
+
+def _symbols() -> dict[tuple[type, int], Callable[..., Any]]:
+    """Operator class of the syntax tree and number of operands -> function."""
+    found: dict[tuple[type, int], Callable[..., Any]] = {}
+    for function, symbol in BINARY.items():
+        expression: Any = ast.parse(f"a {symbol} b", mode="eval").body
+        found[type(expression.ops[0] if isinstance(expression, ast.Compare) else expression.op), 2] = function
+    for function, symbol in UNARY.items():
+        expression = ast.parse(f"{symbol}a", mode="eval").body
+        found[type(expression.op), 1] = function
+    return found
+
+
+FUNCTION_OF_SYMBOL = _symbols()
