@@ -351,3 +351,49 @@ def many_recompiles() -> contextlib.AbstractContextManager[None]:
         recompile_limit=1 << 20, accumulated_recompile_limit=1 << 20
     )
     return patch
+
+
+# ---- a process that children are forked from -------------------------------------------------------
+
+
+def warm_up_compiling(*, inductor: bool) -> None:
+    """Compile a little here, so that processes forked from this one have every import and lazy table already.
+
+    One thread only: a child hangs where its parent had more. Whatever a broken backend raises is left for the
+    children to meet. Seen in 2.13.
+    """
+    torch.set_num_threads(1)
+    progress_bar: Any = torch.hub.tqdm
+    progress_bar.monitor_interval = 0  # dynamo's progress bar would start a thread, which no child would have
+    for backend in ("aot_eager", *(("inductor",) if inductor else ())):
+        with contextlib.suppress(Exception):
+            compiled = torch.compile(lambda value: torch.relu(value) + 1, backend=backend, fullgraph=True)
+            result: Any = compiled(torch.ones(4, requires_grad=True))
+            result.sum().backward()
+            with torch.no_grad():
+                compiled(torch.ones(4))
+    torch._dynamo.reset()
+
+
+# ---- child processes -------------------------------------------------------------------------------
+
+
+def one_thread_after_fork() -> None:
+    """The first act of a forked child: OpenMP's and inductor's worker threads stayed with the parent.
+
+    A child that asks for a second thread waits for ever at its first matmul. ``compile_threads`` was seen in 2.13.
+    """
+    torch.set_num_threads(1)
+    config = sys.modules.get("torch._inductor.config")
+    if config is None:
+        from torch._inductor import config
+    config.compile_threads = 1  # type: ignore[union-attr]  # a config module takes its options as attributes
+
+
+def accelerator_in_use() -> str | None:
+    """The kind of accelerator that this process has initialised, which a forked child could not use. Seen in 2.13."""
+    for kind in ("cuda", "xpu", "hpu", "npu"):
+        module = getattr(torch, kind, None)
+        if module is not None and getattr(module, "is_initialized", bool)():
+            return kind
+    return None
