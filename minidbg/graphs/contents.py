@@ -156,9 +156,7 @@ def _with_stored_places(fill: Fill, wide: Tensor, mask: Tensor, key: str) -> Con
             mask_key = f"{key} is {name}"
             stored[mask_key] = as_bytes(found)
             shape = ", ".join(map(str, wide.shape))
-            places.append(
-                (f"stored({quoted(mask_key)}, torch.bool, device).view({shape})", f'float("{name}")')
-            )
+            places.append((f"stored({quoted(mask_key)}, torch.bool).view({shape})", f'float("{name}")'))
     return Content(fill, tuple(places), stored)
 
 

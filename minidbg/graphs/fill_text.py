@@ -19,7 +19,7 @@ def fill_expression(
 ) -> str:
     """An expression that makes a contiguous tensor ``[*size]`` by ``fill``.
 
-    ``device`` is the text of an expression. ``explicit`` writes the dtype out also where it is float32, for scripts whose
+    ``device`` is the text of an expression; empty: none is written. ``explicit`` writes the dtype out also where it is float32, for scripts whose
     default dtype is another.
     """
     return _TEXT[fill.how](_Target(fill, size, dtype, device, explicit))
@@ -43,7 +43,12 @@ class _Target:
     ) -> str:
         explicit = dtype is not usual or (self.explicit and usual is torch.float32)
         dtype_text = f", dtype={dtype}" if explicit else ""
-        return f"torch.{function}({arguments}{dtype_text}, device={self.device})"
+        return f"torch.{function}({arguments}{dtype_text}{self.place})"
+
+    @property
+    def place(self) -> str:
+        """The device argument; nothing where ``device`` is empty."""
+        return f", device={self.device}" if self.device else ""
 
     def floats(self, function: str) -> str:
         """A float factory; dtypes that have no random numbers are cast by ``cast``."""
@@ -160,7 +165,7 @@ def _count_text(target: _Target) -> str:
         if step == 1
         else f"{start}, {stop}, {step}"
     )
-    text = f"torch.arange({arguments}, device={target.device})"
+    text = f"torch.arange({arguments}{target.place})"
     if len(target.size) > 1:
         ones = (1,) * (len(target.size) - 1)
         repeats = target.size[:-1]
@@ -182,7 +187,7 @@ def _bytes(target: _Target) -> str:
         if target.size
         else (target.dtype.itemsize,)
     )
-    text = f"torch.randint(0, 256, {_tuple(size)}, dtype=torch.uint8, device={target.device}).view({target.dtype})"
+    text = f"torch.randint(0, 256, {_tuple(size)}, dtype=torch.uint8{target.place}).view({target.dtype})"
     return text if target.size else f"{text}.view(())"
 
 
@@ -191,7 +196,8 @@ def _literal(target: _Target) -> str:
 
 
 def _stored(target: _Target) -> str:
-    text = f"stored({quoted(target.fill.text)}, {target.dtype}, {target.device})"
+    place = f", {target.device}" if target.device else ""
+    text = f"stored({quoted(target.fill.text)}, {target.dtype}{place})"
     return text if len(target.size) == 1 else f"{text}.view({', '.join(map(str, target.size)) or '()'})"
 
 

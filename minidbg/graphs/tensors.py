@@ -209,7 +209,7 @@ def _remember(specs: Sequence[InputSpec], values: Sequence[Any], main: str) -> N
 
 
 def _reader(data: Mapping[str, Tensor]) -> Any:
-    def stored(key: str, dtype: torch.dtype, device: str) -> Tensor:
+    def stored(key: str, dtype: torch.dtype, device: str = "cpu") -> Tensor:
         return data[key].clone().view(dtype).to(device)
 
     return stored

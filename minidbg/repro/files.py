@@ -1,0 +1,82 @@
+"""Scripts on disk: written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import save
+from torch import Tensor
+
+from minidbg.case import Case
+from minidbg.graphs.specs import Exactness
+from minidbg.repro.render import Script, render
+
+
+def write(case: Case, path: Path | str, *, exactness: Exactness = Exactness.SEEDED) -> Path:
+    """Write the script of ``case`` to ``path``, and its tensors beside it; an earlier one is replaced.
+
+    Folders are made. Raises CannotWrite naming the part of the case that has no form, and then leaves what was there.
+    """
+    return write_script(render(case, exactness=exactness), Path(path))
+
+
+def write_script(script: Script, path: Path) -> Path:
+    """Write a rendered script. A reader sees the old one or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = tensors_of(path)
+    if script.tensors:
+        replace_file(beside, as_safetensors(script.tensors))
+    replace_file(path, script.text.encode())
+    if not script.tensors:
+        beside.unlink(missing_ok=True)
+    return path
+
+
+def tensors_of(path: Path) -> Path:
+    """Where the tensors of the script at ``path`` lie."""
+    return path.with_suffix(".safetensors")
+
+
+def as_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
+    """The file's bytes; equal for equal tensors."""
+    return save({key: tensors[key] for key in sorted(tensors)})
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Put ``content`` at ``path`` in one step, on disk before it is seen, with the mode that the user's umask gives."""
+    # Not tempfile: its files are private, and a repro is made to be shared.
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(draft, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":
+        return  # a folder cannot be opened there
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def discard(path: Path) -> None:
+    """Remove a script and its tensors, and its folder when it was the last thing in a draft folder."""
+    path.unlink(missing_ok=True)
+    tensors_of(path).unlink(missing_ok=True)
+    if path.parent.parent.name == "drafts":
+        for left in path.parent.glob("__pycache__/*"):
+            left.unlink()
+        for folder in (path.parent / "__pycache__", path.parent):
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()

@@ -1,0 +1,104 @@
+"""The repro folder: verified repros at its top and nothing else, all the rest in ``.minidbg`` inside it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tempfile
+from pathlib import Path
+
+from filelock import FileLock
+
+from minidbg.case import Case
+from minidbg.errors import UnreadableRepro
+from minidbg.failure import Kind
+from minidbg.graphs.size import canonical_text
+from minidbg.graphs.specs import Exactness
+from minidbg.repro.files import write_script
+from minidbg.repro.header import read_header
+from minidbg.repro.render import render
+from minidbg.repro.wording import op_names
+
+HIDDEN = ".minidbg"
+LOCK_SECONDS = 60.0
+
+
+def publish(case: Case, folder: Path | str, *, exactness: Exactness = Exactness.SEEDED) -> Path:
+    """Write a verified case to the top of ``folder``; the same failure gives the same file.
+
+    A readable repro of the same failure stays as it is: it was verified then, and somebody may have edited it or
+    marked it as fixed. Several processes may publish into one folder at once.
+    """
+    return _kept_or_written(case, Path(folder), Path(folder), exactness)
+
+
+def keep_capture(case: Case, folder: Path | str, *, exactness: Exactness = Exactness.SEEDED) -> Path:
+    """Write a case that was not verified to ``folder``'s captures; the same failure gives the same file."""
+    return _kept_or_written(case, Path(folder), captures(folder), exactness)
+
+
+def _kept_or_written(case: Case, folder: Path, place: Path, exactness: Exactness) -> Path:
+    script = render(case, exactness=exactness)
+    path = place / file_name(case)
+    hidden = _hidden(folder)
+    with FileLock(hidden / "lock", timeout=LOCK_SECONDS):
+        if path.exists():
+            try:
+                read_header(path)
+            except UnreadableRepro:
+                pass  # damaged: nothing is lost by writing it again
+            else:
+                return path
+        return write_script(script, path)
+
+
+def _hidden(folder: Path | str, *parts: str) -> Path:
+    hidden = Path(folder) / HIDDEN
+    hidden.mkdir(parents=True, exist_ok=True)
+    ignore = hidden / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text("*\n")
+    place = hidden.joinpath(*parts)
+    place.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+def captures(folder: Path | str) -> Path:
+    """Where the captures of the repro folder lie; made when missing."""
+    return _hidden(folder, "captures")
+
+
+def drafts(folder: Path | str) -> Path:
+    """A new folder of one's own for scripts that are not verified yet; ``files.discard`` removes it with its script."""
+    return Path(tempfile.mkdtemp(dir=_hidden(folder, "drafts")))
+
+
+def folder_of(path: Path | str) -> Path:
+    """The repro folder that a repro, a capture or a draft lies in."""
+    path = Path(path).absolute()
+    for parent in path.parents:
+        if parent.name == HIDDEN:
+            return parent.parent
+    return path.parent
+
+
+def file_name(case: Case) -> str:
+    """``compile_cumsum_3f9c2a.py``: kind, an op that tells it from others, and the failure's digest."""
+    names = op_names(case.graph_module)
+    op = re.sub(r"[^A-Za-z0-9]+", "_", names[-1]).strip("_")[:40] if names else ""
+    return "_".join(part for part in (str(case.kind or Kind.COMPILE), op, digest(case)) if part) + ".py"
+
+
+def digest(case: Case) -> str:
+    """Six hexadecimal digits that are the same for the same failure: backend, call path, signature and graph."""
+    backend = case.backend
+    parts = [
+        backend.expression,
+        repr(sorted(backend.options.items())),
+        str(backend.mode),
+        str(case.call),
+        repr(case.signature.to_table() if case.signature else None),
+        str(case.backward),
+        canonical_text(case.graph_module),
+    ]
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:6]

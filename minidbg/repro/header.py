@@ -1,0 +1,225 @@
+"""The script's header: PEP 723 metadata that installers and minidbg read without running anything."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from minidbg.case import CallPath, Case, Context, Provenance
+from minidbg.errors import UnreadableRepro
+from minidbg.failure import Kind, Signature
+from minidbg.graphs.size import call_nodes
+from minidbg.oracle.embed import settings_of
+from minidbg.repro.toml import write_table
+
+SCHEMA = 1
+BLOCK = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
+"""The regular expression of PEP 723, for this type of block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a repro script says about itself."""
+
+    path: Path
+    kind: Kind
+    backend: str
+    """For people; ``def backend()`` is what runs."""
+    expect: str = "reproduces"
+    """``reproduces``, or ``gone`` once fixed: a regression test from then on."""
+    call: CallPath = CallPath.TORCH_COMPILE
+    device: str = "cpu"
+    nodes: int = 0
+    signature: Signature | None = None
+    context: Context = Context()
+    provenance: Provenance = Provenance()
+    dependencies: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    """Top-level modules that hold the backend's code."""
+    table: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """All of ``[tool.minidbg]``."""
+
+
+# --- writing ---
+
+
+def write_header(case: Case, *, device: str, has_tensors: bool) -> str:
+    """The block as comment lines, ready to stand in a script."""
+    remarks = [*_torch_remarks(case.provenance.torch_version), *case.backend.remarks]
+    lines = [
+        'requires-python = ">=3.11"',
+        f"dependencies = {_list(dependencies(case, has_tensors=has_tensors))}",
+        *(f"# {_one_line(remark)}" for remark in remarks),
+        "",
+        write_table(table_of(case, device=device), ("tool", "minidbg")),
+    ]
+    text = "\n".join(lines)
+    body = "\n".join(f"# {line}" if line else "#" for line in text.split("\n"))
+    return f"# /// script\n{body}\n# ///"
+
+
+def dependencies(case: Case, *, has_tensors: bool) -> tuple[str, ...]:
+    """What to install to run the script: versions that an index has."""
+    stored = ("safetensors", "numpy") if has_tensors else ()
+    return (torch_requirement(case.provenance.torch_version), *case.backend.requirements, *stored)
+
+
+def torch_requirement(version: str) -> str:
+    """``torch==2.13.0`` for ``2.13.0+cpu``; plain ``torch`` for nightlies and builds of one's own, which no index keeps."""
+    try:
+        parsed = Version(version)
+    except InvalidVersion:
+        return "torch"
+    return "torch" if parsed.is_devrelease else f"torch=={parsed.public}"
+
+
+def _torch_remarks(version: str) -> tuple[str, ...]:
+    return (f"torch was {version}, which no index keeps",) if torch_requirement(version) == "torch" else ()
+
+
+def _one_line(text: str) -> str:
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def _list(items: tuple[str, ...]) -> str:
+    return write_table({"x": list(items)}).removeprefix("x = ")
+
+
+def table_of(case: Case, *, device: str) -> dict[str, Any]:
+    """``[tool.minidbg]`` of the case: what the judge reads, and what reading the script back needs."""
+    settings = settings_of(case)
+    table: dict[str, Any] = {"schema": SCHEMA, "kind": settings.pop("kind"), "expect": "reproduces"}
+    table |= {"backend": settings.pop("backend"), "call": settings.pop("call"), "device": device}
+    table["nodes"] = call_nodes(case.graph_module)
+    table |= settings
+    table["origin"] = _origin(case)
+    reference = {
+        name: list(getattr(case.backend, name))
+        for name in ("modules", "requirements", "remarks", "files")
+        if getattr(case.backend, name)
+    }
+    if reference:
+        table["reference"] = reference
+    return table
+
+
+def _origin(case: Case) -> dict[str, Any]:
+    story, default = case.provenance, Provenance(torch_version="")
+    origin: dict[str, Any] = {}
+    for name in Provenance.__slots__:
+        value = getattr(story, name)
+        if value != getattr(default, name):
+            value = list(value) if isinstance(value, tuple) else value
+            origin[name] = round(value, 3) if isinstance(value, float) else value
+    if case.context.threads is not None:
+        origin["threads"] = case.context.threads
+    if case.context.env:
+        origin["env"] = dict(case.context.env)
+    return origin
+
+
+# --- reading ---
+
+
+def read_header(path: Path | str) -> Header:
+    """The header of the script at ``path``; nothing in it is executed.
+
+    Raises UnreadableRepro for a file that is no repro of ours, is damaged, or was written by a later minidbg.
+    """
+    path = Path(path)
+    return header_of(script_text(path), path)
+
+
+def script_text(path: Path) -> str:
+    """The text of the script. Raises UnreadableRepro when there is none."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UnreadableRepro(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UnreadableRepro(f"{path}: not a text in UTF-8, so no repro script ({error.reason})") from error
+
+
+def header_of(text: str, path: Path) -> Header:
+    """The header in ``text``, which was read from ``path``. Raises UnreadableRepro."""
+    blocks = list(BLOCK.finditer(text))
+    if not blocks:
+        raise UnreadableRepro(f"{path}: no '# /// script' block, so this is no repro script of minidbg")
+    if len(blocks) > 1:
+        raise UnreadableRepro(f"{path}: {len(blocks)} '# /// script' blocks; a script has one")
+    lines = [line[2:] if line.startswith("# ") else line[1:] for line in blocks[0]["content"].split("\n")]
+    try:
+        metadata = tomllib.loads("\n".join(lines))
+    except tomllib.TOMLDecodeError as error:
+        raise UnreadableRepro(f"{path}: the '# /// script' block is no TOML: {error}") from error
+    table = metadata.get("tool", {}).get("minidbg")
+    if not isinstance(table, dict):
+        raise UnreadableRepro(f"{path}: the '# /// script' block has no [tool.minidbg] table")
+    try:
+        return _header(path, table, tuple(metadata.get("dependencies", ())))
+    except (KeyError, ValueError, TypeError, AttributeError, SyntaxError) as error:
+        raise UnreadableRepro(
+            f"{path}: [tool.minidbg] is damaged: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _header(path: Path, table: Mapping[str, Any], required: tuple[str, ...]) -> Header:
+    if table["schema"] != SCHEMA:
+        raise UnreadableRepro(
+            f"{path}: schema {table['schema']!r}, this minidbg reads {SCHEMA}; a newer one wrote it"
+        )
+    signature = table.get("signature")
+    return Header(
+        path=path,
+        kind=Kind(table["kind"]),
+        backend=str(table["backend"]),
+        expect=_one_of(table.get("expect", "reproduces"), ("reproduces", "gone")),
+        call=CallPath(table.get("call", CallPath.TORCH_COMPILE)),
+        device=str(table.get("device", "cpu")),
+        nodes=int(table.get("nodes", 0)),
+        signature=Signature.from_table(signature) if signature is not None else None,
+        context=_context(table.get("context", {}), table.get("origin", {})),
+        provenance=_provenance(table.get("origin", {})),
+        dependencies=required,
+        modules=tuple(table.get("reference", {}).get("modules", ())),
+        table=table,
+    )
+
+
+def _one_of(value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise ValueError(f"expect = {value!r}, known are {', '.join(known)}")
+    return value
+
+
+def _context(modes: Mapping[str, Any], origin: Mapping[str, Any]) -> Context:
+    known = set(Context.__slots__) - {"autocast", "config", "env", "threads"}
+    fields = {name: value for name, value in modes.items() if name in known}
+    return Context(
+        **fields,
+        autocast=tuple(
+            (str(device), str(dtype), bool(cached)) for device, dtype, cached in modes.get("autocast", ())
+        ),
+        config={module: literal_options(options) for module, options in modes.get("config", {}).items()},
+        threads=origin.get("threads"),
+        env=dict(origin.get("env", {})),
+    )
+
+
+def literal_options(value: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Options from the text of a Python literal, as the judge reads them, or from a TOML table."""
+    return dict(ast.literal_eval(value) if isinstance(value, str) else value)
+
+
+def _provenance(origin: Mapping[str, Any]) -> Provenance:
+    fields = {name: origin[name] for name in Provenance.__slots__ if name in origin}
+    if "notes" in fields:
+        fields["notes"] = tuple(fields["notes"])
+    return Provenance(**{"torch_version": "", **fields})

@@ -1,0 +1,157 @@
+"""A case as the text of a script that stands on its own, and the tensors that lie beside it."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from minidbg.case import CallPath, Case
+from minidbg.errors import CannotWrite
+from minidbg.failure import Kind
+from minidbg.graphs import recipes, source, tensors
+from minidbg.graphs.builder import write_graph_builder
+from minidbg.graphs.specs import Exactness, InputSpec
+from minidbg.oracle.embed import harness_imports, harness_names, harness_source
+from minidbg.references import backend_function, load_by_path
+from minidbg.repro.header import write_header
+from minidbg.repro.templates import template
+from minidbg.repro.wording import docstring
+
+EMBEDDED_MARK = "# Copied from the program that failed:"
+DIVIDER = (
+    "# ---- Below is nothing about the failure: what tools read, and how this script judges itself. ----"
+)
+OWN_NAMES = ("backend", "Repro", "graph", "inputs", "stored", "test_repro", "load_by_path")
+
+STORED = '''\
+def stored(key, dtype, device="cpu"):
+    """A tensor of the .safetensors file beside this script, which holds each storage once, as bytes."""
+    from safetensors import safe_open
+
+    with safe_open(__file__.removesuffix(".py") + ".safetensors", "pt") as file:
+        return file.get_tensor(key).clone().view(dtype).to(device)
+'''
+
+VALUES = {
+    Exactness.SEEDED: "",
+    Exactness.SMALL: "Integers, booleans and small tensors hold the values of the failing run; the rest is random.",
+    Exactness.EXACT: "The inputs hold the values of the failing run.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """``text`` is the script; ``tensors`` (uint8 ``[n]`` by key) go into the .safetensors file, none: no file."""
+
+    text: str
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def render(case: Case, *, exactness: Exactness = Exactness.SEEDED) -> Script:
+    """The script of ``case``. Raises CannotWrite naming the part of the case that has no form in a script."""
+    stored: dict[str, Tensor] = {}
+    model = _model(case, exactness, stored)
+    specs = tensors.describe(
+        case.inputs, model.input_names, exactness, stored, dynamic_dims=case.dynamic_dims
+    )
+    kind = str(case.kind or Kind.COMPILE)
+    device = tensors.main_device(specs)
+    embedded = _embedded(case)
+    _check_names(embedded, kind)
+    text = template("script.py.j2").render(
+        docstring=docstring(case, values=VALUES[exactness]),
+        imports=("import torch", *model.imports),
+        embedded=embedded,
+        embedded_mark=EMBEDDED_MARK,
+        backend=backend_function(case.backend).rstrip("\n"),
+        model=model.text.rstrip("\n"),
+        inputs=inputs_function(specs, device, explicit=case.context.default_dtype != "torch.float32"),
+        stored=STORED.rstrip("\n") if stored else "",
+        divider=DIVIDER,
+        header=write_header(case, device=device, has_tensors=bool(stored)),
+        harness_imports=[
+            line for line in harness_imports(kind) if line != "import torch" and "__future__" not in line
+        ],
+        harness=harness_source(kind).rstrip("\n"),
+    )
+    _check(text)
+    return Script(text, stored)
+
+
+def inputs_function(specs: Sequence[InputSpec], device: str, *, explicit: bool) -> str:
+    """``def inputs(device=...)`` for ``specs``; ``explicit`` writes float32 out, for another default dtype."""
+    body = "\n".join(tensors.statements(specs, main=device, explicit=explicit))
+    names = [spec.name for spec in specs]
+    returned = f"({names[0]},)" if len(names) == 1 else ", ".join(names) if names else "()"
+    line = f"return {returned}"
+    if len(line) > 100:
+        listed = textwrap.fill(
+            ", ".join(names), 96, initial_indent="    ", subsequent_indent="    ", break_long_words=False
+        )
+        line = f"return (\n{listed},\n)"
+    return f'def inputs(device="{device}"):\n' + textwrap.indent(f"{body}\n{line}" if body else line, "    ")
+
+
+def _model(case: Case, exactness: Exactness, stored: dict[str, Tensor]) -> source.ModuleSource:
+    def expression(name: str, value: Tensor) -> str:
+        return constant_expression(name, value, exactness, stored)
+
+    if case.call is CallPath.DIRECT:
+        return write_graph_builder(case.graph_module, constant_expression=expression)
+    return source.write_module(case.graph_module, "Repro", inputs=case.inputs, constant_expression=expression)
+
+
+def constant_expression(name: str, value: Tensor, exactness: Exactness, stored: dict[str, Tensor]) -> str:
+    """The expression by which ``__init__`` makes a tensor that the graph owns.
+
+    Integers and small tensors are part of the program, so they are exact even where inputs are seeded. What the text
+    reads from the file is put into ``stored``.
+    """
+    faithful = Exactness.SMALL if exactness is Exactness.SEEDED else exactness
+    plain = value.detach()
+    recipe = recipes.recall(value)
+    if recipe is not None and len(recipe.statements) == 1:
+        recipes.remember(plain, recipe)
+    (spec,) = tensors.describe([plain], ["value"], faithful)
+    if spec.places or spec.is_inference:
+        (spec,) = tensors.describe([plain.clone()], ["value"], Exactness.EXACT)
+    key = f"Repro.{name}"
+    for known in spec.stored.values():
+        stored[key] = known
+    # Where the module goes its constants go: it is moved as a whole.
+    text = tensors.expression(spec, device="")
+    text = text.removeprefix("value = ")
+    return text.replace('stored("value"', f'stored("{key}"') if spec.stored else text
+
+
+def _embedded(case: Case) -> str:
+    """The definitions that no import reaches, with the loader of scripts where the backend needs one."""
+    if not case.backend.files:
+        return case.backend.embedded.strip("\n")
+    loader = inspect.getsource(load_by_path).rstrip("\n")
+    return f"{loader}\n\n\n{case.backend.embedded}".strip("\n")
+
+
+def _check_names(embedded: str, kind: str) -> None:
+    """Refuse definitions of the user's that the judge's own would overwrite."""
+    import ast
+
+    taken = harness_names(kind) | set(OWN_NAMES) - {"load_by_path"}
+    for node in ast.parse(embedded).body:
+        name = getattr(node, "name", None)
+        if name in taken:
+            raise CannotWrite(
+                f"the definition of {name!r}", "the script defines that name itself; rename it, or import it"
+            )
+
+
+def _check(text: str) -> None:
+    """A script that Python does not accept is never written."""
+    try:
+        compile(text, "<repro script>", "exec")
+    except (SyntaxError, ValueError) as error:
+        raise CannotWrite("the script", f"its text would be no Python: {error}") from error

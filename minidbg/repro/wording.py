@@ -1,0 +1,128 @@
+"""What the script's docstring tells: which failure, seen where, reduced how far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import fx
+
+from minidbg.case import Case, Context
+from minidbg.failure import Kind
+from minidbg.graphs.size import call_nodes, call_targets
+
+MESSAGE_LINES = 8
+MESSAGE_WIDTH = 160
+
+_TITLES = {
+    Kind.COMPILE: "{backend} fails to compile {ops}.",
+    Kind.RUNTIME: "The code that {backend} makes of {ops} fails.",
+    Kind.ACCURACY: "{backend} gives wrong results for {ops}.",
+    Kind.CRASH: "The process dies in {backend} with {ops}.",
+    Kind.HANG: "{backend} does not come back from {ops}.",
+}
+
+
+def title(case: Case) -> str:
+    """One sentence: backend, kind of failure, ops."""
+    template = _TITLES.get(case.kind or Kind.COMPILE, "{backend} fails on {ops}.")
+    text = template.format(backend=case.backend.name, ops=ops_phrase(case.graph_module))
+    way = case.signature.direction if case.signature else "forward"
+    return text if way == "forward" else f"{text[:-1]} in backward."
+
+
+def op_names(gm: fx.GraphModule) -> tuple[str, ...]:
+    """The short names of the ops that the graph calls, each once, in order: ``cumsum``, ``add``."""
+    names = (_short(target) for target in call_targets(gm) if target not in "{}")
+    return tuple(dict.fromkeys(name for name in names if name and name != "getitem"))
+
+
+def _short(target: str) -> str:
+    parts = target.replace("::", ".").split(".")
+    if parts[-1] == "default" or (len(parts) > 3 and parts[0] == "torch" and parts[1] == "ops"):
+        parts = parts[: 4 if parts[:2] == ["torch", "ops"] else -1]
+    return parts[-1].strip("_") or parts[-1]
+
+
+def ops_phrase(gm: fx.GraphModule) -> str:
+    """``cumsum``, ``full and cumsum``, or the size of a larger graph."""
+    names = op_names(gm)
+    if len(names) == 1:
+        return names[0]
+    if 2 <= len(names) <= 4:
+        return f"{', '.join(names[:-1])} and {names[-1]}"
+    return f"a graph of {call_nodes(gm)} nodes"
+
+
+def docstring(case: Case, *, values: str) -> str:
+    """The script's docstring, ready to stand between triple quotes; ``values`` says what the inputs hold."""
+    parts = [title(case), "\n".join(f"    {line}" for line in _message_lines(case.provenance.message))]
+    parts.append("\n".join(_story(case, values)))
+    parts.append("Exit status: 0 gone, 1 reproduces, 3 fails differently, 125 cannot be judged here.")
+    return escaped("\n\n".join(part for part in parts if part)) + "\n"
+
+
+def escaped(text: str) -> str:
+    """``text`` such that it cannot end the string it stands in, nor show as something else than it is."""
+    quoted = text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+    return "".join(
+        character if character.isprintable() or character == "\n" else _escape(character)
+        for character in quoted
+    )
+
+
+def _escape(character: str) -> str:
+    return (
+        character.encode("ascii", "backslashreplace").decode()
+        if ord(character) > 127
+        else f"\\x{ord(character):02x}"
+    )
+
+
+def _message_lines(message: str) -> Iterator[str]:
+    lines = [line.rstrip() for line in message.splitlines() if line.strip()]
+    for line in lines[:MESSAGE_LINES]:
+        yield line if len(line) <= MESSAGE_WIDTH else f"{line[:MESSAGE_WIDTH]}..."
+    if len(lines) > MESSAGE_LINES:
+        yield "..."
+
+
+def _story(case: Case, values: str) -> Iterator[str]:
+    story = case.provenance
+    if story.reduced and story.nodes:
+        counts = f"{call_nodes(case.graph_module)} of {story.nodes} nodes, {len(case.inputs)} of {story.inputs} inputs"
+        proven = "no single one can be left out" if story.certified else "perhaps more could be left out"
+        yield f"{counts} ({proven})."
+    if story.captured_from:
+        line = f" `{story.line}`" if story.line else ""
+        yield f"Captured from {story.captured_from}{line}, torch {story.torch_version}."
+    elif story.torch_version:
+        yield f"Seen with torch {story.torch_version}."
+    if values:
+        yield values
+    modes = mode_phrases(case.context)
+    if modes:
+        yield f"Runs under {', '.join(modes)}."
+    if case.context.env:
+        yield f"Set in the environment: {' '.join(f'{name}={value}' for name, value in case.context.env.items())}."
+    yield from (f"{note[0].upper()}{note[1:].rstrip('.')}." for note in story.notes if note)
+
+
+def mode_phrases(context: Context) -> Sequence[str]:
+    """The modes that differ from torch's defaults, as code."""
+    found: list[str] = []
+    if context.inference:
+        found.append("torch.inference_mode()")
+    elif not context.grad:
+        found.append("torch.no_grad()")
+    found += [f'torch.autocast("{device}", dtype={dtype})' for device, dtype, _ in context.autocast]
+    if context.deterministic:
+        found.append("torch.use_deterministic_algorithms(True)")
+    if context.default_dtype != "torch.float32":
+        found.append(f"torch.set_default_dtype({context.default_dtype})")
+    if context.default_device:
+        found.append(f'torch.set_default_device("{context.default_device}")')
+    if context.matmul_precision != "highest":
+        found.append(f'torch.set_float32_matmul_precision("{context.matmul_precision}")')
+    for module, options in context.config.items():
+        found += [f"{module}.{name} = {value!r}" for name, value in options.items()]
+    return found
