@@ -16,7 +16,7 @@ from minidbg import repro, workers
 from minidbg.case import CallPath, Case
 from minidbg.errors import NotReproduced
 from minidbg.failure import Outcome, Verdict
-from minidbg.graphs import tensors
+from minidbg.graphs import describing, tensors
 from minidbg.graphs.size import call_nodes
 from minidbg.reduce import core, surroundings
 from minidbg.reduce.progress import Event, Listener, silent
@@ -268,7 +268,7 @@ EXACTNESS_NOTES: Mapping[Exactness, str] = {
 def seeded_values_suffice(form: Form, session: Session) -> bool:
     """Whether the case fails with the values that its script would make: cheaper to ask here than in a new process."""
     names = [node.name for node in form.case.graph_module.graph.nodes if node.op == "placeholder"]
-    specs = tensors.describe(form.case.inputs, names, exactness=form.exactness)
+    specs = describing.describe(form.case.inputs, names, form.exactness)
     return session.fails_the_same(replace(form.case, inputs=tuple(tensors.materialise(specs))))
 
 

@@ -1,0 +1,127 @@
+"""What is done about a captured failure: the capture is written, and then reduced in another process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from minidbg import repro, workers
+from minidbg.case import Case
+from minidbg.errors import MinidbgError
+from minidbg.reduce import progress, session
+from minidbg.settings import Reduce, Settings
+
+GRACE_S = 30.0
+"""What the reducing process may take beyond its budget and its verifications before it is ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What became of a failure (a ``failures.Report``)."""
+
+    path: Path | None
+    """The verified repro."""
+    capture: Path | None
+    """The unreduced capture."""
+    line: str
+
+
+def on_failure(case: Case, error: BaseException, settings: Settings) -> Answered:
+    """Write the capture of ``case``; reduce it and publish a verified repro when the settings say now.
+
+    Raises CannotWrite when the case has no form in a script, and OSError when the folder cannot be written.
+    """
+    folder = settings.repro_dir
+    capture = repro.keep_capture(case, folder, exactness=repro.Exactness.SMALL)
+    if settings.reduce is Reduce.LATER:
+        why = case.provenance.notes[-1] if case.provenance.notes else "reduce='later'"
+        return Answered(None, capture, f"captured, {why}; run: minidbg reduce {shown(capture)}")
+    try:
+        written = reduced_elsewhere(case, capture, settings)
+    except MinidbgError as refusal:
+        return Answered(None, capture, f"captured in {shown(capture)}; {refusal}")
+    if written.path is None:
+        return Answered(None, capture, f"{written.line}; captured in {shown(capture)}")
+    return Answered(written.path, capture, written.line)
+
+
+def reduced_elsewhere(case: Case, capture: Path, settings: Settings) -> session.Written:
+    """Reduce in a fork of this process, which has the live graph and backend; else in a new one, from the capture.
+
+    Raises MinidbgError when the reducing process found nothing to reduce, was ended or broke.
+    """
+    limits = session.Limits(seconds=settings.seconds, max_calls=settings.max_calls)
+    refusal = workers.fork_refusal()
+    if refusal is not None:
+        return reduced_from_capture(capture, settings)
+    with stream_to_the_user() as stream:
+
+        def reduce_here() -> object:
+            with progress.on_stream(stream) as listener:
+                try:
+                    written = session.reduce_and_publish(
+                        case, settings.repro_dir, limits=limits, listener=listener, just_seen=True
+                    )
+                except MinidbgError as refused:
+                    return {"refused": str(refused)}
+            return written.to_json()
+
+        done = workers.call_in_fork(reduce_here, seconds=limits.seconds + session.VERIFY_SECONDS + GRACE_S)
+    return written_by(done)
+
+
+def reduced_from_capture(capture: Path, settings: Settings) -> session.Written:
+    """Reduce the capture in a fresh interpreter: for processes that cannot be forked (CUDA, not Linux)."""
+    command = [sys.executable, "-m", "minidbg", "reduce", str(capture), "--json", "--seconds", f"{settings.seconds:g}"]
+    if settings.max_calls is not None:
+        command += ["--max-calls", str(settings.max_calls)]
+    limit = settings.seconds + session.VERIFY_SECONDS + GRACE_S
+    done = workers.run_python(command, seconds=limit)
+    return written_by(done)
+
+
+def written_by(done: workers.ChildResult) -> session.Written:
+    """The answer of a reducing process. Raises MinidbgError that says how it ended when there is none."""
+    value = done.value if done.answered else last_object(done.stdout)
+    if isinstance(value, dict) and "refused" in value:
+        raise MinidbgError(str(value["refused"]))
+    if isinstance(value, dict):
+        return session.Written.from_json(value)
+    if done.timed_out:
+        raise MinidbgError(f"the reducing process was ended after {done.seconds:.0f} s")
+    last = (done.error or done.stderr_tail).strip().splitlines()[-1:] or ["no message"]
+    raise MinidbgError(
+        f"the reducing process ended without an answer (exit status {done.exit_status}, signal {done.signal}): {last[0]}"
+    )
+
+
+def last_object(stdout: str) -> object:
+    """The JSON object in the last line of ``stdout``, or None."""
+    lines = stdout.strip().splitlines()
+    try:
+        return json.loads(lines[-1]) if lines else None
+    except json.JSONDecodeError:
+        return None
+
+
+@contextlib.contextmanager
+def stream_to_the_user() -> Iterator[TextIO]:
+    """A copy of stderr that a forked child may write its progress to: its own stderr is taken from it."""
+    try:
+        descriptor = os.dup(2)
+    except OSError:  # no stderr (a service): progress goes nowhere
+        descriptor = os.open(os.devnull, os.O_WRONLY)
+    with open(descriptor, "w", encoding="utf-8", errors="replace") as stream:
+        yield stream
+
+
+def shown(path: Path) -> str:
+    """``path`` as a person would type it from here."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
