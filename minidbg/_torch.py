@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
@@ -29,6 +30,12 @@ def inference_mode_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
 def grad_mode_function() -> Callable[..., Any]:
     """The call by which a graph sets grad mode. Seen in 2.13."""
     function: Callable[..., Any] = torch._C._set_grad_enabled
+    return function
+
+
+def get_data_function() -> Callable[..., Any]:
+    """The call that dynamo puts into a graph for ``x.data``. Seen in 2.13."""
+    function: Callable[..., Any] = torch._C._autograd._get_data_attr
     return function
 
 
@@ -363,8 +370,8 @@ def warm_up_compiling(*, inductor: bool) -> None:
     children to meet. Seen in 2.13.
     """
     torch.set_num_threads(1)
-    progress_bar: Any = torch.hub.tqdm
-    progress_bar.monitor_interval = 0  # dynamo's progress bar would start a thread, which no child would have
+    hub: Any = torch.hub
+    hub.tqdm.monitor_interval = 0  # dynamo's progress bar would start a thread, which no child would have
     for backend in ("aot_eager", *(("inductor",) if inductor else ())):
         with contextlib.suppress(Exception):
             compiled = torch.compile(lambda value: torch.relu(value) + 1, backend=backend, fullgraph=True)
@@ -397,3 +404,33 @@ def accelerator_in_use() -> str | None:
         if module is not None and getattr(module, "is_initialized", bool)():
             return kind
     return None
+
+
+@contextlib.contextmanager
+def graphs_given_to_backends() -> Iterator[list[list[str]]]:
+    """A list that receives, for each graph that dynamo hands to a backend in this thread, its call targets.
+
+    ``OutputGraph.call_user_compiler(self, gm, example_inputs)`` was seen in 2.13.
+    """
+    from torch._dynamo.output_graph import OutputGraph
+
+    graphs: list[list[str]] = []
+    original = OutputGraph.call_user_compiler
+    thread = threading.get_ident()
+
+    def call_user_compiler(self: Any, gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
+        if threading.get_ident() == thread:
+            graphs.append(call_targets(gm))
+        return original(self, gm, example_inputs)
+
+    OutputGraph.call_user_compiler = call_user_compiler  # type: ignore[method-assign]
+    try:
+        yield graphs
+    finally:
+        OutputGraph.call_user_compiler = original  # type: ignore[method-assign]
+
+
+def call_targets(gm: torch.fx.GraphModule) -> list[str]:
+    """What each call node of the outermost graph calls, in order, as text that is equal for equal targets."""
+    calls = (node for node in gm.graph.nodes if node.op.startswith("call"))
+    return [f"{node.op} {getattr(node.target, '__module__', '')} {node.target}" for node in calls]

@@ -17,11 +17,20 @@ from minidbg.graphs.contexts import FORM_OF_ENTER, FORM_OF_EXIT
 CALLS = frozenset({"call_function", "call_method", "call_module"})
 """The kinds of node that do something; the others bring values in and out."""
 
-STATISTICS = frozenset({"batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
+STATISTICS = frozenset(
+    {"batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
+)
 """Ops that write running statistics without saying so, in a schema or by a version counter (seen in 2.13)."""
 
 WRITING_OPERATORS = frozenset({"setitem", "delitem"})
-PURE_MODULES = ("torch", "torch.nn.functional", "torch._C._nn", "torch.functional", "torch.linalg", "torch.fft")
+PURE_MODULES = (
+    "torch",
+    "torch.nn.functional",
+    "torch._C._nn",
+    "torch.functional",
+    "torch.linalg",
+    "torch.fft",
+)
 PURE_MODULES_OF_MODULES = ("torch.nn.modules",)
 
 
@@ -91,6 +100,8 @@ def _function_may_write(node: fx.Node) -> bool:
         return True
     if isinstance(target, torch._ops.OpOverload):
         return bool(target._schema.is_mutable)
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return _branches_may_write(node)
     module = getattr(target, "__module__", None) or ""
     if module in ("_operator", "operator"):
         return name in WRITING_OPERATORS or _is_augmented(name)
@@ -101,13 +112,50 @@ def _function_may_write(node: fx.Node) -> bool:
     return True
 
 
+def _branches_may_write(node: fx.Node) -> bool:
+    """Whether a nested graph of a higher-order op writes; one without nested graphs is not known."""
+    branches = list(nested_graphs(node))
+    return not branches or any(may_write(inner) for branch in branches for inner in branch.graph.nodes)
+
+
+def nested_graphs(node: fx.Node) -> Iterator[fx.GraphModule]:
+    """The graphs that are arguments of a higher-order op, in order."""
+    for argument in node.all_input_nodes:
+        value = attribute_of(argument) if argument.op == "get_attr" else None
+        if isinstance(value, fx.GraphModule):
+            yield value
+
+
+def attribute_of(node: fx.Node) -> Any:
+    """What a get_attr node gives; None when its graph has no module or the module no such attribute."""
+    value: Any = node.graph.owning_module
+    for part in str(node.target).split("."):
+        value = getattr(value, part, None)
+    return value
+
+
 def _is_augmented(name: str) -> bool:
     """Whether ``name`` is an augmented assignment's: ``iadd`` is, ``index`` and ``invert`` are not."""
     return name.startswith("i") and name[1:] in AUGMENTED
 
 
 AUGMENTED = frozenset(
-    {"add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and", "xor", "or", "concat"}
+    {
+        "add",
+        "sub",
+        "mul",
+        "matmul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "pow",
+        "lshift",
+        "rshift",
+        "and",
+        "xor",
+        "or",
+        "concat",
+    }
 )
 
 
@@ -145,7 +193,11 @@ def _layer_may_write(layer: torch.nn.Module) -> bool:
     if not type(layer).__module__.startswith(PURE_MODULES_OF_MODULES):
         return True
     keeps_statistics = getattr(layer, "track_running_stats", False) and layer.training
-    return bool(getattr(layer, "inplace", False)) or bool(keeps_statistics) or getattr(layer, "max_norm", None) is not None
+    return (
+        bool(getattr(layer, "inplace", False))
+        or bool(keeps_statistics)
+        or getattr(layer, "max_norm", None) is not None
+    )
 
 
 def blocks(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:

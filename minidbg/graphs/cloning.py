@@ -1,0 +1,99 @@
+"""Clones of inputs that keep what a backend can see: strides, aliasing, leafness, Parameter or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minidbg import _torch
+
+
+def storage_key(tensor: Tensor) -> int:
+    """A number that tensors share exactly when they share their storage; for those without one, their own."""
+    try:
+        return _torch.storage_identity(tensor)
+    except (RuntimeError, NotImplementedError):  # sparse, opaque and wrapper tensors have none
+        return id(tensor)
+
+
+def clone_values(values: Sequence[Any]) -> list[Any]:
+    """A clone of each value, the same object for the same object; tensors that shared a storage share a new one.
+
+    What is no tensor is passed on as it is, tuples and lists are opened. No autograd history is kept: what was no leaf
+    gets a short history of its own.
+    """
+    return _Cloner(values).clones()
+
+
+class _Cloner:
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = values
+        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._seen: dict[int, Any] = {}
+        self._members: dict[int, int] = {}
+        self._count(values)
+
+    def clones(self) -> list[Any]:
+        return [self._clone(value) for value in self._values]
+
+    def _count(self, values: Sequence[Any]) -> None:
+        for value in values:
+            if isinstance(value, Tensor):
+                key = storage_key(value)
+                self._members[key] = self._members.get(key, 0) + 1
+            elif type(value) in (tuple, list):
+                self._count(value)
+
+    def _clone(self, value: Any) -> Any:
+        if type(value) in (tuple, list):
+            return type(value)(map(self._clone, value))
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in self._seen:
+            self._seen[id(value)] = self._clone_tensor(value)
+        return self._seen[id(value)]
+
+    def _clone_tensor(self, value: Tensor) -> Tensor:
+        if not _has_plain_storage(value):
+            clone = value.detach().clone()
+        elif value.is_inference():
+            with torch.inference_mode():
+                clone = self._on_new_storage(value)
+        else:
+            with torch.no_grad():
+                clone = self._on_new_storage(value)
+        if isinstance(value, torch.nn.Parameter) and not isinstance(clone, torch.nn.Parameter):
+            return torch.nn.Parameter(clone, requires_grad=value.requires_grad)
+        if not value.requires_grad:
+            return clone
+        clone.requires_grad_()
+        return clone if value.is_leaf else self._with_history(clone, value)
+
+    def _on_new_storage(self, value: Tensor) -> Tensor:
+        key = storage_key(value)
+        if key not in self._storages:
+            self._storages[key] = value.untyped_storage().clone()
+        empty = torch.empty(0, dtype=value.dtype, device=value.device)
+        return empty.set_(self._storages[key], value.storage_offset(), value.size(), value.stride())  # type: ignore[call-overload, no-any-return]
+
+    def _with_history(self, leaf: Tensor, value: Tensor) -> Tensor:
+        """A tensor like ``leaf`` that is none; it may be written in place unless it shares its storage."""
+        with torch.enable_grad():
+            if self._members[storage_key(value)] > 1:
+                return leaf.view_as(leaf)
+            copied = leaf.clone()
+        return copied if copied.stride() == leaf.stride() else leaf.view_as(leaf)
+
+
+def _has_plain_storage(value: Tensor) -> bool:
+    return (
+        type(value) in (Tensor, torch.nn.Parameter)
+        and value.layout is torch.strided
+        and not value.is_conj()
+        and not value.is_neg()
+        and not value.is_quantized
+        and not value.is_nested
+    )

@@ -1,0 +1,494 @@
+"""Smaller graphs out of larger ones: keep some nodes, and let recorded values stand where the others were.
+
+An edit gives a ``Piece``: a GraphModule of its own and an input for each placeholder. It never changes what it was given.
+Node names stay, so that a node can be followed through a reduction; so does ``node.meta``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+
+from minidbg import _torch
+from minidbg.graphs.effects import Mode, blocks, is_call, mode_of
+from minidbg.graphs.facts import Fact, Kind
+from minidbg.graphs.record import EagerFailure, Recording
+
+Path: TypeAlias = tuple[int, ...]
+"""Which part of a tuple value; empty for the value itself."""
+Key: TypeAlias = tuple[fx.Node, int, Path]
+"""A recorded value: the node, how many dropped writes it has seen, and which part of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A graph cut out of another one."""
+
+    graph_module: fx.GraphModule
+    inputs: tuple[Any, ...]
+    origins: tuple[Key, ...]
+    """Per input where its value comes from in the graph that this was cut out of."""
+    faithful: bool
+    """Whether every node kept computes what it computed in the whole graph, so that eager need not be asked."""
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What goes into the new graph: found first, built after, since placeholders come before all else."""
+
+    kept: list[fx.Node] = field(default_factory=list)
+    """Calls and mode changes in order."""
+    placeholders: dict[fx.Node, None] = field(default_factory=dict)
+    lifted: dict[Key, int] = field(default_factory=dict)
+    """Recorded values that become inputs, in order of first use, with the position of that use."""
+    attributes: dict[fx.Node, None] = field(default_factory=dict)
+    outputs: list[fx.Node] = field(default_factory=list)
+    unpacked: list[tuple[fx.Node, Path]] = field(default_factory=list)
+    """Tuple values of which one part is to be an output."""
+
+
+EMPTY: Mapping[fx.Node, fx.Node] = MappingProxyType({})
+
+
+class CannotExtract(Exception):
+    """A value that the kept nodes need has no form as an input or a constant, or could not be recorded."""
+
+
+def extract(
+    recording: Recording,
+    keep: Set[fx.Node],
+    *,
+    outputs: Set[fx.Node] | None = None,
+    modes: bool = True,
+    passed_through: bool = False,
+    bypass: bool = False,
+    stand_ins: Mapping[fx.Node, fx.Node] = EMPTY,
+    without: Set[fx.Node] = frozenset(),
+) -> Piece:
+    """The graph of just the calls in ``keep``; each value that they take from elsewhere is an input with its recorded value.
+
+    Outputs are the kept ones among the original outputs (those in ``outputs``), then every other node that nothing uses.
+    ``modes=False`` leaves autocast and grad-mode changes out; ``passed_through`` keeps inputs that were outputs.
+    ``stand_ins`` puts other values where dropped ones were; ``bypass`` does it for every dropped value that was computed from
+    a kept one of the same shape. ``without`` takes inputs out of lists and puts None where they were a whole argument.
+    Raises CannotExtract.
+    """
+    settings = _Settings(outputs, modes, passed_through, bypass, stand_ins, without)
+    return _Extraction(recording, keep, settings).piece()
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    outputs: Set[fx.Node] | None
+    modes: bool
+    passed_through: bool
+    bypass: bool
+    stand_ins: Mapping[fx.Node, fx.Node]
+    without: Set[fx.Node]
+
+
+class _Extraction:
+    def __init__(self, recording: Recording, keep: Set[fx.Node], settings: _Settings) -> None:
+        self.recording = recording
+        self.facts = recording.facts
+        self.settings = settings
+        self.keep = _without_orphans(recording, keep, settings.stand_ins)
+        self.stand_ins: dict[fx.Node, fx.Node] = {}
+        self.redirects = settings.bypass or bool(settings.stand_ins)
+        self.plan = _Plan()
+
+    def piece(self) -> Piece:
+        self._plan_nodes()
+        self._plan_values()
+        self._plan_outputs()
+        self._plan_shape_symbols()
+        graph_module = self._build()
+        values = self._recorded()
+        faithful = (
+            self.settings.modes
+            and not self.redirects
+            and not self.settings.without
+            and not self.recording.writing
+        )
+        plain = [self.recording.input_of[node] for node in self.plan.placeholders]
+        origins: list[Key] = [(node, 0, ()) for node in self.plan.placeholders]
+        return Piece(graph_module, (*plain, *values), (*origins, *self.plan.lifted), faithful)
+
+    # --- what is kept ---
+
+    def _plan_nodes(self) -> None:
+        wanted = [node for node in self.recording.nodes if node in self.keep]
+        if self.settings.modes:
+            wanted = self._with_modes(wanted)
+        self.plan.kept = wanted
+        self.kept = set(wanted)
+
+    def _with_modes(self, wanted: Sequence[fx.Node]) -> list[fx.Node]:
+        """``wanted`` with the mode changes that are in force around them, in order."""
+        index = self.recording.index
+        needed = set(wanted)
+        positions = [index[node] for node in wanted]
+        for enter, exit_ in blocks(self.recording.graph_module.graph):
+            if any(index[enter] < position < index[exit_] for position in positions):
+                needed |= {enter, exit_}
+        needed |= self._grad_changes(needed)
+        return [node for node in self.recording.nodes if node in needed]
+
+    def _grad_changes(self, needed: Set[fx.Node]) -> set[fx.Node]:
+        """The settings of grad mode that make a difference to a needed node, and the one that puts it back."""
+        state = start = self.recording.grad
+        pending: fx.Node | None = None
+        last: fx.Node | None = None
+        changes: set[fx.Node] = set()
+        for node in self.recording.nodes:
+            if mode_of(node) is Mode.GRAD:
+                pending = last = node
+            elif node in needed and pending is not None:
+                if pending.args[0] is not state:
+                    changes.add(pending)
+                    state = bool(pending.args[0])
+                pending = None
+        if last is not None and state is not start and last.args[0] is start:
+            changes.add(last)
+        return changes
+
+    # --- what they take from elsewhere ---
+
+    def _plan_values(self) -> None:
+        for node in self.plan.kept:
+            for source in self._sources(node):
+                if source not in self.kept:
+                    self._need(source, self.recording.index[node])
+
+    def _sources(self, node: fx.Node) -> Iterable[fx.Node]:
+        """What ``node`` takes in the new graph, by the names of the old one."""
+        sources = [source for source in node.all_input_nodes if source not in self.settings.without]
+        return map(self._stand_in, sources) if self.redirects else sources
+
+    def _stand_in(self, node: fx.Node) -> fx.Node:
+        """``node``, or the value that is to stand for it; with ``bypass`` a kept one of its shape that it was made of."""
+        if node in self.kept or not is_call(node):
+            return node
+        if node in self.settings.stand_ins:
+            return self._stand_in(self.settings.stand_ins[node])
+        if not self.settings.bypass:
+            return node
+        if node not in self.stand_ins:
+            self.stand_ins[node] = node
+            for source in self._alike(node):
+                found = self._stand_in(source)
+                if found in self.kept:
+                    self.stand_ins[node] = found
+                    break
+        return self.stand_ins[node]
+
+    def _alike(self, node: fx.Node) -> Iterable[fx.Node]:
+        return (source for source in node.all_input_nodes if alike(self.facts, source, node))
+
+    def _need(self, node: fx.Node, position: int) -> None:
+        if node.op == "get_attr":
+            self.plan.attributes[node] = None
+            return
+        dropped = self._dropped_writes(node, position)
+        if node.op == "placeholder" and dropped == 0:
+            self.plan.placeholders[node] = None
+            return
+        fact = self.facts.get(node)
+        if fact is None:
+            raise CannotExtract(f"{node.name} could not be recorded")
+        self._need_part((node, dropped, ()), fact, position)
+
+    def _need_part(self, key: Key, fact: Fact, position: int) -> None:
+        if fact.kind is Kind.OPAQUE:
+            raise CannotExtract(f"{key[0].name} has no form as an input")
+        if fact.kind is Kind.TUPLE:
+            for place, part in enumerate(fact.parts):
+                self._need_part((key[0], key[1], (*key[2], place)), part, position)
+        elif _becomes_input(key[0], fact):
+            self.plan.lifted.setdefault(key, position)
+
+    def _dropped_writes(self, node: fx.Node, position: int) -> int:
+        """How many writes to the value of ``node`` came before ``position`` and are not kept."""
+        if not self.recording.writing:
+            return 0
+        return sum(writer not in self.kept for writer in self.recording.writes_to(node, position))
+
+    # --- what comes out ---
+
+    def _plan_outputs(self) -> None:
+        wanted = self.settings.outputs
+        for node in (
+            self.recording.outputs if wanted is None else [n for n in self.recording.outputs if n in wanted]
+        ):
+            node = self._stand_in(node) if self.redirects else node
+            passed = (
+                node.op == "placeholder"
+                and self.settings.passed_through
+                and node not in self.settings.without
+            )
+            if (node in self.kept or passed) and node not in self.plan.outputs:
+                self.plan.outputs.append(node)
+        used = {source for node in self.plan.kept for source in self._sources(node)}
+        for node in self.plan.kept:
+            if node not in used and node not in self.plan.outputs and mode_of(node) is Mode.NONE:
+                self._plan_unused(node)
+        for node in self.plan.outputs:
+            if node.op == "placeholder":
+                self.plan.placeholders[node] = None
+        if not self.plan.outputs and not self.plan.unpacked:
+            self._plan_written_output()
+
+    def _plan_unused(self, node: fx.Node) -> None:
+        """Make a value that nothing uses an output, if it can be one."""
+        fact = self.facts.get(node)
+        if node in self.recording.writing:
+            self._plan_written(node, fact)
+        elif (
+            fact is None
+            or fact.kind is Kind.TENSOR
+            or (fact.kind is Kind.NUMBER and len(self.plan.kept) == 1)
+        ):
+            self.plan.outputs.append(node)
+        elif fact.kind is Kind.TUPLE and (path := _first_tensor(fact)) is not None:
+            self.plan.unpacked.append((node, path))
+
+    def _plan_written(self, node: fx.Node, fact: Fact | None) -> None:
+        """What a kept node wrote must be seen: as its value, as its target's, or in an input that it wrote to."""
+        target = next((source for source in node.all_input_nodes if source in self.kept), None)
+        if fact is not None and fact.kind is Kind.TENSOR and (node.users or target is not None):
+            self.plan.outputs.append(node)
+        elif target is not None and target not in self.plan.outputs and _is_tensor(self.facts.get(target)):
+            self.plan.outputs.append(target)
+
+    def _plan_written_output(self) -> None:
+        """A graph that only writes returns what its last writing node gives."""
+        for node in reversed(self.plan.kept):
+            fact = self.facts.get(node)
+            if fact is not None and fact.kind is Kind.TENSOR:
+                self.plan.outputs.append(node)
+                return
+
+    def _position(self, node: fx.Node) -> int:
+        return self.recording.index[node]
+
+    def _plan_shape_symbols(self) -> None:
+        """Symbolic ints that the shape of an input is made of stay inputs: a backend must be able to bind them."""
+        symbols: set[str] = set()
+        for node in [*self.plan.placeholders, *(key[0] for key in self.plan.lifted)]:
+            symbols |= _torch.symbols_in(node.meta.get("example_value"))
+        if symbols:
+            for node in self.recording.placeholders:
+                if _torch.symbol_of(node.meta.get("example_value")) in symbols:
+                    self.plan.placeholders[node] = None
+        self.plan.placeholders = dict.fromkeys(sorted(self.plan.placeholders, key=self._position))
+
+    # --- building ---
+
+    def _build(self) -> fx.GraphModule:
+        self.graph = fx.Graph()
+        self.new: dict[fx.Node, fx.Node] = {}
+        self.new_parts: dict[Key, fx.Node] = {}
+        for node in self.plan.placeholders:
+            self.new[node] = copy_node(self.graph, node, {}.__getitem__)
+        for key in self.plan.lifted:
+            self.new_parts[key] = self._placeholder(key)
+        for node in self.plan.attributes:
+            self.new[node] = copy_node(self.graph, node, {}.__getitem__)
+        for node in self.plan.kept:
+            argument = partial(self._argument, position=self.recording.index[node])
+            arguments = without_arguments(node, self.settings.without) if self.settings.without else None
+            self.new[node] = copy_node(self.graph, node, argument, arguments)
+        outputs = [self.new[node] for node in self.plan.outputs]
+        outputs += [self._unpack(node, path) for node, path in self.plan.unpacked]
+        self.graph.output(tuple(outputs))
+        return _torch.lazy_graph_module(self.recording.graph_module, self.graph)
+
+    def _placeholder(self, key: Key) -> fx.Node:
+        node, _, path = key
+        name = "_".join([node.name, *map(str, path)])
+        new = self.graph.create_node("placeholder", name, (), {}, name)
+        new.target = new.name  # the same node at two moments makes two inputs
+        new.meta = _meta_of_part(node.meta, path)
+        return new
+
+    def _argument(self, node: fx.Node, position: int) -> Any:
+        """What stands for ``node`` as an argument of the kept node at ``position``."""
+        if self.redirects:
+            node = self._stand_in(node)
+        if node in self.kept or node.op == "get_attr":
+            return self.new[node]
+        dropped = self._dropped_writes(node, position)
+        if node.op == "placeholder" and dropped == 0:
+            return self.new[node]
+        return self._argument_part((node, dropped, ()), self.facts[node])
+
+    def _argument_part(self, key: Key, fact: Fact) -> Any:
+        if fact.kind is Kind.TUPLE:
+            return tuple(
+                self._argument_part((key[0], key[1], (*key[2], place)), part)
+                for place, part in enumerate(fact.parts)
+            )
+        return self.new_parts[key] if key in self.new_parts else fact.plain
+
+    def _unpack(self, node: fx.Node, path: Path) -> fx.Node:
+        """The part of a tuple value at ``path``, by the getitems that the whole graph has for it, or new ones."""
+        new = self.new[node]
+        for place in path:
+            new = self.graph.call_function(operator.getitem, (new, place))
+        new.meta = _meta_of_part(node.meta, path)
+        return new
+
+    # --- values ---
+
+    def _recorded(self) -> list[Any]:
+        moments = [(position, node) for (node, _, _), position in self.plan.lifted.items()]
+        try:
+            whole = self.recording.values(moments)
+        except EagerFailure as failure:
+            raise CannotExtract(str(failure)) from failure
+        return [_part(value, path) for value, (_, _, path) in zip(whole, self.plan.lifted, strict=True)]
+
+
+def alike(facts: Mapping[fx.Node, Fact], one: fx.Node, other: fx.Node) -> bool:
+    """Whether both are tensors of the same shape, dtype and device."""
+    first, second = facts.get(one), facts.get(other)
+    if first is None or second is None or first.kind is not Kind.TENSOR:
+        return False
+    return second.kind is Kind.TENSOR and first.like == second.like
+
+
+def is_unpacking(node: fx.Node, facts: Mapping[fx.Node, Fact]) -> bool:
+    """Whether ``node`` only takes a part out of a tuple value."""
+    if (
+        node.op != "call_function"
+        or node.target is not operator.getitem
+        or not isinstance(node.args[0], fx.Node)
+    ):
+        return False
+    fact = facts.get(node.args[0])
+    return fact is not None and fact.kind is Kind.TUPLE
+
+
+def copy_node(
+    graph: fx.Graph,
+    node: fx.Node,
+    argument: Callable[[fx.Node], Any],
+    arguments: tuple[Any, Any] | None = None,
+) -> fx.Node:
+    """``node`` again at the end of ``graph``, with its name where that is free, and its meta.
+
+    ``argument`` gives what stands for a node of the old graph in ``arguments``, by default the node's own args and kwargs.
+    """
+    args, kwargs = arguments or (node.args, node.kwargs)
+    new = graph.create_node(
+        node.op, node.target, fx.map_arg(args, argument), fx.map_arg(kwargs, argument), node.name, node.type
+    )
+    new.meta = dict(node.meta)
+    return new
+
+
+def without_arguments(node: fx.Node, gone: Set[fx.Node]) -> tuple[Any, Any]:
+    """Args and kwargs of ``node`` without these nodes: out of lists, and None where one was a whole argument.
+
+    Raises CannotExtract where that leaves an empty list, or for the first argument.
+    """
+    if not gone.intersection(node.all_input_nodes):
+        return node.args, node.kwargs
+    if node.args and node.args[0] in gone:
+        raise CannotExtract(f"{node.name} needs its first argument")
+    args = tuple(_without(argument, gone) for argument in node.args)
+    return args, {key: _without(argument, gone) for key, argument in node.kwargs.items()}
+
+
+def _without(argument: Any, gone: Set[fx.Node]) -> Any:
+    if isinstance(argument, fx.Node):
+        return None if argument in gone else argument
+    if not isinstance(argument, tuple | list):
+        return argument
+    left = [_without(part, gone) for part in argument if not (isinstance(part, fx.Node) and part in gone)]
+    if not left and argument:
+        raise CannotExtract("a list would be empty")
+    return type(argument)(left)
+
+
+def _without_orphans(
+    recording: Recording, keep: Set[fx.Node], stand_ins: Mapping[fx.Node, fx.Node]
+) -> set[fx.Node]:
+    """``keep`` as it can stand: no part without its whole, no number or constant that nothing kept uses.
+
+    A tuple value none of whose parts are kept gets back its first part that is a tensor.
+    """
+    facts, found, kept_for = recording.facts, set(), set(stand_ins.values())
+    for node in recording.nodes:
+        if node in keep and is_call(node) and mode_of(node) is Mode.NONE:
+            if is_unpacking(node, facts) and node.args[0] not in found:
+                continue
+            found.add(node)
+    for node in reversed([node for node in recording.nodes if node in found]):
+        fact = facts.get(node)
+        if (
+            fact is None
+            or node in recording.writing
+            or node in kept_for
+            or any(user in found for user in node.users)
+        ):
+            continue
+        if fact.kind is Kind.TUPLE:
+            part = next(
+                (user for user in node.users if is_unpacking(user, facts) and _is_tensor(facts.get(user))),
+                None,
+            )
+            if part is not None:
+                found.add(part)
+        elif fact.kind in (Kind.NUMBER, Kind.PLAIN) and len(found) > 1 and not _may_raise(node):
+            found.discard(node)
+    return found
+
+
+def _may_raise(node: fx.Node) -> bool:
+    """Whether the call matters though it gives nothing: assertions and the like."""
+    return "assert" in str(node.target) or node.is_impure()
+
+
+def _is_tensor(fact: Fact | None) -> bool:
+    return fact is not None and fact.kind is Kind.TENSOR
+
+
+def _first_tensor(fact: Fact) -> Path | None:
+    """Where the first tensor of a tuple value is."""
+    for place, part in enumerate(fact.parts):
+        if part.kind is Kind.TENSOR:
+            return (place,)
+        if part.kind is Kind.TUPLE and (path := _first_tensor(part)) is not None:
+            return (place, *path)
+    return None
+
+
+def _becomes_input(node: fx.Node, fact: Fact) -> bool:
+    if fact.kind is Kind.NUMBER:
+        return isinstance(node.meta.get("example_value"), torch.SymInt | torch.SymFloat)
+    return fact.kind is Kind.TENSOR
+
+
+def _part(value: Any, path: Path) -> Any:
+    for place in path:
+        value = value[place]
+    return value
+
+
+def _meta_of_part(meta: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    found = dict(meta)
+    for key in ("example_value", "val"):
+        if path and key in found:
+            try:
+                found[key] = _part(found[key], path)
+            except (TypeError, IndexError):
+                del found[key]
+    return found

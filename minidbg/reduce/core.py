@@ -1,0 +1,140 @@
+"""``reduce_graph``: the passes in order, and the certificate at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from minidbg.reduce.edits import bypass_nodes, drop_inputs, drop_modes, drop_nodes, drop_outputs
+from minidbg.reduce.interior import keep_culprits
+from minidbg.reduce.islands import try_islands
+from minidbg.reduce.problem import (
+    Answer,
+    Ask,
+    Attempt,
+    Budget,
+    BudgetSpent,
+    Candidate,
+    Pass,
+    Progress,
+    ReductionProblem,
+)
+from minidbg.reduce.suspects import try_suspects
+from minidbg.reduce.windows import narrow_window
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """The smallest case found and how it was found."""
+
+    graph_module: fx.GraphModule
+    inputs: tuple[Any, ...]
+    oracle_calls: int
+    certified: bool
+    """Whether no single removal of a node, an input or an output fails the same way any more: every one was tried."""
+    interrupted: bool
+    """Whether Ctrl-C ended it."""
+    seconds: float
+    steps: tuple[tuple[fx.GraphModule, tuple[Any, ...]], ...]
+    """Accepted candidates, largest first; the last is the result."""
+    history: tuple[Attempt, ...]
+    """Every oracle call."""
+    neighbour: tuple[fx.GraphModule, tuple[Any, ...]] | None = None
+    """One step smaller, and passing."""
+
+
+FINDING: tuple[tuple[str, Pass], ...] = (
+    ("islands", try_islands),
+    ("bisect", narrow_window),
+    ("interior", keep_culprits),
+)
+"""From a large graph to the few nodes that matter; each once."""
+
+POLISHING: tuple[tuple[str, Pass], ...] = (
+    ("outputs", drop_outputs),
+    ("modes", drop_modes),
+    ("nodes", drop_nodes),
+    ("bypass", bypass_nodes),
+    ("inputs", drop_inputs),
+)
+"""Single removals, repeated until none succeeds."""
+
+
+def reduce_graph(
+    graph_module: fx.GraphModule,
+    inputs: Sequence[Any],
+    ask: Ask,
+    *,
+    hints: Sequence[str] = (),
+    budget: Budget = Budget(),  # noqa: B008 - a frozen value
+    on_progress: Callable[[Progress], None] | None = None,
+    whole_is_known: bool = True,
+    allow_no_calls: bool = False,
+) -> Reduced:
+    """The smallest graph cut out of ``graph_module`` that ``ask`` finds interesting.
+
+    ``ask`` gets a new GraphModule each time and inputs that it must not write to. ``hints`` are words that may name the
+    culprits: nodes or ops. ``whole_is_known``: the whole was just seen to fail. Ctrl-C and a spent budget
+    end it with the best so far. Raises NotReproduced when the whole had to be asked and did not fail, and what ``ask`` raises.
+    """
+    tokens = tuple(
+        ("value", "", node.name, 0, ()) for node in graph_module.graph.nodes if node.op == "placeholder"
+    )
+    whole = Candidate(graph_module, tuple(inputs), tokens)
+    problem = ReductionProblem(
+        whole, ask, budget, on_progress, whole_is_known=whole_is_known, allow_no_calls=allow_no_calls
+    )
+    certified, interrupted = False, False
+    try:
+        find(problem, hints)
+        polish(problem)
+        problem.confirm_whole()
+        certified = True
+    except BudgetSpent:
+        pass
+    except KeyboardInterrupt:
+        interrupted = True
+    return _reduced(problem, certified, interrupted)
+
+
+def find(problem: ReductionProblem, hints: Sequence[str]) -> None:
+    """From many nodes to few."""
+    run(problem, "suspects", lambda problem: try_suspects(problem, hints))
+    for name, reduction_pass in FINDING:
+        run(problem, name, reduction_pass)
+
+
+def polish(problem: ReductionProblem) -> None:
+    """Single removals until a whole round changes nothing."""
+    before: Candidate | None = None
+    while problem.best is not before:
+        before = problem.best
+        for name, reduction_pass in POLISHING:
+            run(problem, name, reduction_pass)
+
+
+def run(problem: ReductionProblem, name: str, reduction_pass: Pass) -> None:
+    """One pass, under its name."""
+    problem.phase = name
+    reduction_pass(problem)
+
+
+def _reduced(problem: ReductionProblem, certified: bool, interrupted: bool) -> Reduced:
+    best, neighbour = problem.best, problem.neighbour
+    return Reduced(
+        best.graph_module,
+        best.inputs,
+        problem.oracle_calls,
+        certified,
+        interrupted,
+        problem.elapsed(),
+        tuple((step.graph_module, step.inputs) for step in problem.steps),
+        tuple(problem.history),
+        (neighbour.graph_module, neighbour.inputs) if neighbour else None,
+    )
+
+
+__all__ = ["Answer", "Attempt", "Budget", "Progress", "Reduced", "reduce_graph"]

@@ -1,0 +1,69 @@
+"""``minidbg.minimize``: reduction with a predicate of the user's, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from minidbg.graphs.cloning import clone_values
+from minidbg.reduce.core import Answer, Budget, reduce_graph
+
+
+@dataclass(frozen=True, slots=True)
+class Minimized:
+    """The smallest graph that still fails, and its inputs."""
+
+    graph_module: fx.GraphModule
+    inputs: tuple[Any, ...]
+    oracle_calls: int
+    certified: bool
+    """Whether it was proven 1-minimal: every single removal of a node, an input or an output was tried and does not fail."""
+    seconds: float
+    interrupted: bool
+    """Whether Ctrl-C ended it early."""
+    steps: tuple[tuple[fx.GraphModule, tuple[Any, ...]], ...]
+    """Failing graphs on the way, largest first."""
+
+
+def minimize(
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    fails: Callable[[fx.GraphModule, list[Any]], bool],
+    *,
+    max_calls: int | None = None,
+    seconds: float | None = None,
+    simplify: bool = False,
+) -> Minimized:
+    """The smallest part of ``gm`` for which ``fails(gm, inputs)`` is still true.
+
+    ``fails`` runs in this process and gets copies of its own, which it may change. ``max_calls`` and ``seconds``
+    are looked at between calls. ``gm`` and ``inputs`` are only read; ``gm`` runs in eager, in the current
+    grad mode, to find the values inside it. Raises NotReproduced when ``fails`` is false for the whole of it, and what
+    ``fails`` raises.
+    """
+
+    def ask(graph_module: fx.GraphModule, values: tuple[Any, ...]) -> Answer:
+        return Answer.INTERESTING if fails(own_copy(graph_module), clone_values(values)) else Answer.NOT
+
+    reduced = reduce_graph(
+        gm, tuple(inputs), ask, budget=Budget(max_calls, seconds), whole_is_known=False, allow_no_calls=True
+    )
+    return Minimized(
+        reduced.graph_module,
+        reduced.inputs,
+        reduced.oracle_calls,
+        reduced.certified,
+        reduced.seconds,
+        reduced.interrupted,
+        reduced.steps,
+    )
+
+
+def own_copy(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """A copy that shares nothing that a caller may change."""
+    import copy
+
+    return copy.deepcopy(graph_module)

@@ -1,0 +1,279 @@
+"""``ReductionProblem``: the smallest failing candidate so far, and the one door through which passes ask the oracle."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable, Hashable, Iterable, Set
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from torch import fx
+
+from minidbg.errors import NotReproduced
+from minidbg.graphs.edit import CannotExtract, extract
+from minidbg.graphs.effects import attribute_of, is_call
+from minidbg.graphs.record import Recording, runs_in_eager
+from minidbg.reduce.fingerprint import fingerprint
+
+
+class Answer(enum.Enum):
+    """What the oracle says about a candidate."""
+
+    INTERESTING = "interesting"
+    """It fails in the same way."""
+    NOT = "not"
+    """It does not fail."""
+    OTHER = "other"
+    """It fails, but in another way."""
+    INVALID = "invalid"
+    """It proves nothing: eager itself fails, or it cannot be run here."""
+
+
+Ask: TypeAlias = Callable[[fx.GraphModule, tuple[Any, ...]], Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The most that a reduction may spend; None is without limit. Looked at between calls."""
+
+    max_calls: int | None = None
+    seconds: float | None = None
+
+
+class BudgetSpent(Exception):
+    """No call is left. Passes let it through; the driver ends the reduction with the best so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One oracle call, for the replay log."""
+
+    phase: str
+    nodes: int
+    inputs: int
+    answer: Answer
+    seconds: float
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a reduction stands after an oracle call."""
+
+    phase: str
+    nodes: int
+    """Call nodes of the smallest candidate that still fails."""
+    start_nodes: int
+    oracle_calls: int
+    seconds: float
+    improved: bool
+    """Whether this call found a smaller one: the last of ``problem.steps``."""
+    best: Candidate
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """A graph and its inputs, not to be changed. ``tokens`` tell input values apart without looking at them."""
+
+    graph_module: fx.GraphModule
+    inputs: tuple[Any, ...]
+    tokens: tuple[Hashable, ...]
+    faithful: bool = False
+    """Whether eager need not be asked, since all of it ran in eager before."""
+    epoch: str = ""
+    """Changes with each edit that changes values, so that recorded ones are not taken for earlier ones."""
+
+    @property
+    def calls(self) -> list[fx.Node]:
+        """The nodes that do something, in order."""
+        return [node for node in self.graph_module.graph.nodes if is_call(node)]
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """What a reduction makes smaller, most important first: calls, inputs, outputs, elements of the inputs."""
+        nodes = list(self.graph_module.graph.nodes)
+        nested = sum(_calls_within(node) for node in nodes)
+        returned = nodes[-1].args[0] if nodes else ()
+        outputs = len(returned) if isinstance(returned, tuple | list) else 1
+        return nested, len(self.inputs), outputs
+
+
+def _calls_within(node: fx.Node) -> int:
+    """1 for a call; for a nested graph, the calls in it."""
+    if is_call(node):
+        return 1
+    nested = attribute_of(node) if node.op == "get_attr" else None
+    return sum(map(_calls_within, nested.graph.nodes)) if isinstance(nested, fx.GraphModule) else 0
+
+
+Pass: TypeAlias = Callable[["ReductionProblem"], None]
+
+
+@dataclass(slots=True)
+class ReductionProblem:
+    """What a reduction pass works on. A pass is a function of a problem and returns nothing.
+
+    Writing a pass:
+
+    - Look at ``problem.best`` (or at ``problem.recording``, the values inside it) and build a smaller ``Candidate``, most
+      often with ``graphs.edit.extract``. Then call ``problem.consider(candidate)``. If it returns True, the candidate
+      fails in the same way, and it is ``problem.best`` now when it is smaller: read ``problem.best`` again, since the
+      nodes you hold belong to the one before. Names of nodes stay.
+    - ``consider`` judges, remembers and counts. A candidate seen before, one that cannot run in eager and one without
+      any call cost nothing, so a pass need not avoid them. Whether a candidate makes progress is decided by its ``size``.
+    - A pass need not run to a fixed point: the driver repeats the passes until none of them changes ``best``.
+    - A pass must be deterministic and must not catch ``BudgetSpent`` or ``KeyboardInterrupt``.
+    - ``presumed_passing`` says that a set of nodes has probably no chance, because a larger one passed. That is a reason
+      to look elsewhere first, never a proof: only ``consider`` proves.
+    """
+
+    best: Candidate
+    ask: Ask
+    budget: Budget = Budget()
+    on_progress: Callable[[Progress], None] | None = None
+    whole_is_known: bool = True
+    """Whether the whole was just seen to fail, so that it need not be asked."""
+    allow_no_calls: bool = False
+    """Whether a graph without any call may be a candidate."""
+    phase: str = "reduce"
+    oracle_calls: int = 0
+    steps: list[Candidate] = field(default_factory=list)
+    """Accepted candidates, largest first."""
+    history: list[Attempt] = field(default_factory=list)
+    neighbour: Candidate | None = None
+    """The last candidate one step smaller than ``best`` that passed."""
+    keep_passed_through: bool = False
+    """Whether inputs that the graph returns must stay outputs for the failure to show."""
+    _known: dict[Hashable, Answer] = field(default_factory=dict)
+    _passing: list[int] = field(default_factory=list)
+    _bits: dict[str, int] = field(default_factory=dict)
+    _recording: tuple[Candidate, Recording] | None = None
+    _started: float = field(default_factory=time.monotonic)
+    _start_nodes: int = 0
+
+    def __post_init__(self) -> None:
+        self._start_nodes = self.best.size[0]
+
+    @property
+    def recording(self) -> Recording:
+        """The values inside ``best``."""
+        if self._recording is None or self._recording[0] is not self.best:
+            self._recording = (self.best, Recording(self.best.graph_module, self.best.inputs))
+        return self._recording[1]
+
+    def extract(self, keep: Set[fx.Node], **how: Any) -> Candidate | None:
+        """The candidate of just the calls in ``keep``, nodes of ``best``; ``how`` goes to ``graphs.edit.extract``.
+
+        None when a value that it needs cannot be recorded.
+        """
+        return self.extract_from(self.recording, self.best, keep, **how)
+
+    def extract_from(
+        self, recording: Recording, base: Candidate, keep: Set[fx.Node], **how: Any
+    ) -> Candidate | None:
+        """``extract`` out of an earlier candidate."""
+        how.setdefault("passed_through", self.keep_passed_through)
+        try:
+            piece = extract(recording, keep, **how)
+        except CannotExtract:
+            return None
+        known = dict(zip(recording.placeholders, base.tokens, strict=True))
+        tokens = tuple(
+            known[node] if node in known and not writes else ("value", base.epoch, node.name, writes, path)
+            for node, writes, path in piece.origins
+        )
+        return Candidate(piece.graph_module, piece.inputs, tokens, piece.faithful, base.epoch)
+
+    def consider(self, candidate: Candidate | None) -> bool:
+        """Whether ``candidate`` fails in the same way; it becomes ``best`` if it is smaller than it.
+
+        None stands for a candidate that could not be built. Raises BudgetSpent, and what the oracle raises.
+        """
+        if candidate is None or (not candidate.calls and not self.allow_no_calls):
+            return False
+        return self.answer(candidate) is Answer.INTERESTING
+
+    def answer(self, candidate: Candidate) -> Answer:
+        """The oracle's answer for ``candidate``, from memory where it is there."""
+        key = fingerprint(candidate.graph_module, candidate.tokens)
+        if key not in self._known:
+            self._known[key] = self._judge(candidate, key)
+        answer = self._known[key]
+        if answer is Answer.INTERESTING and candidate.size < self.best.size:
+            self._accept(candidate, key)
+        return answer
+
+    def _judge(self, candidate: Candidate, key: str) -> Answer:
+        if not candidate.faithful and not runs_in_eager(candidate.graph_module, candidate.inputs):
+            return Answer.INVALID
+        self._check_budget()
+        self.oracle_calls += 1
+        began = time.monotonic()
+        answer = self.ask(candidate.graph_module, candidate.inputs)
+        nodes, inputs, *_ = candidate.size
+        self.history.append(Attempt(self.phase, nodes, inputs, answer, time.monotonic() - began, key[:16]))
+        self._tell(answer is Answer.INTERESTING and candidate.size < self.best.size, candidate)
+        return answer
+
+    def _check_budget(self) -> None:
+        limit, seconds = self.budget.max_calls, self.budget.seconds
+        if limit is not None and self.oracle_calls >= limit:
+            raise BudgetSpent
+        if seconds is not None and self.elapsed() >= seconds:
+            raise BudgetSpent
+
+    def _accept(self, candidate: Candidate, key: str) -> None:
+        self.best = candidate if candidate.faithful else replace(candidate, epoch=key)
+        self.steps.append(self.best)
+        self.neighbour = None
+
+    def _tell(self, improved: bool, candidate: Candidate) -> None:
+        if self.on_progress is not None:
+            best = candidate if improved else self.best
+            self.on_progress(
+                Progress(
+                    self.phase,
+                    best.size[0],
+                    self._start_nodes,
+                    self.oracle_calls,
+                    self.elapsed(),
+                    improved,
+                    best,
+                )
+            )
+
+    def elapsed(self) -> float:
+        """Seconds since the reduction began."""
+        return time.monotonic() - self._started
+
+    def confirm_whole(self) -> None:
+        """Make sure that the whole fails: asked only when it was not seen to, and nothing smaller has failed.
+
+        Raises NotReproduced.
+        """
+        if self.whole_is_known or self.steps:
+            return
+        if self.answer(self.best) is not Answer.INTERESTING:
+            raise NotReproduced(
+                "nothing to reduce: the interestingness test says that the whole graph does not fail. "
+                "Call it with the graph and inputs given to see why"
+            )
+        self.whole_is_known = True
+
+    # --- sets of nodes: what larger answers say about smaller ones ---
+
+    def bits(self, nodes: Iterable[fx.Node]) -> int:
+        """The set of these nodes' names as bits of one number."""
+        mask = 0
+        for node in nodes:
+            mask |= 1 << self._bits.setdefault(node.name, len(self._bits))
+        return mask
+
+    def presumed_passing(self, mask: int) -> bool:
+        """Whether a superset of these nodes was seen to pass."""
+        return any(mask & ~passing == 0 for passing in self._passing)
+
+    def remember_passing(self, mask: int) -> None:
+        """Note that these nodes passed."""
+        self._passing.append(mask)
