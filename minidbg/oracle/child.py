@@ -1,0 +1,156 @@
+"""Judging what may kill the process that judges it. Embedded in repro scripts of the kinds crash and hang."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from minidbg.oracle.harness import failed, outcome
+from minidbg.oracle.signature import CARRIERS
+
+# --- embedded from here ---
+
+TIME_LIMIT_S = 120.0
+CALLS_BACKEND = ("call_user_compiler", "_call_user_compiler", "compile_directly", "get_or_compile")
+
+
+def judge_in_child(
+    path: str, case: dict[str, Any], device: str | None, backend: str | None
+) -> dict[str, Any]:
+    """The outcome that the script at ``path`` finds in a process of its own, or what its death says."""
+    command = [sys.executable, "-X", "faulthandler", path, "--child"]
+    command += ["--device", device] if device else []
+    command += ["--backend", backend] if backend else []
+    limit = float(case.get("time_limit_s", TIME_LIMIT_S))
+    began = time.perf_counter()
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, no_core_files():
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+        )
+        timed_out = False
+        try:
+            child.wait(limit)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+            child.send_signal(signal.SIGABRT)  # faulthandler then writes the stack
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(5)
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+            status = child.wait()
+        said, tail = (file_text(file) for file in (out, err))
+    sys.stderr.write(tail[-4000:])
+    notes = [line[6:] for line in said.splitlines() if line.startswith("phase ")]
+    found = next((json.loads(line) for line in said.splitlines() if line.startswith("{")), None)
+    if found is None or timed_out:
+        died_by = "timeout" if timed_out else death_name(status)
+        found = died(died_by, notes[-1] if notes else "", tail, case)
+        found["signal"] = -status if status < 0 and not timed_out else None
+    return {
+        **found,
+        "seconds": round(time.perf_counter() - began, 3),
+        "device": device or case.get("device", "cpu"),
+    }
+
+
+def died(died_by: str, phase: str, stderr: str, case: dict[str, Any]) -> dict[str, Any]:
+    """The outcome of a process that ended without an answer while it was in ``phase`` (``runtime backward``)."""
+    kind = "hang" if died_by == "timeout" else "crash"
+    if not phase or phase == "eager":
+        how = "did not come back in time" if kind == "hang" else f"died ({died_by})"
+        return outcome(
+            "invalid", f"{'eager itself' if phase else 'the process'} {how}", message=last_words(stderr)
+        )
+    what, _, direction = phase.partition(" ")
+    stack = stack_in(stderr)
+    if stack and what == "compile" and not any(function in CALLS_BACKEND for _, function in stack):
+        what = "runtime"  # torch.compile compiles and runs in one call: the stack tells which it was
+    signature = {
+        "kind": kind,
+        "direction": direction or "forward",
+        "types": [what if kind == "hang" else died_by],
+        "frames": [f"{module}:{function}" for module, function in outside_carriers(stack)][:4],
+        "message": "",
+    }
+    return failed(signature, case, last_words(stderr) if kind == "crash" else f"no end of {what} {direction}")
+
+
+def death_name(status: int) -> str:
+    """``SIGSEGV``, or ``exit status 7``, from a status as ``subprocess`` gives it."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"
+
+
+def last_words(stderr: str) -> str:
+    """The last lines before the stack that faulthandler wrote, and faulthandler's own first line."""
+    before, fatal, after = stderr.partition("Fatal Python error: ")
+    lines = [line.strip() for line in before.splitlines() if line.strip()][-3:]
+    return "\n".join([*lines, *after.splitlines()[:1]] if fatal else lines)[-2000:]
+
+
+def stack_in(stderr: str) -> list[tuple[str, str]]:
+    """Module and function of the frames in faulthandler's last stack, innermost first. It shows a hundred."""
+    stacks = re.split(r"(?m)^(?=(?:Current thread|Thread) 0x)", stderr)
+    current = [stack for stack in stacks if stack.startswith("Current thread")] or stacks[-1:]
+    frames = re.findall(r'(?m)^  File "(.*)", line \d+ in (.*)$', current[-1])
+    cut_off = [("", CALLS_BACKEND[0])] if re.search(r"(?m)^  \.\.\.$", current[-1]) else []
+    return [(module_of_file(file), function) for file, function in frames] + cut_off
+
+
+def outside_carriers(stack: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The frames below the place where the backend or its result was called, as in an exception's signature."""
+    kept = []
+    for module, function in stack:
+        if function in (*CALLS_BACKEND, "call_compiled") or (module, function) == (
+            "torch._dynamo.eval_frame",
+            "_fn",
+        ):
+            break
+        carries = module.startswith((*CARRIERS, "minidbg", "<")) or (module, function) == (
+            "torch",
+            "__call__",
+        )
+        if not carries:
+            kept.append((module, function))
+    return kept
+
+
+def module_of_file(file: str) -> str:
+    """The dotted name by which the file was imported, as far as the path tells."""
+    for folder in sorted(filter(None, sys.path), key=len, reverse=True):
+        if file.startswith(folder.rstrip("/") + "/"):
+            file = file[len(folder.rstrip("/")) + 1 :]
+            break
+    else:
+        file = os.path.basename(file)
+    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def file_text(file: Any, most: int = 1 << 20) -> str:
+    file.seek(0, os.SEEK_END)
+    file.seek(max(0, file.tell() - most))
+    return str(file.read().decode(errors="replace"))
+
+
+@contextlib.contextmanager
+def no_core_files() -> Any:
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))

@@ -1,0 +1,124 @@
+"""The harness as text for a repro script, for the kind of failure that it shows.
+
+A script that embeds it defines, above the text:
+
+- the PEP 723 header, whose ``[tool.minidbg]`` table holds ``settings_of(case)`` (and whatever else the writer wants);
+- ``import torch``, and no name that the harness defines (``harness_names(kind)`` lists them);
+- ``backend()``: runs the imports that register the backend and the graph's custom ops, device plugins first, and
+  returns what ``torch.compile(backend=)`` takes. An ImportError is tried again with the header's ``paths`` on
+  ``sys.path``, and then means 125. ``inputs`` and the model are used only after it.
+- ``Repro``, a ``torch.nn.Module`` class (call path ``torch.compile``), or ``graph()``, which builds the
+  ``fx.GraphModule`` (call path ``direct``);
+- ``inputs(device)``: a tuple of fresh inputs at each call, the same values each time.
+
+And below it:
+
+    def test_repro():
+        check_with_pytest(globals())
+
+    if __name__ == "__main__":
+        sys.exit(main(globals()))
+
+``harness_imports(kind)`` are the import statements that the text needs; ``harness_source`` does not repeat them.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from minidbg.case import Case
+from minidbg.failure import Kind
+
+MARK = "# --- embedded from here ---\n"
+ROOM = Path(__file__).parent
+
+
+def parts_of(kind: str) -> tuple[str, ...]:
+    """The files of this room whose text a script of that kind carries."""
+    more = {Kind.ACCURACY: ("compare.py",), Kind.CRASH: ("child.py",), Kind.HANG: ("child.py",)}
+    return ("signature.py", *more.get(Kind(kind), ()), "harness.py", "script.py")
+
+
+@cache
+def harness_source(kind: str) -> str:
+    """The text to embed for a case of that kind: definitions only, no import of minidbg."""
+    return "\n\n".join(body_of(ROOM / part) for part in parts_of(kind))
+
+
+@cache
+def harness_imports(kind: str) -> tuple[str, ...]:
+    """The import statements that ``harness_source(kind)`` needs, sorted, ``import torch`` among them."""
+    found: set[str] = set()
+    for part in parts_of(kind):
+        for node in ast.parse((ROOM / part).read_text()).body:
+            if isinstance(node, ast.Import | ast.ImportFrom) and "minidbg" not in ast.unparse(node):
+                found.add(ast.unparse(node))
+    return tuple(sorted(found, key=lambda line: ("torch" in line, line)))
+
+
+@cache
+def harness_names(kind: str) -> frozenset[str]:
+    """The global names that the text defines or imports: a script must not use them for anything else."""
+    text = "\n".join([*harness_imports(kind), harness_source(kind)])
+    names: set[str] = set()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return frozenset(names)
+
+
+def body_of(path: Path) -> str:
+    """The file without its docstring, its imports and its remarks for linters."""
+    text = path.read_text()
+    if MARK in text:
+        text = text.partition(MARK)[2]
+    else:
+        nodes = ast.parse(text).body
+        last = max(
+            i for i, node in enumerate(nodes) if i == 0 or isinstance(node, ast.Import | ast.ImportFrom)
+        )
+        text = "\n".join(text.splitlines()[nodes[last].end_lineno or 0 :])
+    lines = (line.partition("  # noqa")[0].partition("  # type: ignore")[0] for line in text.splitlines())
+    return "\n".join(lines).strip() + "\n"
+
+
+def settings_of(case: Case) -> dict[str, Any]:
+    """The part of the header that the harness reads: what the run depends on, and the signature. TOML's types only."""
+    context = case.context
+    modes: dict[str, Any] = {"grad": context.grad}
+    for name in ("inference", "deterministic", "deterministic_warn_only", "default_device"):
+        if getattr(context, name):
+            modes[name] = getattr(context, name)
+    if context.default_dtype != "torch.float32":
+        modes["default_dtype"] = context.default_dtype
+    if context.matmul_precision != "highest":
+        modes["matmul_precision"] = context.matmul_precision
+    if context.autocast:
+        modes["autocast"] = [list(one) for one in context.autocast]
+    if context.config:
+        modes["config"] = {module: repr(dict(options)) for module, options in context.config.items()}
+    settings: dict[str, Any] = {"kind": str(case.kind or Kind.COMPILE), "backend": case.backend.name}
+    settings["call"] = str(case.call)
+    if case.dynamic is not None:
+        settings["dynamic"] = case.dynamic
+    if any(case.dynamic_dims):
+        settings["dynamic_dims"] = [list(dims) for dims in case.dynamic_dims]
+    if case.backward:
+        settings["backward"] = True
+    if case.backend.options:
+        settings["options"] = repr(dict(case.backend.options))
+    if case.backend.mode:
+        settings["mode"] = case.backend.mode
+    if case.backend.paths:
+        settings["paths"] = list(case.backend.paths)
+    if case.signature:
+        settings["signature"] = case.signature.to_table()
+    settings["context"] = modes
+    return settings

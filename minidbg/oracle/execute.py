@@ -1,0 +1,87 @@
+"""Runs a case in this process and says what happened. Whatever a foreign backend raises ends here as an Outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from minidbg import _torch, references
+from minidbg.case import CallPath, Case
+from minidbg.errors import CannotWrite, MinidbgError
+from minidbg.failure import Outcome, Verdict
+from minidbg.graphs import ModuleSource, instantiate, write_module
+from minidbg.graphs.attributes import by_name
+from minidbg.graphs.builder import write_graph_builder
+from minidbg.graphs.cloning import clone_values
+from minidbg.oracle import harness
+from minidbg.oracle.embed import settings_of
+
+Note = Callable[[str], object]
+
+
+def execute(case: Case, *, note: Note = lambda phase: None) -> Outcome:
+    """Run ``case`` once in eager and once through its backend, here; judged against the case's signature.
+
+    Made for a child process: a crash or a hang is the caller's. RNG state, graph and inputs are afterwards what
+    they were. ``note`` hears which part begins: ``eager``, ``compile forward``, ``runtime backward``.
+    Only KeyboardInterrupt passes through.
+    """
+    try:
+        compiler = case.compiler if case.compiler is not None else references.resolve(case.backend)
+    except (ImportError, MinidbgError) as error:
+        return Outcome(Verdict.SKIPPED, reason=f"the backend is not here: {harness.brief(error)}")
+    try:
+        source = written(case)
+    except CannotWrite as error:
+        return Outcome(Verdict.INVALID, reason=str(error))
+    devices = devices_of(case.inputs)
+    with (
+        torch.random.fork_rng(devices=[device for device in devices if device.type != "cpu"]),
+        _torch.outside_tracing(),
+        _torch.graphs_given_to_backends() as reached,
+    ):
+        found = harness.attempt(
+            make_model=lambda: instantiate(source, fresh(source)),
+            make_inputs=lambda: tuple(clone_values(case.inputs)),
+            compiler=compiler,
+            case=settings_of(case),
+            note=note,
+        )
+    device = str(devices[0]) if devices else "cpu"
+    outcome = Outcome.from_json({**found, "device": device})
+    if case.call is CallPath.TORCH_COMPILE and outcome.verdict is Verdict.GONE:
+        outcome = unless_another_graph(outcome, case.graph_module, reached)
+    return outcome.judged_against(case.signature)
+
+
+def written(case: Case) -> ModuleSource:
+    """The case's graph as a repro script will hold it, so that script and oracle run the same program."""
+    if case.call is CallPath.DIRECT:
+        return write_graph_builder(case.graph_module, constant_expression=by_name)
+    return write_module(case.graph_module, inputs=case.inputs, constant_expression=by_name)
+
+
+def fresh(source: ModuleSource) -> dict[str, torch.Tensor]:
+    """The source's constants for one run, which may write to them."""
+    return dict(zip(source.constants, clone_values(list(source.constants.values())), strict=True))
+
+
+def devices_of(inputs: Sequence[Any]) -> list[torch.device]:
+    """Devices of the tensors among ``inputs``, each once, in order."""
+    return list(dict.fromkeys(value.device for value in inputs if isinstance(value, torch.Tensor)))
+
+
+def unless_another_graph(
+    outcome: Outcome, candidate: fx.GraphModule, reached: Sequence[Sequence[str]]
+) -> Outcome:
+    """``outcome``, or INVALID when what reached the backend was not the candidate: its success proves nothing."""
+    if not reached:
+        return Outcome(Verdict.INVALID, reason="no graph reached the backend", seconds=outcome.seconds)
+    wanted = _torch.call_targets(candidate)
+    if len(reached) == 1 and list(reached[0]) == wanted:
+        return outcome
+    reason = f"dynamo handed another graph to the backend: {len(reached[-1])} calls instead of {len(wanted)}"
+    return Outcome(Verdict.INVALID, reason=reason, seconds=outcome.seconds)

@@ -1,0 +1,210 @@
+"""A repro script as a command and as a pytest module: finds the backend, asks the judge, prints the verdict.
+
+Embedded in every repro script, after the judge. ``script`` is the script's ``globals()``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import re
+import sys
+import tomllib
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from minidbg.oracle.harness import attempt, brief, outcome
+
+# --- embedded from here ---
+
+EXIT_STATUS = {
+    "gone": 0,
+    "reproduces": 1,
+    "flaky": 1,
+    "changed": 3,
+    "crashed": 3,
+    "timeout": 3,
+    "skipped": 125,
+    "invalid": 125,
+}
+CANNOT_JUDGE = 125
+
+
+class Unavailable(Exception):
+    """What the case needs is not here: a module, a device, the backend."""
+
+
+def judge(
+    script: dict[str, Any], case: dict[str, Any], device: str | None, backend: str | None, note: Any
+) -> dict[str, Any]:
+    """Run the script's case on ``device`` with ``backend``, each as the script has it unless given."""
+    device = device or case.get("device", "cpu")
+    try:
+        compiler = find_backend(script, case.get("paths", []), backend)
+        need_device(device)
+    except Unavailable as missing:
+        return outcome("skipped", str(missing), device=device)
+    make = script.get("graph") or script["Repro"]
+    result = attempt(
+        lambda: make().to(device),
+        lambda: tuple(script["inputs"](device)),
+        compiler,
+        case,
+        note,
+        script.get("differ"),
+    )
+    return {**result, "device": device}
+
+
+def find_backend(script: dict[str, Any], paths: list[str], wanted: str | None) -> Any:
+    """What ``backend()`` gives, or ``--backend``: a registered name or ``module:attribute``."""
+    found = None
+    for more in (0, len(paths)):
+        sys.path += paths[:more]
+        try:
+            found = script["backend"]()
+            break
+        except ImportError as error:
+            missing = Unavailable(f"the backend's modules are not all here: {brief(error)}")
+        except Exception as error:  # noqa: BLE001 - a broken backend module cannot be judged
+            missing = Unavailable(f"the backend cannot be loaded: {brief(error)}")
+    else:
+        if wanted is None:
+            raise missing
+    try:
+        if wanted and ":" in wanted:
+            module, _, attribute = wanted.partition(":")
+            return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise Unavailable(f"no such backend here: {brief(error)}") from None
+    compiler = wanted or found
+    if isinstance(compiler, str) and compiler not in torch.compiler.list_backends(()):
+        raise Unavailable(f"no backend named {compiler!r} is registered here")
+    return compiler
+
+
+def need_device(device: str) -> None:
+    try:
+        torch.empty(1, device=device)
+    except Exception as error:  # noqa: BLE001 - a plugin's own error types, all mean: not here
+        raise Unavailable(f"no device {device!r} here: {brief(error)}") from None
+
+
+def read_case(path: str) -> dict[str, Any]:
+    """The ``[tool.minidbg]`` table of the header that the file at ``path`` begins with (PEP 723)."""
+    with open(path, encoding="utf-8") as file:
+        header = re.search(r"(?m)^# /// script$\s((?:^#(?:| .*)$\s)+)^# ///$", file.read())
+    if header is None:
+        raise ValueError(f"{path} has no '# /// script' header")
+    lines = [line[2:] if line.startswith("# ") else line[1:] for line in header[1].splitlines()]
+    return dict(tomllib.loads("\n".join(lines))["tool"]["minidbg"])
+
+
+def outcome_of(
+    script: dict[str, Any],
+    device: str | None = None,
+    backend: str | None = None,
+    note: Callable[[str], object] | None = None,
+) -> dict[str, Any]:
+    """Judge the script here, or (crash, hang) in a child process. A fault of the script itself is ``invalid``."""
+    try:
+        case = read_case(script["__file__"])
+        if note is None and "judge_in_child" in script:
+            return dict(script["judge_in_child"](script["__file__"], case, device, backend))
+        return judge(script, case, device, backend, note or (lambda phase: None))
+    except Exception as error:  # noqa: BLE001 - else Python would exit with 1, which means "reproduces"
+        traceback.print_exc()
+        return outcome("invalid", f"the script itself failed: {brief(error)}")
+
+
+def sentence(found: dict[str, Any], backend: str) -> str:
+    """What happened, on one line."""
+    verdict, signature = found["verdict"], found["signature"]
+    if signature is None or found["reason"]:
+        return f"{verdict}: {found['reason'] or f'{backend} handles this model'}"
+    what = {
+        "compile": f"{backend} fails to compile",
+        "runtime": f"the code that {backend} made fails",
+        "accuracy": f"the code that {backend} made gives wrong results",
+        "crash": f"the process dies in {backend}",
+        "hang": f"{backend} does not come back",
+    }[signature["kind"]]
+    where = " in backward" if signature["direction"] == "backward" else ""
+    said = " ".join(found["message"].split())[:200]
+    return f"{verdict}: {what}{where}" + (f": {said}" if said else "")
+
+
+def main(script: dict[str, Any], argv: list[str] | None = None) -> int:
+    """Judge the script whose globals are ``script``, print the verdict, return the exit status."""
+    options = arguments(argv)
+    with clean_stdout() as say:
+        note = (lambda phase: say("phase " + phase)) if options.child else None
+        found = outcome_of(script, options.device, options.backend, note)
+        name = options.backend or "the backend"
+        with contextlib.suppress(Exception):
+            name = options.backend or read_case(script["__file__"])["backend"]
+        if options.json or options.child:
+            extra = {"repro": script["__file__"], "backend": name, "torch": torch.__version__}
+            say(json.dumps({**found, **extra}, default=str))
+        else:
+            say(sentence(found, name))
+            if found["verdict"] in ("changed", "crashed", "timeout"):
+                for label, one in (
+                    ("expected", read_case(script["__file__"])["signature"]),
+                    ("got", found["signature"]),
+                ):
+                    say(f"  {label}: {one}")
+    status = EXIT_STATUS[found["verdict"]]
+    return 125 if options.bisect and status == 3 else status
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> Any:
+            self.exit(125, f"{self.prog}: {message}\n")  # argparse's own status is 2
+
+    parser = Parser(
+        description="Exit status: 0 gone, 1 reproduces, 3 fails differently, 125 cannot be judged here."
+    )
+    parser.add_argument("--device", help="run on this device instead: cpu, cuda, cuda:1")
+    parser.add_argument(
+        "--backend", help="run with this backend instead: a registered name, or module:attribute"
+    )
+    parser.add_argument("--json", action="store_true", help="print the outcome as one JSON object")
+    parser.add_argument(
+        "--bisect", action="store_true", help="for git bisect run: exit with 125 where it would be 3"
+    )
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+@contextlib.contextmanager
+def clean_stdout() -> Iterator[Callable[[str], object]]:
+    """Give a ``print`` to the real stdout, while all that backends and compilers print goes to stderr."""
+    sys.stdout.flush()
+    real = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield lambda text: os.write(real, (text + "\n").encode(errors="backslashreplace"))
+    finally:
+        sys.stdout.flush()
+        os.dup2(real, 1)
+        os.close(real)
+
+
+def check_with_pytest(script: dict[str, Any]) -> None:
+    """Pass when the failure is gone, fail while it is there, skip where it cannot be judged."""
+    import pytest
+
+    found = outcome_of(script)
+    text = sentence(found, "the backend")
+    if EXIT_STATUS[found["verdict"]] == 125:
+        pytest.skip(text)
+    if found["verdict"] != "gone":
+        pytest.fail(text, pytrace=False)

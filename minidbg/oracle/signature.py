@@ -1,0 +1,184 @@
+"""What makes two failures the same. This text is part of every repro script, so it imports the standard library only."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from typing import Any
+
+# --- embedded from here ---
+
+# Code that only carries the call: where it stands in a stack depends on the graph, not on the bug.
+CARRIERS = (
+    "torch.fx",
+    "torch._dynamo",
+    "torch._compile",
+    "torch.utils._contextlib",
+    "torch.nn.modules.module",
+)
+GENERATED = ("torch._inductor.runtime.compile_tasks", "torch_compile_debug")
+SCRIPTS = ("__main__", "__mp_main__", __name__)
+LOADED_BY_PATH = r"\w+_[0-9a-f]{8}"  # the names that load_by_path gives to scripts
+
+
+def signature_of(error: BaseException, kind: str | None = None, direction: str = "forward") -> dict[str, Any]:
+    """The failure as a table of plain values; without ``kind``, the traceback tells compile from runtime."""
+    chain = exception_chain(error)
+    return {
+        "kind": kind or phase_of(error, direction),
+        "direction": direction,
+        "types": [qualified_name(one) for one in chain],
+        "frames": innermost_frames(chain),
+        "message": stable_message(chain),
+    }
+
+
+def qualified_name(error: BaseException) -> str:
+    kind = type(error)
+    module = module_name(kind.__module__)
+    return (
+        kind.__qualname__
+        if module == "builtins"
+        else f"{module}.{kind.__qualname__}".replace(".<locals>", "")
+    )
+
+
+def module_name(name: str) -> str:
+    """``name``, or a fixed word for modules whose name differs from process to process."""
+    if name in SCRIPTS or re.fullmatch(LOADED_BY_PATH, name):
+        return "<script>"
+    return "<generated>" if name.startswith(GENERATED) else name
+
+
+def exception_chain(error: BaseException | None) -> list[BaseException]:
+    """``error`` and what it wraps, outermost first, without dynamo's own wrapping of what a backend raises."""
+    chain: list[BaseException] = []
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen and len(seen) < 12:
+        seen.add(id(error))
+        inner = wrapped_by(error)
+        if inner is None or not is_dynamo_wrapping(error):
+            chain.append(error)
+        error = inner
+    return chain
+
+
+def wrapped_by(error: BaseException) -> BaseException | None:
+    inner = getattr(error, "inner_exception", None) or error.__cause__
+    if inner is None and quotes(error, error.__context__):
+        inner = error.__context__  # raised `from None`, but its text begins with the inner exception's
+    return inner if isinstance(inner, BaseException) else None
+
+
+def quotes(error: BaseException, inner: BaseException | None) -> bool:
+    return inner is not None and str(error).startswith(type(inner).__name__ + ":")
+
+
+def is_dynamo_wrapping(error: BaseException) -> bool:
+    return qualified_name(error) in (
+        "torch._dynamo.exc.BackendCompilerFailed",
+        "torch._dynamo.exc.Unsupported",
+    )
+
+
+def phase_of(error: BaseException, direction: str = "forward") -> str:
+    """``compile`` when the stack passes the place where the backend is called, else ``runtime``."""
+    calls = {last_name(function) for module, function in stack_of(error) if module.startswith("torch.")}
+    if direction == "backward" and "call_func_at_runtime_with_args" in calls:
+        return "runtime"
+    compiling = {"call_user_compiler", "_call_user_compiler", "get_or_compile", "_backward_impl"}
+    bases = {base.__name__ for base in type(error).__mro__}
+    return "compile" if calls & compiling or "BackendCompilerFailed" in bases else "runtime"
+
+
+def stack_of(error: BaseException) -> list[tuple[str, str]]:
+    """Module and function of each frame, outermost first; functions without their enclosing ``<locals>``."""
+    stack = []
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = module_name(str(frame.f_globals.get("__name__") or ""))
+        stack.append((module, function_name(frame.f_code.co_qualname)))
+    return stack
+
+
+def function_name(qualified: str) -> str:
+    """Lambdas and comprehensions count as their function: Python 3.12 gives comprehensions no frame."""
+    names = [part for part in qualified.split(".") if part != "<locals>"]
+    while len(names) > 1 and names[-1].startswith("<"):
+        names.pop()
+    return ".".join(names)
+
+
+def last_name(function: str) -> str:
+    return function.rpartition(".")[2]
+
+
+def innermost_frames(chain: list[BaseException], most: int = 4) -> list[str]:
+    """``module:function`` below the place where the backend or its result was called, innermost first."""
+    if any(isinstance(error, RecursionError) for error in chain):
+        return []  # where the stack ends is chance
+    traced = [error for error in chain if error.__traceback__ is not None]
+    names: list[str] = []
+    waiting = False  # inside torch.compile's wrapper, compiled code not reached: frames are the model's
+    for module, function in stack_of(traced[-1]) if traced else []:
+        last = last_name(function)
+        if module == "torch._dynamo.eval_frame" and (waiting or function.startswith("_TorchDynamoContext")):
+            waiting = function.startswith("_TorchDynamoContext")
+            names.clear()
+        elif (
+            module.partition(".")[0] == "minidbg"
+            or last in ("call_user_compiler", "_call_user_compiler")
+            or function.startswith("_TorchCompile")
+            or (module, last) in (("<script>", "compile_directly"), ("<script>", "call_compiled"))
+        ):
+            waiting = False
+            names.clear()
+        elif module and not module.startswith(CARRIERS):
+            name = f"{module}:{last if module == '<generated>' else function}"
+            if names[-1:] != [name]:
+                names.append(name)
+    return names[-most:][::-1]
+
+
+def stable_message(chain: list[BaseException], most: int = 400) -> str:
+    """The first lines of the message, without what changes from one graph, run or machine to another."""
+    error = next(
+        (one for one, inner in zip(chain, [*chain[1:], None], strict=True) if not quotes(one, inner)),
+        chain[0],
+    )
+    target = next((found[1] for one in chain if (found := re.search(r"(?m)^\s*target: (\S+)", str(one)))), "")
+    text = "\n".join(meaningful_lines(str(error)))
+    text = f"{text} target: {target}" if target and target not in text else text
+    for pattern, replacement in VOLATILE:
+        text = re.sub(pattern, replacement, text)
+    return " ".join(text.split())[:most].strip()
+
+
+def meaningful_lines(text: str) -> list[str]:
+    """The compiler's ``error:`` lines if there are any, else all lines up to the report's appendix."""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)[:20_000]
+    found = re.findall(r"(?m)^.*?\b(?:fatal )?error: (.*)$", text)
+    if found:
+        return [line.strip() for line in found[:2]]
+    lines = []
+    for line in text.splitlines():
+        if re.match(APPENDIX, line):
+            break
+        lines.append(line.strip())
+    return [line for line in lines if line][:8]
+
+
+APPENDIX = r"\s*(args\[\d+\]: |kwargs: |While executing |Original traceback|Found from :|Set TORCHDYNAMO_VERBOSE|from user code)"
+VOLATILE = (
+    (r"\b0x[0-9a-fA-F]+\b", "#"),
+    (r"(?:[A-Za-z]:)?(?:[/\\][\w.+@~-]+){2,}(?::\d+)*", "<path>"),
+    (r"\b(?:[a-z2-7]{40,}|[0-9a-f]{12,})\b", "<hash>"),
+    (r"\b(?:cpp|triton)_[a-z]*_?fused_\w+", "<kernel>"),
+    (r"%\w+", "%<name>"),
+    (r"\bL_\w+_\b|\bL\[[^\]\s]*\](?:\.\w+)*", "<name>"),
+    (r"(?<=[A-Za-z_])\d+(?![A-Za-z\d])", "#"),  # buf12, relu_17, float32
+    (r"(?:_#)+\b", ""),
+    (r"(?<![\w#])-?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?[A-Za-z]{0,2}\b", "#"),
+    (r"#(?:\s*[,x*]\s*#)+", "#"),  # shapes of any rank
+    (r"\[\s*\]|\[#,?\s*\]", "[#]"),
+    (r"\(#,\)", "(#)"),
+)

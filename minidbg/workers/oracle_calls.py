@@ -1,0 +1,44 @@
+"""One oracle call in a child: what kills the child, or never comes back, is an Outcome like any other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from minidbg.case import Case
+from minidbg.failure import Outcome, Verdict
+from minidbg.oracle import execute
+from minidbg.oracle.child import death_name, died
+from minidbg.oracle.embed import settings_of
+from minidbg.workers.fork import Notes, call_in_fork
+from minidbg.workers.result import ChildResult
+
+
+def submit(case: Case, *, seconds: float, memory_bytes: int | None = None) -> Outcome:
+    """The outcome of ``execute(case)`` in a fork of this process, judged against the case's signature.
+
+    A child that dies, or passes ``seconds`` or ``memory_bytes``, is an outcome of kind crash or hang. One that
+    does so in eager is invalid. Raises OSError when no process can be made.
+    """
+    note = Notes()
+    done = call_in_fork(
+        lambda: execute(case, note=note).to_json(), seconds=seconds, memory_bytes=memory_bytes, note=note
+    )
+    if done.answered:
+        return Outcome.from_json(done.value)
+    if done.error:
+        last = done.error.strip().rpartition("\n")[2]
+        return Outcome(Verdict.INVALID, reason=f"the oracle itself failed: {last}", message=done.error)
+    found = died(died_by(done, memory_bytes), done.note, done.stderr_tail, settings_of(case))
+    outcome = Outcome.from_json({**found, "seconds": done.seconds, "signal": done.signal})
+    if done.timed_out or done.out_of_memory:
+        outcome = replace(outcome, signal=None)  # ours
+    return outcome.judged_against(case.signature)
+
+
+def died_by(done: ChildResult, memory_bytes: int | None) -> str:
+    """How a child without an answer ended: ``SIGSEGV``, ``exit status 7``, ``timeout``, ``memory limit``."""
+    if done.timed_out:
+        return "timeout"
+    if done.out_of_memory:
+        return "memory limit"
+    return death_name(-done.signal if done.signal is not None else done.exit_status or 0)
