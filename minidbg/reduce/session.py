@@ -197,7 +197,7 @@ def reproducing_path(case: Case, session: Session) -> Case:
         outcome = session.ask(candidate)
         if ANSWERS[outcome.verdict] is core.Answer.INTERESTING:
             if outcome.signature is not None and case.signature is None:
-                return replace(candidate, signature=outcome.signature)
+                return with_failure(candidate, outcome)
             return candidate
         outcomes.append(outcome)
     said = outcomes[0]
@@ -285,11 +285,17 @@ def with_story(form: Form, original: Case, certified: bool, session: Session) ->
     return replace(form.case, provenance=story)
 
 
-def verify(case: Case, exactness: Exactness, folder: Path) -> Outcome:
+def with_failure(case: Case, outcome: Outcome) -> Case:
+    """``case`` expecting the failure that ``outcome`` showed, and telling its message."""
+    story = replace(case.provenance, message=outcome.message)
+    return replace(case, signature=outcome.signature, provenance=story)
+
+
+def verify(case: Case, exactness: Exactness, folder: Path, *, seconds: float = VERIFY_SECONDS) -> Outcome:
     """Run the case's script in a fresh interpreter, from a place that is not the repro folder's top."""
     draft = repro.write(case, repro.drafts(folder) / "draft.py", exactness=exactness)
     try:
-        return repro.run(draft, seconds=VERIFY_SECONDS)
+        return repro.run(draft, seconds=seconds)
     finally:
         repro.discard(draft)
 

@@ -15,6 +15,7 @@ FLOORS = {
     "cli": 10,
     "__init__": 10,
     "pytest_plugin": 10,
+    "library": 9,
     "demo": 9,
     "watch": 9,
     "report": 9,

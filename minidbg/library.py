@@ -1,0 +1,130 @@
+"""What a program calls besides ``wrap``: the functions behind ``minidbg check`` and ``minidbg reduce``, and their like."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from minidbg import references, repro, settings, workers
+from minidbg.backend.context import current_context
+from minidbg.case import Case, CompilerFn, Provenance
+from minidbg.errors import NotReproduced
+from minidbg.failure import Outcome, Verdict
+from minidbg.graphs.capture import capture_by_dynamo
+from minidbg.graphs.copying import copy_graph_module
+from minidbg.graphs.size import call_nodes
+from minidbg.reduce import session
+
+StrPath = str | os.PathLike[str]
+
+
+def load(path: StrPath) -> Case:
+    """The case in a repro script or a capture. Runs the script's ``inputs()``; the backend is not run.
+
+    Raises UnreadableRepro, and what the script itself raises.
+    """
+    return repro.load(Path(path))
+
+
+def check(
+    path: StrPath, device: str | None = None, backend: str | None = None, *, seconds: float = 300.0
+) -> Outcome:
+    """The outcome of running a repro in a fresh interpreter, within ``seconds``.
+
+    ``device`` and ``backend`` (a registered name) replace those of the script. Raises UnreadableRepro.
+    """
+    return repro.run(Path(path), device=device, backend=backend, seconds=seconds)
+
+
+def reduce(
+    path: StrPath,
+    *,
+    seconds: float = 300.0,
+    max_calls: int | None = None,
+    folder: StrPath | None = None,
+) -> Path:
+    """Reduce a repro or a capture, edited by hand or not, and return the path of a verified repro.
+
+    ``seconds`` and ``max_calls`` (oracle calls) bound the search, after which the best so far is written. The repro goes
+    into ``folder``, by default the repro folder that ``path`` lies in. Raises UnreadableRepro, and NotReproduced when the
+    script does not show its failure here, or no form of it does in a fresh interpreter.
+    """
+    written = session.reduce_path(
+        Path(path), seconds=seconds, max_calls=max_calls, folder=Path(folder) if folder else None
+    )
+    if written.path is None:
+        raise NotReproduced(f"{path}: {written.line}")
+    return written.path
+
+
+def save_repro(
+    model: fx.GraphModule | torch.nn.Module | Callable[..., Any],
+    inputs: Sequence[Any],
+    backend: str | CompilerFn,
+    path: StrPath | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+    setup: str | Sequence[str] | None = None,
+    reference: str | None = None,
+    dynamic: bool | None = None,
+    seconds: float = 300.0,
+) -> Path:
+    """Write ``model(*inputs)`` under ``backend`` as a verified repro script, unreduced, and return its path.
+
+    A GraphModule is taken as it is; a module or function is captured by dynamo as one graph. The modes that are on
+    around this call (no_grad, autocast, ...) are part of the repro. ``path`` is the script to write, by default a
+    name in the repro folder; ``seconds`` bounds each of the two runs. Reduce it with ``minidbg.reduce(path)``.
+
+    Raises NotReproduced when the backend does not fail here, or the script does not in a fresh interpreter.
+    """
+    context = current_context(inputs)
+    if isinstance(model, fx.GraphModule):
+        graph_module, values = copy_graph_module(model), tuple(inputs)
+    else:
+        graph_module, values = capture_by_dynamo(model, inputs, dynamic=dynamic)
+    found = references.find(backend, options=options, mode=mode, setup=setup, reference=reference)
+    case = Case(
+        graph_module=graph_module,
+        inputs=values,
+        backend=references.with_operators(found, graph_module),
+        context=context,
+        dynamic=dynamic,
+        provenance=Provenance(
+            nodes=call_nodes(graph_module), inputs=len(values), python_version=platform.python_version()
+        ),
+        compiler=backend,
+    )
+    outcome = workers.submit(case, seconds=seconds)
+    if outcome.verdict is not Verdict.REPRODUCES:
+        raise NotReproduced(
+            f"{found.name} does not fail on this graph: {outcome.verdict}"
+            f"{': ' + outcome.reason if outcome.reason else ''}. A repro is written of failures only",
+            outcome,
+        )
+    return saved(session.with_failure(case, outcome), Path(path) if path is not None else None, seconds)
+
+
+def saved(case: Case, path: Path | None, seconds: float) -> Path:
+    """Write the case in the least exact form that fails in a fresh interpreter. Raises NotReproduced."""
+    folder = path.parent if path is not None else settings.load().repro_dir
+    last: Outcome | None = None
+    for exactness in repro.Exactness:
+        last = session.verify(case, exactness, folder, seconds=seconds)
+        if last.verdict is not Verdict.REPRODUCES:
+            continue
+        if path is None:
+            return repro.publish(case, folder, exactness=exactness)
+        return repro.write(case, path, exactness=exactness)
+    raise NotReproduced(
+        f"the failure shows here and not in a fresh interpreter: {last.verdict if last else 'not run'}"
+        f"{': ' + last.reason if last and last.reason else ''}",
+        last,
+    )
+
