@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from minidbg import _torch
 from minidbg.errors import CannotWrite
 from minidbg.graphs.literals import number
 from minidbg.graphs.names import is_plain_identifier
@@ -47,6 +48,9 @@ UNARY: Mapping[Callable[..., Any], str] = {
     operator.not_: "not ",
 }
 """Functions written before their argument."""
+
+GET_DATA = _torch.get_data_function()
+"""What dynamo calls for ``x.data``, the only form that it takes back."""
 
 
 class Expressions:
@@ -131,7 +135,10 @@ class Expressions:
         if target is operator.getitem and len(args) == 2 and first_is_node:
             return f"{self.value(args[0])}[{self.index(args[1])}]"
         if target is getattr and len(args) == 2 and first_is_node and _is_attribute(args[1]):
-            return f"{self.value(args[0])}.{args[1]}"
+            # x.data is another function to dynamo, see below
+            return f"{self.value(args[0])}.{args[1]}" if args[1] != "data" else None
+        if target is GET_DATA and len(args) == 1 and first_is_node:
+            return f"{self.value(args[0])}.data"
         return None
 
     def _method(self, node: fx.Node) -> str:

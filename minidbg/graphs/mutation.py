@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -38,10 +38,15 @@ _RENORMALISED = frozenset({"embedding", "embedding_bag"})
 """Functions that write to their weight when ``max_norm`` is given."""
 
 _IN_PLACE = frozenset(
-    function
-    for name, function in vars(operator).items()
-    if name.startswith("i") and hasattr(operator, name[1:])
-) | {operator.setitem, operator.delitem, operator.iconcat}
+    getattr(operator, f"__i{name}__")
+    for name in (
+        *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
+        *("and", "or", "xor", "lshift", "rshift", "concat"),
+    )
+) | {operator.setitem, operator.delitem}
+
+_TAKES_OVER = frozenset({"set_", "_set_data_attr", "swap_tensors"})
+"""Functions after which their arguments may share memory."""
 
 
 def mutated_placeholders(gm: fx.GraphModule) -> frozenset[int]:
@@ -80,14 +85,17 @@ class _Memory:
 
     def add(self, node: fx.Node) -> None:
         """Find out what a computed node holds, after its arguments."""
-        given = frozenset().union(*map(self.of, node.all_input_nodes))
-        known = _storages(node)
-        if known and not _may_return_argument(node):
-            self._of[node] = self._shared(node)
-        elif _computes_no_tensor(node):
+        if _computes_no_tensor(node):
             self._of[node] = frozenset()
-        else:
-            self._of[node] = given | self._shared(node)
+            return
+        known = bool(_storages(node))
+        sources = _returned_arguments(node)
+        if sources is None:  # nothing is known about the function: its value's storage has to tell
+            sources = [] if known else node.all_input_nodes
+        self._of[node] = self._shared(node).union(*map(self.of, sources))
+        if _name(node) in _TAKES_OVER:
+            for argument in node.all_input_nodes:
+                self._of[argument] = self.of(argument).union(*map(self.of, node.all_input_nodes))
 
     def _shared(self, node: fx.Node) -> frozenset[int]:
         return frozenset().union(*(self._by_storage.get(storage, frozenset()) for storage in _storages(node)))
@@ -165,13 +173,29 @@ def _argument(node: fx.Node, key: str, position: int | None, *, default: Any) ->
 
 def _written_by_schema(node: fx.Node) -> Iterator[fx.Node]:
     for schema in _schemas(node):
-        for position, argument in enumerate(schema.arguments):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            if argument.name in node.kwargs:
-                yield from _nodes_in(node.kwargs[argument.name])
-            elif not argument.kwarg_only and position < len(node.args):
-                yield from _nodes_in(node.args[position])
+        for argument, given in _given(schema, node, _is_written):
+            if "Tensor" in str(argument.type) and not _is_of_lists(argument, given):
+                yield from _nodes_in(given)
+
+
+def _is_of_lists(argument: Any, given: Any) -> bool:
+    """Whether this is a list function of TorchScript, which shares its name with one of tensors (``sort``)."""
+    return str(argument.type) == "List[Tensor]" and isinstance(given, fx.Node)
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)
+
+
+def _given(schema: Any, node: fx.Node, wanted: Callable[[Any], bool]) -> Iterator[tuple[Any, Any]]:
+    """Each wanted argument of ``schema`` with what ``node`` gives for it."""
+    for position, argument in enumerate(schema.arguments):
+        if not wanted(argument):
+            continue
+        if argument.name in node.kwargs:
+            yield argument, node.kwargs[argument.name]
+        elif not argument.kwarg_only and position < len(node.args):
+            yield argument, node.args[position]
 
 
 def _written_by_module(module: Any, node: fx.Node) -> Iterator[fx.Node]:
@@ -197,15 +221,24 @@ def _is_plain_module(module: nn.Module) -> bool:
     )
 
 
-def _may_return_argument(node: fx.Node) -> bool:
-    """Whether the layout decides if ``node`` is a view: meta of another layout would not tell (``reshape``)."""
+def _returned_arguments(node: fx.Node) -> list[fx.Node] | None:
+    """The arguments that ``node`` may return, or views of them; None when neither name nor schema tells.
+
+    A schema tells what the layout decides too (``reshape`` is a view or a copy), which meta recorded for
+    another layout would not.
+    """
     if (
         node.target in (getattr, operator.getitem)
         or node.target in _IN_PLACE
         or _is_in_place_name(_name(node))
     ):
-        return True
-    return any(ret.alias_info for schema in _schemas(node) for ret in schema.returns)
+        return list(_nodes_in(node.args[:1]))
+    found: list[fx.Node] = []
+    for schema in _schemas(node):
+        if any(value.alias_info for value in schema.returns):
+            for _, given in _given(schema, node, lambda argument: argument.alias_info is not None):
+                found += _nodes_in(given)
+    return found or None
 
 
 def _computes_no_tensor(node: fx.Node) -> bool:
@@ -229,15 +262,22 @@ def _name(node: fx.Node) -> str:
 def _schemas(node: fx.Node) -> tuple[Any, ...]:
     """The operator schemas that ``node`` may stand for; of a torch function those of the same name in aten."""
     path = _torch.operator_path(node.target)
-    if path is not None:
-        return _known_schemas(path)
-    name = _name(node)
-    return _known_schemas(f"torch.ops.aten.{name}") if name.isidentifier() else ()
+    if path is None:
+        name = _name(node)
+        path = f"torch.ops.aten.{name}" if name.isidentifier() else ""
+    # an overload that writes to out= stands for no call without out=
+    return tuple(
+        schema for schema in _known_schemas(path) if all(key in node.kwargs for key in _out_arguments(schema))
+    )
+
+
+def _out_arguments(schema: Any) -> list[str]:
+    return [argument.name for argument in schema.arguments if argument.kwarg_only and _is_written(argument)]
 
 
 @cache
 def _known_schemas(path: str) -> tuple[Any, ...]:
-    return _torch.operator_schemas(path)
+    return _torch.operator_schemas(path) if path else ()
 
 
 def _nodes_in(value: Any) -> Iterable[fx.Node]:

@@ -21,7 +21,7 @@ from minidbg.errors import MinidbgError
 from minidbg.graphs.attributes import used_targets
 from minidbg.graphs.comments import INPUT_KEY, comments_by_line, stack_trace
 from minidbg.graphs.contexts import FORMS, ContextForm
-from minidbg.graphs.expressions import BINARY, UNARY
+from minidbg.graphs.expressions import BINARY, GET_DATA, UNARY
 from minidbg.graphs.names import Names
 
 LITERAL_MAKERS: tuple[Any, ...] = (float, complex, slice, range, torch.device, torch.Size)
@@ -217,6 +217,8 @@ class ForwardReader:
             case ast.Subscript(value=owner, slice=index):
                 args = (self._local(owner), self._index(index))
                 return self._add("call_function", operator.getitem, args, {}, name)
+            case ast.Attribute(value=ast.Name() as owner, attr="data"):
+                return self._add("call_function", GET_DATA, (self._local(owner),), {}, name)
             case ast.Attribute(value=ast.Name() as owner, attr=attr):
                 return self._add("call_function", getattr, (self._local(owner), attr), {}, name)
             case ast.Call():
