@@ -65,18 +65,14 @@ def is_answering() -> bool:
 
 
 def report_of(error: BaseException | None) -> Report | None:
-    """What minidbg wrote about ``error``, or about an exception that it wraps or was raised from; else None."""
+    """What minidbg wrote about ``error``, or about the exception that it wraps or was raised from; else None."""
     seen: set[int] = set()
-    waiting = [error]
-    while waiting:
-        one = waiting.pop()
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        report = getattr(one, ATTRIBUTE, None)
-        if isinstance(report, Report):
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        report = own_report(error)
+        if report is not None:
             return report
-        waiting += [one.__context__, one.__cause__, getattr(one, "inner_exception", None)]
+        error = getattr(error, "inner_exception", None) or error.__cause__
     return None
 
 

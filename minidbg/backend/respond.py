@@ -78,7 +78,16 @@ def reduced_elsewhere(case: Case, capture: Path, settings: Settings) -> session.
 
 def reduced_from_capture(capture: Path, settings: Settings) -> session.Written:
     """Reduce the capture in a fresh interpreter: for processes that cannot be forked (CUDA, not Linux)."""
-    command = [sys.executable, "-m", "minidbg", "reduce", str(capture), "--json", "--seconds", f"{settings.seconds:g}"]
+    command = [
+        sys.executable,
+        "-m",
+        "minidbg",
+        "reduce",
+        str(capture),
+        "--json",
+        "--seconds",
+        f"{settings.seconds:g}",
+    ]
     if settings.max_calls is not None:
         command += ["--max-calls", str(settings.max_calls)]
     limit = settings.seconds + session.VERIFY_SECONDS + GRACE_S

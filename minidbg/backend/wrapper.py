@@ -71,7 +71,13 @@ class WrappedBackend:
         if failures.is_answering():
             compiled_fn: CompiledFn = links[0].compiler(gm, example_inputs)
             return compiled_fn
-        graph = WrappedGraph(gm, links, self.settings)
+        try:
+            graph = WrappedGraph(gm, links, self.settings)
+        except Exception as trouble:  # noqa: BLE001 - whatever it is, it is not the user's
+            # A bug of ours must not keep the user from compiling: his backend is called as if we were not here.
+            failures.log.warning("minidbg: a graph is not wrapped (%s: %s)", type(trouble).__name__, trouble)
+            failures.log.debug("wrapping_failed", exc_info=True)
+            return links[0].compiler(gm, example_inputs)
         try:
             return graph.compile(gm, example_inputs)
         except Exception as error:
@@ -194,6 +200,10 @@ def check_options(backend: Backend, options: Mapping[str, Any], mode: str | None
         for name in options:
             if name.replace("-", "_") not in names:
                 raise BadSetting(f"options: inductor has no option {name!r}{nearest(name, names)}")
+        try:
+            references.compiler_fn(backend, options=options, mode=mode)
+        except RuntimeError as error:  # a value of the wrong type
+            raise BadSetting(f"options: {error}") from error
 
 
 class EntryPoint:

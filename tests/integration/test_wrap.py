@@ -1,0 +1,894 @@
+"""What a program sees of ``minidbg.wrap``: nothing while its backend works, its own exception when it fails.
+
+The answer to a failure is a stub here; ``torch.compile`` and the backends are real. No C++ compiler is used.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.registry import register_backend
+from torch._dynamo.exc import BackendCompilerFailed, SkipFrame, TensorifyScalarRestartAnalysis
+from torch._dynamo.testing import CompileCounter
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._subclasses.fake_tensor import DataDependentOutputException, UnsupportedFakeTensorException
+
+from minidbg.backend import entry_point, failures, report_of, wrap
+from minidbg.backend.budget import PROCESS
+from minidbg.case import Case
+from minidbg.errors import BadSetting, ConflictingOptions, UnknownBackend
+from minidbg.failure import Kind
+from minidbg.settings import Reduce, Settings
+
+
+@dataclass(frozen=True)
+class StubReport:
+    line: str
+    path: Path | None = None
+    capture: Path | None = None
+
+
+@dataclass
+class Answers:
+    """Stands in for ``minidbg.backend.respond.on_failure`` and remembers what it was asked."""
+
+    cases: list[Case] = field(default_factory=list)
+    settings: list[Settings] = field(default_factory=list)
+    inputs: list[list[Any]] = field(default_factory=list)
+
+    def __call__(self, case: Case, error: BaseException, settings: Settings) -> StubReport:
+        self.cases.append(case)
+        self.settings.append(settings)
+        self.inputs.append([v.clone() if isinstance(v, torch.Tensor) else v for v in case.inputs])
+        torch.rand(3)  # our work may use the RNG; the program must not notice
+        return StubReport(f"report {len(self.cases)}; run: python r.py", path=Path("r.py"))
+
+
+@pytest.fixture(autouse=True)
+def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Answers]:
+    for name in ("WORLD_SIZE", "RANK", "MINIDBG_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    recorded = Answers()
+    monkeypatch.setattr(failures, "respond", recorded)
+    PROCESS.reset()
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield recorded
+    PROCESS.reset()
+    torch._dynamo.reset()
+
+
+# ---- small backends, one trait each
+
+
+class Refused(Exception):
+    """What the backends here raise while compiling."""
+
+
+def raises(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    raise Refused("this graph is refused")
+
+
+def raises_index_error(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    raise IndexError("dimension 9 is not there")
+
+
+def raises_when_called(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    def compiled_fn(*args: Any) -> Any:
+        raise RuntimeError("kernel failed")
+
+    return compiled_fn
+
+
+def writes_then_raises(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    """Runs the whole graph, mutations and random numbers included, and fails after it."""
+
+    def compiled_fn(*args: Any) -> Any:
+        gm(*args)
+        raise RuntimeError("kernel failed after writing")
+
+    return compiled_fn
+
+
+def writes_while_compiling_then_raises(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    gm(*example_inputs)
+    raise Refused("ran it, then refused it")
+
+
+def raises_from_the_second_call(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    calls = 0
+
+    def compiled_fn(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        result = gm(*args)
+        if calls > 1:
+            raise RuntimeError("kernel failed the second time")
+        return result
+
+    return compiled_fn
+
+
+def mutilates_the_graph_and_raises(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    output = next(node for node in gm.graph.nodes if node.op == "output")
+    output.args = ((),)
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+    raise Refused("refused, and the graph is gone")
+
+
+def returns_a_function(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    return lambda *args: gm(*args)
+
+
+def returns_a_bound_method(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    return gm.forward
+
+
+def returns_the_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    return gm
+
+
+def returns_a_boxed_function(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    def boxed(*args: Any) -> Any:
+        return gm(*args)
+
+    boxed._boxed_call = True  # type: ignore[attr-defined]
+    return boxed
+
+
+def returns_a_lazy_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+
+    return _LazyGraphModule.from_graphmodule(gm).forward
+
+
+def returns_no_callable(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    return None
+
+
+HEALTHY = [
+    returns_a_function,
+    returns_a_bound_method,
+    returns_the_graph_module,
+    returns_a_boxed_function,
+    returns_a_lazy_graph_module,
+    "eager",
+    "aot_eager",
+]
+
+
+def fail(action: Callable[[], Any]) -> Exception:
+    """The exception that ``action`` ends with."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 - the test looks at it, whatever it is
+        return error
+    raise AssertionError("it did not fail")
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What minidbg has logged for people; torch's own loggers are not of interest."""
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "minidbg" and record.levelno >= logging.WARNING
+    ]
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 + 1
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, 3)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+# ---- transparent while it works
+
+
+def train(backend: Any, steps: int = 4) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], torch.Tensor]:
+    """Losses, final state and RNG state of a few SGD steps from a fixed start."""
+    torch._dynamo.reset()
+    torch.manual_seed(7)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    compiled = torch.compile(model, backend=backend)
+    losses = []
+    for _ in range(steps):
+        x, target = torch.randn(5, 6), torch.randn(5, 3)
+        loss = nn.functional.mse_loss(compiled(x), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses, {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_training_is_the_same_bit_for_bit(backend: str, answers: Answers) -> None:
+    losses, state, rng = train(backend)
+    wrapped_losses, wrapped_state, wrapped_rng = train(wrap(backend))
+    assert all(map(torch.equal, losses, wrapped_losses))
+    assert state.keys() == wrapped_state.keys()
+    assert all(torch.equal(state[name], wrapped_state[name]) for name in state)
+    assert state["layers.1.num_batches_tracked"] == 4
+    assert torch.equal(rng, wrapped_rng)
+    assert not answers.cases
+
+
+@pytest.mark.parametrize("backend", HEALTHY, ids=lambda backend: getattr(backend, "__name__", backend))
+def test_every_form_of_compiled_function_works(backend: Any, answers: Answers) -> None:
+    x = torch.randn(4, 6)
+    model = Net().eval()
+    compiled = torch.compile(model, backend=wrap(backend))
+    assert torch.equal(compiled(x), model(x))
+    assert torch.equal(compiled(x), model(x))
+    assert not answers.cases
+
+
+def test_the_backend_gets_the_very_objects_once() -> None:
+    seen: list[tuple[Any, Any]] = []
+
+    def outer(gm: fx.GraphModule, example_inputs: Any) -> Any:
+        passed.append((gm, example_inputs))
+        return inner(gm, example_inputs)
+
+    def spy(gm: fx.GraphModule, example_inputs: Any) -> Any:
+        seen.append((gm, example_inputs))
+        return gm.forward
+
+    passed: list[tuple[Any, Any]] = []
+    inner = wrap(spy)
+    torch.compile(double, backend=outer)(torch.ones(3))
+    assert len(seen) == 1
+    assert seen[0][0] is passed[0][0]
+    assert seen[0][1] is passed[0][1]
+
+
+def test_an_input_that_the_graph_mutates_is_mutated_once() -> None:
+    def accumulate(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(y)
+        return x * 2
+
+    x, y = torch.ones(3), torch.ones(3)
+    compiled = torch.compile(accumulate, backend=wrap("aot_eager"))
+    compiled(x, y)
+    compiled(x, y)
+    assert torch.equal(x, torch.full((3,), 3.0))
+
+
+def test_a_healthy_backend_is_not_blamed_for_the_programs_own_error(answers: Answers) -> None:
+    table = nn.Embedding(4, 2)
+    compiled = torch.compile(lambda i: table(i), backend=wrap("eager"))
+    compiled(torch.tensor([1, 2]))
+    for index in (9, 11):
+        error = fail(lambda index=index: compiled(torch.tensor([index, 0])))
+        assert isinstance(error, IndexError)
+        assert report_of(error) is None
+        assert not getattr(error, "__notes__", [])
+    assert not answers.cases
+
+
+def test_the_programs_own_error_in_the_first_call_is_not_blamed_on_the_backend(answers: Answers) -> None:
+    table = nn.Embedding(4, 2)
+    error = fail(lambda: torch.compile(lambda i: table(i), backend=wrap("eager"))(torch.tensor([9])))
+    assert isinstance(error, IndexError)
+    assert not answers.cases
+
+
+def test_a_wrapper_made_in_a_loop_compiles_once() -> None:
+    """Dynamo guards on the backend by ==; without value equality it recompiles and gives up at its limit."""
+    counter = CompileCounter()
+    for _ in range(20):
+        torch.compile(double, backend=wrap(counter))(torch.ones(3))
+    assert counter.frame_count == 1
+
+
+def test_wrappers_compare_by_backend_options_and_settings() -> None:
+    assert wrap("eager") == wrap("eager")
+    assert hash(wrap("eager")) == hash(wrap("eager"))
+    assert wrap("eager") != wrap("aot_eager")
+    assert wrap("eager") != wrap("eager", on_failure="fallback")
+    assert wrap("inductor", options={"max_autotune": True}) == wrap(options={"max_autotune": True})
+    assert wrap("inductor", options={"max_autotune": True}) != wrap("inductor")
+    assert wrap("inductor", mode="max-autotune") != wrap("inductor")
+    assert wrap(["eager", "aot_eager"]) != wrap("eager")
+    assert wrap(functools.partial(raises, 1)) == wrap(functools.partial(raises, 1))
+    assert wrap(functools.partial(raises, 1)) != wrap(functools.partial(raises, 2))
+    assert wrap("eager") != "eager"
+
+
+def test_a_wrapper_can_be_registered_under_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.backends import registry
+
+    monkeypatch.setattr(registry, "_COMPILER_FNS", dict(registry._COMPILER_FNS))
+    monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
+    register_backend(wrap("eager"), name="wrapped_eager")
+    assert torch.equal(torch.compile(double, backend="wrapped_eager")(torch.ones(2)), torch.full((2,), 3.0))
+
+
+def test_the_wrapper_has_the_wrapped_backends_name() -> None:
+    assert wrap("inductor").__name__ == "inductor"
+    assert wrap(raises).__name__ == "raises"
+    assert wrap(aot_autograd(fw_compiler=raises)).__name__ == "compiler_fn"
+    assert wrap(["eager", "inductor"]).__name__ == "eager"
+
+
+def test_graphs_and_inputs_are_not_kept_alive_by_a_healthy_call() -> None:
+    x = torch.randn(3)
+    alive = weakref.ref(x)
+    torch.compile(double, backend=wrap("eager"))(x)
+    torch._dynamo.reset()
+    del x
+    gc.collect()
+    assert alive() is None
+
+
+# ---- options, mode, reset, configuration
+
+
+class TakesOptions:
+    """Remembers its keyword arguments, and what else torch.compile asks of it."""
+
+    def __init__(self) -> None:
+        self.__name__ = "takes_options"
+        self.given: list[dict[str, Any]] = []
+        self.resets = 0
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+        self.given.append(kwargs)
+        return gm.forward
+
+    def reset(self) -> None:
+        self.resets += 1
+
+    def get_compiler_config(self) -> dict[str, Any]:
+        return {"level": 3}
+
+
+def test_options_reach_another_backend_as_keyword_arguments_only_when_given() -> None:
+    backend = TakesOptions()
+    torch.compile(double, backend=wrap(backend))(torch.ones(2))
+    torch.compile(double, backend=wrap(backend, options={"level": 1}))(torch.ones(2))
+    torch.compile(double, backend=wrap(backend, mode="fast"))(torch.ones(2))
+    torch.compile(double, backend=wrap(backend), options={"level": 2})(torch.ones(2))
+    torch.compile(double, backend=wrap(backend, options={"level": 2}), options={"more": 1})(torch.ones(2))
+    assert backend.given == [
+        {},
+        {"options": {"level": 1}},
+        {"mode": "fast"},
+        {"options": {"level": 2}},
+        {"options": {"level": 2, "more": 1}},
+    ]
+
+
+def test_inductor_gets_options_and_mode_as_config_patches() -> None:
+    config = wrap("inductor", mode="max-autotune", options={"epilogue_fusion": False}).get_compiler_config()
+    assert config["max_autotune"] is True
+    assert config["epilogue_fusion"] is False
+    assert wrap("inductor").get_compiler_config()["epilogue_fusion"] is True
+
+
+def test_the_same_option_with_two_values_names_both() -> None:
+    compiled = torch.compile(double, backend=wrap(TakesOptions(), options={"level": 1}), options={"level": 2})
+    error = fail(lambda: compiled(torch.ones(2)))
+    assert isinstance(error, BackendCompilerFailed)
+    assert isinstance(error.inner_exception, ConflictingOptions)
+    assert "option 'level' is 1 in minidbg.wrap and 2 in torch.compile" in str(error)
+
+
+def test_the_same_mode_with_two_values_names_both() -> None:
+    compiled = torch.compile(double, backend=wrap(TakesOptions(), mode="slow"), mode="fast")
+    with pytest.raises(
+        BackendCompilerFailed, match=r"mode is 'slow' in minidbg\.wrap and 'fast' in torch.compile"
+    ):
+        compiled(torch.ones(2))
+
+
+def test_the_same_option_given_twice_with_one_value_is_no_conflict() -> None:
+    backend = TakesOptions()
+    torch.compile(double, backend=wrap(backend, options={"level": 1}), options={"level": 1})(torch.ones(2))
+    assert backend.given == [{"options": {"level": 1}}]
+
+
+def test_reset_and_compiler_config_are_forwarded() -> None:
+    backend = TakesOptions()
+    wrapper = wrap(backend)
+    torch.compile(double, backend=wrapper)(torch.ones(2))
+    torch._dynamo.reset()
+    assert backend.resets == 1
+    assert wrapper.get_compiler_config() == {"level": 3}
+
+
+def test_what_the_wrapped_backend_has_not_the_wrapper_has_not() -> None:
+    assert not hasattr(wrap("eager"), "reset")
+    assert not hasattr(wrap("eager"), "get_compiler_config")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "told"),
+    [
+        ({"backend": "inducter"}, UnknownBackend, "no backend named 'inducter'; did you mean 'inductor'"),
+        ({"backend": ["eager", "inducter"]}, UnknownBackend, "'inducter'"),
+        ({"backend": []}, BadSetting, "a chain needs one backend"),
+        ({"backend": 3}, BadSetting, "backend=3: must be a name, a callable"),
+        ({"backend": "minidbg"}, BadSetting, "does not wrap itself"),
+        ({"on_failure": "explode"}, BadSetting, "on_failure='explode'.*'raise', 'fallback'"),
+        (
+            {"options": {"max_autotun": True}},
+            BadSetting,
+            "no option 'max_autotun'; did you mean 'max_autotune'",
+        ),
+        ({"options": {"max_autotune": "yes"}}, BadSetting, "max_autotune"),
+        ({"mode": "max-autotun"}, BadSetting, "mode='max-autotun'.*did you mean 'max-autotune'"),
+    ],
+)
+def test_bad_arguments_are_errors_at_once(
+    arguments: dict[str, Any], error: type[Exception], told: str
+) -> None:
+    with pytest.raises(error, match=told):
+        wrap(**arguments)
+
+
+# ---- by name, through the entry point
+
+
+def test_by_name_with_the_wrapped_backend_in_the_options(answers: Answers) -> None:
+    counter = CompileCounter()
+    compiled = torch.compile(double, backend="minidbg", options={"backend": counter})
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))
+    assert counter.frame_count == 1
+
+
+def test_by_name_settings_and_the_backends_own_options_travel_together() -> None:
+    backend = TakesOptions()
+    options = {"backend": backend, "mode": "fast", "on_failure": "fallback", "level": 3}
+    torch.compile(double, backend="minidbg", options=options)(torch.ones(2))
+    assert backend.given == [{"mode": "fast", "options": {"level": 3}}]
+
+
+def test_by_name_options_that_could_be_settings_go_into_a_nested_table() -> None:
+    backend = TakesOptions()
+    options = {"backend": backend, "options": {"seconds": 3}}
+    torch.compile(double, backend="minidbg", options=options)(torch.ones(2))
+    assert backend.given == [{"options": {"seconds": 3}}]
+
+
+def test_by_name_torch_compiles_own_mode_reaches_the_backend() -> None:
+    wrapped = entry_point.wrapped({"mode": "max-autotune"})
+    assert wrapped.backends == ("inductor",)
+    assert wrapped.mode == "max-autotune"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"on_failur": "raise", "backend": "eager"}, "'on_failur' is neither .* did you mean 'on_failure'"),
+        ({"max_autotun": True}, "'max_autotun' is neither .* did you mean 'max_autotune'"),
+        ({"zzzz": True}, "'zzzz' is neither a setting of minidbg nor an option of inductor"),
+        ({"on_failure": "explode"}, "on_failure='explode'"),
+        ({"backend": "inducter"}, "did you mean 'inductor'"),
+    ],
+)
+def test_by_name_mistakes_are_told(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(BackendCompilerFailed, match=told):
+        torch.compile(double, backend="minidbg", options=options)(torch.ones(2))
+
+
+# ---- on_failure="raise"
+
+
+def test_a_compile_failure_is_dynamos_exception_with_the_report_last(answers: Answers) -> None:
+    plain = fail(lambda: torch.compile(double, backend=raises)(torch.ones(2)))
+    torch._dynamo.reset()
+    error = fail(lambda: torch.compile(double, backend=wrap(raises))(torch.ones(2)))
+    assert type(error) is type(plain) is BackendCompilerFailed
+    assert error.args == plain.args
+    assert error.backend_name == plain.backend_name == "raises"
+    assert type(error.inner_exception) is Refused
+    printed = "".join(traceback.format_exception(error)).strip().splitlines()
+    assert printed[-1] == "minidbg: report 1; run: python r.py"
+    assert report_of(error).path == Path("r.py")
+    assert report_of(error.inner_exception).path == Path("r.py")
+    assert error.minidbg_report is error.inner_exception.minidbg_report
+    assert answers.cases[0].kind is Kind.COMPILE
+
+
+def test_an_index_error_stays_one_as_dynamo_keeps_it(answers: Answers) -> None:
+    plain = fail(lambda: torch.compile(double, backend=raises_index_error)(torch.ones(2)))
+    torch._dynamo.reset()
+    error = fail(lambda: torch.compile(double, backend=wrap(raises_index_error))(torch.ones(2)))
+    assert type(error) is type(plain) is IndexError
+    assert error.args == plain.args
+    assert error.__notes__ == ["minidbg: report 1; run: python r.py"]
+
+
+def test_a_run_time_failure_arrives_as_it_is(answers: Answers) -> None:
+    error = fail(lambda: torch.compile(double, backend=wrap(raises_when_called))(torch.ones(2)))
+    assert type(error) is RuntimeError
+    assert error.args == ("kernel failed",)
+    printed = "".join(traceback.format_exception(error)).strip().splitlines()
+    assert printed[-1] == "minidbg: report 1; run: python r.py"
+    assert report_of(error).path == Path("r.py")
+    assert answers.cases[0].kind is Kind.RUNTIME
+
+
+def test_report_of_another_exception_is_none() -> None:
+    assert report_of(ValueError()) is None
+    assert report_of(None) is None
+
+
+def test_called_without_dynamo_the_wrapper_raises_what_the_backend_raised(answers: Answers) -> None:
+    gm = fx.symbolic_trace(double)
+    error = fail(lambda: wrap(raises)(gm, [torch.ones(2)]))
+    assert type(error) is Refused
+    assert error.__notes__ == ["minidbg: report 1; run: python r.py"]
+
+
+def test_a_backend_that_returns_no_callable_fails_as_without_the_wrapper(answers: Answers) -> None:
+    plain = fail(lambda: torch.compile(double, backend=returns_no_callable)(torch.ones(2)))
+    torch._dynamo.reset()
+    error = fail(lambda: torch.compile(double, backend=wrap(returns_no_callable))(torch.ones(2)))
+    assert (type(error), error.args) == (type(plain), plain.args)
+    assert len(answers.cases) == 1
+
+
+def test_the_graph_of_the_case_is_the_one_before_the_backend_touched_it(answers: Answers) -> None:
+    fail(lambda: torch.compile(double, backend=wrap(mutilates_the_graph_and_raises))(torch.ones(2)))
+    case = answers.cases[0]
+    assert torch.equal(case.graph_module(torch.ones(2))[0], torch.full((2,), 3.0))
+    assert case.provenance.nodes == 2
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        lambda: SkipFrame("skip me"),
+        lambda: DataDependentOutputException("aten.item"),
+        lambda: UnsupportedFakeTensorException("sparse"),
+    ],
+    ids=["SkipFrame", "DataDependentOutputException", "UnsupportedFakeTensorException"],
+)
+def test_dynamos_control_flow_passes_untouched(message: Callable[[], Exception], answers: Answers) -> None:
+    """TORCH.md: these make dynamo skip the frame or break the graph; the program runs in eager."""
+
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        raise message()
+
+    assert torch.equal(torch.compile(double, backend=wrap(backend))(torch.ones(2)), torch.full((2,), 3.0))
+    assert not answers.cases
+
+
+def test_a_restart_of_the_analysis_restarts_it(answers: Answers) -> None:
+    attempts = 0
+
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            raise TensorifyScalarRestartAnalysis(restart_reason="once more")
+        return gm.forward
+
+    assert torch.equal(torch.compile(double, backend=wrap(backend))(torch.ones(2)), torch.full((2,), 3.0))
+    assert attempts == 2
+    assert not answers.cases
+
+
+def test_an_interrupt_passes_untouched(answers: Answers) -> None:
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        torch.compile(double, backend=wrap(backend))(torch.ones(2))
+    assert not answers.cases
+
+
+def test_our_own_trouble_never_hides_the_users_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("a bug of ours")
+
+    monkeypatch.setattr(failures, "respond", broken)
+    for backend, kind in ((raises, BackendCompilerFailed), (raises_when_called, RuntimeError)):
+        torch._dynamo.reset()
+        error = fail(lambda backend=backend: torch.compile(double, backend=wrap(backend))(torch.ones(2)))
+        assert type(error) is kind
+        assert "ZeroDivisionError: a bug of ours" in error.__notes__[-1]
+        assert report_of(error).path is None
+
+
+def test_a_graph_that_cannot_be_copied_is_passed_on_without_us(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from minidbg.backend import runner
+
+    def broken(gm: fx.GraphModule) -> Any:
+        raise ZeroDivisionError("a bug of ours")
+
+    monkeypatch.setattr(runner, "copy_graph_module", broken)
+    assert torch.equal(torch.compile(double, backend=wrap("eager"))(torch.ones(2)), torch.full((2,), 3.0))
+    assert warnings_of(caplog) == ["minidbg: a graph is not wrapped (ZeroDivisionError: a bug of ours)"]
+
+
+def test_a_wrapper_inside_a_wrapped_backend_answers_once(answers: Answers) -> None:
+    error = fail(lambda: torch.compile(double, backend=wrap(wrap(raises)))(torch.ones(2)))
+    assert type(error) is BackendCompilerFailed
+    assert len(answers.cases) == 1
+    assert error.__notes__ == ["minidbg: report 1; run: python r.py"]
+    torch._dynamo.reset()
+    error = fail(lambda: torch.compile(double, backend=wrap(wrap(raises_when_called)))(torch.ones(2)))
+    assert len(answers.cases) == 2
+    assert error.__notes__ == ["minidbg: report 2; run: python r.py"]
+
+
+def test_work_on_a_failure_is_not_itself_answered(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> None:
+    """An oracle call runs the same backend; a wrapper in its way must not capture that."""
+    wrapper = wrap(raises)
+    inner: list[Exception] = []
+
+    def respond(case: Case, error: BaseException, settings: Settings) -> StubReport:
+        inner.append(fail(lambda: wrapper(case.graph_module, list(case.inputs))))
+        return StubReport("done")
+
+    monkeypatch.setattr(failures, "respond", respond)
+    fail(lambda: torch.compile(double, backend=wrapper)(torch.ones(2)))
+    assert len(inner) == 1
+    assert type(inner[0]) is Refused
+    assert report_of(inner[0]) is None
+
+
+def test_the_rng_stream_is_that_of_the_program_after_a_failure() -> None:
+    def after(backend: Any) -> torch.Tensor:
+        torch._dynamo.reset()
+        torch.manual_seed(3)
+        fail(lambda: torch.compile(lambda x: x + torch.rand(2), backend=backend)(torch.ones(2)))
+        return torch.rand(3)
+
+    assert torch.equal(after(raises_when_called), after(wrap(raises_when_called)))
+    assert torch.equal(after(raises), after(wrap(raises)))
+
+
+def test_the_same_failure_again_is_answered_from_memory(answers: Answers) -> None:
+    compiled = torch.compile(double, backend=wrap(raises_when_called))
+    for _ in range(3):
+        error = fail(lambda: compiled(torch.ones(2)))
+        assert error.__notes__ == ["minidbg: report 1; run: python r.py"]
+    assert len(answers.cases) == 1
+
+
+def test_a_failure_with_verify_never_is_still_captured(answers: Answers) -> None:
+    fail(lambda: torch.compile(double, backend=wrap(raises_when_called, verify="never"))(torch.ones(2)))
+    assert len(answers.cases) == 1
+
+
+# ---- on_failure="fallback"
+
+
+def bn_step(backend: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor]:
+    """Gradient of the first weight, buffers and the RNG after two training steps."""
+    torch._dynamo.reset()
+    torch.manual_seed(5)
+    model = Net()
+    compiled = torch.compile(model, backend=backend)
+    for _ in range(2):
+        compiled(torch.randn(5, 6)).sum().backward()
+    return model.layers[0].weight.grad, dict(model.named_buffers()), torch.rand(3)
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [raises, raises_when_called, writes_then_raises, writes_while_compiling_then_raises],
+    ids=lambda backend: backend.__name__,
+)
+def test_fallback_is_eager_with_gradients_and_no_mutation_twice(
+    backend: Any, answers: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """TORCH.md: running eager after a failed call applies mutations twice (num_batches_tracked was 2 after a step)."""
+    gradient, buffers, rng = bn_step("eager")
+    found_gradient, found_buffers, found_rng = bn_step(wrap(backend, on_failure="fallback"))
+    assert torch.equal(gradient, found_gradient)
+    assert all(torch.equal(buffers[name], found_buffers[name]) for name in buffers)
+    assert found_buffers["layers.1.num_batches_tracked"] == 2
+    assert torch.equal(rng, found_rng)
+    assert [message.partition("going on with ")[2] for message in warnings_of(caplog)] == [
+        "eager. report 1; run: python r.py"
+    ]
+    assert len(answers.cases) == 1
+
+
+def test_a_fallback_captures_the_values_from_before_the_call(answers: Answers) -> None:
+    def accumulate(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * 2
+
+    x = torch.zeros(3)
+    result = torch.compile(accumulate, backend=wrap(writes_then_raises, on_failure="fallback"))(x)
+    assert torch.equal(answers.inputs[0][0], torch.zeros(3))
+    assert torch.equal(x, torch.ones(3))
+    assert torch.equal(result, torch.full((3,), 2.0))
+
+
+def test_a_settled_graph_that_mutates_raises_instead_of_falling_back(answers: Answers) -> None:
+    def accumulate(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * 2
+
+    compiled = torch.compile(accumulate, backend=wrap(raises_from_the_second_call, on_failure="fallback"))
+    x = torch.zeros(3)
+    compiled(x)
+    error = fail(lambda: compiled(x))
+    assert type(error) is RuntimeError
+    assert "writes to its inputs" in " ".join(answers.cases[0].provenance.notes)
+
+
+def test_a_settled_graph_without_mutation_falls_back(answers: Answers) -> None:
+    compiled = torch.compile(double, backend=wrap(raises_from_the_second_call, on_failure="fallback"))
+    for _ in range(4):
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))
+    assert len(answers.cases) == 1
+
+
+def test_more_than_the_value_limit_is_not_kept_and_so_not_run_again(answers: Answers) -> None:
+    def accumulate(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * 2
+
+    backend = wrap(writes_then_raises, on_failure="fallback", value_limit_bytes=4)
+    error = fail(lambda: torch.compile(accumulate, backend=backend)(torch.zeros(3)))
+    assert type(error) is RuntimeError
+    assert len(answers.cases) == 1
+
+
+# ---- a chain
+
+
+def test_a_chain_uses_the_first_link_that_works_and_captures_the_others(
+    answers: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    chain = wrap([mutilates_the_graph_and_raises, writes_then_raises, "aot_eager", raises])
+    gradient, buffers, rng = bn_step("aot_eager")
+    answers.cases.clear()
+    found_gradient, found_buffers, found_rng = bn_step(chain)
+    assert torch.equal(gradient, found_gradient)
+    assert all(torch.equal(buffers[name], found_buffers[name]) for name in buffers)
+    assert torch.equal(rng, found_rng)
+    assert [(case.backend.name.rpartition(".")[2], case.kind) for case in answers.cases] == [
+        ("mutilates_the_graph_and_raises", Kind.COMPILE),
+        ("writes_then_raises", Kind.RUNTIME),
+    ]
+    assert [message.partition("going on with ")[2].partition(".")[0] for message in warnings_of(caplog)] == [
+        "writes_then_raises",
+        "aot_eager",
+    ]
+
+
+def test_a_chain_in_which_nothing_works_raises_what_the_last_link_raised(answers: Answers) -> None:
+    error = fail(lambda: torch.compile(double, backend=wrap([raises_index_error, raises]))(torch.ones(2)))
+    assert isinstance(error, BackendCompilerFailed)
+    assert isinstance(error.inner_exception, Refused)
+    assert error.backend_name == "raises"
+    assert len(answers.cases) == 2
+
+
+def test_a_chain_that_breaks_in_the_first_run_raises_when_nothing_is_left(answers: Answers) -> None:
+    error = fail(lambda: torch.compile(double, backend=wrap([raises_when_called, raises]))(torch.ones(2)))
+    assert str(error) == "kernel failed"
+    assert len(answers.cases) == 2
+
+
+def test_a_dynamic_graph_goes_on_with_the_next_link_for_every_shape(answers: Answers) -> None:
+    """TORCH.md: outside dynamo aot_eager makes a dynamic graph static; compiled at 5, it would fail at 7."""
+    compiled = torch.compile(
+        lambda x: x * x.shape[0], backend=wrap([raises_when_called, "aot_eager"]), dynamic=True
+    )
+    for size in (5, 7, 5, *range(8, 20)):
+        assert torch.equal(compiled(torch.ones(size)), torch.full((size,), float(size)))
+    assert len(answers.cases) == 1
+
+
+# ---- what is captured
+
+
+def test_the_case_holds_live_inputs_and_the_users_line(answers: Answers) -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    fail(lambda: torch.compile(double, backend=wrap(raises))(x))
+    case = answers.cases[0]
+    assert case.inputs[0] is x
+    assert case.provenance.captured_from.startswith("tests/integration/test_wrap.py:") or (
+        case.provenance.captured_from.startswith("test_wrap.py:")
+    )
+    assert case.provenance.line == "return x * 2 + 1"
+    assert case.provenance.message == "this graph is refused"
+    assert (case.provenance.nodes, case.provenance.inputs) == (2, 1)
+    assert case.signature.types[0].endswith("Refused")
+    assert case.dynamic is False
+    assert case.dynamic_dims == ()
+
+
+def test_symbolic_sizes_become_numbers_and_marks(answers: Answers) -> None:
+    fail(lambda: torch.compile(lambda x, n: x * n, backend=wrap(raises), dynamic=True)(torch.ones(4, 6), 3))
+    case = answers.cases[0]
+    assert case.dynamic is True
+    dims = dict(zip((type(value) for value in case.inputs), case.dynamic_dims, strict=True))
+    assert dims[torch.Tensor] == (0, 1)
+    assert all(type(value) in (int, torch.Tensor) for value in case.inputs)
+    assert {4, 6, 3} == {value for value in case.inputs if isinstance(value, int)}
+
+
+def test_modes_are_read_when_the_call_fails(answers: Answers) -> None:
+    compiled = torch.compile(double, backend=wrap(raises_when_called))
+    with torch.inference_mode():
+        fail(lambda: compiled(torch.ones(2)))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        fail(lambda: compiled(torch.ones(3)))
+    first, second = answers.cases
+    assert first.context.inference
+    assert not second.context.inference
+    assert not second.context.grad
+    assert second.context.autocast == (("cpu", "torch.bfloat16", True),)
+
+
+def test_inference_mode_is_seen_at_compile_time_by_its_tensors(answers: Answers) -> None:
+    """TORCH.md: dynamo turns inference mode off while it calls the backend."""
+    with torch.inference_mode():
+        fail(lambda: torch.compile(double, backend=wrap(raises))(torch.ones(2)))
+    assert answers.cases[0].context.inference
+    assert not answers.cases[0].context.grad
+
+
+# ---- what is reduced
+
+
+def test_one_reduction_for_a_signature_and_the_rest_later(answers: Answers) -> None:
+    for function in (double, torch.sin):
+        torch._dynamo.reset()
+        fail(
+            lambda function=function: torch.compile(lambda x: function(x), backend=wrap(raises))(
+                torch.ones(2)
+            )
+        )
+    assert [settings.reduce for settings in answers.settings] == [Reduce.NOW, Reduce.LATER]
+    assert "same failure was reduced" in answers.cases[1].provenance.notes[-1]
+
+
+def test_out_of_memory_is_captured_and_not_reduced(answers: Answers) -> None:
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory")
+
+    fail(lambda: torch.compile(double, backend=wrap(backend, reference="test_wrap:raises"))(torch.ones(2)))
+    assert answers.settings[0].reduce is Reduce.LATER
+
+
+def test_in_a_job_of_several_ranks_reduction_waits(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    fail(lambda: torch.compile(double, backend=wrap(raises))(torch.ones(2)))
+    fail(lambda: torch.compile(torch.sin, backend=wrap(raises, reduce="now"))(torch.ones(2)))
+    assert [settings.reduce for settings in answers.settings] == [Reduce.LATER, Reduce.NOW]
+
+
+def test_boxed_functions_of_aot_autograd_work(answers: Answers) -> None:
+    """TORCH.md: only AOT-level functions take one list; what the wrapped backend returns is called with *args."""
+    backend = aot_autograd(fw_compiler=lambda gm, inputs: make_boxed_func(gm.forward))
+    x = torch.randn(3, requires_grad=True)
+    torch.compile(double, backend=wrap(backend))(x).sum().backward()
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+    assert not answers.cases
