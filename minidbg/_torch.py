@@ -347,6 +347,11 @@ def marked_dynamic(value: torch.Tensor) -> tuple[int, ...]:
     return tuple(sorted(getattr(value, "_dynamo_dynamic_indices", ())))
 
 
+def cuda_in_use() -> bool:
+    """Whether this process has begun to use CUDA; asking does not begin it. Seen in 2.13."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
 def negated_view(value: torch.Tensor) -> torch.Tensor:
     """``value`` seen with its lazy negation bit flipped. Seen in 2.13."""
     return torch._neg_view(value)

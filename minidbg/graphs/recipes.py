@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -44,21 +44,50 @@ def _version(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def read_recipes(function_source: str) -> dict[str, Recipe]:
-    """The recipe of each name that a straight-line ``def inputs(device=...)`` binds; empty for any other function.
+def read_recipes(function_source: str, names: Sequence[str]) -> dict[str, Recipe]:
+    """How a straight-line ``def inputs(device=...)`` makes what it returns; empty for any other function.
 
-    ``function_source`` starts with its ``def``. Statements are kept as they are written. Seeding, ``return`` and
-    ``mark_dynamic`` belong to no recipe.
+    ``names`` are what to call the returned values, in order. Statements are kept as they are written; seeding and marks of
+    dynamic dimensions belong to no recipe. Recipes that need more than torch, ``device`` and ``stored`` are left out.
     """
     function = ast.parse(function_source).body[0]
-    if not isinstance(function, ast.FunctionDef):
+    if not isinstance(function, ast.FunctionDef) or not isinstance(function.body[-1], ast.Return):
         return {}
-    body = [node for node in function.body if not _is_frame(node)]
+    body = [node for node in function.body[:-1] if not _is_frame(node)]
     if not all(isinstance(node, ast.Assign | ast.Expr | ast.With | ast.AugAssign) for node in body):
         return {}
-    steps = [_Step(_dedented(function_source, node), _bound(node), _used(node)) for node in body]
-    names = dict.fromkeys(name for step in steps for name in step.bound)
-    return {name: Recipe(name, _needed(steps, name)) for name in names}
+    steps = [_Step(dedented(function_source, node), _bound(node), _used(node)) for node in body]
+    returned = function.body[-1].value
+    values = returned.elts if isinstance(returned, ast.Tuple | ast.List) else []
+    if len(values) != len(names):
+        return {}
+    made = {}
+    for name, value in zip(names, values, strict=True):
+        recipe = _recipe(steps, name, value, function_source)
+        if recipe is not None:
+            made[name] = recipe
+    return made
+
+
+def _recipe(steps: Sequence[_Step], name: str, value: ast.expr, source: str) -> Recipe | None:
+    if isinstance(value, ast.Name):
+        return _closed(Recipe(value.id, _needed(steps, value.id)).named(name))
+    text = f"{name} = {dedented(source, value)}"
+    last = _Step(text, frozenset({name}), _names(value, ast.Load) - _GIVEN)
+    return _closed(Recipe(name, _needed([*steps, last], name)))
+
+
+def _closed(recipe: Recipe) -> Recipe | None:
+    """``recipe`` if it runs wherever ``inputs`` does, and makes the name it says."""
+    tree = ast.parse("\n".join(recipe.statements))
+    free = _names(tree, ast.Load) - _names(tree, ast.Store) - _GIVEN
+    return None if free or recipe.name not in _names(tree, ast.Store) else recipe
+
+
+_GIVEN = frozenset(
+    {"torch", "device", "stored", "float", "complex", "range", "slice", "tuple", "list", "len", "int", "bool"}
+)
+"""Names that a statement may use and that no recipe has to make."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +114,7 @@ def _is_frame(node: ast.stmt) -> bool:
     if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
         return False
     called = ast.unparse(node.value.func)
-    return called in ("torch.manual_seed", "torch._dynamo.mark_dynamic")
+    return called in ("torch.manual_seed", "torch._dynamo.mark_dynamic", "torch._dynamo.maybe_mark_dynamic")
 
 
 def _names(node: ast.AST, context: type[ast.expr_context]) -> frozenset[str]:
@@ -99,19 +128,37 @@ def _bound(node: ast.stmt) -> frozenset[str]:
 
 
 def _used(node: ast.stmt) -> frozenset[str]:
-    used = _names(node, ast.Load) - {"torch", "device", "stored", "float", "complex"}
+    used = _names(node, ast.Load) - _GIVEN
     # x += 1 and x[0] = nan need the value that was there.
     return used | (_bound(node) if isinstance(node, ast.AugAssign | ast.With) else frozenset())
 
 
-def _dedented(source: str, node: ast.stmt) -> str:
+def dedented(source: str, node: ast.stmt | ast.expr, indent: int | None = None) -> str:
+    """The text of ``node`` in ``source`` as it would stand at the left margin; ``indent`` is its statement's column.
+
+    Lines inside a string stay as they are, since they are its value.
+    """
+    indent = node.col_offset if indent is None else indent
     lines = source.encode().split(b"\n")[node.lineno - 1 : node.end_lineno]
     lines[-1] = lines[-1][: node.end_col_offset]
-    indent = node.col_offset
-    lines[0] = lines[0][indent:]
-    return b"\n".join(
-        [lines[0], *(line[indent:] if not line[:indent].strip() else line for line in lines[1:])]
-    ).decode()
+    lines[0] = lines[0][node.col_offset :]
+    inside = _string_lines(node)
+    moved = [
+        line[indent:] if number not in inside and not line[:indent].strip() else line
+        for number, line in enumerate(lines[1:], node.lineno + 1)
+    ]
+    return b"\n".join([lines[0], *moved]).decode()
+
+
+def _string_lines(node: ast.AST) -> set[int]:
+    """The lines that begin inside a string."""
+    return {
+        line
+        for child in ast.walk(node)
+        if isinstance(child, ast.Constant | ast.JoinedStr)
+        and isinstance(getattr(child, "value", ""), str | bytes)
+        for line in range(child.lineno + 1, (child.end_lineno or child.lineno) + 1)
+    }
 
 
 def _renamed(text: str, old: str, new: str) -> str:

@@ -7,9 +7,10 @@ text: script and oracle cannot have different inputs.
 from __future__ import annotations
 
 import ast
+import contextlib
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ __all__ = [
     "InputSpec",
     "describe",
     "expression",
+    "as_scripts_do",
     "main_device",
     "materialise",
     "statements",
@@ -69,7 +71,7 @@ def statements(
 ) -> tuple[str, ...]:
     """The body of ``inputs(device=...)`` without its ``return``: seeding, then each input under its name.
 
-    Names used: ``torch``, ``device`` (``main``'s stand-in), ``stored(key, dtype, device)``. ``mark`` adds mark_dynamic.
+    Names used: ``torch``, ``device`` (``main``'s stand-in), ``stored(key, dtype, device)``. ``mark`` adds maybe_mark_dynamic.
     """
     main = main or main_device(specs)
     lines: list[str] = []
@@ -80,7 +82,9 @@ def statements(
         lines.insert(0, f"torch.manual_seed({SEED})")
     if mark:
         lines.extend(
-            f"torch._dynamo.mark_dynamic({spec.name}, {dim})" for spec in specs for dim in spec.dynamic_dims
+            f"torch._dynamo.maybe_mark_dynamic({spec.name}, {dim})"
+            for spec in specs
+            for dim in spec.dynamic_dims
         )
     return tuple(lines)
 
@@ -185,15 +189,10 @@ def materialise(
     were. Each tensor keeps its statements, so that it is written as it was made.
     """
     main = main_device(specs)
-    lines = statements(specs, main=main, explicit=True, mark=False)
+    lines = statements(specs, main=main, mark=False)
     data = {key: value for spec in specs for key, value in spec.stored.items()} | dict(stored or {})
     namespace: dict[str, Any] = {"torch": torch, "device": device or main, "stored": _reader(data)}
-    with (
-        _torch.without_modes(),
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        _own_random_numbers(specs, device),
-    ):
+    with as_scripts_do([device or "cpu", *(spec.device for spec in specs)]):
         exec("\n".join(lines), namespace)
     values = [namespace[spec.name] for spec in specs]
     _remember(specs, values, main)
@@ -202,7 +201,8 @@ def materialise(
 
 def _remember(specs: Sequence[InputSpec], values: Sequence[Any], main: str) -> None:
     body = textwrap.indent("\n".join(statements(specs, main=main, mark=False)), "    ")
-    made = recipes.read_recipes(f"def inputs(device):\n{body}\n    return ()")
+    names = [spec.name for spec in specs]
+    made = recipes.read_recipes(f"def inputs(device):\n{body}\n    return [{', '.join(names)}]", names)
     for spec, value in zip(specs, values, strict=True):
         if isinstance(value, Tensor) and spec.name in made and not spec.stored and not spec.same_as:
             recipes.remember(value, made[spec.name])
@@ -215,18 +215,24 @@ def _reader(data: Mapping[str, Tensor]) -> Any:
     return stored
 
 
-def _own_random_numbers(specs: Sequence[InputSpec], device: str | None) -> Any:
-    """Random numbers inside do not move the streams of the process."""
-    kinds = {torch.device(name).type for name in (*(spec.device for spec in specs), device or "cpu")} - {
-        "cpu",
-        "meta",
-    }
-    kind = next(iter(sorted(kinds)), None)
-    if kind is None:
-        # manual_seed would otherwise seed accelerators that exist; their state is only kept where one is in use.
-        return torch.random.fork_rng(
-            devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]  # torch has no types there
-        )
-    return torch.random.fork_rng(
-        devices=range(torch.get_device_module(kind).device_count()), device_type=kind
-    )
+@contextlib.contextmanager
+def as_scripts_do(devices: Iterable[str] = ("cpu",)) -> Iterator[None]:
+    """torch as it is when a script begins: no mode, default dtype, the scripts' seed. What was before comes back after.
+
+    ``devices`` are those whose random numbers may be drawn.
+    """
+    dtype = torch.get_default_dtype()
+    kinds = {torch.device(name).type for name in devices} - {"cpu", "meta"}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_torch.without_modes())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.random.fork_rng(devices=()))
+        # manual_seed seeds every accelerator in use, also where none of its numbers is drawn.
+        for kind in kinds | ({"cuda"} if torch.cuda.is_available() and _torch.cuda_in_use() else set()):
+            count = torch.get_device_module(kind).device_count()
+            stack.enter_context(torch.random.fork_rng(devices=range(count), device_type=kind))
+        stack.callback(torch.set_default_dtype, dtype)
+        torch.set_default_dtype(torch.float32)
+        torch.manual_seed(SEED)
+        yield

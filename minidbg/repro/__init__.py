@@ -4,7 +4,9 @@ from minidbg.graphs.specs import Exactness
 from minidbg.repro.files import discard, write, write_script
 from minidbg.repro.folder import captures, drafts, file_name, folder_of, keep_capture, publish
 from minidbg.repro.header import Header, read_header
+from minidbg.repro.loading import load
 from minidbg.repro.render import Script, render
+from minidbg.repro.running import run
 
 __all__ = [
     "Exactness",
@@ -16,9 +18,11 @@ __all__ = [
     "file_name",
     "folder_of",
     "keep_capture",
+    "load",
     "publish",
     "read_header",
     "render",
+    "run",
     "write",
     "write_script",
 ]

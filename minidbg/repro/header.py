@@ -38,8 +38,8 @@ class Header:
     device: str = "cpu"
     nodes: int = 0
     signature: Signature | None = None
-    context: Context = Context()
-    provenance: Provenance = Provenance()
+    context: Context = field(default_factory=Context)
+    provenance: Provenance = field(default_factory=Provenance)
     dependencies: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     """Top-level modules that hold the backend's code."""

@@ -1,0 +1,142 @@
+"""The parts of a repro script by its syntax, without running any of it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, replace
+
+from minidbg.case import BackendRef
+from minidbg.errors import UnreadableRepro
+from minidbg.failure import Kind
+from minidbg.graphs.recipes import dedented
+from minidbg.oracle.embed import harness_names
+from minidbg.repro.header import Header, literal_options
+from minidbg.repro.render import DIVIDER, EMBEDDED_MARK, OWN_NAMES
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Source texts out of a script, as they are written there."""
+
+    model: str
+    """``class Repro``, or ``def graph``."""
+    inputs: str
+    backend: str
+    stored: str = ""
+    imports: tuple[str, ...] = ()
+    """Import statements at the top level, above the judge, ``import torch`` not among them."""
+    embedded: str = ""
+    """All other definitions above the judge."""
+
+
+def read_parts(text: str, header: Header) -> Parts:
+    """The parts of the script ``text``. Raises UnreadableRepro for a script that Python or minidbg does not understand."""
+    try:
+        nodes = ast.parse(text).body
+    except (SyntaxError, ValueError) as error:
+        raise UnreadableRepro(f"{header.path}: not a Python script any more: {error}") from error
+    named = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    model = named.get("graph" if header.call == "direct" else "Repro")
+    for name, node in (
+        ("Repro" if header.call != "direct" else "graph", model),
+        *((n, named.get(n)) for n in ("inputs", "backend")),
+    ):
+        if node is None:
+            raise UnreadableRepro(f"{header.path}: no definition of {name!r} is left in it")
+    assert model is not None
+    upper = _above_judge(text, nodes, header.kind)
+    start = _mark_line(text)
+    copied = [node for node in upper if start and start < node.lineno < named["backend"].lineno]
+    others = [node for node in upper if node not in copied]
+    free = [node for node in others if not isinstance(node, ast.Import | ast.ImportFrom)]
+    imports = [ast.unparse(node) for node in others if isinstance(node, ast.Import | ast.ImportFrom)]
+    return Parts(
+        model=source_of(text, model),
+        inputs=source_of(text, named["inputs"]),
+        backend=source_of(text, named["backend"]),
+        stored=source_of(text, named["stored"]) if "stored" in named else "",
+        imports=tuple(line for line in imports if line != "import torch"),
+        embedded="\n\n\n".join(
+            part for part in (_block(text, copied), *(source_of(text, node) for node in free)) if part
+        ),
+    )
+
+
+def source_of(text: str, node: ast.stmt) -> str:
+    """The text of a top-level statement with its decorators."""
+    lines = text.split("\n")
+    return "\n".join(lines[_first_line(node) - 1 : node.end_lineno])
+
+
+def _first_line(node: ast.stmt) -> int:
+    return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
+
+
+def _above_judge(text: str, nodes: list[ast.stmt], kind: Kind) -> list[ast.stmt]:
+    """Top-level statements that are neither our own parts nor the judge's."""
+    lines = text.split("\n")
+    end = lines.index(DIVIDER) + 1 if DIVIDER in lines else len(lines)
+    judge = harness_names(kind)
+    found = []
+    for node in nodes:
+        name = getattr(node, "name", None)
+        is_docstring = node is nodes[0] and isinstance(node, ast.Expr)
+        is_main = isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
+        if (
+            node.lineno <= end
+            and name not in OWN_NAMES
+            and name not in judge
+            and not is_docstring
+            and not is_main
+        ):
+            found.append(node)
+    return found
+
+
+def _mark_line(text: str) -> int:
+    lines = text.split("\n")
+    return lines.index(EMBEDDED_MARK) + 1 if EMBEDDED_MARK in lines else 0
+
+
+def _block(text: str, nodes: list[ast.stmt]) -> str:
+    """Everything from the first of ``nodes`` to the last, comments between them included."""
+    if not nodes:
+        return ""
+    return "\n".join(text.split("\n")[_first_line(nodes[0]) - 1 : nodes[-1].end_lineno])
+
+
+def backend_of(parts: Parts, header: Header) -> BackendRef:
+    """The reference that the script's ``def backend()`` stands for, as it is written now."""
+    table = header.table
+    reference = table.get("reference", {})
+    plain = BackendRef(
+        name=header.backend,
+        expression="",
+        embedded=parts.embedded,
+        files=tuple(reference.get("files", ())),
+        paths=tuple(table.get("paths", ())),
+        options=literal_options(table.get("options", {})),
+        mode=table.get("mode"),
+        requirements=tuple(reference.get("requirements", ())),
+        remarks=tuple(reference.get("remarks", ())),
+        modules=header.modules,
+    )
+    function = ast.parse(parts.backend).body[0]
+    assert isinstance(function, ast.FunctionDef)
+    *setup, last = [node for node in function.body if not _is_comment(node)] or [ast.Pass()]
+    if isinstance(last, ast.Return) and last.value is not None and not any(map(_returns, setup)):
+        lines = tuple(dedented(parts.backend, node) for node in setup)
+        return replace(plain, setup=lines, expression=dedented(parts.backend, last.value))
+    # A person made more of it than imports and a value: it is kept whole, under another name.
+    whole = re.sub(r"\bdef backend\b", "def make_backend", parts.backend, count=1)
+    embedded = f"{parts.embedded}\n\n\n{whole}".strip("\n")
+    return replace(plain, embedded=embedded, expression="make_backend()")
+
+
+def _is_comment(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _returns(node: ast.stmt) -> bool:
+    return any(isinstance(child, ast.Return) for child in ast.walk(node))

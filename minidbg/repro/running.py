@@ -1,0 +1,67 @@
+"""A script run in a fresh interpreter, as anybody would run it, and its answer."""
+
+from __future__ import annotations
+
+import json
+import signal
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from minidbg import workers
+from minidbg.failure import Direction, Kind, Outcome, Signature, Verdict
+from minidbg.repro.header import Header, read_header
+
+
+def run(
+    path: Path | str, *, device: str | None = None, backend: str | None = None, seconds: float = 120.0
+) -> Outcome:
+    """Run the script at ``path`` in a fresh interpreter, from an empty folder, for at most ``seconds``.
+
+    A run that dies or does not come back is an Outcome too, judged against what the script expects. Raises UnreadableRepro.
+    """
+    header = read_header(path)
+    argv = [str(header.path.absolute()), "--json"]
+    argv += ["--device", device] if device else []
+    argv += ["--backend", backend] if backend else []
+    with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
+        # A changed module of the same size, saved within the same second, would run from stale bytecode.
+        bytecode = {"PYTHONPYCACHEPREFIX": folder}
+        ended = workers.run_python(argv, seconds=seconds, cwd=folder, env=bytecode)
+    outcome = _answer(ended.stdout)
+    if outcome is None:
+        outcome = _without_answer(ended, header, seconds)
+    return replace(outcome, device=device or outcome.device)
+
+
+def _answer(stdout: str) -> Outcome | None:
+    """The outcome in the last line, if the script came so far."""
+    lines = [line for line in stdout.splitlines() if line.strip()]
+    try:
+        return Outcome.from_json(json.loads(lines[-1])) if lines else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _without_answer(ended: Any, header: Header, seconds: float) -> Outcome:
+    """What a script that printed no verdict has shown."""
+    direction = header.signature.direction if header.signature else Direction.FORWARD
+    shown = Outcome(
+        Verdict.INVALID, message=ended.stderr_tail[-4000:], seconds=ended.seconds, device=header.device
+    )
+    if ended.timed_out:
+        found = replace(
+            shown, signature=Signature(Kind.HANG, direction), reason=f"no answer within {seconds:g} s"
+        )
+        return replace(found, verdict=Verdict.TIMEOUT).judged_against(header.signature)
+    if ended.signal is not None:
+        name = signal.Signals(ended.signal).name
+        found = replace(
+            shown, signature=Signature(Kind.CRASH, direction), signal=ended.signal, reason=f"died of {name}"
+        )
+        return replace(found, verdict=Verdict.CRASHED).judged_against(header.signature)
+    last = ended.stderr_tail.strip().rpartition("\n")[2]
+    status = f"exit status {ended.exit_status} without a verdict{': ' if last else ''}{last}"
+    verdict = Verdict.SKIPPED if ended.exit_status == 125 else Verdict.INVALID
+    return replace(shown, verdict=verdict, reason=status)
