@@ -5,6 +5,7 @@ from minidbg.references.calling import Hooks, compiler_fn, hooks
 from minidbg.references.finding import find
 from minidbg.references.literals import NotALiteral, is_literal, write_literal
 from minidbg.references.operators import with_operators
+from minidbg.references.renaming import avoid_names
 from minidbg.references.resolving import backend_function, resolve
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "with_operators",
     "resolve",
     "backend_function",
+    "avoid_names",
     "compiler_fn",
     "hooks",
     "Hooks",

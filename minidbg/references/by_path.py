@@ -5,22 +5,23 @@ from __future__ import annotations
 from types import ModuleType
 
 
-def load_by_path(path: str) -> ModuleType:
+def load_by_path(path: str, name: str = "", package: str = "") -> ModuleType:
     """The module of the script at ``path``, loaded once per process; its ``__main__`` block does not run.
 
-    Its folder joins the end of ``sys.path``, as the script itself imports from there.
+    ``package`` is what its relative imports start from. Its folder joins the end of ``sys.path``.
     Raises ModuleNotFoundError when the file is not here.
     """
     import hashlib
     import importlib.util
     import os
+    import re
     import sys
 
+    stem = re.sub(r"\W", "_", os.path.splitext(os.path.basename(path))[0])
+    name = name or f"{stem}_{hashlib.sha256(path.encode()).hexdigest()[:8]}"
     main = sys.modules["__main__"]
     if os.path.abspath(getattr(main, "__file__", None) or "") == path:
         return main
-    stem = os.path.splitext(os.path.basename(path))[0]
-    name = f"{stem}_{hashlib.sha256(path.encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -29,6 +30,9 @@ def load_by_path(path: str) -> ModuleType:
     if os.path.dirname(path) not in sys.path:
         sys.path.append(os.path.dirname(path))
     module = importlib.util.module_from_spec(spec)
+    if package:
+        importlib.import_module(package)
+        module.__package__, module.__spec__ = package, None
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)

@@ -36,6 +36,11 @@ def foreign_modules() -> Iterator[tuple[str, ModuleType]]:
             yield name, module
 
 
+def loaded_module(name: str) -> ModuleType:
+    """The loaded module ``name``."""
+    return sys.modules[name]
+
+
 def finds_again(name: str) -> bool:
     """Whether an import of ``name`` on the present ``sys.path`` leads to the file of the loaded module."""
     loaded = sys.modules.get(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,8 @@ from typing import Any
 from minidbg import _torch
 from minidbg.references.homes import finds_again
 from minidbg.references.literals import NotALiteral, write_literal
-from minidbg.references.places import place_of
+from minidbg.references.places import Place, place_of
+from minidbg.references.scripts import NotDefined, NotLoadable, from_function, from_script
 from minidbg.references.trail import Trail
 
 
@@ -24,22 +26,51 @@ class NoWay(Exception):
 
 
 def expression_for(value: Any, trail: Trail) -> str:
-    """The expression for ``value``; what it needs first goes on the ``trail``. Raises NoWay."""
+    """The expression for ``value``; what it needs first goes on the ``trail``.
+
+    In this order: a place that an import reaches, its parts put together anew, its source.
+    Raises NoWay, and the trail is as it was before.
+    """
+    place = place_of(value)
+    with trail.attempt():
+        if place is not None and finds_again(place.module):
+            name = trail.import_from(place.module, place.first)
+            return name + place.path.removeprefix(place.first)
+        try:
+            with trail.attempt():
+                return _rebuilt(value, trail)
+        except NoWay as error:
+            return _from_source(value, place, error, trail)
+
+
+def _rebuilt(value: Any, trail: Trail) -> str:
+    """A bound method, a partial or an ``aot_autograd(...)`` out of its parts."""
     if isinstance(value, types.MethodType):
         return f"{expression_for(value.__self__, trail)}.{value.__func__.__name__}"
-    place = place_of(value)
-    if place is not None and finds_again(place.module):
-        name = trail.import_from(place.module, place.first)
-        return name + place.path.removeprefix(place.first)
     if isinstance(value, functools.partial):
         return _partial(value, trail)
     arguments = _torch.aot_autograd_arguments(value)
-    if arguments is not None:
-        trail.setup["from torch._dynamo.backends.common import aot_autograd"] = None
-        return _call("aot_autograd", (), arguments, trail)
-    if place is not None:
-        raise NoWay(value, f"no import leads to its module {place.module}")
-    raise NoWay(value, _why_not(value))
+    if arguments is None:
+        raise NoWay(value, _why_not(value))
+    trail.setup["from torch._dynamo.backends.common import aot_autograd"] = None
+    return _call("aot_autograd", (), arguments, trail)
+
+
+def _from_source(value: Any, place: Place | None, error: NoWay, trail: Trail) -> str:
+    """By copied source or by the path of a script; ``error`` is why nothing else worked."""
+    try:
+        if place is not None:
+            with contextlib.suppress(NotDefined):
+                return from_script(place, value, trail)
+        if (
+            isinstance(value, types.FunctionType)
+            and not value.__code__.co_freevars
+            and value.__name__ != "<lambda>"
+        ):
+            return from_function(value, trail)
+    except NotLoadable as refused:
+        raise NoWay(value, str(refused)) from refused
+    raise error
 
 
 def _partial(value: functools.partial[Any], trail: Trail) -> str:
@@ -87,6 +118,6 @@ def _why_not(value: Any) -> str:
             return f"it is a closure {where}, over {', '.join(code.co_freevars)}"
         if value.__name__ == "<lambda>":
             return f"it is a lambda {where}, without a global name"
-        return f"it is a local function {where}"
+        return f"it is a function {where}, which no import leads to"
     kind = type(value)
     return f"it is an object of {kind.__module__}.{kind.__qualname__} that no global name holds"

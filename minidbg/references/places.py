@@ -43,7 +43,9 @@ def _by_own_name(value: Any) -> Place | None:
         # not getattr: a class would bind its functions, and a lazy module may import
         found = vars(found).get(part) if hasattr(found, "__dict__") else None
         found = found.__func__ if isinstance(found, staticmethod) else found
-    return Place(module, path) if found is value else None
+    # a process started by multiprocessing has its script under two names
+    known = "__main__" if module == "__mp_main__" else module
+    return Place(known, path) if found is value else None
 
 
 def _by_identity(value: object) -> Place | None:

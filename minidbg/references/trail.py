@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import copy
+import keyword
+import os
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from minidbg.case import BackendRef
+from minidbg.references.blocks import block_of, pieces_of
+from minidbg.references.embedding import Copy
 from minidbg.references.homes import is_foreign, top_level
 from minidbg.references.installed import installed
+from minidbg.references.pieces import Piece
 
 
 class Trail:
@@ -18,13 +26,28 @@ class Trail:
 
     def __init__(self, start: BackendRef | None = None) -> None:
         self.setup: dict[str, None] = dict.fromkeys(start.setup if start else ())
-        self.embedded: str = start.embedded if start else ""
+        self._embedded: str = start.embedded if start else ""
+        self._known: list[Piece] = pieces_of(start) if start else []
+        self.copies: dict[str, Copy] = {}
         self.files: dict[str, None] = dict.fromkeys(start.files if start else ())
         self.paths: dict[str, None] = dict.fromkeys(start.paths if start else ())
         self.requirements: dict[str, None] = dict.fromkeys(start.requirements if start else ())
         self.remarks: dict[str, None] = dict.fromkeys(start.remarks if start else ())
         self.modules: dict[str, None] = dict.fromkeys(start.modules if start else ())
         self._names: dict[str, tuple[str, str]] = {}
+
+    @contextlib.contextmanager
+    def attempt(self) -> Iterator[None]:
+        """A block after whose exception the trail is as it was before."""
+        saved = {name: copy.copy(value) for name, value in vars(self).items()}
+        copies = {module: dict(found.pieces) for module, found in self.copies.items()}
+        try:
+            yield
+        except BaseException:
+            vars(self).update(saved)
+            for module, pieces in copies.items():
+                self.copies[module].pieces = pieces
+            raise
 
     def name_for(self, module: str, name: str) -> str:
         """A name in the script for ``name`` of ``module``: the same each time, no other object's."""
@@ -49,6 +72,24 @@ class Trail:
             self.setup[f"{plain}  # {why}" if why else plain] = None
         self.uses(module)
 
+    def copy_of(self, module: str, file: str | None = None) -> Copy:
+        """The source that is being copied out of a module which no import finds."""
+        return self.copies.setdefault(module, Copy(module, file))
+
+    def load_file(self, path: str, why: str, *, name: str = "", package: str = "") -> str:
+        """``known = load_by_path(path)``; what the module is called in the script."""
+        base = os.path.basename(path)
+        plain = re.sub(r"\W", "_", os.path.splitext(base)[0])
+        known = self.name_for("", f"_{plain}" if plain[:1].isdigit() or keyword.iskeyword(plain) else plain)
+        further = "".join(
+            f", {key}={value!r}" for key, value in (("name", name), ("package", package)) if value
+        )
+        self.setup[f"{known} = load_by_path({path!r}{further})"] = None
+        self.files[path] = None
+        self.paths[os.path.dirname(path)] = None
+        self.remarks[f"{base} is loaded by its path, without its `__main__` block, since {why}"] = None
+        return known
+
     def uses(self, module: str) -> None:
         """``module`` is part of the backend: what it needs to be installed, and what there is to watch."""
         top = top_level(module)
@@ -69,12 +110,13 @@ class Trail:
     def reference(
         self, name: str, expression: str, options: Mapping[str, Any], mode: str | None
     ) -> BackendRef:
-        """All of it as one value."""
+        """All of it as one value. Raises NotSelfContained when copied source would miss a name."""
+        embedded = self._place_copies()
         return BackendRef(
             name=name,
             expression=expression,
             setup=tuple(self.setup),
-            embedded=self.embedded,
+            embedded=embedded,
             files=tuple(self.files),
             paths=tuple(self.paths),
             options=dict(options),
@@ -83,3 +125,19 @@ class Trail:
             remarks=tuple(self.remarks),
             modules=tuple(self.modules),
         )
+
+    def _place_copies(self) -> str:
+        """Put copied source where it belongs, with what it needs; the text for the top level of the script."""
+        texts = [self._embedded] if self._embedded else []
+        for copied in self.copies.values():
+            block = block_of(copied, self._known)
+            for module in block.modules:
+                self.import_module(module, "for a function below" if block.nested else "for a function above")
+            for piece in copied.pieces.values():
+                for module in filter(is_foreign, piece.imported):
+                    self.requires(module)
+            if block.nested:
+                self.setup[block.text] = None
+            elif block.text:
+                texts.append(block.text)
+        return "\n\n".join(texts)

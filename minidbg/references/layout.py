@@ -1,0 +1,33 @@
+"""Source text one level deeper."""
+
+from __future__ import annotations
+
+import io
+import tokenize
+
+
+def indented(text: str, prefix: str = "    ") -> str:
+    """``text`` one level deeper; the inner lines of strings stay as they are, since they are values.
+
+    Docstrings are indented like code.
+    """
+    inside: set[int] = set()
+    before, depth = tokenize.NEWLINE, 0
+    for token in tokenize.generate_tokens(io.StringIO(text + "\n").readline):
+        is_docstring = depth == 0 and before in _BETWEEN_STATEMENTS
+        if token.type in _STRING_TOKENS and not is_docstring:
+            inside.update(range(token.start[0] + 1, token.end[0] + 1))
+        depth += (token.string in "([{") - (token.string in ")]}") if token.type == tokenize.OP else 0
+        before = token.type
+    lines = text.splitlines()
+    return "\n".join(
+        prefix + line if line.strip() and number not in inside else line
+        for number, line in enumerate(lines, 1)
+    )
+
+
+_BETWEEN_STATEMENTS = {tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT}
+_STRING_TOKENS = {
+    tokenize.STRING,
+    *(getattr(tokenize, name, -1) for name in ("FSTRING_MIDDLE", "TSTRING_MIDDLE")),
+}
