@@ -1,0 +1,202 @@
+"""What the watched files hold: the truth that events only hint at.
+
+A snapshot knows each file by size, modification time, change time and the hash of its content. Two snapshots differ where
+the hashes do: a file that was only touched, or written again as it was, has not changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from minidbg.watch.ignore import Ignore, is_inside
+
+LARGE_BYTES = 32 * 1024 * 1024
+"""Files from this size on are known by size and time alone: reading a library of 700 MB would take seconds."""
+RACY_NS = 2_000_000_000
+"""A file younger than this when it was read may change again without a new time stamp, so it is read again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file as it was read."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+    digest: str
+    racy: bool = False
+    """Whether it was so young when it was read that its time stamp proves nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A watched folder, or a single file. ``suffixes``: of a folder, only files that end so count (empty: all)."""
+
+    path: str
+    suffixes: tuple[str, ...] = ()
+    deep: bool = True
+    """Whether folders below it are watched too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The files at one moment, by absolute path."""
+
+    files: Mapping[str, Entry] = field(default_factory=dict)
+
+    def digest(self) -> str:
+        """One digest of all paths and contents."""
+        return self.digest_of(self.files)
+
+    def digest_of(self, paths: Iterable[str]) -> str:
+        """One digest of those of ``paths`` that are in the snapshot."""
+        total = hashlib.sha1(usedforsecurity=False)
+        for path in sorted(paths):
+            entry = self.files.get(path)
+            if entry is not None:
+                total.update(f"{path}\0{entry.digest}\0".encode())
+        return total.hexdigest()
+
+    def changes_since(self, before: Snapshot) -> tuple[str, ...]:
+        """The paths that were added, removed or hold something else, sorted."""
+        paths = self.files.keys() | before.files.keys()
+        return tuple(
+            sorted(path for path in paths if digest_in(self.files, path) != digest_in(before.files, path))
+        )
+
+
+def digest_in(files: Mapping[str, Entry], path: str) -> str | None:
+    """The content's digest, or None when the file is not there."""
+    entry = files.get(path)
+    return entry.digest if entry else None
+
+
+def scan(
+    roots: Iterable[Root],
+    ignore: Ignore,
+    before: Snapshot,
+    *,
+    now_ns: int,
+    hinted: Iterable[str] = (),
+    always: Iterable[str] = (),
+) -> Snapshot:
+    """Look at every file below ``roots``. What looks the same as ``before`` is not read again, unless hinted or racy.
+
+    ``always`` are single files that count even where a rule ignores them. ``now_ns`` is the present time.
+    """
+    suspects = frozenset(hinted)
+    files: dict[str, Entry] = {}
+    paths = [path for root in roots for path in walk(root, ignore)]
+    for path in (*paths, *always):
+        if path not in files:
+            entry = look(path, before.files.get(path), now_ns, read=path in suspects)
+            if entry is not None:
+                files[path] = entry
+    return Snapshot(files)
+
+
+def update(
+    roots: Iterable[Root],
+    ignore: Ignore,
+    before: Snapshot,
+    hinted: Iterable[str],
+    *,
+    now_ns: int,
+    always: Iterable[str] = (),
+) -> Snapshot:
+    """``before`` with the hinted paths looked at again: files read, folders walked, what is gone removed."""
+    roots, kept = tuple(roots), frozenset(always)
+    files = dict(before.files)
+    for hint in dict.fromkeys(hinted):
+        if hint in kept:
+            found: list[str] = [hint]
+        else:
+            found = [
+                path for root in roots if is_inside(hint, root.path) for path in below(hint, root, ignore)
+            ]
+        if hint not in before.files and not os.path.isfile(hint):
+            # It is or was a folder: what it held before is found again, or gone.
+            for path in [path for path in files if path.startswith(hint + os.sep)]:
+                del files[path]
+        files.pop(hint, None)
+        for path in found:
+            entry = look(path, before.files.get(path), now_ns, read=True)
+            if entry is not None:
+                files[path] = entry
+    return Snapshot(files)
+
+
+def below(path: str, root: Root, ignore: Ignore) -> Iterator[str]:
+    """The files that count at or below ``path``, which lies in ``root``."""
+    if path != root.path and ignore.covers_any_part(path, root.path):
+        return
+    if os.path.isdir(path):
+        if root.deep or path == root.path:
+            yield from walk_folder(path, root, ignore)
+    elif counts(path, root):
+        yield path
+
+
+def counts(path: str, root: Root) -> bool:
+    """Whether a file of ``root`` has one of its suffixes and lies where it looks."""
+    if not root.deep and path != root.path and os.path.dirname(path) != root.path:
+        return False
+    return not root.suffixes or path.endswith(root.suffixes)
+
+
+def walk(root: Root, ignore: Ignore) -> Iterator[str]:
+    """The files that count at or below a root."""
+    if os.path.isdir(root.path):
+        yield from walk_folder(root.path, root, ignore)
+    else:
+        yield root.path
+
+
+def walk_folder(folder: str, root: Root, ignore: Ignore) -> Iterator[str]:
+    """The files that count below ``folder``. Links to folders are not followed: they may lead in circles."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        return  # gone, or not ours to read
+    for entry in entries:
+        is_folder = entry.is_dir(follow_symlinks=False)
+        if not is_folder and root.suffixes and not entry.name.endswith(root.suffixes):
+            continue
+        if ignore.covers(entry.path, root.path, folder=is_folder):
+            continue
+        if not is_folder:
+            yield entry.path
+        elif root.deep:
+            yield from walk_folder(entry.path, root, ignore)
+
+
+def look(path: str, known: Entry | None, now_ns: int, *, read: bool) -> Entry | None:
+    """The file as it is now, or None when it is not there. Its content is read only if it may have changed."""
+    try:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        same = known is not None and (
+            (known.size, known.mtime_ns, known.ctime_ns, known.inode)
+            == (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+        )
+        if known is not None and same and not read and not known.racy:
+            return known
+        digest = content_digest(path, status)
+    except OSError:
+        return None
+    racy = now_ns - max(status.st_mtime_ns, status.st_ctime_ns) < RACY_NS
+    return Entry(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, digest, racy)
+
+
+def content_digest(path: str, status: os.stat_result) -> str:
+    """The hash of the content; of a large file, its size and time."""
+    if status.st_size >= LARGE_BYTES:
+        return f"{status.st_size}@{status.st_mtime_ns}"
+    return hashlib.sha1(Path(path).read_bytes(), usedforsecurity=False).hexdigest()

@@ -1,0 +1,83 @@
+"""When a burst of events becomes a sweep. Time is a number here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from minidbg.watch.debounce import LOCKED_MAX_S, STEPPING_QUIET_S, Debounce
+from minidbg.watch.revisions import GitWork, git_work
+
+
+def test_a_burst_is_over_after_the_quiet_time() -> None:
+    burst = Debounce(quiet_s=0.2)
+    assert burst.deadline() is None
+    burst.note(10.0, "a.py")
+    burst.note(10.15, "b.py")
+    assert not burst.is_due(10.3)
+    assert burst.is_due(10.35)
+    assert burst.take() == (("a.py", "b.py"), False)
+    assert burst.deadline() is None
+
+
+def test_a_burst_without_end_is_cut_off_at_the_longest_wait() -> None:
+    burst = Debounce(quiet_s=0.2, max_wait_s=1.0)
+    times = [10 + 0.1 * step for step in range(20)]
+    for now in times:
+        burst.note(now, "always.py")
+        if burst.is_due(now):
+            break
+    assert now == pytest.approx(11.0)
+
+
+def test_thousands_of_events_are_one_burst_and_then_one_look_at_everything() -> None:
+    burst = Debounce()
+    for number in range(Debounce.LIMIT + 10):
+        burst.note(10.0, f"{number}.py")
+    paths, lost = burst.take()
+    assert lost
+    assert len(paths) == Debounce.LIMIT
+
+
+def test_lost_events_ask_for_a_look_at_everything() -> None:
+    burst = Debounce()
+    burst.note(10.0, None)
+    assert burst.take() == ((), True)
+
+
+def test_a_checkout_under_way_is_waited_out_and_a_forgotten_lock_is_not() -> None:
+    burst = Debounce(quiet_s=0.2, max_wait_s=1.0)
+    burst.note(10.0, "a.py")
+    assert not burst.is_due(15.0, GitWork.LOCKED)
+    assert burst.is_due(15.0, GitWork.NONE)
+    assert burst.is_due(10.0 + LOCKED_MAX_S, GitWork.LOCKED)
+
+
+def test_a_rebase_is_waited_out_until_it_stops_for_a_person() -> None:
+    burst = Debounce(quiet_s=0.2)
+    burst.note(10.0, "a.py")
+    assert not burst.is_due(10.0 + STEPPING_QUIET_S - 0.1, GitWork.STEPPING)
+    assert burst.is_due(10.0 + STEPPING_QUIET_S, GitWork.STEPPING)
+
+
+@pytest.mark.parametrize(
+    ("name", "work"),
+    [
+        ("index.lock", GitWork.LOCKED),
+        ("rebase-merge", GitWork.STEPPING),
+        ("rebase-apply", GitWork.STEPPING),
+        ("MERGE_HEAD", GitWork.STEPPING),
+        ("index", GitWork.NONE),
+    ],
+)
+@pytest.mark.parametrize("is_worktree", [False, True])
+def test_git_at_work_is_seen_from_its_folder(
+    tmp_path: Path, name: str, work: GitWork, is_worktree: bool
+) -> None:
+    folder = tmp_path / ("elsewhere" if is_worktree else ".git")
+    folder.mkdir()
+    if is_worktree:
+        (tmp_path / ".git").write_text(f"gitdir: {folder}\n")
+    (folder / name).write_text("")
+    assert git_work([str(tmp_path)]) is work
