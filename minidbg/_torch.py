@@ -211,8 +211,10 @@ def changed_config(module_name: str) -> dict[str, Any]:
     module = sys.modules.get(module_name)
     if module is None:
         return {}
-    # deprecated options warn when they are read as attributes; this way of reading does not
-    return dict(module._get_dict(skip_default=True))
+    # Deprecated options warn when they are read as attributes; this way of reading does not. It also gives options
+    # that were patched for a while and are back at their default.
+    changed = module._get_dict(skip_default=True)
+    return {name: value for name, value in changed.items() if value != module._config[name].default}
 
 
 # ---- where a backend comes from --------------------------------------------------------------------
@@ -335,6 +337,24 @@ def symbols_in(value: object) -> set[str]:
     return set()
 
 
+def append_node(
+    graph: torch.fx.Graph, like: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.fx.Node:
+    """A node like ``like`` at the end of ``graph``: its op, target, type, meta, and its name where that is free.
+
+    ``Graph.create_node`` without its walk over the arguments in Python, which takes most of its time. The names of
+    the namespace and of the look-up table were seen in 2.13.
+    """
+    name = graph._graph_namespace.create_name(like.name, None)
+    node = torch.fx.Node(graph, name, like.op, like.target, args, kwargs, like.type)
+    graph._graph_namespace.associate_name_with_obj(name, node)
+    graph._insert(node)
+    graph._find_nodes_lookup_table.insert(node)
+    graph._len += 1
+    node.meta.update(like.meta)
+    return node
+
+
 def without_modes() -> contextlib.AbstractContextManager[Any]:
     """Inside, no fake, functional or proxy mode touches what is called. Seen in 2.13."""
     from torch.utils._python_dispatch import _disable_current_modes
@@ -439,3 +459,53 @@ def call_targets(gm: torch.fx.GraphModule) -> list[str]:
     """What each call node of the outermost graph calls, in order, as text that is equal for equal targets."""
     calls = (node for node in gm.graph.nodes if node.op.startswith("call"))
     return [f"{node.op} {getattr(node.target, '__module__', '')} {node.target}" for node in calls]
+
+
+# ---- where an operator comes from ------------------------------------------------------------------
+
+
+def operator_functions(name: str) -> list[Callable[..., Any]]:
+    """The Python functions of operator ``ns::name`` that ``torch.library.custom_op`` and its methods were given.
+
+    None for operators that were defined otherwise. ``OPDEFS`` and the fields of ``CustomOpDef`` were seen in 2.13.
+    """
+    from torch._library.custom_ops import OPDEFS
+
+    found = OPDEFS.get(name)
+    if found is None:
+        return []
+    fields = (
+        found._init_fn,
+        *found._backend_fns.values(),
+        found._abstract_fn,
+        found._setup_context_fn,
+        found._backward_fn,
+    )
+    return [function for function in fields if function is not None]
+
+
+def operator_definition(name: str) -> object | None:
+    """The ``CustomOpDef`` of operator ``ns::name``, what ``@torch.library.custom_op`` gives. Seen in 2.13."""
+    from torch._library.custom_ops import OPDEFS
+
+    return OPDEFS.get(name)
+
+
+def operator_files(name: str) -> list[str]:
+    """Source files, Python or C++, that registered the schema, the kernels or the fake kernel of ``ns::name``.
+
+    The schema's comes first. ``_dispatch_dump`` and the registry of fake kernels were seen in 2.13.
+    """
+    from torch._library.simple_registry import singleton
+
+    found = []
+    dump = torch._C._dispatch_dump(name)
+    for line in dump.splitlines():
+        before, _, place = line.partition("registered at ")
+        if place and not before.startswith("alias analysis"):
+            found.append(place.partition(" :: ")[0].rpartition(":")[0])
+    entry = singleton.get(name)
+    kernel = entry.fake_impl.kernel if entry is not None else None
+    if kernel is not None:
+        found.append(kernel.source.rpartition(":")[0])
+    return list(dict.fromkeys(found))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from minidbg import _torch, references
 from minidbg.backend.chain import Link
@@ -156,6 +156,8 @@ def stand_in(fake: torch.Tensor, seed: int) -> torch.Tensor:
                 values.copy_(torch.randn(shape, generator=generator, device=values.device).to(values.dtype))
             else:
                 values.copy_(torch.randint(0, 2, shape, generator=generator, device=values.device))
+        if isinstance(fake, nn.Parameter):
+            return nn.Parameter(values, requires_grad=fake.requires_grad)
         return values.requires_grad_(fake.requires_grad)
 
 

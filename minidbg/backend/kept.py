@@ -90,11 +90,12 @@ def keep(
 
 
 def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
-    """The tensors among ``values``, those in lists and tuples included."""
+    """The tensors with data among ``values``, those in lists and tuples included."""
     found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            found.append(value)
+            if not _torch.is_fake(value):
+                found.append(value)
         elif isinstance(value, list | tuple):
             found.extend(tensors_in(value))
     return found
