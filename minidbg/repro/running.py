@@ -26,9 +26,8 @@ def run(
     argv += ["--device", device] if device else []
     argv += ["--backend", backend] if backend else []
     with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
-        # A changed module of the same size, saved within the same second, would run from stale bytecode.
-        bytecode = {"PYTHONPYCACHEPREFIX": folder}
-        ended = workers.run_python(argv, seconds=seconds, cwd=folder, env=bytecode)
+        # No fresh bytecode folder: compiling torch's own modules again would cost half a minute a run.
+        ended = workers.run_python(argv, seconds=seconds, cwd=folder)
     outcome = _answer(ended.stdout)
     if outcome is None:
         outcome = _without_answer(ended, header, seconds)
