@@ -1,0 +1,159 @@
+"""The repros that are watched: found, read without running them, told apart when they change.
+
+The header is read here with the standard library alone, since the daemon holds no torch; ``minidbg.repro.read_header``
+reads the same block in full.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from minidbg.errors import MinidbgError
+from minidbg.failure import Kind, Verdict
+
+HEADER = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
+"""The block of PEP 723."""
+NO_REPROS = frozenset({"conftest.py", "__init__.py"})
+HIDDEN = ".minidbg"
+
+
+@dataclass(frozen=True, slots=True)
+class Repro:
+    """One repro script as it lies in its folder."""
+
+    name: str
+    """Its path relative to the folder that is watched; what people and the history call it."""
+    path: Path
+    digest: str
+    """Of the script and the tensors beside it."""
+    damage: str = ""
+    """Why it cannot be run, when it cannot."""
+    kind: Kind = Kind.COMPILE
+    expect: Verdict = Verdict.REPRODUCES
+    backend: str = ""
+    device: str = "cpu"
+    """The device that the script runs on unless told otherwise."""
+    table: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """All of ``[tool.minidbg]``."""
+    backend_source: str = ""
+    """The text of ``def backend()``."""
+
+    @property
+    def backend_key(self) -> str:
+        """Equal for repros that get the same backend in the same way: they share a canary."""
+        how = [self.backend_source, *(repr(self.table.get(name)) for name in ("options", "mode", "paths"))]
+        return hashlib.sha1("\0".join(how).encode(), usedforsecurity=False).hexdigest()[:12]
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Top-level modules that hold the backend's code: those the header names, and those ``backend()`` imports."""
+        reference = self.table.get("reference", {})
+        named = reference.get("modules", ()) if isinstance(reference, Mapping) else ()
+        return tuple(dict.fromkeys([*map(str, named), *imported_in(self.backend_source)]))
+
+    @property
+    def texts(self) -> Mapping[str, tuple[str, ...]]:
+        """``files`` and ``paths`` of the header: scripts loaded by path, and folders tried when an import fails."""
+        reference = self.table.get("reference", {})
+        files = reference.get("files", ()) if isinstance(reference, Mapping) else ()
+        return {"files": tuple(map(str, files)), "paths": tuple(map(str, self.table.get("paths", ())))}
+
+
+def find_repros(paths: Sequence[Path]) -> list[Path]:
+    """The scripts that ``paths`` name: files as they are, of folders those at their top."""
+    found: dict[Path, None] = {}
+    for path in paths:
+        if path.is_dir():
+            found.update(dict.fromkeys(script for script in sorted(path.glob("*.py")) if is_script(script)))
+        elif path.exists():
+            found[path] = None
+    return list(found)
+
+
+def is_script(path: Path) -> bool:
+    """Whether a file of a repro folder can be a repro: all but what belongs to pytest or editors."""
+    return path.name not in NO_REPROS and not path.name.startswith(".")
+
+
+def name_of(path: Path, home: Path) -> str:
+    """What to call the repro at ``path`` in the history of ``home``."""
+    return str(path.relative_to(home)) if path.is_relative_to(home) else str(path)
+
+
+def read_repros(paths: Sequence[Path], home: Path) -> dict[str, Repro]:
+    """All repros below ``paths`` by name; damaged ones are among them."""
+    repros = (read_repro(path, name_of(path, home)) for path in find_repros(paths))
+    return {repro.name: repro for repro in repros if repro is not None}
+
+
+def read_repro(path: Path, name: str) -> Repro | None:
+    """The repro at ``path``, or None when it has just gone. Nothing in it is run."""
+    try:
+        data = path.read_bytes()
+        tensors = path.with_suffix(".safetensors")
+        stored = tensors.read_bytes() if tensors.exists() else b""
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return Repro(name, path, "", damage=f"cannot be read: {error.strerror or error}")
+    total = hashlib.sha1(data, usedforsecurity=False)
+    total.update(stored)
+    digest = total.hexdigest()
+    try:
+        text = data.decode("utf-8-sig")
+        table = header_table(text)
+        return Repro(
+            name, path, digest, kind=Kind(table["kind"]), expect=Verdict(table.get("expect", "reproduces")),
+            backend=str(table.get("backend", "")), device=str(table.get("device", "cpu")), table=table,
+            backend_source=function_source(text, "backend"),
+        )  # fmt: skip
+    except (KeyError, ValueError, TypeError, SyntaxError, AttributeError) as error:
+        return Repro(name, path, digest, damage=f"damaged: {type(error).__name__}: {error}")
+
+
+def header_table(text: str) -> Mapping[str, Any]:
+    """``[tool.minidbg]`` of the script's header. Raises ValueError or KeyError when there is none."""
+    block = HEADER.search(text)
+    if block is None:
+        raise ValueError("no '# /// script' block, so this is no repro script")
+    lines = [line[2:] if line.startswith("# ") else line[1:] for line in block["content"].split("\n")]
+    table = tomllib.loads("\n".join(lines))["tool"]["minidbg"]
+    if not isinstance(table, dict):
+        raise ValueError("[tool.minidbg] is no table")
+    return table
+
+
+def function_source(text: str, name: str) -> str:
+    """The text of a function at the script's top level, empty without one. Raises SyntaxError for a broken script."""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return ast.get_source_segment(text, node) or ""
+    return ""
+
+
+def imported_in(source: str) -> Iterable[str]:
+    """Top-level names of the modules that a function's source imports, torch left out."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module or ""]
+        else:
+            continue
+        yield from (name.partition(".")[0] for name in names if name.partition(".")[0] not in ("", "torch"))
+
+
+def home_of(paths: Sequence[Path]) -> Path:
+    """The folder whose ``.minidbg`` holds the history of ``paths``: the first one's. Raises MinidbgError for a typo."""
+    for path in paths:
+        if not path.exists():
+            raise MinidbgError(f"{path}: no such file or folder; give repro scripts or folders of them")
+    first = paths[0]
+    return first if first.is_dir() else first.parent
