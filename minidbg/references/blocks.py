@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from minidbg.case import BackendRef
 from minidbg.references.embedding import Copy
 from minidbg.references.homes import is_foreign
+from minidbg.references.layout import joined
 from minidbg.references.pieces import NotSelfContained, Piece
 from minidbg.references.statements import read_statements
 
@@ -40,7 +41,7 @@ def block_of(copy: Copy, known: Iterable[Piece] = ()) -> Block:
     at_once = {
         module for piece in pieces if piece.is_import for module in piece.imported if is_foreign(module)
     }
-    text = f"{copy.title}\n{_joined(pieces)}"
+    text = f"{copy.title}\n{joined([piece.text for piece in pieces])}"
     if at_once:
         bound = sorted({name for piece in pieces for name in piece.binds})
         text = f"global {', '.join(bound)}\n{text}"
@@ -54,18 +55,6 @@ def pieces_of(ref: BackendRef) -> list[Piece]:
     return [
         Piece((1, 0, found.line), found.text) for text in texts for found in read_statements(text, "<copy>")
     ]
-
-
-def _joined(pieces: list[Piece]) -> str:
-    """Imports and constants line by line, definitions with empty lines around them."""
-    parts: list[str] = []
-    for before, piece in zip([None, *pieces], pieces, strict=False):
-        wide = "\n" in piece.text or (before is not None and "\n" in before.text)
-        new_kind = before is not None and before.is_import != piece.is_import
-        parts.append(
-            "\n\n" + piece.text if before and wide else "\n" + piece.text if new_kind else piece.text
-        )
-    return "\n".join(parts)
 
 
 def _check_names(copy: Copy) -> None:

@@ -8,11 +8,11 @@ import inspect
 import os
 import textwrap
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minidbg.references.homes import finds_again, is_foreign, loaded_module
-from minidbg.references.layout import indented
+from minidbg.references.layout import indented, joined
 from minidbg.references.pieces import (
     NO_LITERAL,
     OUTSIDE_WORLD,
@@ -86,9 +86,16 @@ class Copy:
             text = f"def {part}():\n{indented(text)}\n    return {getattr(shell, 'name', '')}"
         self._add([Piece((2, 0, 0), text)])  # last: it may use all the others
 
-    def add_statements(self, statements: Iterable[Statement]) -> None:
-        """Copy whole statements."""
-        self._add([self._piece(statement) for statement in statements])
+    def add_operators(self, names: Sequence[str], statements: Sequence[Statement]) -> None:
+        """Copy the statements that define the operators ``ns::name``.
+
+        They run only where the first of these is not there yet: pytest may load several scripts in one process.
+        """
+        namespace, _, name = names[0].partition(".")[0].partition("::")
+        parts = [self._piece(statement) for statement in statements]
+        body = indented(joined([part.text for part in parts])).replace("\n\n\n", "\n\n")
+        guard = f"if not hasattr(torch.ops.{namespace}, {name!r}):"
+        self._add([Piece(parts[-1].order, f"{guard}\n{body}"), self._import("import torch")])
 
     def _add(self, first: list[Piece]) -> None:
         """Take ``first`` and all that it needs, or nothing."""

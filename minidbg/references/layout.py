@@ -1,9 +1,10 @@
-"""Source text one level deeper."""
+"""The layout of copied source: statements one after the other, and one level deeper."""
 
 from __future__ import annotations
 
 import io
 import tokenize
+from collections.abc import Sequence
 
 
 def indented(text: str, prefix: str = "    ") -> str:
@@ -31,3 +32,21 @@ _STRING_TOKENS = {
     tokenize.STRING,
     *(getattr(tokenize, name, -1) for name in ("FSTRING_MIDDLE", "TSTRING_MIDDLE")),
 }
+
+
+def joined(statements: Sequence[str]) -> str:
+    """The statements as one text: two empty lines around definitions, one below the imports."""
+    parts: list[str] = []
+    for before, text in zip(["", *statements], statements, strict=False):
+        wide = before and (_is_wide(text) or _is_wide(before))
+        below_imports = _is_import(before) and not _is_import(text)
+        parts.append("\n" * (2 if wide else 1 if below_imports else 0) + text)
+    return "\n".join(parts)
+
+
+def _is_wide(text: str) -> bool:
+    return "\n" in text or text.startswith(("def ", "class ", "@", "async def "))
+
+
+def _is_import(text: str) -> bool:
+    return text.startswith(("import ", "from "))

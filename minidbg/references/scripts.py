@@ -34,7 +34,7 @@ def from_script(place: Place, value: object, trail: Trail) -> str:
             copy.add_name(place.first)
             block_of(copy)  # complete, and it compiles
     except NotSelfContained as error:
-        _check_loadable(place, f"its source cannot be copied ({error})")
+        check_loadable(place.module, place.first, f"its source cannot be copied ({error})")
         return _by_file(place, str(error), trail)
     return place.path
 
@@ -54,16 +54,19 @@ def from_function(function: types.FunctionType, trail: Trail) -> str:
     return path[0] + "()" * (len(path) - 1)
 
 
-def _check_loadable(place: Place, copied: str) -> None:
-    """Raise NotLoadable where running the script again would do more than define the object, or not define it."""
-    if file_of(place.module) is None:
-        raise NotLoadable(f"{copied}, and {place.module} has no file")
-    if not has_main_block(place.module):
+def check_loadable(module: str, name: str, copied: str) -> None:
+    """Raise NotLoadable where running a script again would do more than define ``name``, or not define it.
+
+    ``copied`` is a clause that says why its source is not copied.
+    """
+    if file_of(module) is None:
+        raise NotLoadable(f"{copied}, and {module} has no file")
+    if not has_main_block(module):
         raise NotLoadable(
             f"{copied}, and loading its script would run the whole of it: there is no "
             f'`if __name__ == "__main__":` block'
         )
-    if place.first in guarded_names(place.module):
+    if name in guarded_names(module):
         raise NotLoadable(f"{copied}, and it is defined in the `__main__` block, which is not run again")
 
 
@@ -72,6 +75,7 @@ def _by_file(place: Place, why: str, trail: Trail, name: str = "") -> str:
     package = (getattr(module, "__package__", None) or "") if place.module == "__main__" else ""
     if package:
         trail.requires(package)
+    trail.uses(place.module)
     known = trail.load_file(str(file_of(place.module)), why, name=name, package=package)
     return f"{known}.{place.path}"
 

@@ -16,6 +16,7 @@ from minidbg.references.embedding import Copy
 from minidbg.references.homes import is_foreign, top_level
 from minidbg.references.installed import installed
 from minidbg.references.pieces import Piece
+from minidbg.references.plugins import plugins_of_code
 
 
 class Trail:
@@ -34,6 +35,8 @@ class Trail:
         self.requirements: dict[str, None] = dict.fromkeys(start.requirements if start else ())
         self.remarks: dict[str, None] = dict.fromkeys(start.remarks if start else ())
         self.modules: dict[str, None] = dict.fromkeys(start.modules if start else ())
+        self.plugins: dict[str, None] = {}
+        self._sources: dict[str, None] = {}
         self._names: dict[str, tuple[str, str]] = {}
 
     @contextlib.contextmanager
@@ -93,6 +96,7 @@ class Trail:
     def uses(self, module: str) -> None:
         """``module`` is part of the backend: what it needs to be installed, and what there is to watch."""
         top = top_level(module)
+        self._sources[module] = None
         if top == "torch" or is_foreign(module):
             self.modules[top] = None
         if is_foreign(module):
@@ -112,10 +116,14 @@ class Trail:
     ) -> BackendRef:
         """All of it as one value. Raises NotSelfContained when copied source would miss a name."""
         embedded = self._place_copies()
+        self.plugins |= dict.fromkeys(plugins_of_code((*self._sources, *self.copies)))
+        for plugin in self.plugins:
+            self.requires(plugin)
+        first = [f"import {plugin}" for plugin in self.plugins if f"import {plugin}" not in self.setup]
         return BackendRef(
             name=name,
             expression=expression,
-            setup=tuple(self.setup),
+            setup=(*first, *self.setup),
             embedded=embedded,
             files=tuple(self.files),
             paths=tuple(self.paths),
