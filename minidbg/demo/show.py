@@ -12,10 +12,9 @@ from rich.syntax import Syntax
 
 from minidbg.backend import report_of
 from minidbg.errors import MinidbgError
+from minidbg.repro.render import DIVIDER
 
 PROGRAM = Path(__file__).with_name("program.py")
-END_OF_MODEL = "# --- "
-"""The script's own judge starts at this comment; the demo shows what stands above it."""
 
 
 def run(console: Console) -> None:
@@ -37,7 +36,7 @@ def run(console: Console) -> None:
 
     console.rule(str(report.path))
     script = report.path.read_text()
-    console.print(python(script.split(END_OF_MODEL)[0].rstrip()))
+    console.print(python(script.split(DIVIDER)[0].rstrip()))
 
     command = [sys.executable, str(report.path)]
     console.rule(f"python {report.path}")
