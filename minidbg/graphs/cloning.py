@@ -75,9 +75,9 @@ class _Cloner:
     def _on_new_storage(self, value: Tensor) -> Tensor:
         key = storage_key(value)
         if key not in self._storages:
-            self._storages[key] = value.untyped_storage().clone()
+            self._storages[key] = value.untyped_storage().clone()  # type: ignore[no-untyped-call]
         empty = torch.empty(0, dtype=value.dtype, device=value.device)
-        return empty.set_(self._storages[key], value.storage_offset(), value.size(), value.stride())  # type: ignore[call-overload, no-any-return]
+        return empty.set_(self._storages[key], value.storage_offset(), value.size(), value.stride())
 
     def _with_history(self, leaf: Tensor, value: Tensor) -> Tensor:
         """A tensor like ``leaf`` that is none; it may be written in place unless it shares its storage."""

@@ -37,6 +37,8 @@ class Piece:
     """Per input where its value comes from in the graph that this was cut out of."""
     faithful: bool
     """Whether every node kept computes what it computed in the whole graph, so that eager need not be asked."""
+    rebuild: Callable[[], fx.GraphModule] | None
+    """Makes the graph module again; None when it holds modules or tensors, which a copy would have to copy."""
 
 
 @dataclass(slots=True)
@@ -66,7 +68,7 @@ def extract(
     keep: Set[fx.Node],
     *,
     outputs: Set[fx.Node] | None = None,
-    modes: bool = True,
+    without_modes: Set[fx.Node] = frozenset(),
     passed_through: bool = False,
     bypass: bool = False,
     stand_ins: Mapping[fx.Node, fx.Node] = EMPTY,
@@ -75,19 +77,20 @@ def extract(
     """The graph of just the calls in ``keep``; each value that they take from elsewhere is an input with its recorded value.
 
     Outputs are the kept ones among the original outputs (those in ``outputs``), then every other node that nothing uses.
-    ``modes=False`` leaves autocast and grad-mode changes out; ``passed_through`` keeps inputs that were outputs.
+    Mode changes around the kept nodes stay, but for blocks entered and settings made by ``without_modes``.
+    ``passed_through`` keeps inputs that were outputs.
     ``stand_ins`` puts other values where dropped ones were; ``bypass`` does it for every dropped value that was computed from
     a kept one of the same shape. ``without`` takes inputs out of lists and puts None where they were a whole argument.
     Raises CannotExtract.
     """
-    settings = _Settings(outputs, modes, passed_through, bypass, stand_ins, without)
+    settings = _Settings(outputs, without_modes, passed_through, bypass, stand_ins, without)
     return _Extraction(recording, keep, settings).piece()
 
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
     outputs: Set[fx.Node] | None
-    modes: bool
+    without_modes: Set[fx.Node]
     passed_through: bool
     bypass: bool
     stand_ins: Mapping[fx.Node, fx.Node]
@@ -111,24 +114,23 @@ class _Extraction:
         self._plan_shape_symbols()
         graph_module = self._build()
         values = self._recorded()
-        faithful = (
-            self.settings.modes
-            and not self.redirects
-            and not self.settings.without
-            and not self.recording.writing
-        )
+        edited = bool(self.redirects or self.settings.without or self.settings.without_modes)
         plain = [self.recording.input_of[node] for node in self.plan.placeholders]
         origins: list[Key] = [(node, 0, ()) for node in self.plan.placeholders]
-        return Piece(graph_module, (*plain, *values), (*origins, *self.plan.lifted), faithful)
+        holds = bool(self.plan.attributes) or any(node.op == "call_module" for node in self.plan.kept)
+        return Piece(
+            graph_module,
+            (*plain, *values),
+            (*origins, *self.plan.lifted),
+            not edited and not self.recording.writing,
+            None if holds else self._build,
+        )
 
     # --- what is kept ---
 
     def _plan_nodes(self) -> None:
-        wanted = [node for node in self.recording.nodes if node in self.keep]
-        if self.settings.modes:
-            wanted = self._with_modes(wanted)
-        self.plan.kept = wanted
-        self.kept = set(wanted)
+        self.plan.kept = self._with_modes([node for node in self.recording.nodes if node in self.keep])
+        self.kept = set(self.plan.kept)
 
     def _with_modes(self, wanted: Sequence[fx.Node]) -> list[fx.Node]:
         """``wanted`` with the mode changes that are in force around them, in order."""
@@ -136,6 +138,8 @@ class _Extraction:
         needed = set(wanted)
         positions = [index[node] for node in wanted]
         for enter, exit_ in blocks(self.recording.graph_module.graph):
+            if enter in self.settings.without_modes:
+                continue
             if any(index[enter] < position < index[exit_] for position in positions):
                 needed |= {enter, exit_}
         needed |= self._grad_changes(needed)
@@ -149,7 +153,7 @@ class _Extraction:
         changes: set[fx.Node] = set()
         for node in self.recording.nodes:
             if mode_of(node) is Mode.GRAD:
-                pending = last = node
+                pending = last = None if node in self.settings.without_modes else node
             elif node in needed and pending is not None:
                 if pending.args[0] is not state:
                     changes.add(pending)
@@ -227,13 +231,12 @@ class _Extraction:
         for node in (
             self.recording.outputs if wanted is None else [n for n in self.recording.outputs if n in wanted]
         ):
-            node = self._stand_in(node) if self.redirects else node
-            passed = (
-                node.op == "placeholder"
-                and self.settings.passed_through
-                and node not in self.settings.without
-            )
-            if (node in self.kept or passed) and node not in self.plan.outputs:
+            if node.op == "placeholder":
+                passed = self.settings.passed_through and node not in self.settings.without
+            else:
+                node = self._stand_in(node) if self.redirects else node
+                passed = node in self.kept
+            if passed and node not in self.plan.outputs:
                 self.plan.outputs.append(node)
         used = {source for node in self.plan.kept for source in self._sources(node)}
         for node in self.plan.kept:
@@ -296,11 +299,11 @@ class _Extraction:
         self.new: dict[fx.Node, fx.Node] = {}
         self.new_parts: dict[Key, fx.Node] = {}
         for node in self.plan.placeholders:
-            self.new[node] = copy_node(self.graph, node, {}.__getitem__)
+            self.new[node] = copy_node(self.graph, node, self.new.__getitem__)
         for key in self.plan.lifted:
             self.new_parts[key] = self._placeholder(key)
         for node in self.plan.attributes:
-            self.new[node] = copy_node(self.graph, node, {}.__getitem__)
+            self.new[node] = copy_node(self.graph, node, self.new.__getitem__)
         for node in self.plan.kept:
             argument = partial(self._argument, position=self.recording.index[node])
             arguments = without_arguments(node, self.settings.without) if self.settings.without else None
@@ -335,7 +338,7 @@ class _Extraction:
                 self._argument_part((key[0], key[1], (*key[2], place)), part)
                 for place, part in enumerate(fact.parts)
             )
-        return self.new_parts[key] if key in self.new_parts else fact.plain
+        return self.new_parts.get(key, fact.plain)
 
     def _unpack(self, node: fx.Node, path: Path) -> fx.Node:
         """The part of a tuple value at ``path``, by the getitems that the whole graph has for it, or new ones."""
@@ -387,11 +390,9 @@ def copy_node(
     ``argument`` gives what stands for a node of the old graph in ``arguments``, by default the node's own args and kwargs.
     """
     args, kwargs = arguments or (node.args, node.kwargs)
-    new = graph.create_node(
-        node.op, node.target, fx.map_arg(args, argument), fx.map_arg(kwargs, argument), node.name, node.type
+    return _torch.append_node(
+        graph, node, fx.map_arg(args, argument), fx.map_arg(kwargs, argument) if kwargs else {}
     )
-    new.meta = dict(node.meta)
-    return new
 
 
 def without_arguments(node: fx.Node, gone: Set[fx.Node]) -> tuple[Any, Any]:
@@ -399,7 +400,7 @@ def without_arguments(node: fx.Node, gone: Set[fx.Node]) -> tuple[Any, Any]:
 
     Raises CannotExtract where that leaves an empty list, or for the first argument.
     """
-    if not gone.intersection(node.all_input_nodes):
+    if not any(argument in gone for argument in node.all_input_nodes):
         return node.args, node.kwargs
     if node.args and node.args[0] in gone:
         raise CannotExtract(f"{node.name} needs its first argument")

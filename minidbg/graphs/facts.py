@@ -62,7 +62,7 @@ def fact_of(value: Any) -> Fact:
         return _tensor_fact(value)
     if isinstance(value, bool | int | float | complex | torch.SymInt | torch.SymFloat | torch.SymBool):
         return Fact(Kind.NUMBER, type(value).__name__, type(value).__name__, value)
-    if isinstance(value, torch.Size) or isinstance(value, PLAIN_TYPES):
+    if isinstance(value, PLAIN_TYPES):
         return Fact(Kind.PLAIN, traits=repr(value), plain=value)
     if isinstance(value, tuple | list):
         parts = tuple(map(fact_of, value))

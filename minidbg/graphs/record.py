@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, fx
 
 from minidbg.graphs.cloning import clone_values, storage_key
-from minidbg.graphs.effects import Mode, is_call, may_write, mode_of, writes_statistics
+from minidbg.graphs.effects import STATISTICS, Mode, is_call, keeps_state, mode_of, op_name
 from minidbg.graphs.facts import Fact, fact_of, tensors_in
+from minidbg.graphs.mutation import written_arguments
 
 Moment: TypeAlias = tuple[int, fx.Node]
 """A position in the graph and the node whose value is wanted as it is just before that position runs."""
@@ -65,16 +66,31 @@ class Recording:
     """The values of ``graph_module`` run on ``inputs``, in the grad mode of the moment this is made.
 
     ``inputs`` are one for each placeholder, and are only read. Random ops give the same values each time.
+    ``parent`` is a recording of a graph that this one was cut out of, so that less has to be found out again;
+    ``same_values`` says that each node computes what it did there.
     """
 
-    def __init__(self, graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        graph_module: fx.GraphModule,
+        inputs: Sequence[Any],
+        *,
+        parent: Recording | None = None,
+        same_values: bool = False,
+    ) -> None:
         self.graph_module = graph_module
         self.inputs = tuple(inputs)
         self.nodes: list[fx.Node] = list(graph_module.graph.nodes)
         self.index = {node: position for position, node in enumerate(self.nodes)}
         self.placeholders = [node for node in self.nodes if node.op == "placeholder"]
         self.input_of = dict(zip(self.placeholders, self.inputs, strict=True))
-        self.writing = frozenset(node for node in self.nodes if may_write(node))
+        harmless = parent.names - {node.name for node in parent.writing} if parent else frozenset()
+        self.writing: dict[fx.Node, list[fx.Node]] = {
+            node: targets
+            for node in self.nodes
+            if is_call(node) and node.name not in harmless and (targets := self._targets_of(node))
+        }
+        """Nodes that may write to values that they did not make, with the nodes of those values."""
         self.grad = torch.is_grad_enabled()
         """Grad mode before the first node."""
         self._random_state = torch.get_rng_state()
@@ -86,6 +102,8 @@ class Recording:
         self._cut: _Cut | None = None
         self._cloned = self._written_directly()
         self._survey_done: _Survey | None = None
+        if parent is not None and same_values and not self.writing:
+            self._survey_done = self._inherited(parent)
 
     # --- what is known about the nodes ---
 
@@ -98,6 +116,22 @@ class Recording:
     def failure(self) -> EagerFailure | None:
         """Where the graph fails in eager, if it does."""
         return self._survey.failure
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all nodes."""
+        return frozenset(node.name for node in self.nodes)
+
+    def _inherited(self, parent: Recording) -> _Survey | None:
+        """The facts, from the same nodes of ``parent`` and from the inputs; None when one is not known there."""
+        known = {node.name: fact for node, fact in parent.facts.items()}
+        facts = {
+            node: fact_of(self.input_of[node]) if node.op == "placeholder" else known.get(node.name)
+            for node in self.nodes[:-1]
+        }
+        if any(fact is None for fact in facts.values()):
+            return None
+        return _Survey({node: fact for node, fact in facts.items() if fact is not None})
 
     def writes_to(self, node: fx.Node, before: int) -> list[fx.Node]:
         """The nodes before position ``before`` that write to the value of ``node``."""
@@ -243,7 +277,7 @@ class Recording:
                 visit(position, env)
                 if node in self.writing:
                     self._protect(node, env, held, own)
-                before = _versions(node, env) if wrote and node in self.writing else []
+                before = _versions(node, self.writing[node], env) if wrote and node in self.writing else []
                 env[node] = next(arguments) if node.op == "placeholder" else self._execute(node, env, modules)
                 if wrote and node in self.writing:
                     wrote(position, _written(node, before))
@@ -264,7 +298,7 @@ class Recording:
             if node.op == "call_method":
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
             return self._module(node, modules)(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - the graph is foreign code; its failure is an answer, not a trouble of ours
+        except Exception as error:  # the graph is foreign code: its failure is an answer
             raise EagerFailure(node, error) from error
 
     def _attribute(self, node: fx.Node) -> Any:
@@ -275,10 +309,11 @@ class Recording:
 
     def _module(self, node: fx.Node, modules: dict[str, torch.nn.Module]) -> torch.nn.Module:
         """The submodule that ``node`` calls; a copy for this run when its buffers may change."""
-        module = self.graph_module.get_submodule(str(node.target))
-        if node not in self.writing:
-            return module
-        return modules.setdefault(str(node.target), copy.deepcopy(module))
+        name = str(node.target)
+        if name not in modules:
+            module = self.graph_module.get_submodule(name)
+            modules[name] = copy.deepcopy(module) if keeps_state(module) else module
+        return modules[name]
 
     def _fresh_inputs(self) -> list[Any]:
         """The inputs, those that the graph writes to as clones; aliasing among the clones is kept."""
@@ -290,12 +325,15 @@ class Recording:
             values[position] = clone
         return values
 
+    def _targets_of(self, node: fx.Node) -> list[fx.Node]:
+        return list(dict.fromkeys(written_arguments(self.graph_module, node)))
+
     def _written_directly(self) -> frozenset[str]:
         """Names of placeholders and attributes that are an argument of a node that may write."""
         return frozenset(
             argument.name
-            for node in self.writing
-            for argument in node.all_input_nodes
+            for arguments in self.writing.values()
+            for argument in arguments
             if argument.op in ("placeholder", "get_attr")
         )
 
@@ -318,7 +356,7 @@ class Recording:
     ) -> None:
         """Before ``node`` writes: held values that share a storage with its arguments move to one of their own."""
         touched = {
-            storage_key(tensor) for argument in node.all_input_nodes for tensor in tensors_in(env[argument])
+            storage_key(tensor) for argument in self.writing[node] for tensor in tensors_in(env[argument])
         }
         names = frozenset(name for key in touched for name in own.get(key, ()))
         if names:
@@ -401,14 +439,14 @@ class _StorageSerials:
 def _weak_storage(tensor: Tensor) -> Callable[[], Any]:
     from torch.multiprocessing.reductions import StorageWeakRef
 
-    reference = StorageWeakRef(tensor.untyped_storage())
+    reference: Any = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
     return lambda: None if reference.expired() else reference
 
 
-def _versions(node: fx.Node, env: dict[fx.Node, Any]) -> list[tuple[Tensor, Any]]:
-    """Each tensor argument with what tells whether it was written: its version, or a copy of small statistics."""
-    tensors = [tensor for argument in node.all_input_nodes for tensor in tensors_in(env[argument])]
-    if writes_statistics(node):
+def _versions(node: fx.Node, targets: Iterable[fx.Node], env: dict[fx.Node, Any]) -> list[tuple[Tensor, Any]]:
+    """Each tensor that may be written with what tells whether it was: its version, or a copy of small statistics."""
+    tensors = [tensor for target in targets for tensor in tensors_in(env[target])]
+    if op_name(node) in STATISTICS:
         return [(tensor, tensor.clone()) for tensor in tensors if tensor.dim() <= 1]
     return [(tensor, None if tensor.is_inference() else tensor._version) for tensor in tensors]
 
@@ -434,6 +472,3 @@ def _standing_alone(value: Any) -> Any:
 def runs_in_eager(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     """Whether the graph runs to its end on ``inputs``, which are only read."""
     return Recording(graph_module, inputs).failure is None
-
-
-__all__ = ["EagerFailure", "Moment", "Recording", "is_call", "runs_in_eager"]

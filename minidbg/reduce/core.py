@@ -8,7 +8,13 @@ from typing import Any
 
 from torch import fx
 
-from minidbg.reduce.edits import bypass_nodes, drop_inputs, drop_modes, drop_nodes, drop_outputs
+from minidbg.reduce.edits import (
+    bypass_nodes,
+    drop_inputs,
+    drop_modes,
+    drop_nodes,
+    drop_outputs,
+)
 from minidbg.reduce.interior import keep_culprits
 from minidbg.reduce.islands import try_islands
 from minidbg.reduce.problem import (
@@ -76,14 +82,14 @@ def reduce_graph(
 ) -> Reduced:
     """The smallest graph cut out of ``graph_module`` that ``ask`` finds interesting.
 
-    ``ask`` gets a new GraphModule each time and inputs that it must not write to. ``hints`` are words that may name the
+    ``ask`` gets a GraphModule of its own each time, and inputs that it must not write to. ``hints`` are words that may name the
     culprits: nodes or ops. ``whole_is_known``: the whole was just seen to fail. Ctrl-C and a spent budget
     end it with the best so far. Raises NotReproduced when the whole had to be asked and did not fail, and what ``ask`` raises.
     """
     tokens = tuple(
         ("value", "", node.name, 0, ()) for node in graph_module.graph.nodes if node.op == "placeholder"
     )
-    whole = Candidate(graph_module, tuple(inputs), tokens)
+    whole = Candidate(graph_module, tuple(inputs), tokens, faithful=True)
     problem = ReductionProblem(
         whole, ask, budget, on_progress, whole_is_known=whole_is_known, allow_no_calls=allow_no_calls
     )
@@ -105,6 +111,7 @@ def find(problem: ReductionProblem, hints: Sequence[str]) -> None:
     run(problem, "suspects", lambda problem: try_suspects(problem, hints))
     for name, reduction_pass in FINDING:
         run(problem, name, reduction_pass)
+    problem.keep_passed_through = True
 
 
 def polish(problem: ReductionProblem) -> None:

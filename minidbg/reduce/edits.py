@@ -9,13 +9,39 @@ from torch import fx
 from minidbg.graphs.edit import alike
 from minidbg.graphs.effects import Mode, is_call, mode_of
 from minidbg.reduce.problem import Candidate, ReductionProblem
+from minidbg.reduce.windows import narrow_window
+
+
+def settle_returned_inputs(problem: ReductionProblem) -> None:
+    """Where nothing smaller failed: find out whether inputs that the graph returns are part of the failure.
+
+    Windows leave them out. Cost: one call, none where something was found or no input is returned.
+    """
+    if problem.steps or not any(node.op == "placeholder" for node in problem.recording.outputs):
+        return
+    if not problem.consider(problem.extract(set(problem.best.calls))):
+        problem.keep_passed_through = True
+        problem.forget_passing()
+        narrow_window(problem)
 
 
 def drop_modes(problem: ReductionProblem) -> None:
-    """Try without autocast and grad-mode changes. Cost: one call, none where there are none."""
-    nodes = problem.best.calls
-    if any(mode_of(node) is not Mode.NONE for node in nodes):
-        problem.consider(problem.extract(set(nodes), modes=False))
+    """Try without autocast and grad-mode changes, then without each. Cost: one call for all, one for each if there are more."""
+    if problem.consider(_without_modes(problem, _mode_changes(problem))):
+        return
+    for name in [node.name for node in _mode_changes(problem)]:
+        problem.consider(
+            _without_modes(problem, [node for node in _mode_changes(problem) if node.name == name])
+        )
+
+
+def _mode_changes(problem: ReductionProblem) -> list[fx.Node]:
+    """What opens a block or sets grad mode; the ends of blocks go with their beginnings."""
+    return [node for node in problem.best.calls if mode_of(node) in (Mode.ENTER, Mode.GRAD)]
+
+
+def _without_modes(problem: ReductionProblem, changes: list[fx.Node]) -> Candidate | None:
+    return problem.extract(set(problem.best.calls), without_modes=set(changes)) if changes else None
 
 
 def drop_outputs(problem: ReductionProblem) -> None:
@@ -26,12 +52,12 @@ def drop_outputs(problem: ReductionProblem) -> None:
     ]
     if len(recording.outputs) > 1 and len(spare) > 1:
         needed = set(recording.outputs) - set(spare)
-        if problem.consider(problem.extract(set(problem.best.calls), outputs=needed, passed_through=True)):
+        if problem.consider(problem.extract(set(problem.best.calls), outputs=needed)):
             return
     for name in [node.name for node in spare] if len(recording.outputs) > 1 else []:
         outputs = {node for node in problem.recording.outputs if node.name != name}
         if outputs:
-            problem.consider(problem.extract(set(problem.best.calls), outputs=outputs, passed_through=True))
+            problem.consider(problem.extract(set(problem.best.calls), outputs=outputs))
 
 
 def drop_nodes(problem: ReductionProblem) -> None:
@@ -55,7 +81,7 @@ def bypass_nodes(problem: ReductionProblem) -> None:
 def _bypasses(problem: ReductionProblem, name: str) -> Iterator[Candidate | None]:
     recording = problem.recording
     node = next((node for node in problem.best.calls if node.name == name), None)
-    if node is None or not node.users:
+    if node is None or not any(map(is_call, node.users)):
         return
     for source in node.all_input_nodes:
         if alike(recording.facts, source, node):

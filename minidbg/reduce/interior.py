@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from minidbg.reduce.problem import ReductionProblem
-from minidbg.reduce.subsets import Subsets
+from minidbg.reduce.subsets import Subsets, neighbourhood
 
-NEAR = 6
-"""Units beside a culprit that are tried together with it alone before the rest is searched."""
+NEAR = 2
+"""Units before a culprit, and dependency steps from it, that are tried with it alone before the rest is searched."""
 
 
 def keep_culprits(problem: ReductionProblem) -> None:
@@ -18,39 +18,41 @@ def keep_culprits(problem: ReductionProblem) -> None:
     """
     problem.confirm_whole()
     subsets = Subsets(problem)
-    rest = list(range(len(subsets)))
-    if len(rest) < 2:
+    everything = list(range(len(subsets)))
+    if len(everything) < 2:
         return
-    last = _Search(subsets, rest, []).next_needed()
-    if last is None:
+    last = _Search(subsets, everything, []).next_needed()
+    assert last is not None, "nothing is kept yet"
+    before = everything[:last]
+    near = _near(subsets, last)
+    if len(before) > 2 * len(near) and subsets.fails([*near, last]):
+        _keep_needed(subsets, near, [last])
         return
-    kept, rest = [last], rest[: rest.index(last)]
-    if _near(subsets, kept, rest):
-        rest = rest[-NEAR:]
-    else:
-        first = _Search(subsets, rest[::-1], kept).next_needed()
-        if first is None:
-            return
-        kept, rest = [*kept, first], rest[rest.index(first) + 1 :]
-        if rest and (subsets.fails(kept) or subsets.fails(kept, bypass=True)):
-            return
-    _keep_needed(subsets, rest, kept)
+    first = _Search(subsets, before[::-1], [last]).next_needed()
+    if first is None:
+        return
+    between = before[first + 1 :]
+    if between and (subsets.fails([first, last]) or subsets.fails([first, last], bypass=True)):
+        return
+    _keep_needed(subsets, between, [first, last])
 
 
-def _near(subsets: Subsets, kept: Sequence[int], rest: Sequence[int]) -> bool:
-    """Whether the culprit and the few units before it are enough."""
-    return len(rest) > 2 * NEAR and subsets.fails([*rest[-NEAR:], *kept])
+def _near(subsets: Subsets, unit: int) -> list[int]:
+    """Units right before ``unit``, and those that it takes its values from."""
+    found = {other for other in neighbourhood(subsets, [unit], NEAR) if other < unit}
+    return sorted(found | set(range(max(0, unit - NEAR), unit)))
 
 
 def _keep_needed(subsets: Subsets, rest: list[int], kept: list[int]) -> None:
+    """Drop what is not needed of ``rest``; groups are as large as the gaps met before let expect."""
     gap = max(1, len(rest) // 2)
     while rest:
-        search = _Search(subsets, rest, kept, gap)
-        needed = search.next_needed()
+        needed = _Search(subsets, rest, kept, gap).next_needed()
         if needed is None:
             return
-        gap = max(1, 2 * (len(rest) - 1 - rest.index(needed)))
-        kept, rest = [*kept, needed], rest[: rest.index(needed)]
+        place = rest.index(needed)
+        gap = max(1, 2 * (len(rest) - 1 - place))
+        kept, rest = [*kept, needed], rest[:place]
 
 
 class _Search:

@@ -46,7 +46,7 @@ def minimize(
     """
 
     def ask(graph_module: fx.GraphModule, values: tuple[Any, ...]) -> Answer:
-        return Answer.INTERESTING if fails(own_copy(graph_module), clone_values(values)) else Answer.NOT
+        return Answer.INTERESTING if fails(graph_module, clone_values(values)) else Answer.NOT
 
     reduced = reduce_graph(
         gm, tuple(inputs), ask, budget=Budget(max_calls, seconds), whole_is_known=False, allow_no_calls=True
@@ -60,10 +60,3 @@ def minimize(
         reduced.interrupted,
         reduced.steps,
     )
-
-
-def own_copy(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """A copy that shares nothing that a caller may change."""
-    import copy
-
-    return copy.deepcopy(graph_module)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import time
-from collections.abc import Callable, Hashable, Iterable, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -14,7 +15,10 @@ from minidbg.errors import NotReproduced
 from minidbg.graphs.edit import CannotExtract, extract
 from minidbg.graphs.effects import attribute_of, is_call
 from minidbg.graphs.record import Recording, runs_in_eager
-from minidbg.reduce.fingerprint import fingerprint
+from minidbg.reduce.fingerprint import fingerprint, structure
+
+SMALL = 256
+"""Nodes of a candidate up to which it is told from others without regard to names."""
 
 
 class Answer(enum.Enum):
@@ -83,6 +87,10 @@ class Candidate:
     """Whether eager need not be asked, since all of it ran in eager before."""
     epoch: str = ""
     """Changes with each edit that changes values, so that recorded ones are not taken for earlier ones."""
+    variant: str = ""
+    """How it was cut out, beyond which nodes it keeps."""
+    rebuild: Callable[[], fx.GraphModule] | None = None
+    """Makes the graph module again, for when the oracle had its way with the first."""
 
     @property
     def calls(self) -> list[fx.Node]:
@@ -97,6 +105,14 @@ class Candidate:
         returned = nodes[-1].args[0] if nodes else ()
         outputs = len(returned) if isinstance(returned, tuple | list) else 1
         return nested, len(self.inputs), outputs
+
+
+def _text(value: Any) -> str:
+    return (
+        str(sorted(map(str, value.items() if isinstance(value, Mapping) else value)))
+        if value is not True
+        else "True"
+    )
 
 
 def _calls_within(node: fx.Node) -> int:
@@ -159,7 +175,11 @@ class ReductionProblem:
     def recording(self) -> Recording:
         """The values inside ``best``."""
         if self._recording is None or self._recording[0] is not self.best:
-            self._recording = (self.best, Recording(self.best.graph_module, self.best.inputs))
+            parent = self._recording[1] if self._recording else None
+            made = Recording(
+                self.best.graph_module, self.best.inputs, parent=parent, same_values=self.best.faithful
+            )
+            self._recording = (self.best, made)
         return self._recording[1]
 
     def extract(self, keep: Set[fx.Node], **how: Any) -> Candidate | None:
@@ -183,26 +203,42 @@ class ReductionProblem:
             known[node] if node in known and not writes else ("value", base.epoch, node.name, writes, path)
             for node, writes, path in piece.origins
         )
-        return Candidate(piece.graph_module, piece.inputs, tokens, piece.faithful, base.epoch)
+        variant = " ".join(f"{name}={_text(value)}" for name, value in how.items() if value)
+        return Candidate(
+            piece.graph_module, piece.inputs, tokens, piece.faithful, base.epoch, variant, piece.rebuild
+        )
 
     def consider(self, candidate: Candidate | None) -> bool:
         """Whether ``candidate`` fails in the same way; it becomes ``best`` if it is smaller than it.
 
         None stands for a candidate that could not be built. Raises BudgetSpent, and what the oracle raises.
         """
-        if candidate is None or (not candidate.calls and not self.allow_no_calls):
+        if candidate is None or not self._is_something(candidate):
             return False
         return self.answer(candidate) is Answer.INTERESTING
 
+    def _is_something(self, candidate: Candidate) -> bool:
+        calls, _, outputs = candidate.size
+        return calls > 0 or (self.allow_no_calls and outputs > 0)
+
     def answer(self, candidate: Candidate) -> Answer:
         """The oracle's answer for ``candidate``, from memory where it is there."""
-        key = fingerprint(candidate.graph_module, candidate.tokens)
+        key = self._key_of(candidate)
+        size = candidate.size
         if key not in self._known:
             self._known[key] = self._judge(candidate, key)
+            if candidate.rebuild is not None and self._known[key] is Answer.INTERESTING:
+                candidate = replace(candidate, graph_module=candidate.rebuild())
         answer = self._known[key]
-        if answer is Answer.INTERESTING and candidate.size < self.best.size:
+        if answer is Answer.INTERESTING and size < self.best.size:
             self._accept(candidate, key)
         return answer
+
+    def _key_of(self, candidate: Candidate) -> str:
+        """Equal for equal candidates. Of small ones the names of the nodes do not count; of large ones that would take long."""
+        if len(candidate.graph_module.graph.nodes) <= SMALL:
+            return fingerprint(candidate.graph_module, candidate.tokens)
+        return f"{candidate.epoch} {candidate.variant} {structure(candidate.graph_module)}"
 
     def _judge(self, candidate: Candidate, key: str) -> Answer:
         if not candidate.faithful and not runs_in_eager(candidate.graph_module, candidate.inputs):
@@ -210,11 +246,18 @@ class ReductionProblem:
         self._check_budget()
         self.oracle_calls += 1
         began = time.monotonic()
-        answer = self.ask(candidate.graph_module, candidate.inputs)
-        nodes, inputs, *_ = candidate.size
+        size = candidate.size
+        answer = self.ask(self._for_the_oracle(candidate), candidate.inputs)
+        nodes, inputs, *_ = size
         self.history.append(Attempt(self.phase, nodes, inputs, answer, time.monotonic() - began, key[:16]))
-        self._tell(answer is Answer.INTERESTING and candidate.size < self.best.size, candidate)
+        self._tell(answer is Answer.INTERESTING and size < self.best.size, candidate)
         return answer
+
+    def _for_the_oracle(self, candidate: Candidate) -> fx.GraphModule:
+        """A graph module that the oracle may change: the candidate's own where that can be made again."""
+        if candidate.rebuild is not None:
+            return candidate.graph_module
+        return copy.deepcopy(candidate.graph_module)
 
     def _check_budget(self) -> None:
         limit, seconds = self.budget.max_calls, self.budget.seconds
@@ -224,7 +267,8 @@ class ReductionProblem:
             raise BudgetSpent
 
     def _accept(self, candidate: Candidate, key: str) -> None:
-        self.best = candidate if candidate.faithful else replace(candidate, epoch=key)
+        epoch = candidate.epoch if candidate.faithful else key
+        self.best = replace(candidate, epoch=epoch, rebuild=None)
         self.steps.append(self.best)
         self.neighbour = None
 
@@ -273,6 +317,10 @@ class ReductionProblem:
     def presumed_passing(self, mask: int) -> bool:
         """Whether a superset of these nodes was seen to pass."""
         return any(mask & ~passing == 0 for passing in self._passing)
+
+    def forget_passing(self) -> None:
+        """Presume nothing any more: the answers so far were about something else."""
+        self._passing.clear()
 
     def remember_passing(self, mask: int) -> None:
         """Note that these nodes passed."""

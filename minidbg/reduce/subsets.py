@@ -70,3 +70,15 @@ def units_of(recording: Recording) -> list[Unit]:
 
 def _between(nodes: Sequence[fx.Node], first: int, last: int) -> Sequence[fx.Node]:
     return [node for node in nodes[first : last + 1] if is_call(node)]
+
+
+def neighbourhood(subsets: Subsets, numbers: Sequence[int], distance: int) -> list[int]:
+    """``numbers`` and the units at most ``distance`` dependency steps from them, in order."""
+    unit_of = {node: number for number, unit in enumerate(subsets.units) for node in unit}
+    found, edge = set(numbers), set(numbers)
+    for _ in range(distance):
+        nodes = [node for number in edge for node in subsets.units[number]]
+        linked = [other for node in nodes for other in (*node.all_input_nodes, *node.users)]
+        edge = {unit_of[node] for node in linked if node in unit_of} - found
+        found |= edge
+    return sorted(found)

@@ -9,7 +9,7 @@ from torch import fx
 from minidbg.graphs.effects import op_name
 from minidbg.reduce.islands import representatives
 from minidbg.reduce.problem import ReductionProblem
-from minidbg.reduce.subsets import Subsets
+from minidbg.reduce.subsets import Subsets, neighbourhood
 
 DISTANCES = (0, 1, 2, 4)
 """Dependency steps around the suspects, tried in this order."""
@@ -45,15 +45,3 @@ def suspected(subsets: Subsets, hints: Sequence[str]) -> list[int]:
 def _is_numbered(node: fx.Node) -> bool:
     """Whether the node's name is more than its op's name: ``relu_3``, not ``relu``."""
     return node.name.rpartition("_")[2].isdigit()
-
-
-def neighbourhood(subsets: Subsets, numbers: Sequence[int], distance: int) -> list[int]:
-    """``numbers`` and the units at most ``distance`` dependency steps from them, in order."""
-    unit_of = {node: number for number, unit in enumerate(subsets.units) for node in unit}
-    found, edge = set(numbers), set(numbers)
-    for _ in range(distance):
-        nodes = [node for number in edge for node in subsets.units[number]]
-        linked = [other for node in nodes for other in (*node.all_input_nodes, *node.users)]
-        edge = {unit_of[node] for node in linked if node in unit_of} - found
-        found |= edge
-    return sorted(found)

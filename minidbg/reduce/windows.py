@@ -2,37 +2,77 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from minidbg.reduce.problem import ReductionProblem
 from minidbg.reduce.subsets import Subsets
 
-PATIENCE_FIRST = 2
+PATIENCE_FIRST = 3
 """Assumptions in a row before one is checked, while nothing smaller than the whole has failed yet."""
-PATIENCE_LATER = 3
+PATIENCE_LATER = 5
+REACH = 3
+"""Units on either side of a cut that are tried when the cause seems to lie across one of the cuts."""
 
 
 def narrow_window(problem: ReductionProblem) -> None:
     """Halve the window of nodes that fails, about one call for each halving.
 
     When one half passes, the other is assumed to fail and not asked: a half of it is asked next, or it is confirmed at
-    the end. Wrong assumptions mean a cause that is spread, for which ``interior`` is the better pass; then this one
-    leaves ``best`` at the smallest window that was really seen to fail.
+    the end. A wrong assumption means a cause that lies across a cut, near it or far apart; then this pass leaves
+    ``best`` at the smallest window that was really seen to fail, or at the few nodes around the cuts.
     """
-    subsets = Subsets(problem)
-    low, high, assumed, found = 0, len(subsets), 0, False
-    while high - low > 1:
-        middle = (low + high) // 2
-        # after an assumption the other side first: a cause at either end of the graph costs no confirmation
-        half = (middle, high) if assumed % 2 else (low, middle)
-        if subsets.fails(range(*half)):
-            subsets, assumed, found = Subsets(problem), 0, True
-            low, high = 0, len(subsets)
+    window = _Window(Subsets(problem))
+    while len(window) > 1:
+        low, half, high = window.halves()
+        if window.fails(*half):
+            window = _Window(Subsets(problem), found=True)
             continue
-        low, high = (low, middle) if assumed % 2 else (middle, high)
-        assumed += 1
-        if assumed >= (PATIENCE_LATER if found else PATIENCE_FIRST) and high - low > 1:
-            if not subsets.fails(range(low, high)):
-                return
-            subsets, assumed, found = Subsets(problem), 0, True
-            low, high = 0, len(subsets)
-    if assumed:
-        subsets.fails(range(low, high))
+        window.assume(low if half != low else high)
+        if window.is_doubtful and len(window) > 1:
+            if not window.fails(window.low, window.high):
+                break
+            window = _Window(Subsets(problem), found=True)
+    if window.cuts and not window.fails(window.low, window.high) and len(window) <= 4 * REACH:
+        try_around(window.subsets, window.cuts)
+
+
+class _Window:
+    """The window ``low <= unit < high``, assumed to fail since the units outside it were seen not to."""
+
+    def __init__(self, subsets: Subsets, *, found: bool = False) -> None:
+        self.subsets = subsets
+        self.low, self.high = 0, len(subsets)
+        self.cuts: list[int] = []
+        """Where it was cut since a window was last seen to fail."""
+        self.patience = PATIENCE_LATER if found else PATIENCE_FIRST
+
+    def __len__(self) -> int:
+        return self.high - self.low
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether so many assumptions stand on each other that they should be checked."""
+        return len(self.cuts) >= self.patience
+
+    def halves(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+        """The lower half, the half to ask, the upper half.
+
+        After an assumption the other side comes first: a cause at either end of the graph costs no confirmation.
+        """
+        middle = (self.low + self.high) // 2
+        lower, upper = (self.low, middle), (middle, self.high)
+        return lower, upper if len(self.cuts) % 2 else lower, upper
+
+    def fails(self, low: int, high: int) -> bool:
+        return self.subsets.fails(range(low, high))
+
+    def assume(self, half: tuple[int, int]) -> None:
+        self.cuts.append((self.low + self.high) // 2)
+        self.low, self.high = half
+
+
+def try_around(subsets: Subsets, cuts: Sequence[int]) -> None:
+    """Ask the few units on both sides of all the cuts: neighbours that only fail together. Cost: one call."""
+    around = {unit for cut in cuts for unit in range(cut - REACH, cut + REACH) if 0 <= unit < len(subsets)}
+    if len(around) <= len(subsets) // 2:
+        subsets.fails(sorted(around))
