@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -12,9 +10,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from minidbg.errors import CannotWrite
-from minidbg.graphs.expressions import Expressions, attribute_path
+from minidbg.graphs.expressions import attribute_path
 from minidbg.graphs.literals import tensor_literal
 from minidbg.graphs.names import is_plain_identifier
+from minidbg.graphs.submodules import constructor, literal
 
 ConstantExpression = Callable[[str, Tensor], str]
 """Dotted name and tensor -> the expression that ``__init__`` evaluates to make it."""
@@ -117,7 +116,7 @@ class Attributes:
         elif isinstance(value, nn.Module):
             self._submodule(target, value)
         else:
-            self._assign(target, Expressions(_no_nodes).value(value))
+            self._assign(target, literal(value))
 
     def fill(self, target: str, expression: str) -> None:
         """Put ``expression`` where the nested graph of ``target`` belongs."""
@@ -159,106 +158,21 @@ class Attributes:
 
     def _submodule(self, target: str, module: nn.Module) -> None:
         self._assign(target, constructor(module, target))
-        path = attribute_path(self._owner, target)
         tensors: Iterator[tuple[str, Tensor]] = itertools.chain(
             module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
         )
         for name, value in tensors:
-            expression = self._constant(f"{target}.{name}", value)
-            if isinstance(value, nn.Parameter):
-                expression = _parameter(expression, value)
-            self.statements.append(_state(path, name, expression))
-
-
-def _state(path: str, name: str, expression: str) -> str:
-    owner, _, field = name.rpartition(".")
-    path = attribute_path(path, owner) if owner else path
-    if is_plain_identifier(field):
-        return f"{path}.{field} = {expression}"
-    return f"setattr({path}, {field!r}, {expression})"
+            path = f"{target}.{name}"
+            tied = self._written.setdefault(id(value), path)
+            if tied != path:
+                self._assign(path, attribute_path(self._owner, tied))
+                continue
+            expression = self._constant(path, value)
+            self._assign(
+                path, _parameter(expression, value) if isinstance(value, nn.Parameter) else expression
+            )
 
 
 def _parameter(expression: str, value: Tensor) -> str:
     flag = "" if value.requires_grad else ", requires_grad=False"
     return f"torch.nn.Parameter({expression}{flag})"
-
-
-def _no_nodes(node: fx.Node) -> str:
-    raise CannotWrite(f"node {node.name!r}", "it stands in an attribute")
-
-
-def constructor(module: nn.Module, part: str) -> str:
-    """The expression that builds a module of torch.nn like ``module``, its weights aside.
-
-    It comes from the module's repr, and is used only when what it builds has the same type, the same
-    settings and the same shapes of state. Raises CannotWrite naming ``part`` otherwise.
-    """
-    text = _constructor_text(module, part)
-    with torch.random.fork_rng(devices=[]):
-        try:
-            built = eval(text, {"torch": torch})
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise _no_constructor(part, module, f"{text} fails: {error}") from error
-    if not _same_settings(module, built):
-        raise _no_constructor(part, module, f"{text} does not build an equal one")
-    return text
-
-
-def _constructor_text(module: nn.Module, part: str) -> str:
-    kind = type(module)
-    if getattr(nn, kind.__name__, None) is not kind:
-        raise _no_constructor(part, module, "only modules of torch.nn can be rebuilt")
-    ending = "" if module.training else ".eval()"
-    if isinstance(module, nn.Sequential):
-        children = [_constructor_text(child, part) for child in module]
-        return f"torch.nn.Sequential({', '.join(children)}){ending}"
-    return f"torch.nn.{_literal_call(repr(module), part, module)}{ending}"
-
-
-def _literal_call(text: str, part: str, module: nn.Module) -> str:
-    """``text`` written anew when it is a call with literal arguments only: a repr may hold anything."""
-    try:
-        call = ast.parse(text, mode="eval").body
-    except SyntaxError as error:
-        raise _no_constructor(part, module, "its repr is no expression") from error
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        raise _no_constructor(part, module, "its repr is no call")
-    write = Expressions(_no_nodes).value
-    try:
-        arguments = [write(ast.literal_eval(item)) for item in call.args]
-        arguments += [
-            f"{item.arg}={write(ast.literal_eval(item.value))}" for item in call.keywords if item.arg
-        ]
-    except ValueError as error:
-        raise _no_constructor(part, module, "its repr has an argument that is no literal") from error
-    return f"{type(module).__name__}({', '.join(arguments)})"
-
-
-def _same_settings(one: nn.Module, other: Any) -> bool:
-    return type(one) is type(other) and _settings(one) == _settings(other) and not _hooks(one)
-
-
-def _settings(module: nn.Module) -> dict[str, Any]:
-    """What decides a module's behaviour beside the values of its state, by dotted name."""
-    found: dict[str, Any] = {}
-    for path, inner in module.named_modules(remove_duplicate=False):
-        found[path] = type(inner)
-        for key, value in vars(inner).items():
-            if not key.startswith("_"):
-                found[f"{path}.{key}"] = copy.copy(value)
-        tensors: Iterator[tuple[str, Tensor | None]] = iter(
-            [*inner._parameters.items(), *inner._buffers.items()]
-        )
-        for key, tensor in tensors:
-            found[f"{path}.{key}"] = None if tensor is None else tuple(tensor.shape)
-    return found
-
-
-def _hooks(module: nn.Module) -> bool:
-    return any(
-        value for inner in module.modules() for key, value in vars(inner).items() if key.endswith("_hooks")
-    )
-
-
-def _no_constructor(part: str, module: nn.Module, why: str) -> CannotWrite:
-    return CannotWrite(f"the submodule {part!r} of type {type(module).__name__}", why)

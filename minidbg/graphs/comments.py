@@ -21,7 +21,7 @@ _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 
 def plain(text: str) -> str:
     """``text`` on one line, without characters that could end a comment or hide in it."""
-    return "".join(char if char.isprintable() else "?" for char in text)
+    return "".join(char if char.isprintable() else "?" for char in text).strip()
 
 
 def location(node: fx.Node) -> str:

@@ -127,7 +127,7 @@ class Expressions:
         first_is_node = isinstance(args[0], fx.Node)
         if target in UNARY and len(args) == 1 and first_is_node:
             return f"{UNARY[target]}{self.value(args[0])}"
-        if target in BINARY and len(args) == 2 and any(isinstance(arg, fx.Node) for arg in args):
+        if target in BINARY and len(args) == 2 and _stands_between(target, args):
             left, right = self.value(args[0]), self.value(args[1])
             # -1 ** x is -(1 ** x)
             left = f"({left})" if target is operator.pow and left.startswith("-") else left
@@ -192,6 +192,13 @@ class Expressions:
                 f"the symbolic number {value}", "it stands in an argument and is no node of the graph"
             )
         return repr(constant)
+
+
+def _stands_between(target: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the operator form computes something at run time and compiles without a warning."""
+    if target in (operator.is_, operator.is_not):  # Python warns of identity with a literal
+        return all(isinstance(arg, fx.Node) or arg is None for arg in args) and args != (None, None)
+    return any(isinstance(arg, fx.Node) for arg in args)
 
 
 def _number_or_text(value: Any) -> str:

@@ -94,8 +94,10 @@ class _Memory:
             sources = [] if known else node.all_input_nodes
         self._of[node] = self._shared(node).union(*map(self.of, sources))
         if _name(node) in _TAKES_OVER:
+            given = frozenset[int]().union(*map(self.of, node.all_input_nodes))
             for argument in node.all_input_nodes:
-                self._of[argument] = self.of(argument).union(*map(self.of, node.all_input_nodes))
+                self._of[argument] = given
+            self._of[node] = given
 
     def _shared(self, node: fx.Node) -> frozenset[int]:
         return frozenset().union(*(self._by_storage.get(storage, frozenset()) for storage in _storages(node)))
@@ -234,6 +236,9 @@ def _returned_arguments(node: fx.Node) -> list[fx.Node] | None:
     ):
         return list(_nodes_in(node.args[:1]))
     found: list[fx.Node] = []
+    if "dropout" in _name(node):
+        # eager returns the input itself when nothing is dropped; FakeTensors say it is new
+        found += _nodes_in(node.args[:1])
     for schema in _schemas(node):
         if any(value.alias_info for value in schema.returns):
             for _, given in _given(schema, node, lambda argument: argument.alias_info is not None):

@@ -64,7 +64,7 @@ def _to_fixed_point(raw: str, *, short: bool) -> str:
     name = raw
     while match := _FROM_SOURCE.fullmatch(name):
         inner = match[1] or match[2]
-        name = _INSIDE.sub("_", _ROOT.sub("", inner) if short else inner)
+        name = identifier(_INSIDE.sub("_", _ROOT.sub("", inner) if short else inner))
     return identifier(name)
 
 
@@ -92,8 +92,8 @@ class Names:
 
     def add(self, node: fx.Node) -> str:
         """Choose and keep the name of ``node``."""
-        raw = node.target if node.op == "placeholder" and isinstance(node.target, str) else node.name
-        name = self.unique(*readable(raw.lstrip("*")))
+        is_input = node.op == "placeholder"
+        name = self.unique(*(readable(str(node.target)) if is_input else (identifier(node.name),)))
         self._of[node] = name
         return name
 

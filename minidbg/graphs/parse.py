@@ -54,13 +54,15 @@ def read_module(class_source: str, namespace: Mapping[str, Any]) -> fx.GraphModu
     definition = body[0]
     _check_init(definition)
     own = dict(namespace)
-    exec(compile(text, "<repro class>", "exec"), own)
+    exec(compile(text, "<repro class>", "exec", dont_inherit=True), own)
     with torch.random.fork_rng(devices=[]):
         instance = own[definition.name]()
     return _ClassReader(own, comments_by_line(text)).read(definition, instance)
 
 
 def _check_init(definition: ast.ClassDef) -> None:
+    if definition.decorator_list or definition.keywords:
+        raise NotOurForm("a class has no decorator and no metaclass", definition)
     for item in definition.body:
         if isinstance(item, ast.ClassDef):
             _check_init(item)

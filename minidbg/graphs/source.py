@@ -249,7 +249,7 @@ def instantiate(source: ModuleSource, constants: Mapping[str, Tensor] | None = N
     sys.modules[name] = home
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     try:
-        exec(compile(text, filename, "exec"), home.__dict__)
+        exec(compile(text, filename, "exec", dont_inherit=True), home.__dict__)
         with torch.random.fork_rng(devices=[]):
             module: nn.Module = home.__dict__[source.name]()
     except BaseException:

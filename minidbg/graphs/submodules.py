@@ -1,0 +1,137 @@
+"""A module of torch.nn as the constructor call that builds it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from minidbg.errors import CannotWrite
+from minidbg.graphs.expressions import Expressions
+
+
+def constructor(module: nn.Module, part: str) -> str:
+    """The expression that builds a module of torch.nn like ``module``, the values of its state aside.
+
+    A call is used only when what it builds has the same type, settings and shapes of state.
+    Raises CannotWrite naming ``part`` when no call does.
+    """
+    modes = {inner.training for inner in module.modules()}
+    text = _call(module, part, one_mode=len(modes) == 1)
+    text = text if modes != {False} else f"{text}.eval()"
+    if not _builds(text, module, with_modes=True) or _has_hooks(module):
+        raise _refusal(part, module, "it has hooks or a mixture of training modes")
+    return text
+
+
+def _call(module: nn.Module, part: str, *, one_mode: bool) -> str:
+    """The constructor call; with ``one_mode`` all modules inside are in the same training mode."""
+    kind = type(module)
+    if getattr(nn, kind.__name__, None) is not kind:
+        raise _refusal(part, module, "only modules of torch.nn can be rebuilt")
+    if isinstance(module, nn.Sequential):
+        children = [
+            _call(child, part, one_mode=True) if one_mode else constructor(child, part) for child in module
+        ]
+        return f"torch.nn.Sequential({', '.join(children)})"
+    for arguments in _argument_lists(module):
+        if _builds(_text(kind, arguments), module, with_modes=False):
+            return _text(kind, _needed(arguments, module))
+    raise _refusal(part, module, "no call of its constructor builds an equal one")
+
+
+def _text(kind: type[nn.Module], arguments: list[str]) -> str:
+    return f"torch.nn.{kind.__name__}({', '.join(arguments)})"
+
+
+def _needed(arguments: list[str], module: nn.Module) -> list[str]:
+    """``arguments`` without the keywords that change nothing."""
+    for argument in reversed(arguments):
+        fewer = [other for other in arguments if other is not argument]
+        if "=" in argument and _builds(_text(type(module), fewer), module, with_modes=False):
+            arguments = fewer
+    return arguments
+
+
+def literal(value: Any) -> str:
+    """``value`` as an expression without nodes. Raises CannotWrite naming its type."""
+
+    def refuse(node: fx.Node) -> str:
+        raise CannotWrite(f"node {node.name!r}", "it stands where only constants can")
+
+    return Expressions(refuse).value(value)
+
+
+def _argument_lists(module: nn.Module) -> Iterator[list[str]]:
+    """Arguments that may build ``module``: by its constructor's signature, then by its repr."""
+    for propose in (_by_signature, _by_repr):
+        try:
+            yield propose(module)
+        except (CannotWrite, ValueError, SyntaxError):
+            continue
+
+
+def _by_signature(module: nn.Module) -> list[str]:
+    """Arguments whose attributes of the same name differ from the default. Raises ValueError without them."""
+    parts = []
+    for name, parameter in inspect.signature(type(module)).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ValueError(f"{name} takes any number of values")
+        required = parameter.default is parameter.empty
+        value = getattr(module, name, None if required else parameter.default)
+        if name == "bias" and not isinstance(value, bool):
+            value = value is not None
+        if required:
+            parts.append(literal(value))
+        elif isinstance(value, Tensor) or value != parameter.default:
+            parts.append(f"{name}={literal(value)}")
+    return parts
+
+
+def _by_repr(module: nn.Module) -> list[str]:
+    """The arguments in ``module``'s repr, if it is a call with literals only: a repr may hold anything."""
+    call = ast.parse(repr(module), mode="eval").body
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        raise ValueError("the repr is no call")
+    parts = [literal(ast.literal_eval(item)) for item in call.args]
+    parts += [f"{item.arg}={literal(ast.literal_eval(item.value))}" for item in call.keywords if item.arg]
+    return parts
+
+
+def _builds(text: str, module: nn.Module, *, with_modes: bool) -> bool:
+    """Whether ``text`` builds a module like ``module``; tried without memory for the weights."""
+    with torch.device("meta"):
+        try:
+            built = eval(text, {"torch": torch})
+        except (TypeError, ValueError, RuntimeError, AssertionError):
+            return False
+    return type(built) is type(module) and _settings(built, with_modes) == _settings(module, with_modes)
+
+
+def _settings(module: nn.Module, with_modes: bool) -> dict[str, Any]:
+    """What decides a module's behaviour beside the values of its state, by dotted name."""
+    found: dict[str, Any] = {}
+    for path, inner in module.named_modules(remove_duplicate=False):
+        found[path] = type(inner)
+        for key, value in vars(inner).items():
+            if not key.startswith("_") and (with_modes or key != "training"):
+                # a tensor that is no part of the state equals nothing: no constructor brings it
+                found[f"{path}.{key}"] = object() if isinstance(value, Tensor) else value
+        state: list[tuple[str, Tensor | None]] = [*inner._parameters.items(), *inner._buffers.items()]
+        for key, tensor in state:
+            found[f"{path}.{key}"] = None if tensor is None else tuple(tensor.shape)
+    return found
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return any(
+        value for inner in module.modules() for key, value in vars(inner).items() if key.endswith("_hooks")
+    )
+
+
+def _refusal(part: str, module: nn.Module, why: str) -> CannotWrite:
+    return CannotWrite(f"the submodule {part!r} of type {type(module).__name__}", why)

@@ -1,0 +1,302 @@
+"""Random graphs, written and read back: the same text and the same graph."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, fx
+
+from minidbg import _torch
+from minidbg.graphs.attributes import by_name
+from minidbg.graphs.builder import write_graph_builder
+from minidbg.graphs.capture import capture_by_dynamo
+from minidbg.graphs.expressions import BINARY, UNARY
+from minidbg.graphs.mutation import mutated_placeholders
+from minidbg.graphs.parse import read_module
+from minidbg.graphs.size import call_targets, canonical_text
+from minidbg.graphs.source import ModuleSource, instantiate, write_module
+
+ENTER_AUTOCAST, EXIT_AUTOCAST = _torch.autocast_functions()
+SET_GRAD = torch._C._set_grad_enabled
+CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
+
+names = st.one_of(
+    st.sampled_from(
+        [
+            "x",
+            "y",
+            "L_x_",
+            "L_self_modules_h_modules_0_parameters_weight_",
+            "l_x_",
+            "x_1",
+            "relu",
+            "torch",
+            "self",
+        ]
+    ),
+    st.sampled_from(
+        ["lambda", "operator", "print", "__x", "_", "1", "device", "match", "constants", "root", "g"]
+    ),
+    st.text(max_size=6),
+)
+texts = st.one_of(st.sampled_from(["T", "dim", "out", "inplace", "__class__", "__x"]), st.text(max_size=5))
+leaves = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.complex_numbers(),
+    texts,
+    st.binary(max_size=3),
+    st.sampled_from(
+        [
+            Ellipsis,
+            torch.float32,
+            torch.complex64,
+            torch.device("cuda", 1),
+            torch.strided,
+            torch.channels_last,
+            torch.relu,
+            int,
+            torch.nn.attention.SDPBackend.MATH,
+        ]
+    ),
+)
+
+
+def arguments(nodes: list[fx.Node]) -> st.SearchStrategy[Any]:
+    """Whatever may stand in an argument of a node that comes after ``nodes``."""
+    single = st.one_of(st.sampled_from(nodes), leaves)
+    return st.recursive(
+        single,
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3),
+            st.lists(inner, max_size=3).map(tuple),
+            st.dictionaries(texts, inner, max_size=2),
+            st.tuples(inner, inner, inner).map(lambda parts: slice(*parts)),
+            st.integers(0, 5).map(range),
+        ),
+        max_leaves=4,
+    )
+
+
+@st.composite
+def graph_modules(draw: st.DrawFn, depth: int = 1) -> fx.GraphModule:
+    """A graph that passes ``lint``; most of them compute nothing sensible."""
+    graph, root = fx.Graph(), {}
+    nodes = [draw(placeholders(graph)) for _ in range(draw(st.integers(1, 3)))]
+    open_blocks: list[fx.Node] = []
+    for index in range(draw(st.integers(0, 6))):
+        kind = draw(st.sampled_from(KINDS if depth else KINDS[:-1]))
+        made = kind(draw, graph, nodes, root, f"a{index}", open_blocks, depth)
+        made.meta["stack_trace"] = draw(st.sampled_from([None, '  File "/a/b.py", line 3, in f\n']))
+        nodes.append(made)
+    graph.output(draw(arguments(nodes)))
+    gm = _torch.lazy_graph_module(root, graph)
+    gm.graph.lint()
+    return gm
+
+
+@st.composite
+def placeholders(draw: st.DrawFn, graph: fx.Graph) -> fx.Node:
+    target = "a" + draw(st.text("abLx_modules.0", max_size=8))
+    node = graph.placeholder(draw(st.sampled_from([f"L_{target}_", target])))
+    node.meta["input_comment"] = draw(texts)
+    return node
+
+
+def a_call(draw: st.DrawFn, graph: fx.Graph, nodes: list[fx.Node], *_: Any) -> fx.Node:
+    target = draw(
+        st.sampled_from(
+            [torch.add, torch.ops.aten.add.Tensor, operator.iadd, math.sqrt, SET_GRAD, getattr, int]
+        )
+    )
+    args = tuple(draw(st.lists(arguments(nodes), max_size=3)))
+    kwargs = draw(st.dictionaries(texts, arguments(nodes), max_size=2))
+    return graph.create_node("call_function", target, args, kwargs, name=draw(names))
+
+
+def an_operator(draw: st.DrawFn, graph: fx.Graph, nodes: list[fx.Node], *_: Any) -> fx.Node:
+    target = draw(st.sampled_from([*BINARY, *UNARY, operator.getitem, getattr]))
+    args = [draw(arguments(nodes)) for _ in range(1 if target in UNARY else 2)]
+    args[draw(st.integers(0, len(args) - 1))] = draw(st.sampled_from(nodes))
+    return graph.create_node("call_function", target, tuple(args), {}, name=draw(names))
+
+
+def a_method(draw: st.DrawFn, graph: fx.Graph, nodes: list[fx.Node], *_: Any) -> fx.Node:
+    target = draw(st.sampled_from(["view", "add_", "__and__", "sum", "T"]))
+    args = (draw(st.sampled_from(nodes)), *draw(st.lists(arguments(nodes), max_size=2)))
+    return graph.create_node("call_method", target, args, {}, name=draw(names))
+
+
+def an_assignment(draw: st.DrawFn, graph: fx.Graph, nodes: list[fx.Node], *_: Any) -> fx.Node:
+    args = (draw(st.sampled_from(nodes)), draw(arguments(nodes)), draw(arguments(nodes)))
+    return graph.call_function(operator.setitem, args)
+
+
+def a_constant(
+    draw: st.DrawFn, graph: fx.Graph, nodes: list[fx.Node], root: dict[str, Any], free: str, *_: Any
+) -> fx.Node:
+    target = draw(st.sampled_from([free, f"inner.{free}", f"inner.0.{free}", f"{free}.it's"]))
+    root[target] = draw(st.sampled_from([torch.ones(2), torch.nn.Parameter(torch.zeros(1)), 3]))
+    return graph.get_attr(target)
+
+
+def a_block(
+    draw: st.DrawFn,
+    graph: fx.Graph,
+    nodes: list[fx.Node],
+    root: Any,
+    free: str,
+    open_blocks: list[fx.Node],
+    *_: Any,
+) -> fx.Node:
+    if open_blocks and draw(st.booleans()):
+        return graph.call_function(EXIT_AUTOCAST, (open_blocks.pop(draw(st.sampled_from([0, -1]))),))
+    open_blocks.append(graph.call_function(ENTER_AUTOCAST, ("cpu", torch.bfloat16, True, None)))
+    return open_blocks[-1]
+
+
+def a_nested_graph(
+    draw: st.DrawFn,
+    graph: fx.Graph,
+    nodes: list[fx.Node],
+    root: dict[str, Any],
+    free: str,
+    _: Any,
+    depth: int,
+) -> fx.Node:
+    root[free] = draw(graph_modules(depth - 1))
+    if draw(st.booleans()):
+        return graph.call_module(free, (draw(st.sampled_from(nodes)),))
+    return graph.call_function(CHECKPOINT, (graph.get_attr(free), *draw(st.lists(st.sampled_from(nodes)))))
+
+
+KINDS = [a_call, an_operator, a_method, an_assignment, a_constant, a_block, a_nested_graph]
+
+
+def namespace_of(source: ModuleSource) -> dict[str, Any]:
+    found: dict[str, Any] = {"torch": torch, "constants": source.constants, "lazy": _torch.lazy_graph_module}
+    for statement in source.imports:
+        exec(statement, found)
+    return found
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(graph_modules())
+def test_what_is_written_is_read_back_exactly(gm: fx.GraphModule) -> None:
+    source = write_module(gm, constant_expression=by_name)
+    back = read_module(source.text, namespace_of(source))
+    back.graph.lint()
+    assert canonical_text(back) == canonical_text(gm)
+    assert write_module(back, constant_expression=by_name).text == source.text
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(graph_modules(), st.booleans())
+def test_a_builder_builds_the_same_graph(gm: fx.GraphModule, exact_names: bool) -> None:
+    builder = write_graph_builder(gm, exact_names=exact_names, constant_expression=by_name)
+    found = namespace_of(builder)
+    exec(builder.text.replace("torch.fx.GraphModule(root, g)", "lazy(root, g)"), found)
+    built = found["graph"]()
+    assert canonical_text(built) == canonical_text(gm)
+    if exact_names:
+        assert [node.name for node in built.graph.nodes] == [node.name for node in gm.graph.nodes]
+
+
+def square_steps(draw: st.DrawFn) -> Any:
+    """A function over two ``[4, 4]`` tensors made of random steps that all give ``[4, 4]`` tensors."""
+    steps = draw(
+        st.lists(
+            st.tuples(st.sampled_from(list(STEPS)), st.integers(0, 9), st.integers(0, 9)),
+            min_size=1,
+            max_size=8,
+        )
+    )
+
+    def run(x: Tensor, y: Tensor) -> list[Tensor]:
+        values = [x, y]
+        for name, one, two in steps:
+            values.append(STEPS[name](values[one % len(values)], values[two % len(values)]))
+        return values[2:]
+
+    return run
+
+
+def in_autocast(a: Tensor, b: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return (a @ b).float()
+
+
+def without_grad(a: Tensor, b: Tensor) -> Tensor:
+    with torch.no_grad():
+        return a - b
+
+
+def write_row(a: Tensor, b: Tensor) -> Tensor:
+    a[1:, ::2] = 3
+    return a + b
+
+
+def factory(a: Tensor, b: Tensor) -> Tensor:
+    return torch.full((4, 4), 2.0).cumsum(0) + torch.arange(4.0)
+
+
+def branch(a: Tensor, b: Tensor) -> Tensor:
+    return torch.cond(a.sum() > 0, lambda u, v: u * 2 + v, lambda u, v: u - v, (a.clone(), b.clone()))
+
+
+STEPS = {
+    "add": lambda a, b: a + b,
+    "scaled": lambda a, b: torch.add(a, b, alpha=2),
+    "in_place": lambda a, b: a.add_(1),
+    "i_operator": lambda a, b: operator.imul(a, 2),
+    "transposed": lambda a, b: a.t(),
+    "view": lambda a, b: a.reshape(2, 8).view(4, 4),
+    "top": lambda a, b: a.topk(4, dim=1, sorted=True).values,
+    "split": lambda a, b: torch.cat(a.split([1, 3], dim=0)[::-1]),
+    "sized": lambda a, b: a * b.shape[0] + a.new_zeros(b.size(0), 4),
+    "through_view": lambda a, b: a[0].mul_(0.5) + b,
+    "in_autocast": in_autocast,
+    "without_grad": without_grad,
+    "write_row": write_row,
+    "factory": factory,
+    "branch": branch,
+}
+
+
+# no shrinking: each example takes two captures
+@settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.data(), st.sampled_from([False, True]))
+def test_dynamo_gives_a_written_graph_back_and_it_computes_the_same(
+    data: st.DataObject, dynamic: bool
+) -> None:
+    function = square_steps(data.draw)
+    torch._dynamo.reset()
+    gm, inputs = capture_by_dynamo(function, (torch.randn(4, 4), torch.randn(4, 4)), dynamic=dynamic)
+    module = instantiate(write_module(gm, constant_expression=by_name))
+    again, _ = capture_by_dynamo(module, inputs, dynamic=dynamic)
+    assert call_targets(again) == call_targets(gm)
+    before = copies(inputs)
+    ours, expected_inputs = copies(inputs), copies(inputs)
+    torch.testing.assert_close(module(*ours), gm(*expected_inputs), equal_nan=True)
+    torch.testing.assert_close(ours, expected_inputs, equal_nan=True)
+    changed = {
+        index
+        for index, value in enumerate(before)
+        if isinstance(value, Tensor) and not same(value, ours[index])
+    }
+    assert changed <= mutated_placeholders(gm)
+
+
+def copies(inputs: tuple[Any, ...]) -> list[Any]:
+    return [value.clone() if isinstance(value, Tensor) else value for value in inputs]
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.nan_to_num(), other.nan_to_num())
