@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,7 +120,11 @@ def user_line(graph_module: fx.GraphModule, message: str) -> tuple[str, str]:
 def mentions(message: str, node: fx.Node) -> bool:
     """Whether the error text names the node, or the source line that it stands for."""
     last = str(node.stack_trace).strip().splitlines()[-1].strip()
-    return f"%{node.name} " in message or f"'{node.name}'" in message or (len(last) > 8 and last in message)
+    if f"%{node.name} " in message or f"'{node.name}'" in message or (len(last) > 8 and last in message):
+        return True
+    # a name like "add" is also a word of any message; one like "add_3" is not
+    told_apart = re.search(r"[_\d]", node.name) is not None
+    return told_apart and re.search(rf"\b{re.escape(node.name)}\b", message) is not None
 
 
 def short_path(file: str) -> str:

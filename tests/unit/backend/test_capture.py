@@ -117,6 +117,9 @@ def test_the_users_line_is_the_one_the_message_names() -> None:
     )
     assert user_line(graph, "no kernel") == ("train.py:7", "h = torch.relu(x)")
     assert user_line(graph, f"while lowering '{add.name}'") == ("ops.py:3", "return h + 1")
+    add.name = "add_3"
+    assert user_line(graph, "cannot lower add_3 here") == ("ops.py:3", "return h + 1")
+    assert user_line(graph, "cannot lower add_31 here") == ("train.py:7", "h = torch.relu(x)")
     assert user_line(graph, "target: add\n  return h + 1\n") == ("ops.py:3", "return h + 1")
 
 
