@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -58,21 +59,31 @@ def content_without_data(dtype: torch.dtype) -> Content:
 
 def fitted_content(value: Tensor, view: View, layout: Layout, key: str) -> Content:
     """Values like those of ``value`` for its base, NaN and infinities kept where they are."""
-    fill = fit(value)
-    if fill.how is How.LITERAL or (value.numel() <= FEW_PLACES and not all_finite(value)):
+    seen = _seen_base(value, view, layout)
+    is_small = math.prod(view.base) <= SMALL_ELEMENTS
+    fill = fit(seen, literal=is_small) if seen is not None else fit(value, structured=False, literal=is_small)
+    if fill.how is How.LITERAL or (is_small and value.numel() <= FEW_PLACES and not all_finite(value)):
         return Content(literal_fill(base_data(value, view, layout)))
     if all_finite(value) or not all(_is_finite(part) for part in fill.numbers):
         return Content(fill)
     return _with_places(fill, base_data(value, view, layout), key)
 
 
-def exact_content(value: Tensor, data: Tensor, key: str) -> Content:
-    """The values of ``data``, the whole base: in the text when they are few or follow a rule, else stored under ``key``.
+def _seen_base(value: Tensor, view: View, layout: Layout) -> Tensor | None:
+    """The base ``[*view.base]`` itself, on the memory of ``value``, where ``value`` shows all of it; else None."""
+    if not view.text or view.text.startswith(".to("):
+        return value
+    shown = [size for size, step in zip(layout.shape, layout.stride, strict=True) if step != 0]
+    if ".as_strided" in view.text or math.prod(shown) != math.prod(view.base) or 0 in view.base:
+        return None
+    start = int(value.storage_offset()) - layout.offset
+    return value.as_strided(view.base, Layout(view.base, ()).contiguous_stride, start)
 
-    ``value`` is the input that shows the most of it.
-    """
+
+def exact_content(data: Tensor, key: str) -> Content:
+    """The values of ``data``, the whole base: in the text when they are few or follow a rule, else stored under ``key``."""
     opaque = is_opaque(data.dtype)
-    if not opaque and value.numel() == data.numel():
+    if not opaque:
         fill = fit(data)
         ruled = fill.how in _EXACT_AS_FITTED or (
             fill.how in _EXACT_IF_INTEGER and not data.is_floating_point()
@@ -90,7 +101,10 @@ def exact_content(value: Tensor, data: Tensor, key: str) -> Content:
 
 def as_bytes(data: Tensor) -> Tensor:
     """The elements of ``data`` in order as uint8 ``[n]`` on the cpu, a copy."""
-    return data.detach().cpu().contiguous().reshape(-1).view(torch.uint8).clone()
+    flat = torch.empty(data.numel(), dtype=data.dtype)
+    if data.numel():
+        flat.copy_(data.detach().reshape(-1))
+    return flat.view(torch.uint8)
 
 
 def base_data(value: Tensor, view: View, layout: Layout) -> Tensor:
@@ -100,7 +114,7 @@ def base_data(value: Tensor, view: View, layout: Layout) -> Tensor:
     """
     if not view.text or view.text.startswith(".to("):
         return value.contiguous()
-    flat = torch.zeros(_count(view.base), dtype=value.dtype, device=value.device)
+    flat = torch.zeros(math.prod(view.base), dtype=value.dtype, device=value.device)
     put(flat, value, layout)
     return flat.view(view.base)
 
@@ -126,31 +140,33 @@ def all_finite(value: Tensor) -> bool:
     """Whether ``value`` holds neither NaN nor infinity; one pass without a mask when it does not."""
     if value.numel() == 0 or not (value.is_floating_point() or value.is_complex()) or is_opaque(value.dtype):
         return True
-    if value.dtype.itemsize == 1:
-        return bool(value.float().isfinite().all())
+    value = _wide(value)
     # The sum of float16 values may overflow where none of them is infinite; it is taken in float32.
-    total = (
-        value.sum(dtype=torch.float32)
-        if value.dtype.itemsize == 2 and not value.is_complex()
-        else value.sum()
-    )
+    total = value.sum(dtype=torch.float32) if value.dtype.itemsize == 2 else value.sum()
     return bool(total.isfinite()) or bool(value.isfinite().all())
 
 
+def _wide(value: Tensor) -> Tensor:
+    """``value`` in a dtype that has arithmetic on every device."""
+    if value.dtype is torch.complex32:
+        return value.to(torch.complex64)
+    return value.float() if value.dtype.itemsize == 1 else value
+
+
 def _with_places(fill: Fill, data: Tensor, key: str) -> Content:
-    wide = data.float() if data.dtype.itemsize == 1 else data
+    wide = _wide(data)
     mask = ~wide.isfinite()
     if int(mask.sum()) <= FEW_PLACES:
         rows = [tuple(row) for row in mask.nonzero().tolist()]
         places = tuple((", ".join(map(str, row)) or "()", number(wide[row].item())) for row in rows)
         return Content(fill, places)
-    return _with_stored_places(fill, wide, mask, key)
+    return _with_stored_places(fill, data, mask, key)
 
 
-def _with_stored_places(fill: Fill, wide: Tensor, mask: Tensor, key: str) -> Content:
-    if wide.is_complex():
-        return Content(Fill(How.STORED, text=key), stored={key: as_bytes(wide)})
-    places, stored = [], {}
+def _with_stored_places(fill: Fill, data: Tensor, mask: Tensor, key: str) -> Content:
+    if data.is_complex():
+        return Content(Fill(How.STORED, text=key), stored={key: as_bytes(data)})
+    places, stored, wide = [], {}, _wide(data)
     for name, found in (("nan", wide.isnan()), ("inf", wide.isposinf()), ("-inf", wide.isneginf())):
         if bool(found.any()):
             mask_key = f"{key} is {name}"
@@ -167,12 +183,5 @@ def _is_finite(part: complex) -> bool:
 def _has_negative_zero(data: Tensor) -> bool:
     if not data.is_floating_point():
         return data.is_complex()
-    wide = data.float() if data.dtype.itemsize == 1 else data
+    wide = _wide(data)
     return bool((wide.signbit() & (wide == 0)).any())
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total

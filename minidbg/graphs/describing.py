@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import keyword
+import warnings
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,7 +47,8 @@ def describe(
     ``stored_sink`` receives what must lie in the .safetensors file: uint8 ``[n]`` by key. Raises CannotWrite for a value that
     has no form in a script (a tensor subclass, an object): it is never silently replaced by another.
     """
-    with torch.no_grad(), _torch.without_modes():
+    # A warning of torch's about a dtype, turned into an error by the user's filters, would take the place of the failure.
+    with torch.no_grad(), _torch.without_modes(), warnings.catch_warnings(action="ignore"):
         specs = list(_describe_all([_torch.hint(value) for value in values], usable_names(names), exactness))
     if dynamic_dims:
         specs = [
@@ -161,7 +163,7 @@ def _content(value: Tensor, view: View, layout: Layout, key: str, exactness: Exa
     if not has_data(value):
         return content_without_data(value.dtype)
     if wanted_exact(value, exactness):
-        return exact_content(value, base_data(value, view, layout), key)
+        return exact_content(base_data(value, view, layout), key)
     return fitted_content(value, view, layout, key)
 
 
@@ -233,7 +235,7 @@ def _shared_base(name: str, group: Sequence[Tensor], exactness: Exactness) -> _S
         return _Shared(name, shape, largest.dtype, start, content_without_data(largest.dtype))
     if any(wanted_exact(value, exactness) for value in group):
         data = _shared_data(group, start, size * largest.dtype.itemsize).view(largest.dtype).view(shape)
-        return _Shared(name, shape, largest.dtype, start, exact_content(data, data, name))
+        return _Shared(name, shape, largest.dtype, start, exact_content(data, name))
     view = view_into(shape, layout)
     return _Shared(name, shape, largest.dtype, start, fitted_content(largest, view, layout, name))
 

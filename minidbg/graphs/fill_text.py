@@ -11,7 +11,14 @@ import torch
 from minidbg.graphs.fills import Fill, How
 from minidbg.graphs.literals import number, quoted, rounded
 
-_HAVE_RANDOM = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_HAVE_RANDOM = (
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+)
 
 
 def fill_expression(
@@ -52,13 +59,12 @@ class _Target:
 
     def floats(self, function: str) -> str:
         """A float factory; dtypes that have no random numbers are cast by ``cast``."""
-        has_random = self.dtype in _HAVE_RANDOM or (self.dtype.is_complex and function == "randn")
-        return self.sized(function, self.dtype if has_random else torch.float32)
+        if self.dtype is torch.complex32:  # it has random numbers, and no arithmetic to scale them with
+            return self.sized(function, torch.complex64)
+        return self.sized(function, self.dtype if self.dtype in _HAVE_RANDOM else torch.float32)
 
     def cast(self, text: str) -> str:
-        if self.dtype in _HAVE_RANDOM or self.dtype.is_complex:
-            return text
-        return f"{grouped(text)}.to({self.dtype})"
+        return text if self.dtype in _HAVE_RANDOM else f"{grouped(text)}.to({self.dtype})"
 
 
 def grouped(text: str) -> str:

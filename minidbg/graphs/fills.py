@@ -16,6 +16,10 @@ from torch import Tensor
 
 from minidbg.graphs.literals import tensor_literal
 
+FEW = 8
+"""Integers and booleans up to this number are written one by one."""
+ENOUGH = 200
+"""Of fewer values one cannot tell whether they are uniform or normal."""
 SAMPLE = 1 << 16
 """Elements looked at to fit a distribution."""
 
@@ -87,11 +91,11 @@ def literal_fill(value: Tensor) -> Fill:
 
 
 @torch.no_grad()
-def fit(value: Tensor) -> Fill:
+def fit(value: Tensor, *, structured: bool = True, literal: bool = True) -> Fill:
     """The fill that makes values like those of ``value``: ``[*S]``, real data, no NaN or inf needed.
 
     NaN and infinities are left out of the fit. Integers keep their exact range. A tensor of one value, or of few
-    integers, is a literal.
+    integers, is a literal. Not ``structured``: only what holds for the values in any order, such as their range. Not ``literal``: no single values.
     """
     value = value.detach()
     if value.dtype in _OPAQUE:
@@ -99,33 +103,37 @@ def fit(value: Tensor) -> Fill:
     if value.numel() == 0:
         return Fill(How.FULL, (False if value.dtype is torch.bool else 0,))
     if value.numel() == 1:
-        return literal_fill(value) if value.ndim else Fill(How.FULL, (value.item(),))
+        return Fill(How.FULL, (value.item(),)) if value.ndim or not literal else literal_fill(value)
+    if literal and value.numel() <= FEW and not value.is_floating_point() and not value.is_complex():
+        return (
+            literal_fill(value)
+            if bool((value != value.flatten()[0]).any())
+            else Fill(How.FULL, (value.flatten()[0].item(),))
+        )
     if value.dtype is torch.bool:
-        return _fit_bools(value)
+        return _fit_bools(value, structured)
     if value.is_complex():
         return Fill(How.NORMAL, (0.0, _simple(_root_mean_square(_sample(value).abs()))))
-    return _fit_floats(value) if value.is_floating_point() else _fit_integers(value)
+    return (_fit_floats if value.is_floating_point() else _fit_integers)(value, structured)
 
 
-def _fit_bools(value: Tensor) -> Fill:
+def _fit_bools(value: Tensor, structured: bool) -> Fill:
     share = value.float().mean().item()
     if share in (0.0, 1.0):
         return Fill(How.FULL, (share == 1.0,))
-    if value.numel() <= 8:
-        return literal_fill(value)
-    return _triangle(value, True) or Fill(How.BOOLS, (_two_digits(min(max(share, 0.01), 0.99)),))
+    found = _triangle(value, True) if structured else None
+    return found or Fill(How.BOOLS, (_two_digits(min(max(share, 0.01), 0.99)),))
 
 
-def _fit_integers(value: Tensor) -> Fill:
+def _fit_integers(value: Tensor, structured: bool) -> Fill:
     wide = value if value.dtype in (torch.int32, torch.int64) else value.to(torch.int64)
     low, high = (int(bound) for bound in wide.aminmax())
     if value.dtype is torch.uint64 and low < 0:
         return Fill(How.INTEGERS, (0, 2**63 - 1))
     if low == high:
         return Fill(How.FULL, (low,))
-    if value.numel() <= 8:
-        return literal_fill(value)
-    return _count(wide) or _permutation(wide, low, high) or Fill(How.INTEGERS, (low, high + 1))
+    found = (_count(wide) or _permutation(wide, low, high)) if structured else None
+    return found or Fill(How.INTEGERS, (low, high + 1))
 
 
 def _count(value: Tensor) -> Fill | None:
@@ -144,19 +152,19 @@ def _permutation(value: Tensor, low: int, high: int) -> Fill | None:
     return Fill(How.PERMUTATION) if torch.unique(value).numel() == value.numel() else None
 
 
-def _fit_floats(value: Tensor) -> Fill:
+def _fit_floats(value: Tensor, structured: bool) -> Fill:
     sample = _sample(value)
     if torch.unique(sample[:4096]).numel() <= 2 or bool(sample.isnan().all()):
-        found = _fit_few_values(value if value.dtype.itemsize > 1 else value.float())
+        found = _fit_few_values(value if value.dtype.itemsize > 1 else value.float(), structured)
         if found is not None:
             return found
     sample = sample[sample.isfinite()]
     if sample.numel() == 0 or bool((sample == sample[0]).all()):
         return Fill(How.FULL, (sample[0].item() if sample.numel() else 0.0,))
-    return _probabilities(value, sample) or _distribution(sample)
+    return (_probabilities(value, sample) if structured else None) or _distribution(sample)
 
 
-def _fit_few_values(value: Tensor) -> Fill | None:
+def _fit_few_values(value: Tensor, structured: bool) -> Fill | None:
     if bool(value.isnan().all()):
         return Fill(How.FULL, (math.nan,))
     distinct = torch.unique(value).tolist()
@@ -165,7 +173,7 @@ def _fit_few_values(value: Tensor) -> Fill | None:
     if len(distinct) != 2:
         return None
     first, second = distinct
-    if 0 in distinct:
+    if structured and 0 in distinct:
         triangle = _triangle(value, second if first == 0 else first)
         if triangle is not None:
             return triangle
@@ -208,7 +216,7 @@ def _distribution(sample: Tensor) -> Fill:
     if low >= 0 or high <= 0:
         return _fit_one_sign(sample, low, high)
     mean, deviation = sample.mean().item(), sample.std(correction=0).item()
-    if n >= 32 and _kurtosis(sample) < 2.2:
+    if n >= ENOUGH and _kurtosis(sample) < 2.2:
         return Fill(How.UNIFORM, (_two_digits(low), _two_digits(high)))
     if abs(mean) <= max(0.1, 3 / math.sqrt(n)) * deviation:
         mean = 0.0
@@ -223,7 +231,7 @@ def _fit_one_sign(sample: Tensor, low: float, high: float) -> Fill:
         return Fill(How.RECTIFIED, (_simple(_root_mean_square(size[size > 0])),))
     if sign > 0 and high <= 1 and high > 0.8 and low < 0.2 and _kurtosis(sample) < 2.2:
         return Fill(How.UNIFORM, (0.0, 1.0))
-    if size.min() > 0.2 * size.max() or (_kurtosis(sample) < 2.2 and sample.numel() >= 32):
+    if size.min() > 0.2 * size.max() or (_kurtosis(sample) < 2.2 and sample.numel() >= ENOUGH):
         return Fill(How.UNIFORM, (_two_digits(low), _two_digits(high)))
     return Fill(How.MAGNITUDE, (sign * _simple(_root_mean_square(size)),))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-CROP_BYTES = 64 << 20
+CROP_BYTES = 1 << 20
 """A view that starts this far into a much larger storage is moved to its beginning, keeping its alignment."""
 ALIGNMENT = 64
 """Elements; an offset is moved by multiples of this."""

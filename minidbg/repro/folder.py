@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import re
 import tempfile
@@ -93,7 +94,7 @@ def digest(case: Case) -> str:
     """Six hexadecimal digits that are the same for the same failure: backend, call path, signature and graph."""
     backend = case.backend
     parts = [
-        backend.expression,
+        _without_style(backend.expression),
         repr(sorted(backend.options.items())),
         str(backend.mode),
         str(case.call),
@@ -102,3 +103,11 @@ def digest(case: Case) -> str:
         canonical_text(case.graph_module),
     ]
     return hashlib.sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:6]
+
+
+def _without_style(expression: str) -> str:
+    """``expression`` without what only its writer chose: quotes, spaces."""
+    try:
+        return ast.unparse(ast.parse(expression, mode="eval"))
+    except SyntaxError:
+        return expression

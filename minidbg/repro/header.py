@@ -77,7 +77,7 @@ def torch_requirement(version: str) -> str:
         parsed = Version(version)
     except InvalidVersion:
         return "torch"
-    return "torch" if parsed.is_devrelease else f"torch=={parsed.public}"
+    return "torch" if parsed.is_devrelease or parsed.is_prerelease else f"torch=={parsed.public}"
 
 
 def _torch_remarks(version: str) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ from minidbg import references
 from minidbg.case import BackendRef, CallPath, Case
 from minidbg.errors import UnreadableRepro
 from minidbg.graphs import capture_by_dynamo, recipes, tensors, write_module
+from minidbg.graphs.builder import write_graph_builder
+from minidbg.graphs.comments import comments_by_line, stack_trace
 from minidbg.graphs.parse import NotOurForm, read_module
 from minidbg.graphs.source import by_name
 from minidbg.repro.header import Header, header_of, script_text
@@ -45,7 +47,9 @@ def load(path: Path | str) -> Case:
     with tensors.as_scripts_do():
         graph_module, inputs = _graph(parts, header, namespace, values)
     _remember_constants(parts.model, graph_module)
-    reference = replace(reference, setup=(*_added_imports(parts, graph_module), *reference.setup))
+    reference = replace(
+        reference, setup=(*_added_imports(parts, graph_module, header.call), *reference.setup)
+    )
     return Case(
         graph_module,
         inputs,
@@ -121,32 +125,60 @@ def _is_stored(recipe: recipes.Recipe) -> bool:
 
 
 def _remember_constants(model: str, graph_module: fx.GraphModule) -> None:
-    """Keep the expressions by which ``__init__`` makes tensors."""
+    """Keep the expressions by which ``__init__``, or ``graph()``, makes tensors; and of ``graph()`` the comments."""
     definition = ast.parse(model).body[0]
-    for name, text in _constants(definition, model, ""):
-        value: Any = graph_module
-        for part in name.split("."):
-            value = getattr(value, part, None)
-        if isinstance(value, Tensor) and "stored(" not in text:
-            recipes.remember(value, recipes.Recipe("value", (f"value = {text}",)))
+    comments = comments_by_line(model)
+    for prefix, maker, builds in _makers(definition, ""):
+        owner = _attribute(graph_module, prefix)
+        if isinstance(owner, fx.GraphModule) and isinstance(definition, ast.FunctionDef):
+            _remember_locations(maker, comments, owner)
+        for name, expression, column in builds:
+            value, text = _attribute(owner, name), recipes.dedented(model, expression, column)
+            if isinstance(value, Tensor) and "stored(" not in text:
+                recipes.remember(value, recipes.Recipe("value", (f"value = {text}",)))
 
 
-def _constants(definition: ast.stmt, source: str, prefix: str) -> Iterator[tuple[str, str]]:
-    """Dotted name and expression of each tensor made in ``__init__`` of a class, or in ``graph()``, nested ones included."""
+def _attribute(owner: Any, path: str) -> Any:
+    for part in path.split(".") if path else ():
+        owner = getattr(owner, part, None)
+    return owner
+
+
+def _remember_locations(
+    maker: ast.FunctionDef, comments: Mapping[int, str], graph_module: fx.GraphModule
+) -> None:
+    """Nodes that were built line by line know again which line of the user's they came from."""
+    nodes = {node.name: node for node in graph_module.graph.nodes}
+    for statement in maker.body:
+        call = getattr(statement, "value", None)
+        name = call.args[-1] if isinstance(call, ast.Call) and call.args else None
+        trace = stack_trace(comments.get(statement.end_lineno or 0, ""))
+        if trace and isinstance(name, ast.Constant) and name.value in nodes:
+            nodes[name.value].meta["stack_trace"] = trace
+
+
+_Build = tuple[str, ast.expr, int]
+"""Attribute path, the expression that makes it, and the column of its statement."""
+
+
+def _makers(definition: ast.stmt, prefix: str) -> Iterator[tuple[str, ast.FunctionDef, list[_Build]]]:
+    """For a class or a builder, and those nested in it: the path to its module, and the function that makes its parts."""
     body = definition.body if isinstance(definition, ast.ClassDef | ast.FunctionDef) else []
     nested = {node.name: node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
-    makers = [nested["__init__"]] if "__init__" in nested else [definition]
-    for statement in ast.walk(makers[0]):
-        if not isinstance(statement, ast.Assign | ast.Expr):
-            continue
-        name, value = _assigned(statement)
+    maker = nested.get("__init__", definition)
+    if not isinstance(maker, ast.FunctionDef):
+        return
+    builds: list[_Build] = []
+    for statement in maker.body:
+        name, value = _assigned(statement) if isinstance(statement, ast.Assign | ast.Expr) else (None, None)
         if name is None or value is None:
             continue
-        inner = _called(value)
-        if inner in nested:
-            yield from _constants(nested[inner], source, f"{prefix}{name}.")
+        inner = nested.get(_called(value))
+        if inner is not None:
+            yield from _makers(inner, f"{prefix}.{name}".strip("."))
         else:
-            yield f"{prefix}{name}", recipes.dedented(source, _inside_parameter(value), statement.col_offset)
+            builds.append((name, _inside_parameter(value), statement.col_offset))
+    yield prefix, maker, builds
 
 
 def _assigned(statement: ast.Assign | ast.Expr) -> tuple[str | None, ast.expr | None]:
@@ -177,7 +209,8 @@ def _inside_parameter(value: ast.expr) -> ast.expr:
     return value.args[0] if is_parameter and isinstance(value, ast.Call) and value.args else value
 
 
-def _added_imports(parts: Parts, graph_module: fx.GraphModule) -> tuple[str, ...]:
+def _added_imports(parts: Parts, graph_module: fx.GraphModule, call: CallPath) -> tuple[str, ...]:
     """Imports at the top of the script that the model's own text does not ask for: a person put them there."""
-    needed = write_module(graph_module, constant_expression=by_name).imports
+    write = write_graph_builder if call is CallPath.DIRECT else write_module
+    needed = write(graph_module, constant_expression=by_name).imports
     return tuple(line for line in parts.imports if line not in needed)

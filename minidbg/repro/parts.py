@@ -26,8 +26,10 @@ class Parts:
     stored: str = ""
     imports: tuple[str, ...] = ()
     """Import statements at the top level, above the judge, ``import torch`` not among them."""
-    embedded: str = ""
-    """All other definitions above the judge."""
+    copied: str = ""
+    """What was embedded when the script was written."""
+    added: str = ""
+    """All other definitions above the judge: a person's."""
 
 
 def read_parts(text: str, header: Header) -> Parts:
@@ -47,20 +49,30 @@ def read_parts(text: str, header: Header) -> Parts:
     assert model is not None
     upper = _above_judge(text, nodes, header.kind)
     start = _mark_line(text)
-    copied = [node for node in upper if start and start < node.lineno < named["backend"].lineno]
-    others = [node for node in upper if node not in copied]
-    free = [node for node in others if not isinstance(node, ast.Import | ast.ImportFrom)]
-    imports = [ast.unparse(node) for node in others if isinstance(node, ast.Import | ast.ImportFrom)]
+    end = _first_line(named["backend"])
+    others = [node for node in upper if not start < node.lineno < end] if start else upper
     return Parts(
         model=source_of(text, model),
         inputs=source_of(text, named["inputs"]),
         backend=source_of(text, named["backend"]),
         stored=source_of(text, named["stored"]) if "stored" in named else "",
-        imports=tuple(line for line in imports if line != "import torch"),
-        embedded="\n\n\n".join(
-            part for part in (_block(text, copied), *(source_of(text, node) for node in free)) if part
+        imports=tuple(
+            line for line in map(ast.unparse, filter(_is_import, others)) if line != "import torch"
         ),
+        copied=_between(text, start, end, named.get("load_by_path")) if start else "",
+        added="\n\n\n".join(source_of(text, node) for node in others if not _is_import(node)),
     )
+
+
+def _is_import(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Import | ast.ImportFrom)
+
+
+def _between(text: str, start: int, end: int, loader: ast.stmt | None) -> str:
+    """The lines after ``start`` and before ``end``, without our own ``load_by_path`` at their beginning."""
+    if loader is not None and start < loader.lineno < end:
+        start = loader.end_lineno or start
+    return "\n".join(text.split("\n")[start : end - 1]).strip("\n")
 
 
 def source_of(text: str, node: ast.stmt) -> str:
@@ -70,14 +82,15 @@ def source_of(text: str, node: ast.stmt) -> str:
 
 
 def _first_line(node: ast.stmt) -> int:
-    return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
+    decorators = node.decorator_list if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
+    return min(node.lineno, *(decorator.lineno for decorator in decorators), node.lineno)
 
 
 def _above_judge(text: str, nodes: list[ast.stmt], kind: Kind) -> list[ast.stmt]:
     """Top-level statements that are neither our own parts nor the judge's."""
     lines = text.split("\n")
     end = lines.index(DIVIDER) + 1 if DIVIDER in lines else len(lines)
-    judge = harness_names(kind)
+    judge: frozenset[str] = harness_names(kind)
     found = []
     for node in nodes:
         name = getattr(node, "name", None)
@@ -99,13 +112,6 @@ def _mark_line(text: str) -> int:
     return lines.index(EMBEDDED_MARK) + 1 if EMBEDDED_MARK in lines else 0
 
 
-def _block(text: str, nodes: list[ast.stmt]) -> str:
-    """Everything from the first of ``nodes`` to the last, comments between them included."""
-    if not nodes:
-        return ""
-    return "\n".join(text.split("\n")[_first_line(nodes[0]) - 1 : nodes[-1].end_lineno])
-
-
 def backend_of(parts: Parts, header: Header) -> BackendRef:
     """The reference that the script's ``def backend()`` stands for, as it is written now."""
     table = header.table
@@ -113,7 +119,7 @@ def backend_of(parts: Parts, header: Header) -> BackendRef:
     plain = BackendRef(
         name=header.backend,
         expression="",
-        embedded=parts.embedded,
+        embedded=_embedded(parts, parts.added),
         files=tuple(reference.get("files", ())),
         paths=tuple(table.get("paths", ())),
         options=literal_options(table.get("options", {})),
@@ -130,8 +136,18 @@ def backend_of(parts: Parts, header: Header) -> BackendRef:
         return replace(plain, setup=lines, expression=dedented(parts.backend, last.value))
     # A person made more of it than imports and a value: it is kept whole, under another name.
     whole = re.sub(r"\bdef backend\b", "def make_backend", parts.backend, count=1)
-    embedded = f"{parts.embedded}\n\n\n{whole}".strip("\n")
-    return replace(plain, embedded=embedded, expression="make_backend()")
+    added = f"{parts.added}\n\n\n{whole}".strip("\n")
+    return replace(plain, embedded=_embedded(parts, added), expression="make_backend()")
+
+
+def _embedded(parts: Parts, added: str) -> str:
+    """What was embedded, and what a person added, which counts on the imports at the top of the script."""
+    if not added:
+        return parts.copied
+    imports = "\n".join(
+        line for line in ("import torch", *parts.imports) if line not in parts.copied.split("\n")
+    )
+    return "\n\n\n".join(part for part in (imports, parts.copied, added) if part)
 
 
 def _is_comment(node: ast.stmt) -> bool:

@@ -36,12 +36,6 @@ def stored(key, dtype, device="cpu"):
         return file.get_tensor(key).clone().view(dtype).to(device)
 '''
 
-VALUES = {
-    Exactness.SEEDED: "",
-    Exactness.SMALL: "Integers, booleans and small tensors hold the values of the failing run; the rest is random.",
-    Exactness.EXACT: "The inputs hold the values of the failing run.",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Script:
@@ -63,7 +57,7 @@ def render(case: Case, *, exactness: Exactness = Exactness.SEEDED) -> Script:
     embedded = _embedded(case)
     _check_names(embedded, kind)
     text = template("script.py.j2").render(
-        docstring=docstring(case, values=VALUES[exactness]),
+        docstring=docstring(case, values=values_line(stored)),
         imports=("import torch", *model.imports),
         embedded=embedded,
         embedded_mark=EMBEDDED_MARK,
@@ -80,6 +74,15 @@ def render(case: Case, *, exactness: Exactness = Exactness.SEEDED) -> Script:
     )
     _check(text)
     return Script(text, stored)
+
+
+def values_line(stored: Mapping[str, Tensor]) -> str:
+    """What a reader must know about the file beside the script; nothing when there is none."""
+    if not stored:
+        return ""
+    size = sum(data.numel() for data in stored.values())
+    amount = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
+    return f"The .safetensors file of the same name belongs to this script: {amount} of values of the failing run."
 
 
 def inputs_function(specs: Sequence[InputSpec], device: str, *, explicit: bool) -> str:

@@ -7,7 +7,6 @@ import signal
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from minidbg import workers
 from minidbg.failure import Direction, Kind, Outcome, Signature, Verdict
@@ -43,7 +42,7 @@ def _answer(stdout: str) -> Outcome | None:
         return None
 
 
-def _without_answer(ended: Any, header: Header, seconds: float) -> Outcome:
+def _without_answer(ended: workers.ChildResult, header: Header, seconds: float) -> Outcome:
     """What a script that printed no verdict has shown."""
     direction = header.signature.direction if header.signature else Direction.FORWARD
     shown = Outcome(

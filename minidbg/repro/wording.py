@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from torch import fx
 
-from minidbg.case import Case, Context
+from minidbg.case import CallPath, Case, Context
 from minidbg.failure import Kind
+from minidbg.graphs.literals import quoted
 from minidbg.graphs.size import call_nodes, call_targets
 
 MESSAGE_LINES = 8
@@ -53,12 +54,37 @@ def ops_phrase(gm: fx.GraphModule) -> str:
     return f"a graph of {call_nodes(gm)} nodes"
 
 
+USAGE = (
+    "Run this file with python, or with pytest; --help lists its options.\n"
+    "Exit status: 0 gone, 1 reproduces, 3 fails differently, 125 cannot be judged here."
+)
+
+
 def docstring(case: Case, *, values: str) -> str:
     """The script's docstring, ready to stand between triple quotes; ``values`` says what the inputs hold."""
-    parts = [title(case), "\n".join(f"    {line}" for line in _message_lines(case.provenance.message))]
-    parts.append("\n".join(_story(case, values)))
-    parts.append("Exit status: 0 gone, 1 reproduces, 3 fails differently, 125 cannot be judged here.")
+    message = "\n".join(f"    {line}" for line in _message_lines(case.provenance.message))
+    parts = [title(case), message, call_line(case), "\n".join(_story(case, values)), USAGE]
     return escaped("\n\n".join(part for part in parts if part)) + "\n"
+
+
+def call_line(case: Case) -> str:
+    """The one line of code that fails, for who wants it without the rest."""
+    modes = mode_phrases(case.context)
+    under = f"\nunder {', '.join(modes)}" if modes else ""
+    if case.call is CallPath.DIRECT:
+        return f"The backend is called directly with graph() and inputs(): torch.compile would change this graph.{under}"
+    is_name = (
+        case.backend.expression[:1] in ("'", '"') and not case.backend.setup and not case.backend.embedded
+    )
+    arguments = [
+        f"backend={quoted(case.backend.expression[1:-1]) if is_name else 'backend()'}",
+        "fullgraph=True",
+    ]
+    arguments += ["dynamic=True"] if case.dynamic else []
+    arguments += [f"mode={quoted(case.backend.mode)}"] if case.backend.mode else []
+    arguments += [f"options={dict(case.backend.options)}"] if case.backend.options else []
+    call = f"torch.compile(Repro(), {', '.join(arguments)})(*inputs())"
+    return f"In short: {call}{', then backward' if case.backward else ''}{under}"
 
 
 def escaped(text: str) -> str:
@@ -99,9 +125,6 @@ def _story(case: Case, values: str) -> Iterator[str]:
         yield f"Seen with torch {story.torch_version}."
     if values:
         yield values
-    modes = mode_phrases(case.context)
-    if modes:
-        yield f"Runs under {', '.join(modes)}."
     if case.context.env:
         yield f"Set in the environment: {' '.join(f'{name}={value}' for name, value in case.context.env.items())}."
     yield from (f"{note[0].upper()}{note[1:].rstrip('.')}." for note in story.notes if note)

@@ -1,0 +1,147 @@
+"""What a script says about itself, read without running it."""
+
+import pytest
+import torch
+
+from minidbg.case import BackendRef, CallPath, Context, Provenance
+from minidbg.errors import UnreadableRepro
+from minidbg.failure import Direction, Kind, Signature
+from minidbg.repro import read_header, write
+from minidbg.repro.header import torch_requirement
+
+CONTEXT = Context(
+    grad=False,
+    inference=True,
+    autocast=(("cpu", "torch.bfloat16", False), ("cuda", "torch.float16", True)),
+    deterministic=True,
+    deterministic_warn_only=True,
+    default_dtype="torch.float64",
+    default_device="cpu",
+    matmul_precision="medium",
+    threads=3,
+    config={"torch._inductor.config": {"max_autotune": True, "cpp.threads": None, "x": ("a", 1.5)}},
+    env={"TORCH_LOGS": 'a"b'},
+)
+
+
+def test_everything_written_is_read_back(make_case, tmp_path):
+    signature = Signature(
+        Kind.RUNTIME, Direction.BACKWARD, ("a.B", "C"), ("m:f", "n:g"), 'said "hi" \\ \n # /// \x1b'
+    )
+    backend = BackendRef("inductor", '"inductor"', requirements=("my-backend==0.3",), modules=("torch", "my"))
+    case = make_case(signature=signature, context=CONTEXT, backend=backend)
+    header = read_header(write(case, tmp_path / "r.py"))
+    assert header.signature == signature
+    assert header.context == CONTEXT
+    assert header.provenance == case.provenance
+    assert (header.kind, header.backend, header.call) == (Kind.RUNTIME, "inductor", CallPath.TORCH_COMPILE)
+    assert header.modules == ("torch", "my")
+    assert header.dependencies == ("torch==2.13.0", "my-backend==0.3")
+    assert header.expect == "reproduces"
+    assert header.nodes == 1
+
+
+def test_reading_executes_nothing(make_case, tmp_path):
+    path = write(make_case(), tmp_path / "r.py")
+    path.write_text(f"open({str(tmp_path / 'touched')!r}, 'w')\n" + path.read_text())
+    assert read_header(path).kind is Kind.COMPILE
+    assert not (tmp_path / "touched").exists()
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: "\ufeff" + text,
+        lambda text: "# my notes\n\n" + text,
+        lambda text: text.replace("def inputs", "def broken syntax ("),
+        lambda text: text.replace(
+            "# [tool.minidbg.context]", "#\n# [tool.minidbg.mine]\n# x = 1\n#\n# [tool.minidbg.context]"
+        ),
+    ],
+    ids=[
+        "line ends of Windows",
+        "byte order mark",
+        "a comment above",
+        "code that no longer parses",
+        "more tables",
+    ],
+)
+def test_an_edited_script_is_still_read(make_case, tmp_path, edit):
+    path = write(make_case(), tmp_path / "r.py")
+    path.write_bytes(edit(path.read_text()).encode())
+    assert read_header(path).signature.message == "no relu here"
+
+
+def test_expect_gone_is_read(make_case, tmp_path):
+    path = write(make_case(), tmp_path / "r.py")
+    path.write_text(path.read_text().replace('expect = "reproduces"', 'expect = "gone"'))
+    assert read_header(path).expect == "gone"
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda text: "print(1)\n", "no '# /// script' block"),
+        (lambda text: text[: text.index("# kind")], "no '# /// script' block"),
+        (lambda text: text.replace('# kind = "compile"', "# kind = compile"), "no TOML"),
+        (lambda text: text.replace('# kind = "compile"', '# kind = "mystery"', 1), "mystery"),
+        (lambda text: text.replace("tool.minidbg", "tool.other"), r"no \[tool.minidbg\]"),
+        (lambda text: text.replace("schema = 1", "schema = 9"), "schema 9"),
+        (lambda text: text.replace("# schema = 1\n", ""), "schema"),
+        (lambda text: text.replace('expect = "reproduces"', 'expect = "perhaps"'), "perhaps"),
+        (lambda text: text + text, "2 '# /// script' blocks"),
+        (lambda text: text.replace("types = [", "types = 3 # ["), "damaged"),
+        (lambda text: "", "no '# /// script' block"),
+    ],
+)
+def test_a_damaged_file_is_named_with_the_reason(make_case, tmp_path, damage, why):
+    path = write(make_case(), tmp_path / "r.py")
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(UnreadableRepro, match=why) as caught:
+        read_header(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_a_folder_and_binary_data_are_unreadable(tmp_path):
+    (tmp_path / "data.py").write_bytes(b"\x80\x81\xff\x00")
+    for path in (tmp_path / "none.py", tmp_path, tmp_path / "data.py"):
+        with pytest.raises(UnreadableRepro, match=str(path)):
+            read_header(path)
+
+
+@pytest.mark.parametrize(
+    ("version", "requirement"),
+    [
+        ("2.13.0+cpu", "torch==2.13.0"),
+        ("2.12.1", "torch==2.12.1"),
+        ("2.14.0.dev20261120+cu130", "torch"),
+        ("2.14.0a0+git1a2b3c", "torch"),
+        ("built by hand", "torch"),
+        ("", "torch"),
+    ],
+)
+def test_only_versions_that_an_index_has_are_required(version, requirement):
+    assert torch_requirement(version) == requirement
+
+
+def test_an_unpublished_torch_is_said_in_a_comment(make_case, tmp_path):
+    case = make_case(provenance=Provenance(torch_version="2.14.0.dev20261120+cu130"))
+    text = write(case, tmp_path / "r.py").read_text()
+    assert "# # torch was 2.14.0.dev20261120+cu130" in text
+    assert read_header(tmp_path / "r.py").dependencies == ("torch",)
+
+
+def test_remarks_on_the_backend_are_comments(make_case, tmp_path):
+    backend = BackendRef("b", '"b"', remarks=("b is an editable install of /src/b\n# ///",))
+    text = write(make_case(backend=backend), tmp_path / "r.py").read_text()
+    assert "# # b is an editable install of /src/b # ///" in text
+    read_header(tmp_path / "r.py")
+
+
+def test_stored_tensors_bring_their_readers(make_case, tmp_path):
+    from minidbg.repro import Exactness
+
+    case = make_case(inputs=(torch.randn(30, 30),))
+    path = write(case, tmp_path / "r.py", exactness=Exactness.EXACT)
+    assert read_header(path).dependencies == ("torch==2.13.0", "safetensors", "numpy")

@@ -1,0 +1,245 @@
+"""A script read back is the case it was written from."""
+
+import math
+import sys
+
+import pytest
+import torch
+from torch import fx
+
+from minidbg.case import BackendRef, CallPath, Context
+from minidbg.errors import UnreadableRepro
+from minidbg.graphs import call_nodes, canonical_text, capture_by_dynamo
+from minidbg.graphs.size import call_targets
+from minidbg.repro import Exactness, load, render, write
+
+
+def factories(x):
+    y = torch.full((), 3.0).cumsum(0)
+    return x + torch.ones(4, dtype=torch.float64).sum() + y + torch.arange(4)
+
+
+def modes(x):
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        y = x @ x.t()
+    return y.float().relu()
+
+
+def in_place(x):
+    y = x * 2
+    y[0] = 1
+    y.add_(3).clamp_(min=0)
+    return y
+
+
+def branch(x):
+    def grow(value):
+        return value.sin() + 1
+
+    def shrink(value):
+        return value.cos() - 1
+
+    return torch.cond(x.sum() > 0, grow, shrink, (x,))
+
+
+class WithState(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+        self.norm = torch.nn.BatchNorm1d(3)
+        self.register_buffer("mask", torch.ones(3, 3, dtype=torch.bool).tril())
+
+    def forward(self, x):
+        return torch.where(self.mask, self.norm(self.linear(x))[:3], float("-inf")).softmax(-1)
+
+
+def constants(x):
+    return x * torch.tensor([[0.5, math.nan, -1.0, 2.0]]) + torch.tensor(2)
+
+
+PROGRAMS = {
+    "factories": (factories, lambda: (torch.randn(4),)),
+    "modes": (modes, lambda: (torch.randn(4, 4),)),
+    "in_place": (in_place, lambda: (torch.randn(5, 3),)),
+    "branch": (branch, lambda: (torch.randn(3, 4),)),
+    "state": (WithState(), lambda: (torch.randn(6, 4),)),
+    "constants": (constants, lambda: (torch.randn(2, 4),)),
+}
+
+
+@pytest.mark.parametrize("exactness", Exactness)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_write_load_write_is_the_identity(make_case, tmp_path, program, exactness):
+    function, inputs = PROGRAMS[program]
+    graph_module, values = capture_by_dynamo(function, inputs())
+    path = write(make_case(graph_module, values), tmp_path / "r.py", exactness=exactness)
+    loaded = load(path)
+    assert canonical_text(loaded.graph_module) == canonical_text(graph_module)
+    again = render(loaded, exactness=exactness)
+    assert again.text == path.read_text()
+    assert (tmp_path / "r.safetensors").exists() == bool(again.tensors)
+
+
+def test_symbolic_sizes_are_read_back(make_case, tmp_path):
+    def f(x):
+        return x.reshape(x.shape[0] * x.shape[1]) + x.shape[0]
+
+    graph_module, values = capture_by_dynamo(f, (torch.randn(5, 7),), dynamic=True)
+    case = make_case(graph_module, values, dynamic=True)
+    path = write(case, tmp_path / "r.py")
+    loaded = load(path)
+    assert render(loaded).text == path.read_text()
+    assert [type(value) for value in loaded.inputs] == [int, int, torch.Tensor]
+    assert loaded.dynamic is True
+
+
+def test_every_field_of_a_case_comes_back(make_case, tmp_path):
+    backend = BackendRef(
+        name="mine",
+        expression="make(2)",
+        setup=("import json", "from os import (\n    path,\n    sep,\n)", 'text = """a\n    b"""'),
+        embedded="# how it is made\ndef make(level):\n    return lambda gm, example_inputs: gm.forward",
+        paths=("/nowhere/at/all",),
+        options={"a": (1, None)},
+        mode="fast",
+        requirements=("mine==1.2",),
+        remarks=("mine is not published",),
+        modules=("mine",),
+    )
+    case = make_case(
+        backend=backend,
+        context=Context(grad=False, autocast=(("cpu", "torch.bfloat16", True),)),
+        dynamic=None,
+        dynamic_dims=((1,),),
+        backward=True,
+    )
+    loaded = load(write(case, tmp_path / "r.py"))
+    assert loaded.backend == backend
+    for name in ("context", "signature", "call", "dynamic", "dynamic_dims", "backward", "provenance"):
+        assert getattr(loaded, name) == getattr(case, name)
+    assert callable(loaded.compiler)
+
+
+def test_the_direct_path_is_read_back(make_case, tmp_path):
+    graph_module, values = capture_by_dynamo(PROGRAMS["state"][0], (torch.randn(6, 4),))
+    case = make_case(graph_module, values, call=CallPath.DIRECT)
+    path = write(case, tmp_path / "r.py")
+    loaded = load(path)
+    assert canonical_text(loaded.graph_module) == canonical_text(graph_module)
+    assert render(loaded).text == path.read_text()
+
+
+def test_exact_values_come_back_bit_for_bit(make_case, tmp_path):
+    values = (torch.randn(50, 50).t(),)
+    loaded = load(write(make_case(inputs=values), tmp_path / "r.py", exactness=Exactness.EXACT))
+    assert torch.equal(loaded.inputs[0], values[0])
+    assert loaded.inputs[0].stride() == values[0].stride()
+
+
+def test_loading_leaves_random_streams_and_modes_alone(make_case, tmp_path):
+    path = write(make_case(), tmp_path / "r.py")
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    with torch.inference_mode():
+        loaded = load(path)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not loaded.inputs[0].is_inference()
+
+
+class TestEdited:
+    """A script that a person has changed."""
+
+    def edited(self, make_case, tmp_path, *changes, **fields):
+        path = write(make_case(**fields), tmp_path / "r.py")
+        text = path.read_text()
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        path.write_text(text)
+        return path
+
+    def test_values_written_by_hand_stay_as_written(self, make_case, tmp_path):
+        line = "x = torch.linspace(0, 1, 32, device=device).view(4, 8)"
+        path = self.edited(make_case, tmp_path, ("x = torch.randn(4, 8, device=device)", line))
+        loaded = load(path)
+        assert torch.equal(loaded.inputs[0], torch.linspace(0, 1, 32).view(4, 8))
+        assert line in render(loaded).text
+
+    def test_a_model_beyond_our_form_is_captured(self, make_case, tmp_path):
+        path = self.edited(
+            make_case,
+            tmp_path,
+            (
+                "        relu = x.relu()\n        return (relu,)",
+                "        return tuple(helper(x * n) for n in range(2))",
+            ),
+            ("class Repro", "def helper(value):\n    return value.relu()\n\n\nclass Repro"),
+        )
+        loaded = load(path)
+        assert call_targets(loaded.graph_module).count(".relu") == 2
+        assert "def helper" in loaded.backend.embedded
+
+    def test_an_import_added_at_the_top_is_kept(self, make_case, tmp_path):
+        path = self.edited(make_case, tmp_path, ("import torch\n\n", "import torch\nimport colorsys\n\n"))
+        loaded = load(path)
+        assert loaded.backend.setup == ("import colorsys",)
+        assert "colorsys" in sys.modules
+        assert "    import colorsys\n" in render(loaded).text
+
+    def test_another_backend_is_the_one_that_is_loaded(self, make_case, tmp_path):
+        change = (
+            '    return "eager"',
+            '    if torch.__version__:\n        return "aot_eager"\n    return "eager"',
+        )
+        loaded = load(self.edited(make_case, tmp_path, change))
+        assert loaded.compiler == "aot_eager"
+        again = tmp_path / "again.py"
+        assert load(write(loaded, again)).compiler == "aot_eager"
+
+    def test_text_below_the_judge_does_not_matter(self, make_case, tmp_path):
+        path = self.edited(make_case, tmp_path)
+        path.write_text(path.read_text() + "\n# that is all\n")
+        assert call_nodes(load(path).graph_module) == 1
+
+    @pytest.mark.parametrize(
+        ("change", "why"),
+        [
+            (("class Repro", "class Model"), "no definition of 'Repro'"),
+            (("def inputs", "def values"), "no definition of 'inputs'"),
+            (("def inputs", "def inputs("), "not a Python script"),
+            (("    return (x,)\n", "    return (x, x)\n"), "inputs.. gives 2 values, the model takes 1"),
+        ],
+    )
+    def test_what_cannot_be_read_is_told(self, make_case, tmp_path, change, why):
+        path = self.edited(make_case, tmp_path, change)
+        with pytest.raises(UnreadableRepro, match=why):
+            load(path)
+
+    def test_a_missing_module_is_told_by_its_name(self, make_case, tmp_path):
+        backend = BackendRef("b", '"b"', setup=("import no_such_backend_package",))
+        path = write(make_case(backend=backend), tmp_path / "r.py")
+        with pytest.raises(ModuleNotFoundError, match="no_such_backend_package"):
+            load(path)
+
+
+def test_an_operator_defined_in_the_script_is_registered_once(make_case, tmp_path):
+    source = (
+        '@torch.library.custom_op("repro_loading::twice", mutates_args=())\n'
+        "def twice(x: torch.Tensor) -> torch.Tensor:\n"
+        "    return x * 2\n"
+        "\n"
+        "\n"
+        "@twice.register_fake\n"
+        "def _(x):\n"
+        "    return torch.empty_like(x)"
+    )
+    exec("import torch\n" + source, {})
+    graph = fx.Graph()
+    graph.output((graph.call_function(torch.ops.repro_loading.twice.default, (graph.placeholder("x"),)),))
+    graph_module = fx.GraphModule(torch.nn.Module(), graph)
+    backend = BackendRef("eager", '"eager"', embedded="import torch\n\n\n" + source)
+    path = write(make_case(graph_module, backend=backend), tmp_path / "r.py")
+    for _ in range(2):
+        loaded = load(path)
+        assert render(loaded).text == path.read_text()
+        assert torch.equal(loaded.graph_module(torch.ones(2))[0], torch.full((2,), 2.0))

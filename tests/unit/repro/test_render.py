@@ -1,0 +1,178 @@
+"""The text of a script."""
+
+import ast
+import math
+import tomllib
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import fx
+
+from minidbg.case import BackendRef, CallPath, Provenance
+from minidbg.errors import CannotWrite
+from minidbg.repro import Exactness, render
+from minidbg.repro.header import BLOCK
+from minidbg.repro.render import DIVIDER
+
+
+def top_of(case, **arguments):
+    """What stands above the divider, docstring aside."""
+    text = render(case, **arguments).text.split(DIVIDER)[0]
+    return text[text.index('"""\nimport') + 4 :]
+
+
+def with_constant(value):
+    root = torch.nn.Module()
+    root.register_buffer("mask", value)
+    graph = fx.Graph()
+    x, mask = graph.placeholder("x"), graph.get_attr("mask")
+    graph.output((graph.call_function(torch.add, (x, mask)),))
+    return fx.GraphModule(root, graph)
+
+
+def test_the_model_and_its_inputs_come_first(make_case):
+    assert top_of(make_case()).rstrip() == (
+        "import torch\n"
+        "\n"
+        "\n"
+        "def backend():\n"
+        '    return "eager"\n'
+        "\n"
+        "\n"
+        "class Repro(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        # x: float32[4, 8]\n"
+        "        relu = x.relu()\n"
+        "        return (relu,)\n"
+        "\n"
+        "\n"
+        'def inputs(device="cpu"):\n'
+        "    torch.manual_seed(0)\n"
+        "    x = torch.randn(4, 8, device=device)\n"
+        "    return (x,)"
+    )
+
+
+def test_a_reader_sees_model_and_inputs_in_the_first_forty_lines(make_case):
+    lines = render(make_case()).text.splitlines()[:40]
+    assert any(line.startswith("class Repro") for line in lines)
+    assert any("return (x,)" in line for line in lines)
+
+
+def test_a_script_never_names_minidbg_in_its_code(make_case):
+    tree = ast.parse(render(make_case()).text)
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert imports
+    assert not any("minidbg" in ast.unparse(node) for node in imports)
+
+
+HOSTILE = st.text() | st.sampled_from(
+    [
+        '"""',
+        "\\",
+        '\\"""',
+        "'''",
+        "# /// script\n# x = 1\n# ///",
+        "\x00",
+        "\ud800",
+        "\u202e",
+        "{{ x }}",
+        "{% raw %}",
+    ]
+)
+
+
+@given(HOSTILE, HOSTILE)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_message_breaks_out(make_case, message, line):
+    story = Provenance(message=message, line=line, captured_from=line, notes=(message,))
+    text = render(make_case(provenance=story)).text
+    text.encode()
+    assert len(list(BLOCK.finditer(text))) == 1
+    body = ast.parse(text).body
+    assert ast.get_docstring(ast.parse(text))
+    assert isinstance(body[1], ast.Import)
+
+
+def test_options_and_config_are_written_so_that_they_are_read(make_case):
+    backend = BackendRef("b", '"b"', options={"a": (1, None), "b": 'x"y'})
+    text = render(make_case(backend=backend)).text
+    content = "\n".join(line[2:] for line in BLOCK.search(text)["content"].splitlines())
+    options = tomllib.loads(content)["tool"]["minidbg"]["options"]
+    assert ast.literal_eval(options) == {"a": (1, None), "b": 'x"y'}
+
+
+def test_embedded_definitions_stand_above_the_backend(make_case):
+    backend = BackendRef("mine", "mine", embedded="def mine(gm, example_inputs):\n    return gm.forward\n")
+    top = top_of(make_case(backend=backend))
+    assert top.index("# Copied from the program") < top.index("def mine") < top.index("def backend")
+
+
+def test_a_definition_that_the_judge_would_overwrite_is_refused(make_case):
+    backend = BackendRef("main", "main", embedded="def main(gm, example_inputs):\n    return gm.forward\n")
+    with pytest.raises(CannotWrite, match="'main'"):
+        render(make_case(backend=backend))
+
+
+def test_text_that_is_no_python_is_refused(make_case):
+    backend = BackendRef("b", "<function b at 0x7f>")
+    with pytest.raises(CannotWrite, match="no Python"):
+        render(make_case(backend=backend))
+
+
+def test_the_direct_path_builds_the_graph(make_case):
+    top = top_of(make_case(call=CallPath.DIRECT))
+    assert "def graph():" in top
+    assert "class Repro" not in top
+
+
+def test_dynamic_dimensions_are_marked(make_case):
+    case = make_case(dynamic=True, dynamic_dims=((0, 1),))
+    assert "torch._dynamo.maybe_mark_dynamic(x, 0)\n    torch._dynamo.maybe_mark_dynamic(x, 1)" in top_of(
+        case
+    )
+
+
+def test_float32_is_written_out_where_the_default_is_another(make_case):
+    from minidbg.case import Context
+
+    case = make_case(context=Context(default_dtype="torch.float64"))
+    assert "torch.randn(4, 8, dtype=torch.float32, device=device)" in top_of(case)
+
+
+def test_many_inputs_stand_on_lines_of_readable_length(make_case):
+    graph = fx.Graph()
+    values = [graph.placeholder(f"parameter_number_{index}") for index in range(40)]
+    graph.output((graph.call_function(torch.cat, (values,)),))
+    graph_module = fx.GraphModule(torch.nn.Module(), graph)
+    case = make_case(graph_module, tuple(torch.zeros(2) for _ in values))
+    assert max(map(len, top_of(case).splitlines())) <= 120 or "torch.cat" in top_of(case)
+    assert "return (\n" in top_of(case)
+
+
+class TestConstants:
+    """Tensors that the graph owns."""
+
+    def test_small_ones_are_literal(self, make_case):
+        case = make_case(with_constant(torch.tensor([1.5, -2.0])), (torch.randn(2),))
+        assert "self.register_buffer('mask', torch.tensor([1.5, -2.0]))" in top_of(case).replace('"', "'")
+
+    def test_weights_are_random_unless_values_matter(self, make_case):
+        torch.manual_seed(0)
+        case = make_case(with_constant(torch.randn(400) * 3), (torch.randn(400),))
+        assert "torch.randn(400) * 3)" in top_of(case)
+        assert not render(case).tensors
+        assert list(render(case, exactness=Exactness.EXACT).tensors) == ["Repro.mask", "x"]
+
+    def test_large_integer_tables_are_stored_even_so(self, make_case):
+        case = make_case(with_constant(torch.randint(0, 99, (300,))), (torch.randn(300),))
+        assert list(render(case).tensors) == ["Repro.mask"]
+        assert "safetensors" in top_of(case)
+
+    def test_nan_in_a_large_one_is_kept(self, make_case):
+        value = torch.randn(300)
+        value[7] = math.nan
+        case = make_case(with_constant(value), (torch.randn(300),))
+        assert list(render(case).tensors) == ["Repro.mask"]

@@ -1,0 +1,90 @@
+"""What a run's end says, without running anything."""
+
+import json
+import signal
+
+import pytest
+
+from minidbg import workers
+from minidbg.errors import UnreadableRepro
+from minidbg.failure import Kind, Signature, Verdict
+from minidbg.repro import run, write
+from minidbg.workers import ChildResult
+
+
+@pytest.fixture
+def ended(make_case, tmp_path, monkeypatch):
+    """Runs a script of ``kind`` whose interpreter ends as given; the command line is kept in ``ended.argv``."""
+
+    def answer(kind=Kind.COMPILE, arguments=None, **how):
+        def run_python(argv, **limits):
+            answer.argv, answer.limits = argv, limits
+            return ChildResult(**how)
+
+        monkeypatch.setattr(workers, "run_python", run_python)
+        path = write(make_case(signature=Signature(kind, message="m")), tmp_path / "r.py")
+        return run(path, seconds=5, **(arguments or {}))
+
+    return answer
+
+
+def line(**fields):
+    return (
+        json.dumps({"verdict": "gone", "signature": None, "repro": "r.py", "torch": "2.13.0", **fields})
+        + "\n"
+    )
+
+
+def test_the_scripts_own_answer_counts(ended):
+    outcome = ended(stdout="noise\n" + line(seconds=1.5), exit_status=0)
+    assert (outcome.verdict, outcome.seconds) == (Verdict.GONE, 1.5)
+
+
+def test_device_and_backend_are_passed_on(ended, tmp_path):
+    outcome = ended(arguments={"device": "cuda:1", "backend": "mod:attr"}, stdout=line(verdict="skipped"))
+    assert ended.argv == [str(tmp_path / "r.py"), "--json", "--device", "cuda:1", "--backend", "mod:attr"]
+    assert outcome.device == "cuda:1"
+
+
+def test_the_script_runs_in_an_empty_folder_elsewhere(ended, tmp_path):
+    ended(stdout=line())
+    assert str(ended.limits["cwd"]) != str(tmp_path)
+    assert ended.limits["seconds"] == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "verdict"),
+    [(Kind.COMPILE, Verdict.CRASHED), (Kind.CRASH, Verdict.REPRODUCES), (Kind.HANG, Verdict.CRASHED)],
+)
+def test_a_death_is_a_crash(ended, kind, verdict):
+    outcome = ended(kind, signal=signal.SIGSEGV, stderr_tail="Fatal Python error")
+    assert outcome.verdict is verdict
+    assert outcome.signal == signal.SIGSEGV
+    assert outcome.reason == "died of SIGSEGV"
+    assert "Fatal" in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "verdict"),
+    [(Kind.COMPILE, Verdict.TIMEOUT), (Kind.HANG, Verdict.REPRODUCES), (Kind.CRASH, Verdict.TIMEOUT)],
+)
+def test_no_answer_in_time_is_a_hang(ended, kind, verdict):
+    outcome = ended(kind, timed_out=True, signal=signal.SIGKILL)
+    assert (outcome.verdict, outcome.reason) == (verdict, "no answer within 5 s")
+
+
+@pytest.mark.parametrize("stdout", ["", "\n", "Traceback\n", "[1, 2]\n", '{"verdict": "odd"}\n', "null\n"])
+def test_an_end_without_a_verdict_judges_nothing(ended, stdout):
+    outcome = ended(stdout=stdout, exit_status=1, stderr_tail="x\nSyntaxError: invalid syntax\n")
+    assert outcome.verdict is Verdict.INVALID
+    assert outcome.reason == "exit status 1 without a verdict: SyntaxError: invalid syntax"
+
+
+def test_a_refused_command_line_is_skipped(ended):
+    assert ended(exit_status=125, stderr_tail="r.py: unrecognized arguments").verdict is Verdict.SKIPPED
+
+
+def test_a_file_that_is_no_repro_is_not_run(tmp_path):
+    (tmp_path / "r.py").write_text("raise SystemExit(1)\n")
+    with pytest.raises(UnreadableRepro):
+        run(tmp_path / "r.py")

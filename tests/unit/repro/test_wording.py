@@ -1,0 +1,110 @@
+"""What the docstring tells a reader."""
+
+import ast
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import fx
+
+from minidbg.case import BackendRef, CallPath, Context, Provenance
+from minidbg.failure import Direction, Kind, Signature
+from minidbg.repro.wording import call_line, docstring, escaped, mode_phrases, op_names, ops_phrase, title
+
+
+def graph_of(*calls):
+    graph = fx.Graph()
+    value = graph.placeholder("x")
+    for op, target in calls:
+        value = graph.create_node(op, target, (value,))
+    graph.output((value,))
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (Kind.COMPILE, "eager fails to compile relu."),
+        (Kind.RUNTIME, "The code that eager makes of relu fails."),
+        (Kind.ACCURACY, "eager gives wrong results for relu."),
+        (Kind.CRASH, "The process dies in eager with relu."),
+        (Kind.HANG, "eager does not come back from relu."),
+    ],
+)
+def test_the_title_says_backend_kind_and_op(make_case, kind, text):
+    assert title(make_case(signature=Signature(kind))) == text
+
+
+def test_the_title_says_backward(make_case):
+    case = make_case(signature=Signature(Kind.RUNTIME, Direction.BACKWARD))
+    assert title(case) == "The code that eager makes of relu fails in backward."
+
+
+def test_ops_have_short_names():
+    graph_module = graph_of(
+        ("call_function", torch.ops.aten.cumsum.default),
+        ("call_function", torch.nn.functional.gelu),
+        ("call_method", "add_"),
+        ("call_function", torch.flatten),
+    )
+    assert op_names(graph_module) == ("cumsum", "gelu", "add", "flatten")
+    assert ops_phrase(graph_module) == "cumsum, gelu, add and flatten"
+
+
+def test_a_large_graph_goes_by_its_size():
+    names = ("relu", "sin", "cos", "tan", "exp", "log")
+    assert ops_phrase(graph_of(*(("call_method", name) for name in names))) == "a graph of 6 nodes"
+
+
+def test_the_failing_call_stands_in_one_line(make_case):
+    named = make_case(backend=BackendRef("inductor", "'inductor'", mode="max-autotune"), dynamic=True)
+    assert call_line(named) == (
+        'In short: torch.compile(Repro(), backend="inductor", fullgraph=True, dynamic=True, mode="max-autotune")(*inputs())'
+    )
+    imported = make_case(backend=BackendRef("b", '"b"', setup=("import b",)), backward=True)
+    assert "backend=backend(), fullgraph=True)(*inputs()), then backward" in call_line(imported)
+    assert "called directly" in call_line(make_case(call=CallPath.DIRECT))
+
+
+def test_modes_that_differ_from_the_defaults_are_told():
+    context = Context(
+        grad=False,
+        autocast=(("cpu", "torch.bfloat16", True),),
+        deterministic=True,
+        default_dtype="torch.float64",
+        matmul_precision="high",
+        config={"torch._inductor.config": {"cpp.threads": 1}},
+    )
+    assert mode_phrases(context) == [
+        "torch.no_grad()",
+        'torch.autocast("cpu", dtype=torch.bfloat16)',
+        "torch.use_deterministic_algorithms(True)",
+        "torch.set_default_dtype(torch.float64)",
+        'torch.set_float32_matmul_precision("high")',
+        "torch._inductor.config.cpp.threads = 1",
+    ]
+    assert mode_phrases(Context()) == []
+
+
+def test_the_message_is_cut_to_its_first_lines(make_case):
+    message = "\n".join(f"line {number} " + "x" * 300 for number in range(40))
+    lines = docstring(make_case(provenance=Provenance(message=message)), values="").splitlines()
+    assert sum("line" in line and "x" * 100 in line for line in lines) == 8
+    assert max(map(len, lines)) < 180
+
+
+def test_notes_are_sentences(make_case):
+    case = make_case(provenance=Provenance(notes=("the other call path was needed", "")))
+    assert "The other call path was needed.\n" in docstring(case, values="")
+
+
+@given(st.text())
+def test_no_text_ends_the_docstring_or_hides_in_it(text):
+    source = f'"""{escaped(text)}\n"""\n'
+    (node,) = ast.parse(source).body
+    assert isinstance(node, ast.Expr)
+    assert all(character.isprintable() or character == "\n" for character in source)
+    source.encode()
+    if text.isprintable():
+        assert node.value.value == text + "\n"
