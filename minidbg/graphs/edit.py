@@ -146,21 +146,21 @@ class _Extraction:
         return [node for node in self.recording.nodes if node in needed]
 
     def _grad_changes(self, needed: Set[fx.Node]) -> set[fx.Node]:
-        """The settings of grad mode that make a difference to a needed node, and the one that puts it back."""
+        """The settings of grad mode that make a difference to a needed node, and one to end as the whole graph ends."""
+        settings = [node for node in self.recording.nodes if mode_of(node) is Mode.GRAD]
         state = start = self.recording.grad
         pending: fx.Node | None = None
-        last: fx.Node | None = None
         changes: set[fx.Node] = set()
-        for node in self.recording.nodes:
-            if mode_of(node) is Mode.GRAD:
-                pending = last = None if node in self.settings.without_modes else node
+        for node in self.recording.nodes if settings else ():
+            if mode_of(node) is Mode.GRAD and node not in self.settings.without_modes:
+                pending = node
             elif node in needed and pending is not None:
                 if pending.args[0] is not state:
                     changes.add(pending)
                     state = bool(pending.args[0])
                 pending = None
-        if last is not None and state is not start and last.args[0] is start:
-            changes.add(last)
+        if state is not start and settings[-1].args[0] is start:
+            changes.add(settings[-1])
         return changes
 
     # --- what they take from elsewhere ---

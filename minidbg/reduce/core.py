@@ -95,8 +95,8 @@ def reduce_graph(
     )
     certified, interrupted = False, False
     try:
-        find(problem, hints)
-        polish(problem)
+        run(problem, "suspects", lambda problem: try_suspects(problem, hints))
+        reduce_to_fixed_point(problem)
         problem.confirm_whole()
         certified = True
     except BudgetSpent:
@@ -106,9 +106,22 @@ def reduce_graph(
     return _reduced(problem, certified, interrupted)
 
 
-def find(problem: ReductionProblem, hints: Sequence[str]) -> None:
+def reduce_to_fixed_point(problem: ReductionProblem) -> None:
+    """All passes until a whole round changes nothing.
+
+    Each round begins as a new reduction would, with nothing presumed: a failure need not be monotone, so it may have gone
+    away with a node and come back when more nodes went. For one or two nodes all answers of a second round are known.
+    """
+    before: Candidate | None = None
+    while problem.best is not before:
+        before = problem.best
+        problem.begin_round()
+        find(problem)
+        polish(problem)
+
+
+def find(problem: ReductionProblem) -> None:
     """From many nodes to few."""
-    run(problem, "suspects", lambda problem: try_suspects(problem, hints))
     for name, reduction_pass in FINDING:
         run(problem, name, reduction_pass)
     problem.keep_passed_through = True

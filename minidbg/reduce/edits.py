@@ -17,7 +17,7 @@ def settle_returned_inputs(problem: ReductionProblem) -> None:
 
     Windows leave them out. Cost: one call, none where something was found or no input is returned.
     """
-    if problem.steps or not any(node.op == "placeholder" for node in problem.recording.outputs):
+    if problem.round_found_something or not any(node.op == "placeholder" for node in problem.recording.outputs):
         return
     if not problem.consider(problem.extract(set(problem.best.calls))):
         problem.keep_passed_through = True
@@ -63,11 +63,13 @@ def drop_outputs(problem: ReductionProblem) -> None:
 def drop_nodes(problem: ReductionProblem) -> None:
     """Try to put each node's recorded value in its place, last first. Cost: one call for each node."""
     for name in reversed([node.name for node in problem.best.calls if mode_of(node) is Mode.NONE]):
-        nodes = {node for node in problem.best.calls if node.name != name}
-        if len(nodes) < len(problem.best.calls):
-            before = problem.best
-            if not problem.consider(candidate := problem.extract(nodes)) and problem.best is before:
-                problem.neighbour = candidate or problem.neighbour
+        left = {node for node in problem.best.calls if node.name != name}
+        if len(left) == len(problem.best.calls):
+            continue  # it went with another one
+        candidate = problem.extract(left)
+        if candidate is not None and not problem.consider(candidate):
+            problem.remember_passing(problem.bits(left))
+            problem.neighbour = candidate
 
 
 def bypass_nodes(problem: ReductionProblem) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+import torch
 from torch import fx
 
 from minidbg.errors import NotReproduced
@@ -164,6 +165,7 @@ class ReductionProblem:
     _known: dict[Hashable, Answer] = field(default_factory=dict)
     _passing: list[int] = field(default_factory=list)
     _bits: dict[str, int] = field(default_factory=dict)
+    _whole_of_round: Candidate | None = None
     _recording: tuple[Candidate, Recording] | None = None
     _started: float = field(default_factory=time.monotonic)
     _start_nodes: int = 0
@@ -247,7 +249,8 @@ class ReductionProblem:
         self.oracle_calls += 1
         began = time.monotonic()
         size = candidate.size
-        answer = self.ask(self._for_the_oracle(candidate), candidate.inputs)
+        with torch.set_grad_enabled(torch.is_grad_enabled()):  # a graph that fails half-way leaves its mode behind
+            answer = self.ask(self._for_the_oracle(candidate), candidate.inputs)
         nodes, inputs, *_ = size
         self.history.append(Attempt(self.phase, nodes, inputs, answer, time.monotonic() - began, key[:16]))
         self._tell(answer is Answer.INTERESTING and size < self.best.size, candidate)
@@ -321,6 +324,17 @@ class ReductionProblem:
     def forget_passing(self) -> None:
         """Presume nothing any more: the answers so far were about something else."""
         self._passing.clear()
+
+    def begin_round(self) -> None:
+        """Look at ``best`` as at a new whole; answers are remembered, nothing is presumed."""
+        self.forget_passing()
+        self.keep_passed_through = False
+        self._whole_of_round = self.best
+
+    @property
+    def round_found_something(self) -> bool:
+        """Whether anything smaller has failed since the round began."""
+        return self.best is not self._whole_of_round
 
     def remember_passing(self, mask: int) -> None:
         """Note that these nodes passed."""

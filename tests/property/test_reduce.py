@@ -1,0 +1,79 @@
+"""Reduction of random graphs under random predicates: it ends, never grows, still fails, and is minimal when it says so."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from brute_force import single_removals
+from random_graphs import GraphMaker, Predicate, calls, random_predicate
+from torch import fx
+
+from minidbg.errors import NotReproduced
+from minidbg.reduce.minimize import Minimized, minimize
+
+SEEDS = range(25)
+
+
+def size(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[int, int, int]:
+    return len(calls(graph_module)), len(inputs), len(graph_module.graph.output_node().args[0])
+
+
+def reduced(seed: int, **features: bool) -> tuple[Minimized, Predicate, int]:
+    graph_module, inputs = GraphMaker(seed, calls=5 + seed % 40, **features).finish()
+    fails = random_predicate(seed, graph_module, inputs)
+    before = [value.clone() for value in inputs]
+    text = graph_module.code
+    result = minimize(graph_module, inputs, fails)
+    assert all(torch.equal(value, was) for value, was in zip(inputs, before, strict=True)), (
+        "inputs were written"
+    )
+    assert graph_module.code == text, "the graph was changed"
+    return result, fails, len(calls(graph_module))
+
+
+@pytest.mark.parametrize(
+    "features", [{}, {"writes": True}, {"modes": True}, {"writes": True, "modes": True}], ids=str
+)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_result_is_smaller_and_still_fails(seed: int, features: dict[str, bool]) -> None:
+    result, fails, calls_before = reduced(seed, **features)
+    graph_module = result.graph_module
+    graph_module.graph.lint()
+    assert len(calls(graph_module)) <= calls_before
+    assert fails(copy.deepcopy(graph_module), [value.clone() for value in result.inputs])
+    graph_module(*[value.clone() for value in result.inputs])
+    assert result.certified
+    sizes = [len(calls(step)) for step, _ in result.steps]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_single_removal_of_a_certified_result_fails(seed: int) -> None:
+    result, fails, _ = reduced(seed)
+    for what, graph_module, inputs in single_removals(result.graph_module, result.inputs):
+        if size(graph_module, inputs) < size(result.graph_module, result.inputs):
+            assert not fails(graph_module, inputs), f"{what} can go: {graph_module.code}"
+
+
+@pytest.mark.parametrize("features", [{}, {"writes": True}, {"modes": True}], ids=str)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_second_reduction_changes_nothing(seed: int, features: dict[str, bool]) -> None:
+    result, fails, _ = reduced(seed, **features)
+    try:
+        again = minimize(result.graph_module, result.inputs, fails)
+    except NotReproduced:
+        pytest.fail("the result does not fail any more")
+    assert again.graph_module.code == result.graph_module.code
+    assert len(again.inputs) == len(result.inputs)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_same_input_gives_same_result_and_calls(seed: int) -> None:
+    one, _, _ = reduced(seed)
+    other, _, _ = reduced(seed)
+    assert one.graph_module.code == other.graph_module.code
+    assert one.oracle_calls == other.oracle_calls
