@@ -20,6 +20,7 @@ from minidbg import _torch
 from minidbg.backend import capture
 from minidbg.backend.budget import PROCESS, is_out_of_memory, several_ranks
 from minidbg.backend.capture import Failure
+from minidbg.backend.context import enabled_autocasts
 from minidbg.backend.kept import generator_states, set_generator_state
 from minidbg.case import Case
 from minidbg.errors import MinidbgError
@@ -125,6 +126,17 @@ def answering(failure: Failure) -> Iterator[None]:
         ANSWERING.reset(token)
 
 
+@contextlib.contextmanager
+def plain_modes() -> Iterator[None]:
+    """A block in torch's default modes: each run of the case enters those that the case has."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))  # turns grad mode on, too
+        stack.enter_context(torch.device("cpu"))
+        for device, _, _ in enabled_autocasts():
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
 def captured(failure: Failure, settings: Settings) -> Report:
     """Capture ``failure`` and have it answered, unless this very one was before."""
     case = capture.case_of(failure, settings)
@@ -138,7 +150,8 @@ def captured(failure: Failure, settings: Settings) -> Report:
         case = replace(case, provenance=story)
     started = time.monotonic()
     try:
-        report = respond(case, failure.error, granted)
+        with plain_modes():
+            report = respond(case, failure.error, granted)
     finally:
         if granted.reduce is Reduce.NOW:
             PROCESS.spend(time.monotonic() - started)

@@ -847,6 +847,25 @@ def test_modes_are_read_when_the_call_fails(answers: Answers) -> None:
     assert second.context.autocast == (("cpu", "torch.bfloat16", True),)
 
 
+def test_a_failure_is_answered_in_plain_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle calls enter the modes of their case; what they inherit would otherwise stay on."""
+    seen: list[tuple[bool, bool, bool, torch.device]] = []
+
+    def respond(case: Case, error: BaseException, settings: Settings) -> StubReport:
+        modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+        seen.append((*modes, torch.empty(1).device))
+        return StubReport("done")
+
+    monkeypatch.setattr(failures, "respond", respond)
+    compiled = torch.compile(double, backend=wrap(raises_when_called))
+    x = torch.ones(2)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+        fail(lambda: compiled(x))
+        assert torch.is_inference_mode_enabled()
+        assert not torch.is_grad_enabled()
+    assert seen == [(False, True, False, torch.device("cpu"))]
+
+
 def test_inference_mode_is_seen_at_compile_time_by_its_tensors(answers: Answers) -> None:
     """TORCH.md: dynamo turns inference mode off while it calls the backend."""
     with torch.inference_mode():
