@@ -14,13 +14,12 @@ import tempfile
 import time
 from typing import Any
 
-from minidbg.oracle.harness import failed, outcome
-from minidbg.oracle.signature import CARRIERS
+from minidbg.oracle.harness import failure, outcome
+from minidbg.oracle.signature import CALLS_BACKEND, CARRIERS
 
 # --- embedded from here ---
 
 TIME_LIMIT_S = 120.0
-CALLS_BACKEND = ("call_user_compiler", "_call_user_compiler", "compile_directly", "get_or_compile")
 
 
 def judge_in_child(
@@ -73,7 +72,11 @@ def died(died_by: str, phase: str, stderr: str, case: dict[str, Any]) -> dict[st
         )
     what, _, direction = phase.partition(" ")
     stack = stack_in(stderr)
-    if stack and what == "compile" and not any(function in CALLS_BACKEND for _, function in stack):
+    if (
+        stack
+        and what == "compile"
+        and not any(function in (*CALLS_BACKEND, "get_or_compile") for _, function in stack)
+    ):
         what = "runtime"  # torch.compile compiles and runs in one call: the stack tells which it was
     signature = {
         "kind": kind,
@@ -82,7 +85,10 @@ def died(died_by: str, phase: str, stderr: str, case: dict[str, Any]) -> dict[st
         "frames": [f"{module}:{function}" for module, function in outside_carriers(stack)][:4],
         "message": "",
     }
-    return failed(signature, case, last_words(stderr) if kind == "crash" else f"no end of {what} {direction}")
+    where = f"while {'compiling' if what == 'compile' else 'running'} {direction or 'forward'}"
+    said = last_words(stderr)
+    message = f"{died_by} {where}" + (f": {said}" if said else "") if kind == "crash" else f"no end {where}"
+    return failure(signature, case, message)
 
 
 def death_name(status: int) -> str:

@@ -29,30 +29,38 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from minidbg.case import Case
+from minidbg.case import CallPath, Case
 from minidbg.failure import Kind
 
 MARK = "# --- embedded from here ---\n"
 ROOM = Path(__file__).parent
 
 
-def parts_of(kind: str) -> tuple[str, ...]:
-    """The files of this room whose text a script of that kind carries."""
-    more = {Kind.ACCURACY: ("compare.py",), Kind.CRASH: ("child.py",), Kind.HANG: ("child.py",)}
-    return ("signature.py", *more.get(Kind(kind), ()), "harness.py", "script.py")
+def parts_of(kind: str, call: str = CallPath.DIRECT) -> tuple[str, ...]:
+    """The files of this room whose text a script of that kind and call path carries, in order."""
+    extra = {
+        Kind.ACCURACY: ("compare.py", "reruns.py", "agreement.py"),
+        Kind.CRASH: ("child.py",),
+        Kind.HANG: ("child.py",),
+    }
+    direct = ("direct.py",) if call == CallPath.DIRECT else ()
+    return ("signature.py", *extra.get(Kind(kind), ()), *direct, "harness.py", "script.py")
 
 
 @cache
-def harness_source(kind: str) -> str:
-    """The text to embed for a case of that kind: definitions only, no import of minidbg."""
-    return "\n\n".join(body_of(ROOM / part) for part in parts_of(kind))
+def harness_source(kind: str, call: str = CallPath.DIRECT) -> str:
+    """The text to embed for a case of that kind: definitions only, no import of minidbg.
+
+    What only direct calls need is left out for the other call path.
+    """
+    return "\n\n".join(body_of(ROOM / part) for part in parts_of(kind, call))
 
 
 @cache
-def harness_imports(kind: str) -> tuple[str, ...]:
-    """The import statements that ``harness_source(kind)`` needs, sorted, ``import torch`` among them."""
+def harness_imports(kind: str, call: str = CallPath.DIRECT) -> tuple[str, ...]:
+    """The import statements that ``harness_source(kind, call)`` needs, sorted, ``import torch`` among them."""
     found: set[str] = set()
-    for part in parts_of(kind):
+    for part in parts_of(kind, call):
         for node in ast.parse((ROOM / part).read_text()).body:
             if isinstance(node, ast.Import | ast.ImportFrom) and "minidbg" not in ast.unparse(node):
                 found.add(ast.unparse(node))
@@ -69,8 +77,12 @@ def harness_names(kind: str) -> frozenset[str]:
             names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.Assign):
-            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            names |= {
+                one.id
+                for one in ast.walk(node)
+                if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+            }
     return frozenset(names)
 
 

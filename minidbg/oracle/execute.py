@@ -11,12 +11,13 @@ from torch import fx
 from minidbg import _torch, references
 from minidbg.case import CallPath, Case
 from minidbg.errors import CannotWrite, MinidbgError
-from minidbg.failure import Outcome, Verdict
+from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs import ModuleSource, instantiate, write_module
 from minidbg.graphs.attributes import by_name
 from minidbg.graphs.builder import write_graph_builder
 from minidbg.graphs.cloning import clone_values
 from minidbg.oracle import harness
+from minidbg.oracle.agreement import differ
 from minidbg.oracle.embed import settings_of
 
 Note = Callable[[str], object]
@@ -49,6 +50,7 @@ def execute(case: Case, *, note: Note = lambda phase: None) -> Outcome:
             compiler=compiler,
             case=settings_of(case),
             note=note,
+            differ=differ if case.kind in (None, Kind.ACCURACY) else None,
         )
     device = str(devices[0]) if devices else "cpu"
     outcome = Outcome.from_json({**found, "device": device})

@@ -33,17 +33,17 @@ EXIT_STATUS = {
     "skipped": 125,
     "invalid": 125,
 }
-CANNOT_JUDGE = 125
 
 
 class Unavailable(Exception):
     """What the case needs is not here: a module, a device, the backend."""
 
 
-def judge(
+def judge_script(
     script: dict[str, Any], case: dict[str, Any], device: str | None, backend: str | None, note: Any
 ) -> dict[str, Any]:
     """Run the script's case on ``device`` with ``backend``, each as the script has it unless given."""
+    moved = device is not None
     device = device or case.get("device", "cpu")
     try:
         compiler = find_backend(script, case.get("paths", []), backend)
@@ -52,7 +52,7 @@ def judge(
         return outcome("skipped", str(missing), device=device)
     make = script.get("graph") or script["Repro"]
     result = attempt(
-        lambda: make().to(device),
+        lambda: make().to(device) if moved else make(),
         lambda: tuple(script["inputs"](device)),
         compiler,
         case,
@@ -65,8 +65,8 @@ def judge(
 def find_backend(script: dict[str, Any], paths: list[str], wanted: str | None) -> Any:
     """What ``backend()`` gives, or ``--backend``: a registered name or ``module:attribute``."""
     found = None
-    for more in (0, len(paths)):
-        sys.path += paths[:more]
+    for folders in ([], paths) if paths else ([],):
+        sys.path += folders
         try:
             found = script["backend"]()
             break
@@ -97,7 +97,7 @@ def need_device(device: str) -> None:
 
 
 def read_case(path: str) -> dict[str, Any]:
-    """The ``[tool.minidbg]`` table of the header that the file at ``path`` begins with (PEP 723)."""
+    """The ``[tool.minidbg]`` table of the header that the file at ``path`` has (PEP 723)."""
     with open(path, encoding="utf-8") as file:
         header = re.search(r"(?m)^# /// script$\s((?:^#(?:| .*)$\s)+)^# ///$", file.read())
     if header is None:
@@ -110,14 +110,17 @@ def outcome_of(
     script: dict[str, Any],
     device: str | None = None,
     backend: str | None = None,
-    note: Callable[[str], object] | None = None,
+    tell: Callable[[str], object] | None = None,
 ) -> dict[str, Any]:
-    """Judge the script here, or (crash, hang) in a child process. A fault of the script itself is ``invalid``."""
+    """Judge the script here, or in a child process (crash, hang; ``tell`` is the child's way to say what it does).
+
+    A fault of the script itself is ``invalid``.
+    """
     try:
         case = read_case(script["__file__"])
-        if note is None and "judge_in_child" in script:
+        if tell is None and "judge_in_child" in script:
             return dict(script["judge_in_child"](script["__file__"], case, device, backend))
-        return judge(script, case, device, backend, note or (lambda phase: None))
+        return judge_script(script, case, device, backend, lambda phase: tell and tell("phase " + phase))
     except Exception as error:  # noqa: BLE001 - else Python would exit with 1, which means "reproduces"
         traceback.print_exc()
         return outcome("invalid", f"the script itself failed: {brief(error)}")
@@ -142,29 +145,38 @@ def sentence(found: dict[str, Any], backend: str) -> str:
 
 def main(script: dict[str, Any], argv: list[str] | None = None) -> int:
     """Judge the script whose globals are ``script``, print the verdict, return the exit status."""
-    options = arguments(argv)
-    with clean_stdout() as say:
-        note = (lambda phase: say("phase " + phase)) if options.child else None
-        found = outcome_of(script, options.device, options.backend, note)
-        name = options.backend or "the backend"
-        with contextlib.suppress(Exception):
-            name = options.backend or read_case(script["__file__"])["backend"]
-        if options.json or options.child:
-            extra = {"repro": script["__file__"], "backend": name, "torch": torch.__version__}
-            say(json.dumps({**found, **extra}, default=str))
-        else:
-            say(sentence(found, name))
-            if found["verdict"] in ("changed", "crashed", "timeout"):
-                for label, one in (
-                    ("expected", read_case(script["__file__"])["signature"]),
-                    ("got", found["signature"]),
-                ):
-                    say(f"  {label}: {one}")
+    options = parse_arguments(argv)
+    try:
+        with clean_stdout() as say:
+            found = outcome_of(script, options.device, options.backend, say if options.child else None)
+            for line in report(found, script["__file__"], options):
+                say(line)
+    except Exception:  # noqa: BLE001 - as in outcome_of
+        traceback.print_exc()
+        return 125
     status = EXIT_STATUS[found["verdict"]]
     return 125 if options.bisect and status == 3 else status
 
 
-def arguments(argv: list[str] | None) -> argparse.Namespace:
+def report(found: dict[str, Any], path: str, options: argparse.Namespace) -> Iterator[str]:
+    """The lines to print: the verdict first, or one JSON object."""
+    try:
+        case = read_case(path)
+    except Exception:  # noqa: BLE001 - the outcome says so already
+        case = {}
+    backend = options.backend or case.get("backend", "the backend")
+    if options.json or options.child:
+        yield json.dumps(
+            {**found, "repro": path, "backend": backend, "torch": torch.__version__}, default=str
+        )
+        return
+    yield sentence(found, backend)
+    if EXIT_STATUS[found["verdict"]] == 3:
+        yield f"  expected: {case.get('signature')}"
+        yield f"  got:      {found['signature']}"
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     class Parser(argparse.ArgumentParser):
         def error(self, message: str) -> Any:
             self.exit(125, f"{self.prog}: {message}\n")  # argparse's own status is 2
@@ -191,7 +203,8 @@ def clean_stdout() -> Iterator[Callable[[str], object]]:
     real = os.dup(1)
     os.dup2(2, 1)
     try:
-        yield lambda text: os.write(real, (text + "\n").encode(errors="backslashreplace"))
+        with contextlib.redirect_stdout(sys.stderr):
+            yield lambda text: os.write(real, (text + "\n").encode(errors="backslashreplace"))
     finally:
         sys.stdout.flush()
         os.dup2(real, 1)

@@ -16,6 +16,12 @@ CARRIERS = (
     "torch.utils._contextlib",
     "torch.nn.modules.module",
 )
+CALLS_BACKEND = ("call_user_compiler", "_call_user_compiler", "compile_directly")
+COMPILE_WRAPPER = "_TorchDynamoContext"  # what torch.compile returns, in torch._dynamo.eval_frame
+CALLS_COMPILED = (
+    "torch._dynamo.eval_frame",
+    "DisableContext",
+)  # dynamo's wrapping of what the backend returns
 GENERATED = ("torch._inductor.runtime.compile_tasks", "torch_compile_debug")
 SCRIPTS = ("__main__", "__mp_main__", __name__)
 LOADED_BY_PATH = r"\w+_[0-9a-f]{8}"  # the names that load_by_path gives to scripts
@@ -71,7 +77,18 @@ def wrapped_by(error: BaseException) -> BaseException | None:
 
 
 def quotes(error: BaseException, inner: BaseException | None) -> bool:
-    return inner is not None and str(error).startswith(type(inner).__name__ + ":")
+    return inner is not None and text_of(error).startswith(type(inner).__name__ + ":")
+
+
+def text_of(error: BaseException) -> str:
+    """Its message, without what could move a terminal; empty where there is none to be had."""
+    try:
+        text = str(error)[:50_000]
+    except Exception:  # noqa: BLE001 - the text is a foreign method's
+        return ""
+    text = re.sub(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07?)", "", text)
+    text = text.translate({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'})
+    return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)
 
 
 def is_dynamo_wrapping(error: BaseException) -> bool:
@@ -82,13 +99,26 @@ def is_dynamo_wrapping(error: BaseException) -> bool:
 
 
 def phase_of(error: BaseException, direction: str = "forward") -> str:
-    """``compile`` when the stack passes the place where the backend is called, else ``runtime``."""
-    calls = {last_name(function) for module, function in stack_of(error) if module.startswith("torch.")}
-    if direction == "backward" and "call_func_at_runtime_with_args" in calls:
-        return "runtime"
-    compiling = {"call_user_compiler", "_call_user_compiler", "get_or_compile", "_backward_impl"}
-    bases = {base.__name__ for base in type(error).__mro__}
-    return "compile" if calls & compiling or "BackendCompilerFailed" in bases else "runtime"
+    """``compile`` when the stack passes the call of the backend, ``runtime`` when that of its result.
+
+    ``tracing`` when dynamo itself stopped before, or found nothing to call the backend with.
+    """
+    stack = stack_of(error)
+    functions = {last_name(function) for module, function in stack if module.startswith("torch.")}
+    if direction == "backward":
+        compiles = functions & {"get_or_compile", "_backward_impl"}
+        return "compile" if compiles and "call_func_at_runtime_with_args" not in functions else "runtime"
+    tracing = False
+    for module, function in stack:
+        if last_name(function) in CALLS_BACKEND:
+            return "compile"
+        if (module, function.partition(".")[0]) == CALLS_COMPILED and not tracing:
+            return "runtime"
+        tracing = tracing or module == "torch._dynamo.convert_frame"
+    if "BackendCompilerFailed" in {base.__name__ for base in type(error).__mro__}:
+        return "compile"  # its traceback was shortened
+    ends_in_wrapper = bool(stack) and stack[-1][1].startswith(COMPILE_WRAPPER)
+    return "tracing" if tracing or ends_in_wrapper else "runtime"
 
 
 def stack_of(error: BaseException) -> list[tuple[str, str]]:
@@ -121,18 +151,13 @@ def innermost_frames(chain: list[BaseException], most: int = 4) -> list[str]:
     waiting = False  # inside torch.compile's wrapper, compiled code not reached: frames are the model's
     for module, function in stack_of(traced[-1]) if traced else []:
         last = last_name(function)
-        if module == "torch._dynamo.eval_frame" and (waiting or function.startswith("_TorchDynamoContext")):
-            waiting = function.startswith("_TorchDynamoContext")
+        if module == CALLS_COMPILED[0] and (waiting or function.startswith(COMPILE_WRAPPER)):
+            waiting = function.startswith(COMPILE_WRAPPER)
             names.clear()
-        elif (
-            module.partition(".")[0] == "minidbg"
-            or last in ("call_user_compiler", "_call_user_compiler")
-            or function.startswith("_TorchCompile")
-            or (module, last) in (("<script>", "compile_directly"), ("<script>", "call_compiled"))
-        ):
+        elif module.partition(".")[0] == "minidbg" or last in CALLS_BACKEND or last == "call_compiled":
             waiting = False
             names.clear()
-        elif module and not module.startswith(CARRIERS):
+        elif module and not module.startswith(CARRIERS) and not function.startswith("_TorchCompile"):
             name = f"{module}:{last if module == '<generated>' else function}"
             if names[-1:] != [name]:
                 names.append(name)
@@ -145,17 +170,19 @@ def stable_message(chain: list[BaseException], most: int = 400) -> str:
         (one for one, inner in zip(chain, [*chain[1:], None], strict=True) if not quotes(one, inner)),
         chain[0],
     )
-    target = next((found[1] for one in chain if (found := re.search(r"(?m)^\s*target: (\S+)", str(one)))), "")
-    text = "\n".join(meaningful_lines(str(error)))
+    target = next(
+        (found[1] for one in chain if (found := re.search(r"(?m)^\s*target: (\S+)", text_of(one)))), ""
+    )
+    text = "\n".join(meaningful_lines(text_of(error)))
     text = f"{text} target: {target}" if target and target not in text else text
+    text = " ".join(text.split())[: 4 * most]
     for pattern, replacement in VOLATILE:
         text = re.sub(pattern, replacement, text)
-    return " ".join(text.split())[:most].strip()
+    return text[:most].strip()
 
 
 def meaningful_lines(text: str) -> list[str]:
     """The compiler's ``error:`` lines if there are any, else all lines up to the report's appendix."""
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)[:20_000]
     found = re.findall(r"(?m)^.*?\b(?:fatal )?error: (.*)$", text)
     if found:
         return [line.strip() for line in found[:2]]
@@ -170,15 +197,17 @@ def meaningful_lines(text: str) -> list[str]:
 APPENDIX = r"\s*(args\[\d+\]: |kwargs: |While executing |Original traceback|Found from :|Set TORCHDYNAMO_VERBOSE|from user code)"
 VOLATILE = (
     (r"\b0x[0-9a-fA-F]+\b", "#"),
+    (r"\w+://\S+", "<url>"),
     (r"(?:[A-Za-z]:)?(?:[/\\][\w.+@~-]+){2,}(?::\d+)*", "<path>"),
     (r"\b(?:[a-z2-7]{40,}|[0-9a-f]{12,})\b", "<hash>"),
     (r"\b(?:cpp|triton)_[a-z]*_?fused_\w+", "<kernel>"),
     (r"%\w+", "%<name>"),
     (r"\bL_\w+_\b|\bL\[[^\]\s]*\](?:\.\w+)*", "<name>"),
     (r"(?<=[A-Za-z_])\d+(?![A-Za-z\d])", "#"),  # buf12, relu_17, float32
-    (r"(?:_#)+\b", ""),
+    (r"(?:_#)+(?!\w)", ""),
     (r"(?<![\w#])-?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?[A-Za-z]{0,2}\b", "#"),
     (r"#(?:\s*[,x*]\s*#)+", "#"),  # shapes of any rank
     (r"\[\s*\]|\[#,?\s*\]", "[#]"),
     (r"\(#,\)", "(#)"),
+    (r"([^;]{4,}?)(?:; \1)+(?=;|$|\s)", r"\1"),  # one phrase for each dimension
 )

@@ -217,6 +217,33 @@ def raises_a_panic_on_relu(graph_module: fx.GraphModule, example_inputs: Sequenc
     return graph_module.forward
 
 
+def raises_on_symbolic_sizes(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """Fails to compile where a size is a symbol; dynamo gives symbols as inputs of their own."""
+    sizes = [node.meta.get("example_value") for node in graph_module.graph.nodes if node.op == "placeholder"]
+    shapes = [size for value in sizes if isinstance(value, torch.Tensor) for size in value.shape]
+    if any(isinstance(size, torch.SymInt) for size in [*sizes, *shapes]):
+        raise RelationError("cannot prove that the symbol is not negative")
+    return graph_module.forward
+
+
+class RelationError(Exception):
+    """What ``raises_on_symbolic_sizes`` raises."""
+
+
+def ends_the_program_on_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """Calls ``sys.exit`` while compiling, as a command line tool used as a library does."""
+    if has_relu(graph_module):
+        sys.exit(1)
+    return graph_module.forward
+
+
+def asks_to_skip_the_frame(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """Tells dynamo to run this frame in eager."""
+    from torch._dynamo.exc import SkipFrame
+
+    raise SkipFrame("not worth compiling")
+
+
 class PanicException(BaseException):
     """Stands for ``pyo3_runtime.PanicException``."""
 

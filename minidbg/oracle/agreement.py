@@ -1,0 +1,30 @@
+"""Holds a compiled run against eager's. Embedded in repro scripts of kind accuracy, after the comparison itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from minidbg.oracle.compare import mismatch, snapshot
+from minidbg.oracle.reruns import disturbed, to_float64
+
+# --- embedded from here ---
+
+
+def differ(
+    actual: dict[str, Any], expected: dict[str, Any], eager: Callable[..., dict[str, Any]]
+) -> dict[str, Any] | None:
+    """The first difference that counts, or None. ``eager`` runs the model again: changed, or with another seed."""
+
+    def left_by(run: dict[str, Any]) -> Any:
+        return snapshot(run["outputs"], run["inputs_after"], run["gradients"])
+
+    def in_float64() -> Any:
+        try:
+            return left_by(eager(to_float64))
+        except Exception:  # noqa: BLE001 - not every program has a float64 form; then there is no reference
+            return None
+
+    return mismatch(
+        left_by(actual), left_by(expected), in_float64, eager_again=lambda: left_by(eager(disturbed, seed=1))
+    )

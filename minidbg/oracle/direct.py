@@ -1,0 +1,63 @@
+"""Calling a backend without dynamo. Embedded in repro scripts whose graph dynamo would change on the way."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch._dynamo.source import LocalSource
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+# --- embedded from here ---
+
+
+def compile_directly(
+    compiler: Any, graph_module: Any, inputs: tuple[Any, ...], case: dict[str, Any], options: dict[str, Any]
+) -> Any:
+    """What ``compiler`` makes of the graph, handed over as dynamo would; it may write to the graph."""
+    given = [case.get("mode"), options or None, case.get("dynamic")]
+    wrapper: Any = torch._TorchCompileWrapper  # what torch.compile makes of backend, mode and options
+    if compiler == "inductor":
+        wrapper = torch._TorchCompileInductorWrapper
+    else:
+        given.insert(0, compiler)
+    context: Any = contextlib.nullcontext()
+    example_inputs = list(inputs)
+    if any(case.get("dynamic_dims") or ()):
+        fake_mode, example_inputs = with_symbolic_sizes(inputs, case["dynamic_dims"])
+        context = tracing(TracingContext(fake_mode))
+    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    for node, value in zip(placeholders, example_inputs, strict=True):
+        node.meta.setdefault("example_value", value)
+    with context:
+        compiled_fn = wrapper(*given)(graph_module, example_inputs)
+
+    def call_compiled(*args: Any) -> Any:
+        return compiled_fn(*args)
+
+    return call_compiled
+
+
+def with_symbolic_sizes(inputs: tuple[Any, ...], dynamic_dims: list[list[int]]) -> tuple[Any, list[Any]]:
+    """Fake inputs whose dynamic dimensions are symbols, one symbol for equal sizes; plain ints become symbols too.
+
+    Without dynamo, backends take real inputs for static ones, and a bug that needs symbols would be gone.
+    """
+    fake_mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    shapes: Any = fake_mode.shape_env
+    fakes = []
+    for place, (value, dims) in enumerate(zip(inputs, dynamic_dims, strict=True)):
+        source: Any = LocalSource(f"input_{place}")
+        if isinstance(value, torch.Tensor):
+            kinds = [DimDynamic.DUCK if dim in dims else DimDynamic.STATIC for dim in range(value.dim())]
+            context: Any = StatelessSymbolicContext(dynamic_sizes=kinds, constraint_sizes=[None] * len(kinds))
+            fakes.append(fake_mode.from_tensor(value, source=source, symbolic_context=context))
+        elif type(value) is int:
+            symbol = shapes.create_symbol(value, source, dynamic_dim=DimDynamic.DUCK)
+            fakes.append(shapes.create_symintnode(symbol, hint=value, source=source))
+        else:
+            fakes.append(value)
+    return fake_mode, fakes
