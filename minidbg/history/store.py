@@ -179,11 +179,6 @@ class History:
                 (state.repro, state.device, json.dumps(asdict(state))),
             )
 
-    def drop_states(self, repro: str) -> None:
-        """Forget the states of a repro whose file is gone; its results stay."""
-        with self.transaction():
-            self.connection.execute("delete from states where repro = ?", (repro,))
-
     def states(self) -> dict[tuple[str, str], State]:
         """The present state by repro and device."""
         rows = self.connection.execute("select state from states order by repro, device")

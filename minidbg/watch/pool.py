@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from minidbg.watch.repros import read_repros
+
 SERVER = Path(__file__).parents[1] / "workers" / "server.py"
 ROOT = Path(__file__).parents[2]
 
@@ -109,13 +111,14 @@ class ServerPool:
     ``refresh`` replaces it when a file that it has loaded has changed; runs under way end with the old one.
     """
 
-    def __init__(
-        self, listener: Listener, preload: Preload, *, scratch: Path, env: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, listener: Listener, preload: Preload, *, state: Path) -> None:
+        """``state`` is the folder for scratch files and compiled kernels."""
         self.listener = listener
         self.preload = preload
-        self.scratch = scratch
-        self.env = {**os.environ, **COMPILER_ENVIRONMENT, **(env or {})}
+        self.scratch = state / "scratch"
+        shutil.rmtree(self.scratch, ignore_errors=True)  # of a daemon that was killed
+        kernels = {"TORCHINDUCTOR_CACHE_DIR": str(state / "kernels")}
+        self.env = {**kernels, **os.environ, **COMPILER_ENVIRONMENT}
         self.server = self.start()
 
     def start(self) -> Server:
@@ -269,8 +272,12 @@ def log_tail(path: Path) -> str:
     return ""
 
 
-def order_for(
-    number: int, script: Path, arguments: Sequence[str], *, mode: str, seconds: float, **more: Any
-) -> Order:
-    """An order that runs ``script`` with ``arguments``."""
-    return Order(number, (str(script), *arguments), mode, seconds, **more)
+def preload_for(paths: Sequence[Path]) -> Preload:
+    """What a server for the repros in ``paths`` has to import: inductor only where one of them needs it.
+
+    ``MINIDBG__WATCH_PRELOAD=none`` leaves torch out, for scripts that need none.
+    """
+    if os.environ.get("MINIDBG__WATCH_PRELOAD") == "none":
+        return Preload(modules=(), warm="")
+    backends = {repro.backend for repro in read_repros(paths, Path()).values()}
+    return Preload(warm="inductor" if "inductor" in backends else "aot")

@@ -7,6 +7,7 @@ reads the same block in full.
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import re
 import tomllib
@@ -33,6 +34,8 @@ class Repro:
     path: Path
     digest: str
     """Of the script and the tensors beside it."""
+    stamp: tuple[int, ...] = ()
+    """Size and times of both files, by which a later look sees that they are the same."""
     damage: str = ""
     """Why it cannot be run, when it cannot."""
     kind: Kind = Kind.COMPILE
@@ -87,35 +90,72 @@ def name_of(path: Path, home: Path) -> str:
     return str(path.relative_to(home)) if path.is_relative_to(home) else str(path)
 
 
-def read_repros(paths: Sequence[Path], home: Path) -> dict[str, Repro]:
-    """All repros below ``paths`` by name; damaged ones are among them."""
-    repros = (read_repro(path, name_of(path, home)) for path in find_repros(paths))
-    return {repro.name: repro for repro in repros if repro is not None}
+def read_repros(
+    paths: Sequence[Path], home: Path, known: Mapping[str, Repro] | None = None
+) -> dict[str, Repro]:
+    """All repros below ``paths`` by name, damaged ones too. Those of ``known`` whose files are the same are kept."""
+    found: dict[str, Repro] = {}
+    for path in find_repros(paths):
+        name = name_of(path, home)
+        old = (known or {}).get(name)
+        repro = old if old is not None and old.stamp == stamp_of(path) else read_repro(path, name)
+        if repro is not None:
+            found[name] = repro
+    return found
+
+
+def stamp_of(path: Path) -> tuple[int, ...]:
+    """Size, times and inode of a script and of the tensors beside it; other numbers when they were written again."""
+    numbers: list[int] = []
+    for file in (path, path.with_suffix(".safetensors")):
+        try:
+            status = file.stat()
+            numbers += [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+        except OSError:
+            numbers.append(0)
+    return tuple(numbers)
 
 
 def read_repro(path: Path, name: str) -> Repro | None:
     """The repro at ``path``, or None when it has just gone. Nothing in it is run."""
+    stamp = stamp_of(path)  # before reading: a change in between is seen at the next look
     try:
-        data = path.read_bytes()
-        tensors = path.with_suffix(".safetensors")
-        stored = tensors.read_bytes() if tensors.exists() else b""
+        total = digest_of_files(path)
+        text = path.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:
-        return Repro(name, path, "", damage=f"cannot be read: {error.strerror or error}")
-    total = hashlib.sha1(data, usedforsecurity=False)
-    total.update(stored)
-    digest = total.hexdigest()
+        return Repro(name, path, "", stamp, damage=f"cannot be read: {error.strerror or error}")
     try:
-        text = data.decode("utf-8-sig")
-        table = header_table(text)
-        return Repro(
-            name, path, digest, kind=Kind(table["kind"]), expect=Verdict(table.get("expect", "reproduces")),
-            backend=str(table.get("backend", "")), device=str(table.get("device", "cpu")), table=table,
-            backend_source=function_source(text, "backend"),
-        )  # fmt: skip
+        return parsed(name, path, total, stamp, text.decode("utf-8-sig"))
     except (KeyError, ValueError, TypeError, SyntaxError, AttributeError) as error:
-        return Repro(name, path, digest, damage=f"damaged: {type(error).__name__}: {error}")
+        return Repro(name, path, total, stamp, damage=f"damaged: {type(error).__name__}: {error}")
+
+
+def parsed(name: str, path: Path, digest: str, stamp: tuple[int, ...], text: str) -> Repro:
+    """The repro of a script's text. Raises what damage can raise."""
+    table = header_table(text)
+    return Repro(
+        name,
+        path,
+        digest,
+        stamp,
+        kind=Kind(table["kind"]),
+        expect=Verdict(table.get("expect", "reproduces")),
+        backend=str(table.get("backend", "")),
+        device=str(table.get("device", "cpu")),
+        table=table,
+        backend_source=function_source(text, "backend"),
+    )
+
+
+def digest_of_files(path: Path) -> str:
+    """Of a script and of the tensors beside it. Raises OSError."""
+    total = hashlib.sha1(path.read_bytes(), usedforsecurity=False)
+    with contextlib.suppress(FileNotFoundError), path.with_suffix(".safetensors").open("rb") as tensors:
+        while piece := tensors.read(1 << 20):
+            total.update(piece)
+    return total.hexdigest()
 
 
 def header_table(text: str) -> Mapping[str, Any]:

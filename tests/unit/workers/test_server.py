@@ -28,7 +28,7 @@ class Driver:
     def __init__(self, folder: Path, preload: Preload = NO_TORCH) -> None:
         self.folder = folder
         self.heard: queue.SimpleQueue[Ended | Ready | Died] = queue.SimpleQueue()
-        self.pool = ServerPool(self.heard.put, preload, scratch=folder / "scratch")
+        self.pool = ServerPool(self.heard.put, preload, state=folder)
         self.number = 0
 
     def script(self, text: str, name: str = "script.py") -> Path:
@@ -215,7 +215,7 @@ DAEMON = """
 import sys, time
 from pathlib import Path
 from minidbg.watch.pool import Order, Preload, ServerPool
-pool = ServerPool(lambda message: None, Preload((), ""), scratch=Path(sys.argv[1]))
+pool = ServerPool(lambda message: None, Preload((), ""), state=Path(sys.argv[1]))
 pool.run(Order(1, (sys.argv[2],), "fork", 1000.0))
 print(pool.server.process.pid, flush=True)
 time.sleep(1000)
@@ -228,7 +228,7 @@ def test_nothing_outlives_a_killed_daemon(tmp_path: Path) -> None:
         f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(1000)"
     )
     daemon = subprocess.Popen(
-        [sys.executable, "-c", DAEMON, str(tmp_path / "scratch"), str(script)],
+        [sys.executable, "-c", DAEMON, str(tmp_path), str(script)],
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -1,0 +1,91 @@
+"""One daemon per repro folder, and who it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import filelock
+import psutil
+
+from minidbg.errors import MinidbgError
+from minidbg.watch.repros import HIDDEN
+
+LOCK = "watch.lock"
+HOLDER = "watch.json"
+
+
+class AlreadyWatched(MinidbgError):
+    """Another daemon watches this folder; ``holder`` is what it said about itself."""
+
+    def __init__(self, folder: Path, holder: Mapping[str, Any]) -> None:
+        self.folder, self.holder = folder, holder
+        who = f"process {holder['pid']} on {holder['host']}" if holder else "another process"
+        since = time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(holder["started"])) if holder else ""
+        super().__init__(
+            f"{folder} is already watched by {who}{since}; 'minidbg status' shows what it does, kill it to take over"
+        )
+
+
+class Lock:
+    """The right to watch a folder, held from construction to ``release``, and given back by the kernel if we die."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises AlreadyWatched."""
+        hidden = hidden_folder(folder)
+        self.lock = filelock.FileLock(hidden / LOCK)
+        self.holder = hidden / HOLDER
+        try:
+            self.lock.acquire(blocking=False)
+        except filelock.Timeout:
+            raise AlreadyWatched(folder, read_holder(folder)) from None
+        about = {
+            "pid": os.getpid(),
+            "created": psutil.Process().create_time(),
+            "started": time.time(),
+            "host": platform.node(),
+            "command": sys.argv,
+        }
+        draft = self.holder.with_suffix(".new")
+        draft.write_text(json.dumps(about))
+        draft.replace(self.holder)
+
+    def release(self) -> None:
+        """Let others watch the folder."""
+        self.holder.unlink(missing_ok=True)
+        self.lock.release()
+
+
+def hidden_folder(folder: Path) -> Path:
+    """The folder's ``.minidbg``, made if it is missing, and kept out of git."""
+    hidden = folder / HIDDEN
+    hidden.mkdir(parents=True, exist_ok=True)
+    ignore = hidden / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text("*\n")
+    return hidden
+
+
+def read_holder(folder: Path) -> Mapping[str, Any]:
+    """What the daemon of the folder said about itself; empty when there is none to read."""
+    try:
+        about = json.loads((folder / HIDDEN / HOLDER).read_text())
+        return about if {"pid", "host", "started", "created"} <= set(about) else {}
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def living_holder(folder: Path) -> Mapping[str, Any]:
+    """The daemon that watches the folder now; empty when there is none. A reused process number does not deceive it."""
+    about = read_holder(folder)
+    try:
+        alive = bool(about) and abs(psutil.Process(about["pid"]).create_time() - about["created"]) < 1
+    except psutil.Error:
+        alive = False
+    return about if alive or (about and about["host"] != platform.node()) else {}

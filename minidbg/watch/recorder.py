@@ -1,0 +1,150 @@
+"""Answers go into the history and are then told; a flip is told once, also when we were killed in between."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from minidbg.history import Flip, History, Result, Revision, State
+from minidbg.watch.announce import Announcer
+from minidbg.watch.repros import Repro
+from minidbg.watch.states import is_expected
+from minidbg.watch.sweep import Answer, Sighting
+
+HOOK_SECONDS = 60.0
+HOOK_GRACE_S = 5.0
+MESSAGE_CHARACTERS = 1000
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Writes what sweeps come to, and keeps the present states in memory."""
+
+    history: History
+    announce: Announcer
+    hook: str | None = None
+    hook_folder: Path = field(default_factory=Path.cwd)
+    states: dict[tuple[str, str], State] = field(default_factory=dict)
+    hooks: list[threading.Thread] = field(default_factory=list)
+
+    def commit(
+        self, answers: Iterable[Answer], repros: Mapping[str, Repro], sweep: int, *, quiet: bool = False
+    ) -> None:
+        """Store the answers, then tell them, flips last; with ``quiet`` the flips alone."""
+        answers = list(answers)
+        with self.history.transaction():
+            flips = [flip for answer in answers if (flip := self.store(answer)) is not None]
+        for answer in () if quiet else answers:
+            self.tell(answer, repros[answer.job.repro], sweep)
+        for flip in flips:
+            self.tell_flip(flip, repros.get(flip.repro))
+
+    def store(self, answer: Answer) -> Flip | None:
+        """Write one answer; its flip, if it has one."""
+        for sighting in answer.sightings:
+            self.store_sighting(answer.job.repro, answer.job.device, sighting, stale=False)
+        state, flip = answer.settled.state, answer.settled.flip
+        if state is not None and answer.sightings:
+            self.history.put_state(state)
+            self.states[state.repro, state.device] = state
+        return replace(flip, id=self.history.add_flip(flip)) if flip else None
+
+    def store_sighting(self, repro: str, device: str, sighting: Sighting, *, stale: bool) -> None:
+        """Write one run."""
+        seen = sighting.seen
+        outcome = replace(sighting.outcome, message=sighting.outcome.message[:MESSAGE_CHARACTERS])
+        purpose = str(sighting.purpose)
+        result = Result(repro, device, seen.at, outcome, purpose, seen.script, seen.environment, stale)
+        self.history.add_result(seen.sweep, result)
+
+    def tell(self, answer: Answer, repro: Repro, sweep: int) -> None:
+        """Announce one answer."""
+        settled = answer.settled
+        verdict = settled.state.verdict if settled.state and answer.sightings else None
+        if answer.sightings and settled.standing in ("skipped", "invalid"):
+            verdict = answer.sightings[-1].seen.verdict
+        data: dict[str, Any] = {
+            "sweep": sweep,
+            "repro": answer.job.repro,
+            "device": answer.job.device,
+            "standing": str(settled.standing),
+            "verdict": str(verdict) if verdict else None,
+            "seconds": round(answer.sightings[0].seen.seconds, 3) if answer.sightings else 0.0,
+            "runs": len(answer.sightings),
+            "reason": answer.reason,
+        }
+        if settled.state and verdict is settled.state.verdict:
+            data["expected"] = is_expected(settled.state.verdict, repro.expect)
+        self.announce("result", **data)
+
+    def tell_flip(self, flip: Flip, repro: Repro | None) -> None:
+        """Announce a flip, run the hook, and note that it was told."""
+        event = self.flip_event(flip, repro)
+        self.announce("flip", **event)
+        if self.hook:
+            self.hooks = [thread for thread in self.hooks if thread.is_alive()]
+            self.hooks.append(run_hook(self.hook, event, self.hook_folder))
+        self.history.mark_announced(flip.id)
+
+    def flip_event(self, flip: Flip, repro: Repro | None) -> dict[str, Any]:
+        """What is told of a flip: between which two sweeps and revisions, and which files had changed."""
+        after, before = self.history.sweep(flip.sweep), self.history.sweep(flip.last_before)
+        return {
+            "repro": flip.repro,
+            "path": str(repro.path) if repro else flip.repro,
+            "device": flip.device,
+            "kind": flip.kind,
+            "before": str(flip.before),
+            "after": str(flip.after),
+            "sweep": flip.sweep,
+            "last_before_sweep": flip.last_before,
+            "files": list(after.files)[:20] if after else [],
+            "last_before": revision_text(before.revisions if before else {}),
+            "first_after": revision_text(after.revisions if after else {}),
+        }
+
+    def tell_forgotten_flips(self, repros: Mapping[str, Repro]) -> None:
+        """Announce the flips that a killed daemon had stored and not told."""
+        for flip in reversed(self.history.flips(unannounced=True)):
+            self.tell_flip(flip, repros.get(flip.repro))
+
+    def close(self) -> None:
+        """Give hooks that have just begun a moment to end."""
+        for thread in self.hooks:
+            thread.join(timeout=HOOK_GRACE_S)
+
+
+def revision_text(revisions: Mapping[str, Revision]) -> str:
+    """``1a2b3c4d5e+0f1e2d3c`` for one repository; of several, with their names."""
+    if len(revisions) == 1:
+        return str(next(iter(revisions.values())))
+    return ", ".join(f"{Path(root).name} {revision}" for root, revision in sorted(revisions.items()))
+
+
+def run_hook(command: str, event: Mapping[str, Any], folder: Path) -> threading.Thread:
+    """Give the event to a shell command, beside us; one that fails or hangs is its own affair."""
+    data = json.dumps(event).encode()
+
+    def run() -> None:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(
+                command,
+                shell=True,
+                input=data,
+                cwd=folder,
+                timeout=HOOK_SECONDS,
+                check=False,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    thread = threading.Thread(target=run, name="minidbg-hook", daemon=True)
+    thread.start()
+    return thread

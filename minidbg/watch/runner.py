@@ -1,0 +1,133 @@
+"""From a task of a sweep to an order for the pool: which mode, which arguments, how long it may take."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from minidbg.failure import Kind
+from minidbg.history import State
+from minidbg.watch.pool import Order, Pool
+from minidbg.watch.repros import Repro
+from minidbg.watch.settings import WatchSettings, Workers
+from minidbg.watch.sweep import Purpose, Task
+
+CANARY_SCRIPT = Path(__file__).with_name("canary_script.py")
+DEVICE_SCRIPT = Path(__file__).with_name("device_script.py")
+CANARY_SECONDS = 120.0
+FIRST_RUN_SECONDS = 180.0
+LEAST_SECONDS = 30.0
+MOST_SECONDS = 900.0
+FACTOR = 5.0
+"""A run may take this many times as long as the last one, within the bounds above."""
+HANG_SECONDS = 30.0
+"""How long a repro of the kind hang is given in a warm worker, which has started up already."""
+
+
+@dataclass(slots=True)
+class Runner:
+    """The orders under way, at most ``settings.jobs`` of them."""
+
+    pool: Pool
+    settings: WatchSettings
+    bytecode: str = ""
+    under_way: dict[int, tuple[Task, float]] = field(default_factory=dict)
+    """By number: the task, and when it was ordered in seconds since the epoch."""
+    lost_once: set[Task] = field(default_factory=set)
+    """Tasks whose server died under them: they are run once more, in a fresh interpreter."""
+    last_number: int = 0
+
+    @property
+    def free(self) -> int:
+        """Workers without work."""
+        return max(0, self.settings.jobs - len(self.under_way))
+
+    def start(self, task: Task, repro: Repro, state: State | None) -> None:
+        """Order the task."""
+        number = self.next_number()
+        self.under_way[number] = task, time.time()
+        self.pool.run(
+            Order(
+                number,
+                arguments(task, repro, self.mode(task)),
+                self.mode(task),
+                time_limit(task, repro, state, self.settings.seconds, fresh=self.mode(task) == "fresh"),
+                memory_bytes=self.settings.memory_bytes or default_memory_bytes(self.settings.jobs),
+                pycache=self.bytecode,
+            )
+        )
+
+    def next_number(self) -> int:
+        """A number that no order has had."""
+        self.last_number += 1
+        return self.last_number
+
+    def mode(self, task: Task) -> str:
+        """Warm workers are forked where that is safe: Linux, and no device that a forked process cannot use."""
+        if task.fresh:
+            return "fresh"
+        if self.settings.workers is not Workers.AUTO:
+            forked = self.settings.workers is Workers.FORK and task not in self.lost_once
+        else:
+            forked = sys.platform == "linux" and task.job.device == "cpu" and task not in self.lost_once
+        return "fork" if forked else "prelude"
+
+    def ended(self, number: int) -> tuple[Task, float] | None:
+        """The task of an order that has ended, and when it was ordered; None for an order of someone else."""
+        return self.under_way.pop(number, None)
+
+    def lost(self, task: Task) -> bool:
+        """The task's server died. Whether it may be tried again."""
+        if task in self.lost_once:
+            self.lost_once.discard(task)
+            return False
+        self.lost_once.add(task)
+        return True
+
+    def cancel_all(self) -> None:
+        """End everything under way; the ends are still reported."""
+        for number in self.under_way:
+            self.pool.cancel(number)
+
+
+def arguments(task: Task, repro: Repro, mode: str) -> tuple[str, ...]:
+    """The command line of the task's script.
+
+    A repro of a crash or hang runs its dangerous part in a process of its own, which is slow to start; in a worker, which is
+    such a process already, it is asked to do without (``--child``).
+    """
+    script = str(repro.path.absolute())
+    if task.purpose is Purpose.CANARY:
+        return (str(CANARY_SCRIPT), script, "--device", task.job.device)
+    form = "--child" if repro.kind in (Kind.CRASH, Kind.HANG) and mode != "fresh" else "--json"
+    return (script, "--device", task.job.device, form)
+
+
+def time_limit(task: Task, repro: Repro, state: State | None, fixed: float | None, *, fresh: bool) -> float:
+    """Seconds that the task may take."""
+    if task.purpose is Purpose.CANARY:
+        return CANARY_SECONDS
+    if repro.kind is Kind.HANG:
+        own = own_limit(repro.table)
+        return own + LEAST_SECONDS if fresh else min(own, fixed or HANG_SECONDS)
+    if fixed is not None:
+        return fixed
+    if state is None or state.script != repro.digest:
+        return FIRST_RUN_SECONDS
+    return min(MOST_SECONDS, max(LEAST_SECONDS, FACTOR * state.seconds) + (LEAST_SECONDS if fresh else 0))
+
+
+def own_limit(table: Mapping[str, object]) -> float:
+    """The time limit in the header, which the script keeps by itself."""
+    limit = table.get("time_limit_s", 120.0)
+    return float(limit) if isinstance(limit, int | float) else 120.0
+
+
+def default_memory_bytes(jobs: int) -> int:
+    """What a run may have when nobody said: its share of the machine, and something over."""
+    return int(psutil.virtual_memory().total * 0.75 / max(1, min(jobs, 2)))

@@ -1,0 +1,417 @@
+"""The life of sweeps: what begins one, what makes its results stale, how it ends. The daemon's thread runs all of it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from minidbg.failure import Kind, Outcome, Verdict
+from minidbg.watch.announce import Announcer
+from minidbg.watch.devices import Machine, devices_of, missing, parse_devices, said_aloud
+from minidbg.watch.outcomes import CanaryAnswer, canary_of, outcome_of
+from minidbg.watch.plan import Job, in_order
+from minidbg.watch.pool import Ended
+from minidbg.watch.recorder import Recorder
+from minidbg.watch.repros import Repro, stamp_of
+from minidbg.watch.runner import Runner
+from minidbg.watch.settings import OnChange, WatchSettings
+from minidbg.watch.snapshot import Root, Snapshot
+from minidbg.watch.sources import worth_watching
+from minidbg.watch.states import FAILING, Seen, Standing, is_expected
+from minidbg.watch.sweep import Answer, CanaryKey, Purpose, Sighting, Sweep, Task, cannot_run
+from minidbg.watch.watched import Bytecode, Watched, installed_digest
+
+MOST_FILES_TOLD = 200
+MOST_TOUCHES = 2
+
+
+@dataclass(slots=True)
+class Sweeper:
+    """Begins, feeds and ends sweeps. ``clock`` gives seconds since the epoch."""
+
+    settings: WatchSettings
+    machine: Machine
+    recorder: Recorder
+    watched: Watched
+    bytecode: Bytecode
+    runner: Runner
+    announce: Announcer
+    clock: Callable[[], float]
+    repros: dict[str, Repro] = field(default_factory=dict)
+    current: Sweep | None = None
+    base: Snapshot = field(default_factory=Snapshot)
+    """The code at the beginning of the current sweep."""
+    swept: Snapshot | None = None
+    """The code of the last whole sweep that was completed; None when all repros are to run."""
+    due: set[str] = field(default_factory=set)
+    """Repros that are to run although the code has not changed."""
+    again: bool = False
+    """Whether all repros were asked for while a sweep was running."""
+    edited: bool = False
+    """Whether the code has changed since the current sweep began."""
+    whole: bool = True
+    """Whether the current sweep runs every repro."""
+    code: str = ""
+    began: float = 0.0
+    first_answer: float | None = None
+    answers: dict[Job, Answer] = field(default_factory=dict)
+    """Of the last sweep that was no probing."""
+    broken: dict[CanaryKey, str] = field(default_factory=dict)
+    told_missing: set[str] = field(default_factory=set)
+    loaded_elsewhere: set[str] = field(default_factory=set)
+    touches: dict[Job, int] = field(default_factory=dict)
+    """How many times in a row a job's own files were written while it ran, without another content."""
+    compared: tuple[Snapshot | None, Snapshot | None, tuple[str, ...]] = (None, None, ())
+    """The last comparison: it is asked for at every turn of the daemon's loop."""
+
+    # Beginning
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is a reason for a sweep."""
+        return self.swept is None or bool(self.due & self.repros.keys()) or bool(self.changed_files())
+
+    def changed_files(self) -> tuple[str, ...]:
+        """The watched files that differ from the last completed sweep."""
+        if self.swept is None:
+            return ()
+        now, then, found = self.compared
+        if now is not self.watched.snapshot or then is not self.swept:
+            now, then = self.watched.snapshot, self.swept
+            found = now.changes_since(then)
+            self.compared = now, then, found
+        return found
+
+    def ask_for_all(self) -> None:
+        """Run every repro, changed or not."""
+        self.swept, self.again = None, self.current is not None
+
+    def ask_for(self, names: Iterable[str]) -> None:
+        """Run these repros."""
+        self.due |= set(names)
+
+    def begin(self) -> None:
+        """Start a sweep of what is wanted."""
+        changed = self.changed_files()
+        self.whole = self.swept is None or bool(changed)
+        names = set(self.repros) if self.whole else self.due & self.repros.keys()
+        self.due.clear()
+        self.base, self.edited, self.began, self.first_answer = (
+            self.watched.snapshot,
+            False,
+            self.clock(),
+            None,
+        )
+        installed = installed_digest(self.machine.torch)
+        self.code = hashlib.sha1((self.base.digest() + installed).encode(), usedforsecurity=False).hexdigest()
+        self.runner.pool.refresh()
+        self.runner.bytecode = str(self.bytecode.renew([*self.watched.all_roots(), *self.script_folders()]))
+        number = self.recorder.history.start_sweep(
+            self.began, code=self.code, files=[shown(path) for path in changed[:MOST_FILES_TOLD]]
+        )
+        jobs, unable = self.jobs_of(names)
+        self.current = Sweep(
+            number, in_order(jobs, self.recorder.states, changed), self.repros, dict(self.recorder.states),
+            slots=self.settings.jobs,
+        )  # fmt: skip
+        self.answers.clear()
+        self.announce(
+            "sweep_started", sweep=number, jobs=len(jobs), repros=len(names),
+            files=[shown(path) for path in changed[:20]], changed=len(changed), devices=sorted({job.device for job in jobs}),
+        )  # fmt: skip
+        self.take(unable)
+        self.fill()
+
+    def begin_probing(self, names: Iterable[str], number: int) -> None:
+        """Run these repros once more although nothing has changed, as part of the last sweep."""
+        jobs, _ = self.jobs_of(set(names))
+        self.edited, self.whole = False, False
+        self.current = Sweep(
+            number, jobs, self.repros, dict(self.recorder.states), slots=self.settings.jobs, probing=True
+        )
+        self.fill()
+
+    def script_folders(self) -> list[Root]:
+        """The folders that scripts lie in: modules beside them may be imported."""
+        return [
+            Root(str(folder)) for folder in {repro.path.absolute().parent for repro in self.repros.values()}
+        ]
+
+    def jobs_of(self, names: set[str]) -> tuple[list[Job], list[Answer]]:
+        """The jobs of these repros, and the answers for those that cannot be run: damaged, or no such device."""
+        jobs: list[Job] = []
+        unable: list[Answer] = []
+        absent: dict[str, int] = {}
+        wanted = parse_devices(self.settings.devices)
+        for name in sorted(names):
+            repro = self.repros[name]
+            devices = devices_of(repro.device, wanted, self.machine)
+            if repro.damage:
+                unable += cannot_run(repro, devices, self.recorder.states)
+                continue
+            gone = missing(devices, self.machine)
+            for device in gone:
+                absent[device] = absent.get(device, 0) + 1
+            jobs += [Job(name, device) for device in devices if device not in gone]
+        self.tell_missing(absent)
+        return jobs, unable
+
+    def tell_missing(self, absent: dict[str, int]) -> None:
+        """Say once which devices are not here."""
+        for device, count in absent.items():
+            if device not in self.told_missing:
+                self.told_missing.add(device)
+                self.announce("device_missing", device=device, text=said_aloud(device, count, self.machine))
+
+    # Running
+
+    def fill(self) -> None:
+        """Give work to free workers."""
+        sweep = self.current
+        while sweep is not None and self.runner.free and (task := sweep.next_task()) is not None:
+            state = self.recorder.states.get((task.job.repro, task.job.device))
+            self.runner.start(task, sweep.repros[task.job.repro], state)
+
+    def supersede(self) -> None:
+        """The code has changed: what runs now is stale."""
+        if self.current is None or self.edited:
+            return
+        self.edited = True
+        self.current.cut_short()
+        if self.settings.on_change is OnChange.RESTART or self.current.probing:
+            self.runner.cancel_all()
+
+    def stop_probing(self) -> None:
+        """There is something better to do."""
+        if self.current is not None and self.current.probing:
+            self.supersede()
+
+    def ended(self, message: Ended) -> bool:
+        """Hear of an order; whether it was one of ours."""
+        found = self.runner.ended(message.id)
+        sweep = self.current
+        if found is None or sweep is None:
+            return found is not None
+        task, started = found
+        if message.cancelled:
+            sweep.given_up(task)
+        elif message.lost and not self.edited and self.runner.lost(task):
+            state = self.recorder.states.get((task.job.repro, task.job.device))
+            self.runner.start(task, sweep.repros[task.job.repro], state)
+        elif task.purpose is Purpose.CANARY:
+            self.canary_ended(sweep, task, message)
+        else:
+            self.job_ended(sweep, task, message, started)
+        self.fill()
+        return True
+
+    def give_up_unanswered(self) -> None:
+        """After a fault of our own: let no task be waited for that will not report."""
+        if self.current is not None:
+            for task in self.current.running - {task for task, _ in self.runner.under_way.values()}:
+                self.current.given_up(task)
+
+    def canary_ended(self, sweep: Sweep, task: Task, message: Ended) -> None:
+        """A canary has reported; once is said when a backend breaks or is back."""
+        if self.edited or message.lost:
+            sweep.given_up(task)
+            return
+        answer, key = canary_of(message), sweep.key(task.job)
+        backend = sweep.repros[task.job.repro].backend
+        answers = sweep.saw_canary(task, answer)
+        if answer.answer == "broken" and self.broken.get(key) != answer.reason:
+            self.tell_broken(key, backend, answer)
+        elif answer.answer != "broken" and self.broken.pop(key, None) is not None:
+            self.announce("backend_back", backend=backend, device=key.device)
+        self.take(answers)
+
+    def tell_broken(self, key: CanaryKey, backend: str, answer: CanaryAnswer) -> None:
+        """Say that a backend cannot do anything at all."""
+        self.broken[key] = answer.reason
+        count = sum(repro.backend_key == key.backend for repro in self.repros.values())
+        self.announce(
+            "backend_broken", backend=backend, device=key.device, reason=answer.reason, repros=count,
+        )  # fmt: skip
+
+    def job_ended(self, sweep: Sweep, task: Task, message: Ended, started: float) -> None:
+        """A run has reported: judge it if the code stood still meanwhile."""
+        repro = sweep.repros[task.job.repro]
+        files = message.files if message.files is not None else self.known_files(sweep, task.job)
+        self.loaded_elsewhere.update(message.files or ())
+        seen, outcome = self.sighting(repro, task, message, files)
+        if self.is_stale(task.job, repro, files, started):
+            sighting = Sighting(task.purpose, seen, outcome)
+            self.recorder.store_sighting(task.job.repro, task.job.device, sighting, stale=True)
+            sweep.given_up(task)
+            return
+        self.take(sweep.saw(task, seen, outcome))
+
+    def known_files(self, sweep: Sweep, job: Job) -> tuple[str, ...]:
+        """What the job has loaded before, for a run that cannot say: a crash, or a fresh interpreter."""
+        earlier = sweep.sightings.get(job)
+        state = self.recorder.states.get((job.repro, job.device))
+        return earlier[0].seen.modules if earlier else (state.modules if state else ())
+
+    def sighting(
+        self, repro: Repro, task: Task, message: Ended, files: Iterable[str]
+    ) -> tuple[Seen, Outcome]:
+        """What the run showed, and on what."""
+        outcome = outcome_of(repro, task.job.device, message)
+        if message.lost:
+            outcome = Outcome(
+                Verdict.INVALID, reason="the worker process died twice under it", device=task.job.device
+            )
+        modules = self.watched.loaded(files)
+        assert self.current is not None
+        seen = Seen(
+            outcome.verdict,
+            self.clock(),
+            self.current.number,
+            repro.digest,
+            self.machine.environments[task.job.device].key,
+            self.code,
+            self.base.digest_of(modules) if modules else "",
+            modules,
+            message.seconds,
+            task.fresh,
+            outcome.reason or outcome.message.partition("\n")[0][:200],
+        )
+        return seen, outcome
+
+    def is_stale(self, job: Job, repro: Repro, files: Iterable[str], started: float) -> bool:
+        """Whether the code or the script changed while the run went on. Looks at the files themselves, not at events."""
+        if stamp_of(repro.path) != repro.stamp:
+            self.ask_for([repro.name])
+            return True
+        loaded = self.watched.loaded(files)
+        if suspects := self.watched.edited(loaded):
+            self.watched.look(suspects)
+        if self.watched.snapshot is not self.base and self.watched.snapshot.changes_since(self.base):
+            self.supersede()
+        if self.edited:
+            return True
+        # Written during the run, and yet the same: it may have read something else in between. A file that is written by
+        # each run, such as an extension built at import, must not keep us asking for ever.
+        if self.touches.get(job, 0) < MOST_TOUCHES and self.watched.written_since(loaded, started):
+            self.touches[job] = self.touches.get(job, 0) + 1
+            self.ask_for([repro.name])
+            return True
+        self.touches.pop(job, None)
+        return False
+
+    def take(self, answers: list[Answer]) -> None:
+        """Store and tell final answers."""
+        if not answers or self.current is None:
+            return
+        if self.first_answer is None and any(answer.sightings for answer in answers):
+            self.first_answer = self.clock()
+        if not self.current.probing:
+            self.answers.update({answer.job: answer for answer in answers})
+        self.recorder.commit(
+            answers, self.repros_of(answers), self.current.number, quiet=self.current.probing
+        )
+
+    def repros_of(self, answers: Iterable[Answer]) -> dict[str, Repro]:
+        """The repros that the answers are about, as they were when the sweep began."""
+        assert self.current is not None
+        return {answer.job.repro: self.current.repros[answer.job.repro] for answer in answers}
+
+    # Ending
+
+    def finish_if_done(self) -> bool:
+        """End the current sweep when nothing of it runs any more; whether it ended now."""
+        sweep = self.current
+        if sweep is None or self.runner.under_way or not sweep.finished:
+            return False
+        self.current = None
+        if sweep.probing:
+            return True
+        if self.whole:
+            self.swept = None if self.edited or self.again else self.base
+            self.again = False
+        elif self.edited:
+            self.ask_for({job.repro for job in sweep.jobs} - {job.repro for job in self.answers})
+        end = "superseded" if self.edited else "complete"
+        now = self.clock()
+        self.recorder.history.end_sweep(sweep.number, now, end)
+        self.announce("sweep_finished", sweep=sweep.number, end=end, **self.summary(sweep, now))
+        self.watch_what_was_loaded()
+        if sweep.number % 50 == 0:
+            self.recorder.history.prune()
+        return True
+
+    def summary(self, sweep: Sweep, now: float) -> dict[str, Any]:
+        """Figures of a sweep that has ended."""
+        counts: dict[str, int] = {}
+        for answer in self.answers.values():
+            counts[str(answer.settled.standing)] = counts.get(str(answer.settled.standing), 0) + 1
+        first = None if self.first_answer is None else round(self.first_answer - self.began, 3)
+        return {
+            "seconds": round(now - self.began, 3), "first_verdict_seconds": first, "standings": counts,
+            "unjudged": sweep.unjudged,
+        }  # fmt: skip
+
+    def watch_what_was_loaded(self) -> None:
+        """Watch also the single files outside the roots that runs have loaded."""
+        found = set(worth_watching(self.loaded_elsewhere, self.watched.roots))
+        self.loaded_elsewhere.clear()
+        self.adopt_roots(self.watched.roots, self.watched.always | found)
+
+    def adopt_roots(self, roots: Iterable[Root], always: Iterable[str]) -> bool:
+        """Watch other roots. What is watched for the first time has not changed; whether anything is new."""
+        before = self.watched.snapshot
+        if not self.watched.set_roots(tuple(roots), always):
+            return False
+        self.watched.look(everywhere=True)
+        after = self.watched.snapshot.files
+        if self.swept is not None:
+            known = {
+                path: entry
+                for path, entry in self.swept.files.items()
+                if path in after or path in before.files
+            }
+            known |= {path: entry for path, entry in after.items() if path not in before.files}
+            gone = before.files.keys() - after.keys()
+            self.swept = Snapshot({path: entry for path, entry in known.items() if path not in gone})
+        return True
+
+    def needing_probes(self, *, runs: int) -> list[str]:
+        """Repros whose present verdict rests on fewer than ``runs`` runs, and flaky ones that have been quiet."""
+        states = [state for state in self.recorder.states.values() if state.repro in self.repros]
+        return sorted(
+            {
+                state.repro
+                for state in states
+                if not self.repros[state.repro].damage
+                and self.repros[state.repro].kind is not Kind.HANG
+                and self.repros[state.repro].digest == state.script
+                and (state.runs < runs or (state.verdict is Verdict.FLAKY and state.runs < 6 * runs))
+            }
+        )
+
+
+def exit_status(answers: Iterable[Answer], repros: dict[str, Repro], *, unexpected_only: bool) -> int:
+    """What ``--once`` exits with: see DESIGN's table; with ``unexpected_only`` 1 when a header is contradicted."""
+    verdicts = []
+    for answer in answers:
+        state = answer.settled.state
+        if state is not None and answer.settled.standing not in (Standing.SKIPPED, Standing.INVALID):
+            verdicts.append((state.verdict, repros[answer.job.repro].expect))
+    if not verdicts:
+        return 125
+    if unexpected_only:
+        return 0 if all(is_expected(verdict, expect) for verdict, expect in verdicts) else 1
+    failing = {verdict for verdict, _ in verdicts} & FAILING
+    if failing & {Verdict.REPRODUCES, Verdict.FLAKY}:
+        return 1
+    return 3 if failing else 0
+
+
+def shown(path: str) -> str:
+    """A path as people write it: relative when it lies below the current folder."""
+    here = os.getcwd()
+    return str(Path(path).relative_to(here)) if path.startswith(here + os.sep) else path

@@ -1,0 +1,162 @@
+"""Hand-made repro scripts that honour the contract of the real ones and need no torch, and a backend for them.
+
+The backend is the package ``toy`` with one function per op; a repro calls its op and compares the answer.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+HEADER = '''# /// script
+# requires-python = ">=3.11"
+# dependencies = []
+#
+# [tool.minidbg]
+# schema = 1
+# kind = "{kind}"
+# expect = "{expect}"
+# backend = "toy"
+# device = "cpu"
+# call = "torch.compile"
+# nodes = 1
+# [tool.minidbg.signature]
+# kind = "{kind}"
+# direction = "forward"
+# types = ["{types}"]
+# frames = []
+# message = "{message}"
+# [tool.minidbg.reference]
+# modules = ["toy"]
+# ///
+"""toy fails on {op}."""
+'''
+
+BODY = """
+import argparse, json, sys, time
+
+EXPECTED = {expected!r}
+
+
+def backend():
+    import toy
+
+    return toy
+
+
+def canary(device):
+    assert backend().add(1, 2) == 3, "wrong sum"
+
+
+def outcome(verdict, signature=None, reason="", message=""):
+    return {{"verdict": verdict, "signature": signature, "reason": reason, "message": message, "seconds": 0.0,
+            "device": "cpu", "signal": None, "reproduced": None, "runs": None, "figures": {{}}}}
+
+
+def judge(note):
+    try:
+        toy = backend()
+    except Exception as error:
+        return outcome("skipped", reason=f"the backend cannot be loaded: {{type(error).__name__}}: {{error}}")
+    note("runtime forward")
+    try:
+        value = toy.{op}(3)
+    except Exception as error:
+        found = {{"kind": "{kind}", "direction": "forward", "types": [type(error).__name__], "frames": [],
+                 "message": str(error)}}
+        same = (found["types"], found["message"]) == (EXPECTED["types"], EXPECTED["message"])
+        return outcome("reproduces" if same else "changed", found, message=str(error))
+    return outcome("gone")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--child", action="store_true")
+    parser.add_argument("--bisect", action="store_true")
+    options = parser.parse_args()
+    note = (lambda phase: print("phase", phase, flush=True)) if options.child else lambda phase: None
+    found = judge(note)
+    print(json.dumps({{**found, "repro": __file__, "backend": "toy", "torch": ""}}))
+    status = {{"gone": 0, "reproduces": 1, "changed": 3, "skipped": 125}}[found["verdict"]]
+    sys.exit(125 if options.bisect and status == 3 else status)
+"""
+
+CRASHES = """
+def in_child():
+    import signal, subprocess
+    if "--child" in sys.argv:
+        return None
+    limit = {limit}
+    try:
+        done = subprocess.run([sys.executable, __file__, "--child"], capture_output=True, text=True, timeout=limit)
+        died, hung = done.returncode < 0, False
+    except subprocess.TimeoutExpired:
+        died, hung = False, True
+    if not (died or hung):
+        found = json.loads(done.stdout.splitlines()[-1])
+    else:
+        kind = "hang" if hung else "crash"
+        verdict = "reproduces" if kind == EXPECTED["kind"] else {{"hang": "timeout", "crash": "crashed"}}[kind]
+        found = outcome(verdict, {{"kind": kind, "direction": "forward"}})
+    print(json.dumps(found))
+    sys.exit({{"gone": 0, "reproduces": 1}}.get(found["verdict"], 3))
+
+
+"""
+
+
+def script(
+    op: str,
+    *,
+    kind: str = "runtime",
+    expect: str = "reproduces",
+    types: str = "ValueError",
+    message: str | None = None,
+    time_limit_s: float | None = None,
+) -> str:
+    """The text of a repro that calls ``toy.op(3)``; by default it expects ``ValueError: <op> is broken``."""
+    message = f"{op} is broken" if message is None else message
+    header = HEADER.format(kind=kind, expect=expect, types=types, message=message, op=op)
+    if time_limit_s is not None:
+        header = header.replace("# nodes = 1\n", f"# nodes = 1\n# time_limit_s = {time_limit_s}\n")
+    expected = {"kind": kind, "types": [types], "message": message}
+    body = BODY.format(op=op, kind=kind, expected=expected)
+    if kind in ("crash", "hang"):
+        in_child = CRASHES.format(limit=time_limit_s or 60.0)
+        body = body.replace(
+            'if __name__ == "__main__":\n', in_child + 'if __name__ == "__main__":\n    in_child()\n'
+        )
+    return header + body
+
+
+WORKS = "def {op}(value):\n    return value + 1\n"
+BROKEN = "def {op}(value):\n    raise ValueError('{op} is broken')\n"
+
+
+def toy_package(folder: Path, ops: dict[str, str]) -> Path:
+    """A package ``toy`` in ``folder``: a module for each op, whose source is given, and ``add`` for the canary."""
+    package = folder / "toy"
+    package.mkdir(parents=True, exist_ok=True)
+    imports = "".join(f"from toy.{op} import {op}\n" for op in ops)
+    (package / "__init__.py").write_text(f"{imports}\n\ndef add(a, b):\n    return a + b\n")
+    for op, source in ops.items():
+        (package / f"{op}.py").write_text(source.format(op=op))
+    return package
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Run git there, as a person who has a name; its output."""
+    identity = [
+        "-c",
+        "user.name=Somebody",
+        "-c",
+        "user.email=somebody@example.com",
+        "-c",
+        "commit.gpgsign=false",
+    ]
+    done = subprocess.run(
+        ["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()

@@ -1,0 +1,194 @@
+"""A sweep without processes: order, canaries, confirmations, and that nothing is lost or invented."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from minidbg.failure import Outcome, Verdict
+from minidbg.history import State
+from minidbg.watch.outcomes import CanaryAnswer
+from minidbg.watch.plan import Job, in_order
+from minidbg.watch.repros import Repro
+from minidbg.watch.states import Seen, Standing
+from minidbg.watch.sweep import MOST_RUNS, Answer, Purpose, Sweep, Task
+
+PASSES = CanaryAnswer("passes")
+GONE, REPRODUCES, SKIPPED = Verdict.GONE, Verdict.REPRODUCES, Verdict.SKIPPED
+
+
+def state(name: str, verdict: Verdict = REPRODUCES, **changes: object) -> State:
+    known = State(
+        name, "cpu", verdict, 1.0, 1.0, "script", "machine", "code 1", "loaded 1", last_sweep=1, runs=5
+    )
+    return replace(known, **changes)
+
+
+def repro(name: str, backend: str = "b") -> Repro:
+    return Repro(name, Path(name), "script", backend_source=backend)
+
+
+def sweep_over(*states: State, backends: dict[str, str] | None = None, **more: object) -> Sweep:
+    repros = {one.repro: repro(one.repro, (backends or {}).get(one.repro, "b")) for one in states}
+    table = {(one.repro, "cpu"): one for one in states}
+    return Sweep(2, [Job(one.repro, "cpu") for one in states], repros, table, **more)
+
+
+def report(sweep: Sweep, task: Task, verdict: Verdict) -> list[Answer]:
+    seen = Seen(verdict, 2.0, 2, "script", "machine", "code 2", "loaded 2", fresh=task.fresh)
+    return sweep.saw(task, seen, Outcome(verdict))
+
+
+def started(sweep: Sweep, count: int) -> list[Task]:
+    return [task for _ in range(count) if (task := sweep.next_task()) is not None]
+
+
+def test_failing_repros_come_first_then_touched_ones_then_the_rest_and_none_is_left_out() -> None:
+    table = {
+        ("rest.py", "cpu"): state("rest.py", GONE),
+        ("touched.py", "cpu"): state("touched.py", GONE, modules=("a.py",)),
+        ("failing_slow.py", "cpu"): state("failing_slow.py", seconds=9.0),
+        ("failing_quick.py", "cpu"): state("failing_quick.py", seconds=0.1),
+        ("failing_touched.py", "cpu"): state("failing_touched.py", modules=("a.py", "b.py"), seconds=1.0),
+    }
+    jobs = [Job("new.py", "cpu"), *(Job(*key) for key in table)]
+    assert [job.repro for job in in_order(jobs, table, ["a.py"])] == [
+        "failing_touched.py", "failing_quick.py", "failing_slow.py", "new.py", "touched.py", "rest.py",
+    ]  # fmt: skip
+
+
+def test_the_first_job_runs_beside_its_canary_and_its_answer_waits_for_it() -> None:
+    sweep = sweep_over(state("a.py"))
+    canary, run = started(sweep, 2)
+    assert (canary.purpose, run.purpose) == (Purpose.CANARY, Purpose.RUN)
+    assert report(sweep, run, REPRODUCES) == []
+    answers = sweep.saw_canary(canary, PASSES)
+    assert [(answer.job.repro, answer.settled.standing) for answer in answers] == [
+        ("a.py", Standing.STILL_FAILING)
+    ]
+    assert sweep.finished
+
+
+def test_a_broken_backend_changes_no_state_and_runs_nothing_more() -> None:
+    sweep = sweep_over(state("a.py"), state("b.py"), state("c.py"))
+    canary, first = started(sweep, 2)
+    assert report(sweep, first, GONE) == []
+    second = started(sweep, 1)[0]
+    assert second.purpose is Purpose.CONFIRM
+    assert sweep.saw_canary(canary, CanaryAnswer("broken", "SyntaxError")) == []
+    assert report(sweep, second, GONE) == []
+    assert sweep.finished
+    assert sweep.unjudged == 3
+
+
+def test_one_broken_backend_does_not_stop_another() -> None:
+    sweep = sweep_over(state("a.py"), state("b.py"), backends={"a.py": "broken", "b.py": "fine"}, slots=4)
+    canary_a, run_a, canary_b, run_b = started(sweep, 4)
+    report(sweep, run_a, GONE)
+    assert sweep.saw_canary(canary_a, CanaryAnswer("broken")) == []
+    assert report(sweep, run_b, REPRODUCES) == []
+    assert [answer.job.repro for answer in sweep.saw_canary(canary_b, PASSES)] == ["b.py"]
+
+
+def test_a_missing_backend_skips_its_repros_with_the_reason() -> None:
+    sweep = sweep_over(state("a.py"), state("b.py"))
+    canary = started(sweep, 1)[0]
+    answers = sweep.saw_canary(canary, CanaryAnswer("missing", "No module named 'x'"))
+    assert [(answer.settled.standing, answer.reason) for answer in answers] == [
+        (Standing.SKIPPED, "No module named 'x'")
+    ] * 2
+    assert [answer.settled.state for answer in answers] == [state("a.py"), state("b.py")]
+
+
+def test_a_flip_is_answered_only_after_its_confirmation_and_that_comes_next() -> None:
+    sweep = sweep_over(state("a.py"), state("b.py"))
+    canary, run = started(sweep, 2)
+    sweep.saw_canary(canary, PASSES)
+    assert report(sweep, run, GONE) == []
+    confirmation = started(sweep, 1)[0]
+    assert (confirmation.purpose, confirmation.job.repro, confirmation.fresh) == (
+        Purpose.CONFIRM,
+        "a.py",
+        True,
+    )
+    (answer,) = report(sweep, confirmation, GONE)
+    assert answer.settled.standing is Standing.FIXED
+    assert [sighting.purpose for sighting in answer.sightings] == [Purpose.RUN, Purpose.CONFIRM]
+
+
+def test_what_cannot_be_confirmed_keeps_its_state_and_ends() -> None:
+    sweep = sweep_over(state("a.py"))
+    canary, run = started(sweep, 2)
+    sweep.saw_canary(canary, PASSES)
+    answers = report(sweep, run, GONE)
+    for _ in range(MOST_RUNS):
+        if answers:
+            break
+        answers = report(sweep, started(sweep, 1)[0], SKIPPED)
+    assert answers[0].settled.state == state("a.py")
+    assert "could not be confirmed" in answers[0].reason
+    assert sweep.finished
+
+
+def test_a_change_during_the_sweep_drops_what_was_not_vouched_for() -> None:
+    sweep = sweep_over(state("a.py"), state("b.py"))
+    canary, run = started(sweep, 2)
+    assert report(sweep, run, REPRODUCES) == []
+    sweep.cut_short()
+    assert sweep.next_task() is None
+    assert sweep.saw_canary(canary, PASSES) == []
+    assert sweep.finished
+
+
+def test_slow_repros_leave_a_worker_for_the_quick_ones() -> None:
+    slow = [state(f"slow{number}.py", seconds=60.0) for number in range(3)]
+    quick = [state(f"quick{number}.py", GONE, seconds=0.2) for number in range(4)]
+    sweep = sweep_over(*slow, *quick)
+    sweep.canaries[sweep.key(Job("slow0.py", "cpu"))] = PASSES
+    names = []
+    tasks = started(sweep, 2)
+    while tasks:
+        names.append(tasks[-1].job.repro)
+        if tasks[-1].job.repro.startswith("quick"):
+            report(sweep, tasks.pop(), GONE)
+            tasks += started(sweep, 1)
+        else:
+            break
+    assert names == ["quick0.py", "quick1.py", "quick2.py", "quick3.py", "slow1.py"]
+
+
+def test_a_repro_that_warm_workers_misjudge_is_asked_in_a_fresh_interpreter_until_its_script_changes() -> (
+    None
+):
+    known = state("a.py", disagreements=2)
+    assert started(sweep_over(known), 2)[1].fresh
+    assert not started(sweep_over(replace(known, script="edited")), 2)[1].fresh
+
+
+def test_probing_needs_no_canary_and_finds_a_flaky_repro() -> None:
+    sweep = sweep_over(state("a.py", code="code 2"), probing=True)
+    (probe,) = started(sweep, 1)
+    assert probe.purpose is Purpose.PROBE
+    answers = report(sweep, probe, GONE)
+    while not answers:
+        answers = report(sweep, started(sweep, 1)[0], GONE)
+    assert answers[0].settled.standing is Standing.FLAKY
+
+
+@pytest.mark.parametrize("verdicts", [[REPRODUCES], [GONE, GONE], [GONE, REPRODUCES, REPRODUCES]])
+def test_every_job_gets_exactly_one_answer(verdicts: list[Verdict]) -> None:
+    states = [state(f"{number}.py") for number in range(7)]
+    sweep, answers, running = sweep_over(*states, slots=3), [], []
+    counts: dict[str, int] = {}
+    while not sweep.finished:
+        while len(running) < 3 and (task := sweep.next_task()) is not None:
+            running.append(task)
+        task = running.pop(0)
+        if task.purpose is Purpose.CANARY:
+            answers += sweep.saw_canary(task, PASSES)
+        else:
+            place = counts[task.job.repro] = counts.get(task.job.repro, -1) + 1
+            answers += report(sweep, task, verdicts[place])
+    assert sorted(answer.job.repro for answer in answers) == sorted(one.repro for one in states)
