@@ -84,9 +84,11 @@ def own_report(error: BaseException) -> Report | None:
 
 
 def set_report(error: BaseException, report: Report) -> None:
-    """Make ``report`` readable from the exception that the user catches."""
-    # exceptions that are frozen dataclasses refuse a plain assignment
-    object.__setattr__(error, ATTRIBUTE, report)
+    """Make ``report`` readable from the exception that the user catches, and from the one that it wraps."""
+    for one in (error, getattr(error, "inner_exception", None)):
+        if isinstance(one, BaseException):
+            # exceptions that are frozen dataclasses refuse a plain assignment
+            object.__setattr__(one, ATTRIBUTE, report)
 
 
 def add_line(error: BaseException, report: Report) -> None:

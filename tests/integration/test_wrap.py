@@ -911,3 +911,78 @@ def test_boxed_functions_of_aot_autograd_work(answers: Answers) -> None:
     torch.compile(double, backend=wrap(backend))(x).sum().backward()
     assert torch.equal(x.grad, torch.full((3,), 2.0))
     assert not answers.cases
+
+
+# ---- inductor itself
+
+
+@pytest.mark.slow
+def test_training_with_inductor_is_the_same_bit_for_bit(answers: Answers) -> None:
+    losses, state, rng = train("inductor", steps=2)
+    wrapped_losses, wrapped_state, wrapped_rng = train(wrap("inductor"), steps=2)
+    assert all(map(torch.equal, losses, wrapped_losses))
+    assert all(torch.equal(state[name], wrapped_state[name]) for name in state)
+    assert torch.equal(rng, wrapped_rng)
+    assert not answers.cases
+
+
+def sums_up(x: torch.Tensor) -> torch.Tensor:
+    """One op whose lowering the tests below replace."""
+    return torch.cumsum(x + 1, 0)
+
+
+@pytest.fixture
+def no_graph_caches() -> Iterator[None]:
+    """A cached graph is not lowered again."""
+    from torch._functorch import config as functorch_config
+    from torch._inductor import config as inductor_config
+
+    with inductor_config.patch(fx_graph_cache=False), functorch_config.patch(enable_autograd_cache=False):
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_graph_caches")
+def test_an_inductor_error_keeps_its_type_and_gets_the_note(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TORCH.md: InductorError is a ShortenTraceback and yet a failure; it takes the note directly."""
+    from torch._inductor import lowering
+    from torch._inductor.exc import InductorError
+
+    def no_lowering(*_: Any, **__: Any) -> Any:
+        raise ValueError("no lowering for this one")
+
+    monkeypatch.setitem(lowering.lowerings, torch.ops.aten.cumsum.default, no_lowering)
+    error = fail(lambda: torch.compile(sums_up, backend=wrap("inductor"))(torch.ones(3)))
+    assert type(error) is InductorError
+    assert error.__notes__ == ["minidbg: report 1; run: python r.py"]
+    assert report_of(error) is report_of(error.inner_exception)
+    case = answers.cases[0]
+    assert case.kind is Kind.COMPILE
+    assert case.backend.expression == "'inductor'"
+    assert case.provenance.line == "return torch.cumsum(x + 1, 0)"
+    printed = "".join(traceback.format_exception(error)).strip().splitlines()
+    assert printed[-1] == "minidbg: report 1; run: python r.py"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_graph_caches")
+def test_options_given_to_torch_compile_reach_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config, lowering
+
+    seen: list[bool] = []
+    cumsum = lowering.lowerings[torch.ops.aten.cumsum.default]
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        seen.append(config.epilogue_fusion)
+        return cumsum(*args, **kwargs)
+
+    monkeypatch.setitem(lowering.lowerings, torch.ops.aten.cumsum.default, spy)
+    wrapper = wrap("inductor", options={"max_autotune_pointwise": False})
+    torch.compile(sums_up, backend=wrapper, options={"epilogue_fusion": False})(torch.ones(3))
+    torch._dynamo.reset()
+    torch.compile(sums_up, backend="minidbg", options={"epilogue_fusion": False})(torch.ones(5))
+    torch._dynamo.reset()
+    torch.compile(sums_up, backend="minidbg")(torch.ones(6))
+    assert seen == [False, False, True]
