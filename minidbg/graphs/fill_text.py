@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -26,10 +27,35 @@ def fill_expression(
 ) -> str:
     """An expression that makes a contiguous tensor ``[*size]`` by ``fill``.
 
-    ``device`` is the text of an expression; empty: none is written. ``explicit`` writes the dtype out also where it is float32, for scripts whose
-    default dtype is another.
+    ``device`` is the text of an expression; empty: none is written. ``explicit`` writes the dtype out also where it is
+    float32, for scripts whose default dtype is another.
     """
     return _TEXT[fill.how](_Target(fill, size, dtype, device, explicit))
+
+
+_RANDOM = ("rand", "randn", "randint", "randperm", "normal_", "uniform_")
+
+
+def draws(text: str) -> bool:
+    """Whether the statement or expression ``text`` uses random numbers."""
+    return any(_drawing_calls(text))
+
+
+def with_generator(text: str, seed: int) -> str:
+    """The expression ``text`` with random numbers of its own: the same at each evaluation, whatever came before."""
+    for call in sorted(_drawing_calls(text), key=lambda call: call.end_col_offset or 0, reverse=True):
+        lines = text.encode().split(b"\n")
+        line, end = (call.end_lineno or 1) - 1, (call.end_col_offset or 0) - 1
+        generator = f", generator=torch.Generator().manual_seed({seed})".encode()
+        lines[line] = lines[line][:end] + generator + lines[line][end:]
+        text = b"\n".join(lines).decode()
+    return text
+
+
+def _drawing_calls(text: str) -> Iterator[ast.Call]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _RANDOM:
+            yield node
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 from minidbg import _torch
 from minidbg.graphs import recipes
 from minidbg.graphs.describing import describe, usable_names
-from minidbg.graphs.fill_text import fill_expression, grouped
+from minidbg.graphs.fill_text import draws, fill_expression, grouped
 from minidbg.graphs.fills import Fill, How
 from minidbg.graphs.literals import quoted
 from minidbg.graphs.specs import Exactness, InputSpec
@@ -79,7 +79,7 @@ def statements(
     for spec in specs:
         # A base, or a statement read from a script, may serve several inputs: it stands once.
         lines.extend(line for line in _statements_of(spec, main, explicit) if line not in lines)
-    if any(_RANDOM.intersection(_words(line)) for line in lines):
+    if any(draws(line) for line in lines):
         lines.insert(0, f"torch.manual_seed({SEED})")
     if mark:
         lines.extend(
@@ -88,15 +88,6 @@ def statements(
             for dim in spec.dynamic_dims
         )
     return tuple(lines)
-
-
-_RANDOM = {"rand", "randn", "randint", "randperm", "normal_", "uniform_"}
-
-
-def _words(line: str) -> set[str]:
-    return set(
-        "".join(character if character.isalnum() or character == "_" else " " for character in line).split()
-    )
 
 
 def _statements_of(spec: InputSpec, main: str, explicit: bool) -> Iterator[str]:

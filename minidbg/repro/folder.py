@@ -18,7 +18,7 @@ from minidbg.graphs.specs import Exactness
 from minidbg.repro.files import write_script
 from minidbg.repro.header import read_header
 from minidbg.repro.render import render
-from minidbg.repro.wording import op_names
+from minidbg.repro.wording import telling_op
 
 HIDDEN = ".minidbg"
 LOCK_SECONDS = 60.0
@@ -85,8 +85,7 @@ def folder_of(path: Path | str) -> Path:
 
 def file_name(case: Case) -> str:
     """``compile_cumsum_3f9c2a.py``: kind, an op that tells it from others, and the failure's digest."""
-    names = op_names(case.graph_module)
-    op = re.sub(r"[^A-Za-z0-9]+", "_", names[-1]).strip("_")[:40] if names else ""
+    op = re.sub(r"[^A-Za-z0-9]+", "_", telling_op(case)).strip("_")[:40]
     return "_".join(part for part in (str(case.kind or Kind.COMPILE), op, digest(case)) if part) + ".py"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import itertools
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +16,9 @@ from minidbg.errors import CannotWrite
 from minidbg.failure import Kind
 from minidbg.graphs import recipes, source, tensors
 from minidbg.graphs.builder import write_graph_builder
+from minidbg.graphs.fill_text import with_generator
+from minidbg.graphs.fills import How
+from minidbg.graphs.literals import quoted
 from minidbg.graphs.specs import Exactness, InputSpec
 from minidbg.oracle.embed import harness_imports, harness_names, harness_source
 from minidbg.references import backend_function, load_by_path
@@ -48,7 +53,8 @@ class Script:
 def render(case: Case, *, exactness: Exactness = Exactness.SEEDED) -> Script:
     """The script of ``case``. Raises CannotWrite naming the part of the case that has no form in a script."""
     stored: dict[str, Tensor] = {}
-    model = _model(case, exactness, stored)
+    explicit = case.context.default_dtype != "torch.float32"
+    model = _model(case, exactness, stored, explicit=explicit)
     specs = tensors.describe(
         case.inputs, model.input_names, exactness, stored, dynamic_dims=case.dynamic_dims
     )
@@ -63,7 +69,7 @@ def render(case: Case, *, exactness: Exactness = Exactness.SEEDED) -> Script:
         embedded_mark=EMBEDDED_MARK,
         backend=backend_function(case.backend).rstrip("\n"),
         model=model.text.rstrip("\n"),
-        inputs=inputs_function(specs, device, explicit=case.context.default_dtype != "torch.float32"),
+        inputs=inputs_function(specs, device, explicit=explicit),
         stored=STORED.rstrip("\n") if stored else "",
         divider=DIVIDER,
         header=write_header(case, device=device, has_tensors=bool(stored)),
@@ -99,36 +105,42 @@ def inputs_function(specs: Sequence[InputSpec], device: str, *, explicit: bool) 
     return f'def inputs(device="{device}"):\n' + textwrap.indent(f"{body}\n{line}" if body else line, "    ")
 
 
-def _model(case: Case, exactness: Exactness, stored: dict[str, Tensor]) -> source.ModuleSource:
+def _model(
+    case: Case, exactness: Exactness, stored: dict[str, Tensor], *, explicit: bool
+) -> source.ModuleSource:
+    seeds = itertools.count(1)
+
     def expression(name: str, value: Tensor) -> str:
-        return constant_expression(name, value, exactness, stored)
+        return constant_expression(name, value, exactness, stored, seed=next(seeds), explicit=explicit)
 
     if case.call is CallPath.DIRECT:
         return write_graph_builder(case.graph_module, constant_expression=expression)
     return source.write_module(case.graph_module, "Repro", inputs=case.inputs, constant_expression=expression)
 
 
-def constant_expression(name: str, value: Tensor, exactness: Exactness, stored: dict[str, Tensor]) -> str:
-    """The expression by which ``__init__`` makes a tensor that the graph owns.
+def constant_expression(
+    name: str, value: Tensor, exactness: Exactness, stored: dict[str, Tensor], *, seed: int, explicit: bool
+) -> str:
+    """The expression by which ``__init__`` makes a tensor that the graph owns; no device, the module is moved as a whole.
 
-    Integers and small tensors are part of the program, so they are exact even where inputs are seeded. What the text
-    reads from the file is put into ``stored``.
+    Integers and small tensors are part of the program, so they are exact even where inputs are seeded. Random ones are
+    the same in each instance of the module. What the text reads from the file is put into ``stored``.
     """
-    faithful = Exactness.SMALL if exactness is Exactness.SEEDED else exactness
-    plain = value.detach()
-    recipe = recipes.recall(value)
+    recipe, plain = recipes.recall(value), value.detach()
     if recipe is not None and len(recipe.statements) == 1:
         recipes.remember(plain, recipe)
+    faithful = Exactness.SMALL if exactness is Exactness.SEEDED else exactness
     (spec,) = tensors.describe([plain], ["value"], faithful)
     if spec.places or spec.is_inference:
         (spec,) = tensors.describe([plain.clone()], ["value"], Exactness.EXACT)
-    key = f"Repro.{name}"
-    for known in spec.stored.values():
-        stored[key] = known
-    # Where the module goes its constants go: it is moved as a whole.
-    text = tensors.expression(spec, device="")
-    text = text.removeprefix("value = ")
-    return text.replace('stored("value"', f'stored("{key}"') if spec.stored else text
+    if spec.fill.how is How.WRITTEN:
+        return spec.fill.text.removeprefix("value = ")
+    text = tensors.expression(spec, device="", explicit=explicit)
+    if spec.stored:
+        key = f"Repro.{name}"
+        stored[key] = spec.stored["value"]
+        return text.replace('stored("value"', f"stored({quoted(key)}", 1)
+    return with_generator(text, seed)
 
 
 def _embedded(case: Case) -> str:
@@ -141,8 +153,6 @@ def _embedded(case: Case) -> str:
 
 def _check_names(embedded: str, kind: str) -> None:
     """Refuse definitions of the user's that the judge's own would overwrite."""
-    import ast
-
     taken = harness_names(kind) | set(OWN_NAMES) - {"load_by_path"}
     for node in ast.parse(embedded).body:
         name = getattr(node, "name", None)

@@ -37,6 +37,17 @@ def op_names(gm: fx.GraphModule) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name and name != "getitem"))
 
 
+def telling_op(case: Case) -> str:
+    """The op that the failure is most likely about: one that its error or its frames name, else the last one."""
+    names = op_names(case.graph_module)
+    if not names:
+        return ""
+    signature = case.signature
+    said = " ".join((signature.message, *signature.types, *signature.frames)) if signature else ""
+    named = [name for name in names if len(name) > 2 and name in said]
+    return max(named, key=len) if named else names[-1]
+
+
 def _short(target: str) -> str:
     parts = target.replace("::", ".").split(".")
     if parts[-1] == "default" or (len(parts) > 3 and parts[0] == "torch" and parts[1] == "ops"):

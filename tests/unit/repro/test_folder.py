@@ -108,3 +108,17 @@ for number in range(3):
     scripts = [Path(line) for line in said[0].splitlines()]
     assert sorted(tmp_path.glob("*.py")) == sorted(scripts)
     assert all(read_header(path).dependencies[-1] == "numpy" for path in scripts)
+
+
+def test_the_name_has_the_op_that_the_error_names(make_case):
+    from torch import fx
+
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    for op in ("cumsum", "add"):
+        x = graph.call_method(op, (x, 0))
+    graph.output((x,))
+    graph_module = fx.GraphModule(torch.nn.Module(), graph)
+    signature = Signature(Kind.COMPILE, frames=("torch.passes:pointless_cumsum_replacement",))
+    assert file_name(make_case(graph_module, signature=signature)).startswith("compile_cumsum_")
+    assert file_name(make_case(graph_module)).startswith("compile_add_")

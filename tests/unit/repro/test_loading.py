@@ -53,6 +53,15 @@ class WithState(torch.nn.Module):
         return torch.where(self.mask, self.norm(self.linear(x))[:3], float("-inf")).softmax(-1)
 
 
+class WithWeights(torch.nn.Module):
+    """Constants that dynamo does not lift: those of a graph that is called directly, or of an AOT compiler's."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight", torch.randn(30, 30))
+        self.register_buffer("table", torch.randint(0, 30, (100,)))
+
+
 def constants(x):
     return x * torch.tensor([[0.5, math.nan, -1.0, 2.0]]) + torch.tensor(2)
 
@@ -78,6 +87,27 @@ def test_write_load_write_is_the_identity(make_case, tmp_path, program, exactnes
     again = render(loaded, exactness=exactness)
     assert again.text == path.read_text()
     assert (tmp_path / "r.safetensors").exists() == bool(again.tensors)
+
+
+def owning_weights():
+    root = WithWeights()
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    product = graph.call_function(torch.mm, (x, graph.get_attr("weight")))
+    graph.output((graph.call_function(torch.index_select, (product, 0, graph.get_attr("table"))),))
+    return fx.GraphModule(root, graph)
+
+
+@pytest.mark.parametrize("exactness", Exactness)
+@pytest.mark.parametrize("call", CallPath)
+def test_weights_of_the_graph_are_read_back(make_case, tmp_path, call, exactness):
+    case = make_case(owning_weights(), (torch.randn(30, 30),), call=call)
+    path = write(case, tmp_path / "r.py", exactness=exactness)
+    one, other = load(path), load(path)
+    assert torch.equal(one.graph_module.weight, other.graph_module.weight)
+    assert torch.equal(one.graph_module.table, case.graph_module.table)
+    assert torch.equal(one.graph_module.weight, case.graph_module.weight) == (exactness is Exactness.EXACT)
+    assert render(one, exactness=exactness).text == path.read_text()
 
 
 def test_symbolic_sizes_are_read_back(make_case, tmp_path):
