@@ -33,9 +33,9 @@ def grad_mode_function() -> Callable[..., Any]:
     return function
 
 
-def get_data_function() -> Callable[..., Any]:
-    """The call that dynamo puts into a graph for ``x.data``. Seen in 2.13."""
-    function: Callable[..., Any] = torch._C._autograd._get_data_attr
+def get_data_function() -> Callable[..., Any] | None:
+    """The call that dynamo puts into a graph for ``x.data``; None where it is a plain getattr. Seen in 2.13."""
+    function: Callable[..., Any] | None = getattr(torch._C._autograd, "_get_data_attr", None)
     return function
 
 

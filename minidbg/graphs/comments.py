@@ -26,7 +26,7 @@ def plain(text: str) -> str:
 
 def location(node: fx.Node) -> str:
     """``train.py:41`` of the innermost user frame known for ``node``, or nothing."""
-    trace = node.meta.get("stack_trace") or node.stack_trace
+    trace = node.meta.get("stack_trace")
     if not isinstance(trace, str):
         return ""
     for path, line in reversed(_FRAME.findall(trace)):

@@ -136,8 +136,8 @@ class Expressions:
             return f"{self.value(args[0])}[{self.index(args[1])}]"
         if target is getattr and len(args) == 2 and first_is_node and _is_attribute(args[1]):
             # x.data is another function to dynamo, see below
-            return f"{self.value(args[0])}.{args[1]}" if args[1] != "data" else None
-        if target is GET_DATA and len(args) == 1 and first_is_node:
+            return f"{self.value(args[0])}.{args[1]}" if args[1] != "data" or GET_DATA is None else None
+        if GET_DATA is not None and target is GET_DATA and len(args) == 1 and first_is_node:
             return f"{self.value(args[0])}.data"
         return None
 

@@ -219,7 +219,7 @@ class ForwardReader:
             case ast.Subscript(value=owner, slice=index):
                 args = (self._local(owner), self._index(index))
                 return self._add("call_function", operator.getitem, args, {}, name)
-            case ast.Attribute(value=ast.Name() as owner, attr="data"):
+            case ast.Attribute(value=ast.Name() as owner, attr="data") if GET_DATA is not None:
                 return self._add("call_function", GET_DATA, (self._local(owner),), {}, name)
             case ast.Attribute(value=ast.Name() as owner, attr=attr):
                 return self._add("call_function", getattr, (self._local(owner), attr), {}, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import operator
 import sys
 import types
 import weakref
@@ -90,7 +91,7 @@ class _ClassWriter:
         """The class of ``gm`` and the names of its inputs; ``path`` leads to it from the outermost module."""
         attributes = Attributes(gm, path, self._constant_expression)
         attributes.write_all(used_targets(gm.graph))
-        blocks = self._nested_classes(attributes, path)
+        blocks = self._nested_classes(gm, attributes, path)
         self._constants.update(attributes.constants)
         if attributes.statements:
             lines = ["def __init__(self):", INDENT + "super().__init__()"]
@@ -101,9 +102,9 @@ class _ClassWriter:
         body = "\n\n".join(indented(block) for block in blocks)
         return f"class {name}(torch.nn.Module):\n{body}\n", forward.input_names
 
-    def _nested_classes(self, attributes: Attributes, path: str) -> list[str]:
+    def _nested_classes(self, gm: fx.GraphModule, attributes: Attributes, path: str) -> list[str]:
         blocks: list[str] = []
-        used = {target.partition(".")[0] for target in attributes.nested} | set(dir(nn.Module))
+        used = {target.partition(".")[0] for target in used_targets(gm.graph)} | set(dir(nn.Module))
         for target, nested in attributes.nested.items():
             inner_path = f"{path}.{target}" if path else target
             inner_name = class_name(target, used)
@@ -209,8 +210,6 @@ class _ForwardWriter:
 
 def is_item_assignment(node: fx.Node) -> bool:
     """Whether ``node`` is written ``x[i] = y``; dynamo takes no other form of setitem."""
-    import operator
-
     return (
         node.target is operator.setitem
         and len(node.args) == 3

@@ -8,6 +8,7 @@ import importlib
 import math
 import operator
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -37,7 +38,7 @@ _PUBLIC_HOMES = (
 )
 """Where functions are looked for by identity, the best name first."""
 
-_LOADED_WITH_TORCH = frozenset(
+LOADED_WITH_TORCH = frozenset(
     {
         "torch",
         "torch.amp",
@@ -58,6 +59,9 @@ _LOADED_WITH_TORCH = frozenset(
     }
 )
 """Modules that ``import torch`` brings; any other is imported by name."""
+
+_HIGHER_ORDER = "torch.ops.higher_order."
+_TRITON = f"{_HIGHER_ORDER}triton_kernel_wrapper"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ def reference_to(value: Any) -> Reference:
     """
     operator_path = _torch.operator_path(value)
     if operator_path is not None:
-        return _checked(operator_path, value)
+        return _operator_reference(operator_path, value)
     known = _index().get(id(value))
     if known is not None:
         return _with_import(known)
@@ -93,12 +97,17 @@ def reference_to(value: Any) -> Reference:
     raise CannotWrite(f"{_describe(value)}", "no import leads to it; define it in a module, by a global name")
 
 
-def _checked(text: str, value: Any) -> Reference:
-    """The reference ``text``, after a look whether it leads to ``value``."""
+def _operator_reference(text: str, value: Any) -> Reference:
+    """The reference ``text`` to an operator, after a look whether it leads to ``value``."""
     parts = text.split(".")
     if not all(map(is_plain_identifier, parts)) or _walk(torch, ".".join(parts[1:])) is not value:
         raise CannotWrite(_describe(value), f"{text} does not lead to it")
-    return Reference(text)
+    if text.startswith(_TRITON):
+        raise CannotWrite(_describe(value), "its kernel lives in a table of this process")
+    if not text.startswith(_HIGHER_ORDER):
+        return Reference(text)  # what defines a custom operator is known to the backend's reference
+    home = type(value).__module__
+    return Reference(text, "" if home.startswith("torch.") else f"import {home}")
 
 
 def _walk(start: Any, path: str) -> Any:
@@ -142,7 +151,7 @@ def _with_import(text: str, module: str = "") -> Reference:
     if not module:
         root = text.partition(".")[0]
         return Reference(text, "" if root == "torch" else f"import {root}")
-    if module in _LOADED_WITH_TORCH:
+    if module in LOADED_WITH_TORCH:
         return Reference(text)
     return Reference(text, f"import {module if module in sys.modules else module.partition('.')[0]}")
 
@@ -150,6 +159,12 @@ def _with_import(text: str, module: str = "") -> Reference:
 @cache
 def _index() -> dict[int, str]:
     """Identity of each public function to its name. The functions live as long as their modules: ids stay valid."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated names warn when they are looked at
+        return _look_through_homes()
+
+
+def _look_through_homes() -> dict[int, str]:
     names: dict[int, str] = {}
     for home in _PUBLIC_HOMES:
         owner = _home(home)
