@@ -73,6 +73,7 @@ def extract(
     bypass: bool = False,
     stand_ins: Mapping[fx.Node, fx.Node] = EMPTY,
     without: Set[fx.Node] = frozenset(),
+    whole_tuples: bool = False,
 ) -> Piece:
     """The graph of just the calls in ``keep``; each value that they take from elsewhere is an input with its recorded value.
 
@@ -83,7 +84,7 @@ def extract(
     a kept one of the same shape. ``without`` takes inputs out of lists and puts None where they were a whole argument.
     Raises CannotExtract.
     """
-    settings = _Settings(outputs, without_modes, passed_through, bypass, stand_ins, without)
+    settings = _Settings(outputs, without_modes, passed_through, bypass, stand_ins, without, whole_tuples)
     return _Extraction(recording, keep, settings).piece()
 
 
@@ -95,6 +96,7 @@ class _Settings:
     bypass: bool
     stand_ins: Mapping[fx.Node, fx.Node]
     without: Set[fx.Node]
+    whole_tuples: bool
 
 
 class _Extraction:
@@ -102,7 +104,7 @@ class _Extraction:
         self.recording = recording
         self.facts = recording.facts
         self.settings = settings
-        self.keep = _without_orphans(recording, keep, settings.stand_ins)
+        self.keep = _without_orphans(recording, keep, settings)
         self.stand_ins: dict[fx.Node, fx.Node] = {}
         self.redirects = settings.bypass or bool(settings.stand_ins)
         self.plan = _Plan()
@@ -260,7 +262,10 @@ class _Extraction:
         ):
             self.plan.outputs.append(node)
         elif fact.kind is Kind.TUPLE and (path := _first_tensor(fact)) is not None:
-            self.plan.unpacked.append((node, path))
+            if self.settings.whole_tuples:
+                self.plan.outputs.append(node)
+            else:
+                self.plan.unpacked.append((node, path))
 
     def _plan_written(self, node: fx.Node, fact: Fact | None) -> None:
         """What a kept node wrote must be seen: as its value, as its target's, or in an input that it wrote to."""
@@ -420,13 +425,13 @@ def _without(argument: Any, gone: Set[fx.Node]) -> Any:
 
 
 def _without_orphans(
-    recording: Recording, keep: Set[fx.Node], stand_ins: Mapping[fx.Node, fx.Node]
+    recording: Recording, keep: Set[fx.Node], settings: _Settings
 ) -> set[fx.Node]:
     """``keep`` as it can stand: no part without its whole, no number or constant that nothing kept uses.
 
     A tuple value none of whose parts are kept gets back its first part that is a tensor.
     """
-    facts, found, kept_for = recording.facts, set(), set(stand_ins.values())
+    facts, found, kept_for = recording.facts, set(), {*settings.stand_ins.values(), *recording.outputs}
     for node in recording.nodes:
         if node in keep and is_call(node) and mode_of(node) is Mode.NONE:
             if is_unpacking(node, facts) and node.args[0] not in found:
@@ -441,7 +446,7 @@ def _without_orphans(
             or any(user in found for user in node.users)
         ):
             continue
-        if fact.kind is Kind.TUPLE:
+        if fact.kind is Kind.TUPLE and not settings.whole_tuples:
             part = next(
                 (user for user in node.users if is_unpacking(user, facts) and _is_tensor(facts.get(user))),
                 None,

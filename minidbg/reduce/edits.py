@@ -66,7 +66,7 @@ def drop_nodes(problem: ReductionProblem) -> None:
         left = {node for node in problem.best.calls if node.name != name}
         if len(left) == len(problem.best.calls):
             continue  # it went with another one
-        candidate = problem.extract(left)
+        candidate = problem.extract(left, whole_tuples=True)
         if candidate is not None and not problem.consider(candidate):
             problem.remember_passing(problem.bits(left))
             problem.neighbour = candidate
