@@ -158,6 +158,46 @@ def is_serializable_callable(compiled_fn: Any) -> bool:
     return module is not None and isinstance(compiled_fn, module.SerializableCallable)
 
 
+def aot_backward_class(tensor: torch.Tensor) -> Any:
+    """The autograd.Function that AOTAutograd made for the graph that ``tensor`` came out of, or None. Seen in 2.13."""
+    found = getattr(tensor.grad_fn, "_forward_cls", None)
+    return found if hasattr(found, "_backward_impl") and hasattr(found, "_aot_id") else None
+
+
+def guard_backward(function_class: Any, on_error: Callable[[Exception], None]) -> None:
+    """Let ``on_error`` hear what the compiled backward of this one graph raises; it is raised all the same.
+
+    The backward is compiled when it first runs, inside ``loss.backward()``, where no wrapper of the forward sees
+    it. ``_backward_impl`` is looked up on the class at each call. Seen in 2.13.
+    """
+    implementation = function_class._backward_impl
+
+    def guarded(*args: Any) -> Any:
+        try:
+            return implementation(*args)
+        except Exception as error:
+            on_error(error)
+            raise
+
+    function_class._backward_impl = staticmethod(guarded)
+
+
+def backward_phase(error: Exception) -> str | None:
+    """``compile`` or ``runtime`` for what a compiled backward raised, by its stack; None for AOTAutograd's own checks.
+
+    A second backward without ``retain_graph``, or one that donated buffers forbid, is the program's error.
+    Seen in 2.13.
+    """
+    phases = {"get_or_compile": "compile", "call_func_at_runtime_with_args": "runtime"}
+    traceback = error.__traceback__
+    while traceback is not None:
+        phase = phases.get(traceback.tb_frame.f_code.co_name)
+        if phase is not None:
+            return phase
+        traceback = traceback.tb_next
+    return None
+
+
 # ---- tensors and modes -----------------------------------------------------------------------------
 
 

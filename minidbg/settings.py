@@ -72,7 +72,7 @@ class Settings:
     reduce_oom: bool = False
     """Reduce failures for want of memory too."""
     match: str | None = None
-    """A regular expression that the failure's text must contain to count as the same failure."""
+    """A regular expression; a failure whose text does not contain it is captured and not reduced."""
     env: tuple[str, ...] = ()
     """Names of further environment variables that a repro needs; their values are written into it."""
 

@@ -6,6 +6,7 @@ A training script that fails in fifty graphs would otherwise wait fifty times. W
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
@@ -57,6 +58,8 @@ class Budget:
             return "reduce='later'"
         if settings.reduce is None and several_ranks(os.environ):
             return "a job of several ranks, where the others would wait; reduce='now' reduces here"
+        if settings.match is not None and not re.search(settings.match, str(error)):
+            return f"its text does not match {settings.match!r}"
         if is_out_of_memory(error) and not settings.reduce_oom:
             return "out of memory; reduce_oom=True reduces it"
         if signature is not None and any(signature.matches(earlier) for earlier in self.reduced):

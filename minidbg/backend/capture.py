@@ -17,15 +17,15 @@ from torch import fx, nn
 from minidbg import _torch, references
 from minidbg.backend.chain import Link
 from minidbg.backend.context import current_context
-from minidbg.case import Case, Provenance
-from minidbg.failure import Kind, Signature
+from minidbg.case import Case, Context, Provenance
+from minidbg.failure import Direction, Kind, Signature
 from minidbg.graphs.size import call_nodes, canonical_text
 from minidbg.oracle.signature import signature_of
 from minidbg.settings import Settings
 
 MESSAGE_LINES, MESSAGE_CHARACTERS = 20, 4000
 STAND_INS = (
-    "values: the real inputs were not there when it failed (fake tensors); seeded random ones stand in"
+    "values: some inputs had no data when it failed (fake, or freed since); seeded random ones stand in"
 )
 
 
@@ -43,6 +43,9 @@ class Failure:
     error: Exception
     notes: tuple[str, ...] = ()
     """What a reader of the capture must know."""
+    direction: Direction = Direction.FORWARD
+    context: Context | None = None
+    """The modes of the forward call, where it is the backward that fails; else they are read now."""
 
 
 def case_of(failure: Failure, settings: Settings) -> Case:
@@ -61,10 +64,11 @@ def case_of(failure: Failure, settings: Settings) -> Case:
         graph_module=failure.graph_module,
         inputs=inputs,
         backend=references.with_operators(found, failure.graph_module),
-        context=current_context(failure.inputs, further_env=settings.env),
+        context=failure.context or current_context(failure.inputs, further_env=settings.env),
         signature=signature(failure),
         dynamic=symbolic,
         dynamic_dims=dynamic_dims if any(dynamic_dims) else (),
+        backward=failure.direction is Direction.BACKWARD,
         provenance=provenance(failure, notes),
         compiler=link.compiler,
     )
@@ -72,7 +76,7 @@ def case_of(failure: Failure, settings: Settings) -> Case:
 
 def signature(failure: Failure) -> Signature:
     """What makes another failure the same as this one."""
-    return Signature.from_table(signature_of(failure.error, str(failure.kind)))
+    return Signature.from_table(signature_of(failure.error, str(failure.kind), str(failure.direction)))
 
 
 def digest(failure: Failure) -> str:

@@ -15,6 +15,9 @@ from minidbg.case import Context
 
 CONFIG_MODULES = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
 
+SET_BY_TORCH_COMPILE = frozenset({"assume_static_by_default", "automatic_dynamic_shapes"})
+"""Dynamo's options that ``torch.compile(dynamic=...)`` sets for the time of a call; the case has ``dynamic`` instead."""
+
 ENVIRONMENT = (
     "CC",
     "CUBLAS_WORKSPACE_CONFIG",
@@ -93,7 +96,11 @@ def default_device() -> str | None:
 def literal_config(module_name: str) -> dict[str, Any]:
     """The module's options that differ from their defaults, as far as ``repr`` gives them back."""
     changed = _torch.changed_config(module_name)
-    return {name: value for name, value in sorted(changed.items()) if round_trips(value)}
+    return {
+        name: value
+        for name, value in sorted(changed.items())
+        if name not in SET_BY_TORCH_COMPILE and round_trips(value)
+    }
 
 
 def round_trips(value: Any) -> bool:

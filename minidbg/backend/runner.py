@@ -7,10 +7,11 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from minidbg import _torch
-from minidbg.backend import failures, verify
+from minidbg.backend import backward, failures, verify
 from minidbg.backend.capture import Failure
 from minidbg.backend.chain import Link, compile_at_run_time
 from minidbg.backend.failures import Report
@@ -108,6 +109,8 @@ class WrappedGraph:
         else:
             self.good_calls += 1
             self.settled = verify.is_settled(self.good_calls)
+            if self.good_calls == 1 and torch.is_grad_enabled():
+                self.guard_backward(result, args)
             return result
         return again(*args)
 
@@ -174,6 +177,25 @@ class WrappedGraph:
             error, failures.own_report(error) or failures.NoReport("no link of the chain works")
         )
         return None
+
+    # ---- backward
+
+    def guard_backward(self, result: Any, args: tuple[Any, ...]) -> None:
+        """Answer what the compiled backward of this graph will raise."""
+
+        def on_failure(error: Exception, phase: str) -> None:
+            if failures.own_report(error) is None and not failures.is_answering():
+                failure = call.failure(error, phase)
+                report = failures.answer(failure, self.settings)
+                failures.set_report(error, report)
+                failures.add_line(error, report)
+                if self.settings.on_failure is OnFailure.FALLBACK and self.position < len(self.links):
+                    failures.warn_going_on(failure, report, "eager in later calls")
+                    self.called_as_eager()
+
+        if backward.guard(result, on_failure):
+            link = self.links[self.position]
+            call = backward.remembered(self.untouched, link, args, self.settings.env)
 
     # ---- answering
 

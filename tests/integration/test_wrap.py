@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch._functorch.config
+from functorch.compile import nop
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import register_backend
@@ -29,7 +31,7 @@ from minidbg.backend import entry_point, failures, report_of, wrap
 from minidbg.backend.budget import PROCESS
 from minidbg.case import Case
 from minidbg.errors import BadSetting, ConflictingOptions, UnknownBackend
-from minidbg.failure import Kind
+from minidbg.failure import Direction, Kind
 from minidbg.settings import Reduce, Settings
 
 
@@ -758,6 +760,90 @@ def test_more_than_the_value_limit_is_not_kept_and_so_not_run_again(answers: Ans
     assert len(answers.cases) == 1
 
 
+# ---- in the backward
+
+
+def no_backward_compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    raise Refused("no backward")
+
+
+def backward_compiler_that_breaks_when_called(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("backward kernel failed")
+
+    return make_boxed_func(broken)
+
+
+without_backward = aot_autograd(fw_compiler=nop, bw_compiler=no_backward_compiler)
+with_broken_backward = aot_autograd(fw_compiler=nop, bw_compiler=backward_compiler_that_breaks_when_called)
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind", "error_type"),
+    [(without_backward, Kind.COMPILE, Refused), (with_broken_backward, Kind.RUNTIME, RuntimeError)],
+    ids=["while compiling", "when run"],
+)
+def test_a_failing_backward_is_captured_and_raised_with_its_report(
+    backend: Any, kind: Kind, error_type: type[Exception], answers: Answers
+) -> None:
+    """TORCH.md: it surfaces in the user's loss.backward(), never in the wrapper's call."""
+    x = torch.randn(3, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = torch.compile(double, backend=wrap(backend))(x).sum()
+    error = fail(loss.backward)
+    assert type(error) is error_type
+    assert error.__notes__ == ["minidbg: report 1; run: python r.py"]
+    case = answers.cases[0]
+    assert (case.kind, case.signature.direction, case.backward) == (kind, Direction.BACKWARD, True)
+    assert case.inputs[0] is x
+    assert case.context.grad
+    assert case.context.autocast == (("cpu", "torch.bfloat16", True),)
+    assert case.provenance.notes == ()
+
+
+def test_inputs_of_a_failing_backward_that_are_gone_are_stood_in_for(answers: Answers) -> None:
+    weight = torch.randn(3, requires_grad=True)
+    compiled = torch.compile(lambda x, w: x * w, backend=wrap(with_broken_backward))
+    loss = compiled(torch.randn(2, 3), weight + 0).sum()
+    gc.collect()
+    fail(loss.backward)
+    values = answers.cases[0].inputs
+    assert [tuple(value.shape) for value in values] == [(2, 3), (3,)]
+    assert "stand in" in answers.cases[0].provenance.notes[0]
+
+
+def test_after_a_failed_backward_fallback_is_eager_in_later_calls(answers: Answers) -> None:
+    compiled = torch.compile(double, backend=wrap(with_broken_backward, on_failure="fallback"))
+    x = torch.randn(3, requires_grad=True)
+    fail(compiled(x).sum().backward)
+    compiled(x).sum().backward()
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+    assert len(answers.cases) == 1
+
+
+def test_the_programs_own_error_in_backward_is_not_blamed_on_the_backend(answers: Answers) -> None:
+    compiled = torch.compile(lambda x: (x * x).sin(), backend=wrap("aot_eager"))
+    loss = compiled(torch.randn(3, requires_grad=True)).sum()
+    loss.backward()
+    error = fail(loss.backward)
+    assert "a second time" in str(error)
+    assert not getattr(error, "__notes__", [])
+    assert not answers.cases
+
+
+@pytest.mark.parametrize("donated", [True, False])
+def test_what_donated_buffers_forbid_is_not_blamed_on_the_backend(donated: bool, answers: Answers) -> None:
+    """AOTAutograd checks it beside the compiled backward; eager knows no such rule."""
+    with torch._functorch.config.patch(donated_buffer=donated):
+        compiled = torch.compile(lambda x, w: (x @ w).sin().cos(), backend=wrap("aot_eager"))
+        loss = compiled(torch.randn(3, 3, requires_grad=True), torch.randn(3, 3)).sum()
+        if donated:
+            assert "donated buffers" in str(fail(lambda: loss.backward(retain_graph=True)))
+        else:
+            loss.backward(retain_graph=True)
+    assert not answers.cases
+
+
 # ---- a chain
 
 
@@ -964,6 +1050,26 @@ def test_an_inductor_error_keeps_its_type_and_gets_the_note(
     assert case.provenance.line == "return torch.cumsum(x + 1, 0)"
     printed = "".join(traceback.format_exception(error)).strip().splitlines()
     assert printed[-1] == "minidbg: report 1; run: python r.py"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_graph_caches")
+def test_inductor_failing_in_the_backward_is_captured(answers: Answers) -> None:
+    from torch._inductor import config
+    from torch._inductor.exc import InductorError
+
+    def refuses_backward_graphs(graph: fx.Graph) -> None:
+        if any(node.op == "placeholder" and "tangents" in node.name for node in graph.nodes):
+            raise ValueError("no backward in this pass")
+
+    x = torch.randn(3, requires_grad=True)
+    with config.patch(post_grad_custom_pre_pass=refuses_backward_graphs):
+        loss = torch.compile(sums_up, backend=wrap("inductor"))(x).square().sum()
+        error = fail(loss.backward)
+    assert type(error) is InductorError
+    assert error.__notes__ == ["minidbg: report 1; run: python r.py"]
+    case = answers.cases[0]
+    assert (case.kind, case.signature.direction, case.backward) == (Kind.COMPILE, Direction.BACKWARD, True)
 
 
 @pytest.mark.slow

@@ -55,6 +55,12 @@ def test_the_seconds_are_for_all_reductions_together() -> None:
     assert "10 s" in why
 
 
+def test_only_what_matches_is_reduced() -> None:
+    budget = Budget()
+    assert grant(budget, error=ValueError("size mismatch"), match="stride")[0] is Reduce.LATER
+    assert grant(budget, error=ValueError("wrong stride 3"), match=r"stride \d")[0] is Reduce.NOW
+
+
 def test_what_was_refused_does_not_count_as_reduced() -> None:
     budget = Budget()
     assert grant(budget, reduce=Reduce.LATER)[0] is Reduce.LATER
