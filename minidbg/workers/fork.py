@@ -266,6 +266,7 @@ def leave_the_parents_world(stderr: int, parent: int) -> None:
     os.dup2(stderr, 1)
     os.dup2(stderr, 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    faulthandler.disable()  # it would keep the signals as they are, if it is on
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGABRT):
         signal.signal(number, signal.SIG_DFL)

@@ -9,6 +9,7 @@ import sys
 import torch
 
 from minidbg import _torch
+from minidbg.oracle.child import death_name, last_words
 from minidbg.workers.fork import call_in_fork
 
 TRIVIAL_QUESTION_S = 20.0
@@ -39,8 +40,9 @@ def answer_to_trivial_question(pid: int) -> str | None:
         return None
     if answer.timed_out:
         return f"a forked child did not answer a trivial question in {TRIVIAL_QUESTION_S:.0f} s"
-    why = answer.error.strip().rpartition("\n")[2] or answer.stderr_tail.strip().rpartition("\n")[2]
-    return f"a forked child failed at a trivial question: {why or f'signal {answer.signal}'}"
+    death = death_name(-answer.signal if answer.signal is not None else answer.exit_status or 0)
+    why = answer.error.strip().rpartition("\n")[2] or f"{death} {last_words(answer.stderr_tail)}"
+    return f"a forked child failed at a trivial question: {why}"
 
 
 def trivial_question() -> float:
