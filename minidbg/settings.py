@@ -111,7 +111,9 @@ def files(folder: Path, user_file: Path) -> Iterator[tuple[str, Mapping[str, Any
             table = dict(read_toml(project).get("tool", {}).get("minidbg", {}))
             if isinstance(table.get("repro_dir"), str):
                 table["repro_dir"] = parent / path(table["repro_dir"])
-            yield f"[tool.minidbg] of {project}", table
+            # [tool.minidbg.watch] is read, and checked, by watch
+            own = {name: value for name, value in table.items() if name != "watch"}
+            yield f"[tool.minidbg] of {project}", own
             return
 
 
