@@ -230,11 +230,6 @@ def outside_tracing() -> Iterator[None]:
         yield
 
 
-def is_tracing() -> bool:
-    """Whether dynamo is compiling in this thread. Seen in 2.13."""
-    return torch._guards.TracingContext.try_get() is not None
-
-
 @contextlib.contextmanager
 def same_versions(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """A block whose writes to ``tensors`` autograd does not count: for putting back what was there before.

@@ -58,8 +58,9 @@ class WrappedGraph:
                 if _torch.is_control_flow(error):
                     raise
                 report = self.answered(error, example_inputs, Kind.COMPILE)
-                if not self.can_go_on() or not kept.restore():
+                if not self.can_go_on():
                     raise
+                self.put_back(kept)  # some backends run the graph to compile it
                 self.warn(error, example_inputs, Kind.COMPILE, report)
                 gm = copy_graph_module(self.untouched)
             else:

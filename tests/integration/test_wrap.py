@@ -774,6 +774,7 @@ def backward_compiler_that_breaks_when_called(gm: fx.GraphModule, example_inputs
     return make_boxed_func(broken)
 
 
+refuses_in_aot_autograd = aot_autograd(fw_compiler=raises)
 without_backward = aot_autograd(fw_compiler=nop, bw_compiler=no_backward_compiler)
 with_broken_backward = aot_autograd(fw_compiler=nop, bw_compiler=backward_compiler_that_breaks_when_called)
 
@@ -873,6 +874,27 @@ def test_a_chain_in_which_nothing_works_raises_what_the_last_link_raised(answers
     assert isinstance(error.inner_exception, Refused)
     assert error.backend_name == "raises"
     assert len(answers.cases) == 2
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_link_that_dies_inside_aot_autograd_leaves_nothing_to_the_next(
+    dynamic: bool | None, answers: Answers
+) -> None:
+    """TORCH.md: a call within dynamo's callback overwrites the live tracing context; the next link's must do again."""
+
+    def gradients(backend: Any) -> list[torch.Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(5)
+        model = Net()
+        compiled = torch.compile(model, backend=backend, dynamic=dynamic)
+        for size in (5, 7):
+            compiled(torch.randn(size, 6)).sum().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    expected = gradients("aot_eager")
+    found = gradients(wrap([refuses_in_aot_autograd, "aot_eager"]))
+    assert all(map(torch.equal, expected, found))
+    assert answers.cases
 
 
 def test_a_chain_that_breaks_in_the_first_run_raises_when_nothing_is_left(answers: Answers) -> None:
