@@ -1,0 +1,173 @@
+"""Oracle calls in forks of a process that has really used torch: threads, autograd, inductor; and real failures."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minidbg.case import BackendRef, CallPath, Case, Context
+from minidbg.failure import Kind, Outcome, Verdict
+from minidbg.graphs import capture_by_dynamo
+from minidbg.workers import submit
+
+pytestmark = pytest.mark.slow
+
+CASES = Path(__file__).parents[1] / "cases"
+
+AFTER_REAL_USE = """
+import os, sys, time
+import torch
+from minidbg.case import BackendRef, CallPath, Case
+from minidbg.graphs import capture_by_dynamo
+from minidbg.workers import call_in_fork, fork_refusal, submit
+
+torch.set_num_threads(2)
+model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256))
+x = torch.randn(128, 256, requires_grad=True)
+model(x).sum().backward()
+torch.compile(model)(x).sum().backward()
+assert torch.get_num_threads() == 2
+
+def small(x):
+    return torch.nn.functional.gelu(x @ x).cumsum(0).relu() * 3.25
+
+def questions():
+    (x @ x.mT).sum().backward()
+    image = torch.nn.functional.conv2d(torch.ones(8, 8, 64, 64), torch.ones(8, 8, 3, 3))
+    return float(image.sum() + model(x).sum()) is not None
+
+assert fork_refusal() is None, fork_refusal()
+assert call_in_fork(questions, seconds=60).answered
+y = torch.randn(64, 64, requires_grad=True)
+graph, inputs = capture_by_dynamo(small, (y,))
+for backward in (False, True):
+    for call in CallPath:
+        case = Case(graph, inputs, BackendRef("inductor", "'inductor'"), compiler="inductor", call=call, backward=backward)
+        outcome = submit(case, seconds=200)
+        assert outcome.verdict == "gone", (backward, call, outcome)
+
+def fork_inside_the_backend(gm, example_inputs):
+    done = submit(Case(gm, tuple(example_inputs), BackendRef("inductor", "'inductor'"), compiler="inductor"), seconds=200)
+    print("inside:", done.verdict, done.reason, flush=True)
+    return gm.forward
+
+torch.compile(small, backend=fork_inside_the_backend)(y)
+print("alive")
+"""
+
+
+def test_fork_answers_after_threads_autograd_and_inductor(tmp_path: Path) -> None:
+    """The parent has used 2 OpenMP threads: without one thread in the child, each of these questions hangs."""
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(AFTER_REAL_USE))
+    done = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning:minidbg", str(program)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "inside: gone \nalive\n"
+
+
+def from_file(name: str) -> tuple[Any, tuple[Any, ...]]:
+    path = next(CASES.rglob(f"{name}.py"))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    function, inputs = module.make()
+    return function.eval() if isinstance(function, torch.nn.Module) else function, inputs
+
+
+def asked(function: Any, inputs: tuple[Any, ...], call: CallPath = CallPath.TORCH_COMPILE) -> Outcome:
+    with torch.no_grad():
+        graph, values = capture_by_dynamo(function, inputs)
+    backend = BackendRef("inductor", "'inductor'")
+    return submit(
+        Case(graph, values, backend, Context(grad=False), compiler="inductor", call=call), seconds=250
+    )
+
+
+def one_pool(kernel: int) -> tuple[Any, tuple[Any, ...]]:
+    torch.manual_seed(0)
+    return torch.nn.FractionalMaxPool2d(kernel, output_size=(8, 8)), (torch.randn(1, 4, 16, 16),)
+
+
+@pytest.mark.parametrize("call", list(CallPath))
+def test_lowering_failure_is_the_same_in_one_op(call: CallPath) -> None:
+    large = asked(*from_file("compile_188218_fractional_pool_kernel_zero"), call).signature
+    small = asked(*one_pool(0), call).signature
+    assert large is not None
+    assert large.types[1:] == ("torch._inductor.exc.LoweringException", "AssertionError")
+    assert large.matches(small)
+
+
+def test_failure_in_gpt2_is_the_same_in_one_op() -> None:
+    pytest.importorskip("transformers")
+    large = asked(*from_file("compile_193265_gpt2_step_schedule")).signature
+    small = asked(*from_file("compile_193265_cumsum_0dim")).signature
+    assert large is not None
+    assert large.kind is Kind.COMPILE
+    assert large.matches(small)
+
+
+@pytest.mark.timeout(600)
+def test_runtime_failure_in_densenet_is_the_same_in_one_op() -> None:
+    large = asked(*from_file("runtime_190272_densenet121_fractional_pool")).signature
+    small = asked(*one_pool(-1)).signature
+    assert large is not None
+    assert large.kind is Kind.RUNTIME
+    assert large.matches(small)
+
+
+def test_generated_kernel_that_reads_too_far_is_a_crash() -> None:
+    outcome = asked(*from_file("crash_own_custom_op_fake_dtype"))
+    assert outcome.verdict is Verdict.REPRODUCES
+    assert outcome.signature is not None
+    assert (outcome.signature.kind, outcome.signature.types) == (Kind.CRASH, ("SIGSEGV",))
+    assert "runtime" not in outcome.signature.frames
+    assert outcome.signature.frames[0].endswith(":call")
+
+
+def test_hundred_mixed_calls_leave_memory_processes_and_files_as_they_were() -> None:
+    import planted_backends as planted
+    import psutil
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.sin(x)) + 1
+
+    graph, inputs = capture_by_dynamo(model, (torch.linspace(-1, 1, 12),))
+    mixed = [
+        *(
+            planted.returns_gm_forward,
+            planted.raises_on_relu,
+            planted.segfaults_on_relu,
+            planted.exits_on_relu,
+        ),
+        *(planted.aborts_on_relu, planted.leaves_processes_on_relu, planted.adds_one_to_relu),
+    ]
+    me = psutil.Process()
+
+    def figures() -> tuple[int, int, int]:
+        return me.num_fds(), len(me.children(recursive=True)), me.num_threads()
+
+    submit(Case(graph, inputs, BackendRef("x", "x"), compiler=mixed[0]), seconds=30)
+    before, resident = figures(), me.memory_info().rss
+    for number in range(105):
+        backend = mixed[number % len(mixed)]
+        submit(Case(graph, inputs, BackendRef("x", "x"), compiler=backend), seconds=0.7)
+    assert figures() == before
+    assert me.memory_info().rss < resident + (32 << 20)
