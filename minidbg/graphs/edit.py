@@ -424,9 +424,7 @@ def _without(argument: Any, gone: Set[fx.Node]) -> Any:
     return type(argument)(left)
 
 
-def _without_orphans(
-    recording: Recording, keep: Set[fx.Node], settings: _Settings
-) -> set[fx.Node]:
+def _without_orphans(recording: Recording, keep: Set[fx.Node], settings: _Settings) -> set[fx.Node]:
     """``keep`` as it can stand: no part without its whole, no number or constant that nothing kept uses.
 
     A tuple value none of whose parts are kept gets back its first part that is a tensor.

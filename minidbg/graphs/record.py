@@ -91,7 +91,7 @@ class Recording:
             if is_call(node) and node.name not in harmless and (targets := self._targets_of(node))
         }
         """Nodes that may write to values that they did not make, with the nodes of those values."""
-        self.grad = parent.grad if parent else torch.is_grad_enabled()
+        self.grad: bool = parent.grad if parent else torch.is_grad_enabled()
         """Grad mode before the first node."""
         self._random_state = torch.get_rng_state()
         self._last_use = {

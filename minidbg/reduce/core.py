@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from minidbg.reduce.branches import drop_nested_nodes, drop_operands, inline_branches
 from minidbg.reduce.edits import (
     bypass_nodes,
     drop_inputs,
@@ -28,6 +29,7 @@ from minidbg.reduce.problem import (
     Progress,
     ReductionProblem,
 )
+from minidbg.reduce.simplify import SIMPLIFYING, plainness
 from minidbg.reduce.suspects import try_suspects
 from minidbg.reduce.windows import narrow_window
 
@@ -60,11 +62,14 @@ FINDING: tuple[tuple[str, Pass], ...] = (
 """From a large graph to the few nodes that matter; each once."""
 
 POLISHING: tuple[tuple[str, Pass], ...] = (
+    ("branches", inline_branches),
     ("outputs", drop_outputs),
     ("modes", drop_modes),
     ("nodes", drop_nodes),
     ("bypass", bypass_nodes),
     ("inputs", drop_inputs),
+    ("branch nodes", drop_nested_nodes),
+    ("operands", drop_operands),
 )
 """Single removals, repeated until none succeeds."""
 
@@ -79,11 +84,12 @@ def reduce_graph(
     on_progress: Callable[[Progress], None] | None = None,
     whole_is_known: bool = True,
     allow_no_calls: bool = False,
+    simplify: bool = False,
 ) -> Reduced:
     """The smallest graph cut out of ``graph_module`` that ``ask`` finds interesting.
 
     ``ask`` gets a GraphModule of its own each time, and inputs that it must not write to. ``hints`` are words that may name the
-    culprits: nodes or ops. ``whole_is_known``: the whole was just seen to fail. Ctrl-C and a spent budget
+    culprits: nodes or ops. ``simplify`` adds the edits beyond nodes, inputs and outputs. ``whole_is_known``: the whole was just seen to fail. Ctrl-C and a spent budget
     end it with the best so far. Raises NotReproduced when the whole had to be asked and did not fail, and what ``ask`` raises.
     """
     tokens = tuple(
@@ -98,6 +104,8 @@ def reduce_graph(
         run(problem, "suspects", lambda problem: try_suspects(problem, hints))
         reduce_to_fixed_point(problem)
         problem.confirm_whole()
+        if simplify:
+            simplify_to_fixed_point(problem)
         certified = True
     except BudgetSpent:
         pass
@@ -118,6 +126,19 @@ def reduce_to_fixed_point(problem: ReductionProblem) -> None:
         problem.begin_round()
         find(problem)
         polish(problem)
+
+
+def simplify_to_fixed_point(problem: ReductionProblem) -> None:
+    """Plainer and plainer, and smaller where that became possible by it, until a whole round changes nothing."""
+    before: Candidate | None = None
+    while problem.best is not before:
+        before = problem.best
+        problem.plainness = plainness
+        for name, reduction_pass in SIMPLIFYING:
+            run(problem, name, reduction_pass)
+        problem.plainness = None
+        if problem.best is not before:
+            reduce_to_fixed_point(problem)
 
 
 def find(problem: ReductionProblem) -> None:

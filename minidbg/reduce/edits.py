@@ -17,7 +17,9 @@ def settle_returned_inputs(problem: ReductionProblem) -> None:
 
     Windows leave them out. Cost: one call, none where something was found or no input is returned.
     """
-    if problem.round_found_something or not any(node.op == "placeholder" for node in problem.recording.outputs):
+    if problem.round_found_something or not any(
+        node.op == "placeholder" for node in problem.recording.outputs
+    ):
         return
     if not problem.consider(problem.extract(set(problem.best.calls))):
         problem.keep_passed_through = True

@@ -39,7 +39,8 @@ def minimize(
 ) -> Minimized:
     """The smallest part of ``gm`` for which ``fails(gm, inputs)`` is still true.
 
-    ``fails`` runs in this process and gets copies of its own, which it may change. ``max_calls`` and ``seconds``
+    ``fails`` runs in this process and gets copies of its own, which it may change. ``simplify`` goes on with plainer arguments,
+    smaller shapes and simpler values, and merges inputs. ``max_calls`` and ``seconds``
     are looked at between calls. ``gm`` and ``inputs`` are only read; ``gm`` runs in eager, in the current
     grad mode, to find the values inside it. Raises NotReproduced when ``fails`` is false for the whole of it, and what
     ``fails`` raises.
@@ -49,7 +50,13 @@ def minimize(
         return Answer.INTERESTING if fails(graph_module, clone_values(values)) else Answer.NOT
 
     reduced = reduce_graph(
-        gm, tuple(inputs), ask, budget=Budget(max_calls, seconds), whole_is_known=False, allow_no_calls=True
+        gm,
+        tuple(inputs),
+        ask,
+        budget=Budget(max_calls, seconds),
+        whole_is_known=False,
+        allow_no_calls=True,
+        simplify=simplify,
     )
     return Minimized(
         reduced.graph_module,

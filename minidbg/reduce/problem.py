@@ -117,7 +117,11 @@ def _text(value: Any) -> str:
 
 
 def _calls_within(node: fx.Node) -> int:
-    """1 for a call; for a nested graph, the calls in it."""
+    """1 for a call; for a submodule its leaves, for a nested graph the calls in it."""
+    if node.op == "call_module":
+        module = attribute_of(node)
+        leaves = [inner for inner in module.modules() if not any(inner.children())] if module else []
+        return max(1, len(leaves))
     if is_call(node):
         return 1
     nested = attribute_of(node) if node.op == "get_attr" else None
@@ -153,6 +157,8 @@ class ReductionProblem:
     """Whether the whole was just seen to fail, so that it need not be asked."""
     allow_no_calls: bool = False
     """Whether a graph without any call may be a candidate."""
+    plainness: Callable[[Candidate], tuple[float, ...]] | None = None
+    """Decides between candidates of equal size, while a reduction simplifies."""
     phase: str = "reduce"
     oracle_calls: int = 0
     steps: list[Candidate] = field(default_factory=list)
@@ -210,6 +216,10 @@ class ReductionProblem:
             piece.graph_module, piece.inputs, tokens, piece.faithful, base.epoch, variant, piece.rebuild
         )
 
+    def is_shape_symbol(self, placeholder: fx.Node) -> bool:
+        """Whether this input is a symbolic int, which shapes of other inputs may be made of."""
+        return isinstance(placeholder.meta.get("example_value"), torch.SymInt)
+
     def consider(self, candidate: Candidate | None) -> bool:
         """Whether ``candidate`` fails in the same way; it becomes ``best`` if it is smaller than it.
 
@@ -232,9 +242,18 @@ class ReductionProblem:
             if candidate.rebuild is not None and self._known[key] is Answer.INTERESTING:
                 candidate = replace(candidate, graph_module=candidate.rebuild())
         answer = self._known[key]
-        if answer is Answer.INTERESTING and size < self.best.size:
+        if answer is Answer.INTERESTING and self._is_smaller(candidate, size):
             self._accept(candidate, key)
         return answer
+
+    def is_valid(self, candidate: Candidate) -> bool:
+        """Whether ``candidate`` runs in eager; costs no oracle call."""
+        return candidate.faithful or runs_in_eager(candidate.graph_module, candidate.inputs)
+
+    def _is_smaller(self, candidate: Candidate, size: tuple[int, ...]) -> bool:
+        if size != self.best.size or self.plainness is None:
+            return size < self.best.size
+        return self.plainness(candidate) < self.plainness(self.best)
 
     def _key_of(self, candidate: Candidate) -> str:
         """Equal for equal candidates. Of small ones the names of the nodes do not count; of large ones that would take long."""
@@ -243,17 +262,19 @@ class ReductionProblem:
         return f"{candidate.epoch} {candidate.variant} {structure(candidate.graph_module)}"
 
     def _judge(self, candidate: Candidate, key: str) -> Answer:
-        if not candidate.faithful and not runs_in_eager(candidate.graph_module, candidate.inputs):
+        if not self.is_valid(candidate):
             return Answer.INVALID
         self._check_budget()
         self.oracle_calls += 1
         began = time.monotonic()
         size = candidate.size
-        with torch.set_grad_enabled(torch.is_grad_enabled()):  # a graph that fails half-way leaves its mode behind
+        with torch.set_grad_enabled(
+            torch.is_grad_enabled()
+        ):  # a graph that fails half-way leaves its mode behind
             answer = self.ask(self._for_the_oracle(candidate), candidate.inputs)
         nodes, inputs, *_ = size
         self.history.append(Attempt(self.phase, nodes, inputs, answer, time.monotonic() - began, key[:16]))
-        self._tell(answer is Answer.INTERESTING and size < self.best.size, candidate)
+        self._tell(answer is Answer.INTERESTING and self._is_smaller(candidate, size), candidate)
         return answer
 
     def _for_the_oracle(self, candidate: Candidate) -> fx.GraphModule:

@@ -1,0 +1,183 @@
+"""Graphs inside graphs: the branches of ``cond``, the bodies of loops, checkpoints and compiled regions.
+
+Which operand goes to which input of a nested graph is told by position: they are the last arguments of the higher-order
+op. Where that is wrong the edited graph does not run in eager, so it is never asked.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from minidbg import _torch
+from minidbg.graphs.edit import copy_node
+from minidbg.graphs.effects import attribute_of, nested_graphs
+
+
+def holders(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
+    """The calls that run a nested graph, in order: higher-order ops, and submodules that are graph modules."""
+    for node in graph_module.graph.nodes:
+        if (node.op == "call_function" and any(nested_graphs(node))) or (
+            node.op == "call_module" and isinstance(attribute_of(node), fx.GraphModule)
+        ):
+            yield node
+
+
+def branches(node: fx.Node) -> list[tuple[str, fx.GraphModule]]:
+    """Attribute path and graph of each graph that ``node`` runs, each once."""
+    if node.op == "call_module":
+        return [(str(node.target), attribute_of(node))]
+    found = {}
+    for argument in node.all_input_nodes:
+        value = attribute_of(argument) if argument.op == "get_attr" else None
+        if isinstance(value, fx.GraphModule):
+            found[str(argument.target)] = value
+    return list(found.items())
+
+
+def operands(node: fx.Node, branch: fx.GraphModule) -> list[Any] | None:
+    """What ``node`` hands to each input of ``branch``; None when it has too few arguments for that."""
+    count = sum(inner.op == "placeholder" for inner in branch.graph.nodes)
+    given = [value for value in _flat(node.args) if not _is_graph(value)]
+    return given[len(given) - count :] if count <= len(given) else None
+
+
+def inlined(graph_module: fx.GraphModule, node: fx.Node, path: str) -> fx.GraphModule | None:
+    """``graph_module`` with the nested graph at ``path`` in the place of ``node``; None when its operands do not fit."""
+    branch = dict(branches(node))[path]
+    given = operands(node, branch)
+    if given is None:
+        return None
+    graph = fx.Graph()
+    new: dict[fx.Node, Any] = {}
+    for old in graph_module.graph.nodes:
+        if old is node:
+            new[old] = append_graph(graph, branch, path, fx.map_arg(given, new.__getitem__))
+        elif _takes_part_of(old, node) and isinstance(new[node], tuple | list):
+            new[old] = new[node][old.args[1]]
+        else:
+            new[old] = copy_node(graph, old, new.__getitem__)
+    _drop_unused_attributes(graph)
+    return _torch.lazy_graph_module(graph_module, graph)
+
+
+def append_graph(graph: fx.Graph, branch: fx.GraphModule, path: str, given: Iterable[Any]) -> Any:
+    """Append the nodes of ``branch``, an attribute at ``path``; what comes back is its result in terms of the new nodes."""
+    inner: dict[fx.Node, Any] = {}
+    values = iter(given)
+    for node in branch.graph.nodes:
+        if node.op == "placeholder":
+            inner[node] = next(values)
+        elif node.op == "output":
+            return fx.map_arg(node.args[0], inner.__getitem__)
+        else:
+            inner[node] = copy_node(graph, node, inner.__getitem__)
+            if node.op in ("get_attr", "call_module"):
+                inner[node].target = f"{path}.{node.target}"
+    raise AssertionError("a graph has an output node")
+
+
+def _takes_part_of(node: fx.Node, whole: fx.Node) -> bool:
+    return node.op == "call_function" and node.target is operator.getitem and node.args[0] is whole
+
+
+def with_branch(graph_module: fx.GraphModule, path: str, branch: fx.GraphModule) -> fx.GraphModule:
+    """``graph_module`` with another nested graph at ``path``."""
+    graph = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    for old in graph_module.graph.nodes:
+        new[old] = copy_node(graph, old, new.__getitem__)
+    made = _torch.lazy_graph_module(graph_module, graph)
+    owner, _, name = path.rpartition(".")
+    setattr(made.get_submodule(owner), name, branch)
+    return made
+
+
+def without_node(branch: fx.GraphModule, node: fx.Node, stand_in: fx.Node) -> fx.GraphModule:
+    """``branch`` with ``stand_in`` in the place of ``node``, and without what only ``node`` needed."""
+    graph = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    for old in branch.graph.nodes:
+        if old is not node:
+            new[old] = copy_node(graph, old, new.__getitem__)
+        else:
+            new[old] = new[stand_in]
+    graph.eliminate_dead_code()
+    return _torch.lazy_graph_module(branch, graph)
+
+
+def without_operand(graph_module: fx.GraphModule, node: fx.Node, place: int) -> fx.GraphModule | None:
+    """``graph_module`` without the operand of ``node`` that is input ``place`` of its graphs; None when one uses it."""
+    nested = branches(node)
+    counts = {sum(inner.op == "placeholder" for inner in branch.graph.nodes) for _, branch in nested}
+    given = operands(node, nested[0][1])
+    if given is None or len(counts) != 1 or node.kwargs:
+        return None
+    made = graph_module
+    for path, branch in nested:
+        smaller = _without_input(branch, place)
+        if smaller is None:
+            return None
+        made = with_branch(made, path, smaller)
+    position = len([value for value in _flat(node.args) if not _is_graph(value)]) - len(given) + place
+    edited = next(other for other in made.graph.nodes if other.name == node.name)
+    edited.args = _without_flat(edited.args, position)
+    _drop_unused_attributes(made.graph)
+    return _torch.lazy_graph_module(made, made.graph)
+
+
+def _without_input(branch: fx.GraphModule, place: int) -> fx.GraphModule | None:
+    gone = [node for node in branch.graph.nodes if node.op == "placeholder"][place]
+    if gone.users or isinstance(gone.meta.get("example_value"), torch.SymInt):
+        return None
+    graph = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    for old in branch.graph.nodes:
+        if old is not gone:
+            new[old] = copy_node(graph, old, new.__getitem__)
+    return _torch.lazy_graph_module(branch, graph)
+
+
+def _without_flat(args: Any, position: int) -> Any:
+    """``args`` without the leaf at ``position``, graphs not counted."""
+    seen = -1
+
+    def visit(value: Any) -> Any:
+        nonlocal seen
+        if isinstance(value, tuple | list):
+            return type(value)(part for item in value if (part := visit(item)) is not GONE)
+        if not _is_graph(value):
+            seen += 1
+            return GONE if seen == position else value
+        return value
+
+    return visit(tuple(args))
+
+
+GONE = object()
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple | list):
+        for part in value:
+            yield from _flat(part)
+    else:
+        yield value
+
+
+def _is_graph(value: Any) -> bool:
+    return (
+        isinstance(value, fx.Node)
+        and value.op == "get_attr"
+        and isinstance(attribute_of(value), fx.GraphModule)
+    )
+
+
+def _drop_unused_attributes(graph: fx.Graph) -> None:
+    for node in list(graph.nodes):
+        if node.op == "get_attr" and not node.users:
+            graph.erase_node(node)

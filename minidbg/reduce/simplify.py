@@ -1,0 +1,303 @@
+"""Passes beyond nodes, inputs and outputs: plainer arguments, smaller shapes, simpler values. Small graphs only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from minidbg.graphs import rewrite
+from minidbg.graphs.effects import attribute_of
+from minidbg.graphs.facts import fact_of
+from minidbg.reduce.problem import Candidate, ReductionProblem
+
+MAKERS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "ones": torch.ones_like,
+    "zeros": torch.zeros_like,
+    "arange": lambda value: (
+        torch.arange(value.numel(), device=value.device).reshape(value.shape).to(value.dtype)
+    ),
+    "seeded": lambda value: _seeded(value),
+}
+"""Values that need no data, the plainest first."""
+
+
+def _seeded(value: Tensor) -> Tensor:
+    generator = torch.Generator(device=value.device).manual_seed(0)
+    if value.dtype.is_floating_point or value.dtype.is_complex:
+        return torch.randn(value.shape, dtype=value.dtype, device=value.device, generator=generator)
+    if value.dtype is torch.bool:
+        return torch.rand(value.shape, device=value.device, generator=generator) < 0.5
+    high = max(1, int(value.max()) + 1) if value.numel() else 1
+    return torch.randint(0, high, value.shape, device=value.device, generator=generator).to(value.dtype)
+
+
+# --- candidates ---
+
+
+def with_inputs(
+    problem: ReductionProblem,
+    changes: Mapping[int, Any],
+    how: Hashable,
+    graph_module: fx.GraphModule | None = None,
+) -> Candidate:
+    """``best`` with other values for the inputs at these places; ``how`` tells what was done from other ways to do it."""
+    best = problem.best
+    inputs = tuple(changes.get(place, value) for place, value in enumerate(best.inputs))
+    tokens = tuple(
+        (*_how_known(how), token) if place in changes else token for place, token in enumerate(best.tokens)
+    )
+    return Candidate(
+        graph_module or best.graph_module, inputs, tokens, epoch=best.epoch, variant="simplified"
+    )
+
+
+def _how_known(how: Hashable) -> tuple[Hashable, ...]:
+    return how if isinstance(how, tuple) else (how,)
+
+
+def _tensors(problem: ReductionProblem) -> list[tuple[int, Tensor]]:
+    return [(place, value) for place, value in enumerate(problem.best.inputs) if isinstance(value, Tensor)]
+
+
+def _same_kind(value: Tensor, made: Tensor) -> Tensor:
+    """``made`` with the strides, leafness and gradients of ``value``."""
+    if made.stride() != value.stride() and value.layout is torch.strided:
+        laid = torch.empty_strided(value.shape, value.stride(), dtype=made.dtype, device=made.device)
+        made = laid.copy_(made)
+    if isinstance(value, torch.nn.Parameter):
+        return torch.nn.Parameter(made, requires_grad=value.requires_grad)
+    return made.requires_grad_(value.requires_grad)
+
+
+# --- passes ---
+
+
+def merge_inputs(problem: ReductionProblem) -> None:
+    """Try to use one input for two of the same shape and dtype. Cost: one call for each such pair."""
+    for name in reversed([node.name for node in problem.recording.placeholders]):
+        for other in [node.name for node in problem.recording.placeholders]:
+            if name == other or problem.consider(_merged(problem, name, other)):
+                break
+
+
+def _merged(problem: ReductionProblem, name: str, other: str) -> Candidate | None:
+    by_name = {node.name: node for node in problem.recording.placeholders}
+    gone, kept = by_name.get(name), by_name.get(other)
+    if gone is None or kept is None:
+        return None
+    values = problem.recording.input_of
+    if fact_of(values[gone]).like != fact_of(values[kept]).like or not isinstance(values[gone], Tensor):
+        return None
+    place = problem.recording.placeholders.index(gone)
+    best = problem.best
+    return Candidate(
+        rewrite.rewritten(best.graph_module, stand_ins={gone: kept}),
+        (*best.inputs[:place], *best.inputs[place + 1 :]),
+        (*best.tokens[:place], *best.tokens[place + 1 :]),
+        epoch=best.epoch,
+        variant="merged",
+    )
+
+
+def flatten_modules(problem: ReductionProblem) -> None:
+    """Try to put what a submodule does in its place. Cost: one call for each submodule."""
+    for name in [node.name for node in problem.best.calls if node.op == "call_module"]:
+        node = next((node for node in problem.best.calls if node.name == name), None)
+        flat = rewrite.flattened(problem.best.graph_module, node) if node else None
+        if flat is not None:
+            best = problem.best
+            problem.consider(Candidate(flat, best.inputs, best.tokens, epoch=best.epoch, variant="flattened"))
+
+
+def drop_arguments(problem: ReductionProblem) -> None:
+    """Try each call with fewer constant arguments, then with plainer ones. Cost: one call for each that eager takes."""
+    for propose in (rewrite.shorter_arguments, rewrite.simpler_constants):
+        for name in [node.name for node in problem.best.calls]:
+            while _change_arguments(problem, name, propose):
+                pass
+
+
+def _change_arguments(
+    problem: ReductionProblem, name: str, propose: Callable[[fx.Node], Iterator[tuple[Any, Any]]]
+) -> bool:
+    node = next((node for node in problem.best.calls if node.name == name), None)
+    best = problem.best
+    for changed in propose(node) if node else ():
+        graph_module = rewrite.rewritten(
+            best.graph_module,
+            arguments=lambda other, new=changed: new if other is node else (other.args, other.kwargs),  # type: ignore[misc]
+        )
+        if problem.consider(with_inputs(problem, {}, "", graph_module)):
+            return problem.best is not best
+    return False
+
+
+def shrink_sizes(problem: ReductionProblem) -> None:
+    """Make each size that occurs in a shape smaller, everywhere at once. About ``2 + log2(size)`` calls for each size."""
+    for size in sorted(_sizes(problem), reverse=True):
+        low, high = 0, size
+        while high - low > 1:
+            # 1 and 2 first: most failures do not care
+            middle = low + 1 if low < 2 else (low + high) // 2
+            if problem.consider(_resized(problem, high, middle)):
+                high = middle
+            else:
+                low = middle
+
+
+def _sizes(problem: ReductionProblem) -> set[int]:
+    return {size for _, value in _tensors(problem) for size in value.shape if size > 1}
+
+
+def _resized(problem: ReductionProblem, old: int, new: int) -> Candidate | None:
+    """Every size, and every int argument, that is ``old`` becomes ``new``; multiples of it shrink alike if need be."""
+    for scaled in (False, True):
+        sizes = {old: new}
+        if scaled:
+            sizes |= {size: size // old * new for size in _sizes(problem) if size % old == 0}
+            if len(sizes) == 1:
+                return None
+        candidate = _with_sizes(problem, sizes)
+        if problem.is_valid(candidate):
+            return candidate
+    return None
+
+
+def _with_sizes(problem: ReductionProblem, sizes: Mapping[int, int]) -> Candidate:
+    changes: dict[int, Any] = {}
+    for place, value in enumerate(problem.best.inputs):
+        if isinstance(value, Tensor) and any(size in sizes for size in value.shape):
+            changes[place] = _cropped(value, sizes)
+        elif type(value) is int and value in sizes:
+            changes[place] = sizes[value]
+    graph_module = rewrite.rewritten(
+        problem.best.graph_module,
+        arguments=lambda node: (
+            rewrite.with_sizes(node.args, sizes),
+            {key: rewrite.with_sizes(value, sizes) for key, value in node.kwargs.items()},
+        ),
+    )
+    return with_inputs(problem, changes, ("cropped", tuple(sorted(sizes.items()))), graph_module)
+
+
+def _cropped(value: Tensor, sizes: Mapping[int, int]) -> Tensor:
+    """The first corner of ``value``, laid out as it was; indices that would point outside come back in."""
+    cut = value.detach()[tuple(slice(sizes.get(size, size)) for size in value.shape)].clone()
+    if not value.dtype.is_floating_point and not value.dtype.is_complex and value.dtype is not torch.bool:
+        limit = max(sizes)
+        if cut.numel() and int(cut.max()) < limit:
+            cut = cut.clamp(max=max(0, sizes[limit] - 1))
+    if isinstance(value, torch.nn.Parameter):
+        return torch.nn.Parameter(cut, requires_grad=value.requires_grad)
+    return cut.requires_grad_(value.requires_grad)
+
+
+def plain_dtypes(problem: ReductionProblem) -> None:
+    """Try float32 for each other floating dtype, in inputs and arguments. Cost: one call for each dtype."""
+    for dtype in sorted({value.dtype for _, value in _tensors(problem)}, key=str):
+        if dtype.is_floating_point and dtype is not torch.float32:
+            problem.consider(_with_dtype(problem, dtype))
+
+
+def _with_dtype(problem: ReductionProblem, old: torch.dtype) -> Candidate:
+    changes = {
+        place: _same_kind(value, value.detach().to(torch.float32))
+        for place, value in _tensors(problem)
+        if value.dtype is old
+    }
+    graph_module = rewrite.rewritten(
+        problem.best.graph_module,
+        arguments=lambda node: (
+            rewrite.with_dtype(node.args, old, torch.float32),
+            {key: rewrite.with_dtype(value, old, torch.float32) for key, value in node.kwargs.items()},
+        ),
+    )
+    return with_inputs(problem, changes, "float32", graph_module)
+
+
+def plain_tensors(problem: ReductionProblem) -> None:
+    """Try inputs without gradients, that are no Parameters, and contiguous; all at once, then one by one."""
+    for change, how in ((_without_grad, "no grad"), (_contiguous, "contiguous")):
+        changes = {place: made for place, value in _tensors(problem) if (made := change(value)) is not None}
+        if changes and not problem.consider(with_inputs(problem, changes, how)):
+            for place in changes if len(changes) > 1 else ():
+                problem.consider(with_inputs(problem, {place: changes[place]}, how))
+
+
+def _without_grad(value: Tensor) -> Tensor | None:
+    return value.detach() if value.requires_grad or isinstance(value, torch.nn.Parameter) else None
+
+
+def _contiguous(value: Tensor) -> Tensor | None:
+    if value.layout is not torch.strided or (value.is_contiguous() and value._base is None):
+        return None
+    return _same_kind(value, value.detach().contiguous()) if not value.is_contiguous() else None
+
+
+def plain_values(problem: ReductionProblem) -> None:
+    """Try values that need no data: all inputs at once, then each. Cost: up to four calls, and up to four for each input."""
+    for name in MAKERS:
+        places = [
+            place for place, _ in _tensors(problem) if _rank(problem.best.tokens[place]) > _rank((name,))
+        ]
+        if places and problem.consider(_with_values(problem, places, name)):
+            break
+    for place, _ in _tensors(problem):
+        for name in MAKERS:
+            if _rank(problem.best.tokens[place]) <= _rank((name,)):
+                break
+            if problem.consider(_with_values(problem, [place], name)):
+                break
+
+
+def _with_values(problem: ReductionProblem, places: Sequence[int], name: str) -> Candidate | None:
+    changes: dict[int, Any] = {}
+    for place in places:
+        value = problem.best.inputs[place]
+        try:
+            changes[place] = _same_kind(value, MAKERS[name](value.detach()))
+        except (RuntimeError, NotImplementedError):  # a dtype or layout for which there is no such value
+            return None
+    return with_inputs(problem, changes, name)
+
+
+def _rank(token: Hashable) -> int:
+    """How far a value is from the plainest: its place among the makers; recorded ones last."""
+    names = list(MAKERS)
+    while isinstance(token, tuple) and token[0] not in ("value", *names):
+        token = token[-1]  # what was done to it did not make it less plain
+    return names.index(token[0]) if isinstance(token, tuple) and token[0] in names else len(names)
+
+
+def plainness(candidate: Candidate) -> tuple[float, ...]:
+    """What these passes make smaller, most important first: arguments, elements, odd kinds of tensors, constants, values."""
+    tensors = [value for value in candidate.inputs if isinstance(value, Tensor)]
+    modules = sum(
+        len(list(attribute_of(node).modules())) for node in candidate.calls if node.op == "call_module"
+    )
+    arguments = [value for node in candidate.calls for value in (*node.args, *node.kwargs.values())]
+    return (
+        modules,
+        len(arguments),
+        sum(map(math.prod, (value.shape for value in tensors))),
+        sum(value.dtype.is_floating_point and value.dtype is not torch.float32 for value in tensors),
+        sum(value.requires_grad + isinstance(value, torch.nn.Parameter) for value in tensors),
+        sum(value.layout is torch.strided and not value.is_contiguous() for value in tensors),
+        rewrite.weight_of(arguments),
+        sum(map(_rank, candidate.tokens)),
+    )
+
+
+SIMPLIFYING: tuple[tuple[str, Callable[[ReductionProblem], None]], ...] = (
+    ("submodules", flatten_modules),
+    ("merge inputs", merge_inputs),
+    ("arguments", drop_arguments),
+    ("sizes", shrink_sizes),
+    ("dtypes", plain_dtypes),
+    ("tensors", plain_tensors),
+    ("values", plain_values),
+)
