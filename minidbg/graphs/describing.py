@@ -16,6 +16,7 @@ from minidbg import _torch
 from minidbg.errors import CannotWrite
 from minidbg.graphs import recipes
 from minidbg.graphs.contents import (
+    SMALL_ELEMENTS,
     Content,
     base_data,
     content_without_data,
@@ -58,6 +59,17 @@ def describe(
         for spec in specs:
             stored_sink.update(spec.stored)
     return tuple(specs)
+
+
+def bytes_to_store(values: Sequence[Any], exactness: Exactness) -> int:
+    """About how many bytes of ``values`` a script of that exactness stores, before any is copied."""
+    sizes: dict[int, int] = {}
+    for value in values:
+        if isinstance(value, Tensor) and value.layout is torch.strided and wanted_exact(value, exactness):
+            size = value.numel() * value.dtype.itemsize if value.numel() > SMALL_ELEMENTS else 0
+            storage = _torch.storage_identity(value)
+            sizes[storage] = max(sizes.get(storage, 0), size)
+    return sum(sizes.values())
 
 
 def usable_names(names: Sequence[str]) -> tuple[str, ...]:

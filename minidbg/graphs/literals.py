@@ -34,7 +34,7 @@ def python_literal(value: object, part: str = "a value") -> str:
     if isinstance(value, torch.device):
         return f"torch.device({quoted(str(value))})"
     if isinstance(value, torch.Generator):
-        return f"torch.Generator({quoted(str(value.device))}).manual_seed(0)"
+        return f"torch.Generator({quoted(str(value.device))}).manual_seed({value.initial_seed()})"
     return _container_literal(value, part)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from minidbg import _torch
 from minidbg.graphs import recipes
-from minidbg.graphs.describing import describe, usable_names
+from minidbg.graphs.describing import bytes_to_store, describe, usable_names
 from minidbg.graphs.fill_text import draws, fill_expression, grouped
 from minidbg.graphs.fills import Fill, How
 from minidbg.graphs.literals import quoted
@@ -33,6 +33,7 @@ __all__ = [
     "describe",
     "expression",
     "as_scripts_do",
+    "bytes_to_store",
     "main_device",
     "materialise",
     "statements",
@@ -75,10 +76,8 @@ def statements(
     Names used: ``torch``, ``device`` (``main``'s stand-in), ``stored(key, dtype, device)``. ``mark`` adds maybe_mark_dynamic.
     """
     main = main or main_device(specs)
-    lines: list[str] = []
-    for spec in specs:
-        # A base, or a statement read from a script, may serve several inputs: it stands once.
-        lines.extend(line for line in _statements_of(spec, main, explicit) if line not in lines)
+    # A base, or a statement read from a script, may serve several inputs: it stands once.
+    lines = list(dict.fromkeys(line for spec in specs for line in _statements_of(spec, main, explicit)))
     if any(draws(line) for line in lines):
         lines.insert(0, f"torch.manual_seed({SEED})")
     if mark:

@@ -12,15 +12,21 @@ from torch import Tensor
 
 from minidbg.case import Case
 from minidbg.graphs.specs import Exactness
-from minidbg.repro.render import Script, render
+from minidbg.repro.render import VALUE_LIMIT_BYTES, Script, render
 
 
-def write(case: Case, path: Path | str, *, exactness: Exactness = Exactness.SEEDED) -> Path:
+def write(
+    case: Case,
+    path: Path | str,
+    *,
+    exactness: Exactness = Exactness.SEEDED,
+    value_limit_bytes: int = VALUE_LIMIT_BYTES,
+) -> Path:
     """Write the script of ``case`` to ``path``, and its tensors beside it; an earlier one is replaced.
 
     Folders are made. Raises CannotWrite naming the part of the case that has no form, and then leaves what was there.
     """
-    return write_script(render(case, exactness=exactness), Path(path))
+    return write_script(render(case, exactness=exactness, value_limit_bytes=value_limit_bytes), Path(path))
 
 
 def write_script(script: Script, path: Path) -> Path:

@@ -17,29 +17,43 @@ from minidbg.graphs.size import canonical_text
 from minidbg.graphs.specs import Exactness
 from minidbg.repro.files import write_script
 from minidbg.repro.header import read_header
-from minidbg.repro.render import render
+from minidbg.repro.render import VALUE_LIMIT_BYTES, render
 from minidbg.repro.wording import telling_op
 
 HIDDEN = ".minidbg"
 LOCK_SECONDS = 60.0
 
 
-def publish(case: Case, folder: Path | str, *, exactness: Exactness = Exactness.SEEDED) -> Path:
+def publish(
+    case: Case,
+    folder: Path | str,
+    *,
+    exactness: Exactness = Exactness.SEEDED,
+    value_limit_bytes: int = VALUE_LIMIT_BYTES,
+) -> Path:
     """Write a verified case to the top of ``folder``; the same failure gives the same file.
 
     A readable repro of the same failure stays as it is: it was verified then, and somebody may have edited it or
     marked it as fixed. Several processes may publish into one folder at once.
     """
-    return _kept_or_written(case, Path(folder), Path(folder), exactness)
+    return _kept_or_written(case, Path(folder), Path(folder), exactness, value_limit_bytes)
 
 
-def keep_capture(case: Case, folder: Path | str, *, exactness: Exactness = Exactness.SEEDED) -> Path:
+def keep_capture(
+    case: Case,
+    folder: Path | str,
+    *,
+    exactness: Exactness = Exactness.SEEDED,
+    value_limit_bytes: int = VALUE_LIMIT_BYTES,
+) -> Path:
     """Write a case that was not verified to ``folder``'s captures; the same failure gives the same file."""
-    return _kept_or_written(case, Path(folder), captures(folder), exactness)
+    return _kept_or_written(case, Path(folder), captures(folder), exactness, value_limit_bytes)
 
 
-def _kept_or_written(case: Case, folder: Path, place: Path, exactness: Exactness) -> Path:
-    script = render(case, exactness=exactness)
+def _kept_or_written(
+    case: Case, folder: Path, place: Path, exactness: Exactness, value_limit_bytes: int
+) -> Path:
+    script = render(case, exactness=exactness, value_limit_bytes=value_limit_bytes)
     path = place / file_name(case)
     hidden = _hidden(folder)
     with FileLock(hidden / "lock", timeout=LOCK_SECONDS):

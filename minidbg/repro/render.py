@@ -30,6 +30,7 @@ EMBEDDED_MARK = "# Copied from the program that failed:"
 DIVIDER = (
     "# ---- Below is nothing about the failure: what tools read, and how this script judges itself. ----"
 )
+VALUE_LIMIT_BYTES = 1 << 30
 OWN_NAMES = ("backend", "Repro", "graph", "inputs", "stored", "test_repro", "load_by_path")
 
 STORED = '''\
@@ -50,8 +51,17 @@ class Script:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def render(case: Case, *, exactness: Exactness = Exactness.SEEDED) -> Script:
-    """The script of ``case``. Raises CannotWrite naming the part of the case that has no form in a script."""
+def render(
+    case: Case, *, exactness: Exactness = Exactness.SEEDED, value_limit_bytes: int = VALUE_LIMIT_BYTES
+) -> Script:
+    """The script of ``case``.
+
+    Raises CannotWrite naming the part of the case that has no form in a script, or values beyond ``value_limit_bytes``.
+    """
+    size = tensors.bytes_to_store(case.inputs, exactness)
+    if size > value_limit_bytes:
+        told = f"they take {size / 1e6:.1f} MB, and value_limit_bytes allows {value_limit_bytes / 1e6:.1f} MB"
+        raise CannotWrite("the values of the inputs", told)
     stored: dict[str, Tensor] = {}
     explicit = case.context.default_dtype != "torch.float32"
     model = _model(case, exactness, stored, explicit=explicit)

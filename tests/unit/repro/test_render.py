@@ -176,3 +176,23 @@ class TestConstants:
         value[7] = math.nan
         case = make_case(with_constant(value), (torch.randn(300),))
         assert list(render(case).tensors) == ["Repro.mask"]
+
+
+def test_values_beyond_the_limit_are_refused(make_case):
+    case = make_case(inputs=(torch.randn(100, 100),))
+    with pytest.raises(CannotWrite, match="value_limit_bytes"):
+        render(case, exactness=Exactness.EXACT, value_limit_bytes=39_999)
+    assert render(case, exactness=Exactness.EXACT, value_limit_bytes=40_000).tensors
+    assert render(case, value_limit_bytes=0)
+
+
+def test_templates_are_found_in_the_package_first(tmp_path, monkeypatch):
+    from minidbg.repro import templates
+
+    for place in ("package", "beside"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "t.j2").write_text(place)
+    (tmp_path / "beside" / "other.j2").write_text("only beside")
+    monkeypatch.setattr(templates, "FOLDERS", (tmp_path / "package", tmp_path / "beside"))
+    assert templates.template("t.j2").render() == "package"
+    assert templates.template("other.j2").render() == "only beside"
