@@ -93,7 +93,7 @@ class Copy:
         """
         namespace, _, name = names[0].partition(".")[0].partition("::")
         parts = [self._piece(statement) for statement in statements]
-        body = indented(joined([part.text for part in parts])).replace("\n\n\n", "\n\n")
+        body = indented(joined([part.text for part in parts], gap=1))
         guard = f"if not hasattr(torch.ops.{namespace}, {name!r}):"
         self._add([Piece(parts[-1].order, f"{guard}\n{body}"), self._import("import torch")])
 

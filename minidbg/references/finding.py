@@ -11,7 +11,7 @@ from typing import Any
 from minidbg import _torch
 from minidbg.case import BackendRef, CompilerFn
 from minidbg.errors import BackendUnreachable, UnknownBackend
-from minidbg.references.given import as_statements, given_reference, run_setup
+from minidbg.references.given import as_statements, given_reference, imported_by, run_setup
 from minidbg.references.homes import finds_again, is_foreign
 from minidbg.references.literals import NotALiteral, write_literal
 from minidbg.references.locating import NoWay, expression_for
@@ -39,7 +39,10 @@ def find(
     options, mode = options or inner_options or {}, mode or inner_mode
     statements = as_statements(setup)
     trail = Trail()
-    trail.setup |= dict.fromkeys(statements)
+    for statement in statements:
+        trail.setup[statement] = None
+        for module in filter(is_foreign, imported_by(statement)):
+            trail.uses(module)
     name, expression = _expression(inner, statements, reference, trail)
     _check_options(options, name)
     return trail.reference(name, expression, options, mode)

@@ -10,6 +10,7 @@ from typing import Any
 
 from minidbg.case import CompilerFn
 from minidbg.errors import BackendUnreachable
+from minidbg.references.statements import read_statements
 from minidbg.references.trail import Trail
 
 _WRITE = 'write "pkg.mod:name", "pkg.mod:make(level=2)" with literal arguments, or a registered name'
@@ -26,6 +27,11 @@ def as_statements(setup: str | Sequence[str] | None) -> tuple[str, ...]:
         except (SyntaxError, ValueError) as error:
             raise BackendUnreachable(f"setup={statement!r} is not Python: {error}") from None
     return statements
+
+
+def imported_by(statement: str) -> tuple[str, ...]:
+    """The modules that a text imports at its top level."""
+    return tuple(name for found in read_statements(statement, "<setup>") for name in found.imported)
 
 
 def run_setup(statements: Sequence[str]) -> None:

@@ -97,14 +97,24 @@ def source_of(module: str) -> str | None:
 
 
 def folders_of(module: str) -> tuple[str, ...]:
-    """The folders from which the top-level package of a loaded module was imported, installed ones left out."""
-    loaded = sys.modules.get(top_level(module))
-    inside = list(getattr(loaded, "__path__", ()))
-    file = getattr(loaded, "__file__", None)
+    """The folders from which the top-level package of ``module`` is imported, installed ones left out."""
+    inside, file = _location(top_level(module))
     found = [os.path.dirname(os.path.abspath(folder)) for folder in inside]
-    if not found and isinstance(file, str):
+    if not found and file is not None:
         found = [os.path.dirname(os.path.abspath(file))]
     return tuple(dict.fromkeys(folder for folder in found if not _is_installed(folder)))
+
+
+def _location(top: str) -> tuple[list[str], str | None]:
+    """The folders of a package and the file of a module, whether it is loaded or could be."""
+    loaded = sys.modules.get(top)
+    if loaded is not None:
+        file = getattr(loaded, "__file__", None)
+        return list(getattr(loaded, "__path__", ())), file if isinstance(file, str) else None
+    spec = _search(top, None)
+    if spec is None:
+        return [], None
+    return list(spec.submodule_search_locations or ()), spec.origin if spec.has_location else None
 
 
 def _is_installed(folder: str) -> bool:

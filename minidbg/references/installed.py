@@ -11,11 +11,11 @@ from functools import lru_cache
 from importlib.metadata import (
     Distribution,
     PackageNotFoundError,
+    PackagePath,
     distribution,
     distributions,
     packages_distributions,
 )
-from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 from urllib.request import url2pathname
 
@@ -71,7 +71,7 @@ def distribution_of(module: str) -> Distribution | None:
     candidates = [found for found in map(_distribution, names) if found is not None]
     if len(candidates) > 1 and file:  # parts of one namespace package
         candidates.sort(key=lambda found: not _holds(found, file))
-    return candidates[0] if candidates else _editable_distribution(file)
+    return candidates[0] if candidates else _editable_distribution(module)
 
 
 @lru_cache(maxsize=2)
@@ -93,17 +93,32 @@ def _holds(found: Distribution, file: str) -> bool:
     )
 
 
-def _editable_distribution(file: str | None) -> Distribution | None:
-    """An editable install whose project folder holds ``file``: its metadata may not name the modules."""
-    if not file:
-        return None
-    for found in distributions():
-        origin = _origin(found)
-        if _is_editable(origin) and Path(os.path.realpath(file)).is_relative_to(
-            os.path.realpath(_folder(origin))
+def _editable_distribution(module: str) -> Distribution | None:
+    """The editable install through which the top-level package of ``module`` is imported.
+
+    Its metadata may not name the modules; the ``.pth`` file or the finder that makes it importable does.
+    """
+    folders = folders_of(module)
+    for found in distributions() if folders else ():
+        if _is_editable(_origin(found)) and any(
+            _leads_to(found, part, module, folders) for part in found.files or ()
         ):
             return found
     return None
+
+
+def _leads_to(found: Distribution, part: PackagePath, module: str, folders: tuple[str, ...]) -> bool:
+    is_finder = part.name.startswith("__editable__") and part.suffix == ".py"
+    if part.suffix != ".pth" and not is_finder:
+        return False
+    try:
+        text = part.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    if is_finder:
+        return f"'{top_level(module)}'" in text
+    lines = {os.path.realpath(line) for line in text.splitlines() if line and not line.startswith("import")}
+    return any(os.path.realpath(folder) in lines for folder in folders)
 
 
 def _origin(found: Distribution) -> dict[str, object]:

@@ -34,13 +34,13 @@ _STRING_TOKENS = {
 }
 
 
-def joined(statements: Sequence[str]) -> str:
-    """The statements as one text: two empty lines around definitions, one below the imports."""
+def joined(statements: Sequence[str], gap: int = 2) -> str:
+    """The statements as one text: ``gap`` empty lines around definitions, one below the imports."""
     parts: list[str] = []
     for before, text in zip(["", *statements], statements, strict=False):
         wide = before and (_is_wide(text) or _is_wide(before))
         below_imports = _is_import(before) and not _is_import(text)
-        parts.append("\n" * (2 if wide else 1 if below_imports else 0) + text)
+        parts.append("\n" * (gap if wide else 1 if below_imports else 0) + text)
     return "\n".join(parts)
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from minidbg.references.homes import source_of, top_level
+from minidbg.references.homes import top_level
+from minidbg.references.statements import statements_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +50,13 @@ def _by_own_name(value: Any) -> Place | None:
 
 
 def _by_identity(value: object) -> Place | None:
-    places = list(_places(value))
-    if not places:
-        return None
-    return min(
-        places,
-        key=lambda place: (
-            _is_main(place.module),
-            _is_imported(place),
-            place.path.count("["),
-            len(place.module),
-        ),
-    )
+    places = [place for place in _places(value) if _is_made_by_import(place)]
+    return min(places, key=_awkwardness) if places else None
+
+
+def _awkwardness(place: Place) -> tuple[bool, bool, int, int]:
+    """What a reader would rather not see: scripts, borrowed names, table entries, long module names."""
+    return (_is_main(place.module), _is_borrowed(place), place.path.count("["), len(place.module))
 
 
 def _is_main(module: str) -> bool:
@@ -106,14 +102,23 @@ def _is_usable(name: object) -> bool:
     )
 
 
-def _is_imported(place: Place) -> bool:
+def _is_made_by_import(place: Place) -> bool:
+    """Whether the module's own source gives the place its value, and not the program while it runs."""
+    statements = statements_of(place.module)
+    if not statements:
+        return True  # compiled, or nobody kept the source: trust it
+    binders = [found.node for found in statements if place.first in found.binds]
+    if "[" not in place.path:
+        return bool(binders) or any("import *" in found.text for found in statements)
+    _, _, key = place.path.partition("[")
+    tables = [node.value for node in binders if isinstance(node, ast.Assign | ast.AnnAssign)]
+    keys = [part for table in tables if isinstance(table, ast.Dict) for part in table.keys]
+    return any(isinstance(part, ast.Constant) and f"{part.value!r}]" == key for part in keys)
+
+
+def _is_borrowed(place: Place) -> bool:
     """Whether the module only imported the name, so that its home is another one."""
-    text = source_of(place.module)
-    try:
-        tree = ast.parse(text) if text else None
-    except SyntaxError:
-        tree = None
-    if tree is None:
-        return False
-    imports = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
-    return any(place.first == (alias.asname or alias.name) for node in imports for alias in node.names)
+    imports = (
+        found for found in statements_of(place.module) if isinstance(found.node, ast.Import | ast.ImportFrom)
+    )
+    return any(place.first in found.binds for found in imports)

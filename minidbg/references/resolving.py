@@ -7,6 +7,8 @@ import linecache
 import sys
 import types
 
+import torch
+
 from minidbg.case import BackendRef, CompilerFn
 from minidbg.references.by_path import load_by_path
 from minidbg.references.layout import indented
@@ -41,7 +43,7 @@ def _set_up(ref: BackendRef) -> types.ModuleType:
     if known is not None:
         return known
     module = types.ModuleType(name)
-    module.__dict__["load_by_path"] = load_by_path
+    module.__dict__.update(load_by_path=load_by_path, torch=torch)  # what a script has above its backend()
     file = f"<{name}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     sys.modules[name] = module

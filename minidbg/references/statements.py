@@ -9,7 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from minidbg.references.homes import file_of, source_of
 
@@ -152,6 +152,7 @@ def statements_of(module: str, file: str | None = None) -> tuple[Statement, ...]
     )
 
 
+@lru_cache(maxsize=64)
 def _read_or_nothing(text: str, file: str) -> tuple[Statement, ...]:
     try:
         return read_statements(text, file)

@@ -1,0 +1,1 @@
+"""As dicp: one distribution with two entry points."""

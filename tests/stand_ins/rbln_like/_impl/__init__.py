@@ -1,0 +1,1 @@
+from rbln_like._impl import register

@@ -1,0 +1,3 @@
+def backend(gm, example_inputs):
+    print("compiled by shadow_like")
+    return gm.forward

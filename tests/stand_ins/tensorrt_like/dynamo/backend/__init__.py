@@ -1,0 +1,1 @@
+from .backends import aot_tensorrt_like_backend, tensorrt_like_backend

@@ -1,0 +1,4 @@
+"""As torch_npu: a device plugin."""
+
+print("torch_npu imported")
+NAME = "npu"

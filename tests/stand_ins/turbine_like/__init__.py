@@ -1,0 +1,1 @@
+"""As IREE turbine: the entry point is an aot_autograd object."""
