@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import queue
 import sys
@@ -14,6 +15,11 @@ from minidbg.watch.settings import FailOn, OnChange, WatchSettings, Workers, loa
 
 FOLDER = click.argument("folder", required=False, type=click.Path(path_type=Path))
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+
+
+def words(kind: type[enum.StrEnum]) -> click.Choice[str]:
+    """The words of ``kind`` as a choice; click itself would offer the members' names."""
+    return click.Choice([str(member) for member in kind])
 
 
 def default_paths() -> list[Path]:
@@ -30,9 +36,7 @@ def default_paths() -> list[Path]:
     "--source", "sources", multiple=True, type=click.Path(path_type=Path), help="Watch this folder too."
 )
 @click.option("--once", is_flag=True, help="One sweep, then exit: 0, 1, 3 or 125 as in 'minidbg check'.")
-@click.option(
-    "--fail-on", type=click.Choice(list(FailOn)), help="With --once: 'unexpected' compares with each header."
-)
+@click.option("--fail-on", type=words(FailOn), help="With --once: 'unexpected' compares with each header.")
 @click.option("--json", "as_json", is_flag=True, help="Print each event as one JSON object a line.")
 @click.option(
     "--poll",
@@ -42,14 +46,14 @@ def default_paths() -> list[Path]:
 )
 @click.option(
     "--on-change",
-    type=click.Choice(list(OnChange)),
+    type=words(OnChange),
     help="A change during a sweep: end the runs or kill them.",
 )
 @click.option("--build", help="Shell command to run before a sweep, for example 'ninja -C build'.")
 @click.option("--on-flip", help="Shell command that gets each flip as JSON on stdin.")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Runs at the same time.")
 @click.option("--seconds", type=click.FloatRange(min=0.1), help="Time limit of a run.")
-@click.option("--workers", type=click.Choice(list(Workers)), help="Fork warm processes, or start fresh ones.")
+@click.option("--workers", type=words(Workers), help="Fork warm processes, or start fresh ones.")
 @click.option("--no-reduce", is_flag=True, help="Do not reduce captures in the background.")
 @click.option(
     "--print-unit", type=click.Choice(["systemd", "launchd"]), help="Print a service file for this command."
@@ -64,19 +68,9 @@ def watch(
     found = list(paths) or default_paths()
     settings = load({**options, "reduce": False if no_reduce else None})
     if print_unit:
-        from minidbg.watch.units import unit
+        from minidbg.watch.units import unit, without_option
 
-        click.echo(
-            unit(
-                print_unit,
-                [
-                    argument
-                    for argument in sys.argv[1:]
-                    if not argument.startswith("--print-unit") and argument != print_unit
-                ],
-                Path.cwd(),
-            )
-        )
+        click.echo(unit(print_unit, without_option(sys.argv[1:], "--print-unit"), Path.cwd()))
         return
     sys.exit(run_daemon(found, settings, as_json=as_json))
 
@@ -123,7 +117,76 @@ def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool) -> 
     return daemon.run()
 
 
-def print_json(rows: list[dict[str, Any]]) -> None:
-    """One object a line."""
-    for row in rows:
-        click.echo(json.dumps(row, default=str))
+@click.command("status")
+@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@JSON
+def status(folder: Path | None, as_json: bool) -> None:
+    """Say whether a daemon watches FOLDER, and where its repros stand. Exit status 0 when one does, else 1."""
+    from minidbg.watch import reading
+
+    found = reading.status_of(folder or default_paths()[0])
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        click.echo(reading.status_text(found))
+    sys.exit(0 if found["running"] else 1)
+
+
+@click.command("list")
+@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@JSON
+def list_repros(folder: Path | None, as_json: bool) -> None:
+    """List the repros of FOLDER with what was last seen of each on each device. Nothing is run."""
+    from minidbg.watch import reading
+
+    rows = reading.rows_of(folder or default_paths()[0])
+    if as_json:
+        for row in rows:
+            click.echo(json.dumps(row))
+    else:
+        click.echo(reading.list_text(rows))
+
+
+@click.command("history")
+@click.argument("repro", required=False, type=click.Path(path_type=Path))
+@click.option("-n", "--limit", default=20, show_default=True, help="How many entries.")
+@JSON
+def history(repro: Path | None, limit: int, as_json: bool) -> None:
+    """Show the flips of all repros, or the runs and flips of one: REPRO is its path, or a folder of repros."""
+    from minidbg.watch import reading
+
+    entries = reading.history_of(repro or default_paths()[0], limit)
+    if as_json:
+        for entry in entries:
+            click.echo(json.dumps(entry))
+    else:
+        click.echo(reading.history_text(entries))
+
+
+@click.command("bisect")
+@click.argument("good")
+@click.argument("bad")
+@click.argument("repro", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--repository",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Of the backend; found by itself where possible.",
+)
+@click.option("--build", help="Shell command to run in the worktree at each commit.")
+@click.option("--device", help="Run on this device.")
+@click.option("--seconds", default=300.0, show_default=True, help="Time limit of a build, and of a run.")
+@JSON
+def bisect(good: str, bad: str, repro: Path, as_json: bool, **options: Any) -> None:
+    """Find the commit between GOOD and BAD of the backend at which REPRO began to fail, or was fixed.
+
+    GOOD and BAD are revisions: in GOOD the failure is gone, in BAD it is there; either may be the older one. The search
+    runs in a worktree of its own: your checkout is not touched.
+    """
+    from minidbg.watch.bisecting import Search, search
+
+    found = search(Search(good, bad, repro, **options), lambda text: click.echo(text, err=True))
+    click.echo(json.dumps(found.to_json()) if as_json else found.text())
+
+
+COMMANDS = (watch, status, list_repros, history, bisect)
+"""For the command line to add."""

@@ -91,7 +91,7 @@ def word(kind: type[enum.StrEnum]) -> Callable[[Any], Any]:
 
 CONVERT: Mapping[str, Callable[[Any], Any]] = {
     "devices": lambda value: value if isinstance(value, str) else ",".join(value),
-    "sources": lambda value: tuple(Path(one).expanduser() for one in base.texts(value)),
+    "sources": lambda value: tuple(Path(one).expanduser() for one in value),
     "ignore": base.texts,
     "build": base.text,
     "on_flip": base.text,
@@ -119,8 +119,18 @@ def load(arguments: Mapping[str, Any], *, folder: Path | None = None) -> WatchSe
         if project.is_file():
             values = from_table(project)
             break
-    values.update({name: value for name, value in arguments.items() if value not in (None, ())})
+    for name, value in arguments.items():
+        if value not in (None, ()):
+            values[name] = checked(name, value, "the arguments")
     return WatchSettings(**values)
+
+
+def checked(name: str, value: Any, source: str) -> Any:
+    """``value`` in the setting's own type. Raises BadSetting with the value and what it may be."""
+    try:
+        return CONVERT[name](value) if name in CONVERT else value
+    except (ValueError, TypeError) as error:
+        raise BadSetting(f"{name}={value!r} (in {source}): {error}") from None
 
 
 def from_table(project: Path) -> dict[str, Any]:
@@ -134,10 +144,7 @@ def from_table(project: Path) -> dict[str, Any]:
             raise BadSetting(
                 f"no setting named {name!r} (in {source}){nearest(name, known)}. Settings: {', '.join(known)}"
             )
-        try:
-            values[name] = CONVERT[name](value)
-        except (ValueError, TypeError) as error:
-            raise BadSetting(f"{name}={value!r} (in {source}): {error}") from None
+        values[name] = checked(name, value, source)
     if values:
         values["folder"] = project.parent
         values["sources"] = tuple(project.parent / path for path in values.get("sources", ()))

@@ -1,0 +1,200 @@
+"""What people ask of the history while the daemon runs, or when none does. Nothing here writes or runs anything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from minidbg.errors import MinidbgError
+from minidbg.history import NAME, Flip, History, Result, State
+from minidbg.watch.lock import living_holder
+from minidbg.watch.plain import plural, printable
+from minidbg.watch.recorder import revision_text
+from minidbg.watch.repros import HIDDEN, Repro, home_of, name_of, read_repros
+from minidbg.watch.states import is_expected
+
+Row = dict[str, Any]
+
+
+@contextmanager
+def history_in(folder: Path) -> Iterator[History | None]:
+    """The history of a repro folder, None when there is none yet."""
+    try:
+        opened = History.open(folder / HIDDEN / NAME, readonly=True)
+    except FileNotFoundError:
+        yield None
+        return
+    with opened:
+        yield opened
+
+
+def states_in(folder: Path) -> Mapping[tuple[str, str], State]:
+    """The present states of a repro folder."""
+    with history_in(folder) as found:
+        return found.states() if found else {}
+
+
+def rows_of(folder: Path) -> list[Row]:
+    """One row for each repro and device; a repro that was never run has one without a verdict."""
+    home = home_of([folder])
+    states = states_in(home)
+    rows: list[Row] = []
+    for name, repro in read_repros([folder], home).items():
+        seen = [state for (found, _), state in sorted(states.items()) if found == name]
+        rows += [row_of(repro, state) for state in seen] or [row_of(repro, None)]
+    return rows
+
+
+def row_of(repro: Repro, state: State | None) -> Row:
+    """What ``minidbg list`` tells of a repro on a device."""
+    row: Row = {
+        "repro": repro.name,
+        "path": str(repro.path),
+        "device": state.device if state else repro.device,
+        "kind": None if repro.damage else str(repro.kind),
+        "backend": repro.backend,
+        "expect": str(repro.expect),
+        "verdict": None,
+        "since": None,
+        "seen": None,
+        "reason": repro.damage,
+    }
+    if state is not None and not repro.damage:
+        row |= {
+            "verdict": str(state.verdict),
+            "since": state.since,
+            "seen": state.seen,
+            "runs": state.runs,
+            "failures": state.failures,
+            "expected": is_expected(state.verdict, repro.expect),
+            "outdated": state.script != repro.digest,
+            "reason": state.reason,
+        }
+    return row
+
+
+def list_text(rows: Sequence[Row]) -> str:
+    """The rows as a table."""
+    if not rows:
+        return "no repros"
+    width = max(len(row["repro"]) for row in rows)
+    lines = []
+    for row in rows:
+        verdict = "damaged" if row["kind"] is None else row["verdict"] or "not seen yet"
+        if row.get("outdated"):
+            verdict += " (before an edit)"
+        since = f"since {moment(row['since'])}" if row["since"] else ""
+        unexpected = "" if row.get("expected", True) else f"  header expects {row['expect']}"
+        what = f"{row['kind'] or ''} in {row['backend']}" if row["kind"] else row["reason"]
+        lines.append(
+            f"{row['repro']:<{width}}  {row['device']:<7} {verdict:<13} {since:<23} {what}{unexpected}".rstrip()
+        )
+    return printable("\n".join(lines))
+
+
+def status_of(folder: Path) -> Row:
+    """Whether a daemon watches the folder, and its figures."""
+    home = home_of([folder])
+    holder = living_holder(home)
+    counts: dict[str, int] = {}
+    for row in rows_of(home):
+        verdict = "damaged" if row["kind"] is None else row["verdict"] or "not seen"
+        counts[verdict] = counts.get(verdict, 0) + 1
+    with history_in(home) as found:
+        sweeps = found.sweeps(1) if found else []
+    last = sweeps[0] if sweeps else None
+    return {
+        "folder": str(home),
+        "running": bool(holder),
+        "pid": holder.get("pid"),
+        "host": holder.get("host"),
+        "started": holder.get("started"),
+        "verdicts": counts,
+        "last_sweep": last.id if last else None,
+        "last_sweep_started": last.started if last else None,
+        "last_sweep_end": last.end if last else None,
+        "revision": revision_text(last.revisions) if last else "",
+    }
+
+
+def status_text(found: Row) -> str:
+    """The status in a few lines."""
+    if found["running"]:
+        head = f"{found['folder']} is watched by process {found['pid']} on {found['host']} since {moment(found['started'])}"
+    else:
+        head = f"{found['folder']} is not being watched; 'minidbg watch {found['folder']}' does"
+    lines = [head]
+    if found["last_sweep"] is not None:
+        at = f" at {found['revision']}" if found["revision"] else ""
+        lines.append(
+            f"last sweep: {found['last_sweep']}, {moment(found['last_sweep_started'])}, {found['last_sweep_end']}{at}"
+        )
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(found["verdicts"].items()))
+    lines.append(f"repros: {counts or 'none'}")
+    return printable("\n".join(lines))
+
+
+def history_of(path: Path, limit: int) -> list[Row]:
+    """The flips below a folder; of a single repro its runs as well. Newest first. Raises MinidbgError without a history."""
+    home = home_of([path]) if path.exists() else path.parent
+    name = None if path.is_dir() else name_of(path, home)
+    with history_in(home) as found:
+        if found is None:
+            raise MinidbgError(f"no history in {home}; 'minidbg watch {home}' begins one")
+        entries = [flip_row(found, flip) for flip in found.flips(name, limit=limit)]
+        if name is not None:
+            entries += [result_row(sweep, result) for sweep, result in found.results(name, limit=limit)]
+    return sorted(entries, key=lambda entry: -float(entry["at"]))[:limit]
+
+
+def flip_row(history: History, flip: Flip) -> Row:
+    """A flip with the revisions on both sides."""
+    before, after = history.sweep(flip.last_before), history.sweep(flip.sweep)
+    return {
+        "entry": "flip", "at": flip.at, "repro": flip.repro, "device": flip.device, "kind": flip.kind,
+        "before": str(flip.before), "after": str(flip.after), "sweep": flip.sweep, "last_before_sweep": flip.last_before,
+        "last_before": revision_text(before.revisions) if before else "",
+        "first_after": revision_text(after.revisions) if after else "",
+        "files": list(after.files) if after else [],
+    }  # fmt: skip
+
+
+def result_row(sweep: int, result: Result) -> Row:
+    """One run."""
+    return {
+        "entry": "run", "at": result.at, "repro": result.repro, "device": result.device, "sweep": sweep,
+        "verdict": str(result.outcome.verdict), "purpose": result.purpose, "stale": result.stale,
+        "seconds": round(result.outcome.seconds, 3), "reason": result.outcome.reason, "environment": result.environment,
+    }  # fmt: skip
+
+
+def history_text(entries: Sequence[Row]) -> str:
+    """The entries, one a line."""
+    return printable("\n".join(entry_line(entry) for entry in entries)) or f"{plural(0, 'flip')}"
+
+
+def entry_line(entry: Row) -> str:
+    """A flip or a run in words."""
+    at, where = moment(entry["at"]), f"{entry['repro']} [{entry['device']}]"
+    if entry["entry"] == "run":
+        stale = ", stale: the code changed meanwhile" if entry["stale"] else ""
+        return f"{at}  {entry['verdict']:<11} {where} sweep {entry['sweep']}, {entry['purpose']}{stale}"
+    between = (
+        f" between {entry['last_before'] or '?'} and {entry['first_after'] or '?'}"
+        if entry["first_after"]
+        else ""
+    )
+    files = (
+        f" ({', '.join(entry['files'][:3])}{', ...' if len(entry['files']) > 3 else ''})"
+        if entry["files"]
+        else ""
+    )
+    return f"{at}  {entry['kind']:<11} {where} {entry['before']} -> {entry['after']}{between}{files}"
+
+
+def moment(at: float) -> str:
+    """A time as people write it."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))

@@ -1,0 +1,365 @@
+"""A day with ``minidbg watch``: a backend in a git repository, a dozen repros, and everything people do to files.
+
+No torch: what is tried here is the daemon. Each test plays one stretch of the day with a daemon of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from toy_repros import BROKEN, WORKS, git, script, toy_package
+from watch_driver import WatchProcess, watching
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+CRASHES = "def {op}(value):\n    import os, signal\n    os.kill(os.getpid(), signal.SIGSEGV)\n"
+HANGS = "def {op}(value):\n    while True: pass\n"
+FLAKY = "import random\n\n\ndef {op}(value):\n    if random.random() < 0.5:\n        raise ValueError('{op} is broken')\n"
+OTHERWISE = "def {op}(value):\n    raise TypeError('{op} fails in another way')\n"
+
+OPS = {
+    "relu": BROKEN, "sin": BROKEN, "cos": WORKS, "tan": WORKS, "exp": BROKEN, "log": WORKS, "sqrt": BROKEN,
+    "crash": CRASHES, "hang": HANGS, "other": OTHERWISE, "pow": WORKS,
+}  # fmt: skip
+
+
+class Desk:
+    """What lies on the developer's desk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.source = folder / "backend"
+        self.package = toy_package(self.source, OPS)
+        self.repros = folder / "minidbg_repros"
+        self.repros.mkdir()
+        kinds = {"crash": {"kind": "crash"}, "hang": {"kind": "hang", "time_limit_s": 2.0}}
+        for op in OPS:
+            (self.repros / f"{op}.py").write_text(script(op, **kinds.get(op, {})))
+        (self.repros / "damaged.py").write_text("# /// script\n# broken = [\n# ///\n")
+        git(self.source, "init", "-q", "-b", "main")
+        (self.source / ".gitignore").write_text("__pycache__/\n*.log\n")
+        git(self.source, "add", ".")
+        git(self.source, "commit", "-q", "-m", "first")
+        self.env = {"MINIDBG__WATCH_PRELOAD": "none", "PYTHONPATH": str(self.source)}
+
+    def module(self, op: str) -> Path:
+        return self.package / f"{op}.py"
+
+    def save(self, op: str, source: str) -> None:
+        self.module(op).write_text(source.format(op=op))
+
+    def save_atomically(self, op: str, source: str) -> None:
+        draft = self.package / f".{op}.py.new"
+        draft.write_text(source.format(op=op))
+        os.replace(draft, self.module(op))
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+@pytest.fixture
+def daemon(desk: Desk) -> Iterator[WatchProcess]:
+    with watching(desk.folder, "--jobs", "2", env=desk.env) as running:
+        running.wait_for_sweep(since=0)
+        yield running
+        assert running.process.poll() is None, "the daemon ended by itself"
+        assert running.stop() == 0
+        errors = (desk.folder / "daemon-stderr.txt").read_text()
+        assert "Traceback" not in errors, errors
+
+
+def states(desk: Desk) -> dict[str, str]:
+    with sqlite3.connect(f"file:{desk.repros}/.minidbg/history.sqlite?mode=ro", uri=True) as connection:
+        rows = connection.execute("select repro, json_extract(state, '$.verdict') from states").fetchall()
+    connection.close()
+    return dict(rows)
+
+
+FIRST_STATES = {
+    "relu.py": "reproduces", "sin.py": "reproduces", "cos.py": "gone", "tan.py": "gone", "exp.py": "reproduces",
+    "log.py": "gone", "sqrt.py": "reproduces", "crash.py": "reproduces", "hang.py": "reproduces",
+    "other.py": "changed", "pow.py": "gone",
+}  # fmt: skip
+
+
+def test_the_first_sweep_sees_every_state_and_flips_nothing(desk: Desk, daemon: WatchProcess) -> None:
+    assert states(desk) == FIRST_STATES
+    assert [event["repro"] for event in daemon.since(0, "repro_damaged")] == ["damaged.py"]
+    assert daemon.flips() == []
+
+
+def test_edits_that_fix_break_and_change_are_told_once_each(desk: Desk, daemon: WatchProcess) -> None:
+    for op, source, kind in [
+        ("relu", WORKS, "FIXED"),
+        ("cos", BROKEN, "REGRESSED"),
+        ("relu", BROKEN, "REGRESSED"),
+        ("sin", OTHERWISE, "fails differently"),
+        ("tan", CRASHES, "REGRESSED"),
+        ("exp", CRASHES, "crashed"),
+        ("crash", WORKS, "FIXED"),
+        ("hang", WORKS, "FIXED"),
+        ("exp", BROKEN, "reproduces again"),
+    ]:
+        mark = daemon.mark()
+        desk.save(op, source)
+        daemon.wait_for_sweep(since=mark)
+        told = [(event["kind"], event["repro"]) for event in daemon.since(mark, "flip")]
+        assert told == [(kind, f"{op}.py")]
+    expected = {**FIRST_STATES, "cos.py": "reproduces", "sin.py": "changed", "tan.py": "crashed"}
+    assert states(desk) == {**expected, "crash.py": "gone", "hang.py": "gone"}
+
+
+def test_a_flip_names_the_revisions_on_both_sides(desk: Desk, daemon: WatchProcess) -> None:
+    first = git(desk.source, "rev-parse", "HEAD")[:10]
+    mark = daemon.mark()
+    desk.save("relu", WORKS)
+    flip = daemon.wait_for(lambda event: event["event"] == "flip", since=mark)
+    assert flip["last_before"] == first
+    assert flip["first_after"].startswith(f"{first}+")
+    assert flip["files"] == ["backend/toy/relu.py"]
+    daemon.wait_for_sweep(since=mark)
+
+
+def test_a_syntax_error_is_a_broken_backend_and_its_revert_changes_nothing(
+    desk: Desk, daemon: WatchProcess
+) -> None:
+    mark = daemon.mark()
+    desk.save("relu", "def relu(value:\n")
+    broken = daemon.wait_for(lambda event: event["event"] == "backend_broken", since=mark)
+    assert "SyntaxError" in broken["reason"]
+    assert "relu.py, line 1" in broken["reason"]
+    daemon.wait_for_sweep(since=mark)
+    assert states(desk) == FIRST_STATES
+    mark = daemon.mark()
+    desk.save("sin", BROKEN + "\n\n# still broken elsewhere\n")
+    daemon.wait_for_sweep(since=mark)
+    assert daemon.since(mark, "backend_broken") == [], "it is said once"
+    desk.save("relu", BROKEN)
+    daemon.wait_for(lambda event: event["event"] == "backend_back", since=mark)
+    daemon.wait_for_sweep(since=daemon.mark() - 1)
+    assert states(desk) == FIRST_STATES
+    assert daemon.flips() == []
+
+
+def test_an_atomic_save_is_seen(desk: Desk, daemon: WatchProcess) -> None:
+    mark = daemon.mark()
+    desk.save_atomically("sqrt", WORKS)
+    daemon.wait_for_sweep(since=mark)
+    assert daemon.flips() == [("FIXED", "sqrt.py")]
+
+
+def test_a_save_without_a_change_and_junk_cause_no_sweep(desk: Desk, daemon: WatchProcess) -> None:
+    mark = daemon.mark()
+    desk.save("sqrt", BROKEN)
+    (desk.package / "sqrt.py~").write_text("backup")
+    (desk.package / "run.log").write_text("ignored by .gitignore")
+    (desk.package / "__pycache__").mkdir(exist_ok=True)
+    (desk.package / "__pycache__" / "x.cpython-311.pyc").write_bytes(b"junk")
+    time.sleep(1.5)
+    assert daemon.since(mark, "sweep_started") == []
+
+
+def test_two_edits_of_the_same_size_in_the_same_second_are_both_seen(
+    desk: Desk, daemon: WatchProcess
+) -> None:
+    one, other = "def pow(value):\n    return value + 1\n", "def pow(value):\n    return value + Q\n"
+    assert len(one) == len(other)
+    mark = daemon.mark()
+    desk.module("pow").write_text(other)
+    status = desk.module("pow").stat()
+    daemon.wait_for(lambda event: event["event"] == "sweep_started", since=mark)
+    desk.module("pow").write_text(one)
+    os.utime(desk.module("pow"), ns=(status.st_atime_ns, status.st_mtime_ns))
+    end = daemon.wait_for_sweep(since=mark)
+    assert states(desk) == FIRST_STATES
+    mark = daemon.mark()
+    desk.module("pow").write_text(other)
+    os.utime(desk.module("pow"), ns=(status.st_atime_ns, status.st_mtime_ns))
+    daemon.wait_for(lambda event: event["event"] == "flip", since=mark)
+    daemon.wait_for_sweep(since=mark)
+    assert states(desk)["pow.py"] == "changed"
+    assert end["sweep"] > 1
+
+
+def test_a_branch_switch_with_hundreds_of_files_is_one_sweep(desk: Desk, daemon: WatchProcess) -> None:
+    git(desk.source, "switch", "-q", "-c", "feature")
+    mark = daemon.mark()
+    for number in range(400):
+        (desk.package / f"generated_{number}.py").write_text(f"VALUE = {number}\n")
+    desk.save("relu", WORKS)
+    git(desk.source, "add", ".")
+    git(desk.source, "commit", "-q", "-m", "feature")
+    daemon.wait_for_sweep(since=mark)
+    mark = daemon.mark()
+    git(desk.source, "switch", "-q", "main")
+    daemon.wait_for_sweep(since=mark)
+    time.sleep(1.0)
+    assert len(daemon.since(mark, "sweep_started")) == 1
+    assert [flip["kind"] for flip in daemon.since(mark, "flip")] == ["REGRESSED"]
+    assert states(desk) == FIRST_STATES
+
+
+def test_an_edit_during_a_sweep_leaves_no_result_that_spans_it(desk: Desk, daemon: WatchProcess) -> None:
+    slow = "import time\n\n\ndef {op}(value):\n    time.sleep(0.7)\n    return value + 1\n"
+    mark = daemon.mark()
+    desk.save("log", slow)
+    daemon.wait_for_sweep(since=mark)
+    mark = daemon.mark()
+    desk.save("relu", WORKS)
+    daemon.wait_for(lambda event: event["event"] == "sweep_started", since=mark)
+    time.sleep(0.3)
+    desk.save("log", BROKEN)
+    desk.save("relu", BROKEN)
+    daemon.wait_for_sweep(since=mark)
+    assert states(desk) == {**FIRST_STATES, "log.py": "reproduces"}
+    flips = [(flip["kind"], flip["repro"]) for flip in daemon.since(mark, "flip")]
+    assert flips in (
+        [("REGRESSED", "log.py")],
+        [("FIXED", "relu.py"), ("REGRESSED", "log.py"), ("REGRESSED", "relu.py")],
+    )
+
+
+def test_repros_that_come_change_and_go_are_noticed(desk: Desk, daemon: WatchProcess) -> None:
+    mark = daemon.mark()
+    (desk.repros / "second_relu.py").write_text(script("relu"))
+    daemon.wait_for_sweep(since=mark)
+    assert [event["repro"] for event in daemon.since(mark, "repro_added")] == ["second_relu.py"]
+    (started,) = daemon.since(mark, "sweep_started")
+    assert started["repros"] == 1, "the others need not run"
+    mark = daemon.mark()
+    (desk.repros / "second_relu.py").write_text(script("cos"))
+    daemon.wait_for_sweep(since=mark)
+    assert states(desk)["second_relu.py"] == "gone"
+    assert daemon.flips() == [], "an edited repro begins a new history"
+    mark = daemon.mark()
+    (desk.repros / "second_relu.py").unlink()
+    (desk.repros / "damaged.py").write_text(script("sin"))
+    daemon.wait_for(lambda event: event["event"] == "repro_removed", since=mark)
+    daemon.wait_for_sweep(since=mark)
+    assert states(desk)["damaged.py"] == "reproduces"
+
+
+def test_a_flaky_repro_is_called_flaky_and_nothing_else(desk: Desk, daemon: WatchProcess) -> None:
+    mark = daemon.mark()
+    desk.save("tan", FLAKY)
+    flip = daemon.wait_for(lambda event: event["event"] == "flip" and event["after"] == "flaky", since=mark)
+    assert flip["repro"] == "tan.py"
+    for number in range(4):
+        mark = daemon.mark()
+        desk.save("tan", FLAKY + f"# edit {number}\n")
+        daemon.wait_for_sweep(since=mark)
+        assert [flip["repro"] for flip in daemon.since(mark, "flip") if flip["kind"] == "FIXED"] == []
+
+
+def test_kill_9_loses_nothing_but_the_running_sweep(desk: Desk) -> None:
+    with watching(desk.folder, env=desk.env) as first:
+        first.wait_for_sweep(since=0)
+        desk.save("relu", WORKS)
+        first.wait_for(lambda event: event["event"] == "sweep_started" and event["sweep"] == 2)
+        family = [process.pid for process in psutil.Process(first.process.pid).children(recursive=True)]
+        first.stop(signal.SIGKILL)
+    until = time.monotonic() + 10
+    while any(map(psutil.pid_exists, family)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(map(psutil.pid_exists, family)), "a process outlived the daemon"
+    desk.save("cos", BROKEN)
+    with watching(desk.folder, env=desk.env) as second:
+        second.wait_for_sweep(since=0)
+        assert sorted(second.flips()) == [("FIXED", "relu.py"), ("REGRESSED", "cos.py")]
+        assert second.stop() == 0
+    with watching(desk.folder, env=desk.env) as third:
+        third.wait_for_sweep(since=0)
+        assert third.flips() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly_within_seconds_also_during_a_hang(
+    desk: Desk, number: signal.Signals
+) -> None:
+    with watching(desk.folder, env=desk.env) as running:
+        running.wait_for(lambda event: event["event"] == "sweep_started")
+        family = [process.pid for process in psutil.Process(running.process.pid).children(recursive=True)]
+        began = time.monotonic()
+        assert running.stop(number) == 0
+        assert time.monotonic() - began < 5
+        assert not any(map(psutil.pid_exists, family))
+    assert not (desk.repros / ".minidbg" / "watch.json").exists()
+
+
+def test_a_second_daemon_says_who_holds_the_folder(desk: Desk, daemon: WatchProcess) -> None:
+    with watching(desk.folder, env=desk.env) as second:
+        assert second.process.wait(30) != 0
+    assert (
+        f"already watched by process {daemon.process.pid}" in (desk.folder / "daemon-stderr.txt").read_text()
+    )
+    (desk.folder / "daemon-stderr.txt").write_text("")
+
+
+def test_polling_sees_the_same(desk: Desk) -> None:
+    with watching(desk.folder, "--poll", "0.2", env=desk.env) as running:
+        running.wait_for_sweep(since=0)
+        mark = running.mark()
+        desk.save("relu", WORKS)
+        desk.save_atomically("cos", BROKEN)
+        running.wait_for_sweep(since=mark)
+        assert sorted(running.flips()) == [("FIXED", "relu.py"), ("REGRESSED", "cos.py")]
+        assert running.stop() == 0
+
+
+def test_the_hook_gets_each_flip_on_its_stdin(desk: Desk) -> None:
+    with watching(desk.folder, "--on-flip", "cat >> flips.json; echo >> flips.json", env=desk.env) as running:
+        running.wait_for_sweep(since=0)
+        mark = running.mark()
+        desk.save("relu", WORKS)
+        running.wait_for_sweep(since=mark)
+        assert running.stop() == 0
+    assert '"kind": "FIXED"' in (desk.folder / "flips.json").read_text()
+
+
+def test_a_build_runs_first_and_its_failure_flips_nothing(desk: Desk) -> None:
+    build = "cp backend/toy/relu.src backend/toy/relu.py"
+    (desk.package / "relu.src").write_text(BROKEN.format(op="relu"))
+    with watching(desk.folder, "--build", build, env=desk.env) as running:
+        running.wait_for_sweep(since=0)
+        mark = running.mark()
+        (desk.package / "relu.src").write_text(WORKS.format(op="relu"))
+        running.wait_for_sweep(since=mark)
+        assert running.flips() == [("FIXED", "relu.py")]
+        mark = running.mark()
+        (desk.package / "relu.src").unlink()
+        failed = running.wait_for(lambda event: event["event"] == "build_failed", since=mark)
+        assert "relu.src" in failed["output"]
+        time.sleep(1.0)
+        assert running.since(mark, "sweep_started") == []
+        mark = running.mark()
+        (desk.package / "relu.src").write_text(WORKS.format(op="relu") + "\n")
+        running.wait_for_sweep(since=mark)
+        assert running.flips() == [("FIXED", "relu.py")]
+        assert running.stop() == 0
+
+
+def test_once_exits_with_the_status_of_what_it_saw(desk: Desk) -> None:
+    def once(*arguments: str) -> int:
+        with watching(desk.folder, "--once", *arguments, env=desk.env) as running:
+            return running.process.wait(60)
+
+    def repro(name: str) -> str:
+        return str(desk.repros / name)
+
+    assert once() == 1
+    assert once(repro("cos.py"), repro("tan.py")) == 0
+    assert once(repro("cos.py"), repro("other.py")) == 3
+    assert once(repro("damaged.py")) == 125
+    assert once(repro("relu.py"), "--fail-on", "unexpected") == 0
+    assert once(repro("cos.py"), "--fail-on", "unexpected") == 1
+    (desk.repros / "cos.py").write_text(script("cos", expect="gone"))
+    assert once(repro("relu.py"), repro("cos.py"), "--fail-on", "unexpected") == 0

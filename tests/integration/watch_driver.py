@@ -1,0 +1,110 @@
+"""Drives ``minidbg watch`` as a process: starts it, reads its events, waits for what should happen."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+
+COMMAND = [sys.executable, "-c", "from minidbg.watch.commands import watch; watch()"]
+
+
+class WatchProcess:
+    """A running daemon with ``--json``."""
+
+    def __init__(self, folder: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self.events: list[Event] = []
+        self.changed = threading.Condition()
+        self.stderr = (folder / "daemon-stderr.txt").open("ab")
+        self.process = subprocess.Popen(
+            [*COMMAND, "--json", *arguments],
+            cwd=folder, env={**os.environ, **(env or {})}, stdout=subprocess.PIPE, stderr=self.stderr, text=True,
+        )  # fmt: skip
+        self.reader = threading.Thread(target=self.read)
+        self.reader.start()
+
+    def read(self) -> None:
+        """In a thread: collect events until the daemon closes its output."""
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                with self.changed:
+                    self.events.append(json.loads(line))
+                    self.changed.notify_all()
+
+    def wait_for(self, wanted: Callable[[Event], bool], *, since: int = 0, seconds: float = 60.0) -> Event:
+        """The first event from number ``since`` on that is wanted."""
+        until = time.monotonic() + seconds
+        place = since
+        with self.changed:
+            while True:
+                while place < len(self.events):
+                    if wanted(self.events[place]):
+                        return self.events[place]
+                    place += 1
+                left = until - time.monotonic()
+                if left <= 0 or not self.changed.wait(left):
+                    told = "\n".join(map(str, self.events[since:]))
+                    raise AssertionError(
+                        f"it did not happen within {seconds} s; what was told since:\n{told}"
+                    )
+
+    def wait_for_sweep(self, *, since: int, seconds: float = 60.0) -> Event:
+        """The end of the first sweep that is completed from event ``since`` on."""
+        return self.wait_for(
+            lambda event: event["event"] == "sweep_finished" and event["end"] == "complete",
+            since=since,
+            seconds=seconds,
+        )
+
+    def mark(self) -> int:
+        """The number of the next event."""
+        with self.changed:
+            return len(self.events)
+
+    def since(self, mark: int, name: str) -> list[Event]:
+        """The events of that name from number ``mark`` on."""
+        with self.changed:
+            return [event for event in self.events[mark:] if event["event"] == name]
+
+    def flips(self) -> list[tuple[str, str]]:
+        """Every flip told: kind and repro."""
+        return [(event["kind"], event["repro"]) for event in self.since(0, "flip")]
+
+    def stop(self, number: int = signal.SIGTERM, *, seconds: float = 20.0) -> int:
+        """Send the signal and wait for the end; the exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(seconds)
+
+    def close(self) -> None:
+        """Kill it if it still runs, and free what the driver holds."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.reader.join(20)
+        self.stderr.close()
+
+
+@contextmanager
+def watching(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> Iterator[WatchProcess]:
+    """A daemon that is ended with the block, whatever happens in it."""
+    running = WatchProcess(folder, *arguments, env=env)
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def told_in_order(events: list[Event], name: str) -> list[Event]:
+    """The events of that name."""
+    return [event for event in events if event["event"] == name]
