@@ -178,17 +178,19 @@ class ForwardReader:
             case ast.With(
                 items=[ast.withitem(context_expr=ast.Call() as call, optional_vars=None)], body=body
             ):
-                self._read_block(call, body)
+                self._located(self._read_block(call, body), statement)
             case _:
                 raise NotOurForm(f"a {type(statement).__name__} statement", statement)
 
-    def _read_block(self, call: ast.Call, body: list[ast.stmt]) -> None:
+    def _read_block(self, call: ast.Call, body: list[ast.stmt]) -> fx.Node:
+        """The node that enters the block, after all that it holds has been read."""
         form = self._context_form(call)
         enter = self._add("call_function", form.enter, tuple(map(self._value, call.args)), {}, None)
         for statement in body:
             if not isinstance(statement, ast.Pass):
                 self._read_statement(statement)
         self._add("call_function", form.exit, (enter,), {}, None)
+        return enter
 
     def _context_form(self, call: ast.Call) -> ContextForm:
         manager = self._global(call.func)

@@ -152,16 +152,18 @@ class _ForwardWriter:
         head = self._head()
         lines: list[str] = []
         depth = 1
+        block_is_empty = False
         for node in self._graph.nodes:
             if node.op == "placeholder":
                 continue
             if node in self._pairs and node.target is self._pairs[node].exit:
-                if lines[-1].endswith(":"):
-                    lines.append(INDENT * depth + "pass")
+                lines += [INDENT * depth + "pass"] if block_is_empty else []
                 depth -= 1
+                block_is_empty = False
                 continue
             lines.append(INDENT * depth + self._statement(node))
-            depth += node in self._pairs
+            block_is_empty = node in self._pairs
+            depth += block_is_empty
         return "\n".join(head + lines)
 
     def _head(self) -> list[str]:

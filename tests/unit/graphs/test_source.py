@@ -165,6 +165,26 @@ def test_autocast_is_a_block_where_it_nests() -> None:
     ]
 
 
+def test_an_empty_block_with_a_source_line_is_still_a_block() -> None:
+    def build(g: fx.Graph, x: fx.Node) -> fx.Node:
+        enter = g.call_function(torch.amp.autocast_mode._enter_autocast, ("cpu", None, True, None))
+        enter.meta["stack_trace"] = '  File "/home/me/train.py", line 41, in f\n'
+        g.call_function(torch.amp.autocast_mode._exit_autocast, (enter,))
+        return x
+
+    assert "True, None):  # train.py:41\n            pass\n" in assert_round_trip(graph_of(build)).text
+
+
+def test_a_nested_class_takes_no_name_of_an_attribute() -> None:
+    body = graph_of(lambda g, x: x)
+
+    def build(g: fx.Graph, x: fx.Node) -> tuple[fx.Node, fx.Node]:
+        return g.call_module("body", (x,)), g.get_attr("Body")
+
+    source = assert_round_trip(graph_of(build, root={"body": body, "Body": torch.ones(1)}))
+    assert "self.body = self.Body_1()" in source.text
+
+
 def test_autocast_that_does_not_nest_or_end_stays_calls() -> None:
     enter, exit = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
 
