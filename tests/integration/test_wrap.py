@@ -832,19 +832,6 @@ def test_the_programs_own_error_in_backward_is_not_blamed_on_the_backend(answers
     assert not answers.cases
 
 
-@pytest.mark.parametrize("donated", [True, False])
-def test_what_donated_buffers_forbid_is_not_blamed_on_the_backend(donated: bool, answers: Answers) -> None:
-    """AOTAutograd checks it beside the compiled backward; eager knows no such rule."""
-    with torch._functorch.config.patch(donated_buffer=donated):
-        compiled = torch.compile(lambda x, w: (x @ w).sin().cos(), backend=wrap("aot_eager"))
-        loss = compiled(torch.randn(3, 3, requires_grad=True), torch.randn(3, 3)).sum()
-        if donated:
-            assert "donated buffers" in str(fail(lambda: loss.backward(retain_graph=True)))
-        else:
-            loss.backward(retain_graph=True)
-    assert not answers.cases
-
-
 # ---- a chain
 
 
