@@ -71,7 +71,9 @@ class Context:
     default_device: str | None = None
     matmul_precision: str = "highest"
     threads: int | None = None
-    """``torch.get_num_threads()`` at the failure; recorded, and set only when the failure needs it."""
+    """``torch.get_num_threads()`` at the failure."""
+    threads_matter: bool = False
+    """Whether a run sets that number; else it is only told."""
     config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Module name -> option -> value, where it differs from its default and ``repr`` round-trips."""
     env: Mapping[str, str] = field(default_factory=dict)

@@ -127,4 +127,3 @@ def saved(case: Case, path: Path | None, seconds: float) -> Path:
         f"{': ' + last.reason if last and last.reason else ''}",
         last,
     )
-

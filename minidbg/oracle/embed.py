@@ -114,6 +114,8 @@ def settings_of(case: Case) -> dict[str, Any]:
         modes["matmul_precision"] = context.matmul_precision
     if context.autocast:
         modes["autocast"] = [list(one) for one in context.autocast]
+    if context.threads_matter and context.threads is not None:
+        modes["threads"] = context.threads
     if context.config:
         modes["config"] = {module: repr(dict(options)) for module, options in context.config.items()}
     settings: dict[str, Any] = {"kind": str(case.kind or Kind.COMPILE), "backend": case.backend.name}

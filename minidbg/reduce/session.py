@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from minidbg import repro, workers
 from minidbg.case import CallPath, Case
 from minidbg.errors import NotReproduced
-from minidbg.failure import Outcome, Verdict
+from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs import describing, tensors
 from minidbg.graphs.size import call_nodes
 from minidbg.reduce import core, surroundings
@@ -71,11 +71,11 @@ class Written:
     @property
     def line(self) -> str:
         """The result in one line, for stderr and for the exception's note."""
-        counts = (
-            f"{self.nodes_before} -> {self.nodes_after} nodes, {self.oracle_calls} oracle calls, {self.seconds:.1f} s"
-        )
+        counts = f"{self.nodes_before} -> {self.nodes_after} nodes, {self.oracle_calls} oracle calls, {self.seconds:.1f} s"
         if self.path is None:
-            return f"{counts}; no verified repro ({self.verdict}): {'; '.join(self.notes) or 'no reason known'}"
+            return (
+                f"{counts}; no verified repro ({self.verdict}): {'; '.join(self.notes) or 'no reason known'}"
+            )
         extra = "" if self.certified else " (not certified as minimal)"
         return f"{counts}{extra}; run: python {self.path}"
 
@@ -115,6 +115,10 @@ class Session:
     oracle_calls: int = 0
     others: dict[str, Case] = field(default_factory=dict)
     """One case for each other failure met, by its signature."""
+    kernels: Path | None = None
+    """The kernel cache of its oracle calls."""
+    too_slow_nodes: int | None = None
+    """Nodes of the smallest graph that ran into the time limit: larger ones are not asked."""
 
     def elapsed(self) -> float:
         """Seconds since the session began."""
@@ -126,17 +130,28 @@ class Session:
 
     def ask(self, case: Case) -> Outcome:
         """One oracle call, counted; failures other than the expected one are remembered."""
+        nodes = call_nodes(case.graph_module)
+        if self.too_slow_nodes is not None and nodes >= self.too_slow_nodes and case.kind is not Kind.HANG:
+            return Outcome(Verdict.INVALID, reason=f"{self.too_slow_nodes} nodes did not finish in time")
         self.oracle_calls += 1
-        if self.ask_once is not None:
-            outcome = self.ask_once(case)
-        else:
-            outcome = workers.submit(
-                case, seconds=self.limits.call_seconds, memory_bytes=self.limits.memory_bytes
-            )
+        outcome = self.ask_once(case) if self.ask_once is not None else self.in_a_child(case)
+        if outcome.verdict is Verdict.TIMEOUT:
+            self.too_slow_nodes = nodes
         if ANSWERS[outcome.verdict] is core.Answer.OTHER and outcome.signature is not None:
             self.others.setdefault(
                 str(outcome.signature.to_table()), replace(case, signature=outcome.signature)
             )
+        return outcome
+
+    def in_a_child(self, case: Case) -> Outcome:
+        """One oracle call in a forked child; what a killed one left half written in the kernel cache goes."""
+        began = time.time()
+        outcome = workers.submit(
+            case, seconds=self.limits.call_seconds, memory_bytes=self.limits.memory_bytes
+        )
+        died = outcome.signature is not None and outcome.signature.kind in (Kind.CRASH, Kind.HANG)
+        if died and self.kernels is not None:
+            workers.remove_unfinished(self.kernels, since=began)
         return outcome
 
     def fails_the_same(self, case: Case) -> bool:
@@ -165,9 +180,10 @@ def reduce_and_publish(
     ``just_seen``: the whole case failed a moment ago, so it is not asked again unless nothing smaller fails.
     Raises NotReproduced when the whole case does not show its failure here.
     """
-    session = Session(limits, listener)
-    smallest, steps, certified = reduce_case(case, session, just_seen=just_seen)
-    return publish_first_that_fails(case, smallest, steps, certified, folder, session)
+    with workers.own_kernel_cache() as kernels:
+        session = Session(limits, listener, kernels=kernels)
+        smallest, steps, certified = reduce_case(case, session, just_seen=just_seen)
+        return publish_first_that_fails(case, smallest, steps, certified, folder, session)
 
 
 def reduce_case(case: Case, session: Session, *, just_seen: bool) -> tuple[Case, list[Case], bool]:
@@ -250,6 +266,10 @@ def forms(smallest: Case, steps: Sequence[Case], original: Case) -> Iterator[For
     """What to try as a script, in order: what a reader wants most first, what surely fails last."""
     for exactness in (Exactness.SEEDED, Exactness.SMALL, Exactness.EXACT):
         yield Form(smallest, exactness, EXACTNESS_NOTES[exactness])
+    if smallest.context.threads is not None and smallest.context.threads != 1:
+        # Oracle calls run with one thread: some failures are told as exceptions only there.
+        single = replace(smallest, context=replace(smallest.context, threads=1, threads_matter=True))
+        yield Form(single, Exactness.EXACT, "fails this way only with torch.set_num_threads(1)")
     if smallest.call is CallPath.TORCH_COMPILE:
         direct = replace(smallest, call=CallPath.DIRECT)
         yield Form(direct, Exactness.EXACT, "fails only when the backend is called directly with this graph")

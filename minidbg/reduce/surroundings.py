@@ -49,7 +49,15 @@ def without_modes(case: Case) -> Iterator[Case]:
     plain = replace(Context(), threads=case.context.threads, env=case.context.env)
     if case.context != plain:
         yield replace(case, context=plain)
-        for name in ("grad", "inference", "autocast", "deterministic", "default_dtype", "matmul_precision", "config"):
+        for name in (
+            "grad",
+            "inference",
+            "autocast",
+            "deterministic",
+            "default_dtype",
+            "matmul_precision",
+            "config",
+        ):
             default = getattr(plain, name)
             if getattr(case.context, name) != default:
                 yield replace(case, context=replace(case.context, **{name: default}))

@@ -200,7 +200,7 @@ def _one_of(value: str, known: tuple[str, ...]) -> str:
 
 
 def _context(modes: Mapping[str, Any], origin: Mapping[str, Any]) -> Context:
-    known = set(Context.__slots__) - {"autocast", "config", "env", "threads"}
+    known = set(Context.__slots__) - {"autocast", "config", "env", "threads", "threads_matter"}
     fields = {name: value for name, value in modes.items() if name in known}
     return Context(
         **fields,
@@ -208,7 +208,8 @@ def _context(modes: Mapping[str, Any], origin: Mapping[str, Any]) -> Context:
             (str(device), str(dtype), bool(cached)) for device, dtype, cached in modes.get("autocast", ())
         ),
         config={module: literal_options(options) for module, options in modes.get("config", {}).items()},
-        threads=origin.get("threads"),
+        threads=modes.get("threads", origin.get("threads")),
+        threads_matter="threads" in modes,
         env=dict(origin.get("env", {})),
     )
 

@@ -1,9 +1,19 @@
 """Child processes that can be killed: what may crash, hang or fill the memory runs there."""
 
 from minidbg.workers.fork import Notes, call_in_fork
+from minidbg.workers.kernels import own_kernel_cache, remove_unfinished
 from minidbg.workers.oracle_calls import submit
 from minidbg.workers.programs import run_python
 from minidbg.workers.result import ChildResult
 from minidbg.workers.safety import fork_refusal
 
-__all__ = ["ChildResult", "Notes", "call_in_fork", "fork_refusal", "run_python", "submit"]
+__all__ = [
+    "ChildResult",
+    "Notes",
+    "call_in_fork",
+    "fork_refusal",
+    "own_kernel_cache",
+    "remove_unfinished",
+    "run_python",
+    "submit",
+]

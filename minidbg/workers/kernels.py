@@ -1,0 +1,69 @@
+"""A kernel cache of minidbg's own for oracle calls: a child that is killed may leave half a file behind.
+
+In the user's cache such a file would break the user's next run. Compiled kernels are keyed by their source and the
+compiler's flags, so keeping them from one reduction to the next hides nothing; graph caches are off (``oracle.harness``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import platformdirs
+
+VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+ELF64_SIZE = 64
+
+
+@contextlib.contextmanager
+def own_kernel_cache(folder: Path | None = None) -> Iterator[Path]:
+    """A block in which inductor, here and in children, keeps its kernels in ``folder``, by default one of minidbg's own.
+
+    Where no folder can be made, the setting stays as it was.
+    """
+    folder = folder or platformdirs.user_cache_path("minidbg") / "kernels"
+    before = os.environ.get(VARIABLE)
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ[VARIABLE] = str(folder)
+        remove_unfinished(folder)
+    try:
+        yield folder
+    finally:
+        if before is None:
+            os.environ.pop(VARIABLE, None)
+        else:
+            os.environ[VARIABLE] = before
+
+
+def remove_unfinished(folder: Path, *, since: float | None = None) -> list[Path]:
+    """Delete libraries that are cut short, and headers compiled after ``since`` (seconds of the epoch); what went.
+
+    Another process that is writing such a file at this moment compiles it once more.
+    """
+    removed = []
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            written = path.stat().st_mtime
+            header = path.suffix in (".gch", ".pch") and since is not None and written >= since
+            if header or (path.suffix == ".so" and is_cut_short(path)):
+                path.unlink()
+                removed.append(path)
+    return removed
+
+
+def is_cut_short(library: Path) -> bool:
+    """Whether an ELF library ends before its section table, which a linker writes last; other formats pass."""
+    with library.open("rb") as file:
+        head = file.read(ELF64_SIZE)
+        size = file.seek(0, os.SEEK_END)
+    if len(head) < ELF64_SIZE or not head[:4].strip(b"\0"):
+        return True
+    if head[:5] != b"\x7fELF\x02":
+        return False
+    (table,) = struct.unpack_from("<Q", head, 40)
+    entry_size, entries = struct.unpack_from("<HH", head, 58)
+    return bool(table == 0 or table + entry_size * entries > size)
