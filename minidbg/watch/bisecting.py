@@ -6,19 +6,19 @@ import contextlib
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from minidbg.errors import MinidbgError
 from minidbg.failure import EXIT_STATUS, Verdict
+from minidbg.watch.fresh import run_limited, run_repro
 from minidbg.watch.outcomes import outcome_of
-from minidbg.watch.pool import COMPILER_ENVIRONMENT, Ended
+from minidbg.watch.pool import COMPILER_ENVIRONMENT
 from minidbg.watch.repros import Repro, read_repro
 from minidbg.watch.revisions import repositories_of
 from minidbg.watch.sources import module_roots
@@ -226,7 +226,8 @@ def environment_for(tree: Path, repro: Repro, repository: Path) -> dict[str, str
             if above.is_relative_to(os.path.realpath(repository)):
                 folders.append(str(tree / above.relative_to(os.path.realpath(repository))))
     path = os.pathsep.join([*dict.fromkeys(folders), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    return {**os.environ, **COMPILER_ENVIRONMENT, "PYTHONPATH": path}
+    # No bytecode at all: commits follow each other within a second, and that of the one before must not run.
+    return {**os.environ, **COMPILER_ENVIRONMENT, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def imported_from_elsewhere(tree: Path, repro: Repro, env: dict[str, str]) -> str:
@@ -246,56 +247,6 @@ def imported_from_elsewhere(tree: Path, repro: Repro, env: dict[str, str]) -> st
     if not found:
         return "the backend is not importable at this commit"
     return f"{repro.modules[0]} is imported from {found[0][0]}, not from the worktree"
-
-
-def run_repro(repro: Repro, device: str, seconds: float, env: dict[str, str]) -> Ended:
-    """Run the script in a fresh interpreter, without any bytecode of another commit."""
-    with tempfile.TemporaryDirectory(prefix="minidbg-bytecode-") as bytecode:
-        command = [
-            sys.executable,
-            "-X",
-            f"pycache_prefix={bytecode}",
-            str(repro.path.absolute()),
-            "--device",
-            device,
-            "--json",
-        ]
-        ended, _ = run_limited(command, Path(bytecode), seconds, env)
-    return ended
-
-
-def run_limited(
-    command: Sequence[str], folder: Path, seconds: float, env: dict[str, str]
-) -> tuple[Ended, str]:
-    """Run a command as its own process group for at most ``seconds``; how it ended, and all it wrote."""
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-        )
-        timed_out = False
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            timed_out = True
-        finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            status = process.wait()
-        texts = []
-        for file in (out, err):
-            file.seek(0)
-            texts.append(file.read().decode(errors="replace"))
-    died = -status if status < 0 and not timed_out else None
-    ended = Ended(
-        0, None if status < 0 else status, died, timed_out, stdout=texts[0], stderr=texts[1], seconds=seconds
-    )
-    return ended, texts[0] + texts[1]
 
 
 def last_line(text: str) -> str:

@@ -148,7 +148,8 @@ class Daemon:
                 self.lookout.hinted(path)
             case Ended():
                 self.order_ended(message)
-            case Ready(seconds):
+            case Ready(seconds, files):
+                self.sweeper.bytecode.seed(files, self.sweeper.watched.all_roots())
                 self.announce("workers_ready", seconds=round(seconds, 3))
             case Died(status, stderr):
                 self.announce(

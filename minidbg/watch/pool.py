@@ -71,9 +71,10 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A server has finished preloading, in ``seconds``."""
+    """A server has finished preloading, in ``seconds``; ``files`` are what it has loaded."""
 
     seconds: float
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,14 +194,18 @@ class Server:
 
     def run(self, order: Order) -> None:
         """Send the order; a server that has died answers for it with ``lost``."""
+        unset: list[str] = []
         request = {
             "id": order.id, "argv": list(order.argv), "mode": order.mode, "seconds": order.seconds,
             "memory_bytes": order.memory_bytes, "pycache": order.pycache, "nice": order.nice,
-            "env": dict(order.env), "unset": [],
+            "env": dict(order.env), "unset": unset,
         }  # fmt: skip
         if order.mode == "fresh":
             request["env"] = {**self.fresh_env, **order.env}
-            request["unset"] = list(self.unset)
+            unset += self.unset
+        if order.pycache:
+            # The folder is ours, and torch's bytecode must lie there: without it an import of torch takes ten seconds.
+            unset.append("PYTHONDONTWRITEBYTECODE")
         with self.lock:
             self.under_way.add(order.id)
         self.say(request)
@@ -244,7 +249,7 @@ class Server:
         """Pass on one message."""
         if message.pop("ready", False):
             self.loaded = message["loaded"]
-            self.listener(Ready(message["seconds"]))
+            self.listener(Ready(message["seconds"], tuple(self.loaded)))
             return
         with self.lock:
             self.under_way.discard(message["id"])

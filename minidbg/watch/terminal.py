@@ -31,21 +31,24 @@ class Terminal:
         self.inbox = inbox
         self.matrix = Matrix()
         self.console = Console()
+        self.lock = threading.Lock()
+        self.wake_reader, self.wake_writer = os.pipe()
         self.live = Live(
             get_renderable=self.draw, console=self.console, screen=True, refresh_per_second=REFRESHES_A_SECOND
         )
-        self.wake_reader, self.wake_writer = os.pipe()
         self.keys = threading.Thread(target=self.read_keys, name="minidbg-keys", daemon=True)
         self.live.start()
         self.keys.start()
 
     def draw(self) -> RenderableType:
         """Called by rich, from its own thread."""
-        return self.matrix.render(self.console.width, self.console.height)
+        with self.lock:
+            return self.matrix.render(self.console.width, self.console.height)
 
     def show(self, event: Event) -> None:
         """Take an event in; a flip rings the bell."""
-        self.matrix.hear(event)
+        with self.lock:
+            self.matrix.hear(event)
         if event.name == "flip":
             self.console.bell()
 
@@ -66,7 +69,8 @@ class Terminal:
         if key in MESSAGES:
             self.inbox.put(Key(MESSAGES[key]))
         elif key == "d":
-            self.matrix.next_device()
+            with self.lock:
+                self.matrix.next_device()
         elif key == "o":
             self.open_repro()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import os
 import shutil
 import site
@@ -116,19 +117,47 @@ class Bytecode:
         folder.mkdir(parents=True, exist_ok=True)
         self.number = 0
 
+    def seed(self, sources: Iterable[str], roots: Iterable[Root]) -> None:
+        """Take over the bytecode that other packages have already: compiling torch anew takes ten seconds."""
+        current = self.newest() or self.folder / "seed"
+        watched = [root.path for root in roots]
+        for source in sources:
+            if not source.endswith(".py") or any(is_inside(source, root) for root in watched):
+                continue
+            cached = Path(importlib.util.cache_from_source(source))
+            target = current / os.path.dirname(source).lstrip(os.sep) / cached.name
+            if cached.exists() and not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                link_or_copy(cached, target)
+
+    def newest(self) -> Path | None:
+        """The folder in use, None before the first."""
+        return max(self.folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, default=None)
+
     def renew(self, roots: Iterable[Root]) -> Path:
         """A folder without bytecode of the files below ``roots``."""
-        before = sorted(self.folder.iterdir(), key=lambda path: path.stat().st_mtime)
+        before = self.newest()
         self.number += 1
         current = self.folder / f"{os.getpid()}-{self.number}"
-        if before:
-            before[-1].replace(current)
+        if before is not None:
+            before.replace(current)
         current.mkdir(exist_ok=True)
-        for old in before[:-1]:
-            shutil.rmtree(old, ignore_errors=True)
+        os.utime(current)
+        for old in self.folder.iterdir():
+            if old != current:
+                shutil.rmtree(old, ignore_errors=True)
         for root in roots:
             below = current / root.path.lstrip(os.sep)
             shutil.rmtree(below, ignore_errors=True)
             for single in below.parent.glob(f"{below.stem}.*.pyc"):
                 single.unlink(missing_ok=True)
         return current
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file a second name, or a copy where links do not reach; a file that cannot be had is left out."""
+    try:
+        os.link(source, target)
+    except OSError:
+        with contextlib.suppress(OSError):
+            shutil.copyfile(source, target)

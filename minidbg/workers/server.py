@@ -330,7 +330,8 @@ def execute(request: dict[str, Any], folder: Path) -> NoReturn:
 def run_script(request: dict[str, Any], folder: Path, base_files: frozenset[str]) -> int:
     """Run the script as ``__main__`` in this process; its exit status. Says which files it had loaded."""
     faulthandler.enable(file=sys.stderr, all_threads=True)
-    sys.pycache_prefix = request.get("pycache") or sys.pycache_prefix
+    if request["pycache"]:
+        sys.pycache_prefix, sys.dont_write_bytecode = request["pycache"], False
     # Folders may have changed within their time stamp's grain, and sources since the server read them.
     importlib.invalidate_caches()
     linecache.clearcache()

@@ -1,0 +1,158 @@
+"""Repro scripts as tests: ``pytest --minidbg-devices cpu,cuda minidbg_repros/``.
+
+A repro whose header says ``expect = "reproduces"`` is a strict expected failure: it stays quiet while the failure is there,
+and fails the day it is fixed, so that somebody writes ``expect = "gone"`` and it is a regression test from then on. Each runs
+in a process of its own: a crash is a result like any other, also under pytest-xdist.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minidbg.errors import MinidbgError
+from minidbg.failure import Outcome, Verdict
+from minidbg.watch.devices import Machine, devices_of, parse_devices
+from minidbg.watch.fresh import run_python, run_repro
+from minidbg.watch.outcomes import last_json, outcome_of
+from minidbg.watch.repros import HIDDEN, Repro, is_script, read_repro
+from minidbg.watch.runner import DEVICE_SCRIPT
+from minidbg.watch.states import is_expected
+
+MARK = b"[tool.minidbg]"
+CANNOT_JUDGE = (Verdict.SKIPPED, Verdict.INVALID)
+
+
+class KnownFailure(Exception):
+    """The repro shows the failure that its header expects."""
+
+
+class UnexpectedVerdict(Exception):
+    """The repro does something that its header does not expect."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Our options."""
+    group = parser.getgroup("minidbg", "repro scripts of minidbg")
+    group.addoption(
+        "--minidbg-devices",
+        metavar="DEVICES",
+        help="run repros on these: cpu,cuda:1, or all (default: each on its own)",
+    )
+    group.addoption(
+        "--minidbg-seconds",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="time limit of a repro (default: %(default)s)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse devices that cannot be."""
+    try:
+        parse_devices(config.getoption("minidbg_devices"))
+    except MinidbgError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Collect repros that pytest would pass by."""
+    if not is_repro(file_path) or python_collects(file_path, parent):
+        return None  # in the latter case it comes by pytest_pycollect_makemodule: never twice
+    return ReproFile.from_parent(parent, path=file_path)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> Any:
+    """Take the place of the module of a repro that pytest collects by itself: named on the command line, or ``test_*.py``."""
+    return ReproFile.from_parent(parent, path=module_path) if is_repro(module_path) else None
+
+
+def is_repro(path: Path) -> bool:
+    """Whether the file is a repro script, outside ``.minidbg``, damaged or not."""
+    if path.suffix != ".py" or not is_script(path) or HIDDEN in path.parts:
+        return False
+    try:
+        return MARK in path.read_bytes()
+    except OSError:
+        return False
+
+
+def python_collects(path: Path, parent: pytest.Collector) -> bool:
+    """Whether pytest itself collects the file as a module."""
+    patterns = [*parent.config.getini("python_files"), "__init__.py"]
+    return parent.session.isinitpath(path) or any(path.match(pattern) for pattern in patterns)
+
+
+class ReproFile(pytest.File):
+    """A repro script: one test for each device."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """Raises CollectError for a damaged script."""
+        repro = read_repro(self.path, self.name)
+        if repro is None or repro.damage:
+            raise self.CollectError(f"{self.path}: {repro.damage if repro else 'has gone'}")
+        wanted = parse_devices(self.config.getoption("minidbg_devices"))
+        machine = machine_here() if wanted and "all" in wanted else Machine({})
+        for device in devices_of(repro.device, wanted, machine):
+            yield ReproItem.from_parent(self, name=f"test_repro[{device}]", repro=repro, device=device)
+
+
+class ReproItem(pytest.Item):
+    """One repro on one device."""
+
+    def __init__(self, *, repro: Repro, device: str, **more: Any) -> None:
+        super().__init__(**more)
+        self.repro, self.device = repro, device
+        if repro.expect is Verdict.REPRODUCES:
+            reason = f"known failure in {repro.backend}"
+            self.add_marker(pytest.mark.xfail(reason=reason, raises=KnownFailure, strict=True))
+
+    def runtest(self) -> None:
+        """Run the script and compare its verdict with what the header expects."""
+        limit = self.config.getoption("minidbg_seconds")
+        ended = run_repro(self.repro, self.device, limit, os.environ)
+        outcome = outcome_of(self.repro, self.device, ended)
+        if outcome.verdict in CANNOT_JUDGE:
+            pytest.skip(f"{outcome.verdict}: {outcome.reason}")
+        if outcome.verdict is Verdict.GONE and self.repro.expect is Verdict.REPRODUCES:
+            self.add_report_section(
+                "call", "minidbg", f'fixed: write expect = "gone" into the header of {self.path}'
+            )
+        elif outcome.verdict is not Verdict.GONE and is_expected(outcome.verdict, self.repro.expect):
+            raise KnownFailure(sentence(outcome))
+        elif not is_expected(outcome.verdict, self.repro.expect):
+            raise UnexpectedVerdict(f"{sentence(outcome)}; the header expects {self.repro.expect}")
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """A verdict needs no traceback of ours."""
+        if isinstance(excinfo.value, KnownFailure | UnexpectedVerdict):
+            return f"{self.path}: {excinfo.value}"
+        return super().repr_failure(excinfo)
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """Where it lies and what it is called."""
+        return self.path, 0, f"{self.path.name}[{self.device}]"
+
+
+def sentence(outcome: Outcome) -> str:
+    """Verdict, reason and the first lines of what the backend said."""
+    said = "\n".join(outcome.message.splitlines()[:5])
+    return ": ".join(part for part in (str(outcome.verdict), outcome.reason, said) if part)
+
+
+@cache
+def machine_here() -> Machine:
+    """The devices of this machine, asked in a child: this process needs no torch."""
+    ended = run_python([str(DEVICE_SCRIPT)], 120.0, os.environ)
+    try:
+        return Machine.from_json(last_json(ended.stdout) or {})
+    except (KeyError, TypeError):
+        return Machine({})
