@@ -1,11 +1,12 @@
 """``load_by_path``: the one function of this room whose source text is part of a repro script."""
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from types import ModuleType
+if TYPE_CHECKING:
+    from types import ModuleType
 
 
-def load_by_path(path: str, name: str = "", package: str = "") -> ModuleType:
+def load_by_path(path: str, name: str = "", package: str = "") -> "ModuleType":
     """The module of the script at ``path``, loaded once per process; its ``__main__`` block does not run.
 
     ``package`` is what its relative imports start from. Its folder joins the end of ``sys.path``.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +37,7 @@ def found(backend, **given):
 def with_graph(ref, *graph, **given):
     if graph:
         ref = references.with_operators(ref, *graph, **given)
+    ref = references.avoid_names(ref, ("backend", "Repro", "main", "run", "torch"), ("import torch",))
     again = references.resolve(ref)
     assert again is not None
     fields = {name: getattr(ref, name) for name in ref.__slots__}
@@ -333,3 +336,416 @@ write(
     assert "compiled by tensorrt_like" in world.run(named).output
     assert known["setup"][:2] == ["import functools", "import tensorrt_like"]
     assert "compiled by rbln_like" in world.run(registered).output
+
+
+# --- scripts ---
+
+PROGRAM = '''
+"""A user's training program."""
+import functools
+import os
+import torch
+from torch import nn
+from torch._dynamo import register_backend
+from torch._dynamo.backends.common import aot_autograd, fake_tensor_unsupported
+from math import *
+import sibling
+from sibling import shout as cry
+
+LEVEL = 2
+WORD = " ".join(["several", "words"])
+FROM_OUTSIDE = os.environ.get("NOT_SET_ANYWHERE", "default")
+seen = []
+weights = nn.Linear(2, 2)
+
+
+class CompileError(RuntimeError):
+    pass
+
+
+def helper(gm):
+    seen.append(gm)
+    if len(seen) > 100:
+        raise CompileError
+    return f"level {LEVEL + floor(0.5)}, {WORD}, {FROM_OUTSIDE}"
+
+
+def plain(gm, example_inputs):
+    """Two lines
+    of docstring."""
+    # a comment of the user's
+    print("compiled by plain:", helper(gm))
+    return gm.forward
+
+
+def with_sibling(gm, example_inputs):
+    print("compiled by", cry("with_sibling"))
+    return plain(gm, example_inputs)
+
+
+def with_late_import(gm, example_inputs):
+    import sibling as late
+
+    print("compiled by", late.shout("with_late_import"))
+    return gm.forward
+
+
+def with_weights(gm, example_inputs):
+    print("compiled by with_weights", weights.in_features)
+    return gm.forward
+
+
+@register_backend(name="of_the_script")
+def registered(gm, example_inputs):
+    print("compiled by registered")
+    return gm.forward
+
+
+register_backend(functools.partial(plain), name="partial_of_the_script")
+
+
+@fake_tensor_unsupported
+def decorated(gm, example_inputs):
+    print("compiled by decorated")
+    return gm.forward
+
+
+class Compiler:
+    def __init__(self, level):
+        self.level = level
+
+    def __call__(self, gm, example_inputs):
+        print("compiled by Compiler", self.level)
+        return gm.forward
+
+    def build(self, gm, example_inputs):
+        print("built by Compiler", self.level)
+        return gm.forward
+
+
+def run(gm):
+    return gm.forward
+
+
+def backend(gm, example_inputs):
+    """Its name is the script's own."""
+    print("compiled by backend")
+    return run(gm)
+
+
+def surroundings():
+    def local(gm, example_inputs):
+        print("compiled by local", LEVEL)
+        return gm.forward
+
+    return local
+
+
+compiler = Compiler(level=3)
+over_aot = aot_autograd(fw_compiler=plain)
+named_lambda = lambda gm, example_inputs: (print("compiled by named_lambda"), gm.forward)[1]
+'''
+
+SIBLING = "def shout(word):\n    return word.upper()\n"
+
+OF_A_SCRIPT = {
+    "plain": "compiled by plain: level 2, several words, default",
+    "with_sibling": "compiled by WITH_SIBLING",
+    "with_late_import": "compiled by WITH_LATE_IMPORT",
+    "with_weights": "compiled by with_weights 2",
+    "registered": "compiled by registered",
+    "'of_the_script'": "compiled by registered",
+    "'partial_of_the_script'": "compiled by plain",
+    "decorated": "compiled by decorated",
+    "backend": "compiled by backend",
+    "compiler": "compiled by Compiler 3",
+    "compiler.build": "built by Compiler 3",
+    "over_aot": "compiled by plain",
+    "aot_autograd(fw_compiler=plain, bw_compiler=with_sibling)": "compiled by plain",
+    "functools.partial(plain)": "compiled by plain",
+    "named_lambda": "compiled by named_lambda",
+    "surroundings()": "compiled by local 2",
+    "guarded": "compiled by guarded",
+}
+
+
+def test_backends_of_a_script_come_back_without_it(world: World) -> None:
+    """By their source, or by the script's path; its ``__main__`` block never runs again."""
+    program = f"""{PROGRAM}
+
+if __name__ == "__main__":
+    print("the main block ran")
+
+    def guarded(gm, example_inputs):
+        print("compiled by guarded")
+        return plain(gm, example_inputs)
+{FIND.replace(chr(10), chr(10) + "    ")}
+    write({", ".join(f"found({text})" for text in OF_A_SCRIPT)})
+"""
+    answers = world.find(program, files={"sibling.py": SIBLING})
+
+    for (text, output), found in zip(OF_A_SCRIPT.items(), answers, strict=True):
+        assert "refused" not in found, (text, found)
+        ended = world.run(found)
+        assert output in ended.output, (text, ended.output)
+        assert "the main block ran" not in ended.output
+        by_path = text == "with_weights"
+        assert bool(found["files"]) == by_path, text
+        assert any("loaded by its path" in remark for remark in found["remarks"]) == by_path
+
+
+def test_copied_source_keeps_comments_and_takes_only_what_is_used(world: World) -> None:
+    (found,) = world.find(f"{PROGRAM}\n{FIND}\nwrite(found(plain))", files={"sibling.py": SIBLING})
+
+    assert "# a comment of the user's" in found["embedded"]
+    assert "from math import floor" in found["embedded"]
+    assert "WORD = 'several words'  # its value when this failed" in found["embedded"]
+    assert "FROM_OUTSIDE = 'default'  # its value when this failed" in found["embedded"]
+    for unused in ("sibling", "weights", "nn", "register_backend", "os"):
+        assert f"{unused}" not in found["embedded"].replace("os", "os ").split(), unused
+    assert found["paths"] == []
+
+
+def test_script_that_would_run_whole_is_not_loaded_by_path(world: World) -> None:
+    """It has no ``__main__`` block, and what its backend uses cannot be copied."""
+    (found,) = world.find(f"{PROGRAM}\n{FIND}\nwrite(found(with_weights))", files={"sibling.py": SIBLING})
+
+    assert "weights is a Linear" in found["refused"]
+    assert "would run the whole of it" in found["refused"]
+
+
+def test_module_of_the_scripts_folder_is_found_by_its_path_only_when_the_import_fails(world: World) -> None:
+    files = {
+        "mine/__init__.py": "",
+        "mine/compiler.py": "def compile(gm, inputs):\n    print('mine')\n    return gm.forward\n",
+    }
+    (found,) = world.find(f"{FIND}\nimport mine.compiler\nwrite(found(mine.compiler.compile))", files=files)
+
+    assert found["paths"] == [str(world.folder / "home")]
+    assert found["setup"] == ["from mine.compiler import compile"]
+    assert found["remarks"] == [f"mine is not installed: it was imported from {world.folder / 'home'}"]
+    assert "mine\nresult" in world.run(found).output
+
+    other = world.folder / "elsewhere" / "mine"
+    other.mkdir()
+    (other / "__init__.py").touch()
+    (other / "compiler.py").write_text(
+        "def compile(gm, inputs):\n    print('other')\n    return gm.forward\n"
+    )
+    assert "other\nresult" in world.run(found).output
+
+
+def test_script_names_the_missing_module_on_another_machine(world: World) -> None:
+    (found,) = world.find(f"import thunder_like\n{FIND}\nwrite(found(thunder_like.shared))")
+
+    ended = world.run({**found, "paths": ["/nowhere"]})
+
+    assert "missing thunder_like" in ended.output
+    assert "ModuleNotFoundError: No module named 'thunder_like'" in ended.output
+
+
+def test_missing_script_is_a_missing_module(world: World) -> None:
+    program = f"{PROGRAM}\n{FIND}\nif __name__ == '__main__':\n    write(found(with_weights))"
+    (found,) = world.find(program, files={"sibling.py": SIBLING})
+    (world.folder / "home" / "train.py").unlink()
+
+    assert "missing train" in world.run(found).output
+
+
+def test_program_run_by_python_m_keeps_its_relative_imports(world: World) -> None:
+    files = {"pkg/__init__.py": "", "pkg/near.py": SIBLING}
+    program = f"""
+import torch
+from .near import shout
+{FIND}
+
+def compiler(gm, inputs):
+    print("compiled by", shout("compiler"))
+    return gm.forward
+
+if __name__ == "__main__":
+    print("the main block ran")
+    write(found(compiler))
+"""
+    (found,) = world.find(program, name="pkg/train.py", files=files)
+
+    ended = world.run(found)
+    assert "compiled by COMPILER" in ended.output, ended.output
+    assert "the main block ran" not in ended.output
+
+
+def test_functions_of_a_notebook_come_back_by_the_source_of_their_cells(world: World) -> None:
+    program = f"""
+import linecache, sys
+{FIND}
+cells = [
+    "import torch\\nimport functools\\nLEVEL = 1",
+    "LEVEL = 2\\ndef helper():\\n    return LEVEL",
+    "%matplotlib inline",
+    "def compiler(gm, inputs):\\n    print('old')",
+    "def compiler(gm, inputs):\\n    print('compiled in a cell', helper())\\n    return gm.forward",
+]
+main = sys.modules["__main__"]
+path, _ = main.__file__, main.__dict__.pop("__file__")
+for number, text in enumerate(cells):
+    name = f"<ipython-input-{{number}}-0123456789ab>"
+    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+    if not text.startswith("%"):
+        exec(compile(text, name, "exec"), main.__dict__)
+answer = found(compiler), found(lambda gm, inputs: gm)
+write(*answer)
+"""
+    compiler, refused = world.find(program)
+
+    assert compiler["embedded"].startswith("# Copied from an interactive session.")
+    assert "compiled in a cell 2" in world.run(compiler).output
+    assert "BackendUnreachable" in refused["refused"]
+
+
+def test_script_that_is_loaded_by_path_runs_once_in_a_process(world: World) -> None:
+    program = (
+        f"{PROGRAM}\nprint('loading')\n{FIND}\nif __name__ == '__main__':\n    write(found(with_weights))"
+    )
+    (found,) = world.find(program, files={"sibling.py": SIBLING})
+    found["function"] += (
+        "\n\nbackend_once = backend\ndef backend():\n    backend_once()\n    return backend_once()\n"
+    )
+
+    assert world.run(found).output.count("loading") == 1
+
+
+def test_script_runs_under_isolated_python(world: World) -> None:
+    """The real interpreter once: no environment, no user folder, another working directory."""
+    (found,) = world.find(f"{PROGRAM}\n{FIND}\nwrite(found(with_sibling))", files={"sibling.py": SIBLING})
+    script = world.write(found)
+
+    ended = subprocess.run(
+        [sys.executable, "-I", script], cwd="/", capture_output=True, text=True, timeout=200, check=True
+    )
+
+    assert "compiled by WITH_SIBLING" in ended.stdout
+    assert "result [2.0, 2.0]" in ended.stdout
+
+
+# --- operators ---
+
+OPERATORS = """
+import torch
+from torch import Tensor
+
+SCALE = 3.0
+
+
+def scale(x):
+    return x * SCALE
+
+
+@torch.library.custom_op("of_script::scaled", mutates_args=())
+def scaled(x: Tensor) -> Tensor:
+    return scale(x).clone()
+
+
+@scaled.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+def backward(ctx, grad):
+    return scale(grad)
+
+
+torch.library.register_autograd("of_script::scaled", backward)
+
+library = torch.library.Library("of_script_library", "DEF")
+library.define("twice(Tensor x) -> Tensor")
+
+
+@torch.library.impl(library, "twice", "CompositeExplicitAutograd")
+def twice(x):
+    return x * 2
+
+
+@torch.library.register_fake("of_script_library::twice")
+def _(x):
+    return torch.empty_like(x)
+
+
+@torch._dynamo.allow_in_graph
+def allowed(x):
+    return scale(x)
+
+
+def model(x):
+    return allowed(torch.ops.of_script.scaled(x) + torch.ops.of_script_library.twice(x))
+"""
+
+CAPTURED = """
+graphs = []
+torch.compile(model, backend=lambda gm, inputs: graphs.append(gm) or gm.forward, fullgraph=True)(torch.ones(2))
+write(with_graph(references.find("eager"), *graphs))
+"""
+
+
+def test_operators_of_a_module_come_back_with_all_modules_that_add_to_them(world: World) -> None:
+    calls = "torch.ops.ops_like.double(x) + torch.ops.ops_like_library.triple(x) + torch.ops.ops_like.quadruple(x)"
+    program = f"import ops_like\nimport torch\n{FIND}\ndef model(x):\n    return {calls}\n{CAPTURED}"
+    (found,) = world.find(program)
+
+    assert any(
+        line.startswith("import ops_like.schema  # defines ops_like_library::triple")
+        for line in found["setup"]
+    )
+    assert any(line.startswith("import ops_like.kernels") for line in found["setup"])
+    assert "result [10.0, 10.0]" in world.run(found, calls).output
+
+
+def test_operators_of_a_script_come_back_by_their_source(world: World) -> None:
+    (found,) = world.find(f"{OPERATORS}\n{FIND}\n{CAPTURED}")
+
+    calls = "allowed(torch.ops.of_script.scaled(x) + torch.ops.of_script_library.twice(x))"
+    assert "result [16.0, 16.0]" in world.run(found, calls).output
+    # a second script of the same operators in one process, as pytest loads them
+    text = world.write(found, calls).read_text()
+    twice = world.folder / "elsewhere" / "both.py"
+    twice.write_text(
+        f"import runpy\nfor _ in range(2):\n    runpy.run_path({str(world.write(found, calls))!r}, run_name='__main__')\n"
+    )
+    assert text
+    assert world.fresh.run(twice, cwd=twice.parent).output.count("result [16.0, 16.0]") == 2
+
+
+def test_operators_that_cannot_be_copied_come_back_by_the_scripts_path(world: World) -> None:
+    heavy = OPERATORS.replace("SCALE = 3.0", "SCALE = 3.0\nweights = torch.nn.Linear(1, 1)")
+    heavy = heavy.replace("x * SCALE", "x * SCALE * weights.in_features")
+    program = f"{heavy}\n{FIND}\nif __name__ == '__main__':" + CAPTURED.replace("\n", "\n    ")
+    (found,) = world.find(program)
+
+    assert found["files"] == [str(world.folder / "home" / "train.py")]
+    calls = "torch.ops.of_script.scaled(x) + torch.ops.of_script_library.twice(allowed(x))"
+    assert "result [10.0, 10.0]" in world.run(found, calls).output
+
+
+def test_operator_without_a_definition_is_refused_unless_the_user_says_how(world: World) -> None:
+    program = f"""
+import torch
+{FIND}
+space = {{}}
+exec('lib = torch.library.Library("from_nowhere", "DEF")', {{"torch": torch}}, space)
+space["lib"].define("op(Tensor x) -> Tensor")
+space["lib"].impl("op", lambda x: x + 1, "CompositeImplicitAutograd")
+graph = torch.fx.Graph()
+x = graph.placeholder("x")
+graph.output(graph.call_function(torch.ops.from_nowhere.op.default, (x,)))
+gm = torch.fx.GraphModule(torch.nn.Module(), graph)
+ref = references.find("eager")
+try:
+    references.with_operators(ref, gm)
+except MinidbgError as error:
+    refused = {{"refused": str(error)}}
+write(refused, with_graph(ref, gm, setup="import functools"))
+"""
+    refused, trusted = world.find(program)
+
+    assert "the operator from_nowhere::op in the failing graph" in refused["refused"]
+    assert 'setup="import my_ops"' in refused["refused"]
+    assert trusted["expression"] == "'eager'"
