@@ -108,6 +108,8 @@ def escaped(text: str) -> str:
 
 
 def _escape(character: str) -> str:
+    if 0xD800 <= ord(character) <= 0xDFFF:
+        return "\ufffd"  # no file in UTF-8 holds half a surrogate pair
     return (
         character.encode("ascii", "backslashreplace").decode()
         if ord(character) > 127

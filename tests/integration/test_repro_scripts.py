@@ -1,0 +1,171 @@
+"""Scripts as commands, as pytest modules, and away from home: what somebody who was sent one can do with it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from minidbg import references, workers
+from minidbg.case import BackendRef, Case, Context
+from minidbg.failure import Kind, Signature, Verdict
+from minidbg.graphs import capture_by_dynamo
+from minidbg.repro import Exactness, run, write
+
+pytestmark = pytest.mark.slow
+
+CASES = Path(__file__).parents[1] / "cases"
+RAISES = """\
+def raises_on_relu(gm, example_inputs):
+    for node in gm.graph.nodes:
+        if "relu" in str(node.target):
+            raise ValueError("no relu here")
+    return gm.forward"""
+SIGNATURE = Signature(
+    Kind.COMPILE, types=("ValueError",), frames=("<script>:raises_on_relu",), message="no relu here"
+)
+
+
+def relu_case(**fields):
+    def f(x):
+        return x.relu()
+
+    graph_module, inputs = capture_by_dynamo(f, (torch.randn(30, 8),))
+    backend = BackendRef("raises_on_relu", "raises_on_relu", embedded=RAISES)
+    return Case(graph_module, inputs, **{"backend": backend, "signature": SIGNATURE, **fields})
+
+
+def python(*argv, cwd):
+    done = subprocess.run(
+        [sys.executable, *map(str, argv)], cwd=cwd, capture_output=True, text=True, timeout=100
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """An empty folder to run from."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    return folder
+
+
+def test_a_script_prints_its_verdict_first_and_exits_with_it(tmp_path, elsewhere):
+    script = write(relu_case(), tmp_path / "r.py")
+    status, said, _ = python(script, cwd=elsewhere)
+    assert status == 1
+    assert said.splitlines()[0].startswith("reproduces: raises_on_relu fails to compile")
+    assert "no relu here" in said
+
+
+def test_the_answer_for_programs_is_one_line(tmp_path, elsewhere):
+    script = write(relu_case(), tmp_path / "r.py")
+    status, said, _ = python(script, "--json", cwd=elsewhere)
+    answer = json.loads(said)
+    assert status == 1
+    assert (answer["verdict"], answer["backend"], answer["torch"]) == (
+        "reproduces",
+        "raises_on_relu",
+        torch.__version__,
+    )
+    assert answer["repro"] == str(script)
+
+
+def test_another_backend_can_be_asked(tmp_path, elsewhere):
+    script = write(relu_case(), tmp_path / "r.py")
+    status, said, _ = python(script, "--backend", "eager", cwd=elsewhere)
+    assert (status, said.split(":")[0]) == (0, "gone")
+
+
+def test_another_failure_is_told_apart_and_skipped_by_git_bisect(tmp_path, elsewhere):
+    other = replace(SIGNATURE, message="something else", types=("KeyError",))
+    script = write(relu_case(signature=other), tmp_path / "r.py")
+    status, said, _ = python(script, cwd=elsewhere)
+    assert (status, said.split(":")[0]) == (3, "changed")
+    assert "something else" in said
+    assert "no relu here" in said
+    assert python(script, "--bisect", cwd=elsewhere)[0] == 125
+
+
+@pytest.mark.parametrize(
+    ("backend", "arguments", "why"),
+    [
+        (BackendRef("b", '"b"', setup=("import no_such_package",)), (), "no_such_package"),
+        (BackendRef("b", '"not_registered"'), (), "not_registered"),
+        (None, ("--device", "nonsense"), "nonsense"),
+        (None, ("--no-such-option",), "no-such-option"),
+    ],
+)
+def test_what_cannot_be_judged_here_is_125(tmp_path, elsewhere, backend, arguments, why):
+    case = relu_case(backend=backend) if backend else relu_case()
+    status, said, erred = python(write(case, tmp_path / "r.py"), *arguments, cwd=elsewhere)
+    assert status == 125
+    assert why in said + erred
+
+
+def test_a_missing_file_of_tensors_is_125_and_named(tmp_path, elsewhere):
+    script = write(relu_case(), tmp_path / "r.py", exactness=Exactness.EXACT)
+    script.with_suffix(".safetensors").unlink()
+    status, said, _ = python(script, cwd=elsewhere)
+    assert status == 125
+    assert "r.safetensors" in said
+
+
+def test_script_and_tensors_can_move_together(tmp_path, elsewhere):
+    script = write(relu_case(), tmp_path / "r.py", exactness=Exactness.EXACT)
+    for file in (script, script.with_suffix(".safetensors")):
+        shutil.move(file, elsewhere / file.name)
+    assert run(elsewhere / "r.py").verdict is Verdict.REPRODUCES
+
+
+def test_a_script_is_a_pytest_module(tmp_path, elsewhere):
+    failing = write(relu_case(), tmp_path / "r.py")
+    status, said, _ = python("-m", "pytest", "-q", "-p", "no:cacheprovider", failing, cwd=elsewhere)
+    assert status == 1
+    assert "reproduces" in said
+    fixed = write(relu_case(backend=BackendRef("eager", '"eager"')), tmp_path / "fixed.py")
+    assert python("-m", "pytest", "-q", "-p", "no:cacheprovider", fixed, cwd=elsewhere)[0] == 0
+
+
+LOOKS = """\
+def looks(gm, example_inputs):
+    facts = [(x.dtype, x.requires_grad, x.is_leaf, x.is_inference()) for x in example_inputs]
+    raise ValueError(f"saw {facts}")"""
+
+
+def test_modes_of_the_call_do_not_change_the_inputs(tmp_path):
+    """No-grad and another default dtype belong to the failing call; the inputs were made before it."""
+
+    def f(x, y):
+        return x + y
+
+    values = (torch.randn(30, requires_grad=True) * 1, torch.nn.Parameter(torch.randn(30)))
+    graph_module, inputs = capture_by_dynamo(f, values)
+    context = Context(grad=False, default_dtype="torch.float64")
+    script = write(
+        Case(graph_module, inputs, BackendRef("looks", "looks", embedded=LOOKS), context), tmp_path / "r.py"
+    )
+    outcome = run(script)
+    assert "saw [(torch.float32, True, False, False), (torch.float32, True, True, False)]" in outcome.message
+
+
+@pytest.mark.parametrize("name", ["compile_193265_cumsum_0dim", "runtime_143579_custom_op_fake_stride"])
+def test_a_real_failure_of_inductor_is_shown_elsewhere(tmp_path, name, monkeypatch):
+    monkeypatch.syspath_prepend(str(CASES))
+    module = importlib.import_module(name)
+    function, values = module.make()
+    graph_module, inputs = capture_by_dynamo(function, values)
+    backend = references.with_operators(references.find(module.BACKEND), graph_module)
+    case = Case(graph_module, inputs, backend, Context(grad=False))
+    seen = workers.submit(case, seconds=100)
+    script = write(replace(case, signature=seen.signature), tmp_path / "r.py")
+    outcome = run(script)
+    assert outcome.verdict is Verdict.REPRODUCES
+    assert outcome.signature == seen.signature
