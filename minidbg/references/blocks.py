@@ -31,9 +31,8 @@ class Block:
 def block_of(copy: Copy, known: Iterable[Piece] = ()) -> Block:
     """What ``copy`` holds beyond the ``known`` pieces. Raises NotSelfContained when a name would be missing."""
     old = {piece.text for piece in known}
-    pieces = sorted(
-        (piece for piece in copy.pieces.values() if piece.text not in old), key=lambda piece: piece.order
-    )
+    pieces = [piece for piece in copy.pieces.values() if piece.text not in old]
+    pieces.sort(key=lambda piece: (piece.order, piece.text if piece.is_import else ""))
     if not pieces:
         return Block()
     _check_names(copy)

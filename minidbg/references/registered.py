@@ -35,7 +35,8 @@ def registering_module(name: str, first: str) -> str | None:
     """
     for module in dict.fromkeys((first, *_candidates())):
         text = source_of(module)
-        if text and "register" in text and registers(text, name):
+        # parsing takes far longer than looking for the words
+        if text and "register" in text and name in text and registers(text, name):
             return module
     return None
 
@@ -78,14 +79,23 @@ def _run_at_import(node: ast.AST, called: set[str]) -> Iterator[ast.AST]:
 
 def _registers(node: ast.AST, name: str) -> bool:
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return node.name == name and any(is_registration(part) for part in node.decorator_list)
+        unnamed = (part for part in node.decorator_list if is_registration(part) and not _texts(part))
+        return node.name == name and any(True for _ in unnamed)
     if not isinstance(node, ast.Call) or not is_registration(node):
         return False
+    texts = _texts(node)
+    if texts:
+        return name in texts
     values = [*node.args, *(keyword.value for keyword in node.keywords)]
-    constants = [value.value for value in values if isinstance(value, ast.Constant)]
-    if any(isinstance(value, str) for value in constants):
-        return name in constants
     return any(isinstance(value, ast.Name) and value.id == name for value in values)
+
+
+def _texts(node: ast.expr) -> list[str]:
+    """The strings that a call is given; tags in a tuple are not among them."""
+    values = [*node.args, *(part.value for part in node.keywords)] if isinstance(node, ast.Call) else []
+    return [
+        value.value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)
+    ]
 
 
 def is_registration(node: ast.expr) -> bool:

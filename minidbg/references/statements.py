@@ -106,6 +106,7 @@ def _statements(body: list[ast.stmt], lines: list[str], file: str, *, guarded: b
     for node in body:
         if isinstance(node, ast.If) and not guarded and is_main_block(node):
             yield from _statements(node.body, lines, file, guarded=True)
+            yield from _statements(node.orelse, lines, file, guarded=False)
         else:
             yield Statement(node, _text_of(node, lines), file, guarded)
 

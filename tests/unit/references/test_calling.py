@@ -1,0 +1,97 @@
+"""A backend is called as torch.compile would call it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from minidbg.errors import UnknownBackend
+from minidbg.references import compiler_fn, hooks
+
+
+def keeps(gm: Any, inputs: Any, **given: Any) -> Callable[..., Any]:
+    keeps.given = given  # type: ignore[attr-defined]
+    return gm
+
+
+@pytest.mark.parametrize(
+    ("options", "mode", "given"),
+    [
+        (None, None, {}),
+        ({}, "default", {}),
+        ({"level": 2}, None, {"options": {"level": 2}}),
+        (None, "fast", {"mode": "fast"}),
+        ({"level": 2}, "fast", {"options": {"level": 2}, "mode": "fast"}),
+    ],
+)
+def test_backend_gets_options_and_mode_only_when_they_are_given(
+    options: dict[str, Any] | None, mode: str | None, given: dict[str, Any]
+) -> None:
+    compiler_fn(keeps, options=options, mode=mode)("gm", [])
+
+    assert keeps.given == given  # type: ignore[attr-defined]
+
+
+def test_inductor_gets_them_as_config_patches() -> None:
+    """Compared with torch.compile's own wrapper. No kernel is compiled."""
+    options = {"max-autotune": False, "triton.cudagraphs": False, "epilogue_fusion": True}
+
+    ours = compiler_fn("inductor", options=options, mode="max-autotune-no-cudagraphs")
+
+    theirs = torch._TorchCompileInductorWrapper("max-autotune-no-cudagraphs", options, None)
+    assert ours == theirs
+    assert ours.config == theirs.config != {}  # type: ignore[attr-defined]
+
+
+def test_unknown_option_of_inductor_is_torchs_own_error() -> None:
+    with pytest.raises(RuntimeError, match="Unexpected optimization option nonsense"):
+        compiler_fn("inductor", options={"nonsense": 1})
+
+
+def test_unknown_name_is_refused_with_the_nearest_ones() -> None:
+    with pytest.raises(UnknownBackend, match="did you mean 'inductor'"):
+        compiler_fn("inducter")
+
+
+def test_object_of_torch_compile_is_taken_apart() -> None:
+    compiler_fn(torch._TorchCompileWrapper(keeps, "fast", {"level": 3}, None))("gm", [])
+
+    assert keeps.given == {"mode": "fast", "options": {"level": 3}}  # type: ignore[attr-defined]
+
+
+def test_hooks_are_those_of_the_backend_behind_its_arguments() -> None:
+    class Backend:
+        def __call__(self, gm: Any, inputs: Any, **given: Any) -> Any:
+            return gm
+
+        def reset(self) -> str:
+            return "reset"
+
+        def get_compiler_config(self) -> dict[str, int]:
+            return {"level": 1}
+
+    found = hooks(compiler_fn(functools.partial(Backend(), more=1), options={"level": 2}))
+
+    assert found.reset
+    assert found.get_compiler_config
+    assert found.reset() == "reset"
+    assert found.get_compiler_config() == {"level": 1}
+
+
+def test_plain_function_has_no_hooks() -> None:
+    found = hooks(compiler_fn(keeps, mode="fast"))
+
+    assert found.reset is None
+    assert found.get_compiler_config is None
+
+
+def test_hooks_of_inductor_know_its_options() -> None:
+    found = hooks(compiler_fn("inductor", options={"max_autotune": True}))
+
+    assert found.reset
+    assert found.get_compiler_config
+    assert found.get_compiler_config()["max_autotune"] is True

@@ -1,0 +1,175 @@
+"""What is copied out of a module that no import finds, and what refuses to be."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from types import ModuleType
+
+import pytest
+
+from minidbg.references.blocks import Block, block_of
+from minidbg.references.embedding import Copy
+from minidbg.references.pieces import NotSelfContained
+
+MODULE = "a_notebook"
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = ModuleType(MODULE)
+    monkeypatch.setitem(sys.modules, MODULE, module)
+    return module
+
+
+def copied(text: str, *names: str, after: str = "") -> Block:
+    """What is copied for ``names`` of a module that ran ``text`` and then, from no source, ``after``."""
+    linecache.cache["<cell>"] = (len(text), None, text.splitlines(keepends=True), "<cell>")
+    space = vars(sys.modules[MODULE])
+    exec(compile(text, "<cell>", "exec"), space)
+    exec(after, space)
+    copy = Copy(MODULE, "<cell>")
+    for name in names:
+        copy.add_name(name)
+    return block_of(copy)
+
+
+pytestmark = pytest.mark.usefixtures("notebook")
+
+
+def lines(block: Block) -> list[str]:
+    return [line for line in block.text.splitlines()[1:] if line]
+
+
+def test_everything_that_is_used_comes_along_and_nothing_else() -> None:
+    block = copied(
+        "import os, re\nA = 1\nB = 2\ndef g(): return A\ndef f(): return g(), re.I\ndef h(): return B", "f"
+    )
+
+    assert lines(block) == ["import re", "A = 1", "def g(): return A", "def f(): return g(), re.I"]
+
+
+def test_functions_that_call_each_other_come_once() -> None:
+    block = copied("def f(n): return g(n)\ndef g(n): return n and f(n - 1)", "f", "g")
+
+    assert len(lines(block)) == 2
+
+
+def test_constant_that_was_changed_has_its_new_value() -> None:
+    block = copied("A = 1\ndef f(): return A", "f", after="A = 2")
+
+    assert "A = 2  # its value when this failed" in lines(block)
+
+
+def test_computed_constant_has_its_value() -> None:
+    block = copied("import os\nA = len(os.getcwd()) * 0 + 5\ndef f(): return A", "f")
+
+    assert lines(block)[0] == "A = 5  # its value when this failed"
+
+
+def test_list_starts_as_it_was_written() -> None:
+    block = copied("seen = []\ndef f(): seen.append(1)", "f", after="seen += [1, object()]")
+
+    assert lines(block)[0] == "seen = []"
+
+
+def test_long_constant_is_left_to_its_statement() -> None:
+    block = copied("table = list(range(5000))\ndef f(): return table", "f")
+
+    assert lines(block)[0] == "table = list(range(5000))"
+
+
+def test_call_of_a_copied_class_is_copied() -> None:
+    block = copied("class C:\n    def __init__(self, n): self.n = n\nc = C(3)\ndef f(): return c", "f")
+
+    assert "c = C(3)" in lines(block)
+
+
+def test_last_definition_of_a_name_counts() -> None:
+    block = copied("def f(): return 1\ndef f(): return 2", "f")
+
+    assert lines(block) == ["def f(): return 2"]
+
+
+def test_definition_that_is_in_use_counts_where_a_later_one_was_undone() -> None:
+    text = "def f(): return 1\nold = f\ndef f(): return 2\nf = old\ndel old"
+
+    with pytest.raises(NotSelfContained, match="no single definition"):
+        copied(text, "f")
+
+
+def test_fallback_import_is_copied_whole() -> None:
+    text = "try:\n    import not_there_at_all as quick\nexcept ImportError:\n    quick = None\ndef f(): return quick"
+
+    assert "except ImportError:" in lines(copied(text, "f"))
+
+
+def test_star_import_becomes_the_names_that_are_used() -> None:
+    assert lines(copied("from math import *\ndef f(): return floor(sin(1))", "f"))[:2] == [
+        "from math import floor",
+        "from math import sin",
+    ]
+
+
+def test_name_that_did_not_exist_yet_does_not_matter() -> None:
+    assert lines(copied("def f(): return later()", "f")) == ["def f(): return later()"]
+
+
+def test_registration_is_left_out() -> None:
+    """Two scripts with the same backend may be loaded in one process."""
+    text = "def register_backend(f): return f\n@register_backend\n@staticmethod\ndef f(): return 1"
+
+    assert lines(copied(text, "f")) == ["@staticmethod", "def f(): return 1"]
+
+
+def test_module_that_may_be_missing_elsewhere_is_imported_inside_backend() -> None:
+    block = copied("import packaging.version\nA = 1\ndef f(): return packaging, A", "f")
+
+    assert block.nested
+    assert block.text.startswith("global A, f, packaging\n")
+
+
+def test_module_that_a_function_imports_later_is_named() -> None:
+    block = copied("def f():\n    from packaging import version\n    return version", "f")
+
+    assert not block.nested
+    assert block.modules == ("packaging",)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import torch\nw = torch.ones(2)\ndef f(): return w", "w is a Tensor"),
+        ("import torch\nw = [torch.nn.Linear(1, 1)]\ndef f(): return w", "w is a list"),
+        ("import sys\na = object() if sys.argv else 1\ndef f(): return a", "a was made with sys"),
+        ("def f(): return __file__", "it uses __file__"),
+        ("import minidbg\ndef f(): return minidbg", "it uses minidbg itself"),
+        ("def f():\n    from . import x", "relative to its package"),
+        ("for a in [object()]: pass\ndef f(): return a", "no single definition"),
+        ("a, b = object(), 1\ndef f(): return a", "no single definition"),
+        ("with open('/dev/null') as a: pass\ndef f(): return a", "no single definition"),
+    ],
+)
+def test_what_belongs_to_the_whole_program_refuses_to_be_copied(text: str, why: str) -> None:
+    sys.modules[MODULE].__dict__["__file__"] = "x"
+
+    with pytest.raises(NotSelfContained, match=why):
+        copied(text, "f")
+
+
+def test_refused_addition_leaves_the_copy_as_it_was() -> None:
+    copied("import torch\nw = torch.ones(2)\ndef f(): return w\ndef g(): return 1", "g")
+    copy = Copy(MODULE, "<cell>")
+    copy.add_name("g")
+    before = dict(copy.pieces)
+
+    with pytest.raises(NotSelfContained):
+        copy.add_name("f")
+
+    assert copy.pieces == before
+
+
+def test_name_without_a_statement_is_copied_by_its_value() -> None:
+    block = copied("def f(): return A, join", "f", after="A = (1, 2); from os.path import join")
+
+    assert {"A = (1, 2)  # its value when this failed", "from posixpath import join"} <= set(lines(block))

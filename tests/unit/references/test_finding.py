@@ -1,0 +1,167 @@
+"""What is found for a backend, by its fields; test_references.py in integration runs it in fresh processes."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.registry import _BACKENDS, _COMPILER_FNS, register_backend
+from torch._inductor.compile_fx import compile_fx
+
+from minidbg.errors import BackendUnreachable, UnknownBackend
+from minidbg.references import backend_function, find, resolve
+
+
+def compiles(gm: Any, inputs: Any, **given: Any) -> Any:
+    return gm.forward
+
+
+class Compiler:
+    def __call__(self, gm: Any, inputs: Any) -> Any:
+        return gm.forward
+
+
+instance = Compiler()
+HERE = Path(__file__)
+
+
+@pytest.mark.parametrize("name", ["inductor", "eager", "aot_eager", "cudagraphs", "aot_ts", "ts"])
+def test_backend_of_torch_needs_nothing_but_its_name(name: str) -> None:
+    found = find(name)
+
+    assert backend_function(found) == f'def backend():\n    return "{name}"\n'
+    assert (found.setup, found.paths, found.requirements, found.remarks) == ((), (), (), ())
+    assert found.modules == ("torch",)
+
+
+def test_function_of_a_module_in_a_folder_brings_the_folder() -> None:
+    found = find(compiles)
+
+    assert found.expression == "compiles"
+    assert found.setup == (f"from {__name__} import compiles",)
+    assert found.paths == (str(HERE.parent),)
+    assert found.name == f"{__name__}.compiles"
+    assert resolve(found) is compiles
+
+
+def test_module_level_instance_is_found_by_identity() -> None:
+    assert resolve(find(instance)) is instance
+
+
+def test_name_is_not_taken_for_an_object_that_only_looks_like_it() -> None:
+    twin = functools.wraps(compiles)(lambda gm, inputs: gm)
+
+    with pytest.raises(BackendUnreachable):
+        find(twin)
+
+
+def test_value_that_the_program_put_into_a_module_is_not_found_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No import would put it there again."""
+    current = Compiler()
+    monkeypatch.setattr(sys.modules[__name__], "current", current, raising=False)
+
+    with pytest.raises(BackendUnreachable, match="no global name holds"):
+        find(current)
+
+
+def test_partials_are_put_together_anew() -> None:
+    inner = functools.partial(compile_fx, config_patches={"max_autotune": False})
+
+    found = find(functools.partial(inner))
+
+    assert found.expression == "functools.partial(compile_fx, config_patches={'max_autotune': False})"
+    again = resolve(found)
+    assert isinstance(again, functools.partial)
+    assert again.func is compile_fx
+
+
+def test_two_functions_of_one_name_stay_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "other_home.py").write_text("def compiles(gm, inputs):\n    return gm.forward\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "other_home", raising=False)
+    other = importlib.import_module("other_home").compiles
+
+    found = find(aot_autograd(fw_compiler=compiles, bw_compiler=other))
+
+    assert found.setup[1:] == (
+        f"from {__name__} import compiles",
+        "from other_home import compiles as compiles_2",
+    )
+    assert found.expression == "aot_autograd(fw_compiler=compiles, bw_compiler=compiles_2)"
+    assert set(found.paths) == {str(HERE.parent), str(tmp_path)}
+
+
+def test_objects_that_torch_compile_made_are_taken_apart() -> None:
+    inductor = find(torch._TorchCompileInductorWrapper(None, {"max_autotune": False}, None))
+    other = find(torch._TorchCompileWrapper(compiles, "fast", None, None))
+
+    assert (inductor.expression, inductor.options) == ("'inductor'", {"max_autotune": False})
+    assert (other.expression, other.mode) == ("compiles", "fast")
+
+
+@pytest.mark.parametrize("name", ["inducter", "my_compiler"])
+def test_unknown_name_is_refused_at_once(name: str) -> None:
+    with pytest.raises(UnknownBackend) as caught:
+        find(name)
+
+    assert caught.value.name == name
+    assert "inductor" in caught.value.known
+
+
+def test_option_that_is_no_literal_is_refused_by_its_place() -> None:
+    with pytest.raises(
+        BackendUnreachable, match=r"options\['pass'\] of backend inductor is no literal but a"
+    ):
+        find("inductor", options={"pass": compiles})
+
+
+@pytest.mark.parametrize(
+    ("reference", "part"),
+    [
+        ("no_such_pkg.mod:make()", "leads nowhere here"),
+        (f"{__name__}:no_such_name", "leads nowhere here"),
+        (f"{__name__}:compiles(", "cannot be read"),
+        (f"{__name__}:compiles(level=LEVEL)", "cannot be read"),
+        (f"{__name__}:[0]", "cannot be read"),
+        ("", "names no backend"),
+        ("make()", "names no backend"),
+    ],
+)
+def test_reference_that_cannot_be_right_is_refused(reference: str, part: str) -> None:
+    with pytest.raises(BackendUnreachable, match=part):
+        find(compiles, reference=reference)
+
+
+def test_setup_that_is_no_python_is_refused() -> None:
+    with pytest.raises(BackendUnreachable, match="is not Python"):
+        find(compiles, setup="import")
+
+
+def test_reference_that_only_the_setup_makes_importable_is_trusted() -> None:
+    found = find(compiles, setup="import sys; sys.path.append('/x')", reference="only_in_x:make(2)")
+
+    assert found.expression == "make(2)"
+    assert found.setup == ("import sys; sys.path.append('/x')", "from only_in_x import make")
+
+
+@pytest.fixture
+def registered() -> Iterator[str]:
+    """A name for a partial, registered by no source's top level."""
+    register_backend(functools.partial(compiles, level=1), name="for_this_test")
+    yield "for_this_test"
+    _COMPILER_FNS.pop("for_this_test")
+    _BACKENDS.pop("for_this_test")
+
+
+def test_name_that_no_source_registers_comes_back_as_its_function(registered: str) -> None:
+    found = find(registered)
+
+    assert found.name == registered
+    assert found.expression == "functools.partial(compiles, level=1)"
