@@ -1,0 +1,307 @@
+"""Does a compiled graph give what eager gives? Take a ``snapshot`` of each run, then ask ``mismatch``.
+
+A float may differ from eager's by the tolerances of ``torch.testing.assert_close``. Where it differs by more,
+both are held against the same program run in float64, as ``torch._dynamo.utils.same`` does: the compiled result
+is wrong when it is clearly farther from float64 than eager's is. Integers and bools must be equal, NaN and inf
+must be in the same places; only where eager itself disagrees with float64 is the compiled result free to do so.
+
+With ``reruns.py`` it stands alone: both are also part of repro scripts, as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from minidbg.oracle.reruns import Tolerance, are_close, default_tolerance, is_noise, largest, wrong_elements
+
+# --- embedded from here ---
+
+Snapshot = Mapping[str, "Leaf"]
+Run = Snapshot | Callable[[], Snapshot | None] | None  # a function is called only when its answer is needed
+Difference = dict[str, Any]
+
+
+class CannotCompare(ValueError):
+    """A leaf has no plain values to compare (sparse, quantized, fake): it is neither right nor wrong."""
+
+
+class Leaf(NamedTuple):
+    """One value that a run left behind; a tensor is detached and shares the run's memory."""
+
+    kind: str  # output, input or gradient
+    value: Any
+    requires_grad: bool = False
+
+
+def snapshot(outputs: Any, inputs_after: Any = (), gradients: Any = ()) -> dict[str, Leaf]:
+    """All that one run left behind, by label: ``output 0``, ``input x after the call``, ``gradient of x``.
+
+    ``outputs`` may nest tuples, lists and dicts. ``inputs_after`` and ``gradients`` are sequences, or mappings
+    from name to value; give all tensor inputs, so that aliasing is seen. Nothing is copied.
+    """
+    leaves: dict[str, Leaf] = {}
+    for kind, label, values in (
+        ("output", "output {}", outputs if isinstance(outputs, (tuple, list, Mapping)) else (outputs,)),
+        ("input", "input {} after the call", inputs_after),
+        ("gradient", "gradient of {}", gradients),
+    ):
+        for name, value in values.items() if isinstance(values, Mapping) else enumerate(values):
+            name = f"input {name}" if kind == "gradient" and isinstance(name, int) else name
+            leaves |= {label.format(f"{name}{path}"): _leaf(kind, part) for path, part in _parts(value)}
+    return leaves
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+        items = [(f"[{index}]", item) for index, item in enumerate(value)]
+    elif isinstance(value, Mapping):
+        items = [(f"[{key!r}]", item) for key, item in value.items()]
+    elif hasattr(value, "__tensor_flatten__"):  # a tensor subclass made of plain tensors
+        items = [(f".{name}", getattr(value, name)) for name in value.__tensor_flatten__()[0]]
+    else:
+        yield "", value
+        return
+    for path, item in items:
+        yield from ((path + rest, part) for rest, part in _parts(item))
+
+
+def _leaf(kind: str, value: Any) -> Leaf:
+    if isinstance(value, torch.Tensor):
+        return Leaf(kind, value.detach(), value.requires_grad)
+    plain = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}.get(type(value))
+    return Leaf(kind, plain(value) if plain else value)
+
+
+def mismatch(
+    actual: Snapshot,
+    expected: Snapshot,
+    reference64: Run = None,
+    *,
+    eager_again: Run = None,
+    tolerances: Any = None,
+    margin: float = 1.0,
+    notes: list[str] | None = None,
+) -> Difference | None:
+    """The first difference that counts between a compiled run (``actual``) and eager's (``expected``), or None.
+
+    Form and values of all leaves come first, in eager's order; then requires_grad, strides and aliasing of outputs.
+    ``eager_again`` is a second eager run, best with another seed: a leaf in which eager differs from itself is left
+    out, and ``notes`` gets a sentence. ``tolerances`` is a triple as in TOLERANCES, or maps dtypes to that; the
+    third number may be missing. ``margin`` above 1 demands a difference so many times larger.
+
+    The answer holds ``where``, ``category`` (structure, dtype, device, shape, nan, inf, integer, bool, float,
+    requires_grad, stride, aliasing), ``signature`` (its stable part) and ``message``; for values also ``index``,
+    ``actual``, ``expected``, ``wrong`` of ``elements``, ``excess`` (the largest margin at which it still counts),
+    ``max_abs``, ``max_rel``, ``allowed``, ``rmse_compiled`` and ``rmse_eager``.
+    Raises CannotCompare when a leaf cannot be judged and nothing else differs.
+    """
+    judge = _Judge(expected, reference64, eager_again, tolerances, margin)
+    refusal = None
+    try:
+        for where in [*expected, *(label for label in actual if label not in expected)]:
+            try:
+                difference = judge.leaf(where, actual.get(where), expected.get(where))
+            except CannotCompare as error:
+                refusal = refusal or error
+            else:
+                if difference and judge.is_steady(where):
+                    return difference
+        if difference := _first_relation(actual, expected):
+            return difference
+    finally:
+        if notes is not None:
+            left_out = (where for where, steady in judge.steady.items() if not steady)
+            notes += [f"{where} is not judged: eager differs from itself" for where in left_out]
+    if refusal:
+        raise refusal
+    return None
+
+
+class _Judge:
+    """Judges leaf after leaf; holds what they share."""
+
+    def __init__(
+        self, expected: Snapshot, reference64: Run, eager_again: Run, tolerances: Any, margin: float
+    ) -> None:
+        self.expected, self.tolerances, self.margin = expected, tolerances, margin
+        self.runs = {"float64": reference64, "again": eager_again}
+        self.steady: dict[str, bool] = {}
+        self.scales: dict[str, float] = {}
+
+    def other(self, run: str, where: str, like: torch.Tensor | None = None) -> Any:
+        """The value of leaf ``where`` in another run; None when there is none, or none of the shape of ``like``."""
+        if callable(answer := self.runs[run]):
+            answer = self.runs[run] = answer()
+        value = answer[where].value if answer is not None and where in answer else None
+        return value if like is None or _can_stand_for(value, like) else None
+
+    def is_steady(self, where: str) -> bool:
+        """Whether eager, run twice, gave the same leaf, apart from rounding noise."""
+        if where not in self.steady:
+            again = self.other("again", where)
+            first = self.expected[where].value if where in self.expected else None
+            self.steady[where] = again is None or _same_but_for_rounding(first, again)
+        return self.steady[where]
+
+    def tolerance(self, kind: str, dtype: torch.dtype) -> Tolerance:
+        """The tolerances for a leaf of this kind and dtype; the absolute one is the given one, or scaled."""
+        default = default_tolerance(dtype)
+        given = self.tolerances
+        if isinstance(given, Mapping):
+            given = given.get(dtype, given.get(_name(dtype)))
+        if given is None or not any(default):
+            relative, absolute, rounding = default
+            return relative, absolute * self.scale(kind), rounding
+        return (*given, given[0])[:3]
+
+    def scale(self, kind: str) -> float:
+        """The largest finite value among eager's leaves of this kind, at most 1; and 1 where all are zero."""
+        if kind not in self.scales:
+            values = (leaf.value for leaf in self.expected.values() if leaf.kind == kind)
+            sizes = (largest(value) for value in values if _are_plain(value, value))
+            self.scales[kind] = min(max(sizes, default=0.0), 1.0) or 1.0
+        return self.scales[kind]
+
+    def leaf(self, where: str, actual: Leaf | None, expected: Leaf | None) -> Difference | None:
+        """How one leaf differs in form or in values, or None."""
+        if actual is None or expected is None:
+            who, given = ("eager", actual) if expected is None else ("the compiled graph", expected)
+            kind = given.kind if given else ""
+            return _difference(where, kind, "structure", f"{where} is not given by {who}")
+        kind, a, e = expected.kind, actual.value, expected.value
+        if kind == "gradient" and (a is None) != (e is None):  # no gradient means what a zero one means
+            a, e = (torch.zeros_like(e) if a is None else a), (torch.zeros_like(a) if e is None else e)
+        if not (isinstance(a, torch.Tensor) and isinstance(e, torch.Tensor)):
+            return self.scalars(where, kind, a, e)
+        if difference := _form(where, kind, a, e):
+            return difference
+        if not _are_plain(a, e):
+            what = f"a {type(e).__name__} of {_name(e.dtype)}, {_name(e.layout)}"
+            raise CannotCompare(f"{where} is {what}, which cannot be compared with eager's")
+        if a.numel() == 0 or a.device.type == "meta" or _is_same_memory(a, e) or are_close(a, e, 0.0, 0.0):
+            return None
+        return self.tensors(where, kind, a, e, self.tolerance(kind, e.dtype))
+
+    def scalars(self, where: str, kind: str, a: Any, e: Any) -> Difference | None:
+        """Python values: of one type and equal; floats have float32's tolerance, since most came from ``.item()``."""
+        if type(a) is not type(e):
+            text = f"{where} is a {type(a).__name__}, eager gives a {type(e).__name__}"
+            return _difference(where, kind, "structure", text)
+        if isinstance(e, float):
+            a64, e64 = (torch.tensor(value, dtype=torch.float64) for value in (a, e))
+            return self.tensors(where, kind, a64, e64, self.tolerance(kind, torch.float32))
+        category = {bool: "bool", int: "integer"}.get(type(e), "structure")
+        return None if a == e else _difference(where, kind, category, f"{where} is {a!r}, eager gives {e!r}")
+
+    def tensors(
+        self, where: str, kind: str, a: torch.Tensor, e: torch.Tensor, tolerance: Tolerance
+    ) -> Difference | None:
+        """How the values of two dense tensors of one form differ; the other runs are asked only if they do."""
+        relative, absolute = (self.margin * allowed for allowed in tolerance[:2])
+        if are_close(a, e, relative, absolute) or not self.is_steady(where):
+            return None
+        reference, again = (self.other(run, where, e) for run in ("float64", "again"))
+        found = wrong_elements(a, e, tolerance, reference, again, self.margin)
+        return found and _difference(where, kind, message=f"{where} {found.pop('text')}", **found)
+
+
+def _form(where: str, kind: str, a: torch.Tensor, e: torch.Tensor) -> Difference | None:
+    for category, got, wanted in (
+        ("dtype", _name(a.dtype), _name(e.dtype)),
+        ("device", str(a.device), str(e.device)),
+        ("structure", f"{type(a).__name__}, {_name(a.layout)}", f"{type(e).__name__}, {_name(e.layout)}"),
+        ("shape", str(list(a.shape)), str(list(e.shape))),
+    ):
+        if got != wanted:
+            detail = f"dtype {got} for {wanted}" if category == "dtype" else category
+            text = f"{where} has {category} {got}, eager gives {wanted}"
+            return _difference(where, kind, category, text, detail, actual=got, expected=wanted)
+    return None
+
+
+def _first_relation(actual: Snapshot, expected: Snapshot) -> Difference | None:
+    """How outputs differ in what later code sees of them: requires_grad, strides, memory shared with other leaves."""
+    common = (where for where in expected if where in actual)
+    both = [where for where in common if _are_plain(actual[where].value, expected[where].value)]
+    outputs = [where for where in both if expected[where].kind == "output"]
+    for where in outputs:
+        a, e = actual[where], expected[where]
+        for category, got, wanted in (
+            ("requires_grad", str(a.requires_grad), str(e.requires_grad)),
+            ("stride", str(_strides(a.value)), str(_strides(e.value))),
+        ):
+            if got != wanted:
+                text = f"{where} has {category} {got}, eager gives {wanted}"
+                return _difference(where, "output", category, text, actual=got, expected=wanted)
+    inputs = [where for where in both if expected[where].kind == "input"]
+    for index, one in enumerate(outputs):
+        for two in outputs[:index] + inputs:
+            got_shared, shared = (_overlap(run[one].value, run[two].value) for run in (actual, expected))
+            if got_shared is not None and shared is not None and got_shared != shared:
+                does, other = ("share", "do not") if got_shared else ("do not share", "do")
+                text = f"{one} and {two} {does} memory; in eager they {other}"
+                return _difference(one, "output", "aliasing", text)
+    return None
+
+
+def _are_plain(a: Any, e: Any) -> bool:
+    """Whether both are dense tensors with values, of one shape."""
+    if not all(type(x) is torch.Tensor and x.layout is torch.strided and not x.is_quantized for x in (a, e)):
+        return False
+    return bool(a.shape == e.shape)
+
+
+def _strides(tensor: torch.Tensor) -> list[int]:
+    """The strides that address anything: none of dimensions of size 1, none at all where there are no elements."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return [stride for size, stride in steps if size > 1 and tensor.numel()]
+
+
+def _overlap(one: torch.Tensor, two: torch.Tensor) -> bool | None:
+    """Whether two tensors have memory in common; None where first and last address do not tell."""
+    if not (one.numel() and two.numel()):
+        return None
+    first, last = [], []
+    for tensor in (one, two):
+        steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        first.append(tensor.data_ptr())
+        last.append(tensor.data_ptr() + steps * tensor.element_size())
+    if last[0] < first[1] or last[1] < first[0]:
+        return False
+    around = one if first[0] <= first[1] else two
+    return True if around.is_contiguous() or first[0] == first[1] else None
+
+
+def _difference(
+    where: str, kind: str, category: str, message: str, detail: str = "", **figures: Any
+) -> Difference:
+    direction = "backward" if kind == "gradient" else "forward"
+    signature = {"direction": direction, "message": f"{kind}: {detail or category}"}
+    return {"where": where, "category": category, "signature": signature, "message": message, **figures}
+
+
+def _can_stand_for(value: Any, like: torch.Tensor) -> bool:
+    """Whether ``value`` is the same leaf of another run: of the same shape, and as ``like`` a float, complex or neither."""
+    if not _are_plain(value, like):
+        return False
+    return (value.is_floating_point(), value.is_complex()) == (like.is_floating_point(), like.is_complex())
+
+
+def _name(of: torch.dtype | torch.layout) -> str:
+    return str(of).removeprefix("torch.")
+
+
+def _is_same_memory(a: torch.Tensor, e: torch.Tensor) -> bool:
+    marks = [(x.data_ptr(), x.stride(), x.is_conj(), x.is_neg()) for x in (a, e)]
+    return marks[0] == marks[1]
+
+
+def _same_but_for_rounding(one: Any, two: Any) -> bool:
+    if _are_plain(one, two) and one.dtype is two.dtype:
+        return is_noise(one, two)
+    if isinstance(one, torch.Tensor) or isinstance(two, torch.Tensor):
+        return not (_are_plain(one, one) or _are_plain(two, two))  # what cannot be compared is nobody's noise
+    return bool(one == two or (one != one and two != two))

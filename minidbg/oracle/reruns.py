@@ -1,0 +1,366 @@
+"""What a compiled result is measured by: eager in float64, eager once more, and the arithmetic of errors.
+
+This file stands alone: it is also part of repro scripts, as text.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+# --- embedded from here ---
+
+# Methods that name a float dtype by their own name, and what they are called in float64.
+CASTS = {"float": "double", "half": "double", "bfloat16": "double", "cfloat": "cdouble", "chalf": "cdouble"}
+
+
+class NoFloat64(TypeError):
+    """The program cannot be run in float64, or would be another program there."""
+
+
+def to_float64(value: Any) -> Any:
+    """A copy for a run in float64: of a module, of a function, or of a tuple of inputs.
+
+    Floats in inputs, parameters, buffers and tensor attributes become float64 and complex numbers complex128;
+    dtypes that the program names are replaced while it runs. Inputs keep their strides, their aliasing among
+    themselves and requires_grad. The run raises NoFloat64 where float64 would be another program (the bits of a
+    float are read, random numbers are drawn), and what torch raises where an op has no float64.
+    """
+    if isinstance(value, (tuple, list)):
+        memories: dict[Any, torch.Tensor] = {}
+        return tuple(_widened(item, memories) if isinstance(item, torch.Tensor) else item for item in value)
+    if not isinstance(value, torch.nn.Module):
+        return _within(Float64, value)
+    model = copy.deepcopy(value)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        tensor.data = tensor.data.to(_wide_dtype(tensor.dtype))
+    for module in model.modules():
+        for name, held in [*vars(module).items()]:
+            if isinstance(held, torch.Tensor):
+                setattr(module, name, held.to(_wide_dtype(held.dtype)))
+    model.forward = _within(Float64, model.forward)
+    return model
+
+
+def disturbed(value: Any) -> Any:
+    """A module or function whose ``torch.empty`` gives other rubbish than eager's first run had; inputs as they are."""
+    if isinstance(value, torch.nn.Module):
+        value.forward = _within(Rubbish, value.forward)
+        return value
+    return value if isinstance(value, (tuple, list)) else _within(Rubbish, value)
+
+
+def _within(mode: type[TorchFunctionMode], function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with mode():
+            return function(*args, **kwargs)
+
+    return run
+
+
+class Float64(TorchFunctionMode):
+    """While active, a call that names a float dtype gets float64 instead, and float64 is the default dtype."""
+
+    def __enter__(self) -> Float64:
+        self.default_dtype = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        self.random_states = _random_states()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        torch.set_default_dtype(self.default_dtype)
+        if error == (None, None, None) and not all(map(torch.equal, self.random_states, _random_states())):
+            raise NoFloat64("the program draws random numbers, which would be others in float64")
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        named = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
+        if name.partition(".")[0] in ("view", "view_copy") and named and named != [args[0].dtype]:
+            raise NoFloat64("the program reads the bits of a number as another dtype")
+        if "autocast" in name:  # leaves float64 alone, and knows no other dtypes than its own
+            return func(*args, **kwargs)
+        if func is getattr(torch.Tensor, name, None) and name in CASTS:
+            func = getattr(torch.Tensor, CASTS[name])
+        return func(*map(_in_float64, args), **{key: _in_float64(value) for key, value in kwargs.items()})
+
+
+class Rubbish(TorchFunctionMode):
+    """While active, what ``torch.empty`` and its kin give is full of NaN, or of the integer dtype's largest number."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if "empty" in getattr(func, "__name__", "") and isinstance(made, torch.Tensor) and made.numel():
+            floats = made.is_floating_point() or made.is_complex()
+            made.detach().fill_(
+                float("nan") if floats else made.dtype is torch.bool or torch.iinfo(made.dtype).max
+            )
+        return made
+
+
+def _in_float64(argument: Any) -> Any:
+    """An argument as float64 has it; the mode is off while a handler runs, so the bodies of higher-order ops bring it."""
+    if isinstance(argument, torch.dtype):
+        return _wide_dtype(argument)
+    if callable(argument) and not isinstance(argument, (type, torch.Tensor)):
+        return _within(Float64, argument)
+    return argument
+
+
+def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else dtype
+
+
+def _widened(value: torch.Tensor, memories: dict[Any, torch.Tensor]) -> torch.Tensor:
+    """A copy of ``value`` in float64, over one copy of all its memory, so that strides and aliasing stay."""
+    plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
+    if not plain or value.is_quantized:
+        raise NoFloat64(f"an input is a {type(value).__name__} of {value.dtype}, {value.layout}")
+    if value.is_conj() or value.is_neg():
+        copied = value.detach().to(_wide_dtype(value.dtype), copy=True)
+    else:
+        memory = value.untyped_storage()
+        if (key := (memory.data_ptr(), value.dtype)) not in memories:
+            flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(memory)
+            memories[key] = flat.to(_wide_dtype(value.dtype), copy=True)
+        copied = memories[key].as_strided(value.shape, value.stride(), value.storage_offset())
+    if isinstance(value, torch.nn.Parameter):
+        return torch.nn.Parameter(copied, value.requires_grad)
+    copied.requires_grad_(value.requires_grad)
+    return copied if value.is_leaf else copied.clone()
+
+
+def _random_states() -> list[torch.Tensor]:
+    states = [torch.get_rng_state()]
+    accelerator = torch.accelerator.current_accelerator()
+    module = torch.get_device_module(accelerator) if accelerator else None
+    return [*states, module.get_rng_state()] if module and module.is_initialized() else states
+
+
+# Relative and absolute tolerance against eager, those of torch.testing.assert_close, and relative tolerance against
+# float64: a float32 sum of ten million numbers in another order is off by 2e-5. The absolute one is for values of
+# size 1: it shrinks with the largest value among all outputs (or all gradients), so that small ones are judged too.
+TOLERANCES = {
+    torch.float64: (1e-7, 1e-7, 1e-7),
+    torch.float32: (1.3e-6, 1e-5, 3e-5),
+    torch.bfloat16: (1.6e-2, 1e-5, 3.2e-2),
+    torch.float16: (1e-3, 1e-5, 2e-3),
+}
+# How much farther from float64 than eager's the compiled result may be, as in torch._dynamo.utils.same.
+FACTOR = 2.0  # root mean square over the tensor
+FACTOR_NOISY = 3.0  # the same for half precision, or below NOISY_BELOW elements: chance weighs more
+FACTOR_TINY = 10.0  # the same for at most TINY elements: eager may be exact by luck
+NOISY_BELOW, TINY = 1000, 10
+FACTOR_PEAK = 10.0  # each element against eager's worst one: a single wrong element is lost in a mean
+BETTER = 4e-2  # where only eager is NaN or inf, the compiled value may be off float64 by this, relative
+Tolerance = tuple[float, float, float]
+
+
+def wrong_elements(
+    actual: torch.Tensor,
+    expected: torch.Tensor,
+    tolerance: Tolerance,
+    reference: torch.Tensor | None = None,
+    noise: torch.Tensor | None = None,
+    margin: float = 1.0,
+) -> dict[str, Any] | None:
+    """The category (nan, inf, integer, bool, float), the worst element, figures and a ``text``; None if none is wrong.
+
+    ``reference`` is the result in float64, ``noise`` what eager gave another time. ``excess`` in the answer says how
+    many times more than allowed the worst element is off; wrong are elements with more than ``margin``.
+    """
+    a, e = _wide(actual), _wide(expected)
+    finite = a.isfinite() & e.isfinite()
+    odd = _differ(_special(a), _special(e))
+    off, size = _distance(a, e, finite), _size(e, finite)
+    own = torch.zeros_like(off) if noise is None else _distance(_wide(noise), e, finite)
+    figures: dict[str, Any] = {"max_abs": _number(off.max())}
+    relative, absolute, rounding = tolerance
+    if reference is None:
+        near = rounding * (size + _rms(size, finite)) + absolute
+        excess = _ratio(off, near + FACTOR_PEAK * own.max())
+    else:
+        r = _wide(reference)
+        odd &= ~_agrees(a, r, expected.dtype)
+        known = finite & r.isfinite()
+        from_float64, rmse = _excess_over_eager(
+            a, e, r, known, own, (rounding, absolute), _factor(e.numel(), expected.dtype)
+        )
+        excess = _ratio(off, relative * size + absolute)
+        excess = torch.where(known, torch.minimum(excess, from_float64), excess)
+        figures |= rmse
+    wrong = excess > margin
+    if odd.sum() > wrong.sum():  # what there is more of: memory that is read by mistake may hold a NaN or not
+        excess, wrong, figures = torch.where(odd, math.inf, 0.0), odd, {}
+        category = "nan" if (odd & (a.isnan() | e.isnan())).any() else "inf"
+    elif not wrong.any():
+        return None
+    else:
+        category = "float" if _has_floats(e) else "bool" if e.dtype is torch.bool else "integer"
+    at = tuple(int(i) for i in torch.unravel_index(excess.reshape(-1).argmax().cpu(), excess.shape))
+    figures |= {"index": list(at), "actual": _number(actual[at]), "expected": _number(expected[at])}
+    figures |= {"excess": _number(excess[at]), "wrong": int(wrong.sum()), "elements": e.numel()}
+    if category == "float":
+        figures |= _float_figures(at, off, size, excess)
+    return {"category": category, **figures, "text": _sentence(category, expected, figures)}
+
+
+def _excess_over_eager(
+    a: torch.Tensor,
+    e: torch.Tensor,
+    r: torch.Tensor,
+    known: torch.Tensor,
+    noise: torch.Tensor,
+    tolerance: tuple[float, float],
+    factor: float,
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """How many times farther from float64 than allowed the elements of ``a`` are, and the error figures.
+
+    Allowed are a factor of eager's error and the tolerance, for the tensor as a whole and for each element.
+    """
+    compiled, eager = _distance(a, r, known), torch.maximum(_distance(e, r, known), noise)
+    near = torch.where(known, tolerance[0] * _size(r, known) + tolerance[1], 0.0)
+    rmse, rmse_eager = _rms(compiled, known), _rms(eager, known)
+    limit = _rms(near, known) + factor * rmse_eager
+    as_a_whole = math.inf if rmse > limit == 0 else rmse / (limit or 1.0)
+    excess = _ratio(compiled, near + FACTOR_PEAK * eager.max()).clamp(min=as_a_whole)
+    return excess, {"rmse_compiled": rmse, "rmse_eager": rmse_eager, "rmse_allowed": limit}
+
+
+def _float_figures(
+    at: tuple[int, ...], off: torch.Tensor, size: torch.Tensor, excess: torch.Tensor
+) -> dict[str, Any]:
+    """Errors in units of the expected value, where it is not 0."""
+    unit = float(size[at]) or 1.0
+    error = float(off[at]) / unit
+    return {
+        "unit": "relative" if size[at] > 0 else "absolute",
+        "error": error,
+        "allowed": error / float(excess[at]),
+        "max_rel": _number(torch.where(size > 0, off / size, 0.0).max()),
+    }
+
+
+def _sentence(category: str, expected: torch.Tensor, figures: dict[str, Any]) -> str:
+    what = f"{str(expected.dtype).removeprefix('torch.')}, {expected.device}"
+    at = f" at {figures['index']}" if figures["index"] else ""
+    if category != "float":
+        text = "is {actual}{at}, eager gives {expected} ({wrong} of {elements} elements wrong; {what})"
+    else:
+        text = "differs: {unit} error {error:.1e}{at}, allowed {allowed:.1e} ({what})"
+        if "rmse_eager" in figures:
+            text += "; against float64 its rmse is {rmse_compiled:.1e}, eager's {rmse_eager:.1e}"
+    return text.format(**figures, at=at, what=what)
+
+
+def is_noise(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether two runs of eager differ by no more than rounding: floats by the root of their dtype's precision."""
+    if not _has_floats(one):
+        return torch.equal(one, two)
+    x, y = _wide(one), _wide(two)
+    finite = x.isfinite() & y.isfinite()
+    noise, size = _rms(_distance(x, y, finite), finite), _rms(_size(x, finite), finite)
+    return (
+        not _differ(_special(x), _special(y)).any() and noise <= math.sqrt(torch.finfo(one.dtype).eps) * size
+    )
+
+
+def are_close(a: torch.Tensor, e: torch.Tensor, relative: float, absolute: float) -> bool:
+    """``torch.allclose`` for all dtypes, NaN equal to NaN; integers and bools: equal."""
+    if not _has_floats(e):
+        return torch.equal(a, e)
+    return torch.allclose(_computable(a), _computable(e), relative, absolute, equal_nan=True)
+
+
+def largest(value: torch.Tensor) -> float:
+    """The largest finite value of a float tensor, without its sign; 0 when there is none, and for other dtypes."""
+    if not (_has_floats(value) and value.numel()):
+        return 0.0
+    size = _computable(value).abs()
+    return float(torch.where(size.isfinite(), size, 0.0).max())
+
+
+def default_tolerance(dtype: torch.dtype) -> Tolerance:
+    """The triple of TOLERANCES for any dtype: of a complex one that of its parts, zeros for integers and bools."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return 0.0, 0.0, 0.0
+    info = torch.finfo(dtype)
+    one_step = (info.eps, info.eps * info.tiny, info.eps)  # float8 has no entry
+    return TOLERANCES.get(getattr(torch, info.dtype), one_step)
+
+
+def _factor(elements: int, dtype: torch.dtype) -> float:
+    if elements <= TINY:
+        return FACTOR_TINY
+    return FACTOR_NOISY if elements < NOISY_BELOW or dtype in (torch.float16, torch.bfloat16) else FACTOR
+
+
+def _number(value: torch.Tensor) -> Any:
+    """A number that JSON can hold: complex, NaN and inf as text."""
+    number = value.item()
+    plain = isinstance(number, (bool, int)) or (isinstance(number, float) and math.isfinite(number))
+    return number if plain else str(number)
+
+
+def _has_floats(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _computable(value: torch.Tensor) -> torch.Tensor:
+    """``value`` where torch has all arithmetic: narrow floats as float32, and on the CPU when a device lacks float64."""
+    value = value.cpu() if value.device.type == "mps" else value
+    if not _has_floats(value) or torch.finfo(value.dtype).bits >= 32:
+        return value
+    return value.to(torch.complex64 if value.is_complex() else torch.float32)
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    """Floats in float64, complex numbers in complex128, all others as they are."""
+    if not _has_floats(value):
+        return value
+    return _computable(value).to(torch.complex128 if value.is_complex() else torch.float64)
+
+
+def _distance(x: torch.Tensor, y: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    """How far apart two wide tensors are, in float64, 0 outside ``where``; integers that differ are 1 apart or more."""
+    if _has_floats(x):
+        return torch.where(where, (x - y).abs(), 0.0)
+    return torch.where(where & (x != y), (x.double() - y.double()).abs().clamp(min=1.0), 0.0)
+
+
+def _size(x: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    return torch.where(where, x.abs() if _has_floats(x) else x.double().abs(), 0.0)
+
+
+def _ratio(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """``x / y``, and 0 where ``x`` is 0."""
+    return torch.where(x > 0, x / y, 0.0)
+
+
+def _differ(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x != y) & ~(x.isnan() & y.isnan())
+
+
+def _special(x: torch.Tensor) -> torch.Tensor:
+    """0 where ``x`` is finite, elsewhere its NaN or inf; of a complex number only that it is not finite, as NaN."""
+    return torch.where(x.isfinite(), 0.0, math.nan if x.is_complex() else x.double())
+
+
+def _agrees(a: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Where ``a`` is NaN or inf as float64 rounded to ``dtype`` is, or both are finite and near each other."""
+    rounded = _wide(reference.to(dtype))
+    finite = a.isfinite() & reference.isfinite()
+    near = _distance(a, reference, finite) <= BETTER * (1 + _size(reference, finite))
+    return near & ~_differ(_special(a), _special(rounded))
+
+
+def _rms(x: torch.Tensor, where: torch.Tensor) -> float:
+    """Root mean square over the elements ``where``; ``x`` is 0 outside."""
+    largest = x.max()  # taken out first: squares overflow
+    return float(largest * ((x / largest).square().sum() / where.sum()).sqrt()) if largest > 0 else 0.0
