@@ -17,6 +17,7 @@ from minidbg.case import CallPath, Case
 from minidbg.errors import NotReproduced
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs import describing, tensors
+from minidbg.graphs.origins import user_line
 from minidbg.graphs.size import call_nodes
 from minidbg.reduce import core, surroundings
 from minidbg.reduce.progress import Event, Listener, silent
@@ -294,8 +295,11 @@ def seeded_values_suffice(form: Form, session: Session) -> bool:
 
 def with_story(form: Form, original: Case, certified: bool, session: Session) -> Case:
     """The form's case with what its docstring tells of the way it was found."""
+    where, line = user_line(form.case.graph_module, original.provenance.message, last=True)
     story = replace(
         original.provenance,
+        captured_from=where or original.provenance.captured_from,
+        line=line if where else original.provenance.line,
         reduced=True,
         certified=certified,
         oracle_calls=session.oracle_calls,

@@ -20,12 +20,11 @@ from minidbg.backend.capture import (
     digest,
     first_lines,
     real_value,
-    short_path,
-    user_line,
 )
 from minidbg.backend.chain import Link
 from minidbg.errors import BackendUnreachable
 from minidbg.failure import Direction, Kind
+from minidbg.graphs.origins import short_path, user_line
 from minidbg.settings import Settings
 
 
@@ -116,6 +115,7 @@ def test_the_users_line_is_the_one_the_message_names() -> None:
         '  File "/src/ops.py", line 3, in scaled\n    return h + 1\n'
     )
     assert user_line(graph, "no kernel") == ("train.py:7", "h = torch.relu(x)")
+    assert user_line(graph, "no kernel", last=True) == ("ops.py:3", "return h + 1")
     assert user_line(graph, f"while lowering '{add.name}'") == ("ops.py:3", "return h + 1")
     add.name = "add_3"
     assert user_line(graph, "cannot lower add_3 here") == ("ops.py:3", "return h + 1")
