@@ -271,7 +271,7 @@ STEPS = {
 
 
 # no shrinking: each example takes two captures
-@settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=12, derandomize=True, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(st.data(), st.sampled_from([False, True]))
 def test_dynamo_gives_a_written_graph_back_and_it_computes_the_same(
     data: st.DataObject, dynamic: bool
