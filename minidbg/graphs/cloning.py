@@ -19,6 +19,14 @@ def storage_key(tensor: Tensor) -> int:
         return id(tensor)
 
 
+def storage_bytes(tensor: Tensor) -> int:
+    """Bytes of the storage behind ``tensor``; of a tensor without one, of its elements."""
+    try:
+        return tensor.untyped_storage().nbytes()
+    except (RuntimeError, NotImplementedError):
+        return tensor.numel() * tensor.element_size()
+
+
 def clone_values(values: Sequence[Any]) -> list[Any]:
     """A clone of each value, the same object for the same object; tensors that shared a storage share a new one.
 
@@ -26,6 +34,14 @@ def clone_values(values: Sequence[Any]) -> list[Any]:
     gets a short history of its own.
     """
     return _Cloner(values).clones()
+
+
+def with_history(value: Any) -> Any:
+    """A tensor that requires grad as one that is no leaf, so that a graph may write to it; anything else as it is."""
+    if not isinstance(value, Tensor) or not value.requires_grad or not value.is_leaf:
+        return value
+    with torch.enable_grad():
+        return value.clone()
 
 
 class _Cloner:

@@ -7,38 +7,34 @@ Node names stay, so that a node can be followed through a reduction; so does ``n
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import fx
 
 from minidbg import _torch
+from minidbg.graphs.cloning import with_history
 from minidbg.graphs.effects import Mode, blocks, is_call, mode_of
 from minidbg.graphs.facts import Fact, Kind
-from minidbg.graphs.record import EagerFailure, Recording
-
-Path: TypeAlias = tuple[int, ...]
-"""Which part of a tuple value; empty for the value itself."""
-Key: TypeAlias = tuple[fx.Node, int, Path]
-"""A recorded value: the node, how many dropped writes it has seen, and which part of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A graph cut out of another one."""
-
-    graph_module: fx.GraphModule
-    inputs: tuple[Any, ...]
-    origins: tuple[Key, ...]
-    """Per input where its value comes from in the graph that this was cut out of."""
-    faithful: bool
-    """Whether every node kept computes what it computed in the whole graph, so that eager need not be asked."""
-    rebuild: Callable[[], fx.GraphModule] | None
-    """Makes the graph module again; None when it holds modules or tensors, which a copy would have to copy."""
+from minidbg.graphs.pieces import (
+    CannotExtract,
+    Key,
+    Path,
+    Piece,
+    alike,
+    copy_node,
+    first_tensor,
+    is_tensor,
+    is_unpacking,
+    part_of,
+    without_arguments,
+)
+from minidbg.graphs.record import Recording
+from minidbg.graphs.survey import EagerFailure
 
 
 @dataclass(slots=True)
@@ -57,10 +53,6 @@ class _Plan:
 
 
 EMPTY: Mapping[fx.Node, fx.Node] = MappingProxyType({})
-
-
-class CannotExtract(Exception):
-    """A value that the kept nodes need has no form as an input or a constant, or could not be recorded."""
 
 
 def extract(
@@ -209,14 +201,14 @@ class _Extraction:
         fact = self.facts.get(node)
         if fact is None:
             raise CannotExtract(f"{node.name} could not be recorded")
-        self._need_part((node, dropped, ()), fact, position)
+        self._needpart_of((node, dropped, ()), fact, position)
 
-    def _need_part(self, key: Key, fact: Fact, position: int) -> None:
+    def _needpart_of(self, key: Key, fact: Fact, position: int) -> None:
         if fact.kind is Kind.OPAQUE:
             raise CannotExtract(f"{key[0].name} has no form as an input")
         if fact.kind is Kind.TUPLE:
             for place, part in enumerate(fact.parts):
-                self._need_part((key[0], key[1], (*key[2], place)), part, position)
+                self._needpart_of((key[0], key[1], (*key[2], place)), part, position)
         elif _becomes_input(key[0], fact):
             self.plan.lifted.setdefault(key, position)
 
@@ -261,7 +253,7 @@ class _Extraction:
             or (fact.kind is Kind.NUMBER and len(self.plan.kept) == 1)
         ):
             self.plan.outputs.append(node)
-        elif fact.kind is Kind.TUPLE and (path := _first_tensor(fact)) is not None:
+        elif fact.kind is Kind.TUPLE and (path := first_tensor(fact)) is not None:
             if self.settings.whole_tuples:
                 self.plan.outputs.append(node)
             else:
@@ -272,7 +264,7 @@ class _Extraction:
         target = next((source for source in node.all_input_nodes if source in self.kept), None)
         if fact is not None and fact.kind is Kind.TENSOR and (node.users or target is not None):
             self.plan.outputs.append(node)
-        elif target is not None and target not in self.plan.outputs and _is_tensor(self.facts.get(target)):
+        elif target is not None and target not in self.plan.outputs and is_tensor(self.facts.get(target)):
             self.plan.outputs.append(target)
 
     def _plan_written_output(self) -> None:
@@ -323,7 +315,7 @@ class _Extraction:
         name = "_".join([node.name, *map(str, path)])
         new = self.graph.create_node("placeholder", name, (), {}, name)
         new.target = new.name  # the same node at two moments makes two inputs
-        new.meta = _meta_of_part(node.meta, path)
+        new.meta = meta_of_part(node.meta, path)
         return new
 
     def _argument(self, node: fx.Node, position: int) -> Any:
@@ -335,12 +327,12 @@ class _Extraction:
         dropped = self._dropped_writes(node, position)
         if node.op == "placeholder" and dropped == 0:
             return self.new[node]
-        return self._argument_part((node, dropped, ()), self.facts[node])
+        return self._argumentpart_of((node, dropped, ()), self.facts[node])
 
-    def _argument_part(self, key: Key, fact: Fact) -> Any:
+    def _argumentpart_of(self, key: Key, fact: Fact) -> Any:
         if fact.kind is Kind.TUPLE:
             return tuple(
-                self._argument_part((key[0], key[1], (*key[2], place)), part)
+                self._argumentpart_of((key[0], key[1], (*key[2], place)), part)
                 for place, part in enumerate(fact.parts)
             )
         return self.new_parts.get(key, fact.plain)
@@ -350,7 +342,7 @@ class _Extraction:
         new = self.new[node]
         for place in path:
             new = self.graph.call_function(operator.getitem, (new, place))
-        new.meta = _meta_of_part(node.meta, path)
+        new.meta = meta_of_part(node.meta, path)
         return new
 
     # --- values ---
@@ -361,67 +353,8 @@ class _Extraction:
             whole = self.recording.values(moments)
         except EagerFailure as failure:
             raise CannotExtract(str(failure)) from failure
-        return [_part(value, path) for value, (_, _, path) in zip(whole, self.plan.lifted, strict=True)]
-
-
-def alike(facts: Mapping[fx.Node, Fact], one: fx.Node, other: fx.Node) -> bool:
-    """Whether both are tensors of the same shape, dtype and device."""
-    first, second = facts.get(one), facts.get(other)
-    if first is None or second is None or first.kind is not Kind.TENSOR:
-        return False
-    return second.kind is Kind.TENSOR and first.like == second.like
-
-
-def is_unpacking(node: fx.Node, facts: Mapping[fx.Node, Fact]) -> bool:
-    """Whether ``node`` only takes a part out of a tuple value."""
-    if (
-        node.op != "call_function"
-        or node.target is not operator.getitem
-        or not isinstance(node.args[0], fx.Node)
-    ):
-        return False
-    fact = facts.get(node.args[0])
-    return fact is not None and fact.kind is Kind.TUPLE
-
-
-def copy_node(
-    graph: fx.Graph,
-    node: fx.Node,
-    argument: Callable[[fx.Node], Any],
-    arguments: tuple[Any, Any] | None = None,
-) -> fx.Node:
-    """``node`` again at the end of ``graph``, with its name where that is free, and its meta.
-
-    ``argument`` gives what stands for a node of the old graph in ``arguments``, by default the node's own args and kwargs.
-    """
-    args, kwargs = arguments or (node.args, node.kwargs)
-    return _torch.append_node(
-        graph, node, fx.map_arg(args, argument), fx.map_arg(kwargs, argument) if kwargs else {}
-    )
-
-
-def without_arguments(node: fx.Node, gone: Set[fx.Node]) -> tuple[Any, Any]:
-    """Args and kwargs of ``node`` without these nodes: out of lists, and None where one was a whole argument.
-
-    Raises CannotExtract where that leaves an empty list, or for the first argument.
-    """
-    if not any(argument in gone for argument in node.all_input_nodes):
-        return node.args, node.kwargs
-    if node.args and node.args[0] in gone:
-        raise CannotExtract(f"{node.name} needs its first argument")
-    args = tuple(_without(argument, gone) for argument in node.args)
-    return args, {key: _without(argument, gone) for key, argument in node.kwargs.items()}
-
-
-def _without(argument: Any, gone: Set[fx.Node]) -> Any:
-    if isinstance(argument, fx.Node):
-        return None if argument in gone else argument
-    if not isinstance(argument, tuple | list):
-        return argument
-    left = [_without(part, gone) for part in argument if not (isinstance(part, fx.Node) and part in gone)]
-    if not left and argument:
-        raise CannotExtract("a list would be empty")
-    return type(argument)(left)
+        values = [part_of(value, path) for value, (_, _, path) in zip(whole, self.plan.lifted, strict=True)]
+        return [with_history(value) for value in values] if self.recording.writing else values
 
 
 def _without_orphans(recording: Recording, keep: Set[fx.Node], settings: _Settings) -> set[fx.Node]:
@@ -446,7 +379,7 @@ def _without_orphans(recording: Recording, keep: Set[fx.Node], settings: _Settin
             continue
         if fact.kind is Kind.TUPLE and not settings.whole_tuples:
             part = next(
-                (user for user in node.users if is_unpacking(user, facts) and _is_tensor(facts.get(user))),
+                (user for user in node.users if is_unpacking(user, facts) and is_tensor(facts.get(user))),
                 None,
             )
             if part is not None:
@@ -461,38 +394,7 @@ def _may_raise(node: fx.Node) -> bool:
     return "assert" in str(node.target) or node.is_impure()
 
 
-def _is_tensor(fact: Fact | None) -> bool:
-    return fact is not None and fact.kind is Kind.TENSOR
-
-
-def _first_tensor(fact: Fact) -> Path | None:
-    """Where the first tensor of a tuple value is."""
-    for place, part in enumerate(fact.parts):
-        if part.kind is Kind.TENSOR:
-            return (place,)
-        if part.kind is Kind.TUPLE and (path := _first_tensor(part)) is not None:
-            return (place, *path)
-    return None
-
-
 def _becomes_input(node: fx.Node, fact: Fact) -> bool:
     if fact.kind is Kind.NUMBER:
         return isinstance(node.meta.get("example_value"), torch.SymInt | torch.SymFloat)
     return fact.kind is Kind.TENSOR
-
-
-def _part(value: Any, path: Path) -> Any:
-    for place in path:
-        value = value[place]
-    return value
-
-
-def _meta_of_part(meta: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    found = dict(meta)
-    for key in ("example_value", "val"):
-        if path and key in found:
-            try:
-                found[key] = _part(found[key], path)
-            except (TypeError, IndexError):
-                del found[key]
-    return found

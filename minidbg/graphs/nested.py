@@ -14,8 +14,8 @@ import torch
 from torch import fx
 
 from minidbg import _torch
-from minidbg.graphs.edit import copy_node
 from minidbg.graphs.effects import attribute_of, nested_graphs
+from minidbg.graphs.pieces import copy_node
 
 
 def holders(graph_module: fx.GraphModule) -> Iterator[fx.Node]:

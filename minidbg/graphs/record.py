@@ -7,30 +7,27 @@ at the moment of use, also where the graph writes to its tensors. The caller's i
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
 
 from minidbg.graphs.cloning import clone_values, storage_key
-from minidbg.graphs.effects import STATISTICS, Mode, is_call, keeps_state, mode_of, op_name
+from minidbg.graphs.effects import Mode, is_call, keeps_state, mode_of
 from minidbg.graphs.facts import Fact, fact_of, tensors_in
 from minidbg.graphs.mutation import written_arguments
+from minidbg.graphs.survey import EagerFailure, StorageSerials, Survey, versions, written
 
 Moment: TypeAlias = tuple[int, fx.Node]
 """A position in the graph and the node whose value is wanted as it is just before that position runs."""
 
 
-class EagerFailure(Exception):
-    """The graph, or the part of it that was needed, fails in eager; ``node`` is where."""
-
-    def __init__(self, node: fx.Node, error: Exception) -> None:
-        self.node = node
-        self.error = error
-        super().__init__(f"{node.format_node()} failed in eager: {type(error).__name__}: {error}")
+UNKNOWN = object()
+"""Stands for a value that has to be computed."""
 
 
 class _InputWritten(Exception):
@@ -48,18 +45,6 @@ class _Cut:
     env: dict[fx.Node, Any]
     random_state: Tensor
     grad: bool
-
-
-@dataclass(slots=True)
-class _Survey:
-    """What one whole run showed."""
-
-    facts: dict[fx.Node, Fact] = field(default_factory=dict)
-    storages: dict[fx.Node, frozenset[int]] = field(default_factory=dict)
-    """Serial numbers of the storages behind a value; kept only for graphs that may write."""
-    writes: dict[int, list[int]] = field(default_factory=dict)
-    """Storage serial to the positions that write to it."""
-    failure: EagerFailure | None = None
 
 
 class Recording:
@@ -100,8 +85,9 @@ class Recording:
         }
         self._dying = self._dying_at()
         self._cut: _Cut | None = None
+        self._in_use: dict[Moment, weakref.ref[Tensor]] = {}
         self._cloned = self._written_directly()
-        self._survey_done: _Survey | None = None
+        self._survey_done: Survey | None = None
         if parent is not None and same_values and not self.writing:
             self._survey_done = self._inherited(parent)
 
@@ -122,7 +108,7 @@ class Recording:
         """The names of all nodes."""
         return frozenset(node.name for node in self.nodes)
 
-    def _inherited(self, parent: Recording) -> _Survey | None:
+    def _inherited(self, parent: Recording) -> Survey | None:
         """The facts, from the same nodes of ``parent`` and from the inputs; None when one is not known there."""
         known = {node.name: fact for node, fact in parent.facts.items()}
         facts = {
@@ -131,7 +117,7 @@ class Recording:
         }
         if any(fact is None for fact in facts.values()):
             return None
-        return _Survey({node: fact for node, fact in facts.items() if fact is not None})
+        return Survey({node: fact for node, fact in facts.items() if fact is not None})
 
     def writes_to(self, node: fx.Node, before: int) -> list[fx.Node]:
         """The nodes before position ``before`` that write to the value of ``node``."""
@@ -164,10 +150,11 @@ class Recording:
         Raises EagerFailure when the graph fails before it has them all.
         """
         moments = [self._clamped(moment) for moment in wanted]
-        plain = {moment: self._plain_input(moment) for moment in moments}
-        missing = [moment for moment, found in plain.items() if found is None]
-        ran = self._replay(missing) if missing else {}
-        return [ran[moment] if moment in ran else plain[moment][0] for moment in moments]  # type: ignore[index]
+        found = {moment: self._known(moment) for moment in moments}
+        missing = [moment for moment, value in found.items() if value is UNKNOWN]
+        if missing:
+            found |= self._replay(missing)
+        return [found[moment] for moment in moments]
 
     def _clamped(self, moment: Moment) -> Moment:
         """The earliest moment with the same value, so that a run can stop early; always one at which it is alive."""
@@ -177,12 +164,14 @@ class Recording:
             return first, node
         return max(first, min(position, self._last_use[node])), node
 
-    def _plain_input(self, moment: Moment) -> tuple[Any] | None:
-        """The input that a placeholder stands for, when nothing can have written to it by then."""
+    def _known(self, moment: Moment) -> Any:
+        """The value where no run is needed: an input that nothing can have written to, or a value still in use."""
         position, node = moment
-        if node.op != "placeholder" or (self.writing and self.writes_to(node, position)):
-            return None
-        return (self.input_of[node],)
+        if node.op == "placeholder" and not (self.writing and self.writes_to(node, position)):
+            return self.input_of[node]
+        recorded = self._in_use.get(moment)
+        value = recorded() if recorded is not None else None
+        return UNKNOWN if value is None else value
 
     def _replay(self, wanted: Sequence[Moment]) -> dict[Moment, Any]:
         by_position: dict[int, list[fx.Node]] = {}
@@ -195,11 +184,16 @@ class Recording:
             for node in by_position.get(position, ()):
                 held[(position, node)] = env[node]
 
-        self._run_with_clones(stop, hold, held, self._usable_cut(wanted))
-        return {moment: _standing_alone(value) for moment, value in held.items()}
+        self._run_with_clones(stop, hold, held, self._take_cut(wanted))
+        found = {moment: _standing_alone(value) for moment, value in held.items()}
+        self._in_use |= {
+            moment: weakref.ref(value) for moment, value in found.items() if isinstance(value, Tensor)
+        }
+        return found
 
-    def _usable_cut(self, wanted: Sequence[Moment]) -> _Cut | None:
-        cut = self._cut
+    def _take_cut(self, wanted: Sequence[Moment]) -> _Cut | None:
+        """The last cut, if all that is wanted comes after it. It is given away: what is dead after it need not be kept."""
+        cut, self._cut = self._cut, None
         if cut is None:
             return None
         reaches = all(
@@ -213,14 +207,14 @@ class Recording:
     # --- running ---
 
     @property
-    def _survey(self) -> _Survey:
+    def _survey(self) -> Survey:
         if self._survey_done is None:
             self._survey_done = self._take_survey()
         return self._survey_done
 
-    def _take_survey(self) -> _Survey:
-        survey = _Survey()
-        storages = _StorageSerials()
+    def _take_survey(self) -> Survey:
+        survey = Survey()
+        storages = StorageSerials()
 
         def look(position: int, env: dict[fx.Node, Any]) -> None:
             if position == 0:
@@ -267,7 +261,7 @@ class Recording:
         cut: _Cut | None,
         wrote: Callable[[int, Iterable[Tensor]], None] | None,
     ) -> None:
-        start, env = (cut.position, dict(cut.env)) if cut else (0, {})
+        start, env = (cut.position, cut.env) if cut else (0, {})
         with self._surroundings(cut, env):
             modules: dict[str, torch.nn.Module] = {}
             arguments = iter(self._fresh_inputs())
@@ -277,10 +271,10 @@ class Recording:
                 visit(position, env)
                 if node in self.writing:
                     self._protect(node, env, held, own)
-                before = _versions(node, self.writing[node], env) if wrote and node in self.writing else []
+                before = versions(node, self.writing[node], env) if wrote and node in self.writing else []
                 env[node] = next(arguments) if node.op == "placeholder" else self._execute(node, env, modules)
                 if wrote and node in self.writing:
-                    wrote(position, _written(node, before))
+                    wrote(position, written(node, before))
                 for dead in self._dying.get(position, ()):
                     if dead is not node:
                         env.pop(dead, None)
@@ -414,50 +408,6 @@ class Recording:
             if position > self.index[node]:
                 dying.setdefault(position, []).append(node)
         return dying
-
-
-class _StorageSerials:
-    """Numbers for storages that stay different when a storage dies and its address is used again."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[int, tuple[int, Any]] = {}
-        self._next = 0
-
-    def serials(self, value: Any) -> frozenset[int]:
-        return frozenset(self._serial(tensor) for tensor in tensors_in(value))
-
-    def _serial(self, tensor: Tensor) -> int:
-        key = storage_key(tensor)
-        known = self._numbers.get(key)
-        if known is not None and known[1]() is not None:
-            return known[0]
-        self._next += 1
-        self._numbers[key] = (self._next, _weak_storage(tensor))
-        return self._next
-
-
-def _weak_storage(tensor: Tensor) -> Callable[[], Any]:
-    from torch.multiprocessing.reductions import StorageWeakRef
-
-    reference: Any = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-    return lambda: None if reference.expired() else reference
-
-
-def _versions(node: fx.Node, targets: Iterable[fx.Node], env: dict[fx.Node, Any]) -> list[tuple[Tensor, Any]]:
-    """Each tensor that may be written with what tells whether it was: its version, or a copy of small statistics."""
-    tensors = [tensor for target in targets for tensor in tensors_in(env[target])]
-    if op_name(node) in STATISTICS:
-        return [(tensor, tensor.clone()) for tensor in tensors if tensor.dim() <= 1]
-    return [(tensor, None if tensor.is_inference() else tensor._version) for tensor in tensors]
-
-
-def _written(node: fx.Node, before: Iterable[tuple[Tensor, Any]]) -> Iterator[Tensor]:
-    for tensor, was in before:
-        if isinstance(was, Tensor):
-            if not torch.equal(was, tensor):
-                yield tensor
-        elif was is None or tensor._version != was:
-            yield tensor
 
 
 def _standing_alone(value: Any) -> Any:

@@ -9,9 +9,9 @@ import torch
 from torch import fx
 
 from minidbg import _torch
-from minidbg.graphs.edit import copy_node
 from minidbg.graphs.effects import is_call
 from minidbg.graphs.nested import append_graph
+from minidbg.graphs.pieces import copy_node
 
 
 def rewritten(

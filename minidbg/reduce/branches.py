@@ -8,9 +8,10 @@ from typing import Any
 from torch import fx
 
 from minidbg.graphs import nested
-from minidbg.graphs.edit import alike
 from minidbg.graphs.effects import is_call
-from minidbg.graphs.record import EagerFailure, Recording
+from minidbg.graphs.pieces import alike
+from minidbg.graphs.record import Recording
+from minidbg.graphs.survey import EagerFailure
 from minidbg.reduce.problem import Candidate, ReductionProblem
 
 

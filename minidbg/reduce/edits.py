@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from torch import fx
 
-from minidbg.graphs.edit import alike
 from minidbg.graphs.effects import Mode, is_call, mode_of
+from minidbg.graphs.pieces import alike
 from minidbg.reduce.problem import Candidate, ReductionProblem
 from minidbg.reduce.windows import narrow_window
 

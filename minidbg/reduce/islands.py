@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
 
-from minidbg.graphs.effects import op_name
+from minidbg.graphs.effects import is_call, op_name
 from minidbg.graphs.facts import Fact
 from minidbg.reduce.problem import ReductionProblem
 from minidbg.reduce.subsets import Subsets, Unit
@@ -16,7 +16,7 @@ from minidbg.reduce.subsets import Subsets, Unit
 def try_islands(problem: ReductionProblem) -> None:
     """Ask a graph with the first of each kind of op. Cost: one call, none where most ops are of a kind of their own."""
     subsets = Subsets(problem)
-    chosen = representatives(subsets, range(len(subsets)))
+    chosen = within_bytes(subsets, representatives(subsets, range(len(subsets))), problem.spare_bytes)
     if 1 < len(chosen) <= len(subsets) // 3:
         subsets.fails(chosen)
 
@@ -27,6 +27,26 @@ def representatives(subsets: Subsets, numbers: Iterable[int]) -> list[int]:
     for number in numbers:
         first.setdefault(kind_of(subsets.units[number], subsets.recording.facts), number)
     return sorted(first.values())
+
+
+def within_bytes(subsets: Subsets, numbers: Sequence[int], limit: int) -> list[int]:
+    """As many of the units as can have their recorded inputs in ``limit`` bytes together, in order."""
+    found, there, used = [], set(), 0
+    for number in numbers:
+        unit = subsets.units[number]
+        taken = {
+            source
+            for node in unit
+            for source in node.all_input_nodes
+            if is_call(source) and source not in there and source not in unit
+        }
+        facts = [subsets.recording.facts.get(source) for source in taken]
+        size = sum(fact.nbytes for fact in facts if fact is not None)
+        if used + size <= limit:
+            used += size
+            there |= {*taken, *unit}
+            found.append(number)
+    return found
 
 
 def kind_of(unit: Unit, facts: Mapping[fx.Node, Fact]) -> Hashable:

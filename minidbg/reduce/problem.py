@@ -13,13 +13,18 @@ import torch
 from torch import fx
 
 from minidbg.errors import NotReproduced
-from minidbg.graphs.edit import CannotExtract, extract
+from minidbg.graphs.cloning import storage_bytes, storage_key
+from minidbg.graphs.edit import extract
 from minidbg.graphs.effects import attribute_of, is_call
+from minidbg.graphs.pieces import CannotExtract
 from minidbg.graphs.record import Recording, runs_in_eager
 from minidbg.reduce.fingerprint import fingerprint, structure
 
 SMALL = 256
 """Nodes of a candidate up to which it is told from others without regard to names."""
+
+
+LEAST_SPARE_BYTES = 16 << 20
 
 
 class Answer(enum.Enum):
@@ -108,6 +113,10 @@ class Candidate:
         return nested, len(self.inputs), outputs
 
 
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
 def _text(value: Any) -> str:
     return (
         str(sorted(map(str, value.items() if isinstance(value, Mapping) else value)))
@@ -159,6 +168,8 @@ class ReductionProblem:
     """Whether a graph without any call may be a candidate."""
     plainness: Callable[[Candidate], tuple[float, ...]] | None = None
     """Decides between candidates of equal size, while a reduction simplifies."""
+    spare_bytes: int = 0
+    """Bytes of recorded values that may be kept for convenience: a part of what the inputs of the whole take."""
     phase: str = "reduce"
     oracle_calls: int = 0
     steps: list[Candidate] = field(default_factory=list)
@@ -175,9 +186,13 @@ class ReductionProblem:
     _recording: tuple[Candidate, Recording] | None = None
     _started: float = field(default_factory=time.monotonic)
     _start_nodes: int = 0
+    _whole_inputs: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
         self._start_nodes = self.best.size[0]
+        self._whole_inputs = self.best.inputs
+        held = {storage_key(value): storage_bytes(value) for value in self.best.inputs if _is_tensor(value)}
+        self.spare_bytes = max(LEAST_SPARE_BYTES, sum(held.values()) // 4)
 
     @property
     def recording(self) -> Recording:
@@ -294,7 +309,25 @@ class ReductionProblem:
         epoch = candidate.epoch if candidate.faithful else key
         self.best = replace(candidate, epoch=epoch, rebuild=None)
         self.steps.append(self.best)
+        self._forget_large_steps()
         self.neighbour = None
+
+    def _forget_large_steps(self) -> None:
+        """Drop the largest earlier steps while they hold many bytes that nothing else holds."""
+        while len(self.steps) > 1 and self._bytes_of_steps() > self.spare_bytes:
+            del self.steps[0]
+
+    def _bytes_of_steps(self) -> int:
+        shared = {
+            storage_key(value) for value in (*self._whole_inputs, *self.best.inputs) if _is_tensor(value)
+        }
+        extra = {
+            storage_key(value): storage_bytes(value)
+            for step in self.steps[:-1]
+            for value in step.inputs
+            if _is_tensor(value) and storage_key(value) not in shared
+        }
+        return sum(extra.values())
 
     def _tell(self, improved: bool, candidate: Candidate) -> None:
         if self.on_progress is not None:

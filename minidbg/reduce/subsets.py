@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 from torch import fx
 
-from minidbg.graphs.edit import is_unpacking
 from minidbg.graphs.effects import Mode, is_call, mode_of, nesting_levels
+from minidbg.graphs.pieces import is_unpacking
 from minidbg.graphs.record import Recording
 from minidbg.reduce.problem import Answer, ReductionProblem
 

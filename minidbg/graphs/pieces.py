@@ -1,0 +1,127 @@
+"""The parts that edits of graphs are made of: a cut-out graph with its inputs, copied nodes, parts of tuple values."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import fx
+
+from minidbg import _torch
+from minidbg.graphs.facts import Fact, Kind
+
+Path: TypeAlias = tuple[int, ...]
+"""Which part of a tuple value; empty for the value itself."""
+Key: TypeAlias = tuple[fx.Node, int, Path]
+"""A recorded value: the node, how many dropped writes it has seen, and which part of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A graph cut out of another one."""
+
+    graph_module: fx.GraphModule
+    inputs: tuple[Any, ...]
+    origins: tuple[Key, ...]
+    """Per input where its value comes from in the graph that this was cut out of."""
+    faithful: bool
+    """Whether every node kept computes what it computed in the whole graph, so that eager need not be asked."""
+    rebuild: Callable[[], fx.GraphModule] | None
+    """Makes the graph module again; None when it holds modules or tensors, which a copy would have to copy."""
+
+
+class CannotExtract(Exception):
+    """A value that the kept nodes need has no form as an input or a constant, or could not be recorded."""
+
+
+def alike(facts: Mapping[fx.Node, Fact], one: fx.Node, other: fx.Node) -> bool:
+    """Whether both are tensors of the same shape, dtype and device."""
+    first, second = facts.get(one), facts.get(other)
+    if first is None or second is None or first.kind is not Kind.TENSOR:
+        return False
+    return second.kind is Kind.TENSOR and first.like == second.like
+
+
+def is_unpacking(node: fx.Node, facts: Mapping[fx.Node, Fact]) -> bool:
+    """Whether ``node`` only takes a part out of a tuple value."""
+    if (
+        node.op != "call_function"
+        or node.target is not operator.getitem
+        or not isinstance(node.args[0], fx.Node)
+    ):
+        return False
+    fact = facts.get(node.args[0])
+    return fact is not None and fact.kind is Kind.TUPLE
+
+
+def copy_node(
+    graph: fx.Graph,
+    node: fx.Node,
+    argument: Callable[[fx.Node], Any],
+    arguments: tuple[Any, Any] | None = None,
+) -> fx.Node:
+    """``node`` again at the end of ``graph``, with its name where that is free, and its meta.
+
+    ``argument`` gives what stands for a node of the old graph in ``arguments``, by default the node's own args and kwargs.
+    """
+    args, kwargs = arguments or (node.args, node.kwargs)
+    return _torch.append_node(
+        graph, node, fx.map_arg(args, argument), fx.map_arg(kwargs, argument) if kwargs else {}
+    )
+
+
+def without_arguments(node: fx.Node, gone: Set[fx.Node]) -> tuple[Any, Any]:
+    """Args and kwargs of ``node`` without these nodes: out of lists, and None where one was a whole argument.
+
+    Raises CannotExtract where that leaves an empty list, or for the first argument.
+    """
+    if not any(argument in gone for argument in node.all_input_nodes):
+        return node.args, node.kwargs
+    if node.args and node.args[0] in gone:
+        raise CannotExtract(f"{node.name} needs its first argument")
+    args = tuple(_without(argument, gone) for argument in node.args)
+    return args, {key: _without(argument, gone) for key, argument in node.kwargs.items()}
+
+
+def _without(argument: Any, gone: Set[fx.Node]) -> Any:
+    if isinstance(argument, fx.Node):
+        return None if argument in gone else argument
+    if not isinstance(argument, tuple | list):
+        return argument
+    left = [_without(part, gone) for part in argument if not (isinstance(part, fx.Node) and part in gone)]
+    if not left and argument:
+        raise CannotExtract("a list would be empty")
+    return type(argument)(left)
+
+
+def is_tensor(fact: Fact | None) -> bool:
+    return fact is not None and fact.kind is Kind.TENSOR
+
+
+def first_tensor(fact: Fact) -> Path | None:
+    """Where the first tensor of a tuple value is."""
+    for place, part in enumerate(fact.parts):
+        if part.kind is Kind.TENSOR:
+            return (place,)
+        if part.kind is Kind.TUPLE and (path := first_tensor(part)) is not None:
+            return (place, *path)
+    return None
+
+
+def part_of(value: Any, path: Path) -> Any:
+    for place in path:
+        value = value[place]
+    return value
+
+
+def _meta_ofpart_of(meta: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    found = dict(meta)
+    for key in ("example_value", "val"):
+        if path and key in found:
+            try:
+                found[key] = part_of(found[key], path)
+            except (TypeError, IndexError):
+                del found[key]
+    return found
