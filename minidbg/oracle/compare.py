@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minidbg.oracle.reruns import Tolerance, are_close, default_tolerance, is_noise, largest, wrong_elements
+from minidbg.oracle.reruns import are_close, default_tolerance, is_noise, largest, wrong_elements
 
 # --- embedded from here ---
 
@@ -146,7 +146,7 @@ class _Judge:
             self.steady[where] = again is None or _same_but_for_rounding(first, again)
         return self.steady[where]
 
-    def tolerance(self, kind: str, dtype: torch.dtype) -> Tolerance:
+    def tolerance(self, kind: str, dtype: torch.dtype) -> tuple[float, float, float]:
         """The tolerances for a leaf of this kind and dtype; the absolute one is the given one, or scaled."""
         default = default_tolerance(dtype)
         given = self.tolerances
@@ -197,7 +197,7 @@ class _Judge:
         return None if a == e else _difference(where, kind, category, f"{where} is {a!r}, eager gives {e!r}")
 
     def tensors(
-        self, where: str, kind: str, a: torch.Tensor, e: torch.Tensor, tolerance: Tolerance
+        self, where: str, kind: str, a: torch.Tensor, e: torch.Tensor, tolerance: tuple[float, float, float]
     ) -> Difference | None:
         """How the values of two dense tensors of one form differ; the other runs are asked only if they do."""
         relative, absolute = (self.margin * allowed for allowed in tolerance[:2])

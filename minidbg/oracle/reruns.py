@@ -66,7 +66,7 @@ def _within(mode: type[TorchFunctionMode], function: Callable[..., Any]) -> Call
 class Float64(TorchFunctionMode):
     """While active, a call that names a float dtype gets float64 instead, and float64 is the default dtype."""
 
-    def __enter__(self) -> Float64:
+    def __enter__(self) -> Any:
         self.default_dtype = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         self.random_states = _random_states()
