@@ -30,6 +30,7 @@ from minidbg.graphs.pieces import (
     first_tensor,
     is_tensor,
     is_unpacking,
+    meta_of_part,
     part_of,
     without_arguments,
 )

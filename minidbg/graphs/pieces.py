@@ -116,7 +116,7 @@ def part_of(value: Any, path: Path) -> Any:
     return value
 
 
-def _meta_ofpart_of(meta: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def meta_of_part(meta: Mapping[str, Any], path: Path) -> dict[str, Any]:
     found = dict(meta)
     for key in ("example_value", "val"):
         if path and key in found:
