@@ -335,12 +335,12 @@ def test_instances_do_not_pile_up() -> None:
     source = write_module(graph_of(lambda g, x: g.call_method("relu", (x,))))
 
     def alive() -> int:
+        gc.collect()
         return sum(name.startswith("minidbg_source_") for name in sys.modules)
 
     before = alive()
     for _ in range(5):
         instantiate(source)
-    gc.collect()
     assert alive() == before
 
 
