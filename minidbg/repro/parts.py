@@ -12,7 +12,7 @@ from minidbg.failure import Kind
 from minidbg.graphs.recipes import dedented
 from minidbg.oracle.embed import harness_names
 from minidbg.repro.header import Header, literal_options
-from minidbg.repro.render import DIVIDER, EMBEDDED_MARK, OWN_NAMES
+from minidbg.repro.render import DIVIDER, EMBEDDED_MARK, OWN_NAMES, TOP_IMPORTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Parts:
     backend: str
     stored: str = ""
     imports: tuple[str, ...] = ()
-    """Import statements at the top level, above the judge, ``import torch`` not among them."""
+    """Import statements at the top level, above the judge, without those that every script has."""
     copied: str = ""
     """What was embedded when the script was written."""
     added: str = ""
@@ -57,7 +57,7 @@ def read_parts(text: str, header: Header) -> Parts:
         backend=source_of(text, named["backend"]),
         stored=source_of(text, named["stored"]) if "stored" in named else "",
         imports=tuple(
-            line for line in map(ast.unparse, filter(_is_import, others)) if line != "import torch"
+            line for line in map(ast.unparse, filter(_is_import, others)) if line not in TOP_IMPORTS
         ),
         copied=_between(text, start, end, named.get("load_by_path")) if start else "",
         added="\n\n\n".join(source_of(text, node) for node in others if not _is_import(node)),
@@ -141,13 +141,11 @@ def backend_of(parts: Parts, header: Header) -> BackendRef:
 
 
 def _embedded(parts: Parts, added: str) -> str:
-    """What was embedded, and what a person added, which counts on the imports at the top of the script."""
-    if not added:
-        return parts.copied
-    imports = "\n".join(
-        line for line in ("import torch", *parts.imports) if line not in parts.copied.split("\n")
-    )
-    return "\n\n\n".join(part for part in (imports, parts.copied, added) if part)
+    """What was embedded, and what a person added, with the imports at the top of the script that they count on."""
+    imports = TOP_IMPORTS if added else TOP_IMPORTS[:1] if parts.copied else ()
+    more = parts.imports if added else ()
+    head = "\n".join(line for line in (*imports, *more) if line not in parts.copied.split("\n"))
+    return "\n\n\n".join(part for part in (head, parts.copied, added) if part)
 
 
 def _is_comment(node: ast.stmt) -> bool:

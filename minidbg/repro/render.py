@@ -26,6 +26,8 @@ from minidbg.repro.header import write_header
 from minidbg.repro.templates import template
 from minidbg.repro.wording import docstring
 
+TOP_IMPORTS = ("from __future__ import annotations", "import torch")
+"""Every script begins with these; the judge's annotations name what is defined below them."""
 EMBEDDED_MARK = "# Copied from the program that failed:"
 DIVIDER = (
     "# ---- Below is nothing about the failure: what tools read, and how this script judges itself. ----"
@@ -74,7 +76,7 @@ def render(
     _check_names(embedded, kind)
     text = template("script.py.j2").render(
         docstring=docstring(case, values=values_line(stored)),
-        imports=("import torch", *model.imports),
+        imports=(*TOP_IMPORTS, *model.imports),
         embedded=embedded,
         embedded_mark=EMBEDDED_MARK,
         backend=backend_function(case.backend).rstrip("\n"),
@@ -83,10 +85,8 @@ def render(
         stored=STORED.rstrip("\n") if stored else "",
         divider=DIVIDER,
         header=write_header(case, device=device, has_tensors=bool(stored)),
-        harness_imports=[
-            line for line in harness_imports(kind) if line != "import torch" and "__future__" not in line
-        ],
-        harness=harness_source(kind).rstrip("\n"),
+        harness_imports=[line for line in harness_imports(kind, case.call) if line not in TOP_IMPORTS],
+        harness=harness_source(kind, case.call).rstrip("\n"),
     )
     _check(text)
     return Script(text, stored)
@@ -155,10 +155,12 @@ def constant_expression(
 
 def _embedded(case: Case) -> str:
     """The definitions that no import reaches, with the loader of scripts where the backend needs one."""
+    lines = case.backend.embedded.split("\n")
+    text = "\n".join(line for line in lines if line != TOP_IMPORTS[0]).strip("\n")
     if not case.backend.files:
-        return case.backend.embedded.strip("\n")
+        return text
     loader = inspect.getsource(load_by_path).rstrip("\n")
-    return f"{loader}\n\n\n{case.backend.embedded}".strip("\n")
+    return f"{loader}\n\n\n{text}".strip("\n")
 
 
 def _check_names(embedded: str, kind: str) -> None:

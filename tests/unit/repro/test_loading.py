@@ -2,6 +2,7 @@
 
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -144,7 +145,8 @@ def test_every_field_of_a_case_comes_back(make_case, tmp_path):
         backward=True,
     )
     loaded = load(write(case, tmp_path / "r.py"))
-    assert loaded.backend == backend
+    future = "from __future__ import annotations\n\n\n"
+    assert loaded.backend == replace(backend, embedded=future + backend.embedded)
     for name in ("context", "signature", "call", "dynamic", "dynamic_dims", "backward", "provenance"):
         assert getattr(loaded, name) == getattr(case, name)
     assert callable(loaded.compiler)
@@ -273,3 +275,12 @@ def test_an_operator_defined_in_the_script_is_registered_once(make_case, tmp_pat
         loaded = load(path)
         assert render(loaded).text == path.read_text()
         assert torch.equal(loaded.graph_module(torch.ones(2))[0], torch.full((2,), 2.0))
+
+
+def test_annotations_of_embedded_definitions_need_no_names(make_case, tmp_path):
+    """A program with ``from __future__ import annotations`` may annotate with what was only imported for typing."""
+    source = "from __future__ import annotations\n\n\ndef mine(gm: NotHere, example_inputs):\n    return gm.forward"
+    path = write(make_case(backend=BackendRef("mine", "mine", embedded=source)), tmp_path / "r.py")
+    loaded = load(path)
+    assert callable(loaded.compiler)
+    assert render(loaded).text == path.read_text()

@@ -12,7 +12,8 @@ from torch import fx
 
 from minidbg.case import BackendRef, CallPath, Provenance
 from minidbg.errors import CannotWrite
-from minidbg.repro import Exactness, render
+from minidbg.failure import Kind, Signature
+from minidbg.repro import Exactness, render, write
 from minidbg.repro.header import BLOCK
 from minidbg.repro.render import DIVIDER
 
@@ -20,7 +21,7 @@ from minidbg.repro.render import DIVIDER
 def top_of(case, **arguments):
     """What stands above the divider, docstring aside."""
     text = render(case, **arguments).text.split(DIVIDER)[0]
-    return text[text.index('"""\nimport') + 4 :]
+    return text[text.index('"""\nfrom') + 4 :]
 
 
 def with_constant(value):
@@ -34,6 +35,8 @@ def with_constant(value):
 
 def test_the_model_and_its_inputs_come_first(make_case):
     assert top_of(make_case()).rstrip() == (
+        "from __future__ import annotations\n"
+        "\n"
         "import torch\n"
         "\n"
         "\n"
@@ -93,7 +96,7 @@ def test_no_message_breaks_out(make_case, message, line):
     assert len(list(BLOCK.finditer(text))) == 1
     body = ast.parse(text).body
     assert ast.get_docstring(ast.parse(text))
-    assert isinstance(body[1], ast.Import)
+    assert isinstance(body[2], ast.Import)
 
 
 def test_options_and_config_are_written_so_that_they_are_read(make_case):
@@ -196,3 +199,18 @@ def test_templates_are_found_in_the_package_first(tmp_path, monkeypatch):
     monkeypatch.setattr(templates, "FOLDERS", (tmp_path / "package", tmp_path / "beside"))
     assert templates.template("t.j2").render() == "package"
     assert templates.template("other.j2").render() == "only beside"
+
+
+@pytest.mark.parametrize("call", CallPath)
+@pytest.mark.parametrize("kind", Kind)
+def test_every_script_can_be_imported(make_case, tmp_path, kind, call):
+    path = write(make_case(signature=Signature(kind), call=call), tmp_path / "r.py")
+    namespace = {"__name__": "r", "__file__": str(path)}
+    exec(compile(path.read_text(), str(path), "exec"), namespace)
+    assert callable(namespace["test_repro"])
+
+
+def test_embedded_text_may_have_its_own_future_import(make_case):
+    embedded = "from __future__ import annotations\n\n\ndef mine(gm: NotHere, example_inputs):\n    return gm.forward"
+    backend = BackendRef("mine", "mine", embedded=embedded)
+    assert top_of(make_case(backend=backend)).count("__future__") == 1
