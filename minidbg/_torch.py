@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -292,12 +293,9 @@ def aot_autograd_arguments(backend: object) -> dict[str, Any] | None:
     if type(backend) is not AotAutograd:
         return None
     arguments = dict(backend.kwargs)
-    backward = arguments.get("bw_compiler")
+    backward: Any = arguments.get("bw_compiler")
     if getattr(backward, "_is_wrapped_bw_compiler", False):
-        names = backward.__code__.co_freevars
-        arguments["bw_compiler"] = dict(zip(names, backward.__closure__, strict=True))[
-            "bw_compiler_fn"
-        ].cell_contents
+        arguments["bw_compiler"] = inspect.getclosurevars(backward).nonlocals["bw_compiler_fn"]
     for name in ("bw_compiler", "inference_compiler"):
         if arguments.get(name) is arguments.get("fw_compiler"):
             arguments.pop(name, None)
@@ -448,7 +446,7 @@ def warm_up_compiling(*, inductor: bool) -> None:
 def one_thread_after_fork() -> None:
     """The first act of a forked child: OpenMP's and inductor's worker threads stayed with the parent.
 
-    A child that asks for a second thread waits for ever at its first matmul. ``compile_threads`` was seen in 2.13.
+    A child that asks for a second thread waits for ever at its first matmul. ``compile_threads`` was seen in 2.11 to 2.13.
     """
     torch.set_num_threads(1)
     config = sys.modules.get("torch._inductor.config")
@@ -470,7 +468,7 @@ def accelerator_in_use() -> str | None:
 def graphs_given_to_backends() -> Iterator[list[list[str]]]:
     """A list that receives, for each graph that dynamo hands to a backend in this thread, its call targets.
 
-    ``OutputGraph.call_user_compiler(self, gm, example_inputs)`` was seen in 2.13.
+    ``OutputGraph.call_user_compiler(self, gm, example_inputs)`` was seen in 2.11 to 2.13.
     """
     from torch._dynamo.output_graph import OutputGraph
 
@@ -496,7 +494,56 @@ def call_targets(gm: torch.fx.GraphModule) -> list[str]:
     return [f"{node.op} {getattr(node.target, '__module__', '')} {node.target}" for node in calls]
 
 
+def decompositions_expression(table: object) -> tuple[str, str] | None:
+    """The import and the expression that make an equal table of decompositions, or None.
+
+    The functions that make such tables were seen in 2.13.
+    """
+    if not isinstance(table, dict) or not table:
+        return None
+    for module, function in (
+        ("torch._decomp", "core_aten_decompositions"),
+        ("torch._inductor.decomposition", "select_decomp_table"),
+    ):
+        make = getattr(sys.modules.get(module), function, None)
+        if make is not None and _same_table(make(), table):
+            return f"import {module}", f"{module}.{function}()"
+    from torch._decomp import get_decompositions
+
+    operators = list(table)
+    if not all(isinstance(one, torch._ops.OpOverload) for one in operators):
+        return None
+    if not _same_table(get_decompositions(operators), table):
+        return None
+    listed = ", ".join(f"torch.ops.{one}" for one in operators)
+    return "import torch._decomp", f"torch._decomp.get_decompositions([{listed}])"
+
+
+def _same_table(known: Any, table: Any) -> bool:
+    """Whether two tables agree; what torch derives for composite operators is a new partial each time."""
+    if type(known) is not type(table) or known.keys() != table.keys():
+        return False
+    return all(
+        known[one] is table[one]
+        or (isinstance(known[one], functools.partial) and isinstance(table[one], functools.partial))
+        for one in known
+    )
+
+
 # ---- where an operator comes from ------------------------------------------------------------------
+
+
+def operator_name(target: object) -> str | None:
+    """``ns::name.overload`` of an operator in a graph, without ``.default``; None for other callables. Seen in 2.13.
+
+    A packet of several overloads is named by its first: they have one definition.
+    """
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target.name())  # type: ignore[no-untyped-call]
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        first = target.overloads()[:1]  # type: ignore[no-untyped-call]
+        return str(target._qualified_op_name) + ("" if first in ([], ["default"]) else f".{first[0]}")
+    return None
 
 
 def operator_functions(name: str) -> list[Callable[..., Any]]:

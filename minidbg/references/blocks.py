@@ -16,15 +16,16 @@ from minidbg.references.statements import read_statements
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """``text`` is whole Python statements. A nested one runs inside ``backend()``.
+    """Copied source in two parts, each whole Python statements.
 
-    Nested are those that need a module which may be missing elsewhere, so that its absence is noticed by
-    ``backend()``. Their names are global all the same: where a function was defined is part of a signature.
-    ``modules`` are foreign modules that functions import when they run.
+    ``above`` stands at the top level of the script. ``inside`` runs in ``backend()``: the imports of modules that
+    may be missing elsewhere, so that their absence is noticed there, and all the rest too where it uses them at
+    once. Names are global in both: where a function was defined is part of a failure's signature.
+    ``modules`` are further foreign modules, which functions import when they run.
     """
 
-    text: str = ""
-    nested: bool = False
+    above: str = ""
+    inside: str = ""
     modules: tuple[str, ...] = ()
 
 
@@ -33,19 +34,43 @@ def block_of(copy: Copy, known: Iterable[Piece] = ()) -> Block:
     old = {piece.text for piece in known}
     pieces = [piece for piece in copy.pieces.values() if piece.text not in old]
     pieces.sort(key=lambda piece: (piece.order, piece.text if piece.is_import else ""))
-    if not pieces:
-        return Block()
     _check_names(copy)
-    foreign = {module for piece in pieces for module in piece.imported if is_foreign(module)}
-    at_once = {
-        module for piece in pieces if piece.is_import for module in piece.imported if is_foreign(module)
+    foreign = [piece for piece in pieces if piece.is_import and any(map(is_foreign, piece.imported))]
+    if _runs_at_once(copy, {name for piece in foreign for name in piece.binds}):
+        above, inside = [], pieces
+    else:
+        above, inside = [piece for piece in pieces if piece not in foreign], foreign
+    further = {
+        module for piece in pieces if not piece.is_import for module in piece.imported if is_foreign(module)
     }
-    text = f"{copy.title}\n{joined([piece.text for piece in pieces])}"
-    if at_once:
-        bound = sorted({name for piece in pieces for name in piece.binds})
-        text = f"global {', '.join(bound)}\n{text}"
-    compile(text, "<copy>", "exec")
-    return Block(text, bool(at_once), tuple(sorted(foreign - at_once)))
+    block = Block(joined([piece.text for piece in above]), _inside(copy, inside), tuple(sorted(further)))
+    compile(f"{block.above}\n{block.inside}", "<copy>", "exec")
+    return block
+
+
+def _inside(copy: Copy, pieces: list[Piece]) -> str:
+    if not pieces:
+        return ""
+    title = [] if all(piece.is_import for piece in pieces) else [copy.title]
+    bound = sorted({name for piece in pieces for name in piece.binds})
+    return "\n".join([f"global {', '.join(bound)}", *title, joined([piece.text for piece in pieces])])
+
+
+def _runs_at_once(copy: Copy, foreign: set[str]) -> bool:
+    """Whether a statement, when it runs, may look up one of the ``foreign`` names: itself or by what it calls."""
+    needs: dict[str, set[str]] = {}
+    for piece in copy.pieces.values():
+        for name in piece.binds:
+            needs.setdefault(name, set()).update(piece.needs)
+    waiting = {name for piece in copy.pieces.values() for name in piece.needs_now}
+    seen: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name in foreign:
+            return True
+        seen.add(name)
+        waiting |= needs.get(name, set()) - seen
+    return False
 
 
 def pieces_of(ref: BackendRef) -> list[Piece]:

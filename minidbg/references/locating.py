@@ -98,6 +98,10 @@ def _call(
 
 
 def _argument(value: object, part: str, trail: Trail) -> str:
+    table = _torch.decompositions_expression(value)
+    if table is not None:
+        trail.setup[table[0]] = None
+        return table[1]
     try:
         return write_literal(value)
     except NotALiteral as error:

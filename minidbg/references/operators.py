@@ -6,9 +6,9 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
+from minidbg import _torch
 from minidbg.case import BackendRef
 from minidbg.errors import BackendUnreachable
 from minidbg.references.definitions import (
@@ -80,7 +80,7 @@ def with_operators(
 
 def operators_of(gm: fx.GraphModule) -> tuple[str, ...]:
     """``ns::name.overload`` of the custom operators in a graph and the graphs inside it, in order."""
-    names = (_operator_name(node.target) for node in _nodes(gm))
+    names = (_torch.operator_name(node.target) for node in _nodes(gm))
     return tuple(dict.fromkeys(name for name in names if name and name.partition("::")[0] not in BUILT_IN))
 
 
@@ -95,16 +95,6 @@ def _nodes(gm: fx.GraphModule) -> Iterator[fx.Node]:
     for module in gm.modules():
         if isinstance(module, fx.GraphModule):
             yield from (node for node in module.graph.nodes if node.op == "call_function")
-
-
-def _operator_name(target: object) -> str | None:
-    if isinstance(target, torch._ops.OpOverload):
-        return str(target.name())  # type: ignore[no-untyped-call]
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        packet = str(target._qualified_op_name)
-        overloads = target.overloads()  # type: ignore[no-untyped-call]
-        return packet if not overloads or overloads[0] == "default" else f"{packet}.{overloads[0]}"
-    return None
 
 
 def _is_main(function: types.FunctionType) -> bool:

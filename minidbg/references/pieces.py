@@ -55,6 +55,11 @@ class Piece:
         return _names(self.text)[1]
 
     @property
+    def needs_now(self) -> frozenset[str]:
+        """Those that it looks up while it runs."""
+        return _names(self.text)[2]
+
+    @property
     def imported(self) -> frozenset[str]:
         """Modules that its import statements name, at any depth."""
         return frozenset(name for found in read_statements(self.text, "<copy>") for name in found.imported)
@@ -66,10 +71,12 @@ class Piece:
 
 
 @lru_cache(maxsize=512)
-def _names(text: str) -> tuple[frozenset[str], frozenset[str]]:
+def _names(text: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """Names that a text binds, that it needs, and of these the ones that it needs at once."""
     found = read_statements(text, "<copy>")
-    needs = (name for part in found for name in part.needs_now | part.needs_later | part.rebinds)
-    return frozenset(name for part in found for name in part.binds), frozenset(needs)
+    binds = frozenset(name for part in found for name in part.binds)
+    now = frozenset(name for part in found for name in part.needs_now)
+    return binds, now.union(*(part.needs_later | part.rebinds for part in found)), now
 
 
 def literal_in_source(node: ast.expr | None) -> Any:

@@ -66,15 +66,20 @@ def _called_functions(tree: ast.Module) -> Iterator[str]:
             yield call.func.id
 
 
-def _run_at_import(node: ast.AST, called: set[str]) -> Iterator[ast.AST]:
-    """The parts of a module that an import runs; of functions the decorators only, unless called."""
+def _run_at_import(node: ast.AST, called: set[str], *, conditions: bool = True) -> Iterator[ast.AST]:
+    """The parts of a module that an import runs; of functions the decorators only, unless called.
+
+    What stands under an ``if`` counts as run unless ``conditions`` is false.
+    """
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and not conditions:
+            continue
         yield child
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and child.name not in called:
             for decorator in child.decorator_list:
                 yield from ast.walk(decorator)
         elif not isinstance(child, ast.Lambda):
-            yield from _run_at_import(child, called)
+            yield from _run_at_import(child, called, conditions=conditions)
 
 
 def _registers(node: ast.AST, name: str) -> bool:
@@ -134,7 +139,7 @@ def _imports_of(module: str) -> Iterator[str]:
         tree = ast.parse(text) if text else ast.Module([], [])
     except SyntaxError:
         return
-    for node in _run_at_import(tree, set()):
+    for node in _run_at_import(tree, set(), conditions=False):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -37,7 +37,8 @@ def _set_up(ref: BackendRef) -> types.ModuleType:
 
     Its name is one that signatures take for a script's.
     """
-    text = "\n\n".join(part for part in (ref.embedded, *ref.setup) if part)
+    _, statements = _statements(ref)
+    text = "\n\n".join(part for part in (ref.embedded, *statements) if part)
     name = f"minidbg_backend_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     known = sys.modules.get(name)
     if known is not None:
@@ -61,9 +62,25 @@ def backend_function(ref: BackendRef) -> str:
     ``ref.embedded`` stands above it at the top level of the script, with ``load_by_path`` where ``ref.files``
     is not empty.
     """
-    blank = [""] if ref.setup else []
-    body = [*ref.setup, *blank, f"return {_as_written(ref.expression)}"]
+    names, statements = _statements(ref)
+    blank = [""] if statements else []
+    body = [*names, *statements, *blank, f"return {_as_written(ref.expression)}"]
     return "def backend():\n" + "\n".join(indented(part) for part in body) + "\n"
+
+
+def _statements(ref: BackendRef) -> tuple[list[str], list[str]]:
+    """One ``global`` statement, if any is needed, and the setup without those of its blocks.
+
+    Python wants it before any other use of the names in a function.
+    """
+    names: dict[str, None] = {}
+    statements = []
+    for text in ref.setup:
+        first, _, rest = text.partition("\n")
+        if rest and first.startswith("global "):
+            names |= dict.fromkeys(first.removeprefix("global ").split(", "))
+        statements.append(rest if rest and first.startswith("global ") else text)
+    return ([f"global {', '.join(names)}"] if names else []), statements
 
 
 def _as_written(expression: str) -> str:

@@ -140,12 +140,12 @@ class Trail:
         for copied in self.copies.values():
             block = block_of(copied, self._known)
             for module in block.modules:
-                self.import_module(module, "for a function below" if block.nested else "for a function above")
+                self.import_module(module, "for a function of the copied source")
             for piece in copied.pieces.values():
                 for module in filter(is_foreign, piece.imported):
                     self.requires(module)
-            if block.nested:
-                self.setup[block.text] = None
-            elif block.text:
-                texts.append(block.text)
+            if block.inside:
+                self.setup[block.inside] = None
+            if block.above:
+                texts.append(block.above)
         return "\n\n".join(texts)

@@ -38,7 +38,8 @@ pytestmark = pytest.mark.usefixtures("notebook")
 
 
 def lines(block: Block) -> list[str]:
-    return [line for line in block.text.splitlines()[1:] if line]
+    assert not block.inside
+    return [line for line in block.above.splitlines() if line]
 
 
 def test_everything_that_is_used_comes_along_and_nothing_else() -> None:
@@ -125,14 +126,39 @@ def test_registration_is_left_out() -> None:
 def test_module_that_may_be_missing_elsewhere_is_imported_inside_backend() -> None:
     block = copied("import packaging.version\nA = 1\ndef f(): return packaging, A", "f")
 
-    assert block.nested
-    assert block.text.startswith("global A, f, packaging\n")
+    assert block.above == "A = 1\n\n\ndef f(): return packaging, A"
+    assert block.inside == "global packaging\nimport packaging.version"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "@version.total\ndef f(): return 1",
+        "def f(x=version.x): return 1",
+        "class f(version.C): pass",
+        "def make(): return version\nf = make()",
+        "class C:\n    a = version.x\ndef f(): return C",
+    ],
+)
+def test_source_that_uses_such_a_module_at_once_stands_inside_backend_too(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign = ModuleType("some_foreign")
+    foreign.version = ModuleType("version")  # type: ignore[attr-defined]
+    vars(foreign.version).update(total=lambda f: f, x=1, C=object)
+    monkeypatch.setitem(sys.modules, "some_foreign", foreign)
+
+    block = copied(f"from some_foreign import version\n{text}", "f")
+
+    assert block.above == ""
+    assert "from some_foreign import version" in block.inside
+    assert block.inside.startswith("global ")
 
 
 def test_module_that_a_function_imports_later_is_named() -> None:
     block = copied("def f():\n    from packaging import version\n    return version", "f")
 
-    assert not block.nested
+    assert not block.inside
     assert block.modules == ("packaging",)
 
 

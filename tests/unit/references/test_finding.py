@@ -15,6 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import _BACKENDS, _COMPILER_FNS, register_backend
 from torch._inductor.compile_fx import compile_fx
 
+from minidbg.case import BackendRef
 from minidbg.errors import BackendUnreachable, UnknownBackend
 from minidbg.references import backend_function, find, resolve
 
@@ -96,6 +97,27 @@ def test_two_functions_of_one_name_stay_apart(tmp_path: Path, monkeypatch: pytes
     )
     assert found.expression == "aot_autograd(fw_compiler=compiles, bw_compiler=compiles_2)"
     assert set(found.paths) == {str(HERE.parent), str(tmp_path)}
+
+
+@pytest.mark.parametrize(
+    "table",
+    [torch._decomp.core_aten_decompositions(), torch._decomp.get_decompositions([torch.ops.aten.gelu])],
+    ids=["core", "some"],
+)
+def test_table_of_decompositions_is_made_again(table: Any) -> None:
+    again = resolve(find(aot_autograd(fw_compiler=compiles, decompositions=table)))
+
+    assert again.kwargs["decompositions"].keys() == table.keys()  # type: ignore[union-attr]
+
+
+def test_global_declarations_of_copied_source_come_first() -> None:
+    ref = BackendRef("b", "a", setup=("import a", "global a, b\nimport a\nb = a", "global c\nimport c"))
+
+    text = backend_function(ref)
+
+    assert text.splitlines()[1] == "    global a, b, c"
+    assert text.count("global") == 1
+    compile(text, "<text>", "exec")
 
 
 def test_objects_that_torch_compile_made_are_taken_apart() -> None:

@@ -53,7 +53,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "some_pkg"
     (home / "deep").mkdir(parents=True)
     (home / "__init__.py").write_text(
-        "from .deep import public\n\ndef load():\n    import some_pkg.private\n"
+        "from .deep import public\nif TYPE_CHECKING:\n    import some_pkg.private\ndef load():\n    import some_pkg.private\n"
     )
     (home / "deep" / "__init__.py").write_text("from . import registers as _\n")
     (home / "deep" / "public.py").touch()
