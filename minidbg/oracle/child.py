@@ -19,7 +19,8 @@ from minidbg.oracle.signature import CALLS_BACKEND, CARRIERS
 
 # --- embedded from here ---
 
-TIME_LIMIT_S = 120.0
+START_LIMIT_S = 300.0  # for imports and the eager run
+TIME_LIMIT_S = 300.0
 
 
 def judge_in_child(
@@ -29,20 +30,17 @@ def judge_in_child(
     command = [sys.executable, "-X", "faulthandler", path, "--child"]
     command += ["--device", device] if device else []
     command += ["--backend", backend] if backend else []
-    limit = float(case.get("time_limit_s", TIME_LIMIT_S))
     began = time.perf_counter()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, no_core_files():
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
         )
-        timed_out = False
         try:
-            child.wait(limit)
-        except subprocess.TimeoutExpired:
-            timed_out = True
-            child.send_signal(signal.SIGABRT)  # faulthandler then writes the stack
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(5)
+            timed_out = not ends_in_time(child, out, float(case.get("time_limit_s", TIME_LIMIT_S)))
+            if timed_out:
+                child.send_signal(signal.SIGABRT)  # faulthandler then writes the stack
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(5)
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, signal.SIGKILL)
@@ -62,14 +60,25 @@ def judge_in_child(
     }
 
 
+def ends_in_time(child: subprocess.Popen[bytes], out: Any, limit: float) -> bool:
+    """Whether the child ends within ``limit`` seconds from when it begins to compile, which it says on stdout."""
+    deadline, compiling = time.monotonic() + START_LIMIT_S, False
+    while time.monotonic() < deadline:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(0.1)
+            return True
+        if not compiling and b"phase compile" in os.pread(out.fileno(), 4096, 0):
+            deadline, compiling = time.monotonic() + limit, True
+    return False
+
+
 def died(died_by: str, phase: str, stderr: str, case: dict[str, Any]) -> dict[str, Any]:
     """The outcome of a process that ended without an answer while it was in ``phase`` (``runtime backward``)."""
     kind = "hang" if died_by == "timeout" else "crash"
-    if not phase or phase == "eager":
+    if phase in ("", "eager") or (phase, kind) == ("compare", "hang"):  # none of them is the backend's
+        who = {"": "the process", "eager": "eager itself"}.get(phase, "the comparison with eager")
         how = "did not come back in time" if kind == "hang" else f"died ({died_by})"
-        return outcome(
-            "invalid", f"{'eager itself' if phase else 'the process'} {how}", message=last_words(stderr)
-        )
+        return outcome("invalid", f"{who} {how}", message=last_words(stderr))
     what, _, direction = phase.partition(" ")
     stack = stack_in(stderr)
     if (

@@ -126,6 +126,8 @@ def settings_of(case: Case) -> dict[str, Any]:
         settings["dynamic_dims"] = [list(dims) for dims in case.dynamic_dims]
     if case.backward:
         settings["backward"] = True
+    if case.kind is Kind.HANG:  # generous, since a healthy compile must not pass for a hang
+        settings["time_limit_s"] = 30 + len(case.graph_module.graph.nodes) // 10
     if case.backend.options:
         settings["options"] = repr(dict(case.backend.options))
     if case.backend.mode:

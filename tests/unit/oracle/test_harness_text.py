@@ -346,7 +346,7 @@ def test_dangerous_scripts_live_to_tell_the_verdict(
     write_script: WriteScript, backend: str, kind: str, status: int, words: str
 ) -> None:
     header = (
-        f'time_limit_s = 25\n[tool.minidbg.signature]\nkind = "{kind}"\n' if kind in ("crash", "hang") else ""
+        f'time_limit_s = 6\n[tool.minidbg.signature]\nkind = "{kind}"\n' if kind in ("crash", "hang") else ""
     )
     done = run_there(write_script(backend, kind=kind, header=header))
     assert done.returncode == status, done.stderr
