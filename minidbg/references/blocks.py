@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -40,9 +41,9 @@ def block_of(copy: Copy, known: Iterable[Piece] = ()) -> Block:
         above, inside = [], pieces
     else:
         above, inside = [piece for piece in pieces if piece not in foreign], foreign
-    further = {
-        module for piece in pieces if not piece.is_import for module in piece.imported if is_foreign(module)
-    }
+    later = {module for piece in pieces if not piece.is_import for module in piece.imported}
+    # one that is not loaded was never imported: its absence is no reason to stop
+    further = {module for module in later if is_foreign(module) and module in sys.modules}
     block = Block(joined([piece.text for piece in above]), _inside(copy, inside), tuple(sorted(further)))
     compile(f"{block.above}\n{block.inside}", "<copy>", "exec")
     return block

@@ -597,7 +597,7 @@ write(*answer)
 """
     compiler, refused = world.find(program)
 
-    assert compiler["embedded"].startswith("# Copied from an interactive session.")
+    assert compiler["embedded"].startswith("LEVEL = 2")
     assert "compiled in a cell 2" in world.run(compiler).output
     assert "BackendUnreachable" in refused["refused"]
 
