@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from minidbg.history import History
 from minidbg.watch.announce import Announcer
 from minidbg.watch.outcomes import last_json
 from minidbg.watch.pool import Ended, Order, Pool
-from minidbg.watch.repros import HIDDEN, header_table
+from minidbg.watch.repros import HIDDEN, Repro, header_table
 
 REDUCE_SECONDS = 600.0
 """Budget of one reduction; the process gets a minute more to write what it has."""
@@ -31,23 +31,24 @@ class Background:
     running: dict[int, tuple[Path, str]] = field(default_factory=dict)
     """By the number of the order: the capture and its digest."""
 
-    def next_capture(self) -> tuple[Path, str] | None:
-        """A capture that has not been tried as it is now, the oldest first."""
+    def next_capture(self, repros: Iterable[Repro]) -> tuple[Path, str] | None:
+        """A capture that has not been tried as it is now and whose failure no repro shows yet, the oldest first."""
         known = self.history.background()
+        reduced = {failure_in(repro.table) for repro in repros if not repro.damage}
         for path in waiting(self.folders):
             try:
                 data = path.read_bytes()
-                header_table(data.decode("utf-8-sig"))
+                table = header_table(data.decode("utf-8-sig"))
             except (OSError, ValueError, KeyError):
                 continue  # damaged, or still being written
             digest = hashlib.sha1(data, usedforsecurity=False).hexdigest()
-            if known.get(str(path), ("", ""))[0] != digest:
+            if known.get(str(path), ("", ""))[0] != digest and failure_in(table) not in reduced:
                 return path, digest
         return None
 
-    def start(self, number: int) -> bool:
+    def start(self, number: int, repros: Iterable[Repro]) -> bool:
         """Reduce the next capture as order ``number``; whether there was one."""
-        found = None if self.running else self.next_capture()
+        found = None if self.running else self.next_capture(repros)
         if found is None:
             return False
         path, digest = found
@@ -88,6 +89,13 @@ def waiting(folders: Sequence[Path]) -> list[Path]:
         path for folder in folders for place in PLACES for path in (folder / HIDDEN / place).glob("*.py")
     ]
     return sorted(found, key=modified)
+
+
+def failure_in(table: Mapping[str, Any]) -> str:
+    """What a capture and the repro that it was reduced to have in common: backend, failure, and the size at capture."""
+    signature, origin = table.get("signature") or {}, table.get("origin") or {}
+    failure = [signature.get("types"), signature.get("message"), list(signature.get("frames", ()))[:1]]
+    return repr([table.get("backend"), table.get("kind"), failure, origin.get("nodes", table.get("nodes"))])
 
 
 def modified(path: Path) -> float:

@@ -37,6 +37,7 @@ from minidbg.watch.watched import Bytecode, Watched
 
 MOST_WAIT_S = 1.0
 PROBE_RUNS = 5
+QUIET_WORK_S = 1.0
 MOST_SWEEPS_ONCE = 3
 
 
@@ -80,6 +81,7 @@ class Daemon:
         self.status: int | None = None
         self.machine_order = 0
         self.paused = False
+        self.next_quiet_work = 0.0
         self.build_base: Snapshot | None = None
         self.failed_build: str | None = None
         self.rebuilds = self.sweeps_done = 0
@@ -266,7 +268,11 @@ class Daemon:
 
     def use_quiet_time(self) -> None:
         """With nothing to judge: reduce a capture, and run anew what has been seen only few times."""
-        if self.settings.reduce and self.background.start(self.sweeper.runner.last_number + 1):
+        if time.monotonic() < self.next_quiet_work:
+            return
+        self.next_quiet_work = time.monotonic() + QUIET_WORK_S
+        repros = self.sweeper.repros.values()
+        if self.settings.reduce and self.background.start(self.sweeper.runner.last_number + 1, repros):
             self.sweeper.runner.next_number()
         names = self.sweeper.needing_probes(runs=PROBE_RUNS)
         last = self.recorder.history.sweeps(1)

@@ -41,6 +41,8 @@ class Cell:
     fresh: bool = False
     """Whether the sweep that is shown has seen it."""
     note: str = ""
+    maybe: str = ""
+    """A new verdict that is being confirmed."""
 
 
 @dataclass(slots=True)
@@ -90,7 +92,7 @@ class Matrix:
         self.activity, self.began, self.total, self.seen = f"sweep {data['sweep']}", event.at, data["jobs"], 0
         self.cause = ", ".join(data["files"][:4]) + (", ..." if data["changed"] > 4 else "")
         for cell in self.cells.values():
-            cell.fresh = False
+            cell.fresh, cell.maybe = False, ""
 
     def on_result(self, event: Event) -> None:
         """A verdict."""
@@ -100,7 +102,13 @@ class Matrix:
         if cell.verdict != verdict:
             cell.since = event.at
         cell.verdict, cell.seconds, cell.fresh, cell.note = verdict, data["seconds"], True, data["reason"]
+        cell.maybe = ""
         self.seen += 1
+
+    def on_unconfirmed(self, event: Event) -> None:
+        """A verdict that may become a flip."""
+        cell = self.cells.setdefault((event.data["repro"], event.data["device"]), Cell())
+        cell.maybe = event.data["verdict"]
 
     def on_flip(self, event: Event) -> None:
         """A flip goes on top; it may come without a result of a sweep."""
@@ -215,6 +223,8 @@ class Matrix:
         if cell is None:
             return Text("-", style="dim")
         text = Text(cell.verdict or "?", style=STYLES.get(cell.verdict or "", ""))
+        if cell.maybe:
+            text.append(f" -> {cell.maybe}?", style=STYLES.get(cell.maybe, ""))
         if cell.since is not None:
             text.append(f" for {span(self.clock() - cell.since)}", style="dim")
         if cell.fresh and cell.seconds:

@@ -80,6 +80,10 @@ def result(data: Mapping[str, Any]) -> str:
     return f"  {data['standing']:<17} {data['repro']} [{data['device']}]{verdict}{reason}"
 
 
+def unconfirmed(data: Mapping[str, Any]) -> str:
+    return f"  {data['verdict']}?          {data['repro']} [{data['device']}] was {data['before']}; asking a fresh interpreter"
+
+
 def flip(data: Mapping[str, Any]) -> str:
     between = ""
     if data["last_before"] or data["first_after"]:
@@ -107,6 +111,7 @@ WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "sweep_finished": sweep_finished,
     "result": result,
     "flip": flip,
+    "unconfirmed": unconfirmed,
     "backend_broken": backend_broken,
     "backend_back": lambda data: f"backend {data['backend']} works again on {data['device']}",
     "build_failed": build_failed,

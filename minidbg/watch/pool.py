@@ -64,6 +64,7 @@ class Ended:
     stdout: str = ""
     stderr: str = ""
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     files: tuple[str, ...] | None = None
     """What it had loaded beyond the server's own files; None when it died before it could say."""
     max_rss_bytes: int = 0

@@ -248,7 +248,22 @@ class Sweeper:
             self.recorder.store_sighting(task.job.repro, task.job.device, sighting, stale=True)
             sweep.given_up(task)
             return
-        self.take(sweep.saw(task, seen, outcome))
+        answers = sweep.saw(task, seen, outcome)
+        self.take(answers)
+        if not answers and task.purpose is Purpose.RUN:
+            self.tell_unconfirmed(sweep, task.job, seen)
+
+    def tell_unconfirmed(self, sweep: Sweep, job: Job, seen: Seen) -> None:
+        """Say at once what a run has shown, when a working backend showed something new; whether it holds comes later."""
+        canary = sweep.canaries.get(sweep.key(job))
+        before = self.recorder.states.get((job.repro, job.device))
+        if canary is not None and canary.answer == "passes" and before is not None:
+            if self.first_answer is None:
+                self.first_answer = self.clock()
+            self.announce(
+                "unconfirmed", sweep=sweep.number, repro=job.repro, device=job.device, before=str(before.verdict),
+                verdict=str(seen.verdict), seconds=round(seen.seconds, 3),
+            )  # fmt: skip
 
     def known_files(self, sweep: Sweep, job: Job) -> tuple[str, ...]:
         """What the job has loaded before, for a run that cannot say: a crash, or a fresh interpreter."""

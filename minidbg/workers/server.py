@@ -6,7 +6,7 @@ nothing else. One thread; Linux or another POSIX system. It speaks lines of JSON
     -> {"id", "argv", "mode", "seconds", "memory_bytes", "env", "unset", "pycache", "nice"}     run a script
     -> {"cancel": id}                                                                             end a run
     <- {"ready": true, "loaded": {path: [mtime_ns, size]}, "seconds"}                            once, after preloading
-    <- {"id", "status", "signal", "timed_out", "cancelled", "stdout", "stderr", "seconds", "files"}
+    <- {"id", "status", "signal", "timed_out", "cancelled", "stdout", "stderr", "seconds", "cpu_seconds", "files"}
 
 ``mode``: ``fork`` (a child of this process), ``prelude`` (a fresh interpreter that runs the script in the same way),
 ``fresh`` (``python script.py``, as a person would run it). A run is its own process group, and is ended as one. When the
@@ -155,7 +155,7 @@ class Server:
                 self.ended_groups.add(ended)
             _, status, usage = os.wait4(ended, 0)
             if run is not None:
-                self.answer(run, status, usage.ru_maxrss)
+                self.answer(run, status, usage)
         self.kill_orphans()
 
     def kill_orphans(self) -> None:
@@ -169,7 +169,7 @@ class Server:
         if not self.runs:
             self.ended_groups.clear()
 
-    def answer(self, run: Run, status: int, max_rss_kib: int) -> None:
+    def answer(self, run: Run, status: int, usage: resource.struct_rusage) -> None:
         """Tell the daemon how a run ended, and clean up after it."""
         self.say(
             {
@@ -182,7 +182,8 @@ class Server:
                 "stderr": tail(run.folder / "stderr"),
                 "files": read_files(run.folder / "files.json"),
                 "seconds": time.monotonic() - run.began,
-                "max_rss_bytes": max_rss_kib * 1024,
+                "cpu_seconds": usage.ru_utime + usage.ru_stime,
+                "max_rss_bytes": usage.ru_maxrss * 1024,
             }
         )
         shutil.rmtree(run.folder, ignore_errors=True)
@@ -348,7 +349,7 @@ def run_script(request: dict[str, Any], folder: Path, base_files: frozenset[str]
         traceback.print_exc()
         return NO_VERDICT
     finally:
-        files = sorted(set(loaded_files()) - base_files)
+        files = sorted({os.path.realpath(path) for path in set(loaded_files()) - base_files})
         (folder / "files.json").write_text(json.dumps(files))
 
 
@@ -367,7 +368,7 @@ def loaded_files() -> Iterator[str]:
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
         if isinstance(path, str):
-            yield os.path.realpath(path)
+            yield path
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/maps").read_text().splitlines():
             columns = line.split(maxsplit=5)

@@ -1,0 +1,172 @@
+"""How soon after a save does ``minidbg watch`` know? Beside running each script with a fresh ``python repro.py``.
+
+    python tests/benchmarks/bench_watch.py [--repros 1,20,100] [--backends custom,inductor] [--baseline 10]
+
+For each backend and number of repros: seconds from the save to the first and to the last verdict (median of several
+saves), seconds for all of them run one by one as ``python repro.py --json``, two at a time (measured on ``--baseline`` of
+them and scaled), and whether the verdicts are the same. The custom backend is a package with an ``aot_autograd`` compiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+
+from watch_driver import WatchProcess
+
+OPS = ("relu", "sigmoid", "tanh", "sin", "cos", "exp", "erf", "abs", "neg", "floor")
+BROKEN = OPS[::2]
+
+BACKEND = '''"""A backend of one's own, at the level of aot_autograd."""
+from functorch.compile import make_boxed_func
+from torch._dynamo import register_backend
+from torch._dynamo.backends.common import aot_autograd
+
+from bench_backend.lowering import lower
+
+
+def compiler(gm, example_inputs):
+    for node in gm.graph.nodes:
+        lower(node)
+    return make_boxed_func(gm.forward)
+
+
+bench = register_backend(name="bench", compiler_fn=aot_autograd(fw_compiler=compiler))
+'''
+
+LOWERING = '''"""Which ops can be lowered."""
+BROKEN = {broken!r}
+
+
+def lower(node):
+    name = str(node.target).split(".")[1] if node.op == "call_function" and "." in str(node.target) else ""
+    if name in BROKEN:
+        raise NotImplementedError("no lowering for " + name)
+'''
+
+MAKE = """
+import sys
+import torch
+import minidbg
+import bench_backend
+minidbg.save_repro(lambda x: torch.relu(x) + 1, (torch.linspace(-1, 1, 8).reshape(2, 4),), "bench", sys.argv[1])
+"""
+"""Writes one real repro script, from which the others are made by changing its op, its shape or its backend."""
+
+INDUCTOR_FAILS = "x + torch.full((), 5.0).cumsum(0)"
+
+
+def main() -> None:
+    """Measure and print one line for each case."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repros", default="1,20,100")
+    parser.add_argument("--backends", default="custom,inductor")
+    parser.add_argument("--baseline", type=int, default=10)
+    parser.add_argument("--saves", type=int, default=5)
+    options = parser.parse_args()
+    for backend in options.backends.split(","):
+        for count in map(int, options.repros.split(",")):
+            with tempfile.TemporaryDirectory(prefix="minidbg-bench-") as folder:
+                print(json.dumps(measure(backend, count, Path(folder), options)), flush=True)
+
+
+def measure(backend: str, count: int, folder: Path, options: argparse.Namespace) -> dict[str, object]:
+    """The figures of one case."""
+    package = folder / "src" / "bench_backend"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(BACKEND)
+    lowering = package / "lowering.py"
+    lowering.write_text(LOWERING.format(broken=BROKEN))
+    repros = folder / "repros"
+    repros.mkdir()
+    env = {**os.environ, "PYTHONPATH": str(folder / "src")}
+    write_repros(backend, count, repros, env)
+    alone, fresh_verdicts = fresh_runs(sorted(repros.glob("*.py"))[: options.baseline], env)
+    first, last, verdicts, start = watched(folder, lowering, options.saves, env)
+    same = all(verdicts.get(script) == verdict for script, verdict in fresh_verdicts.items())
+    return {
+        "backend": backend, "repros": count, "start_s": round(start, 2), "first_verdict_s": round(statistics.median(first), 3),
+        "all_verdicts_s": round(statistics.median(last), 2), "fresh_all_s": round(alone * count, 1),
+        "times_faster": round(alone * count / statistics.median(last), 1), "same_verdicts": same,
+    }  # fmt: skip
+
+
+def write_repros(backend: str, count: int, folder: Path, env: dict[str, str]) -> None:
+    """That many scripts: for the custom backend half of the ops fail, for inductor a fifth of them."""
+    model = folder.parent / "model.py"
+    subprocess.run([sys.executable, "-c", MAKE, str(model)], env=env, check=True, cwd=folder)
+    text = model.read_text()
+    for number in range(count):
+        op, rows = OPS[number % len(OPS)], number // len(OPS) + 2
+        changed = text.replace("torch.relu(", f"torch.{op}(").replace("(2, 4)", f"({rows}, 4)")
+        changed = changed.replace("for relu", f"for {op}")
+        if backend == "inductor":
+            changed = re.sub(
+                r"def backend\(\):.*?\n\n\n",
+                'def backend():\n    return "inductor"\n\n\n',
+                changed,
+                flags=re.S,
+            )
+            changed = changed.replace('# backend = "bench"', '# backend = "inductor"')
+            if number % 5 == 0:
+                changed = changed.replace(f"torch.{op}(x)", INDUCTOR_FAILS)
+        (folder / f"r{number:03d}_{op}.py").write_text(changed)
+
+
+def fresh_runs(scripts: list[Path], env: dict[str, str]) -> tuple[float, dict[str, str]]:
+    """Seconds for each script when they run two at a time in fresh interpreters, and their verdicts."""
+
+    def run(script: Path) -> str:
+        done = subprocess.run(
+            [sys.executable, str(script), "--json"], env=env, capture_output=True, text=True, check=False
+        )
+        return str(json.loads(done.stdout.splitlines()[-1])["verdict"])
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(2) as two:
+        verdicts = list(two.map(run, scripts))
+    alone = (time.monotonic() - began) / len(scripts) if len(scripts) > 1 else (time.monotonic() - began)
+    return alone, {script.name: verdict for script, verdict in zip(scripts, verdicts, strict=True)}
+
+
+def watched(
+    folder: Path, lowering: Path, saves: int, env: dict[str, str]
+) -> tuple[list[float], list[float], dict[str, str], float]:
+    """Seconds from each save to the first and to the last verdict, the verdicts, and seconds to the end of the first sweep."""
+    began = time.time()
+    running = WatchProcess(folder, "repros", "--jobs", "2", "--source", "src", "--no-reduce", env=env)
+    first: list[float] = []
+    last: list[float] = []
+    try:
+        end = running.wait_for_sweep(since=0, seconds=1200)
+        start = end["at"] - began
+        time.sleep(2)
+        for number in range(saves):
+            mark = running.mark()
+            saved = time.time()
+            lowering.write_text(LOWERING.format(broken=BROKEN) + f"\n# save {number}\n")
+            end = running.wait_for_sweep(since=mark, seconds=1200)
+            results = running.since(mark, "result")
+            first.append(min(event["at"] for event in results) - saved)
+            last.append(end["at"] - saved)
+            time.sleep(0.5)
+        verdicts = {event["repro"]: event["verdict"] for event in results}
+        running.stop()
+    finally:
+        running.close()
+    return first, last, verdicts, start
+
+
+if __name__ == "__main__":
+    main()
