@@ -174,6 +174,7 @@ class Daemon:
             return
         self.lookout.tick(now)
         if self.sweeper.current is not None:
+            self.sweeper.fill()
             self.end_sweep_if_done()
         elif self.builder is not None and self.builder.running:
             return

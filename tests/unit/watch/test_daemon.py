@@ -1,0 +1,520 @@
+"""The daemon without processes, events or sleep: a pool that answers from a table, and hints that the test gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from minidbg.history import History
+from minidbg.watch import watched
+from minidbg.watch.announce import Announcer, Event
+from minidbg.watch.daemon import Daemon
+from minidbg.watch.lock import AlreadyWatched
+from minidbg.watch.messages import Hint, Inbox, Key, Stop
+from minidbg.watch.pool import Ended, Order
+from minidbg.watch.settings import FailOn, OnChange, WatchSettings
+from minidbg.watch.snapshot import Root
+
+REPRO = """# /// script
+# [tool.minidbg]
+# schema = 1
+# kind = "{kind}"
+# expect = "{expect}"
+# backend = "toy"
+# [tool.minidbg.reference]
+# modules = ["toy_backend"]
+# ///
+def backend():
+    import toy_backend
+"""
+
+MACHINE = {
+    "devices": {"cpu": {"name": "a processor", "driver": ""}, "cuda:0": {"name": "a GPU", "driver": "1"}},
+    "torch": "2.13.0", "python": "3.11", "machine": "Linux x86_64", "host": "here",
+}  # fmt: skip
+
+
+@dataclass
+class TablePool:
+    """Answers each order at once, by what the sources say: a repro ``x.py`` does what ``toy_backend/x.py`` holds."""
+
+    inbox: Inbox
+    package: Path
+    orders: list[Order] = field(default_factory=list)
+    canary: str = "passes"
+    during: Callable[[Order], None] = lambda order: None
+    """What happens in the world while an order runs."""
+    lose: int = 0
+    """How many of the next orders the server dies under."""
+    refreshed: int = 0
+    closed: bool = False
+
+    def run(self, order: Order) -> None:
+        self.orders.append(order)
+        self.during(order)
+        if self.lose and not order.argv[0].endswith("device_script.py"):
+            self.lose -= 1
+            self.inbox.put(Ended(order.id, lost=True))
+            return
+        self.inbox.put(self.answer(order))
+
+    def answer(self, order: Order) -> Ended:
+        if order.argv[0].endswith("device_script.py"):
+            return Ended(order.id, 0, stdout=json.dumps(MACHINE))
+        if order.argv[0].endswith("canary_script.py"):
+            return Ended(order.id, 0, stdout=json.dumps({"canary": self.canary, "reason": "because"}))
+        source = self.package / Path(order.argv[0]).name
+        verdict = source.read_text().strip()
+        if verdict == "SEGV":
+            return Ended(order.id, signal=11)
+        files = None if order.mode == "fresh" else (str(source), str(self.package / "__init__.py"))
+        return Ended(order.id, 0, stdout=json.dumps({"verdict": verdict, "seconds": 0.1}), files=files)
+
+    def cancel(self, number: int) -> None:
+        pass
+
+    def refresh(self) -> bool:
+        self.refreshed += 1
+        return False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class GivenEvents:
+    """Events that only a test sends; ``why`` makes it say that there are none."""
+
+    why: str = ""
+    watched: list[Root] = field(default_factory=list)
+
+    def watch(self, roots: Sequence[Root]) -> str:
+        self.watched = list(roots)
+        return self.why
+
+    def stop(self) -> None:
+        pass
+
+
+class World:
+    """A folder of repros, the backend's package, and a daemon that is moved on by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.repros, self.package = folder, folder / "repros", folder / "src" / "toy_backend"
+        self.repros.mkdir()
+        self.package.mkdir(parents=True)
+        (self.package / "__init__.py").write_text("")
+        self.told: list[Event] = []
+        self.daemon: Daemon | None = None
+
+    def repro(self, name: str, verdict: str, *, kind: str = "compile", expect: str = "reproduces") -> None:
+        (self.repros / f"{name}.py").write_text(REPRO.format(kind=kind, expect=expect))
+        (self.package / f"{name}.py").write_text(verdict)
+
+    def start(self, **settings: object) -> Daemon:
+        inbox: Inbox = queue.SimpleQueue()
+        self.pool, self.events = TablePool(inbox, self.package), GivenEvents()
+        settings = {"quiet_s": 0.0, "jobs": 1, "reduce": False, **settings}
+        self.daemon = Daemon(
+            [self.repros], WatchSettings(**settings), Announcer([self]), inbox=inbox,
+            make_pool=lambda inbox, hidden: self.pool, make_events=lambda inbox: self.events,
+        )  # fmt: skip
+        self.daemon.next_quiet_work = float("inf")
+        self.daemon.start()
+        return self.daemon
+
+    def settle(self) -> None:
+        """Let the daemon do all that there is to do."""
+        assert self.daemon is not None
+        for _ in range(300):
+            while not self.daemon.inbox.empty() and self.daemon.status is None:
+                self.daemon.handle(self.daemon.inbox.get())
+            if self.daemon.status is not None:
+                return
+            self.daemon.step(0.0 if self.daemon.lookout.debounce.first is None else float("inf"))
+            idle = self.daemon.sweeper.current is None and not self.daemon.ready_to_sweep()
+            if idle and self.daemon.inbox.empty() and self.daemon.lookout.debounce.first is None:
+                return
+        raise AssertionError(f"the daemon does not come to rest: {self.told[-12:]}")
+
+    def save(self, name: str, text: str) -> None:
+        path = self.package / f"{name}.py"
+        path.write_text(text)
+        assert self.daemon is not None
+        self.daemon.inbox.put(Hint(str(path)))
+
+    def hint(self, path: Path) -> None:
+        assert self.daemon is not None
+        self.daemon.inbox.put(Hint(str(path)))
+
+    def show(self, event: Event) -> None:
+        self.told.append(event)
+
+    def close(self) -> None:
+        pass
+
+    def names(self, name: str) -> list[Event]:
+        return [event for event in self.told if event.name == name]
+
+    def flips(self) -> list[tuple[str, str]]:
+        return [(event.data["kind"], event.data["repro"]) for event in self.names("flip")]
+
+    def ran(self) -> list[str]:
+        """The repros that were run since the last call, canaries left out."""
+        orders, self.pool.orders = self.pool.orders, []
+        return [Path(order.argv[0]).stem for order in orders if "_script" not in order.argv[0]]
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    made = World(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "src"))
+    monkeypatch.chdir(tmp_path)
+    # Here a run begins in the same millisecond as the save before it; a real one comes after the quiet time.
+    monkeypatch.setattr(watched, "CLOCK_GRAIN_S", 0.0)
+    yield made
+    if made.daemon is not None:
+        made.daemon.end()
+        assert made.pool.closed
+
+
+def test_one_change_is_one_sweep_of_all_repros_with_the_failing_first(world: World) -> None:
+    world.repro("a", "gone")
+    world.repro("b", "reproduces")
+    world.start()
+    world.settle()
+    assert world.flips() == []
+    world.ran()
+    world.save("a", "gone ")
+    world.settle()
+    assert world.ran() == ["b", "a"]
+    assert len(world.names("sweep_started")) == 2
+
+
+def test_a_flip_is_confirmed_in_a_fresh_interpreter_and_told_once(world: World) -> None:
+    world.repro("a", "reproduces")
+    world.start()
+    world.settle()
+    world.pool.orders.clear()
+    world.save("a", "gone")
+    world.settle()
+    assert [order.mode for order in world.pool.orders if order.argv[0].endswith("a.py")] == ["fork", "fresh"]
+    assert world.flips() == [("FIXED", "a.py")]
+    (flip,) = world.names("flip")
+    assert flip.data["files"] == ["src/toy_backend/a.py"]
+    world.save("a", "gone \n")
+    world.settle()
+    assert world.flips() == [("FIXED", "a.py")]
+
+
+def test_a_touched_file_and_a_file_elsewhere_cause_no_sweep(world: World) -> None:
+    world.repro("a", "gone")
+    world.start()
+    world.settle()
+    world.save("a", "gone")
+    (world.folder / "elsewhere.py").write_text("")
+    world.hint(world.folder / "elsewhere.py")
+    world.settle()
+    assert len(world.names("sweep_started")) == 1
+
+
+def test_a_broken_backend_is_said_once_and_flips_nothing(world: World) -> None:
+    world.repro("a", "reproduces")
+    world.start()
+    world.settle()
+    world.pool.canary = "broken"
+    for text in ("gone", "gone "):
+        world.save("a", text)
+        world.settle()
+    assert [event.data["reason"] for event in world.names("backend_broken")] == ["because"]
+    assert world.flips() == []
+    world.pool.canary = "passes"
+    world.save("a", "gone  ")
+    world.settle()
+    assert len(world.names("backend_back")) == 1
+    assert world.flips() == [("FIXED", "a.py")]
+
+
+@pytest.mark.parametrize("on_change", list(OnChange))
+def test_an_edit_while_a_run_goes_on_makes_its_result_stale(world: World, on_change: OnChange) -> None:
+    """The backend is broken for a moment: what a run saw of that moment must flip nothing."""
+    world.repro("a", "reproduces")
+    world.repro("b", "gone")
+    world.start(on_change=on_change)
+    world.settle()
+
+    def edit_once(order: Order) -> None:
+        if order.argv[0].endswith("a.py"):
+            world.pool.during = lambda order: None
+            (world.package / "a.py").write_text("gone")
+            world.save("b", "gone  ")
+
+    world.pool.during = edit_once
+    world.save("b", "gone ")
+    world.settle()
+    assert [event.data["end"] for event in world.names("sweep_finished")] == [
+        "complete",
+        "superseded",
+        "complete",
+    ]
+    assert world.flips() == [("FIXED", "a.py")]
+    assert world.daemon is not None
+    stale = [result for _, result in world.daemon.recorder.history.results("a.py") if result.stale]
+    assert len(stale) == 1
+
+
+def test_an_edit_that_no_event_told_of_is_seen_at_the_end_of_the_run(world: World) -> None:
+    world.repro("a", "reproduces")
+    world.start()
+    world.settle()
+
+    def edit_in_silence(order: Order) -> None:
+        if order.argv[0].endswith("a.py") and order.mode == "fork":
+            world.pool.during = lambda order: None
+            (world.package / "a.py").write_text("gone")
+
+    world.pool.during = edit_in_silence
+    world.save("__init__", "# another")
+    world.settle()
+    assert world.names("sweep_finished")[1].data["end"] == "superseded"
+    assert world.flips() == [("FIXED", "a.py")]
+
+
+def test_a_file_that_every_run_writes_anew_does_not_keep_the_daemon_busy_for_ever(world: World) -> None:
+    world.repro("a", "reproduces")
+    world.start()
+    world.pool.during = lambda order: (world.package / "a.py").write_text("reproduces") and None
+    world.settle()
+    assert len(world.names("sweep_started")) <= 4
+    assert world.names("result")[-1].data["verdict"] == "reproduces"
+
+
+def test_an_added_and_an_edited_repro_run_alone_and_a_removed_one_is_forgotten(world: World) -> None:
+    world.repro("a", "gone")
+    (world.package / "b.py").write_text("reproduces")
+    world.start()
+    world.settle()
+    world.ran()
+    (world.repros / "b.py").write_text(REPRO.format(kind="compile", expect="reproduces"))
+    world.hint(world.repros / "b.py")
+    world.settle()
+    assert [event.data["repro"] for event in world.names("repro_added")] == ["b.py"]
+    assert world.ran() == ["b"]
+    (world.repros / "a.py").write_text(REPRO.format(kind="compile", expect="gone"))
+    world.hint(world.repros / "a.py")
+    world.settle()
+    assert world.ran() == ["a"]
+    (world.repros / "b.py").unlink()
+    world.hint(world.repros / "b.py")
+    world.settle()
+    assert [event.data["repro"] for event in world.names("repro_removed")] == ["b.py"]
+    world.save("a", "gone ")
+    world.settle()
+    assert world.ran() == ["a"]
+
+
+def test_a_damaged_repro_is_shown_and_runs_nothing(world: World) -> None:
+    world.repro("a", "gone")
+    (world.repros / "cut_off.py").write_text("# /// script\n# [tool.mini")
+    (world.repros / "conftest.py").write_text("")
+    world.start()
+    world.settle()
+    assert [event.data["repro"] for event in world.names("repro_damaged")] == ["cut_off.py"]
+    standings = {event.data["repro"]: event.data["standing"] for event in world.names("result")}
+    assert standings == {"a.py": "new", "cut_off.py": "invalid"}
+    assert "cut_off" not in world.ran()
+
+
+def test_each_repro_runs_on_each_device_and_a_missing_one_is_skipped_aloud(world: World) -> None:
+    world.repro("a", "gone")
+    world.start(devices="cpu,cuda:1,all")
+    world.settle()
+    assert {event.data["device"] for event in world.names("result")} == {"cpu", "cuda:0"}
+    (missing,) = world.names("device_missing")
+    assert missing.data["text"] == (
+        "cuda:1 not present (found cpu, cuda:0); 1 repro skipped there; 'minidbg doctor' lists what is here"
+    )
+    assert {order.mode for order in world.pool.orders if "cuda:0" in order.argv} <= {"prelude", "fresh"}
+
+
+def test_a_crash_is_a_verdict(world: World) -> None:
+    world.repro("a", "reproduces")
+    world.repro("c", "SEGV", kind="crash")
+    world.start()
+    world.settle()
+    world.save("a", "SEGV")
+    world.settle()
+    assert world.flips() == [("crashed", "a.py")]
+    states = {name: str(state.verdict) for (name, _), state in world.daemon.recorder.states.items()}
+    assert states == {"a.py": "crashed", "c.py": "reproduces"}
+    asked = [order.argv[-1] for order in world.pool.orders if order.argv[0].endswith("c.py")]
+    assert asked[0] == "--child", "a worker is a process of its own already"
+
+
+def test_a_server_that_dies_once_is_asked_again_and_one_that_dies_twice_judges_nothing(world: World) -> None:
+    world.repro("a", "reproduces")
+    world.start()
+    world.pool.lose = 1
+    world.settle()
+    world.save("a", "gone")
+    world.pool.lose = 2
+    world.settle()
+    assert world.daemon is not None
+    assert world.daemon.sweeper.current is None
+
+
+def test_states_survive_the_daemon_and_a_flip_that_was_not_told_is_told_by_the_next(world: World) -> None:
+    world.repro("a", "reproduces")
+    world.start()
+    world.settle()
+    world.daemon.end()
+    (world.package / "a.py").write_text("gone")
+    world.start()
+    world.settle()
+    assert world.flips() == [("FIXED", "a.py")]
+    world.daemon.end()
+    with History.open(world.repros / ".minidbg" / "history.sqlite") as history:
+        history.connection.execute("update flips set announced = 0")
+    world.told.clear()
+    world.start()
+    assert world.flips() == [("FIXED", "a.py")]
+
+
+def test_a_second_daemon_is_told_who_holds_the_folder(world: World) -> None:
+    world.repro("a", "gone")
+    world.start()
+    with pytest.raises(AlreadyWatched, match=f"already watched by process {os.getpid()}"):
+        Daemon(
+            [world.repros], WatchSettings(), Announcer([]),
+            make_pool=lambda inbox, hidden: world.pool, make_events=lambda inbox: world.events,
+        )  # fmt: skip
+
+
+def test_pause_rerun_and_quit(world: World) -> None:
+    world.repro("a", "gone")
+    world.repro("b", "reproduces")
+    daemon = world.start()
+    world.settle()
+    daemon.inbox.put(Key("pause"))
+    world.save("a", "gone ")
+    world.settle()
+    assert len(world.names("sweep_started")) == 1
+    daemon.inbox.put(Key("pause"))
+    world.settle()
+    assert len(world.names("sweep_started")) == 2
+    world.ran()
+    daemon.inbox.put(Key("failing"))
+    world.settle()
+    assert world.ran() == ["b"]
+    daemon.inbox.put(Key("rerun"))
+    world.settle()
+    assert world.ran() == ["b", "a"]
+    daemon.inbox.put(Key("quit"))
+    world.settle()
+    assert daemon.status == 0
+
+
+def test_quiet_time_shows_what_is_flaky(world: World) -> None:
+    world.repro("a", "reproduces")
+    daemon = world.start()
+    world.settle()
+    turns = iter(["gone", "gone", "reproduces", "gone", "gone", "gone"])
+    for _ in range(3):
+        original = (world.package / "a.py").read_text
+
+        def answer(order: Order) -> Ended:
+            return Ended(
+                order.id, 0, stdout=json.dumps({"verdict": next(turns)}), files=(str(world.package / "a.py"),)
+            )
+
+        world.pool.answer = answer  # type: ignore[method-assign]
+        daemon.next_quiet_work = 0.0
+        daemon.step(0.0)
+        world.settle()
+        if world.flips():
+            break
+    assert world.flips() == [("flaky", "a.py")], original()
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "fail_on", "status"),
+    [
+        (["gone", "gone"], FailOn.ANY, 0),
+        (["gone", "reproduces"], FailOn.ANY, 1),
+        (["gone", "changed"], FailOn.ANY, 3),
+        (["changed", "reproduces"], FailOn.ANY, 1),
+        (["skipped", "invalid"], FailOn.ANY, 125),
+        (["skipped", "gone"], FailOn.ANY, 0),
+        (["reproduces", "reproduces"], FailOn.UNEXPECTED, 0),
+        (["reproduces", "gone"], FailOn.UNEXPECTED, 1),
+        (["reproduces", "changed"], FailOn.UNEXPECTED, 1),
+        (["skipped", "skipped"], FailOn.UNEXPECTED, 125),
+    ],
+)
+def test_once_ends_with_the_status_of_what_was_seen(
+    world: World, verdicts: list[str], fail_on: FailOn, status: int
+) -> None:
+    for number, verdict in enumerate(verdicts):
+        world.repro(f"r{number}", verdict)
+    daemon = world.start(once=True, fail_on=fail_on)
+    world.settle()
+    assert daemon.status == status
+
+
+def test_polling_is_announced_with_its_reason(world: World) -> None:
+    world.repro("a", "reproduces")
+    daemon = world.start()
+    world.events.why = "no more watches"
+    daemon.lookout.next_check = 0.0
+    world.settle()
+    assert [event.data["text"] for event in world.names("notice")] == ["polling every 2 s: no more watches"]
+    (world.package / "a.py").write_text("gone")
+    daemon.lookout.next_look = 0.0
+    world.settle()
+    assert world.flips() == [("FIXED", "a.py")]
+
+
+def test_a_fault_of_our_own_is_logged_and_survived(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.repro("a", "reproduces")
+    world.repro("b", "reproduces")
+    daemon = world.start()
+    judge = daemon.sweeper.job_ended
+
+    def faulty(sweep: object, task: object, message: Ended, started: float) -> None:
+        if any(order.id == message.id and order.argv[0].endswith("a.py") for order in world.pool.orders):
+            raise ZeroDivisionError("ours")
+        judge(sweep, task, message, started)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(daemon.sweeper), "job_ended", lambda self, *arguments: faulty(*arguments))
+    world.settle()
+    assert [event.data["repro"] for event in world.names("result")] == ["b.py"]
+    assert "ZeroDivisionError" in (world.repros / ".minidbg" / "watch.log").read_text()
+
+
+def test_the_daemon_needs_no_torch() -> None:
+    import subprocess
+
+    program = "import minidbg.watch.daemon, minidbg.watch.commands, minidbg.watch.terminal, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
+
+
+def test_stop_ends_a_running_sweep_as_interrupted(world: World) -> None:
+    world.repro("a", "gone")
+    daemon = world.start()
+    while daemon.sweeper.current is None:
+        daemon.handle(daemon.inbox.get())
+        daemon.step(0.0)
+    daemon.inbox.put(Stop("SIGTERM"))
+    while daemon.status is None:
+        daemon.handle(daemon.inbox.get())
+    daemon.end()
+    world.daemon = None
+    with History.open(world.repros / ".minidbg" / "history.sqlite") as history:
+        assert history.sweeps()[0].end in ("interrupted", "complete")
