@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -85,5 +86,10 @@ def unless_another_graph(
     wanted = _torch.call_targets(candidate)
     if len(reached) == 1 and list(reached[0]) == wanted:
         return outcome
-    reason = f"dynamo handed another graph to the backend: {len(reached[-1])} calls instead of {len(wanted)}"
+    found = list(reached[-1])
+    first = next((pair for pair in zip_longest(wanted, found) if pair[0] != pair[1]), (None, None))
+    reason = (
+        f"dynamo handed another graph to the backend: {len(reached)} of them, the last with {len(found)} calls "
+        f"instead of {len(wanted)}; first difference: {first[1]} instead of {first[0]}"
+    )
     return Outcome(Verdict.INVALID, reason=reason, seconds=outcome.seconds)

@@ -60,22 +60,29 @@ def call_in_fork(
     memory_bytes: int | None = None,
     note: Notes | None = None,
 ) -> ChildResult:
-    """Run ``fn`` in a forked child with a time limit, and a limit for the memory of the child's whole group.
+    """Run ``fn`` in a forked child with a time limit and a memory limit.
 
+    ``memory_bytes`` is what the child and all that it starts may hold beyond what this process holds now.
     ``note`` may be written to by ``fn``; its last text is in the result. Raises OSError when no process can be made.
     """
     began = time.monotonic()
+    limit_bytes = None if memory_bytes is None else memory_bytes + psutil.Process().memory_info().rss
     with contextlib.ExitStack() as stack:
         answer, stderr = (stack.enter_context(Pipe()) for _ in range(2))
         parent = os.getpid()
-        pid = fork()
-        if pid == 0:
-            be_the_child(fn, answer.write_end, stderr.write_end, parent)
-        child = Child(pid, answer, stderr)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no interrupt before the try
         try:
-            child.wait_until(began + seconds, memory_bytes)
+            pid = fork()
+            if pid == 0:
+                be_the_child(fn, answer.write_end, stderr.write_end, parent)
+            child = Child(pid, answer, stderr)
+            try:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+                child.wait_until(began + seconds, limit_bytes)
+            finally:
+                child.end()
         finally:
-            child.end()
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return ChildResult(
         **child.ending(),
         **child.answer_parts(),
@@ -140,7 +147,7 @@ class Child:
         answer.close_write_end()
         stderr.close_write_end()
 
-    def wait_until(self, deadline: float, memory_bytes: int | None) -> None:
+    def wait_until(self, deadline: float, limit_bytes: int | None) -> None:
         """Return when the child is dead or over a limit; its pipes are emptied meanwhile."""
         next_look = time.monotonic() + POLL_S
         with selectors.DefaultSelector() as selector, self.exit_event(selector):
@@ -152,7 +159,7 @@ class Child:
                     self.timed_out = True
                     return self.ask_for_last_words()
                 if now >= next_look:
-                    if memory_bytes is not None and self.memory_in_use() > memory_bytes:
+                    if limit_bytes is not None and self.memory_in_use() > limit_bytes:
                         self.out_of_memory = True
                         return None
                     next_look = time.monotonic() + POLL_S
@@ -181,7 +188,12 @@ class Child:
 
     def is_dead(self) -> bool:
         """Whether the child has ended; it is not reaped, so that its process group's number stays taken."""
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except (
+            ChildProcessError
+        ):  # reaped by someone else: the program ignores SIGCHLD, or waits for any child
+            return True
 
     def ask_for_last_words(self) -> None:
         """Let faulthandler write the stack; it does so also while C code holds the GIL."""
@@ -215,16 +227,16 @@ class Child:
                 process = psutil.Process(pid)
                 if pid != self.pid and process.create_time() == created:
                     process.kill()
-        _, self.status = os.waitpid(self.pid, 0)
+        with contextlib.suppress(ChildProcessError):
+            _, self.status = os.waitpid(self.pid, 0)
         self.answer.drain()
         self.stderr.drain(TAIL_BYTES)
 
     def ending(self) -> dict[str, Any]:
-        assert self.status is not None
-        code = os.waitstatus_to_exitcode(self.status)
+        code = None if self.status is None else os.waitstatus_to_exitcode(self.status)
         return {
-            "signal": -code if code < 0 else None,
-            "exit_status": code if code >= 0 else None,
+            "signal": -code if code is not None and code < 0 else None,
+            "exit_status": code if code is not None and code >= 0 else None,
             "timed_out": self.timed_out,
             "out_of_memory": self.out_of_memory,
         }
@@ -270,6 +282,7 @@ def leave_the_parents_world(stderr: int, parent: int) -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGABRT):
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     gc.freeze()  # the parent's objects are not ours to finalise
     PARENTS_STREAMS.extend((sys.stdin, sys.stdout, sys.stderr))  # finalised, they would write what they hold
     sys.stdin, sys.stdout, sys.stderr = own_stream(0, "r"), own_stream(1, "w"), own_stream(2, "w")

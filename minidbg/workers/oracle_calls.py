@@ -41,4 +41,6 @@ def died_by(done: ChildResult, memory_bytes: int | None) -> str:
         return "timeout"
     if done.out_of_memory:
         return "memory limit"
+    if done.signal is None and done.exit_status is None:
+        return "unknown death"
     return death_name(-done.signal if done.signal is not None else done.exit_status or 0)

@@ -20,6 +20,7 @@ class ChildResult:
     """The traceback, when the question itself raised."""
     signal: int | None = None
     exit_status: int | None = None
+    """Neither is known when someone else has reaped the child."""
     timed_out: bool = False
     out_of_memory: bool = False
     """Whether the child was ended for passing ``memory_bytes``."""

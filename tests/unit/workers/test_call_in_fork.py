@@ -151,8 +151,7 @@ def test_memory_limit_ends_a_child_that_grows() -> None:
             held.append(b"x" * (8 << 20))
             time.sleep(0.005)
 
-    limit = psutil.Process().memory_info().rss + (256 << 20)
-    done = call_in_fork(grows, seconds=60, memory_bytes=limit)
+    done = call_in_fork(grows, seconds=60, memory_bytes=256 << 20)
     assert done.out_of_memory
     assert not done.timed_out
     assert done.seconds < 30
@@ -163,8 +162,15 @@ def test_memory_of_what_the_child_started_counts() -> None:
         program = "held = [b'x' * (8 << 20) for _ in range(64)]\nimport time\ntime.sleep(60)"
         subprocess.run([sys.executable, "-S", "-c", program], check=False)
 
-    limit = psutil.Process().memory_info().rss + (256 << 20)
-    assert call_in_fork(starts_one_that_grows, seconds=60, memory_bytes=limit).out_of_memory
+    assert call_in_fork(starts_one_that_grows, seconds=60, memory_bytes=256 << 20).out_of_memory
+
+
+def test_memory_of_the_parent_does_not_count() -> None:
+    held = bytearray(os.urandom(1) * (300 << 20))
+    done = call_in_fork(
+        lambda: [sum(held[:: 1 << 20]) is None, time.sleep(0.3)], seconds=60, memory_bytes=64 << 20
+    )
+    assert done.answered
 
 
 @pytest.mark.parametrize("own_session", [False, True])
@@ -309,6 +315,26 @@ def test_child_has_one_torch_thread_and_the_parent_keeps_its_own() -> None:
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_program_that_ignores_the_end_of_its_children_gets_its_answer() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert call_in_fork(lambda: 1, seconds=30).value == 1
+        done = call_in_fork(os.abort, seconds=30)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert not done.answered
+    assert "Fatal Python error: Aborted" in done.stderr_tail
+
+
+def test_signals_that_the_program_blocks_are_not_blocked_in_the_child() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGABRT})
+    try:
+        assert call_in_fork(hang, seconds=0.3).stderr_tail.count("in hang") == 1
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) >= {signal.SIGTERM, signal.SIGABRT}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def test_last_note_outlives_the_child() -> None:

@@ -45,8 +45,7 @@ def case_of(relu_graph: tuple[fx.GraphModule, tuple[Any, ...]]) -> CaseOf:
 
 
 def ask(case: Case, seconds: float = 30.0) -> Outcome:
-    limit = psutil.Process().memory_info().rss + MEMORY
-    return submit(case, seconds=seconds, memory_bytes=limit)
+    return submit(case, seconds=seconds, memory_bytes=MEMORY)
 
 
 @BOTH_PATHS
