@@ -202,14 +202,14 @@ class _Extraction:
         fact = self.facts.get(node)
         if fact is None:
             raise CannotExtract(f"{node.name} could not be recorded")
-        self._needpart_of((node, dropped, ()), fact, position)
+        self._need_part((node, dropped, ()), fact, position)
 
-    def _needpart_of(self, key: Key, fact: Fact, position: int) -> None:
+    def _need_part(self, key: Key, fact: Fact, position: int) -> None:
         if fact.kind is Kind.OPAQUE:
             raise CannotExtract(f"{key[0].name} has no form as an input")
         if fact.kind is Kind.TUPLE:
             for place, part in enumerate(fact.parts):
-                self._needpart_of((key[0], key[1], (*key[2], place)), part, position)
+                self._need_part((key[0], key[1], (*key[2], place)), part, position)
         elif _becomes_input(key[0], fact):
             self.plan.lifted.setdefault(key, position)
 
@@ -328,12 +328,12 @@ class _Extraction:
         dropped = self._dropped_writes(node, position)
         if node.op == "placeholder" and dropped == 0:
             return self.new[node]
-        return self._argumentpart_of((node, dropped, ()), self.facts[node])
+        return self._argument_part((node, dropped, ()), self.facts[node])
 
-    def _argumentpart_of(self, key: Key, fact: Fact) -> Any:
+    def _argument_part(self, key: Key, fact: Fact) -> Any:
         if fact.kind is Kind.TUPLE:
             return tuple(
-                self._argumentpart_of((key[0], key[1], (*key[2], place)), part)
+                self._argument_part((key[0], key[1], (*key[2], place)), part)
                 for place, part in enumerate(fact.parts)
             )
         return self.new_parts.get(key, fact.plain)

@@ -38,7 +38,7 @@ class Subsets:
         mask = 0
         for number in chosen:
             mask |= self._bits[number]
-        if not chosen or self.problem.presumed_passing(mask):
+        if not chosen or (not how and self.problem.presumed_passing(mask)):
             return False
         keep = {node for number in chosen for node in self.units[number]}
         candidate = self.problem.extract_from(self.recording, self.base, keep, **how)

@@ -13,6 +13,8 @@ from minidbg.reduce.subsets import Subsets, neighbourhood
 
 DISTANCES = (0, 1, 2, 4)
 """Dependency steps around the suspects, tried in this order."""
+FEW = 3
+"""Suspects up to which every distance is tried: many are a sign that words of the error only happen to be names of ops."""
 
 
 def try_suspects(problem: ReductionProblem, hints: Sequence[str]) -> None:
@@ -21,7 +23,7 @@ def try_suspects(problem: ReductionProblem, hints: Sequence[str]) -> None:
     suspects = suspected(subsets, hints)
     if not suspects or len(suspects) > len(subsets) // 2:
         return
-    for distance in DISTANCES:
+    for distance in DISTANCES if len(suspects) <= FEW else DISTANCES[::2]:
         around = neighbourhood(subsets, suspects, distance)
         if len(around) < len(subsets) and subsets.fails(around):
             return

@@ -1,0 +1,53 @@
+"""Graphs and predicates for the tests of the reducer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from minidbg.reduce.core import Answer
+
+OPS = (torch.sin, torch.cos, torch.relu)
+
+
+def chain(calls: int) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+    """``op0``, ``op1``, ...: unary ops of three kinds in a row."""
+    graph = fx.Graph()
+    value = graph.placeholder("x")
+    for number in range(calls):
+        value = graph.create_node("call_function", OPS[number % 3], (value,), name=f"op_{number}")
+    graph.output((value,))
+    return fx.GraphModule(torch.nn.Module(), graph), [torch.linspace(0, 1, 4)]
+
+
+def call_names(graph_module: fx.GraphModule) -> list[str]:
+    return [node.name for node in graph_module.graph.nodes if node.op.startswith("call")]
+
+
+def call_count(graph_module: fx.GraphModule) -> int:
+    return len(call_names(graph_module))
+
+
+class Needs:
+    """Fails where all of these nodes are; counts its calls and remembers what it was asked."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = set(names)
+        self.asked: list[list[str]] = []
+
+    def __call__(self, graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+        found = call_names(graph_module)
+        self.asked.append(found)
+        return self.names <= set(found)
+
+    @property
+    def calls(self) -> int:
+        return len(self.asked)
+
+
+def answers(fails: Callable[[fx.GraphModule, Sequence[Any]], bool]) -> Callable[..., Answer]:
+    """An oracle with the answers of a predicate."""
+    return lambda graph_module, inputs: Answer.INTERESTING if fails(graph_module, inputs) else Answer.NOT

@@ -1,0 +1,234 @@
+"""``reduce_graph``: hints, answers, progress, and special graphs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from graphs_to_reduce import Needs, answers, call_count, call_names, chain
+from torch import Tensor, fx
+
+from minidbg.reduce.core import Answer, Budget, Progress, reduce_graph
+
+
+def test_node_named_by_a_hint_takes_one_call() -> None:
+    result = reduce_graph(*chain(500), answers(needs := Needs("op_321")), hints=("nonsense", "op_321"))
+    assert call_names(result.graph_module) == ["op_321"]
+    assert needs.calls == 1
+
+
+def test_op_named_by_a_hint_takes_few_calls_whatever_the_size() -> None:
+    graph_module, inputs = chain(500)
+    node = next(node for node in graph_module.graph.nodes if node.name == "op_321")
+    node.target = torch.erf
+    graph_module.recompile()
+    result = reduce_graph(graph_module, inputs, answers(needs := Needs("op_321")), hints=("erf", "lowering"))
+    assert call_names(result.graph_module) == ["op_321"]
+    assert needs.calls <= 6
+
+
+def test_neighbourhood_of_a_hint_is_tried() -> None:
+    result = reduce_graph(*chain(500), answers(needs := Needs("op_321", "op_322")), hints=("op_321",))
+    assert call_names(result.graph_module) == ["op_321", "op_322"]
+    assert needs.calls <= 8
+
+
+def test_wrong_hint_does_no_harm() -> None:
+    result = reduce_graph(*chain(200), answers(Needs("op_150")), hints=("op_20",))
+    assert call_names(result.graph_module) == ["op_150"]
+    assert result.certified
+
+
+def test_kind_of_op_that_always_fails_is_found_as_an_island() -> None:
+    def relu_fails(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+        return any(node.target is torch.relu for node in graph_module.graph.nodes)
+
+    for calls in (30, 300, 3000):
+        result = reduce_graph(*chain(calls), answers(relu_fails))
+        assert call_count(result.graph_module) == 1
+        assert result.oracle_calls <= 6
+
+
+def test_other_failures_do_not_count() -> None:
+    """A second bug at op_10 hides the first one where both are."""
+
+    def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Answer:
+        names = call_names(graph_module)
+        if "op_150" in names:
+            return Answer.INTERESTING
+        return Answer.OTHER if "op_10" in names else Answer.NOT
+
+    result = reduce_graph(*chain(200), ask)
+    assert call_names(result.graph_module) == ["op_150"]
+    assert {attempt.answer for attempt in result.history} >= {Answer.OTHER, Answer.INTERESTING}
+
+
+def test_every_call_is_in_the_history_and_told() -> None:
+    told: list[Progress] = []
+    result = reduce_graph(*chain(100), answers(needs := Needs("op_60")), on_progress=told.append)
+    assert len(result.history) == len(told) == needs.calls == result.oracle_calls
+    assert [progress.oracle_calls for progress in told] == list(range(1, needs.calls + 1))
+    assert told[-1].start_nodes == 100
+    improved = [progress.best for progress in told if progress.improved]
+    assert [call_count(best.graph_module) for best in improved][-1] == 1
+    assert {progress.phase for progress in told} <= {"islands", "bisect", "interior", "nodes"}
+
+
+def test_smallest_passing_neighbour_is_kept() -> None:
+    result = reduce_graph(*chain(50), answers(Needs("op_10", "op_30")))
+    assert result.neighbour is not None
+    assert call_count(result.neighbour[0]) == 1
+
+
+def test_nothing_smaller_leaves_no_steps() -> None:
+    graph_module, inputs = chain(4)
+    result = reduce_graph(graph_module, inputs, answers(Needs("op_0", "op_1", "op_2", "op_3")))
+    assert result.steps == ()
+    assert call_count(result.graph_module) == 4
+    assert result.certified
+
+
+def test_budget_of_no_calls_asks_nothing() -> None:
+    result = reduce_graph(*chain(20), answers(needs := Needs("op_1")), budget=Budget(max_calls=0))
+    assert needs.calls == 0
+    assert not result.certified
+
+
+# --- special graphs ---
+
+
+def test_two_of_fifty_outputs_stay() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    nodes = [graph.create_node("call_function", torch.sin, (x,), name=f"op_{number}") for number in range(50)]
+    graph.output(tuple(nodes))
+    result = reduce_graph(
+        fx.GraphModule(torch.nn.Module(), graph), [torch.ones(2)], answers(needs := Needs("op_7", "op_41"))
+    )
+    assert call_names(result.graph_module) == ["op_7", "op_41"]
+    assert needs.calls < 25
+
+
+def test_outputs_that_are_used_as_well_are_dropped_unless_needed() -> None:
+    graph = fx.Graph()
+    value = graph.placeholder("x")
+    nodes = []
+    for number in range(10):
+        value = graph.create_node("call_function", torch.sin, (value,), name=f"op_{number}")
+        nodes.append(value)
+    graph.output(tuple(nodes))
+    graph_module = fx.GraphModule(torch.nn.Module(), graph)
+
+    def returns_inner(candidate: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+        returned = [node.name for node in candidate.graph.output_node().all_input_nodes]
+        return "op_4" in returned and any(
+            node.name == "op_5" and node.args[0].name == "op_4" and node.args[0].op != "placeholder"
+            for node in candidate.graph.nodes
+        )
+
+    result = reduce_graph(graph_module, [torch.ones(2)], answers(returns_inner))
+    assert call_names(result.graph_module) == ["op_4", "op_5"]
+    assert [node.name for node in result.graph_module.graph.output_node().all_input_nodes] == ["op_4", "op_5"]
+
+
+def test_nodes_between_culprits_that_must_be_connected_are_bypassed() -> None:
+    def connected(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+        seen: set[str] = set()
+        for node in graph_module.graph.nodes:
+            above = any(source.name in seen for source in node.all_input_nodes)
+            if node.op.startswith("call") and (node.name == "op_5" or above):
+                seen.add(node.name)
+                if node.name == "op_90":
+                    return True
+        return False
+
+    result = reduce_graph(*chain(100), answers(connected))
+    assert call_names(result.graph_module) == ["op_5", "op_90"]
+    assert result.oracle_calls < 40
+
+
+def test_write_through_a_view_is_reduced_to_the_view_and_the_write() -> None:
+    def function(x: Tensor) -> Tensor:
+        for _ in range(10):
+            x = x.sin()
+        view = x.view(-1)
+        view.mul_(2)
+        for _ in range(10):
+            x = x.cos()
+        return x
+
+    def fails(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+        return any(
+            node.target == "mul_" and node.args[0].target == "view" and node.args[0].op == "call_method"
+            for node in graph_module.graph.nodes
+        )
+
+    x = torch.ones(2, 2)
+    result = reduce_graph(fx.symbolic_trace(function), [x], answers(fails))
+    assert call_names(result.graph_module) == ["view", "mul_"]
+    assert torch.equal(x, torch.ones(2, 2))
+
+
+def test_result_never_needs_a_part_of_a_tuple_that_nobody_asked_for() -> None:
+    graph = fx.Graph()
+    parts = graph.call_method("split", (graph.placeholder("x"), 1))
+    for number in range(4):
+        graph.create_node("call_function", operator.getitem, (parts, number), name=f"part_{number}")
+    graph.output(tuple(node for node in graph.nodes if node.name.startswith("part")))
+    result = reduce_graph(
+        fx.GraphModule(torch.nn.Module(), graph), [torch.ones(4, 2)], answers(Needs("split"))
+    )
+    assert call_names(result.graph_module) == ["split"]
+
+
+def captured(function: Callable[..., Any], *inputs: Any) -> tuple[fx.GraphModule, list[Any]]:
+    found: list[tuple[fx.GraphModule, list[Any]]] = []
+
+    def keep(graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        found.append((graph_module, list(example_inputs)))
+        return graph_module.forward
+
+    torch._dynamo.reset()
+    torch.compile(function, backend=keep, fullgraph=True)(*inputs)
+    return found[0]
+
+
+def with_cond(x: Tensor, y: Tensor) -> Tensor:
+    for _ in range(4):
+        x = x.sin()
+
+    def one(a: Tensor, b: Tensor) -> Tensor:
+        for _ in range(4):
+            a = (a.cos() + b).tanh()
+        return a.relu() * 2
+
+    z = torch.cond(x.sum() > 0, one, lambda a, b: (a - b).exp().neg(), (x, y))
+    for _ in range(4):
+        z = z.sin() + y
+    return z
+
+
+def every_target(graph_module: fx.GraphModule) -> set[str]:
+    found = set()
+    for node in graph_module.graph.nodes:
+        found.add(getattr(node.target, "__name__", str(node.target)))
+        inner = getattr(graph_module, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(inner, fx.GraphModule):
+            found |= every_target(inner)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("needed", "outer"), [({"relu"}, ["relu"]), ({"cond", "relu"}, ["cond"]), ({"cond"}, ["cond"])]
+)
+def test_branch_is_entered(needed: set[str], outer: list[str]) -> None:
+    graph_module, inputs = captured(with_cond, torch.ones(4, 4), torch.ones(4, 4))
+    result = reduce_graph(graph_module, inputs, answers(lambda found, _: needed <= every_target(found)))
+    assert call_names(result.graph_module) == outer
+    left = every_target(result.graph_module) - {"output"}
+    assert needed <= left
+    assert not left & {"cos", "tanh", "sin", "exp", "neg"}
+    result.graph_module(*result.inputs)
