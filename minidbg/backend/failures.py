@@ -20,7 +20,7 @@ from minidbg import _torch
 from minidbg.backend import capture
 from minidbg.backend.budget import PROCESS, is_out_of_memory, several_ranks
 from minidbg.backend.capture import Failure
-from minidbg.backend.context import enabled_autocasts
+from minidbg.backend.context import default_device, enabled_autocasts
 from minidbg.backend.kept import generator_states, set_generator_state
 from minidbg.case import Case
 from minidbg.errors import MinidbgError
@@ -133,7 +133,8 @@ def plain_modes() -> Iterator[None]:
     """A block in torch's default modes: each run of the case enters those that the case has."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))  # turns grad mode on, too
-        stack.enter_context(torch.device("cpu"))
+        if default_device() is not None:  # a mode, under which dynamo writes other graphs: only where one is on
+            stack.enter_context(torch.device("cpu"))
         for device, _, _ in enabled_autocasts():
             stack.enter_context(torch.autocast(device, enabled=False))
         yield
