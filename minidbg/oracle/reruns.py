@@ -69,14 +69,14 @@ class Float64(TorchFunctionMode):
     def __enter__(self) -> Any:
         self.default_dtype = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
-        self.random_states = _random_states()
+        self.random_states = random_states()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         torch.set_default_dtype(self.default_dtype)
-        if error == (None, None, None) and not all(map(torch.equal, self.random_states, _random_states())):
+        if error == (None, None, None) and not all(map(torch.equal, self.random_states, random_states())):
             raise NoFloat64("the program draws random numbers, which would be others in float64")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -136,7 +136,8 @@ def _widened(value: torch.Tensor, memories: dict[Any, torch.Tensor]) -> torch.Te
     return copied if value.is_leaf else copied.clone()
 
 
-def _random_states() -> list[torch.Tensor]:
+def random_states() -> list[torch.Tensor]:
+    """Where torch's generators stand, of the CPU and of an accelerator that is in use."""
     states = [torch.get_rng_state()]
     accelerator = torch.accelerator.current_accelerator()
     module = torch.get_device_module(accelerator) if accelerator else None

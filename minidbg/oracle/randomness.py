@@ -1,0 +1,286 @@
+"""Random numbers out of a graph: the nodes that draw them get recorded values instead, as inputs.
+
+Eager and a backend draw different numbers, so what depends on them cannot be compared. A graph that is fed its numbers
+can: a model with dropout gives no false alarm, and a real bug beside the dropout is still found.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx
+
+from minidbg.graphs import copy_graph_module
+from minidbg.graphs.cloning import clone_values
+from minidbg.graphs.contexts import FORM_OF_ENTER, FORM_OF_EXIT
+from minidbg.graphs.effects import is_call, nested_graphs, op_name
+from minidbg.graphs.mutation import written_arguments
+from minidbg.graphs.nested import branches
+from minidbg.oracle.reruns import random_states
+
+DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"})
+"""Ops that multiply their first argument by drawn numbers; here and below without a trailing underscore."""
+
+DROPOUT_MODULES = frozenset({"Dropout", "Dropout1d", "Dropout2d", "Dropout3d"})
+
+SWITCHES = {
+    "scaled_dot_product_attention": ("dropout_p", 4, 0.0),
+    "multi_head_attention_forward": ("dropout_p", 10, 0.0),
+    "alpha_dropout": ("p", 1, 0.0),
+    "feature_alpha_dropout": ("p", 1, 0.0),
+    "rrelu": ("training", 3, False),
+}
+"""Ops whose drawing is switched off, since they hide what they draw: keyword, position and value of the switch."""
+
+RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+"""The same for ops that take their dropout three places after the list of their weights."""
+
+NAMES = """
+bernoulli binomial cauchy exponential fractional_max_pool2d fractional_max_pool3d geometric gumbel_softmax log_normal
+multinomial native_dropout normal poisson rand rand_like randint randint_like randn randn_like random randperm
+rrelu_with_noise uniform
+"""
+DRAWING = frozenset(NAMES.split())
+"""Other functions and methods that draw (those of torch 2.13)."""
+
+WRAPPERS = frozenset(
+    {"wrap", "tag_activation_checkpoint", "invoke_subgraph", "wrap_with_set_grad_enabled", "strict_mode"}
+)
+"""Higher-order ops that run their one graph once, on their last arguments."""
+
+NewInput: TypeAlias = Callable[[Any], fx.Node]
+Edit: TypeAlias = Callable[[fx.GraphModule, fx.Node, NewInput], None]
+"""Takes the drawing out of a node; a value that it needs becomes an input by ``new_input(value)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """A graph that draws no numbers, where that could be had, with the inputs that it now takes."""
+
+    graph_module: fx.GraphModule
+    inputs: tuple[Any, ...]
+    """The inputs given, then the recorded values."""
+    fed: tuple[str, ...]
+    """Names of the nodes that drew numbers and no longer do."""
+    left: tuple[str, ...]
+    """Names of the nodes that still draw: in loops, modules and ops that are not known here."""
+
+
+def random_nodes(gm: fx.GraphModule) -> list[fx.Node]:
+    """The nodes that draw random numbers by what is known of their ops, nested graphs included; nothing is run."""
+    found = []
+    for node in gm.graph.nodes:
+        if is_call(node):
+            found += [node] if is_drawing(node, gm) else []
+            for nested in nested_graphs(node):
+                found += random_nodes(nested)
+    return found
+
+
+def is_drawing(node: fx.Node, gm: fx.GraphModule) -> bool:
+    """Whether ``node`` is known to draw; a dropout that is switched off does not."""
+    tags = getattr(node.target, "tags", ())
+    if isinstance(tags, Collection) and torch.Tag.nondeterministic_seeded in tags:
+        return True
+    if node.op == "call_module":
+        inner = gm.get_submodule(str(node.target)).modules()
+        return any(module.training and "ropout" in type(module).__name__ for module in inner)
+    name = op_name(node).rstrip("_")
+    if name in DROPOUTS:
+        on = _argument(node, "training", 2, _argument(node, "train", 2))
+        p = _argument(node, "p", 1)
+        return on is not False and (p is None or bool(p))
+    if name in SWITCHES:
+        keyword, place, off = SWITCHES[name]
+        return bool(_argument(node, keyword, place, off) != off)
+    if name in RECURRENT:
+        dropout = _dropout_place(node)
+        return dropout is not None and bool(node.args[dropout]) and node.args[dropout + 1] is not False
+    return name in DRAWING
+
+
+def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any]) -> Fed:
+    """``gm`` with its draws turned into inputs, which hold what one eager run on clones of ``inputs`` drew.
+
+    A dropout becomes a product with its mask, so that gradients pass. Ops that hide what they draw (attention,
+    recurrent ones) have it switched off. Everything else becomes the value that it gave, a constant to autograd.
+    ``gm``, ``inputs`` and the random state are left as they were. Raises what the graph raises in eager.
+    """
+    recorder = _Recorder(gm)
+    devices = {value.device for value in inputs if isinstance(value, Tensor) and value.device.type != "cpu"}
+    with torch.random.fork_rng(devices=list(devices)), torch.no_grad():
+        recorder.record(clone_values(inputs))
+    made, values = copy_graph_module(gm), []
+    nodes = {node.name: node for node in made.graph.nodes}
+    first_call = next(node for node in made.graph.nodes if node.op != "placeholder")
+
+    def new_input(value: Any) -> fx.Node:
+        values.append(value)
+        with made.graph.inserting_before(first_call):
+            return made.graph.placeholder(f"drawn_{len(values)}")
+
+    needed = {node for node in made.graph.nodes if node.users}
+    for name, edit in recorder.edits.items():
+        edit(made, nodes[name], new_input)
+    for node in reversed(made.graph.nodes):  # what only a draw had used
+        if node in needed and not node.users and is_call(node) and not any(written_arguments(made, node)):
+            made.graph.erase_node(node)
+    made.graph.lint()
+    made.recompile()
+    return Fed(made, (*inputs, *values), tuple(recorder.edits), tuple(recorder.left))
+
+
+class _Recorder(fx.Interpreter):
+    """Runs a graph and notes, for each node that moves a random generator, the edit that takes the draw out of it."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        super().__init__(gm)
+        self.edits: dict[str, Edit] = {}
+        self.left: list[str] = []
+        self._open: dict[fx.Node, Any] = {}
+        self._attributes: dict[str, Any] = {}
+
+    def record(self, inputs: Sequence[Any]) -> None:
+        """Run on ``inputs``, which the graph may write to; blocks that an error leaves open are closed."""
+        try:
+            self.run(*inputs)
+        finally:
+            for node, value in reversed(self._open.items()):
+                FORM_OF_ENTER[node.target].exit(value)
+
+    def fetch_attr(self, target: str) -> Any:
+        """A copy of each attribute: the graph may write to it, and this run must not show."""
+        if target not in self._attributes:
+            value = super().fetch_attr(target)
+            is_own = isinstance(value, Tensor | torch.nn.Module) and not isinstance(value, fx.GraphModule)
+            self._attributes[target] = copy.deepcopy(value) if is_own else value
+        return self._attributes[target]
+
+    def run_node(self, n: fx.Node) -> Any:
+        if not is_call(n):
+            return super().run_node(n)
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        before = random_states()
+        result = super().run_node(n)
+        if n.target in FORM_OF_ENTER:
+            self._open[n] = result
+        elif n.target in FORM_OF_EXIT:
+            self._open.pop(n.all_input_nodes[0], None)
+        if not all(map(torch.equal, before, random_states())):
+            edit = self._edit_for(n, args, kwargs, result)
+            if edit is None:
+                self.left.append(n.name)
+            else:
+                self.edits[n.name] = edit
+        return result
+
+    def _edit_for(self, node: fx.Node, args: Any, kwargs: Any, result: Any) -> Edit | None:
+        """The edit for a node that has just drawn numbers, None when there is none."""
+        name = op_name(node) if node.op != "call_module" else type(self.fetch_attr(str(node.target))).__name__
+        plain = name.rstrip("_")
+        if plain in DROPOUTS or name in DROPOUT_MODULES:
+            ones = torch.ones_like(args[0])
+            kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
+            mask = getattr(self, node.op)(node.target, (ones, *args[1:3]), kwargs)
+            in_place = name.endswith("_") or _argument(node, "inplace", 3, False) is True
+            return partial(_multiply, mask, in_place)
+        if plain in SWITCHES:
+            return partial(_set_argument, *SWITCHES[plain])
+        if plain in RECURRENT:
+            place = _dropout_place(node)
+            return None if place is None else partial(_set_argument, "dropout", place, 0.0)
+        if name in WRAPPERS:
+            return self._inside(node, args)
+        if any(nested_graphs(node)):
+            return None
+        if name.endswith("_") and isinstance(result, Tensor):
+            return partial(_overwrite, result.clone())
+        if isinstance(result, Tensor):
+            return partial(_replace, result.clone())
+        if isinstance(result, tuple) and all(map(_takes_a_part, node.users)):
+            return partial(_replace_parts, clone_values(result))
+        return None
+
+    def _inside(self, node: fx.Node, args: Sequence[Any]) -> Edit | None:
+        """The edit that feeds the graph which ``node`` runs: more operands for it, and more inputs of this graph."""
+        [(path, branch)] = branches(node)
+        first = len(args) - sum(inner.op == "placeholder" for inner in branch.graph.nodes)
+        fed = feed_recorded(branch, args[first:])
+        self.left += [f"{node.name}.{name}" for name in fed.left]
+        values = fed.inputs[len(args) - first :]
+        return partial(_put_inside, path, fed.graph_module, values) if fed.fed else None
+
+
+def _multiply(mask: Tensor, in_place: bool, gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
+    given = (node.args[0], new_input(mask))
+    _become(node, "call_method" if in_place else "call_function", "mul_" if in_place else torch.mul, given)
+
+
+def _replace(value: Tensor, gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
+    _become(node, "call_method", "clone", (new_input(value),))  # the graph may write to it
+
+
+def _replace_parts(values: Sequence[Any], gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
+    for part in list(node.users):
+        _replace(values[part.args[1]], gm, part, new_input)  # type: ignore[index] # getitem of an int
+    gm.graph.erase_node(node)
+
+
+def _overwrite(value: Tensor, gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
+    _become(node, "call_method", "copy_", (node.args[0], new_input(value)))
+
+
+def _set_argument(
+    keyword: str, place: int, value: Any, gm: fx.GraphModule, node: fx.Node, new_input: NewInput
+) -> None:
+    if place < len(node.args):
+        node.update_arg(place, value)
+    else:
+        node.update_kwarg(keyword, value)
+
+
+def _put_inside(
+    path: str,
+    branch: fx.GraphModule,
+    values: Sequence[Any],
+    gm: fx.GraphModule,
+    node: fx.Node,
+    new_input: NewInput,
+) -> None:
+    name = f"{path.replace('.', '_')}_fed_{node.name}"  # of its own: other nodes may run the same graph
+    setattr(gm, name, branch)
+    old = next(value for value in node.args if isinstance(value, fx.Node) and value.target == path)
+    with gm.graph.inserting_before(node):
+        new = gm.graph.get_attr(name)
+    args = [new if value is old else value for value in node.args]
+    if op_name(node) == "invoke_subgraph":
+        args[1] = f"{args[1]}_{name}"  # what is compiled is kept by this identifier
+    node.args = (*args, *map(new_input, values))
+    if not old.users:
+        gm.graph.erase_node(old)
+
+
+def _become(node: fx.Node, op: str, target: Any, args: tuple[Any, ...]) -> None:
+    """Make ``node`` another call; its name and what is known of its value stay."""
+    node.op, node.target, node.args, node.kwargs = op, target, args, {}
+
+
+def _takes_a_part(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target is operator.getitem and isinstance(node.args[1], int)
+
+
+def _dropout_place(node: fx.Node) -> int | None:
+    lists = [place for place, value in enumerate(node.args) if isinstance(value, list | tuple)]
+    place = lists[-1] + 3 if lists else len(node.args)
+    return place if place + 1 < len(node.args) else None
+
+
+def _argument(node: fx.Node, keyword: str, place: int, default: Any = None) -> Any:
+    """The argument of ``node`` given by that keyword or at that place."""
+    return node.kwargs[keyword] if keyword in node.kwargs else (*node.args, *[default] * (place + 1))[place]
