@@ -85,7 +85,7 @@ def living_holder(folder: Path) -> Mapping[str, Any]:
     """The daemon that watches the folder now; empty when there is none. A reused process number does not deceive it."""
     about = read_holder(folder)
     try:
-        alive = bool(about) and abs(psutil.Process(about["pid"]).create_time() - about["created"]) < 1
+        alive = bool(about) and abs(psutil.Process(about["pid"]).create_time() - about["created"]) < 0.05
     except psutil.Error:
         alive = False
     return about if alive or (about and about["host"] != platform.node()) else {}

@@ -83,8 +83,8 @@ def word(kind: type[enum.StrEnum]) -> Callable[[Any], Any]:
     def convert(value: Any) -> Any:
         if value in list(kind):
             return kind(value)
-        words = ", ".join(repr(str(member)) for member in kind)
-        raise ValueError(f"must be one of {words}{nearest(str(value), list(kind))}")
+        words = [str(member) for member in kind]
+        raise ValueError(f"must be one of {', '.join(map(repr, words))}{nearest(str(value), words)}")
 
     return convert
 

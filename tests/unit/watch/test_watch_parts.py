@@ -1,0 +1,513 @@
+"""The smaller parts of watch: settings, lock, service files, repros, sources, outcomes, builds."""
+
+from __future__ import annotations
+
+import json
+import os
+import plistlib
+import queue
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minidbg.errors import BadSetting, MinidbgError
+from minidbg.failure import Kind, Outcome, Signature, Verdict
+from minidbg.history import History
+from minidbg.watch import canary_script, device_script
+from minidbg.watch.announce import Announcer
+from minidbg.watch.background import Background
+from minidbg.watch.builder import Builder, Built
+from minidbg.watch.devices import parse_devices
+from minidbg.watch.lock import AlreadyWatched, Lock, living_holder
+from minidbg.watch.outcomes import canary_of, outcome_of
+from minidbg.watch.pool import Ended, Order
+from minidbg.watch.repros import Repro, home_of, read_repro, read_repros
+from minidbg.watch.runner import arguments, time_limit
+from minidbg.watch.settings import FailOn, OnChange, WatchSettings, load
+from minidbg.watch.snapshot import Root
+from minidbg.watch.sources import module_roots, source_roots, worth_watching
+from minidbg.watch.sweep import Job, Purpose, Task
+from minidbg.watch.units import unit, without_option
+from minidbg.watch.watched import Bytecode
+
+SCRIPT = """# /// script
+# dependencies = []
+# # a remark
+#
+# [tool.minidbg]
+# schema = 1
+# kind = "{kind}"
+# backend = "toy"
+# options = "{{'a': {option}}}"
+# [tool.minidbg.signature]
+# kind = "{kind}"
+# types = ["ValueError"]
+# ///
+def backend():
+    import toy_one.deep, torch._dynamo
+    from toy_two import x
+    from . import nothing
+"""
+
+
+def written(folder: Path, name: str = "a.py", *, kind: str = "compile", option: int = 1) -> Repro:
+    path = folder / name
+    path.write_text(SCRIPT.format(kind=kind, option=option))
+    repro = read_repro(path, name)
+    assert repro is not None
+    assert repro.damage == ""
+    return repro
+
+
+# Settings
+
+
+def test_the_project_file_sets_and_arguments_win(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.minidbg.watch]\nbuild = "ninja"\nsources = ["csrc"]\non_change = "restart"\njobs = 3\n'
+    )
+    (tmp_path / "inner").mkdir()
+    settings = load({"jobs": 5, "fail_on": "unexpected", "sources": ()}, folder=tmp_path / "inner")
+    assert (settings.build, settings.jobs, settings.on_change) == ("ninja", 5, OnChange.RESTART)
+    assert (settings.fail_on, settings.sources, settings.folder) == (
+        FailOn.UNEXPECTED,
+        (tmp_path / "csrc",),
+        tmp_path,
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('biuld = "ninja"', "no setting named 'biuld'.*did you mean 'build'"),
+        ("jobs = 0", "jobs=0.*must be 1 or more"),
+        ('on_change = "restrat"', "must be one of 'queue', 'restart'; did you mean 'restart'"),
+    ],
+)
+def test_a_wrong_setting_says_where_and_what_is_near(tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(f"[tool.minidbg.watch]\n{line}\n")
+    with pytest.raises(BadSetting, match=message):
+        load({}, folder=tmp_path)
+
+
+def test_the_other_settings_do_not_stumble_over_the_table_of_watch(tmp_path: Path) -> None:
+    from minidbg import settings
+
+    (tmp_path / "pyproject.toml").write_text('[tool.minidbg.watch]\nbuild = "ninja"\n')
+    assert settings.load(environ={}, folder=tmp_path, user_file=tmp_path / "none").max_calls is None
+
+
+@pytest.mark.parametrize("text", ["", " , ", "cuda:x", "cpu;cuda", "1"])
+def test_what_is_no_device_is_refused(text: str) -> None:
+    with pytest.raises(BadSetting):
+        parse_devices(text)
+
+
+def test_devices_are_read_in_order_and_once() -> None:
+    assert parse_devices("cuda:1, cpu,cuda:1") == ("cuda:1", "cpu")
+    assert parse_devices(None) is None
+
+
+# Lock
+
+
+def test_a_lock_is_held_once_and_tells_its_holder(tmp_path: Path) -> None:
+    lock = Lock(tmp_path)
+    with pytest.raises(AlreadyWatched, match=rf"already watched by process {os.getpid()} on .* since"):
+        Lock(tmp_path)
+    assert living_holder(tmp_path)["pid"] == os.getpid()
+    lock.release()
+    assert living_holder(tmp_path) == {}
+    Lock(tmp_path).release()
+
+
+def test_a_killed_holder_and_a_reused_process_number_are_no_holder(tmp_path: Path) -> None:
+    program = "import os, sys; from pathlib import Path; from minidbg.watch.lock import Lock; Lock(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=60)
+    holder = tmp_path / ".minidbg" / "watch.json"
+    assert holder.exists()
+    assert living_holder(tmp_path) == {}
+    about = json.loads(holder.read_text())
+    holder.write_text(json.dumps({**about, "pid": os.getpid()}))
+    assert living_holder(tmp_path) == {}
+    Lock(tmp_path).release()
+
+
+# Service files
+
+
+def test_the_systemd_unit_runs_the_same_command_without_the_option(tmp_path: Path) -> None:
+    words = without_option(
+        ["watch", "my repros", "--print-unit", "systemd", "--devices=cpu", "--print-unit=launchd"],
+        "--print-unit",
+    )
+    text = unit("systemd", words, tmp_path / "50% off")
+    line = next(line for line in text.splitlines() if line.startswith("ExecStart="))
+    assert shlex.split(line.removeprefix("ExecStart=")) == [
+        sys.executable,
+        "-m",
+        "minidbg",
+        "watch",
+        "my repros",
+        "--devices=cpu",
+    ]
+    assert f"WorkingDirectory={tmp_path}/50%% off" in text
+
+
+def test_the_launchd_agent_is_a_property_list(tmp_path: Path) -> None:
+    found = plistlib.loads(unit("launchd", ["watch", "a&b"], tmp_path).encode())
+    assert found["ProgramArguments"] == [sys.executable, "-m", "minidbg", "watch", "a&b"]
+    assert found["WorkingDirectory"] == str(tmp_path)
+
+
+# Repros and their sources
+
+
+def test_modules_come_from_the_header_and_from_what_backend_imports(tmp_path: Path) -> None:
+    assert written(tmp_path).modules == ("toy_one", "toy_two")
+
+
+def test_repros_share_a_canary_when_they_get_the_same_backend_in_the_same_way(tmp_path: Path) -> None:
+    one, same, other = (written(tmp_path, f"{n}.py", option=o) for n, o in (("a", 1), ("b", 1), ("c", 2)))
+    assert one.backend_key == same.backend_key != other.backend_key
+
+
+def test_unchanged_repros_are_not_read_again(tmp_path: Path) -> None:
+    written(tmp_path)
+    known = read_repros([tmp_path], tmp_path)
+    again = read_repros([tmp_path], tmp_path, known)
+    assert again["a.py"] is known["a.py"]
+    (tmp_path / "a.safetensors").write_bytes(b"values")
+    assert read_repros([tmp_path], tmp_path, again)["a.py"].digest != known["a.py"].digest
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "# /// script\n# x = [\n# ///\n", "# /// script\n# [tool.minidbg]\n# kind = 'odd'\n# ///\n", SCRIPT.format(kind="crash", option=1) + "def broken(:"],
+)  # fmt: skip
+def test_a_damaged_repro_is_read_as_one(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.py").write_text(text)
+    repro = read_repro(tmp_path / "a.py", "a.py")
+    assert repro is not None
+    assert repro.damage.startswith("damaged: ")
+
+
+def test_bytes_that_are_no_text_are_damage_and_a_missing_file_is_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_bytes(b"\xff\xfe\x00")
+    repro = read_repro(tmp_path / "a.py", "a.py")
+    assert repro is not None
+    assert "UnicodeDecodeError" in repro.damage
+    assert read_repro(tmp_path / "b.py", "b.py") is None
+
+
+def test_a_path_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(MinidbgError, match=r"nowhere: no such file or folder"):
+        home_of([tmp_path / "nowhere"])
+
+
+def package(folder: Path, name: str) -> Path:
+    path = folder / name
+    path.mkdir(parents=True)
+    (path / "__init__.py").write_text("")
+    return path
+
+
+def test_packages_links_namespaces_and_single_modules_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    real = package(tmp_path / "checkout" / "src", "wl_linked")
+    site.mkdir()
+    (site / "wl_linked").symlink_to(real)
+    package(site, "wl_plain")
+    (site / "wl_namespace" / "part").mkdir(parents=True)
+    (site / "wl_single.py").write_text("")
+    (site / "wl_compiled.abi3.so").write_bytes(b"")
+    monkeypatch.syspath_prepend(str(site))
+    places = {name: [root.path for root in module_roots(name, ())] for name in
+              ("wl_linked", "wl_plain", "wl_namespace", "wl_single", "wl_compiled", "wl_missing")}  # fmt: skip
+    assert places == {
+        "wl_linked": [str(real)],
+        "wl_plain": [str(site / "wl_plain")],
+        "wl_namespace": [str(site / "wl_namespace")],
+        "wl_single": [str(site / "wl_single.py")],
+        "wl_compiled": [str(site / "wl_compiled.abi3.so")],
+        "wl_missing": [],
+    }
+    assert "wl_plain" not in sys.modules, "nothing is imported"
+
+
+def test_an_editable_install_with_an_import_hook_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As setuptools installs them: a finder on ``sys.meta_path`` that maps the name to the checkout."""
+    from importlib.machinery import ModuleSpec
+    from importlib.util import spec_from_file_location
+
+    real = package(tmp_path / "src", "wl_editable")
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+            return spec_from_file_location(name, real / "__init__.py") if name == "wl_editable" else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    assert [root.path for root in module_roots("wl_editable", ())] == [str(real)]
+
+
+def test_folders_of_the_header_are_searched_when_python_finds_nothing(tmp_path: Path) -> None:
+    real = package(tmp_path, "wl_elsewhere")
+    assert [root.path for root in module_roots("wl_elsewhere", [str(tmp_path)])] == [str(real)]
+
+
+def test_a_backend_of_torch_itself_means_its_compiler_trees(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        SCRIPT.format(kind="compile", option=1)
+        .replace("import toy_one.deep, torch._dynamo", "pass")
+        .replace("from toy_two import x", "pass")
+    )
+    repro = read_repro(tmp_path / "a.py", "a.py")
+    assert repro is not None
+    names = {Path(root.path).name for root in source_roots([repro])}
+    assert {"_inductor", "_dynamo", "lib"} <= names
+    assert "torch" not in names
+
+
+def test_of_loaded_files_only_those_are_watched_that_can_change_a_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import click
+
+    monkeypatch.setattr(
+        "minidbg.watch.sources.left_out_folders",
+        lambda: (os.path.dirname(os.__file__) + os.sep, "/usr/lib/", "/tmp/torchinductor_"),
+    )
+    build = tmp_path / "build" / "ext.so"
+    build.parent.mkdir()
+    build.write_bytes(b"")
+    inside = tmp_path / "src" / "a.py"
+    files = [
+        os.__file__,
+        click.__file__,
+        str(build),
+        str(inside),
+        "/tmp/torchinductor_x/ab/cab.py",
+        "/usr/lib/libc.so.6",
+    ]
+    roots = [Root(str(tmp_path / "src"))]
+    assert set(worth_watching(files, roots)) == {click.__file__, str(build)}
+
+
+# Runs and outcomes
+
+
+def ended(**fields: object) -> Ended:
+    return Ended(1, **{"seconds": 2.0, **fields})
+
+
+def test_the_last_json_line_is_the_answer(tmp_path: Path) -> None:
+    said = json.dumps(Outcome(Verdict.GONE).to_json())
+    outcome = outcome_of(
+        written(tmp_path), "cuda:1", ended(status=0, stdout=f"{{noise\nphase compile\n{said}\ntrailing")
+    )
+    assert (outcome.verdict, outcome.device) == (Verdict.GONE, "cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "verdict"),
+    [
+        ("compile", {"signal": 11}, Verdict.CRASHED),
+        ("crash", {"signal": 11, "stdout": "phase compile forward\n"}, Verdict.REPRODUCES),
+        ("crash", {"signal": 6, "timed_out": True, "stdout": "phase runtime\n"}, Verdict.TIMEOUT),
+        ("hang", {"timed_out": True, "signal": 6, "stdout": "phase runtime backward\n"}, Verdict.REPRODUCES),
+        ("compile", {"timed_out": True, "signal": 9}, Verdict.TIMEOUT),
+        ("crash", {"signal": 11, "stdout": "phase eager\n"}, Verdict.INVALID),
+        ("hang", {"timed_out": True, "signal": 6, "stdout": "phase eager\n"}, Verdict.INVALID),
+        ("crash", {"status": 7, "stdout": "phase runtime\n"}, Verdict.REPRODUCES),
+        ("compile", {"status": 1, "stderr": "Traceback\nValueError: x"}, Verdict.INVALID),
+        ("compile", {"status": 125, "stderr": "usage"}, Verdict.SKIPPED),
+    ],
+)
+def test_a_run_without_an_answer_is_judged_by_its_end(
+    tmp_path: Path, kind: str, fields: dict[str, object], verdict: Verdict
+) -> None:
+    assert outcome_of(written(tmp_path, kind=kind), "cpu", ended(**fields)).verdict is verdict
+
+
+def test_a_crash_says_its_signal(tmp_path: Path) -> None:
+    outcome = outcome_of(written(tmp_path), "cpu", ended(signal=11))
+    assert outcome.reason == "died of SIGSEGV"
+    assert outcome.signature == Signature(Kind.CRASH, types=("SIGSEGV",))
+
+
+@pytest.mark.parametrize(
+    ("fields", "answer"),
+    [
+        ({"stdout": '{"canary": "passes", "reason": ""}'}, "passes"),
+        ({"stdout": '{"canary": "missing", "reason": "x"}'}, "missing"),
+        ({"signal": 11}, "broken"),
+        ({"timed_out": True}, "broken"),
+        ({"status": 70}, "broken"),
+    ],
+)
+def test_a_canary_that_says_nothing_is_a_broken_backend(fields: dict[str, object], answer: str) -> None:
+    assert canary_of(ended(**fields)).answer == answer
+
+
+def test_workers_judge_crashes_in_their_own_process_and_fresh_interpreters_as_a_person_would(
+    tmp_path: Path,
+) -> None:
+    crash, plain = written(tmp_path, "c.py", kind="crash"), written(tmp_path, "p.py")
+    task = Task(Purpose.RUN, Job("c.py", "cpu"))
+    assert [arguments(task, crash, mode)[-1] for mode in ("fork", "prelude", "fresh")] == [
+        "--child",
+        "--child",
+        "--json",
+    ]
+    assert arguments(task, plain, "fork")[-1] == "--json"
+    assert time_limit(task, written(tmp_path, "h.py", kind="hang"), None, None, fresh=False) == 30.0
+    assert time_limit(task, plain, None, 7.0, fresh=False) == 7.0
+
+
+# The two scripts
+
+
+def canary(tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str) -> dict[str, str]:
+    script = tmp_path / "a.py"
+    script.write_text(body)
+    assert canary_script.main([str(script), "--device", "cpu"]) == 0
+    found: dict[str, str] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
+
+
+def test_the_canary_tells_passing_missing_and_broken_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = "def read_case(path): return {}\n"
+    assert canary(tmp_path, capsys, "def canary(device): pass")["canary"] == "passes"
+    missing = canary(tmp_path, capsys, case + "def backend():\n    import wl_never_there\n")
+    assert missing == {"canary": "missing", "reason": "ModuleNotFoundError: No module named 'wl_never_there'"}
+    (tmp_path / "wl_broken_one.py").write_text("def f(:\n")
+    body = (
+        case
+        + f"import sys; sys.path.insert(0, {str(tmp_path)!r})\ndef backend():\n    import wl_broken_one\n"
+    )
+    broken = canary(tmp_path, capsys, body)
+    assert broken["canary"] == "broken"
+    assert "wl_broken_one.py, line 1" in broken["reason"]
+
+
+def test_without_torch_the_machine_is_its_processor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert device_script.main(["--no-torch"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["devices"]) == ["cpu"]
+    assert found["devices"]["cpu"]["name"]
+
+
+# Bytecode, builds, background work
+
+
+def test_new_bytecode_folders_keep_what_is_not_watched(tmp_path: Path) -> None:
+    bytecode = Bytecode(tmp_path / "pycache")
+    source = package(tmp_path, "watched") / "a.py"
+    source.write_text("")
+    first = bytecode.renew([Root(str(source.parent))])
+    below = first / str(source.parent).lstrip("/")
+    other = first / "usr" / "lib" / "other"
+    for folder in (below, other, below.parent / "sibling"):
+        folder.mkdir(parents=True)
+        (folder / "a.cpython-311.pyc").write_bytes(b"")
+    second = bytecode.renew([Root(str(source.parent))])
+    assert not first.exists()
+    kept = sorted(str(path.relative_to(second).parent) for path in second.rglob("*.pyc"))
+    assert kept == sorted([str(tmp_path).lstrip("/") + "/sibling", "usr/lib/other"])
+
+
+def test_bytecode_of_other_packages_is_taken_over_and_that_of_watched_ones_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    paths = []
+    for name in ("torch_like", "watched"):
+        source = package(tmp_path, name) / "a.py"
+        cached = source.parent / "__pycache__" / f"a.{sys.implementation.cache_tag}.pyc"
+        cached.parent.mkdir()
+        cached.write_bytes(b"code")
+        paths.append(str(source))
+    bytecode = Bytecode(tmp_path / "pycache")
+    bytecode.seed(paths, [Root(str(tmp_path / "watched"))])
+    folder = bytecode.renew([Root(str(tmp_path / "watched"))])
+    assert [path.parent.name for path in folder.rglob("*.pyc")] == ["torch_like"]
+
+
+def test_a_build_tells_its_status_and_its_last_lines(tmp_path: Path) -> None:
+    told: queue.SimpleQueue[Built] = queue.SimpleQueue()
+    builder = Builder("seq 100; echo trouble >&2; exit 3", tmp_path, told.put)
+    builder.start()
+    built = told.get(timeout=30)
+    assert builder.ended(built)
+    assert (built.status, builder.running) == (3, False)
+    assert built.output.splitlines()[-2:] == ["100", "trouble"]
+    assert len(built.output.splitlines()) == 30
+
+
+def test_a_cancelled_build_is_forgotten(tmp_path: Path) -> None:
+    told: queue.SimpleQueue[Built] = queue.SimpleQueue()
+    builder = Builder("sleep 1000", tmp_path, told.put)
+    builder.start()
+    builder.cancel()
+    assert not builder.ended(told.get(timeout=30))
+
+
+class OrdersOnly:
+    """A pool that only remembers what it was asked to run."""
+
+    def __init__(self) -> None:
+        self.orders: list[Order] = []
+
+    def run(self, order: Order) -> None:
+        self.orders.append(order)
+
+    def cancel(self, number: int) -> None: ...
+    def refresh(self) -> bool:
+        return False
+
+    def close(self) -> None: ...
+
+
+def test_captures_are_reduced_one_by_one_and_none_twice(tmp_path: Path) -> None:
+    captures = tmp_path / ".minidbg" / "captures"
+    captures.mkdir(parents=True)
+    for number, name in enumerate(("old.py", "new.py", "reduced_already.py")):
+        written(captures, name, option=number)
+        os.utime(captures / name, (number, number))
+    (captures / "damaged.py").write_text("# ///")
+    shown = written(tmp_path)
+    text = (captures / "reduced_already.py").read_text()
+    for name in ("old.py", "new.py"):
+        (captures / name).write_text(text.replace('types = ["ValueError"]', f'types = ["{name}"]'))
+        os.utime(captures / name, (1 + (name == "new.py"), 1))
+    pool, events = OrdersOnly(), []
+    announce = Announcer([])
+    with History.open(tmp_path / ".minidbg" / "history.sqlite") as history:
+        background = Background([tmp_path], history, pool, announce)
+        assert background.start(1, [shown])
+        assert not background.start(2, [shown]), "one at a time"
+        assert background.ended(Ended(1, 0, stdout=json.dumps({"path": "x.py"})), 5.0)
+        assert background.start(2, [shown])
+        assert background.ended(Ended(2, 125, stderr="minidbg: the case does not show its failure here"), 6.0)
+        assert not background.start(3, [shown])
+        events = [Path(order.argv[3]).name for order in pool.orders]
+        assert {path: result for path, (_, result) in history.background().items()} == {
+            str(captures / "old.py"): "x.py",
+            str(captures / "new.py"): "minidbg: the case does not show its failure here",
+        }
+    assert sorted(events) == ["new.py", "old.py"]
+    assert all(order.nice == 19 for order in pool.orders)
+
+
+def test_settings_have_a_sound_default() -> None:
+    assert WatchSettings().jobs >= 1

@@ -1,0 +1,302 @@
+"""What people see: plain lines, the matrix, and what list, status and history read beside the daemon."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from minidbg.failure import Outcome, Verdict
+from minidbg.history import Flip, History, Result, Revision, State
+from minidbg.watch.announce import Announcer, Event, JsonLines, Log
+from minidbg.watch.commands import history as history_command
+from minidbg.watch.commands import list_repros, status, watch
+from minidbg.watch.lock import Lock
+from minidbg.watch.matrix import Matrix, as_text, span
+from minidbg.watch.plain import PlainLines, line_of
+
+NOW = 1_000_000.0
+
+STARTED = Event(
+    "started",
+    {
+        "pid": 7, "home": "/r", "repros": ["a.py"], "sources": ["src"], "files": 3, "jobs": 2,
+        "states": [{"repro": "a.py", "device": "cpu", "verdict": "reproduces", "since": NOW - 7200}],
+    },
+    NOW,
+)  # fmt: skip
+
+
+def sweep_started(number: int = 1, jobs: int = 2) -> Event:
+    data = {
+        "sweep": number,
+        "jobs": jobs,
+        "repros": 2,
+        "files": ["src/x.py"],
+        "changed": 1,
+        "devices": ["cpu"],
+    }
+    return Event("sweep_started", data, NOW)
+
+
+def result(
+    repro: str, verdict: str, device: str = "cpu", standing: str = "still failing", reason: str = ""
+) -> Event:
+    data = {
+        "sweep": 1,
+        "repro": repro,
+        "device": device,
+        "standing": standing,
+        "verdict": verdict,
+        "seconds": 0.25,
+        "runs": 1,
+        "reason": reason,
+    }
+    return Event("result", data, NOW)
+
+
+def flip(repro: str, kind: str = "FIXED", after: str = "gone") -> Event:
+    data = {
+        "repro": repro, "path": f"/r/{repro}", "device": "cpu", "kind": kind, "before": "reproduces", "after": after,
+        "sweep": 2, "last_before_sweep": 1, "files": ["src/x.py"], "last_before": "aaaaaaaaaa", "first_after": "aaaaaaaaaa+12345678",
+    }  # fmt: skip
+    return Event("flip", data, NOW)
+
+
+# Plain lines
+
+
+def test_a_flip_is_one_line_with_both_revisions() -> None:
+    assert line_of(flip("a.py")) == (
+        "FIXED: /r/a.py [cpu] reproduces -> gone; last reproduces at aaaaaaaaaa, first gone at aaaaaaaaaa+12345678"
+    )
+
+
+def test_unchanged_results_are_not_listed_unless_every_one_is_wanted() -> None:
+    for every, lines in ((False, 1), (True, 2)):
+        stream = io.StringIO()
+        view = PlainLines(stream, every_result=every)
+        view.show(result("a.py", "reproduces"))
+        view.show(result("b.py", "gone", standing="new"))
+        assert len(stream.getvalue().splitlines()) == lines
+
+
+def test_control_sequences_from_elsewhere_do_not_reach_the_terminal() -> None:
+    event = result("a.py", "gone", standing="new", reason="\x1b]0;owned\x07 \x1b[2J")
+    assert "\x1b" not in line_of(event)
+    matrix = Matrix(clock=lambda: NOW)
+    matrix.hear(event)
+    matrix.hear(Event("notice", {"text": "\x1b[31mred"}, NOW))
+    assert "\x1b" not in as_text(matrix)
+
+
+def test_a_reader_that_has_gone_is_dropped_and_the_others_hear_on() -> None:
+    closed, heard = io.StringIO(), io.StringIO()
+    closed.close()
+    announce = Announcer([JsonLines(closed), JsonLines(heard)])
+    announce("notice", text="one")
+    announce("notice", text="two")
+    assert [json.loads(line)["text"] for line in heard.getvalue().splitlines()] == ["one", "two"]
+    assert len(announce.views) == 1
+
+
+def test_the_log_is_json_lines_and_rotates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minidbg.watch.announce.LOG_BYTES", 2000)
+    log = Log(tmp_path / "watch.log")
+    for number in range(100):
+        log.show(Event("notice", {"text": f"number {number}"}))
+    log.close()
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 4
+    assert json.loads((tmp_path / "watch.log").read_text().splitlines()[-1])["text"] == "number 99"
+
+
+# The matrix
+
+
+@pytest.fixture
+def matrix() -> Matrix:
+    made = Matrix(clock=lambda: NOW + 1)
+    made.hear(STARTED)
+    return made
+
+
+def test_the_matrix_shows_repros_by_devices_what_needs_attention_first(matrix: Matrix) -> None:
+    matrix.hear(sweep_started(jobs=3))
+    matrix.hear(result("a.py", "reproduces"))
+    matrix.hear(result("b.py", "gone", "cuda:0", standing="new"))
+    matrix.hear(result("c.py", "crashed", standing="crashed", reason="died of SIGSEGV"))
+    lines = as_text(matrix, width=120).splitlines()
+    assert "sweep 1  |  3/3 in 1.0 s  |  changed: src/x.py" in lines[0]
+    assert lines[1].split() == ["repro", "cpu", "cuda:0"]
+    assert [line.split()[0] for line in lines[2:5]] == ["c.py", "a.py", "b.py"]
+    assert "reproduces for 2 h" in lines[3]
+    assert "died of SIGSEGV" in lines[2]
+
+
+def test_a_flip_stands_on_top_and_an_unconfirmed_one_in_its_cell(matrix: Matrix) -> None:
+    matrix.hear(sweep_started(2))
+    matrix.hear(
+        Event(
+            "unconfirmed",
+            {
+                "sweep": 2,
+                "repro": "a.py",
+                "device": "cpu",
+                "before": "reproduces",
+                "verdict": "gone",
+                "seconds": 0.1,
+            },
+        )
+    )
+    assert "reproduces -> gone?" in as_text(matrix)
+    matrix.hear(result("a.py", "gone", standing="FIXED"))
+    matrix.hear(flip("a.py"))
+    text = as_text(matrix, width=160)
+    assert "FIXED: /r/a.py" in text.splitlines()[1]
+    assert "gone?" not in text
+    assert matrix.last_repro == "/r/a.py"
+
+
+def test_a_broken_backend_stays_on_top_until_it_is_back(matrix: Matrix) -> None:
+    matrix.hear(
+        Event("backend_broken", {"backend": "toy", "device": "cpu", "reason": "SyntaxError", "repros": 1})
+    )
+    assert "broken: toy on cpu: SyntaxError" in as_text(matrix)
+    matrix.hear(Event("backend_back", {"backend": "toy", "device": "cpu"}))
+    assert "broken" not in as_text(matrix)
+
+
+@pytest.mark.parametrize("height", [8, 12, 24])
+def test_more_repros_than_lines_are_counted(matrix: Matrix, height: int) -> None:
+    for number in range(100):
+        matrix.hear(result(f"r{number:03d}.py", "gone"))
+    lines = as_text(matrix, height=height).splitlines()
+    assert len(lines) <= height
+    shown = sum(line.startswith(("r0", "a.py")) for line in lines)
+    assert f"... and {101 - shown} more repros" in "\n".join(lines)
+
+
+def test_the_device_key_goes_through_the_devices_and_back_to_all(matrix: Matrix) -> None:
+    matrix.hear(result("b.py", "gone", "cuda:0"))
+    seen = []
+    for _ in range(4):
+        seen.append(matrix.device)
+        matrix.next_device()
+    assert seen == [None, "cpu", "cuda:0", None]
+
+
+def test_times_are_told_in_the_unit_people_would_use() -> None:
+    assert [span(value) for value in (0.4, 59, 60, 7300, 200_000)] == ["0 s", "59 s", "1 min", "2 h", "2 d"]
+
+
+# list, status, history
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A repro folder with a day of history, which a daemon has open."""
+    for name, expect in (("a.py", "gone"), ("b.py", "reproduces"), ("never.py", "reproduces")):
+        (tmp_path / name).write_text(
+            f'# /// script\n# [tool.minidbg]\n# kind = "compile"\n# expect = "{expect}"\n# backend = "toy"\n# ///\n'
+        )
+    (tmp_path / "damaged.py").write_text("")
+    from minidbg.watch.repros import read_repros
+
+    digests = {name: repro.digest for name, repro in read_repros([tmp_path], tmp_path).items()}
+    (tmp_path / ".minidbg").mkdir()
+    with History.open(tmp_path / ".minidbg" / "history.sqlite") as opened:
+        for commit in ("a" * 40, "b" * 40):
+            number = opened.start_sweep(NOW, code="c", files=["src/x.py"])
+            opened.set_revisions(number, {"/src": Revision(commit)})
+            opened.end_sweep(number, NOW + 1, "complete")
+            opened.add_result(
+                number, Result("a.py", "cpu", NOW, Outcome(Verdict.GONE), "run", digests["a.py"], "e")
+            )
+        opened.add_flip(Flip("a.py", "cpu", NOW + 1, "FIXED", Verdict.REPRODUCES, Verdict.GONE, 2, 1))
+        for name, verdict in (("a.py", Verdict.GONE), ("b.py", Verdict.GONE)):
+            opened.put_state(State(name, "cpu", verdict, NOW, NOW, digests[name], "e", "c", runs=2))
+        yield tmp_path
+
+
+def run(command: object, *arguments: object) -> tuple[int, str]:
+    done = CliRunner().invoke(command, [str(argument) for argument in arguments])  # type: ignore[arg-type]
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+def test_list_shows_every_repro_and_what_contradicts_its_header(folder: Path) -> None:
+    _, text = run(list_repros, folder)
+    words = {line.split()[0]: line for line in text.splitlines()}
+    assert set(words) == {"a.py", "b.py", "never.py", "damaged.py"}
+    assert "header expects reproduces" in words["b.py"]
+    assert "header" not in words["a.py"]
+    assert "not seen yet" in words["never.py"]
+    assert "damaged" in words["damaged.py"]
+    _, lines = run(list_repros, folder, "--json")
+    rows = {row["repro"]: row for row in map(json.loads, lines.splitlines())}
+    assert (rows["a.py"]["verdict"], rows["a.py"]["expected"], rows["never.py"]["verdict"]) == (
+        "gone",
+        True,
+        None,
+    )
+
+
+def test_list_says_that_a_repro_was_edited_since(folder: Path) -> None:
+    with (folder / "a.py").open("a") as file:
+        file.write("# edited\n")
+    assert "gone (before an edit)" in run(list_repros, folder)[1]
+
+
+def test_history_of_one_repro_has_its_runs_and_flips_with_revisions(folder: Path) -> None:
+    _, text = run(history_command, folder / "a.py")
+    lines = text.splitlines()
+    assert len(lines) == 3
+    assert "FIXED" in lines[0]
+    assert "reproduces -> gone between aaaaaaaaaa and bbbbbbbbbb (src/x.py)" in lines[0]
+    assert len(run(history_command, folder)[1].splitlines()) == 1
+    assert len(run(history_command, folder / "a.py", "-n", 1, "--json")[1].splitlines()) == 1
+
+
+def test_status_tells_whether_somebody_watches(folder: Path) -> None:
+    status_now, text = run(status, folder)
+    assert status_now == 1
+    assert "is not being watched" in text
+    assert "last sweep: 2" in text
+    assert "1 damaged, 2 gone, 1 not seen" in text
+    lock = Lock(folder)
+    try:
+        status_now, text = run(status, folder, "--json")
+        assert (status_now, json.loads(text)["running"], json.loads(text)["revision"]) == (
+            0,
+            True,
+            "bbbbbbbbbb",
+        )
+    finally:
+        lock.release()
+
+
+def test_reading_writes_nothing(folder: Path) -> None:
+    def contents() -> dict[str, float]:
+        return {
+            str(path): path.stat().st_mtime for path in folder.rglob("*") if not path.name.endswith("-shm")
+        }
+
+    before = contents()
+    time.sleep(0.01)
+    for command in (list_repros, history_command, status):
+        run(command, folder)
+    assert contents() == before
+
+
+def test_print_unit_prints_and_watches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["minidbg", "watch", str(tmp_path), "--print-unit", "systemd"])
+    code, text = run(watch, tmp_path, "--print-unit", "systemd")
+    assert code == 0
+    assert f"watch {tmp_path}\n" in text
+    assert not (tmp_path / ".minidbg").exists()
