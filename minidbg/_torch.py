@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -302,6 +302,11 @@ def aot_autograd_arguments(backend: object) -> dict[str, Any] | None:
     return arguments
 
 
+def is_overload(value: object) -> TypeGuard[torch._ops.OpOverload[..., Any]]:
+    """Whether ``value`` is one overload of an operator: ``torch.ops.aten.add.Tensor``. Seen in 2.13."""
+    return isinstance(value, torch._ops.OpOverload)
+
+
 def operator_path(value: Any) -> str | None:
     """``torch.ops.aten.add.Tensor`` for a torch operator of any kind, None for other values. Seen in 2.13."""
     from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
@@ -329,7 +334,7 @@ def operator_schemas(path: str) -> tuple[Any, ...]:
         return (found._schema,)
     if not isinstance(found, OpOverloadPacket):
         return ()
-    return tuple(getattr(found, overload)._schema for overload in found.overloads())
+    return tuple(getattr(found, overload)._schema for overload in found.overloads())  # type: ignore[no-untyped-call]  # torch has no types there
 
 
 # ---- what a tensor really is ----------------------------------------------------------------------

@@ -93,7 +93,7 @@ def save_repro(
     case = Case(
         graph_module=graph_module,
         inputs=values,
-        backend=references.with_operators(found, graph_module),
+        backend=references.with_operators(found, graph_module, values, setup=setup),
         context=context,
         dynamic=dynamic,
         provenance=Provenance(

@@ -61,7 +61,7 @@ def case_of(failure: Failure, settings: Settings) -> Case:
     return Case(
         graph_module=failure.graph_module,
         inputs=inputs,
-        backend=references.with_operators(found, failure.graph_module),
+        backend=references.with_operators(found, failure.graph_module, inputs, setup=settings.setup),
         context=failure.context or current_context(failure.inputs, further_env=settings.env),
         signature=signature(failure),
         dynamic=symbolic,

@@ -11,7 +11,7 @@ from torch import nn
 import minidbg
 
 
-def tiny_fuser(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]) -> object:
+def tiny_fuser(gm, example_inputs):
     """Fuse ``add`` into the ``softmax`` that follows. Its bug: it forgets that an addend may broadcast."""
     for node in gm.graph.nodes:
         if node.op != "call_function" or node.target is not torch.softmax:
@@ -27,7 +27,7 @@ def tiny_fuser(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]) -> 
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int, position_bias: bool) -> None:
+    def __init__(self, width, heads, position_bias):
         super().__init__()
         self.heads = heads
         self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
@@ -35,7 +35,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.bias = nn.Parameter(torch.randn(heads, 16, 16)) if position_bias else None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         batch, length, width = x.shape
         q, k, v = self.qkv(self.before(x)).chunk(3, dim=-1)
         q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2) for t in (q, k, v))
@@ -47,7 +47,7 @@ class Block(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(self.after(x))))
 
 
-def main() -> None:
+def main():
     torch.manual_seed(0)
     model = nn.Sequential(*(Block(64, 4, position_bias=i == 7) for i in range(12))).eval()
     model = torch.compile(model, backend=minidbg.wrap(tiny_fuser))

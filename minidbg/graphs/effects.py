@@ -52,7 +52,7 @@ def mode_of(node: fx.Node) -> Mode:
 def op_name(node: fx.Node) -> str:
     """The last part of the op's name: ``cumsum`` of torch.cumsum, of the method and of aten.cumsum.default."""
     target = node.target
-    if isinstance(target, torch._ops.OpOverload):
+    if _torch.is_overload(target):
         return str(target.overloadpacket.__name__)
     if isinstance(target, str):
         return target.rpartition(".")[2]

@@ -53,7 +53,7 @@ def harness_source(kind: str, call: str = CallPath.DIRECT) -> str:
 
     What only direct calls need is left out for the other call path.
     """
-    return "\n\n".join(body_of(ROOM / part) for part in parts_of(kind, call))
+    return "\n".join(body_of(ROOM / part) for part in parts_of(kind, call))
 
 
 @cache
@@ -98,7 +98,7 @@ def body_of(path: Path) -> str:
         )
         text = "\n".join(text.splitlines()[nodes[last].end_lineno or 0 :])
     lines = (line.partition("  # noqa")[0].partition("  # type: ignore")[0] for line in text.splitlines())
-    return "\n".join(lines).strip() + "\n"
+    return "\n".join(lines).strip().replace("\n\n\n", "\n\n") + "\n"  # one blank line is enough down there
 
 
 def settings_of(case: Case) -> dict[str, Any]:

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
+from minidbg import _torch
 from minidbg.graphs.effects import attribute_of
 
 
@@ -48,7 +48,7 @@ def _target(node: fx.Node) -> str:
         if isinstance(value, fx.GraphModule):
             return "".join(_lines(value))
         return f"{node.target} {id(value)}"
-    if isinstance(node.target, str | torch._ops.OpOverload):
+    if isinstance(node.target, str) or _torch.is_overload(node.target):
         return str(node.target)
     return f"{getattr(node.target, '__name__', '')} {id(node.target)}"
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import itertools
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -21,7 +20,7 @@ from minidbg.graphs.fills import How
 from minidbg.graphs.literals import quoted
 from minidbg.graphs.specs import Exactness, InputSpec
 from minidbg.oracle.embed import harness_imports, harness_names, harness_source
-from minidbg.references import backend_function, load_by_path
+from minidbg.references import avoid_names, backend_function, load_by_path
 from minidbg.repro.header import write_header
 from minidbg.repro.templates import template
 from minidbg.repro.wording import docstring
@@ -64,16 +63,18 @@ def render(
     if size > value_limit_bytes:
         told = f"they take {size / 1e6:.1f} MB, and value_limit_bytes allows {value_limit_bytes / 1e6:.1f} MB"
         raise CannotWrite("the values of the inputs", told)
+    kind = str(case.kind or Kind.COMPILE)
+    needed = (*TOP_IMPORTS, *harness_imports(kind, case.call))
+    reference = avoid_names(case.backend, harness_names(kind) | set(OWN_NAMES), needed)
+    case = replace(case, backend=reference)
     stored: dict[str, Tensor] = {}
     explicit = case.context.default_dtype != "torch.float32"
     model = _model(case, exactness, stored, explicit=explicit)
     specs = tensors.describe(
         case.inputs, model.input_names, exactness, stored, dynamic_dims=case.dynamic_dims
     )
-    kind = str(case.kind or Kind.COMPILE)
     device = tensors.main_device(specs)
     embedded = _embedded(case)
-    _check_names(embedded, kind)
     text = template("script.py.j2").render(
         docstring=docstring(case, values=values_line(stored)),
         imports=(*TOP_IMPORTS, *model.imports),
@@ -161,17 +162,6 @@ def _embedded(case: Case) -> str:
         return text
     loader = inspect.getsource(load_by_path).rstrip("\n")
     return f"{loader}\n\n\n{text}".strip("\n")
-
-
-def _check_names(embedded: str, kind: str) -> None:
-    """Refuse definitions of the user's that the judge's own would overwrite."""
-    taken = harness_names(kind) | set(OWN_NAMES) - {"load_by_path"}
-    for node in ast.parse(embedded).body:
-        name = getattr(node, "name", None)
-        if name in taken:
-            raise CannotWrite(
-                f"the definition of {name!r}", "the script defines that name itself; rename it, or import it"
-            )
 
 
 def _check(text: str) -> None:
