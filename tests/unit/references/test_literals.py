@@ -62,7 +62,11 @@ class Table(dict):  # type: ignore[type-arg]
     pass
 
 
-@pytest.mark.parametrize("value", [object(), len, Level.HIGH, Table(), [1, {"x": object()}]], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [object(), len, Level.HIGH, Table(), [1, {"x": object()}]],
+    ids=lambda value: type(value).__name__,
+)
 def test_objects_are_no_literals(value: object) -> None:
     assert not is_literal(value)
 
