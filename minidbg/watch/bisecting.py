@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from minidbg.watch.revisions import repositories_of
 from minidbg.watch.sources import module_roots
 
 CANNOT_JUDGE = 125
+STEP = "minidbg: "
+"""Begins the lines that our steps print among git's own."""
 Tell = Callable[[str], None]
 
 
@@ -169,20 +171,27 @@ def run_bisect(tree: Path, job: dict[str, Any], good: str, bad: str, *, fixed: b
     )  # fmt: skip
     said: list[str] = []
     assert process.stdout is not None
-    for line in process.stdout:
-        said.append(line.rstrip())
-        if line.startswith("minidbg: "):
-            tell(line.removeprefix("minidbg: ").rstrip())
-    steps = sum(line.startswith("minidbg: ") for line in said)
+    with process.stdout:
+        for line in process.stdout:
+            said.append(line.rstrip())
+            if line.startswith(STEP):
+                tell(line.removeprefix(STEP).rstrip())
+    steps = sum(line.startswith(STEP) for line in said)
     if process.wait() != 0:
-        candidates = [line for line in said if "first 'after' commit could be any of" in line]
-        why = "all commits that are left cannot be judged" if candidates else "\n".join(said[-5:])
-        raise CannotBisect(f"git bisect came to no end: {why}")
+        raise CannotBisect(f"git bisect came to no end: {why_no_end(said)}")
     commit = git(tree, "rev-parse", "refs/bisect/after")
     subject, author, date = git(
         tree, "show", "--no-patch", "--format=%s%x00%an%x00%ad", "--date=short", commit
     ).split("\0")
     return Found(commit, subject, author, date, fixed, steps)
+
+
+def why_no_end(said: Sequence[str]) -> str:
+    """What git said when it gave up, with the commits that are left."""
+    names = [line for line in said if len(line) == 40 and set(line) <= set("0123456789abcdef")]
+    if names:
+        return f"the commits that are left cannot be judged, it is one of {', '.join(name[:10] for name in names)}"
+    return "; ".join(said[-3:])
 
 
 def own_root() -> str:
@@ -276,7 +285,7 @@ def main(argument: str) -> int:
     job = json.loads(argument)
     status, reason = judge(Path.cwd(), job)
     commit = git(Path.cwd(), "rev-parse", "--short=10", "HEAD")
-    print(f"minidbg: {commit}: {reason}", flush=True)
+    print(f"{STEP}{commit}: {reason}", flush=True)
     if status == CANNOT_JUDGE:
         return CANNOT_JUDGE
     return 1 - status if job["fixed"] else status

@@ -1,0 +1,110 @@
+"""``minidbg bisect`` in a repository with commits of all kinds: broken ones, ones that cannot be judged, a fix."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from toy_repros import BROKEN, WORKS, git, script, toy_package
+
+from minidbg.watch.bisecting import CannotBisect, Search, search
+from minidbg.watch.commands import bisect
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+SYNTAX_ERROR = "def {op}(value:\n"
+OTHERWISE = "def {op}(value):\n    raise TypeError('another failure')\n"
+
+
+class Repository:
+    """A backend whose history is told commit by commit."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder / "checkout"
+        self.package = toy_package(self.folder / "python", {"relu": WORKS})
+        git(self.folder, "init", "-q", "-b", "main")
+        self.repro = folder / "relu.py"
+        self.repro.write_text(script("relu"))
+        self.commits: list[str] = []
+        monkeypatch.setenv("PYTHONPATH", str(self.folder / "python"))
+        monkeypatch.syspath_prepend(str(self.folder / "python"))
+
+    def commit(self, source: str, subject: str) -> str:
+        (self.package / "relu.py").write_text(source.format(op="relu") + f"# {subject}\n")
+        git(self.folder, "add", ".")
+        git(self.folder, "commit", "-q", "-m", subject)
+        self.commits.append(git(self.folder, "rev-parse", "HEAD"))
+        return self.commits[-1]
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
+    return Repository(tmp_path, monkeypatch)
+
+
+def test_the_commit_that_broke_it_is_found_past_commits_that_cannot_be_judged(repository: Repository) -> None:
+    good = repository.commit(WORKS, "good")
+    for number in range(3):
+        repository.commit(WORKS, f"fine {number}")
+    culprit = repository.commit(BROKEN, "optimise relu")
+    repository.commit(SYNTAX_ERROR, "broken for a day")
+    repository.commit(OTHERWISE, "fails differently")
+    bad = repository.commit(BROKEN, "bad")
+    (repository.package / "relu.py").write_text("uncommitted = 1\n")
+    told: list[str] = []
+    found = search(Search(good, bad, repository.repro), told.append)
+    assert (found.commit, found.fixed) == (culprit, False)
+    assert found.subject == "optimise relu"
+    assert found.text().startswith(f"{culprit} is the first that fails")
+    assert (repository.package / "relu.py").read_text() == "uncommitted = 1\n", "the checkout is not touched"
+    assert git(repository.folder, "worktree", "list").count("\n") == 0
+    assert git(repository.folder, "for-each-ref", "refs/bisect") == ""
+
+
+def test_the_commit_that_fixed_it_is_found_when_good_is_the_newer_one(repository: Repository) -> None:
+    bad = repository.commit(BROKEN, "bad")
+    repository.commit(BROKEN, "still bad")
+    fix = repository.commit(WORKS, "fix relu")
+    good = repository.commit(WORKS, "good")
+    done = CliRunner().invoke(bisect, [good, bad, str(repository.repro), "--json"])
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["commit"], found["fixed"]) == (fix, True)
+
+
+def test_a_build_runs_at_each_commit_and_where_it_fails_nothing_is_judged(repository: Repository) -> None:
+    good = repository.commit(WORKS, "good")
+    (repository.folder / "unbuildable").write_text("")
+    repository.commit(WORKS, "cannot be built")
+    (repository.folder / "unbuildable").unlink()
+    culprit = repository.commit(BROKEN, "culprit")
+    bad = repository.commit(BROKEN, "bad")
+    (repository.folder / "built.txt").unlink(missing_ok=True)
+    log = repository.folder.parent / "builds.txt"
+    wanted = Search(good, bad, repository.repro, build=f"pwd >> {log}; test ! -e unbuildable")
+    with pytest.raises(CannotBisect, match="cannot be judged"):
+        search(wanted, lambda text: None)
+    assert str(repository.folder) not in log.read_text().splitlines(), "builds happen in the worktree"
+    repository.commit(BROKEN, "later")
+    wanted = Search(repository.commits[1], bad, repository.repro)
+    assert search(wanted, lambda text: None).commit == culprit
+
+
+def test_wrong_ends_are_refused_before_the_search(repository: Repository) -> None:
+    first = repository.commit(WORKS, "first")
+    second = repository.commit(WORKS, "second")
+    with pytest.raises(CannotBisect, match=r"at the bad end .* should be seen to reproduce, but: gone"):
+        search(Search(first, second, repository.repro), lambda text: None)
+    with pytest.raises(CannotBisect, match=r"'nowhere' is no commit"):
+        search(Search("nowhere", second, repository.repro), lambda text: None)
+
+
+def test_a_backend_outside_any_repository_is_refused_with_the_way_out(
+    repository: Repository, tmp_path: Path
+) -> None:
+    first = repository.commit(WORKS, "first")
+    os.rename(repository.folder / ".git", tmp_path / "elsewhere.git")
+    with pytest.raises(CannotBisect, match=r"lies in no git repository; name it with --repository"):
+        search(Search(first, first, repository.repro), lambda text: None)
