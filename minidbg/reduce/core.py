@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from minidbg.errors import NotReproduced
 from minidbg.reduce.branches import drop_nested_nodes, drop_operands, inline_branches
 from minidbg.reduce.edits import (
     bypass_nodes,
@@ -52,6 +53,8 @@ class Reduced:
     """Every oracle call."""
     neighbour: tuple[fx.GraphModule, tuple[Any, ...]] | None = None
     """One step smaller, and passing."""
+    whole_passed: bool = False
+    """Whether the whole, said to fail, was asked after all and passed: there was nothing to reduce."""
 
 
 FINDING: tuple[tuple[str, Pass], ...] = (
@@ -90,7 +93,8 @@ def reduce_graph(
 
     ``ask`` gets a GraphModule of its own each time, and inputs that it must not write to. ``hints`` are words that may name the
     culprits: nodes or ops. ``simplify`` adds the edits beyond nodes, inputs and outputs. ``whole_is_known``: the whole was just seen to fail. Ctrl-C and a spent budget
-    end it with the best so far. Raises NotReproduced when the whole had to be asked and did not fail, and what ``ask`` raises.
+    end it with the best so far. Raises what ``ask`` raises, and NotReproduced when the whole had to be asked and did not fail;
+    where it was said to be known, ``whole_passed`` says so instead.
     """
     tokens = tuple(
         ("value", "", node.name, 0, ()) for node in graph_module.graph.nodes if node.op == "placeholder"
@@ -99,7 +103,7 @@ def reduce_graph(
     problem = ReductionProblem(
         whole, ask, budget, on_progress, whole_is_known=whole_is_known, allow_no_calls=allow_no_calls
     )
-    certified, interrupted = False, False
+    certified, interrupted, whole_passed = False, False, False
     try:
         run(problem, "suspects", lambda problem: try_suspects(problem, hints))
         reduce_to_fixed_point(problem)
@@ -109,9 +113,13 @@ def reduce_graph(
         certified = True
     except BudgetSpent:
         pass
+    except NotReproduced:
+        if not whole_is_known:
+            raise
+        whole_passed = True
     except KeyboardInterrupt:
         interrupted = True
-    return _reduced(problem, certified, interrupted)
+    return _reduced(problem, certified, interrupted, whole_passed)
 
 
 def reduce_to_fixed_point(problem: ReductionProblem) -> None:
@@ -163,7 +171,7 @@ def run(problem: ReductionProblem, name: str, reduction_pass: Pass) -> None:
     reduction_pass(problem)
 
 
-def _reduced(problem: ReductionProblem, certified: bool, interrupted: bool) -> Reduced:
+def _reduced(problem: ReductionProblem, certified: bool, interrupted: bool, whole_passed: bool) -> Reduced:
     best, neighbour = problem.best, problem.neighbour
     return Reduced(
         best.graph_module,
@@ -175,6 +183,7 @@ def _reduced(problem: ReductionProblem, certified: bool, interrupted: bool) -> R
         tuple((step.graph_module, step.inputs) for step in problem.steps),
         tuple(problem.history),
         (neighbour.graph_module, neighbour.inputs) if neighbour else None,
+        whole_passed,
     )
 
 

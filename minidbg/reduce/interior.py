@@ -23,6 +23,9 @@ def keep_culprits(problem: ReductionProblem) -> None:
         return
     last = _Search(subsets, everything, []).next_needed()
     assert last is not None, "nothing is kept yet"
+    problem.confirm_whole(
+        doubtful=True
+    )  # all that was asked passed: before much more is asked, does anything fail?
     before = everything[:last]
     near = _near(subsets, last)
     if len(before) > 2 * len(near) and subsets.fails([*near, last]):

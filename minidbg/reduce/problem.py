@@ -348,12 +348,12 @@ class ReductionProblem:
         """Seconds since the reduction began."""
         return time.monotonic() - self._started
 
-    def confirm_whole(self) -> None:
-        """Make sure that the whole fails: asked only when it was not seen to, and nothing smaller has failed.
+    def confirm_whole(self, *, doubtful: bool = False) -> None:
+        """Make sure that the whole fails, when nothing smaller has: asked only if it was not seen to, or is ``doubtful``.
 
         Raises NotReproduced.
         """
-        if self.whole_is_known or self.steps:
+        if self.steps or (self.whole_is_known and not doubtful):
             return
         if self.answer(self.best) is not Answer.INTERESTING:
             raise NotReproduced(

@@ -91,6 +91,14 @@ def test_nothing_smaller_leaves_no_steps() -> None:
     assert result.certified
 
 
+def test_whole_that_does_not_fail_after_all_ends_the_reduction_soon() -> None:
+    result = reduce_graph(*chain(1000), answers(lambda graph_module, inputs: False))
+    assert result.whole_passed
+    assert not result.certified
+    assert result.steps == ()
+    assert result.oracle_calls < 20
+
+
 def test_budget_of_no_calls_asks_nothing() -> None:
     result = reduce_graph(*chain(20), answers(needs := Needs("op_1")), budget=Budget(max_calls=0))
     assert needs.calls == 0
