@@ -40,8 +40,9 @@ def execute(case: Case, *, note: Note = lambda phase: None) -> Outcome:
     except CannotWrite as error:
         return Outcome(Verdict.INVALID, reason=str(error))
     devices = devices_of(case.inputs)
+    others = [device for device in devices if device.type not in ("cpu", "meta")]
     with (
-        torch.random.fork_rng(devices=[device for device in devices if device.type != "cpu"]),
+        torch.random.fork_rng(others, device_type=others[0].type if others else "cuda"),
         _torch.outside_tracing(),
         _torch.graphs_given_to_backends() as reached,
     ):

@@ -59,12 +59,7 @@ def attempt(
             actual, result = run_compiled(*made(), compiler, case, note)
             if actual is not None and differ is not None:
                 note("compare")
-                try:
-                    difference = differ(actual, expected, eager)
-                except ValueError as error:
-                    result = outcome("invalid", f"cannot be compared with eager: {error}")
-                else:
-                    result = result if difference is None else wrong_results(difference, case)
+                result = compared(lambda: differ(actual, expected, eager), case) or result
     return {**result, "seconds": round(time.perf_counter() - began, 3)}
 
 
@@ -151,31 +146,10 @@ def leaves_of(value: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def entered_modes(context: dict[str, Any]) -> Iterator[None]:
-    """The settings around the failing call, put back afterwards. Graph caches are off: they would hide a change."""
-    config = {
-        "torch._inductor.config": {"fx_graph_cache": False, "fx_graph_remote_cache": False},
-        "torch._functorch.config": {"enable_autograd_cache": False, "enable_remote_autograd_cache": False},
-        "torch._dynamo.config": {"verbose": True},  # whole tracebacks: they tell compile from runtime
-    }
-    for name, options in context.get("config", {}).items():
-        config[name] = {**config.get(name, {}), **literal_in(options)}
+    """The settings around the failing call, put back afterwards."""
     with contextlib.ExitStack() as stack:
-        for name, options in config.items():
-            module = importlib.import_module(name)
-            known = {key: value for key, value in options.items() if hasattr(module, key)}
-            stack.enter_context(module.patch(known))
-        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-        torch.set_default_dtype(dtype_named(context.get("default_dtype", "torch.float32")))
-        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-        torch.set_float32_matmul_precision(context.get("matmul_precision", "highest"))
-        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        stack.callback(torch.use_deterministic_algorithms, deterministic, warn_only=warn_only)
-        warn_only = bool(context.get("deterministic_warn_only"))
-        torch.use_deterministic_algorithms(bool(context.get("deterministic")), warn_only=warn_only)
-        if "threads" in context:
-            stack.callback(torch.set_num_threads, torch.get_num_threads())
-            torch.set_num_threads(context["threads"])
+        patch_config(stack, context.get("config", {}))
+        set_defaults(stack, context)
         if "default_device" in context:
             stack.enter_context(torch.device(context["default_device"]))
         stack.enter_context(torch.set_grad_enabled(context.get("grad", True)))
@@ -184,6 +158,35 @@ def entered_modes(context: dict[str, Any]) -> Iterator[None]:
         for device, dtype, cache_enabled in context.get("autocast", ()):
             stack.enter_context(torch.autocast(device, dtype_named(dtype), cache_enabled=cache_enabled))
         yield
+
+
+def patch_config(stack: contextlib.ExitStack, given: dict[str, str]) -> None:
+    """Options of torch's config modules. Graph caches are off: they would hide a change of the compiler."""
+    config = {
+        "torch._inductor.config": {"fx_graph_cache": False, "fx_graph_remote_cache": False},
+        "torch._functorch.config": {"enable_autograd_cache": False, "enable_remote_autograd_cache": False},
+        "torch._dynamo.config": {"verbose": True},  # whole tracebacks: they tell compile from runtime
+    }
+    for name in {**config, **given}:
+        module = importlib.import_module(name)
+        options = {**config.get(name, {}), **literal_in(given.get(name))}
+        stack.enter_context(module.patch({key: options[key] for key in options if hasattr(module, key)}))
+
+
+def set_defaults(stack: contextlib.ExitStack, context: dict[str, Any]) -> None:
+    """Settings that torch keeps for the whole process."""
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    stack.callback(torch.use_deterministic_algorithms, deterministic, warn_only=warn_only)
+    stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+    stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+    warn_only = bool(context.get("deterministic_warn_only"))
+    torch.use_deterministic_algorithms(bool(context.get("deterministic")), warn_only=warn_only)
+    torch.set_default_dtype(dtype_named(context.get("default_dtype", "torch.float32")))
+    torch.set_float32_matmul_precision(context.get("matmul_precision", "highest"))
+    if "threads" in context:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(context["threads"])
 
 
 def dtype_named(name: str) -> torch.dtype:
@@ -205,8 +208,14 @@ def failure(signature: dict[str, Any], case: dict[str, Any], message: str, **mor
     return outcome(verdict, signature=signature, message=message, **more)
 
 
-def wrong_results(difference: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
-    """The outcome of two runs that differ; ``difference`` has a part of the signature, a message and figures."""
+def compared(differ: Callable[[], dict[str, Any] | None], case: dict[str, Any]) -> dict[str, Any] | None:
+    """The outcome when two runs differ; ``differ()`` gives a part of the signature, a message and figures."""
+    try:
+        difference = differ()
+    except ValueError as error:
+        return outcome("invalid", f"cannot be compared with eager: {error}")
+    if difference is None:
+        return None
     signature = {
         "kind": "accuracy",
         "direction": "forward",
