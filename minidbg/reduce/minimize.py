@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from minidbg.errors import MinidbgError
 from minidbg.graphs.cloning import clone_values
 from minidbg.reduce.core import Answer, Budget, reduce_graph
 
@@ -42,9 +43,14 @@ def minimize(
     ``fails`` runs in this process and gets copies of its own, which it may change. ``simplify`` goes on with plainer arguments,
     smaller shapes and simpler values, and merges inputs. ``max_calls`` and ``seconds``
     are looked at between calls. ``gm`` and ``inputs`` are only read; ``gm`` runs in eager, in the current
-    grad mode, to find the values inside it. Raises NotReproduced when ``fails`` is false for the whole of it, and what
-    ``fails`` raises.
+    grad mode, to find the values inside it. Raises NotReproduced when ``fails`` is false for the whole of it,
+    MinidbgError when ``inputs`` do not fit the graph, and what ``fails`` raises.
     """
+    placeholders = sum(node.op == "placeholder" for node in gm.graph.nodes)
+    if placeholders != len(inputs):
+        raise MinidbgError(
+            f"the graph takes {placeholders} inputs, {len(inputs)} were given; one is needed for each placeholder"
+        )
 
     def ask(graph_module: fx.GraphModule, values: tuple[Any, ...]) -> Answer:
         return Answer.INTERESTING if fails(graph_module, clone_values(values)) else Answer.NOT

@@ -63,11 +63,15 @@ def _tensors(problem: ReductionProblem) -> list[tuple[int, Tensor]]:
     return [(place, value) for place, value in enumerate(problem.best.inputs) if isinstance(value, Tensor)]
 
 
-def _same_kind(value: Tensor, made: Tensor) -> Tensor:
-    """``made`` with the strides, leafness and gradients of ``value``."""
-    if made.stride() != value.stride() and value.layout is torch.strided:
-        laid = torch.empty_strided(value.shape, value.stride(), dtype=made.dtype, device=made.device)
-        made = laid.copy_(made)
+def _laid_as(value: Tensor, made: Tensor) -> Tensor:
+    """``made`` with the strides of ``value``."""
+    if value.layout is not torch.strided or made.stride() == value.stride():
+        return made
+    return torch.empty_strided(value.shape, value.stride(), dtype=made.dtype, device=made.device).copy_(made)
+
+
+def _flagged_as(value: Tensor, made: Tensor) -> Tensor:
+    """``made`` as a Parameter, or requiring gradients, where ``value`` does."""
     if isinstance(value, torch.nn.Parameter):
         return torch.nn.Parameter(made, requires_grad=value.requires_grad)
     return made.requires_grad_(value.requires_grad)
@@ -191,9 +195,7 @@ def _cropped(value: Tensor, sizes: Mapping[int, int]) -> Tensor:
         limit = max(sizes)
         if cut.numel() and int(cut.max()) < limit:
             cut = cut.clamp(max=max(0, sizes[limit] - 1))
-    if isinstance(value, torch.nn.Parameter):
-        return torch.nn.Parameter(cut, requires_grad=value.requires_grad)
-    return cut.requires_grad_(value.requires_grad)
+    return _flagged_as(value, cut)
 
 
 def plain_dtypes(problem: ReductionProblem) -> None:
@@ -205,7 +207,7 @@ def plain_dtypes(problem: ReductionProblem) -> None:
 
 def _with_dtype(problem: ReductionProblem, old: torch.dtype) -> Candidate:
     changes = {
-        place: _same_kind(value, value.detach().to(torch.float32))
+        place: _flagged_as(value, value.detach().to(torch.float32))
         for place, value in _tensors(problem)
         if value.dtype is old
     }
@@ -233,9 +235,9 @@ def _without_grad(value: Tensor) -> Tensor | None:
 
 
 def _contiguous(value: Tensor) -> Tensor | None:
-    if value.layout is not torch.strided or (value.is_contiguous() and value._base is None):
+    if value.layout is not torch.strided or value.is_contiguous():
         return None
-    return _same_kind(value, value.detach().contiguous()) if not value.is_contiguous() else None
+    return _flagged_as(value, value.detach().contiguous())
 
 
 def plain_values(problem: ReductionProblem) -> None:
@@ -259,7 +261,7 @@ def _with_values(problem: ReductionProblem, places: Sequence[int], name: str) ->
     for place in places:
         value = problem.best.inputs[place]
         try:
-            changes[place] = _same_kind(value, MAKERS[name](value.detach()))
+            changes[place] = _flagged_as(value, _laid_as(value, MAKERS[name](value.detach())))
         except (RuntimeError, NotImplementedError):  # a dtype or layout for which there is no such value
             return None
     return with_inputs(problem, changes, name)

@@ -10,7 +10,7 @@ import torch
 from graphs_to_reduce import Needs, call_count, call_names, chain
 from torch import fx
 
-from minidbg.errors import NotReproduced
+from minidbg.errors import MinidbgError, NotReproduced
 from minidbg.reduce.minimize import minimize
 
 
@@ -100,6 +100,11 @@ def test_predicate_may_change_what_it_gets() -> None:
     assert call_names(result.graph_module) == ["op_30"]
     assert result.graph_module.graph.find_nodes(op="call_function", target=torch.sin)
     assert result.inputs[0].max() < 99
+
+
+def test_missing_inputs_are_told_with_their_number() -> None:
+    with pytest.raises(MinidbgError, match="takes 1 inputs, 0 were given"):
+        minimize(chain(3)[0], [], Needs("op_1"))
 
 
 def test_what_the_predicate_raises_goes_to_the_caller() -> None:

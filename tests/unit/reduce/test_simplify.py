@@ -1,0 +1,199 @@
+"""``simplify=True``: edits beyond nodes, inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+from minidbg.reduce.minimize import Minimized, minimize
+
+
+def has(target: Any) -> Callable[[fx.GraphModule, Sequence[Any]], bool]:
+    return lambda graph_module, inputs: any(node.target == target for node in graph_module.graph.nodes)
+
+
+def simplified(
+    function: Callable[..., Any] | torch.nn.Module,
+    inputs: Sequence[Any],
+    fails: Callable[[fx.GraphModule, Sequence[Any]], bool],
+) -> Minimized:
+    result = minimize(fx.symbolic_trace(function), inputs, fails, simplify=True)
+    assert result.certified
+    assert fails(result.graph_module, list(result.inputs))
+    result.graph_module(*result.inputs)
+    return result
+
+
+def line(result: Minimized) -> str:
+    """The only call of the result."""
+    lines = result.graph_module.code.strip().splitlines()
+    assert len(lines) == 3, lines
+    return lines[1].partition(";")[0].strip()
+
+
+def test_nothing_beyond_nodes_changes_without_simplify() -> None:
+    x = torch.randn(8, 8, dtype=torch.float64)
+    graph_module = fx.symbolic_trace(lambda x, y: torch.softmax(x * y, dim=1, dtype=torch.float64))
+    result = minimize(graph_module, [x, x.clone()], has(torch.softmax))
+    assert result.inputs[0].shape == (8, 8)
+    assert result.graph_module.code.count("dim = 1, dtype = torch.float64") == 1
+
+
+def test_inputs_are_merged() -> None:
+    result = simplified(lambda x, y: x * y, [torch.randn(3), torch.randn(3)], has_mul)
+    assert len(result.inputs) == 1
+
+
+def has_mul(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    return any("mul" in node.name for node in graph_module.graph.nodes)
+
+
+def test_inputs_that_must_differ_are_not_merged() -> None:
+    result = simplified(
+        lambda x, y: x * y,
+        [torch.randn(3), torch.randn(3)],
+        lambda graph_module, inputs: has_mul(graph_module, inputs) and len(inputs) == 2,
+    )
+    assert len(result.inputs) == 2
+
+
+def test_arguments_go_back_to_their_defaults() -> None:
+    result = simplified(
+        lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+        [torch.randn(3)],
+        has(torch.nn.functional.gelu),
+    )
+    assert line(result).endswith("gelu(x)")
+
+
+def test_argument_that_the_failure_needs_stays() -> None:
+    def tanh_only(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+        return any(node.kwargs.get("approximate") == "tanh" for node in graph_module.graph.nodes)
+
+    result = simplified(
+        lambda x: torch.nn.functional.gelu(x, approximate="tanh"), [torch.randn(3)], tanh_only
+    )
+    assert "approximate = 'tanh'" in line(result)
+
+
+def test_numbers_get_plain() -> None:
+    result = simplified(lambda x: x.cumsum(3), [torch.randn(2, 2, 2, 2)], has("cumsum"))
+    assert line(result).endswith("cumsum(0)")
+
+
+@pytest.mark.parametrize(("least", "left"), [(1, 1), (2, 2), (17, 17), (64, 64)])
+def test_sizes_shrink_to_the_smallest_that_fails(least: int, left: int) -> None:
+    result = simplified(
+        lambda x: x.sin(),
+        [torch.randn(64, 3)],
+        lambda graph_module, inputs: has("sin")(graph_module, inputs) and inputs[0].shape[0] >= least,
+    )
+    assert tuple(result.inputs[0].shape) == (left, 1)
+
+
+def test_equal_sizes_shrink_together() -> None:
+    result = simplified(lambda x, y: torch.mm(x, y), [torch.randn(4, 32), torch.randn(32, 7)], has(torch.mm))
+    assert {tuple(value.shape) for value in result.inputs} == {(1, 1)}
+
+
+def test_sizes_among_the_arguments_shrink_with_the_inputs() -> None:
+    def fails(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+        return has("view")(graph_module, inputs) and inputs[0].dim() == 2
+
+    result = simplified(lambda x: x.view(6, 5), [torch.randn(5, 6)], fails)
+    assert tuple(result.inputs[0].shape) == (1, 1)
+
+
+def test_indices_stay_inside_what_they_index() -> None:
+    result = simplified(
+        lambda ids, table: torch.nn.functional.embedding(ids, table),
+        [torch.tensor([90, 3]), torch.randn(100, 16)],
+        has(torch.nn.functional.embedding),
+    )
+    assert result.inputs[1].numel() <= 4
+
+
+def test_dtype_becomes_float32() -> None:
+    result = simplified(lambda x: x.sin(), [torch.randn(3, dtype=torch.bfloat16)], has("sin"))
+    assert result.inputs[0].dtype is torch.float32
+
+
+def test_dtype_that_the_failure_needs_stays() -> None:
+    result = simplified(
+        lambda x: x.sin(),
+        [torch.randn(3, dtype=torch.bfloat16)],
+        lambda graph_module, inputs: has("sin")(graph_module, inputs) and inputs[0].dtype is torch.bfloat16,
+    )
+    assert result.inputs[0].dtype is torch.bfloat16
+
+
+def test_gradients_parameters_and_strides_go() -> None:
+    weight = torch.nn.Parameter(torch.randn(4, 6).t().detach())
+    result = simplified(
+        lambda x: x.sin(),
+        [weight],
+        lambda graph_module, inputs: has("sin")(graph_module, inputs) and inputs[0].numel() == 24,
+    )
+    (value,) = result.inputs
+    assert not isinstance(value, torch.nn.Parameter)
+    assert not value.requires_grad
+    assert value.is_contiguous()
+
+
+def test_strides_that_the_failure_needs_stay() -> None:
+    result = simplified(
+        lambda x: x.sin(),
+        [torch.randn(4, 6).t()],
+        lambda graph_module, inputs: has("sin")(graph_module, inputs) and not inputs[0].is_contiguous(),
+    )
+    assert not result.inputs[0].is_contiguous()
+    assert result.inputs[0].numel() == 4
+
+
+@pytest.mark.parametrize(
+    ("values", "needs", "expected"),
+    [
+        ([3.0, 7.5], lambda value: True, [1.0, 1.0]),
+        ([0.0, 0.0], lambda value: not value.any(), [0.0, 0.0]),
+        ([0.0, 7.5], lambda value: value[0] < value[1], [0.0, 1.0]),
+        ([0.0, 7.5], lambda value: value[1] == 7.5, [0.0, 7.5]),
+    ],
+    ids=["ones", "zeros", "arange", "its own"],
+)
+def test_values_are_as_plain_as_the_failure_lets_them(
+    values: list[float], needs: Callable[[Tensor], bool], expected: list[float]
+) -> None:
+    def fails(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+        return has("sin")(graph_module, inputs) and inputs[0].numel() == 2 and bool(needs(inputs[0]))
+
+    assert simplified(lambda x: x.sin(), [torch.tensor(values)], fails).inputs[0].tolist() == expected
+
+
+def test_submodules_are_put_in_the_place_of_their_calls() -> None:
+    class Leaf(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x).sin()
+
+    class Tracer(fx.Tracer):
+        def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
+            return True
+
+    def runs_relu(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+        return any(node.target is torch.nn.functional.relu for node in graph_module.graph.nodes) or any(
+            isinstance(module, torch.nn.ReLU) for module in graph_module.modules()
+        )
+
+    root = Leaf()
+    graph_module = fx.GraphModule(root, Tracer().trace(root))
+    result = minimize(graph_module, [torch.randn(3, 4)], runs_relu, simplify=True)
+    assert result.certified
+    assert line(result).startswith("relu = torch.nn.functional.relu(")
+    assert tuple(result.inputs[0].shape) == (1, 1)
