@@ -92,10 +92,9 @@ def is_drawing(node: fx.Node, gm: fx.GraphModule) -> bool:
         inner = gm.get_submodule(str(node.target)).modules()
         return any(module.training and "ropout" in type(module).__name__ for module in inner)
     name = op_name(node).rstrip("_")
-    if name in DROPOUTS:
-        on = _argument(node, "training", 2, _argument(node, "train", 2))
-        p = _argument(node, "p", 1)
-        return on is not False and (p is None or bool(p))
+    if name in DROPOUTS or name.endswith("alpha_dropout"):
+        on = _argument(node, "training", 2, _argument(node, "train", 2, name in DROPOUTS))
+        return bool(on) and bool(_argument(node, "p", 1, 0.5))
     if name in SWITCHES:
         keyword, place, off = SWITCHES[name]
         return bool(_argument(node, keyword, place, off) != off)
@@ -113,8 +112,10 @@ def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any]) -> Fed:
     ``gm``, ``inputs`` and the random state are left as they were. Raises what the graph raises in eager.
     """
     recorder = _Recorder(gm)
-    devices = {value.device for value in inputs if isinstance(value, Tensor) and value.device.type != "cpu"}
-    with torch.random.fork_rng(devices=list(devices)), torch.no_grad():
+    devices = {value.device for value in inputs if isinstance(value, Tensor)}
+    others = [device for device in devices if device.type not in ("cpu", "meta")]
+    kind = others[0].type if others else "cuda"
+    with torch.random.fork_rng(devices=others, device_type=kind), torch.no_grad():
         recorder.record(clone_values(inputs))
     made, values = copy_graph_module(gm), []
     nodes = {node.name: node for node in made.graph.nodes}
@@ -195,7 +196,7 @@ class _Recorder(fx.Interpreter):
         if plain in RECURRENT:
             place = _dropout_place(node)
             return None if place is None else partial(_set_argument, "dropout", place, 0.0)
-        if name in WRAPPERS:
+        if name in WRAPPERS and len(branches(node)) == 1:
             return self._inside(node, args)
         if any(nested_graphs(node)):
             return None
