@@ -72,7 +72,7 @@ def _places(value: object) -> Iterator[Place]:
 
 def _paths_in(name: str, module: ModuleType, value: object) -> Iterator[str]:
     # type(found) and not isinstance: lazy objects answer __class__ with an import or a warning
-    for key, found in list(vars(module).items()):
+    for key, found in vars(module).copy().items():
         if not _is_usable(key):
             continue
         if found is value:
@@ -86,7 +86,8 @@ def _paths_in(name: str, module: ModuleType, value: object) -> Iterator[str]:
         elif type(found) is dict:
             yield from (
                 f"{key}[{part!r}]"
-                for part, inner in list(found.items())
+                # copied in one step: a collection at this moment may take entries out
+                for part, inner in found.copy().items()
                 if inner is value and type(part) is str
             )
 
