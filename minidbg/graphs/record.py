@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -25,6 +25,9 @@ from minidbg.graphs.survey import EagerFailure, StorageSerials, Survey, versions
 Moment: TypeAlias = tuple[int, fx.Node]
 """A position in the graph and the node whose value is wanted as it is just before that position runs."""
 
+
+Around: TypeAlias = Callable[[], AbstractContextManager[Any]]
+"""Makes the block in which a graph runs."""
 
 UNKNOWN = object()
 """Stands for a value that has to be computed."""
@@ -51,6 +54,7 @@ class Recording:
     """The values of ``graph_module`` run on ``inputs``, in the grad mode of the moment this is made.
 
     ``inputs`` are one for each placeholder, and are only read. Random ops give the same values each time.
+    ``around`` gives the modes in which the graph runs: autocast, grad mode; by default those of the moment.
     ``parent`` is a recording of a graph that this one was cut out of, so that less has to be found out again;
     ``same_values`` says that each node computes what it did there.
     """
@@ -62,6 +66,7 @@ class Recording:
         *,
         parent: Recording | None = None,
         same_values: bool = False,
+        around: Around = nullcontext,
     ) -> None:
         self.graph_module = graph_module
         self.inputs = tuple(inputs)
@@ -76,7 +81,9 @@ class Recording:
             if is_call(node) and node.name not in harmless and (targets := self._targets_of(node))
         }
         """Nodes that may write to values that they did not make, with the nodes of those values."""
-        self.grad: bool = parent.grad if parent else torch.is_grad_enabled()
+        self._around: Around = parent._around if parent else around
+        with self._around():
+            self.grad: bool = parent.grad if parent else torch.is_grad_enabled()
         """Grad mode before the first node."""
         self._random_state = torch.get_rng_state()
         self._last_use = {
@@ -379,12 +386,15 @@ class Recording:
         """Modes and random state as they are where the run begins; all as it was when the block ends."""
         outer_grad, outer_random = torch.is_grad_enabled(), torch.get_rng_state()
         torch.set_rng_state(cut.random_state if cut else self._random_state)
-        torch.set_grad_enabled(cut.grad if cut else self.grad)
         try:
-            self._enter_blocks(cut, env)
-            yield
+            with self._around():
+                torch.set_grad_enabled(cut.grad if cut else self.grad)
+                try:
+                    self._enter_blocks(cut, env)
+                    yield
+                finally:
+                    self._leave_blocks(env)
         finally:
-            self._leave_blocks(env)
             torch.set_grad_enabled(outer_grad)
             torch.set_rng_state(outer_random)
 
@@ -419,6 +429,6 @@ def _standing_alone(value: Any) -> Any:
     return value
 
 
-def runs_in_eager(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+def runs_in_eager(graph_module: fx.GraphModule, inputs: Sequence[Any], around: Around = nullcontext) -> bool:
     """Whether the graph runs to its end on ``inputs``, which are only read."""
-    return Recording(graph_module, inputs).failure is None
+    return Recording(graph_module, inputs, around=around).failure is None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
 from minidbg.errors import NotReproduced
+from minidbg.graphs.record import Around
 from minidbg.reduce.branches import drop_nested_nodes, drop_operands, inline_branches
 from minidbg.reduce.edits import (
     bypass_nodes,
@@ -88,11 +90,13 @@ def reduce_graph(
     whole_is_known: bool = True,
     allow_no_calls: bool = False,
     simplify: bool = False,
+    around: Around = nullcontext,
 ) -> Reduced:
     """The smallest graph cut out of ``graph_module`` that ``ask`` finds interesting.
 
     ``ask`` gets a GraphModule of its own each time, and inputs that it must not write to. ``hints`` are words that may name the
-    culprits: nodes or ops. ``simplify`` adds the edits beyond nodes, inputs and outputs. ``whole_is_known``: the whole was just seen to fail. Ctrl-C and a spent budget
+    culprits: nodes or ops. ``simplify`` adds the edits beyond nodes, inputs and outputs. ``around`` makes the modes in which
+    the graph is run in eager to find the values inside it. ``whole_is_known``: the whole was just seen to fail. Ctrl-C and a spent budget
     end it with the best so far. Raises what ``ask`` raises, and NotReproduced when the whole had to be asked and did not fail;
     where it was said to be known, ``whole_passed`` says so instead.
     """
@@ -101,7 +105,13 @@ def reduce_graph(
     )
     whole = Candidate(graph_module, tuple(inputs), tokens, faithful=True)
     problem = ReductionProblem(
-        whole, ask, budget, on_progress, whole_is_known=whole_is_known, allow_no_calls=allow_no_calls
+        whole,
+        ask,
+        budget,
+        on_progress,
+        whole_is_known=whole_is_known,
+        around=around,
+        allow_no_calls=allow_no_calls,
     )
     certified, interrupted, whole_passed = False, False, False
     try:

@@ -6,6 +6,7 @@ import copy
 import enum
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Set
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -17,7 +18,7 @@ from minidbg.graphs.cloning import storage_bytes, storage_key
 from minidbg.graphs.edit import extract
 from minidbg.graphs.effects import attribute_of, is_call
 from minidbg.graphs.pieces import CannotExtract
-from minidbg.graphs.record import Recording, runs_in_eager
+from minidbg.graphs.record import Around, Recording, runs_in_eager
 from minidbg.reduce.fingerprint import fingerprint, structure
 
 SMALL = 256
@@ -164,6 +165,8 @@ class ReductionProblem:
     on_progress: Callable[[Progress], None] | None = None
     whole_is_known: bool = True
     """Whether the whole was just seen to fail, so that it need not be asked."""
+    around: Around = nullcontext
+    """The modes in which the graph runs in eager."""
     allow_no_calls: bool = False
     """Whether a graph without any call may be a candidate."""
     plainness: Callable[[Candidate], tuple[float, ...]] | None = None
@@ -200,7 +203,11 @@ class ReductionProblem:
         if self._recording is None or self._recording[0] is not self.best:
             parent = self._recording[1] if self._recording else None
             made = Recording(
-                self.best.graph_module, self.best.inputs, parent=parent, same_values=self.best.faithful
+                self.best.graph_module,
+                self.best.inputs,
+                parent=parent,
+                same_values=self.best.faithful,
+                around=self.around,
             )
             self._recording = (self.best, made)
         return self._recording[1]
@@ -263,7 +270,7 @@ class ReductionProblem:
 
     def is_valid(self, candidate: Candidate) -> bool:
         """Whether ``candidate`` runs in eager; costs no oracle call."""
-        return candidate.faithful or runs_in_eager(candidate.graph_module, candidate.inputs)
+        return candidate.faithful or runs_in_eager(candidate.graph_module, candidate.inputs, self.around)
 
     def _is_smaller(self, candidate: Candidate, size: tuple[int, ...]) -> bool:
         if size != self.best.size or self.plainness is None:

@@ -184,3 +184,19 @@ def test_nothing_but_the_operators_of_python_is_needed_for_sizes() -> None:
     found = recording(lambda x: x.view(operator.floordiv(x.size(0), 2), 2), torch.ones(4))
     assert found.failure is None
     assert found.facts[node(found, "floordiv")].plain == 2
+
+
+def test_modes_around_the_graph_are_those_asked_for() -> None:
+    graph_module = fx.symbolic_trace(lambda x: torch.mm(x, x).sin())
+    found = Recording(
+        graph_module, (torch.eye(2),), around=lambda: torch.autocast("cpu", dtype=torch.bfloat16)
+    )
+    assert value(found, "mm", "sin").dtype is torch.bfloat16
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_grad_mode_around_the_graph_is_the_one_asked_for() -> None:
+    x = torch.ones(3, requires_grad=True)
+    found = Recording(fx.symbolic_trace(lambda x: x.sin().cos()), (x,), around=torch.no_grad)
+    assert not value(found, "sin", "cos").requires_grad
+    assert torch.is_grad_enabled()
