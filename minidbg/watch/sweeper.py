@@ -313,7 +313,8 @@ class Sweeper:
         # each run, such as an extension built at import, must not keep us asking for ever.
         if self.touches.get(job, 0) < MOST_TOUCHES and self.watched.written_since(loaded, started):
             self.touches[job] = self.touches.get(job, 0) + 1
-            self.ask_for([repro.name])
+            if self.current is not None and not self.current.probing:
+                self.ask_for([repro.name])
             return True
         self.touches.pop(job, None)
         return False
