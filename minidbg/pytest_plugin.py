@@ -20,11 +20,10 @@ from minidbg.failure import Outcome, Verdict
 from minidbg.watch.devices import Machine, devices_of, parse_devices
 from minidbg.watch.fresh import run_python, run_repro
 from minidbg.watch.outcomes import last_json, outcome_of
-from minidbg.watch.repros import HIDDEN, Repro, is_script, read_repro
+from minidbg.watch.repros import HEADER, HIDDEN, Repro, is_script, read_repro
 from minidbg.watch.runner import DEVICE_SCRIPT
 from minidbg.watch.states import is_expected
 
-MARK = b"[tool.minidbg]"
 CANNOT_JUDGE = (Verdict.SKIPPED, Verdict.INVALID)
 
 
@@ -80,9 +79,10 @@ def is_repro(path: Path) -> bool:
     if path.suffix != ".py" or not is_script(path) or HIDDEN in path.parts:
         return False
     try:
-        return MARK in path.read_bytes()
-    except OSError:
+        block = HEADER.search(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError):
         return False
+    return block is not None and "[tool.minidbg]" in block["content"]
 
 
 def python_collects(path: Path, parent: pytest.Collector) -> bool:
