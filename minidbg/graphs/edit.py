@@ -7,6 +7,7 @@ Node names stay, so that a node can be followed through a reduction; so does ``n
 from __future__ import annotations
 
 import operator
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
@@ -104,6 +105,7 @@ class _Extraction:
 
     def piece(self) -> Piece:
         self._plan_nodes()
+        self._plan_stand_ins()
         self._plan_values()
         self._plan_outputs()
         self._plan_shape_symbols()
@@ -133,9 +135,9 @@ class _Extraction:
         needed = set(wanted)
         positions = [index[node] for node in wanted]
         for enter, exit_ in blocks(self.recording.graph_module.graph):
-            if enter in self.settings.without_modes:
-                continue
-            if any(index[enter] < position < index[exit_] for position in positions):
+            first_inside = bisect_right(positions, index[enter])
+            holds = first_inside < len(positions) and positions[first_inside] < index[exit_]
+            if holds and enter not in self.settings.without_modes:
                 needed |= {enter, exit_}
         needed |= self._grad_changes(needed)
         return [node for node in self.recording.nodes if node in needed]
@@ -172,24 +174,24 @@ class _Extraction:
         return map(self._stand_in, sources) if self.redirects else sources
 
     def _stand_in(self, node: fx.Node) -> fx.Node:
-        """``node``, or the value that is to stand for it; with ``bypass`` a kept one of its shape that it was made of."""
-        if node in self.kept or not is_call(node):
-            return node
-        if node in self.settings.stand_ins:
-            return self._stand_in(self.settings.stand_ins[node])
-        if not self.settings.bypass:
-            return node
-        if node not in self.stand_ins:
-            self.stand_ins[node] = node
-            for source in self._alike(node):
-                found = self._stand_in(source)
-                if found in self.kept:
-                    self.stand_ins[node] = found
-                    break
-        return self.stand_ins[node]
+        """``node``, or the value that is to stand for it."""
+        return self.stand_ins.get(node, node)
 
-    def _alike(self, node: fx.Node) -> Iterable[fx.Node]:
-        return (source for source in node.all_input_nodes if alike(self.facts, source, node))
+    def _plan_stand_ins(self) -> None:
+        """Find what stands for each dropped node; in order, since one may stand for another."""
+        for node in self.recording.nodes if self.redirects else ():
+            if node in self.kept or not is_call(node):
+                continue
+            if node in self.settings.stand_ins:
+                self.stand_ins[node] = self._stand_in(self.settings.stand_ins[node])
+            elif self.settings.bypass:
+                sources = [
+                    self._stand_in(source) for source in node.all_input_nodes if self._alike(source, node)
+                ]
+                self.stand_ins[node] = next((source for source in sources if source in self.kept), node)
+
+    def _alike(self, source: fx.Node, node: fx.Node) -> bool:
+        return alike(self.facts, source, node)
 
     def _need(self, node: fx.Node, position: int) -> None:
         if node.op == "get_attr":

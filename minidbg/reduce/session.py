@@ -255,11 +255,14 @@ def publish_first_that_fails(
         if form.exactness is not Exactness.EXACT and not seeded_values_suffice(form, session):
             continue
         is_smallest = call_nodes(form.case.graph_module) == call_nodes(smallest.graph_module)
-        case = with_story(form, original, certified and is_smallest, session)
-        last = verify(case, form.exactness, folder)
-        if last.verdict is Verdict.REPRODUCES:
-            path = repro.publish(case, folder, exactness=form.exactness)
-            return written(path, case, original, last, session)
+        for variant in (form, single_threaded(form)):
+            case = with_story(variant, original, certified and is_smallest, session)
+            last = verify(case, form.exactness, folder)
+            if last.verdict is Verdict.REPRODUCES:
+                path = repro.publish(case, folder, exactness=form.exactness)
+                return written(path, case, original, last, session)
+            if last.verdict is not Verdict.CRASHED:
+                break
     return written(None, smallest, original, last, session)
 
 
@@ -267,16 +270,21 @@ def forms(smallest: Case, steps: Sequence[Case], original: Case) -> Iterator[For
     """What to try as a script, in order: what a reader wants most first, what surely fails last."""
     for exactness in (Exactness.SEEDED, Exactness.SMALL, Exactness.EXACT):
         yield Form(smallest, exactness, EXACTNESS_NOTES[exactness])
-    if smallest.context.threads is not None and smallest.context.threads != 1:
-        # Oracle calls run with one thread: some failures are told as exceptions only there.
-        single = replace(smallest, context=replace(smallest.context, threads=1, threads_matter=True))
-        yield Form(single, Exactness.EXACT, "fails this way only with torch.set_num_threads(1)")
     if smallest.call is CallPath.TORCH_COMPILE:
         direct = replace(smallest, call=CallPath.DIRECT)
         yield Form(direct, Exactness.EXACT, "fails only when the backend is called directly with this graph")
     for step in reversed(steps[-4:]):
         yield Form(step, Exactness.EXACT, "a smaller form did not fail in a fresh interpreter")
     yield Form(original, Exactness.EXACT, "no reduced form failed in a fresh interpreter")
+
+
+def single_threaded(form: Form) -> Form:
+    """The form with one thread, as the oracle calls have it: C++ code ends the process where it throws in a second one."""
+    context = replace(form.case.context, threads=1, threads_matter=True)
+    note = "; ".join(
+        part for part in (form.note, "with more than one thread the process dies instead") if part
+    )
+    return replace(form, case=replace(form.case, context=context), note=note)
 
 
 EXACTNESS_NOTES: Mapping[Exactness, str] = {

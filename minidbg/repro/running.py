@@ -12,6 +12,8 @@ from minidbg import workers
 from minidbg.failure import Direction, Kind, Outcome, Signature, Verdict
 from minidbg.repro.header import Header, read_header
 
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
 
 def run(
     path: Path | str, *, device: str | None = None, backend: str | None = None, seconds: float = 120.0
@@ -26,7 +28,8 @@ def run(
     argv += ["--backend", backend] if backend else []
     with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
         # No fresh bytecode folder: compiling torch's own modules again would cost half a minute a run.
-        ended = workers.run_python(argv, seconds=seconds, cwd=folder)
+        # As in a shell of somebody who never set them: a repro that needs a number of threads sets it itself.
+        ended = workers.run_python(argv, seconds=seconds, cwd=folder, env=dict.fromkeys(THREAD_VARIABLES))
     outcome = _answer(ended.stdout)
     if outcome is None:
         outcome = _without_answer(ended, header, seconds)

@@ -25,8 +25,8 @@ LEAST_SECONDS = 30.0
 MOST_SECONDS = 900.0
 FACTOR = 5.0
 """A run may take this many times as long as the last one, within the bounds above."""
-HANG_SECONDS = 30.0
-"""How long a repro of the kind hang is given in a warm worker, which has started up already."""
+LEAST_HANG_SECONDS = 10.0
+"""A repro of the kind hang gets at least this long in a warm worker, and ``FACTOR`` times what other repros need."""
 
 
 @dataclass(slots=True)
@@ -41,6 +41,8 @@ class Runner:
     lost_once: set[Task] = field(default_factory=set)
     """Tasks whose server died under them: they are run once more, in a fresh interpreter."""
     last_number: int = 0
+    usual_seconds: float = 0.0
+    """The longest that a repro which came back has taken."""
 
     @property
     def free(self) -> int:
@@ -56,11 +58,26 @@ class Runner:
                 number,
                 arguments(task, repro, self.mode(task)),
                 self.mode(task),
-                time_limit(task, repro, state, self.settings.seconds, fresh=self.mode(task) == "fresh"),
+                self.time_limit(task, repro, state),
                 memory_bytes=self.settings.memory_bytes or default_memory_bytes(self.settings.jobs),
                 pycache=self.bytecode,
             )
         )
+
+    def time_limit(self, task: Task, repro: Repro, state: State | None) -> float:
+        """Seconds that the task may take."""
+        if task.purpose is Purpose.CANARY:
+            return CANARY_SECONDS
+        fresh, fixed = self.mode(task) == "fresh", self.settings.seconds
+        if repro.kind is Kind.HANG:
+            own = own_limit(repro.table)
+            enough = fixed or max(LEAST_HANG_SECONDS, FACTOR * self.usual_seconds)
+            return own + LEAST_SECONDS if fresh else min(own, enough)
+        if fixed is not None:
+            return fixed
+        if state is None or state.script != repro.digest:
+            return FIRST_RUN_SECONDS
+        return min(MOST_SECONDS, max(LEAST_SECONDS, FACTOR * state.seconds) + (LEAST_SECONDS if fresh else 0))
 
     def next_number(self) -> int:
         """A number that no order has had."""
@@ -106,20 +123,6 @@ def arguments(task: Task, repro: Repro, mode: str) -> tuple[str, ...]:
         return (str(CANARY_SCRIPT), script, "--device", task.job.device)
     form = "--child" if repro.kind in (Kind.CRASH, Kind.HANG) and mode != "fresh" else "--json"
     return (script, "--device", task.job.device, form)
-
-
-def time_limit(task: Task, repro: Repro, state: State | None, fixed: float | None, *, fresh: bool) -> float:
-    """Seconds that the task may take."""
-    if task.purpose is Purpose.CANARY:
-        return CANARY_SECONDS
-    if repro.kind is Kind.HANG:
-        own = own_limit(repro.table)
-        return own + LEAST_SECONDS if fresh else min(own, fixed or HANG_SECONDS)
-    if fixed is not None:
-        return fixed
-    if state is None or state.script != repro.digest:
-        return FIRST_RUN_SECONDS
-    return min(MOST_SECONDS, max(LEAST_SECONDS, FACTOR * state.seconds) + (LEAST_SECONDS if fresh else 0))
 
 
 def own_limit(table: Mapping[str, object]) -> float:

@@ -108,6 +108,7 @@ class Sweeper:
         )
         installed = installed_digest(self.machine.torch)
         self.code = hashlib.sha1((self.base.digest() + installed).encode(), usedforsecurity=False).hexdigest()
+        self.runner.usual_seconds = self.usual_seconds()
         self.runner.pool.refresh()
         self.runner.bytecode = str(self.bytecode.renew([*self.watched.all_roots(), *self.script_folders()]))
         number = self.recorder.history.start_sweep(
@@ -125,6 +126,17 @@ class Sweeper:
         )  # fmt: skip
         self.take(unable)
         self.fill()
+
+    def usual_seconds(self) -> float:
+        """The longest that a repro which came back has taken."""
+        back = [
+            state.seconds
+            for state in self.recorder.states.values()
+            if state.verdict is not Verdict.TIMEOUT
+            and state.repro in self.repros
+            and self.repros[state.repro].kind is not Kind.HANG
+        ]
+        return max(back, default=0.0)
 
     def begin_probing(self, names: Iterable[str], number: int) -> None:
         """Run these repros once more although nothing has changed, as part of the last sweep."""

@@ -26,9 +26,9 @@ def run_python(
     *,
     seconds: float,
     cwd: str | os.PathLike[str] | None = None,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str | None] | None = None,
 ) -> ChildResult:
-    """Run ``python *argv`` to its end or to the limit; ``env`` is added to this process's environment.
+    """Run ``python *argv`` to its end or to the limit; ``env`` is added to this process's environment; None takes a variable out.
 
     ``argv`` may begin with this interpreter's own path. Raises OSError when no process can be made.
     """
@@ -43,7 +43,7 @@ def run_python(
             stdout=out,
             stderr=err,
             cwd=cwd,
-            env={**os.environ, **(env or {})},
+            env={name: value for name, value in {**os.environ, **(env or {})}.items() if value is not None},
             start_new_session=True,
         )
         timed_out = False

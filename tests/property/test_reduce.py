@@ -77,3 +77,16 @@ def test_same_input_gives_same_result_and_calls(seed: int) -> None:
     other, _, _ = reduced(seed)
     assert one.graph_module.code == other.graph_module.code
     assert one.oracle_calls == other.oracle_calls
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_simplified_result_still_fails_and_is_no_larger(seed: int) -> None:
+    graph_module, inputs = GraphMaker(seed, calls=5 + seed % 40, writes=seed % 2 == 1).finish()
+    fails = random_predicate(seed, graph_module, inputs)
+    plain = minimize(graph_module, inputs, fails)
+    simple = minimize(graph_module, inputs, fails, simplify=True)
+    assert simple.certified
+    assert fails(copy.deepcopy(simple.graph_module), [value.clone() for value in simple.inputs])
+    assert size(simple.graph_module, simple.inputs) <= size(plain.graph_module, plain.inputs)
+    elements = [sum(value.numel() for value in found.inputs) for found in (simple, plain)]
+    assert elements[0] <= elements[1]

@@ -15,7 +15,7 @@ import pytest
 
 from minidbg.errors import BadSetting, MinidbgError
 from minidbg.failure import Kind, Outcome, Signature, Verdict
-from minidbg.history import History
+from minidbg.history import History, State
 from minidbg.watch import canary_script, device_script
 from minidbg.watch.announce import Announcer
 from minidbg.watch.background import Background
@@ -25,7 +25,7 @@ from minidbg.watch.lock import AlreadyWatched, Lock, living_holder
 from minidbg.watch.outcomes import canary_of, outcome_of
 from minidbg.watch.pool import Ended, Order
 from minidbg.watch.repros import Repro, home_of, read_repro, read_repros
-from minidbg.watch.runner import arguments, time_limit
+from minidbg.watch.runner import Runner, arguments
 from minidbg.watch.settings import FailOn, OnChange, WatchSettings, load
 from minidbg.watch.snapshot import Root
 from minidbg.watch.sources import module_roots, source_roots, worth_watching
@@ -368,8 +368,19 @@ def test_workers_judge_crashes_in_their_own_process_and_fresh_interpreters_as_a_
         "--json",
     ]
     assert arguments(task, plain, "fork")[-1] == "--json"
-    assert time_limit(task, written(tmp_path, "h.py", kind="hang"), None, None, fresh=False) == 30.0
-    assert time_limit(task, plain, None, 7.0, fresh=False) == 7.0
+
+
+def test_time_limits_follow_what_runs_need(tmp_path: Path) -> None:
+    task, fresh = Task(Purpose.RUN, Job("a.py", "cpu")), Task(Purpose.CONFIRM, Job("a.py", "cpu"), fresh=True)
+    hang, plain = written(tmp_path, "h.py", kind="hang"), written(tmp_path, "p.py")
+    runner = Runner(OrdersOnly(), WatchSettings())
+    assert runner.time_limit(task, hang, None) == 10.0
+    assert runner.time_limit(fresh, hang, None) == 150.0, "a fresh script keeps its own limit, which is 120 s"
+    runner.usual_seconds = 5.0
+    assert runner.time_limit(task, hang, None) == 25.0
+    known = State("p.py", "cpu", Verdict.GONE, 1.0, 1.0, plain.digest, "e", "c", seconds=20.0)
+    assert [runner.time_limit(task, plain, state) for state in (None, known)] == [180.0, 100.0]
+    assert Runner(OrdersOnly(), WatchSettings(seconds=7.0)).time_limit(task, plain, known) == 7.0
 
 
 # The two scripts
