@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from minidbg.errors import MinidbgError
     from minidbg.failure import Kind, Outcome, Signature, Verdict
     from minidbg.library import check, load, reduce, save_repro
-    from minidbg.reduce import Minimized, minimize
+    from minidbg.reduction import Minimized, minimize
 
 __all__ = [
     "wrap",
@@ -33,8 +33,8 @@ __all__ = [
 HOMES = {
     "wrap": "minidbg.backend",
     "report_of": "minidbg.backend",
-    "minimize": "minidbg.reduce",
-    "Minimized": "minidbg.reduce",
+    "minimize": "minidbg.reduction",
+    "Minimized": "minidbg.reduction",
     "load": "minidbg.library",
     "check": "minidbg.library",
     "reduce": "minidbg.library",

@@ -76,7 +76,7 @@ def reduce_command(
     path: Path, seconds: float, max_calls: int | None, folder: Path | None, as_json: bool
 ) -> None:
     """Reduce a capture or a repro further, edited by hand or not, and write a verified repro."""
-    from minidbg.reduce import session
+    from minidbg.reduction import session
 
     written = session.reduce_path(path, seconds=seconds, max_calls=max_calls, folder=folder)
     if as_json:

@@ -19,7 +19,7 @@ from minidbg.failure import Outcome, Verdict
 from minidbg.graphs.capture import capture_by_dynamo
 from minidbg.graphs.copying import copy_graph_module
 from minidbg.graphs.size import call_nodes
-from minidbg.reduce import session
+from minidbg.reduction import session
 
 StrPath = str | os.PathLike[str]
 

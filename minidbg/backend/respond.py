@@ -14,7 +14,7 @@ from typing import TextIO
 from minidbg import repro, workers
 from minidbg.case import Case
 from minidbg.errors import MinidbgError
-from minidbg.reduce import progress, session
+from minidbg.reduction import progress, session
 from minidbg.settings import Reduce, Settings
 
 GRACE_S = 30.0

@@ -24,7 +24,7 @@ import torch
 from functorch.compile import minifier
 from torch import Tensor, fx, nn
 
-from minidbg.reduce.minimize import minimize
+from minidbg.reduction.minimizing import minimize
 
 Predicate = Callable[[fx.GraphModule, Sequence[Any]], bool]
 

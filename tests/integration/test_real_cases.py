@@ -60,18 +60,23 @@ IN_MODELS = [
 
 def run_user_program(expected: Expected, folder: Path) -> subprocess.CompletedProcess[str]:
     program = folder / "train.py"
-    program.write_text(
-        PROGRAM.format(folders=[str(CASES), str(CASES / "models")], module=expected.module)
-    )
+    program.write_text(PROGRAM.format(folders=[str(CASES), str(CASES / "models")], module=expected.module))
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     return subprocess.run(
-        [sys.executable, str(program)], cwd=folder, env=environment, capture_output=True, text=True, timeout=280
+        [sys.executable, str(program)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
     )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("expected", [*SINGLE, *IN_MODELS], ids=lambda expected: expected.module)
-def test_a_real_failure_ends_as_a_small_repro_that_fails_elsewhere(expected: Expected, tmp_path: Path) -> None:
+def test_a_real_failure_ends_as_a_small_repro_that_fails_elsewhere(
+    expected: Expected, tmp_path: Path
+) -> None:
     done = run_user_program(expected, tmp_path)
     assert done.returncode == 1, done.stderr[-4000:]
     report = json.loads(done.stdout.strip().splitlines()[-1])

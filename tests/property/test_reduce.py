@@ -13,7 +13,7 @@ from random_graphs import GraphMaker, Predicate, calls, random_predicate
 from torch import fx
 
 from minidbg.errors import NotReproduced
-from minidbg.reduce.minimize import Minimized, minimize
+from minidbg.reduction.minimizing import Minimized, minimize
 
 SEEDS = range(25)
 

@@ -20,7 +20,7 @@ FLOORS = {
     "watch": 9,
     "report": 9,
     "backend": 8,
-    "reduce": 7,
+    "reduction": 7,
     "repro": 6,
     "history": 6,
     "workers": 5,

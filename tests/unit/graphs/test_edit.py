@@ -249,10 +249,14 @@ def test_symbolic_int_that_a_shape_is_made_of_stays_an_input() -> None:
         return graph_module.forward
 
     torch._dynamo.reset()
-    torch.compile(lambda x: (x.sin().view(-1) * x.shape[0]).cos(), backend=keep, dynamic=True)(torch.ones(3, 4))
+    torch.compile(lambda x: (x.sin().view(-1) * x.shape[0]).cos(), backend=keep, dynamic=True)(
+        torch.ones(3, 4)
+    )
     graph_module, inputs = found[0]
     recording = Recording(graph_module, [3 if isinstance(value, torch.SymInt) else value for value in inputs])
-    symbols = [node for node in recording.placeholders if isinstance(node.meta["example_value"], torch.SymInt)]
+    symbols = [
+        node for node in recording.placeholders if isinstance(node.meta["example_value"], torch.SymInt)
+    ]
     cos = next(node for node in recording.nodes if node.target == "cos")
     piece = extract(recording, {cos})
     names = [node.name for node in piece.graph_module.graph.nodes if node.op == "placeholder"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minidbg.reduce.problem import ReductionProblem
-from minidbg.reduce.subsets import Subsets
+from minidbg.reduction.problem import ReductionProblem
+from minidbg.reduction.subsets import Subsets
 
 PATIENCE_FIRST = 3
 """Assumptions in a row before one is checked, while nothing smaller than the whole has failed yet."""

@@ -10,7 +10,7 @@ from torch import fx
 
 from minidbg.errors import MinidbgError
 from minidbg.graphs.cloning import clone_values
-from minidbg.reduce.core import Answer, Budget, reduce_graph
+from minidbg.reduction.core import Answer, Budget, reduce_graph
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,17 +11,17 @@ from torch import fx
 
 from minidbg.errors import NotReproduced
 from minidbg.graphs.record import Around
-from minidbg.reduce.branches import drop_nested_nodes, drop_operands, inline_branches
-from minidbg.reduce.edits import (
+from minidbg.reduction.branches import drop_nested_nodes, drop_operands, inline_branches
+from minidbg.reduction.edits import (
     bypass_nodes,
     drop_inputs,
     drop_modes,
     drop_nodes,
     drop_outputs,
 )
-from minidbg.reduce.interior import keep_culprits
-from minidbg.reduce.islands import try_islands
-from minidbg.reduce.problem import (
+from minidbg.reduction.interior import keep_culprits
+from minidbg.reduction.islands import try_islands
+from minidbg.reduction.problem import (
     Answer,
     Ask,
     Attempt,
@@ -32,9 +32,9 @@ from minidbg.reduce.problem import (
     Progress,
     ReductionProblem,
 )
-from minidbg.reduce.simplify import SIMPLIFYING, plainness
-from minidbg.reduce.suspects import try_suspects
-from minidbg.reduce.windows import narrow_window
+from minidbg.reduction.simplify import SIMPLIFYING, plainness
+from minidbg.reduction.suspects import try_suspects
+from minidbg.reduction.windows import narrow_window
 
 
 @dataclass(frozen=True, slots=True)

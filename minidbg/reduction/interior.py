@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from minidbg.reduce.problem import ReductionProblem
-from minidbg.reduce.subsets import Subsets, neighbourhood
+from minidbg.reduction.problem import ReductionProblem
+from minidbg.reduction.subsets import Subsets, neighbourhood
 
 NEAR = 2
 """Units before a culprit, and dependency steps from it, that are tried with it alone before the rest is searched."""

@@ -19,7 +19,7 @@ from minidbg.graphs.edit import extract
 from minidbg.graphs.effects import attribute_of, is_call
 from minidbg.graphs.pieces import CannotExtract
 from minidbg.graphs.record import Around, Recording, runs_in_eager
-from minidbg.reduce.fingerprint import fingerprint, structure
+from minidbg.reduction.fingerprint import fingerprint, structure
 
 SMALL = 256
 """Nodes of a candidate up to which it is told from others without regard to names."""

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from minidbg.graphs import rewrite
 from minidbg.graphs.effects import attribute_of
 from minidbg.graphs.facts import fact_of
-from minidbg.reduce.problem import Candidate, ReductionProblem
+from minidbg.reduction.problem import Candidate, ReductionProblem
 
 MAKERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "ones": torch.ones_like,

@@ -8,8 +8,8 @@ from torch import fx
 
 from minidbg.graphs.effects import Mode, is_call, mode_of
 from minidbg.graphs.pieces import alike
-from minidbg.reduce.problem import Candidate, ReductionProblem
-from minidbg.reduce.windows import narrow_window
+from minidbg.reduction.problem import Candidate, ReductionProblem
+from minidbg.reduction.windows import narrow_window
 
 
 def settle_returned_inputs(problem: ReductionProblem) -> None:

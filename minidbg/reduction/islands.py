@@ -9,8 +9,8 @@ from torch import fx
 
 from minidbg.graphs.effects import is_call, op_name
 from minidbg.graphs.facts import Fact
-from minidbg.reduce.problem import ReductionProblem
-from minidbg.reduce.subsets import Subsets, Unit
+from minidbg.reduction.problem import ReductionProblem
+from minidbg.reduction.subsets import Subsets, Unit
 
 
 def try_islands(problem: ReductionProblem) -> None:

@@ -12,7 +12,7 @@ from minidbg.graphs.effects import is_call
 from minidbg.graphs.pieces import alike
 from minidbg.graphs.record import Recording
 from minidbg.graphs.survey import EagerFailure
-from minidbg.reduce.problem import Candidate, ReductionProblem
+from minidbg.reduction.problem import Candidate, ReductionProblem
 
 
 def inline_branches(problem: ReductionProblem) -> None:

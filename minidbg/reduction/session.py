@@ -19,8 +19,8 @@ from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs import describing, tensors
 from minidbg.graphs.origins import user_line
 from minidbg.graphs.size import call_nodes
-from minidbg.reduce import core, surroundings
-from minidbg.reduce.progress import Event, Listener, silent
+from minidbg.reduction import core, surroundings
+from minidbg.reduction.progress import Event, Listener, silent
 from minidbg.repro import Exactness
 
 Ask: TypeAlias = Callable[[Case], Outcome]

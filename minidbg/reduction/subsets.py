@@ -10,7 +10,7 @@ from torch import fx
 from minidbg.graphs.effects import Mode, is_call, mode_of, nesting_levels
 from minidbg.graphs.pieces import is_unpacking
 from minidbg.graphs.record import Recording
-from minidbg.reduce.problem import Answer, ReductionProblem
+from minidbg.reduction.problem import Answer, ReductionProblem
 
 Unit: TypeAlias = tuple[fx.Node, ...]
 """Nodes that make sense only together: an op with many results and the nodes that take them apart, a functorch level."""

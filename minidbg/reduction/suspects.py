@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from torch import fx
 
 from minidbg.graphs.effects import op_name
-from minidbg.reduce.islands import representatives
-from minidbg.reduce.problem import ReductionProblem
-from minidbg.reduce.subsets import Subsets, neighbourhood
+from minidbg.reduction.islands import representatives
+from minidbg.reduction.problem import ReductionProblem
+from minidbg.reduction.subsets import Subsets, neighbourhood
 
 DISTANCES = (0, 1, 2, 4)
 """Dependency steps around the suspects, tried in this order."""
