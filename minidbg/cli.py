@@ -17,6 +17,7 @@ from rich.console import Console
 
 from minidbg.errors import MinidbgError
 from minidbg.failure import EXIT_STATUS, Outcome, Verdict
+from minidbg.watch.commands import bisect, history, list_repros, status, watch
 
 CANNOT_JUDGE = 125
 WORST_FIRST = (1, 3, CANNOT_JUDGE, 0)
@@ -93,6 +94,10 @@ def demo() -> None:
     from minidbg.demo import show
 
     show.run(Console())
+
+
+for command in (watch, status, list_repros, history, bisect):
+    cli.add_command(command)
 
 
 def repros_in(paths: Iterable[Path]) -> list[Path]:

@@ -175,6 +175,7 @@ class Daemon:
         self.lookout.tick(now)
         if self.sweeper.current is not None:
             self.sweeper.fill()
+            self.sweeper.cancel_late()
             self.end_sweep_if_done()
         elif self.builder is not None and self.builder.running:
             return

@@ -18,7 +18,7 @@ class OnChange(enum.StrEnum):
     """What a change during a sweep does to the runs under way."""
 
     QUEUE = "queue"
-    """They end, nothing more is started, and one sweep follows."""
+    """They have two seconds to end, nothing more is started, and one sweep follows."""
     RESTART = "restart"
     """They are killed."""
 

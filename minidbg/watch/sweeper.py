@@ -27,6 +27,8 @@ from minidbg.watch.watched import Bytecode, Watched, installed_digest
 
 MOST_FILES_TOLD = 200
 MOST_TOUCHES = 2
+GRACE_S = 2.0
+"""How long runs that a change has made stale may go on (``on_change = "queue"``)."""
 
 
 @dataclass(slots=True)
@@ -53,6 +55,8 @@ class Sweeper:
     """Whether all repros were asked for while a sweep was running."""
     edited: bool = False
     """Whether the code has changed since the current sweep began."""
+    cancel_at: float | None = None
+    """When the stale runs under way are to be ended."""
     whole: bool = True
     """Whether the current sweep runs every repro."""
     code: str = ""
@@ -194,7 +198,14 @@ class Sweeper:
             return
         self.edited = True
         self.current.cut_short()
-        if self.settings.on_change is OnChange.RESTART or self.current.probing:
+        at_once = self.settings.on_change is OnChange.RESTART or self.current.probing
+        self.cancel_at = self.clock() + (0.0 if at_once else GRACE_S)
+        self.cancel_late()
+
+    def cancel_late(self) -> None:
+        """End stale runs that take too long: nobody waits for them. Until then a compiler may fill its cache."""
+        if self.cancel_at is not None and self.clock() >= self.cancel_at:
+            self.cancel_at = None
             self.runner.cancel_all()
 
     def stop_probing(self) -> None:
@@ -355,7 +366,7 @@ class Sweeper:
         sweep = self.current
         if sweep is None or self.runner.under_way or not sweep.finished:
             return False
-        self.current = None
+        self.current = self.cancel_at = None
         if sweep.probing:
             return True
         if self.whole:

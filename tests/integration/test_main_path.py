@@ -1,0 +1,184 @@
+"""From a failing program to a verified repro and on, as a user meets it: real processes, a backend in a user's script."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import minidbg
+from minidbg.errors import NotReproduced
+
+PROGRAM = """
+import torch, minidbg
+
+
+def no_relu(gm, example_inputs):
+    for node in gm.graph.nodes:
+        if node.target is torch.relu:
+            raise ValueError("no kernel for relu")
+    return gm.forward
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(20))
+
+    def forward(self, x):
+        for i, layer in enumerate(self.layers):
+            x = layer(x)
+            x = torch.relu(x) if i == 13 else torch.tanh(x)
+        return x
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    model = torch.compile(Model(), backend=minidbg.wrap(no_relu))
+    model(torch.randn(2, 8))
+"""
+
+
+def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True, timeout=200)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder after his program has failed."""
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "train.py").write_text(PROGRAM)
+    done = run(sys.executable, "train.py", cwd=folder)
+    (folder / "stderr.txt").write_text(done.stderr)
+    assert done.returncode == 1
+    return folder
+
+
+def only_repro(folder: Path) -> Path:
+    (path,) = (folder / "minidbg_repros").glob("*.py")
+    return path
+
+
+def test_the_result_is_the_last_line_on_stderr_after_the_users_own_exception(folder: Path) -> None:
+    lines = (folder / "stderr.txt").read_text().strip().splitlines()
+    assert any("BackendCompilerFailed: backend='no_relu' raised:" in line for line in lines)
+    assert any("ValueError: no kernel for" in line for line in lines)
+    path = only_repro(folder).relative_to(folder)
+    assert re.fullmatch(rf"minidbg: 40 -> 1 nodes, \d+ oracle calls, [\d.]+ s; run: python {path}", lines[-1])
+
+
+def test_the_repro_runs_from_anywhere_and_imports_no_minidbg(folder: Path, tmp_path: Path) -> None:
+    path = only_repro(folder)
+    assert "import minidbg" not in path.read_text()
+    done = run(sys.executable, path, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith("reproduces: ")
+    assert "no kernel for" in done.stdout
+
+
+def test_the_top_of_the_folder_holds_the_repro_and_nothing_else(folder: Path) -> None:
+    names = {path.name for path in (folder / "minidbg_repros").iterdir()}
+    assert names == {only_repro(folder).name, ".minidbg"}
+
+
+def test_the_same_failure_again_gives_no_second_file(folder: Path) -> None:
+    before = only_repro(folder).read_text()
+    assert run(sys.executable, "train.py", cwd=folder).returncode == 1
+    assert only_repro(folder).read_text() == before
+
+
+def test_check_prints_one_object_a_line_and_exits_with_the_worst_status(folder: Path) -> None:
+    done = run(sys.executable, "-m", "minidbg", "check", "--json", "minidbg_repros", cwd=folder)
+    assert done.returncode == 1, done.stderr
+    (line,) = done.stdout.strip().splitlines()
+    found = json.loads(line)
+    assert found["verdict"] == "reproduces"
+    assert found["signature"]["types"] == ["ValueError"]
+    assert {"repro", "device", "seconds"} <= set(found)
+
+
+def test_check_with_another_backend_finds_the_failure_gone(folder: Path) -> None:
+    done = run(sys.executable, "-m", "minidbg", "check", "--backend", "eager", "minidbg_repros", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("gone")
+
+
+def test_a_path_that_is_not_there_is_125_and_says_so(tmp_path: Path) -> None:
+    done = run(sys.executable, "-m", "minidbg", "check", "nowhere.py", cwd=tmp_path)
+    assert done.returncode == 125
+    assert "nowhere.py: no such file" in done.stderr
+
+
+def test_a_capture_reduces_to_the_same_graph_from_the_command_line(folder: Path, tmp_path: Path) -> None:
+    (capture,) = (folder / "minidbg_repros" / ".minidbg" / "captures").glob("*.py")
+    done = run(sys.executable, "-m", "minidbg", "reduce", capture, "--dir", tmp_path / "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    path = Path(done.stdout.strip())
+    assert path.parent == tmp_path / "out"
+    assert "1 of 40 nodes" in path.read_text()
+
+
+def test_a_repro_loads_as_a_case_and_is_checked(folder: Path) -> None:
+    case = minidbg.load(only_repro(folder))
+    assert [node.target for node in case.graph_module.graph.nodes if node.op == "call_function"] == [
+        torch.relu
+    ]
+    assert case.kind is minidbg.Kind.COMPILE
+    assert case.signature is not None
+    assert case.signature.types == ("ValueError",)
+    assert [tuple(value.shape) for value in case.inputs] == [(2, 8)]
+    assert case.backend.name == "no_relu"
+    outcome = minidbg.check(only_repro(folder))
+    assert outcome.verdict is minidbg.Verdict.REPRODUCES
+
+
+def test_reducing_a_repro_that_was_edited_by_hand(folder: Path, tmp_path: Path) -> None:
+    """A line more, written as a person would write it: not our own straight-line form."""
+    edited = tmp_path / "edited.py"
+    text = only_repro(folder).read_text()
+    found = re.search(r"( +)(\w+) = torch\.relu\((\w+)\)", text)
+    assert found is not None
+    indent, result, argument = found.groups()
+    line = f"{indent}{result} = sum(torch.relu({argument}).sin() for _ in range(2))"
+    edited.write_text(text.replace(found[0], line))
+    path = minidbg.reduce(edited, folder=tmp_path / "out")
+    case = minidbg.load(path)
+    assert [node.target for node in case.graph_module.graph.nodes if node.op == "call_function"] == [
+        torch.relu
+    ]
+
+
+def test_save_repro_writes_an_unreduced_script_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import planted_backends
+
+    monkeypatch.chdir(tmp_path)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x.sin()).cos()
+
+    path = minidbg.save_repro(
+        function, (torch.ones(3),), planted_backends.raises_on_relu, tmp_path / "mine.py"
+    )
+    assert path == tmp_path / "mine.py"
+    assert len([node for node in minidbg.load(path).graph_module.graph.nodes if "call" in node.op]) == 3
+
+
+def test_save_repro_of_what_does_not_fail_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotReproduced, match="does not fail on this graph: gone"):
+        minidbg.save_repro(torch.sin, (torch.ones(3),), "eager", tmp_path / "none.py")
+    assert not list(tmp_path.glob("*.py"))
+
+
+def test_the_demo_ends_with_a_repro_in_the_current_folder(tmp_path: Path) -> None:
+    done = run(sys.executable, "-m", "minidbg", "demo", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "313 -> 2 nodes" in done.stdout
+    assert "exit status 1 (1 = reproduces)" in done.stdout
+    assert len(list((tmp_path / "minidbg_repros").glob("*.py"))) == 1
