@@ -106,6 +106,8 @@ def answer(failure: Failure, settings: Settings) -> Report:
             return captured(failure, settings)
     except MinidbgError as refusal:
         return NoReport(f"not captured: {refusal}")
+    except OSError as error:
+        return NoReport(f"not captured, the file system refused: {error}; repro_dir= names another folder")
     except Exception as trouble:
         # The user's exception must arrive, whatever goes wrong here.
         log.debug("answering_failed", exc_info=True)

@@ -6,8 +6,9 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -37,8 +38,31 @@ def on_failure(case: Case, error: BaseException, settings: Settings) -> Answered
 
     Raises CannotWrite when the case has no form in a script, and OSError when the folder cannot be written.
     """
-    folder = settings.repro_dir
-    capture = repro.keep_capture(case, folder, exactness=repro.Exactness.SMALL)
+    settings, complaint = with_folder_that_can_be_written(settings)
+    capture = repro.keep_capture(case, settings.repro_dir, exactness=repro.Exactness.SMALL)
+    answer = answered(case, capture, settings)
+    return replace(answer, line=f"{complaint}{answer.line}")
+
+
+def with_folder_that_can_be_written(settings: Settings) -> tuple[Settings, str]:
+    """The settings, with a folder for temporary files where theirs cannot be written; and a complaint, if so.
+
+    Raises OSError when that cannot be written either.
+    """
+    try:
+        repro.discard(repro.drafts(settings.repro_dir) / "none")
+    except OSError as error:
+        folder = Path(tempfile.gettempdir()) / "minidbg_repros"
+        repro.discard(repro.drafts(folder) / "none")
+        complaint = (
+            f"{settings.repro_dir} cannot be written ({error.strerror or error}), so {folder} is used; "
+        )
+        return replace(settings, repro_dir=folder), complaint
+    return settings, ""
+
+
+def answered(case: Case, capture: Path, settings: Settings) -> Answered:
+    """What became of the case whose capture lies at ``capture``."""
     if settings.reduce is Reduce.LATER:
         why = case.provenance.notes[-1] if case.provenance.notes else "reduce='later'"
         return Answered(None, capture, f"captured, {why}; run: minidbg reduce {shown(capture)}")

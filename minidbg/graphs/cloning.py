@@ -73,7 +73,7 @@ class _Cloner:
         return self._seen[id(value)]
 
     def _clone_tensor(self, value: Tensor) -> Tensor:
-        if not _has_plain_storage(value):
+        if not _has_plain_storage(value) or self._is_simple(value):
             clone = value.detach().clone()
         elif value.is_inference():
             with torch.inference_mode():
@@ -87,6 +87,15 @@ class _Cloner:
             return clone
         clone.requires_grad_()
         return clone if value.is_leaf else self._with_history(clone, value)
+
+    def _is_simple(self, value: Tensor) -> bool:
+        """Whether a plain clone keeps all there is to keep: most inputs, and several times faster."""
+        return (
+            value.is_contiguous()
+            and not value.is_inference()
+            and self._members[storage_key(value)] == 1
+            and value.untyped_storage().nbytes() == value.numel() * value.element_size()
+        )
 
     def _on_new_storage(self, value: Tensor) -> Tensor:
         key = storage_key(value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
@@ -111,7 +112,6 @@ class _Extraction:
         self._plan_shape_symbols()
         graph_module = self._build()
         values = self._recorded()
-        edited = bool(self.redirects or self.settings.without or self.settings.without_modes)
         plain = [self.recording.input_of[node] for node in self.plan.placeholders]
         origins: list[Key] = [(node, 0, ()) for node in self.plan.placeholders]
         holds = bool(self.plan.attributes) or any(node.op == "call_module" for node in self.plan.kept)
@@ -119,9 +119,34 @@ class _Extraction:
             graph_module,
             (*plain, *values),
             (*origins, *self.plan.lifted),
-            not edited and not self.recording.writing,
+            self._is_faithful(),
             None if holds else self._build,
         )
+
+    def _is_faithful(self) -> bool:
+        """Whether each kept node computes what it computed in the whole graph."""
+        if self.redirects or self.settings.without or self.settings.without_modes:
+            return False
+        if not self.recording.writing:
+            return True
+        if any(writes for _, writes, _ in self.plan.lifted):
+            return False
+        positions = [
+            (source, self._position(node)) for node in self.plan.kept for source in node.all_input_nodes
+        ]
+        if any(
+            source in self.kept and self._dropped_writes(source, position) for source, position in positions
+        ):
+            return False
+        return not self._writes_to_shared_input()
+
+    def _writes_to_shared_input(self) -> bool:
+        """Whether a kept node writes to an input that has lost the others of its storage."""
+        storages = self.recording.storages
+        inputs = {*self.plan.placeholders, *(node for node, _, _ in self.plan.lifted)}
+        seen: Counter[int] = Counter(storage for node in inputs for storage in storages.get(node, ()))
+        targets = (target for node in self.plan.kept for target in self.recording.writing.get(node, ()))
+        return any(seen[storage] > 1 for target in targets for storage in storages.get(target, ()))
 
     # --- what is kept ---
 
@@ -284,7 +309,8 @@ class _Extraction:
     def _plan_shape_symbols(self) -> None:
         """Symbolic ints that the shape of an input is made of stay inputs: a backend must be able to bind them."""
         symbols: set[str] = set()
-        for node in [*self.plan.placeholders, *(key[0] for key in self.plan.lifted)]:
+        known = self.recording.has_symbols
+        for node in [*self.plan.placeholders, *(key[0] for key in self.plan.lifted)] if known else ():
             symbols |= _torch.symbols_in(node.meta.get("example_value"))
         if symbols:
             for node in self.recording.placeholders:

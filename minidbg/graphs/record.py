@@ -95,7 +95,7 @@ class Recording:
         self._in_use: dict[Moment, weakref.ref[Tensor]] = {}
         self._cloned = self._written_directly()
         self._survey_done: Survey | None = None
-        if parent is not None and same_values and not self.writing:
+        if parent is not None and same_values:
             self._survey_done = self._inherited(parent)
 
     # --- what is known about the nodes ---
@@ -116,15 +116,41 @@ class Recording:
         return frozenset(node.name for node in self.nodes)
 
     def _inherited(self, parent: Recording) -> Survey | None:
-        """The facts, from the same nodes of ``parent`` and from the inputs; None when one is not known there."""
-        known = {node.name: fact for node, fact in parent.facts.items()}
-        facts = {
-            node: fact_of(self.input_of[node]) if node.op == "placeholder" else known.get(node.name)
-            for node in self.nodes[:-1]
-        }
-        if any(fact is None for fact in facts.values()):
+        """What the same nodes of ``parent`` showed; None when one is not known there."""
+        at = {node.name: position for position, node in enumerate(self.nodes)}
+        known = {node.name: node for node in parent.facts}
+        if any(
+            node.name not in known for node in self.nodes[:-1] if node.op != "placeholder" or self.writing
+        ):
             return None
-        return Survey({node: fact for node, fact in facts.items() if fact is not None})
+        survey = Survey()
+        for node in self.nodes[:-1]:
+            is_input = node.op == "placeholder"
+            survey.facts[node] = fact_of(self.input_of[node]) if is_input else parent.facts[known[node.name]]
+            if self.writing:
+                survey.storages[node] = parent.storages[known[node.name]]
+        for storage, positions in parent.writes.items():
+            here = [
+                at[parent.nodes[position].name] for position in positions if parent.nodes[position].name in at
+            ]
+            if here:
+                survey.writes[storage] = here
+        return survey
+
+    @property
+    def storages(self) -> dict[fx.Node, frozenset[int]]:
+        """Serial numbers of the storages behind each value; empty when nothing is ever written."""
+        return self._survey.storages
+
+    @property
+    def writes(self) -> dict[int, list[int]]:
+        """Serial number of a storage to the positions that write to it."""
+        return self._survey.writes
+
+    @property
+    def has_symbols(self) -> bool:
+        """Whether a symbolic int is among the inputs."""
+        return any(isinstance(node.meta.get("example_value"), torch.SymInt) for node in self.placeholders)
 
     def writes_to(self, node: fx.Node, before: int) -> list[fx.Node]:
         """The nodes before position ``before`` that write to the value of ``node``."""
@@ -144,10 +170,6 @@ class Recording:
     def outputs(self) -> list[fx.Node]:
         """The nodes that the graph returns, each once, tuples and dicts opened."""
         return list(dict.fromkeys(self.nodes[-1].all_input_nodes))
-
-    def has_writes(self) -> bool:
-        """Whether any node really wrote to a tensor that it did not make."""
-        return bool(self._survey.writes)
 
     # --- values ---
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -15,6 +16,7 @@ from torch import fx
 
 from minidbg.errors import NotReproduced
 from minidbg.graphs.cloning import storage_bytes, storage_key
+from minidbg.graphs.copying import copy_graph_module
 from minidbg.graphs.edit import extract
 from minidbg.graphs.effects import attribute_of, is_call
 from minidbg.graphs.pieces import CannotExtract
@@ -83,7 +85,7 @@ class Progress:
     best: Candidate
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Candidate:
     """A graph and its inputs, not to be changed. ``tokens`` tell input values apart without looking at them."""
 
@@ -99,12 +101,12 @@ class Candidate:
     rebuild: Callable[[], fx.GraphModule] | None = None
     """Makes the graph module again, for when the oracle had its way with the first."""
 
-    @property
+    @cached_property
     def calls(self) -> list[fx.Node]:
         """The nodes that do something, in order."""
         return [node for node in self.graph_module.graph.nodes if is_call(node)]
 
-    @property
+    @cached_property
     def size(self) -> tuple[int, ...]:
         """What a reduction makes smaller, most important first: calls, inputs, outputs, elements of the inputs."""
         nodes = list(self.graph_module.graph.nodes)
@@ -190,10 +192,13 @@ class ReductionProblem:
     _started: float = field(default_factory=time.monotonic)
     _start_nodes: int = 0
     _whole_inputs: tuple[Any, ...] = ()
+    _whole_ids: frozenset[int] = frozenset()
+    _own_storages: list[dict[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._start_nodes = self.best.size[0]
         self._whole_inputs = self.best.inputs
+        self._whole_ids = frozenset(map(id, self._whole_inputs))
         held = {storage_key(value): storage_bytes(value) for value in self.best.inputs if _is_tensor(value)}
         self.spare_bytes = max(LEAST_SPARE_BYTES, sum(held.values()) // 4)
 
@@ -303,7 +308,8 @@ class ReductionProblem:
         """A graph module that the oracle may change: the candidate's own where that can be made again."""
         if candidate.rebuild is not None:
             return candidate.graph_module
-        return copy.deepcopy(candidate.graph_module)
+        holds = any(node.op in ("get_attr", "call_module") for node in candidate.graph_module.graph.nodes)
+        return copy.deepcopy(candidate.graph_module) if holds else copy_graph_module(candidate.graph_module)
 
     def _check_budget(self) -> None:
         limit, seconds = self.budget.max_calls, self.budget.seconds
@@ -316,25 +322,29 @@ class ReductionProblem:
         epoch = candidate.epoch if candidate.faithful else key
         self.best = replace(candidate, epoch=epoch, rebuild=None)
         self.steps.append(self.best)
+        self._own_storages.append(self._own_storages_of(self.best))
         self._forget_large_steps()
         self.neighbour = None
 
     def _forget_large_steps(self) -> None:
         """Drop the largest earlier steps while they hold many bytes that nothing else holds."""
         while len(self.steps) > 1 and self._bytes_of_steps() > self.spare_bytes:
-            del self.steps[0]
+            del self.steps[0], self._own_storages[0]
 
     def _bytes_of_steps(self) -> int:
-        shared = {
-            storage_key(value) for value in (*self._whole_inputs, *self.best.inputs) if _is_tensor(value)
-        }
+        shared = {storage_key(value) for value in self.best.inputs if _is_tensor(value)}
         extra = {
-            storage_key(value): storage_bytes(value)
-            for step in self.steps[:-1]
-            for value in step.inputs
-            if _is_tensor(value) and storage_key(value) not in shared
+            key: size for own in self._own_storages[:-1] for key, size in own.items() if key not in shared
         }
         return sum(extra.values())
+
+    def _own_storages_of(self, candidate: Candidate) -> dict[int, int]:
+        """Storages of recorded values among its inputs, with their bytes; those of the whole's inputs are no cost."""
+        return {
+            storage_key(value): storage_bytes(value)
+            for value in candidate.inputs
+            if _is_tensor(value) and id(value) not in self._whole_ids
+        }
 
     def _tell(self, improved: bool, candidate: Candidate) -> None:
         if self.on_progress is not None:

@@ -83,6 +83,7 @@ def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool) -> 
     from minidbg.watch.messages import Hint, Inbox
     from minidbg.watch.plain import PlainLines
     from minidbg.watch.pool import ServerPool, preload_for
+    from minidbg.watch.runner import forks
 
     for path in paths:
         if not path.exists() and path in default_paths():
@@ -104,7 +105,9 @@ def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool) -> 
             paths,
             settings,
             announce,
-            make_pool=lambda inbox, hidden: ServerPool(inbox.put, preload_for(paths), state=hidden),
+            make_pool=lambda inbox, hidden: ServerPool(
+                inbox.put, preload_for(paths, forks=forks(settings)), state=hidden
+            ),
             make_events=lambda inbox: (
                 NoEvents() if quiet else WatchdogEvents(lambda path: inbox.put(Hint(path)))
             ),

@@ -27,7 +27,7 @@ from minidbg.watch.pool import Died, Ended, Order, Pool, Ready
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import home_of, read_repros
 from minidbg.watch.revisions import repositories_of, revisions
-from minidbg.watch.runner import DEVICE_SCRIPT, Runner
+from minidbg.watch.runner import DEVICE_SCRIPT, Runner, forks
 from minidbg.watch.settings import FailOn, WatchSettings
 from minidbg.watch.snapshot import Snapshot
 from minidbg.watch.sources import repositories_worth_building
@@ -113,7 +113,8 @@ class Daemon:
         """Ask what devices there are, find the repros and their sources, and tell where everything stands."""
         self.machine_order = self.sweeper.runner.next_number()
         no_torch = ("--no-torch",) if os.environ.get("MINIDBG__WATCH_PRELOAD") == "none" else ()
-        self.pool.run(Order(self.machine_order, (str(DEVICE_SCRIPT), *no_torch), "fork", 120.0))
+        mode = "fork" if forks(self.settings) else "prelude"
+        self.pool.run(Order(self.machine_order, (str(DEVICE_SCRIPT), *no_torch), mode, 120.0))
         self.sweeper.repros = read_repros(self.paths, self.home)
         self.lookout.find_sources()
         self.sweeper.watched.look(everywhere=True)

@@ -278,12 +278,12 @@ def log_tail(path: Path) -> str:
     return ""
 
 
-def preload_for(paths: Sequence[Path]) -> Preload:
+def preload_for(paths: Sequence[Path], *, forks: bool) -> Preload:
     """What a server for the repros in ``paths`` has to import: inductor only where one of them needs it.
 
-    ``MINIDBG__WATCH_PRELOAD=none`` leaves torch out, for scripts that need none.
+    Nothing when it is not to fork. ``MINIDBG__WATCH_PRELOAD=none`` leaves torch out, for scripts that need none.
     """
-    if os.environ.get("MINIDBG__WATCH_PRELOAD") == "none":
+    if not forks or os.environ.get("MINIDBG__WATCH_PRELOAD") == "none":
         return Preload(modules=(), warm="")
     backends = {repro.backend for repro in read_repros(paths, Path()).values()}
     return Preload(warm="inductor" if "inductor" in backends else "aot")

@@ -88,10 +88,9 @@ class Runner:
         """Warm workers are forked where that is safe: Linux, and no device that a forked process cannot use."""
         if task.fresh:
             return "fresh"
-        if self.settings.workers is not Workers.AUTO:
-            forked = self.settings.workers is Workers.FORK and task not in self.lost_once
-        else:
-            forked = sys.platform == "linux" and task.job.device == "cpu" and task not in self.lost_once
+        forked = forks(self.settings) and task not in self.lost_once
+        if self.settings.workers is Workers.AUTO:
+            forked = forked and task.job.device == "cpu"
         return "fork" if forked else "prelude"
 
     def ended(self, number: int) -> tuple[Task, float] | None:
@@ -123,6 +122,13 @@ def arguments(task: Task, repro: Repro, mode: str) -> tuple[str, ...]:
         return (str(CANARY_SCRIPT), script, "--device", task.job.device)
     form = "--child" if repro.kind in (Kind.CRASH, Kind.HANG) and mode != "fresh" else "--json"
     return (script, "--device", task.job.device, form)
+
+
+def forks(settings: WatchSettings) -> bool:
+    """Whether warm processes are forked at all: by default on Linux, since elsewhere system libraries do not survive it."""
+    if settings.workers is Workers.AUTO:
+        return sys.platform == "linux"
+    return settings.workers is Workers.FORK
 
 
 def own_limit(table: Mapping[str, object]) -> float:

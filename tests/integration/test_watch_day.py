@@ -315,6 +315,18 @@ def test_polling_sees_the_same(desk: Desk) -> None:
         assert running.stop() == 0
 
 
+def test_spawned_workers_see_the_same(desk: Desk) -> None:
+    """As on systems where a process that has loaded torch cannot be forked."""
+    with watching(desk.folder, "--workers", "spawn", env=desk.env) as running:
+        running.wait_for_sweep(since=0)
+        assert states(desk) == FIRST_STATES
+        mark = running.mark()
+        desk.save("relu", WORKS)
+        running.wait_for_sweep(since=mark)
+        assert running.flips() == [("FIXED", "relu.py")]
+        assert running.stop() == 0
+
+
 def test_the_hook_gets_each_flip_on_its_stdin(desk: Desk) -> None:
     with watching(desk.folder, "--on-flip", "cat >> flips.json; echo >> flips.json", env=desk.env) as running:
         running.wait_for_sweep(since=0)
