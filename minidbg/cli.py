@@ -119,9 +119,10 @@ def repros_in(paths: Iterable[Path]) -> list[Path]:
 
 
 def print_outcome(path: Path, outcome: Outcome) -> None:
-    """One line for one run: verdict, script, seconds, reason."""
+    """One line for one run: verdict, script, seconds, and the reason or what the backend said."""
     verdict = click.style(f"{outcome.verdict:<10}", fg=VERDICT_STYLE.get(outcome.verdict))
-    click.echo(f"{verdict} {path}  {outcome.seconds:.1f} s  {outcome.reason}".rstrip())
+    said = outcome.reason or outcome.message.strip().partition("\n")[0][:120]
+    click.echo(f"{verdict} {path}  {outcome.seconds:.1f} s  {said}".rstrip())
 
 
 def main(argv: list[str] | None = None) -> Any:
