@@ -1,4 +1,7 @@
-"""Repro scripts as tests: ``pytest --minidbg-devices cpu,cuda minidbg_repros/``.
+"""Repro scripts as tests: ``pytest --minidbg minidbg_repros/``, or with ``--minidbg-devices cpu,cuda``.
+
+Without either option nothing changes: a repro named on the command line is a test module of its own, which fails while
+its failure is there.
 
 A repro whose header says ``expect = "reproduces"`` is a strict expected failure: it stays quiet while the failure is there,
 and fails the day it is fixed, so that somebody writes ``expect = "gone"`` and it is a regression test from then on. Each runs
@@ -39,9 +42,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Our options."""
     group = parser.getgroup("minidbg", "repro scripts of minidbg")
     group.addoption(
+        "--minidbg",
+        action="store_true",
+        help="collect repro scripts, each against what its header expects",
+    )
+    group.addoption(
         "--minidbg-devices",
         metavar="DEVICES",
-        help="run repros on these: cpu,cuda:1, or all (default: each on its own)",
+        help="as --minidbg, on these: cpu,cuda:1, or all (default: each on its own)",
     )
     group.addoption(
         "--minidbg-seconds",
@@ -63,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """Collect repros that pytest would pass by."""
-    if not is_repro(file_path) or python_collects(file_path, parent):
+    if not wanted(parent.config) or not is_repro(file_path) or python_collects(file_path, parent):
         return None  # in the latter case it comes by pytest_pycollect_makemodule: never twice
     return ReproFile.from_parent(parent, path=file_path)
 
@@ -71,7 +79,14 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> Any:
     """Take the place of the module of a repro that pytest collects by itself: named on the command line, or ``test_*.py``."""
-    return ReproFile.from_parent(parent, path=module_path) if is_repro(module_path) else None
+    if not wanted(parent.config) or not is_repro(module_path):
+        return None
+    return ReproFile.from_parent(parent, path=module_path)
+
+
+def wanted(config: pytest.Config) -> bool:
+    """Whether repros are to be collected in our way."""
+    return bool(config.getoption("minidbg")) or config.getoption("minidbg_devices") is not None
 
 
 def is_repro(path: Path) -> bool:

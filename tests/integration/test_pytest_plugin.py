@@ -43,6 +43,7 @@ def run_pytest(folder: Path, *arguments: str) -> tuple[int, str]:
         "-p",
         "no:cacheprovider",
         "-rA",
+        "--minidbg",
         *arguments,
     ]
     done = subprocess.run(
