@@ -37,7 +37,7 @@ from minidbg.references import NotALiteral, is_literal, write_literal
         torch.Size([2, 3]),
         {"enabled_precisions": {torch.float16, torch.float32}},
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_text_of_a_literal_gives_it_back(value: object) -> None:
     again = eval(write_literal(value), {"torch": torch})
