@@ -68,7 +68,7 @@ def case_of(failure: Failure, settings: Settings) -> Case:
         dynamic_dims=dynamic_dims if any(dynamic_dims) else (),
         backward=failure.direction is Direction.BACKWARD,
         provenance=provenance(failure, notes),
-        compiler=link.compiler,
+        compiler=link.backend,  # without its options, which reduction may drop
     )
 
 

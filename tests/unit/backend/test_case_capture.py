@@ -45,7 +45,7 @@ def test_a_case_holds_graph_inputs_backend_and_signature() -> None:
     assert case.graph_module is graph
     assert case.inputs[0] is x
     assert case.backend.expression == "'eager'"
-    assert callable(case.compiler)
+    assert case.compiler == "eager"  # without options bound to it: reduction may drop them
     assert (case.signature.kind, case.signature.direction) == (Kind.COMPILE, Direction.FORWARD)
     assert case.signature.types == ("ValueError",)
     assert case.provenance.notes == ("a remark",)
