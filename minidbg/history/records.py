@@ -48,6 +48,8 @@ class Result:
     """Digest of the repro's files."""
     environment: str
     """Key of the device's identity, see ``Environment``."""
+    torch: str = ""
+    """Torch's version, which is code under test rather than part of the machine."""
     stale: bool = False
     """Whether the code changed while it ran: kept for the record, judges nothing."""
 

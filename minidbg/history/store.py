@@ -29,7 +29,7 @@ create table sweeps(
 create table results(
     id integer primary key, sweep integer not null references sweeps(id), repro text not null, device text not null,
     at real not null, seconds real not null, verdict text not null, purpose text not null, stale integer not null,
-    script text not null, environment text not null, outcome text not null);
+    script text not null, environment text not null, torch text not null, outcome text not null);
 create index results_of_repro on results(repro, device, id);
 create index results_of_sweep on results(sweep);
 create table states(
@@ -151,10 +151,10 @@ class History:
         with self.transaction():
             self.connection.execute(
                 "insert into results(sweep, repro, device, at, seconds, verdict, purpose, stale, script, environment,"
-                " outcome) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                " torch, outcome) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     sweep, result.repro, result.device, result.at, result.outcome.seconds, str(result.outcome.verdict),
-                    result.purpose, result.stale, result.script, result.environment,
+                    result.purpose, result.stale, result.script, result.environment, result.torch,
                     json.dumps(result.outcome.to_json()),
                 ),
             )  # fmt: skip
@@ -162,13 +162,13 @@ class History:
     def results(self, repro: str | None = None, *, limit: int = 50) -> list[tuple[int, Result]]:
         """The latest runs with their sweeps, newest first."""
         rows = self.connection.execute(
-            "select sweep, repro, device, at, outcome, purpose, script, environment, stale from results"
+            "select sweep, repro, device, at, outcome, purpose, script, environment, torch, stale from results"
             " where ?1 is null or repro = ?1 order by id desc limit ?2",
             (repro, limit),
         )
         return [
-            (sweep, Result(name, device, at, Outcome.from_json(json.loads(outcome)), purpose, script, where, bool(stale)))
-            for sweep, name, device, at, outcome, purpose, script, where, stale in rows
+            (sweep, Result(name, device, at, Outcome.from_json(json.loads(outcome)), purpose, script, where, torch, bool(stale)))
+            for sweep, name, device, at, outcome, purpose, script, where, torch, stale in rows
         ]  # fmt: skip
 
     def put_state(self, state: State) -> None:

@@ -1,0 +1,1 @@
+"""The daemon that runs the repros again on each change of their backends."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from minidbg.history import NAME, Environment, open_or_begin_anew
+from minidbg.watch.accounts import exit_status, seen_too_seldom
 from minidbg.watch.announce import Announcer, Log
 from minidbg.watch.background import Background
 from minidbg.watch.builder import Builder, Built
@@ -32,7 +33,7 @@ from minidbg.watch.settings import FailOn, WatchSettings
 from minidbg.watch.snapshot import Snapshot
 from minidbg.watch.sources import repositories_worth_building
 from minidbg.watch.states import FAILING
-from minidbg.watch.sweeper import Sweeper, exit_status, shown
+from minidbg.watch.sweeper import Sweeper, shown
 from minidbg.watch.watched import Bytecode, Watched
 
 MOST_WAIT_S = 1.0
@@ -277,7 +278,7 @@ class Daemon:
         repros = self.sweeper.repros.values()
         if self.settings.reduce and self.background.start(self.sweeper.runner.last_number + 1, repros):
             self.sweeper.runner.next_number()
-        names = self.sweeper.needing_probes(runs=PROBE_RUNS)
+        names = seen_too_seldom(self.recorder.states.values(), self.sweeper.repros, runs=PROBE_RUNS)
         last = self.recorder.history.sweeps(1)
         if names and last and not self.sweeper.broken:
             self.sweeper.begin_probing(names, last[0].id)
@@ -293,7 +294,7 @@ class Daemon:
             last = message.stderr.strip().rpartition("\n")[2]
             self.announce("notice", text=f"torch could not be asked for devices; only cpu is used: {last}")
             machine = Machine({"cpu": Environment("cpu", "unknown", "unknown")})
-        self.sweeper.machine = machine
+        self.sweeper.machine, self.recorder.torch = machine, machine.torch
         for environment in machine.environments.values():
             self.recorder.history.put_environment(environment)
         self.announce(

@@ -6,6 +6,7 @@ Behind it is watchdog; where events cannot be had (inotify limits, network file 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -40,6 +41,8 @@ WRITES: list[type[FileSystemEvent]] = [
 """Opening and reading are left out: our own runs do that, and would cause the next sweep."""
 
 WRITE_TYPES = frozenset({"created", "modified", "closed", "moved", "deleted", "attrib"})
+
+WATCHDOG_LOG = logging.getLogger("watchdog")
 
 NETWORK_FILE_SYSTEMS = frozenset(
     (
@@ -88,6 +91,7 @@ class WatchdogEvents:
 
     def __init__(self, hint: Hint) -> None:
         self.hint = hint
+        self.lost = LostEvents(hint)
         self.observer: BaseObserver | None = None
         self.watches: dict[str, tuple[ObservedWatch, int]] = {}
         """By folder: the watch, and the inode it was set on, since a watch stays with a folder that was moved away."""
@@ -109,6 +113,8 @@ class WatchdogEvents:
     def adjust(self, wanted: dict[str, bool]) -> None:
         """Set and drop watches until they are as wanted. Raises OSError at the system's limits."""
         if self.observer is None:
+            WATCHDOG_LOG.addHandler(self.lost)
+            WATCHDOG_LOG.propagate = False  # its warnings would go to the terminal, through the matrix
             self.observer = Observer()
             self.observer.start()
         for folder, (watch, inode) in list(self.watches.items()):
@@ -131,7 +137,21 @@ class WatchdogEvents:
             self.observer.stop()
             self.observer.join()
             self.observer = None
+            WATCHDOG_LOG.removeHandler(self.lost)
+            WATCHDOG_LOG.propagate = True
         self.watches.clear()
+
+
+class LostEvents(logging.Handler):
+    """Watchdog only logs that the kernel's queue overflowed: what it says there becomes a hint to look at everything."""
+
+    def __init__(self, hint: Hint) -> None:
+        super().__init__(logging.WARNING)
+        self.hint = hint
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Runs in watchdog's thread: enqueues and returns."""
+        self.hint(None)
 
 
 class Handler(FileSystemEventHandler):

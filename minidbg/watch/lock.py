@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import filelock
+import platformdirs
 import psutil
 
 from minidbg.errors import MinidbgError
@@ -63,8 +65,8 @@ class Lock:
 
 
 def hidden_folder(folder: Path) -> Path:
-    """The folder's ``.minidbg``, made if it is missing, and kept out of git."""
-    hidden = folder / HIDDEN
+    """Where the history of a repro folder is kept, made if it is missing, and kept out of git."""
+    hidden = hidden_path(folder)
     hidden.mkdir(parents=True, exist_ok=True)
     ignore = hidden / ".gitignore"
     if not ignore.exists():
@@ -72,10 +74,19 @@ def hidden_folder(folder: Path) -> Path:
     return hidden
 
 
+def hidden_path(folder: Path) -> Path:
+    """The folder's ``.minidbg``; of a folder that nothing can be written to, a place among the person's own files."""
+    hidden = folder / HIDDEN
+    if os.access(hidden if hidden.exists() else folder, os.W_OK):
+        return hidden
+    name = hashlib.sha1(str(folder.absolute()).encode(), usedforsecurity=False).hexdigest()[:16]
+    return platformdirs.user_state_path("minidbg") / "watch" / name
+
+
 def read_holder(folder: Path) -> Mapping[str, Any]:
     """What the daemon of the folder said about itself; empty when there is none to read."""
     try:
-        about = json.loads((folder / HIDDEN / HOLDER).read_text())
+        about = json.loads((hidden_path(folder) / HOLDER).read_text())
         return about if {"pid", "host", "started", "created"} <= set(about) else {}
     except (OSError, ValueError, TypeError):
         return {}

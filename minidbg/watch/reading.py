@@ -10,10 +10,10 @@ from typing import Any
 
 from minidbg.errors import MinidbgError
 from minidbg.history import NAME, Flip, History, Result, State
-from minidbg.watch.lock import living_holder
+from minidbg.watch.lock import hidden_path, living_holder
 from minidbg.watch.plain import plural, printable
 from minidbg.watch.recorder import revision_text
-from minidbg.watch.repros import HIDDEN, Repro, home_of, name_of, read_repros
+from minidbg.watch.repros import Repro, home_of, name_of, read_repros
 from minidbg.watch.states import is_expected
 
 Row = dict[str, Any]
@@ -23,7 +23,7 @@ Row = dict[str, Any]
 def history_in(folder: Path) -> Iterator[History | None]:
     """The history of a repro folder, None when there is none yet."""
     try:
-        opened = History.open(folder / HIDDEN / NAME, readonly=True)
+        opened = History.open(hidden_path(folder) / NAME, readonly=True)
     except FileNotFoundError:
         yield None
         return
@@ -168,6 +168,7 @@ def result_row(sweep: int, result: Result) -> Row:
         "entry": "run", "at": result.at, "repro": result.repro, "device": result.device, "sweep": sweep,
         "verdict": str(result.outcome.verdict), "purpose": result.purpose, "stale": result.stale,
         "seconds": round(result.outcome.seconds, 3), "reason": result.outcome.reason, "environment": result.environment,
+        "torch": result.torch,
     }  # fmt: skip
 
 

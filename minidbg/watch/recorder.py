@@ -31,6 +31,8 @@ class Recorder:
     hook: str | None = None
     hook_folder: Path = field(default_factory=Path.cwd)
     states: dict[tuple[str, str], State] = field(default_factory=dict)
+    torch: str = ""
+    """Its version, stored with each result."""
     hooks: list[threading.Thread] = field(default_factory=list)
 
     def commit(
@@ -60,7 +62,9 @@ class Recorder:
         seen = sighting.seen
         outcome = replace(sighting.outcome, message=sighting.outcome.message[:MESSAGE_CHARACTERS])
         purpose = str(sighting.purpose)
-        result = Result(repro, device, seen.at, outcome, purpose, seen.script, seen.environment, stale)
+        result = Result(
+            repro, device, seen.at, outcome, purpose, seen.script, seen.environment, self.torch, stale
+        )
         self.history.add_result(seen.sweep, result)
 
     def tell(self, answer: Answer, repro: Repro, sweep: int) -> None:
@@ -107,6 +111,7 @@ class Recorder:
             "files": list(after.files)[:20] if after else [],
             "last_before": revision_text(before.revisions if before else {}),
             "first_after": revision_text(after.revisions if after else {}),
+            "torch": self.torch,
         }
 
     def tell_forgotten_flips(self, repros: Mapping[str, Repro]) -> None:

@@ -69,8 +69,6 @@ class WatchSettings:
     workers: Workers = Workers.AUTO
     reduce: bool = True
     """Reduce captures in the background."""
-    html: Path | None = None
-    """Keep a page of the whole matrix in this file."""
     once: bool = False
     fail_on: FailOn = FailOn.ANY
     folder: Path = dataclasses.field(default_factory=Path.cwd)

@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from minidbg.failure import Kind, Outcome, Verdict
+from minidbg.failure import Outcome, Verdict
+from minidbg.watch.accounts import count_standings, usual_seconds
 from minidbg.watch.announce import Announcer
 from minidbg.watch.devices import Machine, devices_of, missing, parse_devices, said_aloud
 from minidbg.watch.outcomes import CanaryAnswer, canary_of, outcome_of
@@ -21,7 +21,7 @@ from minidbg.watch.runner import Runner
 from minidbg.watch.settings import OnChange, WatchSettings
 from minidbg.watch.snapshot import Root, Snapshot
 from minidbg.watch.sources import worth_watching
-from minidbg.watch.states import FAILING, Seen, Standing, is_expected
+from minidbg.watch.states import Seen
 from minidbg.watch.sweep import Answer, CanaryKey, Purpose, Sighting, Sweep, Task, cannot_run
 from minidbg.watch.watched import Bytecode, Watched, installed_digest
 
@@ -112,7 +112,7 @@ class Sweeper:
         )
         installed = installed_digest(self.machine.torch)
         self.code = hashlib.sha1((self.base.digest() + installed).encode(), usedforsecurity=False).hexdigest()
-        self.runner.usual_seconds = self.usual_seconds()
+        self.runner.usual_seconds = usual_seconds(self.recorder.states.values(), self.repros)
         self.runner.pool.refresh()
         self.runner.bytecode = str(self.bytecode.renew([*self.watched.all_roots(), *self.script_folders()]))
         number = self.recorder.history.start_sweep(
@@ -130,17 +130,6 @@ class Sweeper:
         )  # fmt: skip
         self.take(unable)
         self.fill()
-
-    def usual_seconds(self) -> float:
-        """The longest that a repro which came back has taken."""
-        back = [
-            state.seconds
-            for state in self.recorder.states.values()
-            if state.verdict is not Verdict.TIMEOUT
-            and state.repro in self.repros
-            and self.repros[state.repro].kind is not Kind.HANG
-        ]
-        return max(back, default=0.0)
 
     def begin_probing(self, names: Iterable[str], number: int) -> None:
         """Run these repros once more although nothing has changed, as part of the last sweep."""
@@ -377,22 +366,15 @@ class Sweeper:
         end = "superseded" if self.edited else "complete"
         now = self.clock()
         self.recorder.history.end_sweep(sweep.number, now, end)
-        self.announce("sweep_finished", sweep=sweep.number, end=end, **self.summary(sweep, now))
+        self.announce(
+            "sweep_finished", sweep=sweep.number, end=end, seconds=round(now - self.began, 3),
+            first_verdict_seconds=None if self.first_answer is None else round(self.first_answer - self.began, 3),
+            standings=count_standings(self.answers.values()), unjudged=sweep.unjudged,
+        )  # fmt: skip
         self.watch_what_was_loaded()
         if sweep.number % 50 == 0:
             self.recorder.history.prune()
         return True
-
-    def summary(self, sweep: Sweep, now: float) -> dict[str, Any]:
-        """Figures of a sweep that has ended."""
-        counts: dict[str, int] = {}
-        for answer in self.answers.values():
-            counts[str(answer.settled.standing)] = counts.get(str(answer.settled.standing), 0) + 1
-        first = None if self.first_answer is None else round(self.first_answer - self.began, 3)
-        return {
-            "seconds": round(now - self.began, 3), "first_verdict_seconds": first, "standings": counts,
-            "unjudged": sweep.unjudged,
-        }  # fmt: skip
 
     def watch_what_was_loaded(self) -> None:
         """Watch also the single files outside the roots that runs have loaded."""
@@ -417,37 +399,6 @@ class Sweeper:
             gone = before.files.keys() - after.keys()
             self.swept = Snapshot({path: entry for path, entry in known.items() if path not in gone})
         return True
-
-    def needing_probes(self, *, runs: int) -> list[str]:
-        """Repros whose present verdict rests on fewer than ``runs`` runs, and flaky ones that have been quiet."""
-        states = [state for state in self.recorder.states.values() if state.repro in self.repros]
-        return sorted(
-            {
-                state.repro
-                for state in states
-                if not self.repros[state.repro].damage
-                and self.repros[state.repro].kind is not Kind.HANG
-                and self.repros[state.repro].digest == state.script
-                and (state.runs < runs or (state.verdict is Verdict.FLAKY and state.runs < 6 * runs))
-            }
-        )
-
-
-def exit_status(answers: Iterable[Answer], repros: dict[str, Repro], *, unexpected_only: bool) -> int:
-    """What ``--once`` exits with: see DESIGN's table; with ``unexpected_only`` 1 when a header is contradicted."""
-    verdicts = []
-    for answer in answers:
-        state = answer.settled.state
-        if state is not None and answer.settled.standing not in (Standing.SKIPPED, Standing.INVALID):
-            verdicts.append((state.verdict, repros[answer.job.repro].expect))
-    if not verdicts:
-        return 125
-    if unexpected_only:
-        return 0 if all(is_expected(verdict, expect) for verdict, expect in verdicts) else 1
-    failing = {verdict for verdict, _ in verdicts} & FAILING
-    if failing & {Verdict.REPRODUCES, Verdict.FLAKY}:
-        return 1
-    return 3 if failing else 0
 
 
 def shown(path: str) -> str:

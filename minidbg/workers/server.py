@@ -10,7 +10,8 @@ nothing else. One thread; Linux or another POSIX system. It speaks lines of JSON
 
 ``mode``: ``fork`` (a child of this process), ``prelude`` (a fresh interpreter that runs the script in the same way),
 ``fresh`` (``python script.py``, as a person would run it). A run is its own process group, and is ended as one. When the
-socket closes, everything ends: no process outlives the daemon.
+socket closes, everything ends: no process outlives the daemon. All of it is one file because a plain script can import
+nothing that lies beside it.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import queue
 import subprocess
@@ -158,6 +159,13 @@ def test_a_network_file_system_is_polled(
 ) -> None:
     monkeypatch.setattr(events, "file_system_of", lambda path: "nfs4")
     assert "network file system (nfs4)" in source.watch([Root(str(folder))])
+
+
+def test_an_overflow_of_the_kernels_queue_asks_for_a_look_at_everything(folder: Path, heard: Heard) -> None:
+    logging.getLogger("watchdog.observers.inotify_c").warning(
+        "Inotify queue overflowed; filesystem events were lost"
+    )
+    assert heard.drain() == [None]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="inotify")

@@ -136,6 +136,17 @@ def test_a_killed_holder_and_a_reused_process_number_are_no_holder(tmp_path: Pat
     Lock(tmp_path).release()
 
 
+def test_a_folder_that_cannot_be_written_has_its_history_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr("minidbg.watch.lock.os.access", lambda path, mode: False)
+    lock = Lock(tmp_path / "repros")
+    assert not (tmp_path / "repros").exists()
+    assert living_holder(tmp_path / "repros")["pid"] == os.getpid()
+    lock.release()
+
+
 # Service files
 
 
