@@ -169,7 +169,9 @@ class _Extraction:
 
     def _grad_changes(self, needed: Set[fx.Node]) -> set[fx.Node]:
         """The settings of grad mode that make a difference to a needed node, and one to end as the whole graph ends."""
-        settings = [node for node in self.recording.nodes if mode_of(node) is Mode.GRAD]
+        settings = sorted(
+            (node for node in self.recording.mode_changes if mode_of(node) is Mode.GRAD), key=self._position
+        )
         state = start = self.recording.grad
         pending: fx.Node | None = None
         changes: set[fx.Node] = set()
@@ -261,8 +263,9 @@ class _Extraction:
             if passed and node not in self.plan.outputs:
                 self.plan.outputs.append(node)
         used = {source for node in self.plan.kept for source in self._sources(node)}
+        returned = set(self.plan.outputs)
         for node in self.plan.kept:
-            if node not in used and node not in self.plan.outputs and mode_of(node) is Mode.NONE:
+            if node not in used and node not in returned and node not in self.recording.mode_changes:
                 self._plan_unused(node)
         for node in self.plan.outputs:
             if node.op == "placeholder":
@@ -393,7 +396,7 @@ def _without_orphans(recording: Recording, keep: Set[fx.Node], settings: _Settin
     """
     facts, found, kept_for = recording.facts, set(), {*settings.stand_ins.values(), *recording.outputs}
     for node in recording.nodes:
-        if node in keep and is_call(node) and mode_of(node) is Mode.NONE:
+        if node in keep and is_call(node) and node not in recording.mode_changes:
             if is_unpacking(node, facts) and node.args[0] not in found:
                 continue
             found.add(node)

@@ -86,6 +86,7 @@ class Recording:
             self.grad: bool = parent.grad if parent else torch.is_grad_enabled()
         """Grad mode before the first node."""
         self._random_state = torch.get_rng_state()
+        self.mode_changes = frozenset(node for node in self.nodes if mode_of(node) is not Mode.NONE)
         self._last_use = {
             node: max((self.index[user] for user in node.users), default=self.index[node])
             for node in self.nodes

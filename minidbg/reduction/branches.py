@@ -12,7 +12,8 @@ from minidbg.graphs.effects import is_call
 from minidbg.graphs.pieces import alike
 from minidbg.graphs.record import Recording
 from minidbg.graphs.survey import EagerFailure
-from minidbg.reduction.problem import Candidate, ReductionProblem
+from minidbg.reduction.candidate import Candidate, OwnGraph
+from minidbg.reduction.problem import ReductionProblem
 
 
 def inline_branches(problem: ReductionProblem) -> None:
@@ -50,7 +51,9 @@ def _edited(problem: ReductionProblem, graph_module: fx.GraphModule | None) -> C
             tokens.append(token)
         else:
             graph.erase_node(node)
-    return Candidate(graph_module, tuple(inputs), tuple(tokens), epoch=problem.best.epoch, variant="edited")
+    return Candidate(
+        OwnGraph(graph_module), tuple(inputs), tuple(tokens), epoch=problem.best.epoch, variant="edited"
+    )
 
 
 def drop_nested_nodes(problem: ReductionProblem) -> None:

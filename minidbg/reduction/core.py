@@ -12,6 +12,7 @@ from torch import fx
 from minidbg.errors import NotReproduced
 from minidbg.graphs.record import Around
 from minidbg.reduction.branches import drop_nested_nodes, drop_operands, inline_branches
+from minidbg.reduction.candidate import Candidate, OwnGraph
 from minidbg.reduction.edits import (
     bypass_nodes,
     drop_inputs,
@@ -27,7 +28,6 @@ from minidbg.reduction.problem import (
     Attempt,
     Budget,
     BudgetSpent,
-    Candidate,
     Pass,
     Progress,
     ReductionProblem,
@@ -103,7 +103,7 @@ def reduce_graph(
     tokens = tuple(
         ("value", "", node.name, 0, ()) for node in graph_module.graph.nodes if node.op == "placeholder"
     )
-    whole = Candidate(graph_module, tuple(inputs), tokens, faithful=True)
+    whole = Candidate(OwnGraph(graph_module), tuple(inputs), tokens, faithful=True)
     problem = ReductionProblem(
         whole,
         ask,

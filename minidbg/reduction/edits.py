@@ -8,7 +8,8 @@ from torch import fx
 
 from minidbg.graphs.effects import Mode, is_call, mode_of
 from minidbg.graphs.pieces import alike
-from minidbg.reduction.problem import Candidate, ReductionProblem
+from minidbg.reduction.candidate import Candidate
+from minidbg.reduction.problem import ReductionProblem
 from minidbg.reduction.windows import narrow_window
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import enum
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -16,11 +14,10 @@ from torch import fx
 
 from minidbg.errors import NotReproduced
 from minidbg.graphs.cloning import storage_bytes, storage_key
-from minidbg.graphs.copying import copy_graph_module
 from minidbg.graphs.edit import extract
-from minidbg.graphs.effects import attribute_of, is_call
 from minidbg.graphs.pieces import CannotExtract
 from minidbg.graphs.record import Around, Recording, runs_in_eager
+from minidbg.reduction.candidate import Candidate, OwnGraph
 from minidbg.reduction.fingerprint import fingerprint, structure
 
 SMALL = 256
@@ -85,37 +82,6 @@ class Progress:
     best: Candidate
 
 
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """A graph and its inputs, not to be changed. ``tokens`` tell input values apart without looking at them."""
-
-    graph_module: fx.GraphModule
-    inputs: tuple[Any, ...]
-    tokens: tuple[Hashable, ...]
-    faithful: bool = False
-    """Whether eager need not be asked, since all of it ran in eager before."""
-    epoch: str = ""
-    """Changes with each edit that changes values, so that recorded ones are not taken for earlier ones."""
-    variant: str = ""
-    """How it was cut out, beyond which nodes it keeps."""
-    rebuild: Callable[[], fx.GraphModule] | None = None
-    """Makes the graph module again, for when the oracle had its way with the first."""
-
-    @cached_property
-    def calls(self) -> list[fx.Node]:
-        """The nodes that do something, in order."""
-        return [node for node in self.graph_module.graph.nodes if is_call(node)]
-
-    @cached_property
-    def size(self) -> tuple[int, ...]:
-        """What a reduction makes smaller, most important first: calls, inputs, outputs, elements of the inputs."""
-        nodes = list(self.graph_module.graph.nodes)
-        nested = sum(_calls_within(node) for node in nodes)
-        returned = nodes[-1].args[0] if nodes else ()
-        outputs = len(returned) if isinstance(returned, tuple | list) else 1
-        return nested, len(self.inputs), outputs
-
-
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
@@ -126,18 +92,6 @@ def _text(value: Any) -> str:
         if value is not True
         else "True"
     )
-
-
-def _calls_within(node: fx.Node) -> int:
-    """1 for a call; for a submodule its leaves, for a nested graph the calls in it."""
-    if node.op == "call_module":
-        module = attribute_of(node)
-        leaves = [inner for inner in module.modules() if not any(inner.children())] if module else []
-        return max(1, len(leaves))
-    if is_call(node):
-        return 1
-    nested = attribute_of(node) if node.op == "get_attr" else None
-    return sum(map(_calls_within, nested.graph.nodes)) if isinstance(nested, fx.GraphModule) else 0
 
 
 Pass: TypeAlias = Callable[["ReductionProblem"], None]
@@ -239,9 +193,8 @@ class ReductionProblem:
             for node, writes, path in piece.origins
         )
         variant = " ".join(f"{name}={_text(value)}" for name, value in how.items() if value)
-        return Candidate(
-            piece.graph_module, piece.inputs, tokens, piece.faithful, base.epoch, variant, piece.rebuild
-        )
+        graph = OwnGraph(piece.graph_module, piece.rebuild)
+        return Candidate(graph, piece.inputs, tokens, piece.faithful, base.epoch, variant)
 
     def is_shape_symbol(self, placeholder: fx.Node) -> bool:
         """Whether this input is a symbolic int, which shapes of other inputs may be made of."""
@@ -266,8 +219,6 @@ class ReductionProblem:
         size = candidate.size
         if key not in self._known:
             self._known[key] = self._judge(candidate, key)
-            if candidate.rebuild is not None and self._known[key] is Answer.INTERESTING:
-                candidate = replace(candidate, graph_module=candidate.rebuild())
         answer = self._known[key]
         if answer is Answer.INTERESTING and self._is_smaller(candidate, size):
             self._accept(candidate, key)
@@ -298,18 +249,11 @@ class ReductionProblem:
         with torch.set_grad_enabled(
             torch.is_grad_enabled()
         ):  # a graph that fails half-way leaves its mode behind
-            answer = self.ask(self._for_the_oracle(candidate), candidate.inputs)
+            answer = self.ask(candidate.graph.give_away(), candidate.inputs)
         nodes, inputs, *_ = size
         self.history.append(Attempt(self.phase, nodes, inputs, answer, time.monotonic() - began, key[:16]))
         self._tell(answer is Answer.INTERESTING and self._is_smaller(candidate, size), candidate)
         return answer
-
-    def _for_the_oracle(self, candidate: Candidate) -> fx.GraphModule:
-        """A graph module that the oracle may change: the candidate's own where that can be made again."""
-        if candidate.rebuild is not None:
-            return candidate.graph_module
-        holds = any(node.op in ("get_attr", "call_module") for node in candidate.graph_module.graph.nodes)
-        return copy.deepcopy(candidate.graph_module) if holds else copy_graph_module(candidate.graph_module)
 
     def _check_budget(self) -> None:
         limit, seconds = self.budget.max_calls, self.budget.seconds
@@ -320,7 +264,8 @@ class ReductionProblem:
 
     def _accept(self, candidate: Candidate, key: str) -> None:
         epoch = candidate.epoch if candidate.faithful else key
-        self.best = replace(candidate, epoch=epoch, rebuild=None)
+        self.best = replace(candidate, epoch=epoch)
+        self.best.graph.module()  # made now: until then it would keep an older recording alive
         self.steps.append(self.best)
         self._own_storages.append(self._own_storages_of(self.best))
         self._forget_large_steps()

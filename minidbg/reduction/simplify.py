@@ -12,7 +12,8 @@ from torch import Tensor, fx
 from minidbg.graphs import rewrite
 from minidbg.graphs.effects import attribute_of
 from minidbg.graphs.facts import fact_of
-from minidbg.reduction.problem import Candidate, ReductionProblem
+from minidbg.reduction.candidate import Candidate, OwnGraph
+from minidbg.reduction.problem import ReductionProblem
 
 MAKERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "ones": torch.ones_like,
@@ -50,9 +51,8 @@ def with_inputs(
     tokens = tuple(
         (*_how_known(how), token) if place in changes else token for place, token in enumerate(best.tokens)
     )
-    return Candidate(
-        graph_module or best.graph_module, inputs, tokens, epoch=best.epoch, variant="simplified"
-    )
+    graph = OwnGraph(graph_module or best.graph_module)
+    return Candidate(graph, inputs, tokens, epoch=best.epoch, variant="simplified")
 
 
 def _how_known(how: Hashable) -> tuple[Hashable, ...]:
@@ -99,7 +99,7 @@ def _merged(problem: ReductionProblem, name: str, other: str) -> Candidate | Non
     place = problem.recording.placeholders.index(gone)
     best = problem.best
     return Candidate(
-        rewrite.rewritten(best.graph_module, stand_ins={gone: kept}),
+        OwnGraph(rewrite.rewritten(best.graph_module, stand_ins={gone: kept})),
         (*best.inputs[:place], *best.inputs[place + 1 :]),
         (*best.tokens[:place], *best.tokens[place + 1 :]),
         epoch=best.epoch,
@@ -114,7 +114,9 @@ def flatten_modules(problem: ReductionProblem) -> None:
         flat = rewrite.flattened(problem.best.graph_module, node) if node else None
         if flat is not None:
             best = problem.best
-            problem.consider(Candidate(flat, best.inputs, best.tokens, epoch=best.epoch, variant="flattened"))
+            problem.consider(
+                Candidate(OwnGraph(flat), best.inputs, best.tokens, epoch=best.epoch, variant="flattened")
+            )
 
 
 def drop_arguments(problem: ReductionProblem) -> None:

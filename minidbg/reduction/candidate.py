@@ -1,0 +1,89 @@
+"""``Candidate``: a smaller case not yet tried, or one that was tried and failed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import fx
+
+from minidbg.graphs.copying import copy_graph_module
+from minidbg.graphs.effects import attribute_of, is_call
+
+
+class OwnGraph:
+    """A graph module of which one can be given away: where ``make`` is there, the next is made when it is needed."""
+
+    def __init__(self, made: fx.GraphModule, make: Callable[[], fx.GraphModule] | None = None) -> None:
+        self._made: fx.GraphModule | None = made
+        self._make = make
+
+    def module(self) -> fx.GraphModule:
+        """The graph module to look at."""
+        if self._made is None:
+            assert self._make is not None, "it was given away only because it can be made"
+            self._made = self._make()
+            self._make = None  # it holds the recording that this was cut out of, and so its tensors
+        return self._made
+
+    def give_away(self) -> fx.GraphModule:
+        """A graph module whose new owner may change it."""
+        if self._make is None:
+            return _copy(self.module())
+        given, self._made = self.module(), None
+        return given
+
+
+def _copy(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """A copy that shares nothing that may change; tensors and modules inside are copied as well."""
+    holds = any(node.op in ("get_attr", "call_module") for node in graph_module.graph.nodes)
+    return copy.deepcopy(graph_module) if holds else copy_graph_module(graph_module)
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A graph and its inputs, not to be changed. ``tokens`` tell input values apart without looking at them."""
+
+    graph: OwnGraph
+    inputs: tuple[Any, ...]
+    tokens: tuple[Hashable, ...]
+    faithful: bool = False
+    """Whether eager need not be asked, since all of it ran in eager before."""
+    epoch: str = ""
+    """Changes with each edit that changes values, so that recorded ones are not taken for earlier ones."""
+    variant: str = ""
+    """How it was cut out, beyond which nodes it keeps."""
+
+    @property
+    def graph_module(self) -> fx.GraphModule:
+        """The graph module, always the same one once it has been looked at after the oracle's call."""
+        return self.graph.module()
+
+    @property
+    def calls(self) -> list[fx.Node]:
+        """The nodes that do something, in order."""
+        return [node for node in self.graph_module.graph.nodes if is_call(node)]
+
+    @cached_property
+    def size(self) -> tuple[int, ...]:
+        """What a reduction makes smaller, most important first: calls, inputs, outputs."""
+        nodes = list(self.graph_module.graph.nodes)
+        nested = sum(_calls_within(node) for node in nodes)
+        returned = nodes[-1].args[0] if nodes else ()
+        outputs = len(returned) if isinstance(returned, tuple | list) else 1
+        return nested, len(self.inputs), outputs
+
+
+def _calls_within(node: fx.Node) -> int:
+    """1 for a call; for a submodule its leaves, for a nested graph the calls in it."""
+    if node.op == "call_module":
+        module = attribute_of(node)
+        leaves = [inner for inner in module.modules() if not any(inner.children())] if module else []
+        return max(1, len(leaves))
+    if is_call(node):
+        return 1
+    nested = attribute_of(node) if node.op == "get_attr" else None
+    return sum(map(_calls_within, nested.graph.nodes)) if isinstance(nested, fx.GraphModule) else 0
