@@ -15,10 +15,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minidbg.oracle.reruns import are_close, default_tolerance, is_noise, largest, wrong_elements
+from minidbg.oracle.reruns import are_close, is_noise, largest, wrong_elements
 
 # --- embedded from here ---
 
+# Relative and absolute tolerance against eager, those of torch.testing.assert_close, and relative tolerance against
+# float64: a float32 sum of ten million numbers in another order is off by 2e-5. The absolute one is for values of
+# size 1: it shrinks with the largest value among all outputs (or all gradients), so that small ones are judged too.
+TOLERANCES = {
+    torch.float64: (1e-7, 1e-7, 1e-7),
+    torch.float32: (1.3e-6, 1e-5, 3e-5),
+    torch.bfloat16: (1.6e-2, 1e-5, 3.2e-2),
+    torch.float16: (1e-3, 1e-5, 2e-3),
+}
 Snapshot = Mapping[str, "Leaf"]
 Run = Snapshot | Callable[[], Snapshot | None] | None  # a function is called only when its answer is needed
 Difference = dict[str, Any]
@@ -208,6 +217,15 @@ class _Judge:
         return found and _difference(where, kind, message=f"{where} {found.pop('text')}", **found)
 
 
+def default_tolerance(dtype: torch.dtype) -> tuple[float, float, float]:
+    """The triple of TOLERANCES for any dtype: of a complex one that of its parts, zeros for integers and bools."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return 0.0, 0.0, 0.0
+    info = torch.finfo(dtype)
+    one_step = (info.eps, info.eps * info.tiny, info.eps)  # float8 has no entry
+    return TOLERANCES.get(getattr(torch, info.dtype), one_step)
+
+
 def _form(where: str, kind: str, a: torch.Tensor, e: torch.Tensor) -> Difference | None:
     for category, got, wanted in (
         ("dtype", _name(a.dtype), _name(e.dtype)),
@@ -237,14 +255,23 @@ def _first_relation(actual: Snapshot, expected: Snapshot) -> Difference | None:
                 text = f"{where} has {category} {got}, eager gives {wanted}"
                 return _difference(where, "output", category, text, actual=got, expected=wanted)
     inputs = [where for where in both if expected[where].kind == "input"]
-    for index, one in enumerate(outputs):
-        for two in outputs[:index] + inputs:
-            got_shared, shared = (_overlap(run[one].value, run[two].value) for run in (actual, expected))
-            if got_shared is not None and shared is not None and got_shared != shared:
-                does, other = ("share", "do not") if got_shared else ("do not share", "do")
-                text = f"{one} and {two} {does} memory; in eager they {other}"
-                return _difference(one, "output", "aliasing", text)
+    pairs = {pair for run in (actual, expected) for pair in _in_one_storage(run, outputs, inputs)}
+    for one, two in sorted(pairs, key=lambda pair: [both.index(where) for where in pair]):
+        got_shared, shared = (_overlap(run[one].value, run[two].value) for run in (actual, expected))
+        if got_shared is not None and shared is not None and got_shared != shared:
+            does, other = ("share", "do not") if got_shared else ("do not share", "do")
+            text = f"{one} and {two} {does} memory; in eager they {other}"
+            return _difference(one, "output", "aliasing", text)
     return None
+
+
+def _in_one_storage(run: Snapshot, outputs: list[str], inputs: list[str]) -> Iterator[tuple[str, str]]:
+    """Pairs of an output with an output before it, or with an input, that may have memory in common."""
+    seen: dict[int, list[str]] = {}
+    for where in inputs + outputs:
+        others = seen.setdefault(run[where].value.untyped_storage().data_ptr(), [])
+        yield from ((where, other) for other in others if run[where].kind == "output")
+        others.append(where)
 
 
 def _are_plain(a: Any, e: Any) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -144,15 +144,6 @@ def random_states() -> list[torch.Tensor]:
     return [*states, module.get_rng_state()] if module and module.is_initialized() else states
 
 
-# Relative and absolute tolerance against eager, those of torch.testing.assert_close, and relative tolerance against
-# float64: a float32 sum of ten million numbers in another order is off by 2e-5. The absolute one is for values of
-# size 1: it shrinks with the largest value among all outputs (or all gradients), so that small ones are judged too.
-TOLERANCES = {
-    torch.float64: (1e-7, 1e-7, 1e-7),
-    torch.float32: (1.3e-6, 1e-5, 3e-5),
-    torch.bfloat16: (1.6e-2, 1e-5, 3.2e-2),
-    torch.float16: (1e-3, 1e-5, 2e-3),
-}
 # How much farther from float64 than eager's the compiled result may be, as in torch._dynamo.utils.same.
 FACTOR = 2.0  # root mean square over the tensor
 FACTOR_NOISY = 3.0  # the same for half precision, or below NOISY_BELOW elements: chance weighs more
@@ -160,13 +151,13 @@ FACTOR_TINY = 10.0  # the same for at most TINY elements: eager may be exact by 
 NOISY_BELOW, TINY = 1000, 10
 FACTOR_PEAK = 10.0  # each element against eager's worst one: a single wrong element is lost in a mean
 BETTER = 4e-2  # where only eager is NaN or inf, the compiled value may be off float64 by this, relative
-Tolerance = tuple[float, float, float]
+CHUNK = 1 << 20  # elements judged at a time, so that float64 copies stay small
 
 
 def wrong_elements(
     actual: torch.Tensor,
     expected: torch.Tensor,
-    tolerance: Tolerance,
+    tolerance: tuple[float, float, float],
     reference: torch.Tensor | None = None,
     noise: torch.Tensor | None = None,
     margin: float = 1.0,
@@ -176,76 +167,100 @@ def wrong_elements(
     ``reference`` is the result in float64, ``noise`` what eager gave another time. ``excess`` in the answer says how
     many times more than allowed the worst element is off; wrong are elements with more than ``margin``.
     """
-    a, e = _wide(actual), _wide(expected)
-    finite = a.isfinite() & e.isfinite()
-    odd = _differ(_special(a), _special(e))
-    off, size = _distance(a, e, finite), _size(e, finite)
-    own = torch.zeros_like(off) if noise is None else _distance(_wide(noise), e, finite)
-    figures: dict[str, Any] = {"max_abs": _number(off.max())}
     relative, absolute, rounding = tolerance
-    if reference is None:
-        near = rounding * (size + _rms(size, finite)) + absolute
-        excess = _ratio(off, near + FACTOR_PEAK * own.max())
-    else:
-        r = _wide(reference)
-        odd &= ~_agrees(a, r, expected.dtype)
+    near = rounding, absolute
+    if (
+        reference is None
+    ):  # nothing tells whose rounding it is: eager counts as exact, within the size of the tensor
+        near = rounding, absolute + rounding * _rms(expected)
+    runs = actual, expected, expected if reference is None else reference, noise
+    errors = _errors(runs, near, _factor(expected.numel(), expected.dtype))
+    wrong, odd, largest_abs, largest_rel = _Count(), _Count(), 0.0, 0.0
+    for start, (a, e, r, _) in _chunks(*runs):
+        finite = a.isfinite() & e.isfinite()
         known = finite & r.isfinite()
-        from_float64, rmse = _excess_over_eager(
-            a, e, r, known, own, (rounding, absolute), _factor(e.numel(), expected.dtype)
-        )
+        off, size = _distance(a, e, finite), _size(e, finite)
+        largest_abs = max(largest_abs, float(off.max()))
+        largest_rel = max(largest_rel, float(torch.where(size > 0, off / size, 0.0).max()))
         excess = _ratio(off, relative * size + absolute)
-        excess = torch.where(known, torch.minimum(excess, from_float64), excess)
-        figures |= rmse
-    wrong = excess > margin
-    if odd.sum() > wrong.sum():  # what there is more of: memory that is read by mistake may hold a NaN or not
-        excess, wrong, figures = torch.where(odd, math.inf, 0.0), odd, {}
-        category = "nan" if (odd & (a.isnan() | e.isnan())).any() else "inf"
-    elif not wrong.any():
+        allowed = near[0] * _size(r, known) + near[1] + FACTOR_PEAK * errors["peak_eager"]
+        from_float64 = _ratio(_distance(a, r, known), allowed).clamp(min=errors["as_a_whole"])
+        wrong.add(start, torch.where(known, torch.minimum(excess, from_float64), excess), margin)
+        if not finite.all():
+            differs = _differ(_special(a), _special(e)) & ~_agrees(a, r, expected.dtype)
+            odd.add(start, torch.where(differs, math.inf, 0.0), margin)
+    if not (wrong.number or odd.number):
         return None
+    if (
+        odd.number > wrong.number
+    ):  # what there is more of: memory that is read by mistake may hold a NaN or not
+        category, worst = "inf", odd
     else:
-        category = "float" if _has_floats(e) else "bool" if e.dtype is torch.bool else "integer"
-    at = tuple(int(i) for i in torch.unravel_index(excess.reshape(-1).argmax().cpu(), excess.shape))
-    figures |= {"index": list(at), "actual": _number(actual[at]), "expected": _number(expected[at])}
-    figures |= {"excess": _number(excess[at]), "wrong": int(wrong.sum()), "elements": e.numel()}
+        category, worst = "float" if _has_floats(expected) else "integer", wrong
+        category = "bool" if expected.dtype is torch.bool else category
+    at = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst.place), expected.shape))
+    found, wanted = actual[at], expected[at]
+    if category == "inf" and (found.isnan() or wanted.isnan()):
+        category = "nan"
+    figures = {"index": list(at), "actual": _number(found), "expected": _number(wanted)}
+    figures |= {"excess": _finite(worst.most), "wrong": worst.number, "elements": expected.numel()}
+    if worst is wrong:
+        figures |= {"max_abs": _finite(largest_abs), "max_rel": _finite(largest_rel)}
     if category == "float":
-        figures |= _float_figures(at, off, size, excess)
+        figures |= _float_figures(_wide(found), _wide(wanted), worst.most)
+    if reference is not None and worst is wrong:
+        figures |= {key: _finite(errors[key]) for key in ("rmse_compiled", "rmse_eager", "rmse_allowed")}
     return {"category": category, **figures, "text": _sentence(category, expected, figures)}
 
 
-def _excess_over_eager(
-    a: torch.Tensor,
-    e: torch.Tensor,
-    r: torch.Tensor,
-    known: torch.Tensor,
-    noise: torch.Tensor,
-    tolerance: tuple[float, float],
-    factor: float,
-) -> tuple[torch.Tensor, dict[str, Any]]:
-    """How many times farther from float64 than allowed the elements of ``a`` are, and the error figures.
+class _Count:
+    """How many elements exceed the margin, and which one the most."""
 
-    Allowed are a factor of eager's error and the tolerance, for the tensor as a whole and for each element.
-    """
-    compiled, eager = _distance(a, r, known), torch.maximum(_distance(e, r, known), noise)
-    near = torch.where(known, tolerance[0] * _size(r, known) + tolerance[1], 0.0)
-    rmse, rmse_eager = _rms(compiled, known), _rms(eager, known)
-    limit = _rms(near, known) + factor * rmse_eager
-    as_a_whole = math.inf if rmse > limit == 0 else rmse / (limit or 1.0)
-    excess = _ratio(compiled, near + FACTOR_PEAK * eager.max()).clamp(min=as_a_whole)
-    return excess, {"rmse_compiled": rmse, "rmse_eager": rmse_eager, "rmse_allowed": limit}
+    def __init__(self) -> None:
+        self.number, self.place, self.most = 0, 0, 0.0
+
+    def add(self, start: int, excess: torch.Tensor, margin: float) -> None:
+        self.number += int((excess > margin).sum())
+        place = int(excess.argmax())
+        if excess[place] > self.most:
+            self.place, self.most = start + place, float(excess[place])
 
 
-def _float_figures(
-    at: tuple[int, ...], off: torch.Tensor, size: torch.Tensor, excess: torch.Tensor
-) -> dict[str, Any]:
-    """Errors in units of the expected value, where it is not 0."""
-    unit = float(size[at]) or 1.0
-    error = float(off[at]) / unit
+def _errors(runs: Any, near: tuple[float, float], factor: float) -> dict[str, float]:
+    """Errors against float64 of the whole tensor, and how many times more than allowed the compiled result is off."""
+    compiled = eager = allowed = peak = 0.0
+    known_elements = 0
+    for _, (a, e, r, again) in _chunks(*runs):
+        finite = a.isfinite() & e.isfinite()
+        known = finite & r.isfinite()
+        own = _distance(e, r, known)
+        if again is not None:
+            own = torch.maximum(own, _distance(again, e, finite))
+        known_elements += int(known.sum())
+        compiled = math.hypot(compiled, _norm(_distance(a, r, known)))
+        eager = math.hypot(eager, _norm(own))
+        allowed = math.hypot(allowed, _norm(torch.where(known, near[0] * _size(r, known) + near[1], 0.0)))
+        peak = max(peak, float(own.max()))
+    root = math.sqrt(max(known_elements, 1))
+    limit = (allowed + factor * eager) / root
+    as_a_whole = (
+        math.inf if compiled == math.inf or compiled > limit == 0 else compiled / root / (limit or 1.0)
+    )
     return {
-        "unit": "relative" if size[at] > 0 else "absolute",
-        "error": error,
-        "allowed": error / float(excess[at]),
-        "max_rel": _number(torch.where(size > 0, off / size, 0.0).max()),
+        "rmse_compiled": compiled / root,
+        "rmse_eager": eager / root,
+        "rmse_allowed": limit,
+        "peak_eager": peak,
+        "as_a_whole": as_a_whole,
     }
+
+
+def _float_figures(found: torch.Tensor, wanted: torch.Tensor, excess: float) -> dict[str, Any]:
+    """The error of the worst element, in units of the expected value where that is not 0."""
+    size = float(wanted.abs())
+    error = float((found - wanted).abs()) / (size or 1.0)
+    unit = "relative" if size else "absolute"
+    return {"unit": unit, "error": _finite(error), "allowed": _finite(error / excess)}
 
 
 def _sentence(category: str, expected: torch.Tensor, figures: dict[str, Any]) -> str:
@@ -253,47 +268,41 @@ def _sentence(category: str, expected: torch.Tensor, figures: dict[str, Any]) ->
     at = f" at {figures['index']}" if figures["index"] else ""
     if category != "float":
         text = "is {actual}{at}, eager gives {expected} ({wrong} of {elements} elements wrong; {what})"
-    else:
-        text = "differs: {unit} error {error:.1e}{at}, allowed {allowed:.1e} ({what})"
-        if "rmse_eager" in figures:
-            text += "; against float64 its rmse is {rmse_compiled:.1e}, eager's {rmse_eager:.1e}"
-    return text.format(**figures, at=at, what=what)
+        return text.format(**figures, at=at, what=what)
+    rounded = {key: f"{value:.1e}" for key, value in figures.items() if isinstance(value, float)}
+    text = "differs: {unit} error {error}{at}, allowed {allowed} ({what})"
+    if "rmse_eager" in figures:
+        text += "; against float64 its rmse is {rmse_compiled}, eager's {rmse_eager}"
+    return text.format(**{**figures, **rounded}, at=at, what=what)
 
 
 def is_noise(one: torch.Tensor, two: torch.Tensor) -> bool:
     """Whether two runs of eager differ by no more than rounding: floats by the root of their dtype's precision."""
     if not _has_floats(one):
         return torch.equal(one, two)
-    x, y = _wide(one), _wide(two)
-    finite = x.isfinite() & y.isfinite()
-    noise, size = _rms(_distance(x, y, finite), finite), _rms(_size(x, finite), finite)
-    return (
-        not _differ(_special(x), _special(y)).any() and noise <= math.sqrt(torch.finfo(one.dtype).eps) * size
-    )
+    noise = size = 0.0
+    for _, (x, y) in _chunks(one, two):
+        finite = x.isfinite() & y.isfinite()
+        if _differ(_special(x), _special(y)).any():
+            return False
+        noise = math.hypot(noise, _norm(_distance(x, y, finite)))
+        size = math.hypot(size, _norm(_size(x, finite)))
+    return noise <= math.sqrt(torch.finfo(one.dtype).eps) * size
 
 
 def are_close(a: torch.Tensor, e: torch.Tensor, relative: float, absolute: float) -> bool:
     """``torch.allclose`` for all dtypes, NaN equal to NaN; integers and bools: equal."""
     if not _has_floats(e):
         return torch.equal(a, e)
-    return torch.allclose(_computable(a), _computable(e), relative, absolute, equal_nan=True)
+    pairs = (pair for _, pair in _chunks(a, e, change=_computable))
+    return all(torch.allclose(one, two, relative, absolute, equal_nan=True) for one, two in pairs)
 
 
 def largest(value: torch.Tensor) -> float:
     """The largest finite value of a float tensor, without its sign; 0 when there is none, and for other dtypes."""
     if not (_has_floats(value) and value.numel()):
         return 0.0
-    size = _computable(value).abs()
-    return float(torch.where(size.isfinite(), size, 0.0).max())
-
-
-def default_tolerance(dtype: torch.dtype) -> Tolerance:
-    """The triple of TOLERANCES for any dtype: of a complex one that of its parts, zeros for integers and bools."""
-    if not (dtype.is_floating_point or dtype.is_complex):
-        return 0.0, 0.0, 0.0
-    info = torch.finfo(dtype)
-    one_step = (info.eps, info.eps * info.tiny, info.eps)  # float8 has no entry
-    return TOLERANCES.get(getattr(torch, info.dtype), one_step)
+    return max(float(_size(part, part.isfinite()).max()) for _, (part,) in _chunks(value, change=_computable))
 
 
 def _factor(elements: int, dtype: torch.dtype) -> float:
@@ -305,8 +314,7 @@ def _factor(elements: int, dtype: torch.dtype) -> float:
 def _number(value: torch.Tensor) -> Any:
     """A number that JSON can hold: complex, NaN and inf as text."""
     number = value.item()
-    plain = isinstance(number, (bool, int)) or (isinstance(number, float) and math.isfinite(number))
-    return number if plain else str(number)
+    return str(number) if isinstance(number, complex) else _finite(number)
 
 
 def _has_floats(value: Any) -> bool:
@@ -361,7 +369,27 @@ def _agrees(a: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> tor
     return near & ~_differ(_special(a), _special(rounded))
 
 
-def _rms(x: torch.Tensor, where: torch.Tensor) -> float:
-    """Root mean square over the elements ``where``; ``x`` is 0 outside."""
-    largest = x.max()  # taken out first: squares overflow
-    return float(largest * ((x / largest).square().sum() / where.sum()).sqrt()) if largest > 0 else 0.0
+def _chunks(
+    *tensors: torch.Tensor | None, change: Callable[..., Any] | None = None
+) -> Iterator[tuple[int, Any]]:
+    """The tensors' elements side by side, some at a time and in wide dtypes; with the number of the first one."""
+    flat = [None if tensor is None else tensor.reshape(-1) for tensor in tensors]
+    for start in range(0, next(tensor.numel() for tensor in flat if tensor is not None), CHUNK):
+        parts = (None if tensor is None else tensor[start : start + CHUNK] for tensor in flat)
+        yield start, [None if part is None else (change or _wide)(part) for part in parts]
+
+
+def _rms(x: torch.Tensor) -> float:
+    """Root mean square of the finite elements."""
+    total = 0.0
+    for _, (part,) in _chunks(x):
+        total = math.hypot(total, _norm(_size(part, part.isfinite())))
+    return total / math.sqrt(max(x.numel(), 1))
+
+
+def _norm(x: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(x))
+
+
+def _finite(number: float) -> Any:
+    return number if math.isfinite(number) else str(number)
