@@ -1,0 +1,170 @@
+"""Flight records: what a process wrote down before a step of a backend that it may not survive.
+
+A record is a repro script like any other, in ``.minidbg/flight/`` of the repro folder, with the tensors that must keep
+their values beside it. Its name says whose it is and what was going on; a change of that is a renaming, so that a
+record costs one write. Nothing here runs a record, or imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+import hashlib
+import os
+import platform
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from minidbg.repro.folder import HIDDEN, captures
+
+FOLDER = "flight"
+SAME_START_S = 5.0
+"""Two readings of a process's start time differ by less; the system's clock may have been set in between."""
+FOREIGN_AFTER_S = 3600.0
+"""A record of another machine, whose processes cannot be seen, counts as left behind when it is this old."""
+NAME = re.compile(r"(?P<place>\w+)-(?P<pid>\d+)-(?P<started>\d+)-(?P<number>\d+)\.(?P<step>[a-z-]+)\.py")
+
+
+class Step(enum.StrEnum):
+    """What the process is doing with the graph of a record."""
+
+    COMPILE = "compile"
+    RUN = "run"
+    BACKWARD = "backward"
+    """Compiling or running it."""
+    IDLE = "idle"
+    """Nothing: a process that ends now does not end because of this graph."""
+    INTERRUPTED = "interrupted"
+    """Somebody pressed Ctrl-C while it took long: a hang, perhaps."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordName:
+    """What a record's file name says."""
+
+    place: str
+    """Machine and process namespace; process numbers mean something only there."""
+    pid: int
+    started_ms: int
+    """When the process started, milliseconds of the epoch."""
+    number: int
+    step: Step
+
+    def __str__(self) -> str:
+        return f"{self.place}-{self.pid}-{self.started_ms}-{self.number}.{self.step}.py"
+
+    def at(self, step: Step) -> RecordName:
+        """The name of the same record at another step."""
+        return replace(self, step=step)
+
+
+def own_name(number: int, step: Step) -> RecordName:
+    """The name of this process's record ``number``."""
+    pid = os.getpid()
+    return RecordName(this_place(), pid, started_ms(pid), number, step)
+
+
+def read_name(path: Path) -> RecordName | None:
+    """What the name of ``path`` says; None when it is no record's."""
+    found = NAME.fullmatch(path.name)
+    if found is None or found["step"] not in list(Step):
+        return None
+    return RecordName(
+        found["place"], int(found["pid"]), int(found["started"]), int(found["number"]), Step(found["step"])
+    )
+
+
+@functools.cache
+def this_place() -> str:
+    """A short text that differs between machines, and between containers on one."""
+    namespace = ""
+    with contextlib.suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/pid")
+    return hashlib.sha256(f"{platform.node()} {namespace}".encode()).hexdigest()[:8]
+
+
+@functools.lru_cache(maxsize=64)
+def started_ms(pid: int) -> int:
+    """When process ``pid`` started, milliseconds of the epoch. Raises psutil.Error."""
+    return int(psutil.Process(pid).create_time() * 1000)
+
+
+def flight_folder(folder: Path | str) -> Path:
+    """Where the records of the repro folder lie; not made."""
+    return Path(folder) / HIDDEN / FOLDER
+
+
+def dead_flights(folder: Path | str) -> list[Path]:
+    """The records in repro folder ``folder`` whose process died in a backend's step, newest first.
+
+    Records of living processes are left alone. What a process left behind that ended between two steps is removed.
+    """
+    found = []
+    for path, name in records(folder):
+        if not is_left_behind(path, name):
+            continue
+        if name.step is Step.IDLE:
+            remove(path)
+        else:
+            found.append(path)
+    return sorted(found, key=modified, reverse=True)
+
+
+def records(folder: Path | str) -> Iterator[tuple[Path, RecordName]]:
+    """Every record in the repro folder; links are none, so that nothing outside can be meant."""
+    place = flight_folder(folder)
+    with contextlib.suppress(OSError):
+        for path in sorted(place.iterdir()):
+            name = read_name(path)
+            if name is not None and path.is_file() and not path.is_symlink():
+                yield path, name
+
+
+def is_left_behind(path: Path, name: RecordName) -> bool:
+    """Whether the process that wrote the record has ended."""
+    if name.place != this_place():
+        return time.time() - modified(path) > FOREIGN_AFTER_S
+    try:
+        created = psutil.Process(name.pid).create_time()
+        zombie = psutil.Process(name.pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.Error:
+        return False  # it is there, and somebody else's
+    return zombie or abs(created - name.started_ms / 1000) > SAME_START_S
+
+
+def modified(path: Path) -> float:
+    """When the record was last written or renamed, seconds of the epoch; 0 when it is gone."""
+    try:
+        return path.stat().st_ctime
+    except OSError:
+        return 0.0
+
+
+def as_capture(path: Path) -> Path:
+    """Move a record to the captures of its repro folder; the new path. The same graph gives the same file.
+
+    Nothing is run: whether it shows a crash or a hang is for the oracle to find out. Raises OSError, and
+    FileNotFoundError when another process was faster.
+    """
+    repro_folder = path.parent.parent.parent
+    text = path.read_bytes()
+    target = captures(repro_folder) / f"crash_{hashlib.sha256(text).hexdigest()[:6]}.py"
+    tensors = path.with_suffix(".safetensors")
+    with contextlib.suppress(FileNotFoundError):
+        os.replace(tensors, target.with_suffix(".safetensors"))
+    os.replace(path, target)
+    return target
+
+
+def remove(path: Path) -> None:
+    """Take a record and its tensors away."""
+    path.unlink(missing_ok=True)
+    path.with_suffix(".safetensors").unlink(missing_ok=True)
