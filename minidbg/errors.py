@@ -13,6 +13,14 @@ from difflib import get_close_matches
 class MinidbgError(Exception):
     """The root: a request that cannot be met."""
 
+    advice: str = ""
+    """What to do next, where the message does not say so itself, after a semicolon."""
+
+    def in_two(self) -> tuple[str, str]:
+        """What happened, and what to do: the two lines that the command line prints."""
+        what, _, rest = str(self).partition("; ")
+        return (what, rest or self.advice) if not self.advice or rest else (str(self), self.advice)
+
 
 class UnknownBackend(MinidbgError):
     """No backend is registered under ``name``."""
@@ -46,6 +54,8 @@ class CannotWrite(MinidbgError):
 class UnreadableRepro(MinidbgError):
     """The file is no repro script of minidbg, or it is damaged."""
 
+    advice = "give a script that minidbg wrote: 'minidbg list' names those of the repro folder"
+
 
 class NotReproduced(MinidbgError):
     """The case was run and did not show its failure, so there is nothing to reduce; ``outcome`` says what it did."""
@@ -61,5 +71,6 @@ class BadSetting(MinidbgError):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"``, or nothing when no known name is near ``name``."""
-    matches = get_close_matches(name, list(known), n=2, cutoff=0.6)
+    # plain texts: of the members of an enum, repr() would tell more than anybody can write
+    matches = get_close_matches(name, [str(one) for one in known], n=2, cutoff=0.6)
     return "; did you mean " + " or ".join(repr(match) for match in matches) + "?" if matches else ""

@@ -11,14 +11,18 @@ from rich.console import Console
 from rich.syntax import Syntax
 
 from minidbg.backend import report_of
+from minidbg.backend.failures import Report
 from minidbg.errors import MinidbgError
 from minidbg.repro.render import DIVIDER
 
 PROGRAM = Path(__file__).with_name("program.py")
 
 
-def run(console: Console) -> None:
-    """Play the demo in the current folder. Raises MinidbgError when it did not end with a repro that fails."""
+def run(console: Console) -> Report:
+    """Play the demo in the current folder; what became of its failure.
+
+    Raises MinidbgError when it did not end with a repro that fails.
+    """
     console.rule("the backend under test")
     source = PROGRAM.read_text()
     function = source[source.index("def tiny_fuser") : source.index("class Block")].rstrip()
@@ -47,6 +51,7 @@ def run(console: Console) -> None:
         raise MinidbgError(
             f"the demo's repro ended with status {done.returncode}, not 1: {done.stderr[-2000:]}"
         )
+    return report
 
 
 def failure_of_program() -> Exception:

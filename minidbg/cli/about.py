@@ -1,0 +1,38 @@
+"""Commands about minidbg itself: ``demo`` and ``completion``."""
+
+from __future__ import annotations
+
+import click
+
+from minidbg.cli.manners import JSON, print_json
+
+SHELLS = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/completions/minidbg.fish"}
+
+
+@click.command()
+@JSON
+def demo(as_json: bool) -> None:
+    """Break a transformer in a small buggy backend and watch it being reduced. No download, GPU or compiler."""
+    from rich.console import Console
+
+    from minidbg.demo import show
+
+    report = show.run(Console(stderr=as_json))
+    if as_json:
+        print_json({"path": str(report.path), "capture": str(report.capture), "line": report.line})
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(list(SHELLS)))
+def completion(shell: str) -> None:
+    """Print the shell code that completes minidbg's commands and options.
+
+    For example, at the end of ~/.bashrc:  eval "$(minidbg completion bash)"
+    """
+    from click.shell_completion import get_completion_class
+
+    from minidbg.cli.root import cli
+
+    found = get_completion_class(shell)
+    assert found is not None, f"click completes no {shell}"
+    click.echo(found(cli, {}, "minidbg", "_MINIDBG_COMPLETE").source())

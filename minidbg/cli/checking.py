@@ -1,0 +1,78 @@
+"""``minidbg check``: run repros and say which still fail."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+from minidbg.cli.manners import CANNOT_JUDGE, JSON, print_json
+from minidbg.failure import EXIT_STATUS, Outcome, Verdict
+
+WORST_FIRST = (1, 3, CANNOT_JUDGE, 0)
+
+VERDICT_STYLE = {
+    Verdict.GONE: "green",
+    Verdict.REPRODUCES: "red",
+    Verdict.CHANGED: "yellow",
+    Verdict.CRASHED: "yellow",
+    Verdict.TIMEOUT: "yellow",
+    Verdict.FLAKY: "magenta",
+}
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@JSON
+@click.option("--device", help="Run on this device instead of the one in the script, for example cuda:1.")
+@click.option("--backend", help="Ask another backend, by its registered name.")
+@click.option("--seconds", default=300.0, show_default=True, help="Time limit of each run.")
+def check(
+    paths: tuple[Path, ...], as_json: bool, device: str | None, backend: str | None, seconds: float
+) -> None:
+    """Run repros, each in a fresh interpreter, and say which still fail.
+
+    PATHS are scripts or folders of scripts. Exit status: the worst of 1 (reproduces), 3 (fails differently),
+    125 (cannot be judged here), 0 (gone).
+    """
+    from minidbg import repro
+
+    statuses = []
+    for path in repros_in(paths):
+        outcome = repro.run(path, device=device, backend=backend, seconds=seconds)
+        statuses.append(outcome.verdict.exit_status)
+        if as_json:
+            print_json({"repro": str(path), **outcome.to_json()})
+        else:
+            print_outcome(path, outcome)
+    sys.exit(min(statuses, key=WORST_FIRST.index))
+
+
+def repros_in(paths: Iterable[Path]) -> list[Path]:
+    """The scripts that ``paths`` name: files as they are, of folders the scripts at their top.
+
+    Raises click.UsageError when a path does not exist or a folder holds no script.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise click.UsageError(f"{path}: no such file or folder; give repro scripts or a folder of them")
+        scripts = sorted(path.glob("*.py")) if path.is_dir() else [path]
+        if not scripts:
+            raise click.UsageError(
+                f"{path}: no *.py in this folder; captures lie in {path}/.minidbg/captures"
+            )
+        found.extend(scripts)
+    return found
+
+
+def print_outcome(path: Path, outcome: Outcome) -> None:
+    """One line for one run: verdict, script, seconds, and the reason or what the backend said."""
+    verdict = click.style(f"{outcome.verdict:<10}", fg=VERDICT_STYLE.get(outcome.verdict))
+    said = outcome.reason or outcome.message.strip().partition("\n")[0][:120]
+    click.echo(f"{verdict} {path}  {outcome.seconds:.1f} s  {said}".rstrip())
+
+
+assert set(EXIT_STATUS.values()) == set(WORST_FIRST), "a new status needs its place among the worst"

@@ -1,0 +1,110 @@
+"""What all commands share: -q and -v, --json, notes on stderr, errors in two lines, NO_COLOR."""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from contextvars import ContextVar
+from typing import Any
+
+import click
+
+from minidbg.errors import MinidbgError
+
+CANNOT_JUDGE = 125
+"""The status of every request that could not be met: no mistake of ours looks like a failing repro to ``git bisect``."""
+INTERRUPTED = 130
+VERBOSITY: ContextVar[int] = ContextVar("minidbg_verbosity", default=0)
+"""-1 or less when quiet, 0 as a rule, 1 or more when verbose; errors are told when no context of click is left."""
+
+JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+
+
+def count(step: int) -> Any:
+    """A callback that adds ``step`` for each time the flag was given, before the command's name or after it."""
+
+    def add(_context: click.Context, _parameter: click.Parameter, times: int) -> None:
+        if times:
+            VERBOSITY.set(VERBOSITY.get() + step * times)
+            from minidbg.cli import logs
+
+            logs.configure(VERBOSITY.get())
+
+    return add
+
+
+QUIET = click.Option(
+    ["-q", "--quiet"],
+    count=True,
+    expose_value=False,
+    callback=count(-1),
+    help="Results and errors only.",
+)
+VERBOSE = click.Option(
+    ["-v", "--verbose"],
+    count=True,
+    expose_value=False,
+    callback=count(1),
+    help="Log what is done on stderr, and show tracebacks; twice: more.",
+)
+
+
+def with_manners(command: click.Command) -> click.Command:
+    """``command`` with -q and -v, where it has no options of those names itself."""
+    taken = {name for parameter in command.params for name in parameter.opts}
+    for option in (QUIET, VERBOSE):
+        if not taken & set(option.opts):
+            command.params.append(option)
+    return command
+
+
+def colour() -> bool | None:
+    """False under NO_COLOR (https://no-color.org: set and not empty), else None: what the stream is decides."""
+    return False if os.environ.get("NO_COLOR") else None
+
+
+def note(text: str) -> None:
+    """One line on stderr, unless quiet."""
+    if VERBOSITY.get() >= 0:
+        click.echo(f"minidbg: {text}", err=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on one line of stdout."""
+    click.echo(json.dumps(value, default=str))
+
+
+# --- errors, in two lines: what happened, with the value; what to do ---
+
+
+def print_error(error: BaseException) -> None:
+    """Two lines on stderr; the traceback before them when verbose."""
+    if VERBOSITY.get() > 0 and not isinstance(error, click.ClickException):
+        click.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
+    for line in told(error):
+        click.echo(line, err=True)
+
+
+def told(error: BaseException) -> list[str]:
+    """The lines for ``error``."""
+    if isinstance(error, click.ClickException):
+        return told_usage(error)
+    if isinstance(error, MinidbgError):
+        what, advice = error.in_two()
+        return [f"minidbg: {what}", f"  {advice or '-v shows where this came from'}"]
+    what = f"{type(error).__name__}: {error}".rstrip(": ")
+    if isinstance(error, OSError):
+        return [f"minidbg: {what}", "  look at that path and its permissions; -v shows where this came from"]
+    return [
+        f"minidbg: unexpected {what}",
+        "  run it again with -v for the traceback; where the script is fine, this is a bug in minidbg",
+    ]
+
+
+def told_usage(error: click.ClickException) -> list[str]:
+    """The lines for a command that was given something it does not take."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "minidbg"
+    what, _, advice = error.format_message().partition("; ")
+    return [f"{command}: {what[:1].lower()}{what[1:]}", f"  {advice or f'see: {command} --help'}"]

@@ -1,0 +1,34 @@
+"""Every command, and where it is: the one place where a command is registered.
+
+A module is imported when its command runs or when help is printed, so it imports torch, or anything slow, inside
+its functions only. To add a command, write it in a file of this folder, or of a room below, and name it here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+SECTIONS: Mapping[str, Mapping[str, str]] = {
+    "From a failure to a repro": {
+        "reduce": "minidbg.cli.reducing:reduce",
+        "demo": "minidbg.cli.about:demo",
+    },
+    "Repros": {
+        "list": "minidbg.watch.commands:list_repros",
+        "check": "minidbg.cli.checking:check",
+    },
+    "Watching": {
+        "watch": "minidbg.watch.commands:watch",
+        "status": "minidbg.watch.commands:status",
+        "history": "minidbg.watch.commands:history",
+        "bisect": "minidbg.watch.commands:bisect",
+    },
+    "This installation": {
+        "completion": "minidbg.cli.about:completion",
+    },
+}
+"""Heading in ``minidbg --help`` -> command -> ``module:attribute``."""
+
+PLACES: Mapping[str, str] = {
+    name: place for commands in SECTIONS.values() for name, place in commands.items()
+}
