@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minidbg.backend import report_of, wrap
+    from minidbg.backend import report_of, wrap, wrap_compiler
     from minidbg.case import Case
     from minidbg.errors import MinidbgError
     from minidbg.failure import Kind, Outcome, Signature, Verdict
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "wrap",
+    "wrap_compiler",
     "report_of",
     "minimize",
     "Minimized",
@@ -33,6 +34,7 @@ __all__ = [
 HOMES = {
     "wrap": "minidbg.backend",
     "report_of": "minidbg.backend",
+    "wrap_compiler": "minidbg.backend",
     "minimize": "minidbg.reduction",
     "Minimized": "minidbg.reduction",
     "load": "minidbg.library",

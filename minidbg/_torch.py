@@ -159,6 +159,46 @@ def is_serializable_callable(compiled_fn: Any) -> bool:
     return module is not None and isinstance(compiled_fn, module.SerializableCallable)
 
 
+def with_inner_compiler(compiler: Any, wrapped: Callable[[Any, bool], Any]) -> Any:
+    """``wrapped(compiler, stored)``; of a compiler whose results AOTAutograd stores, one of that kind around it.
+
+    ``SerializableAOTDispatchCompiler`` was seen in 2.13.
+    """
+    from torch._functorch.aot_autograd import SerializableAOTDispatchCompiler
+
+    if isinstance(compiler, SerializableAOTDispatchCompiler):
+        return SerializableAOTDispatchCompiler(compiler.output_code_ty, wrapped(compiler.compiler_fn, True))
+    return wrapped(compiler, False)
+
+
+def aot_graph_part() -> str | None:
+    """``forward``, ``backward`` or ``inference``: the graph that AOTAutograd is having compiled; None outside of it.
+
+    ``graph_being_compiled`` (``["0_forward"]``) was seen in 2.13.
+    """
+    from torch._functorch._aot_autograd import logging_utils
+
+    found = [name.rpartition("_")[2] for name in logging_utils.graph_being_compiled]
+    return found[0] if found and found[0] in ("forward", "backward", "inference") else None
+
+
+def in_backward() -> bool:
+    """Whether autograd's engine is running in this thread. ``_current_graph_task_id`` was seen in 2.13."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def tries_backward_early() -> bool:
+    """Whether AOTAutograd goes on when a backward that it compiles ahead of time fails to. Seen in 2.13."""
+    from torch._functorch import config
+
+    return not config.force_non_lazy_backward_lowering
+
+
+def in_a_backend() -> bool:
+    """Whether dynamo is having a graph compiled in this thread. Seen in 2.13."""
+    return torch._guards.TracingContext.try_get() is not None and not in_backward()
+
+
 def aot_backward_class(tensor: torch.Tensor) -> Any:
     """The autograd.Function that AOTAutograd made for the graph that ``tensor`` came out of, or None. Seen in 2.13."""
     found = getattr(tensor.grad_fn, "_forward_cls", None)

@@ -28,6 +28,15 @@ class CallPath(enum.StrEnum):
     """``backend(gm, inputs)``: for graphs that dynamo would not hand over unchanged."""
 
 
+class Level(enum.StrEnum):
+    """What kind of graph the case holds, and so what kind of function its backend is."""
+
+    DYNAMO = "dynamo"
+    """A graph of ``torch.compile``, for a backend."""
+    ATEN = "aten"
+    """A graph of AOTAutograd (forward, backward or inference), for a compiler given to ``aot_autograd``."""
+
+
 @dataclass(frozen=True, slots=True)
 class BackendRef:
     """How a fresh process gets a backend back. All fields are text or plain literals."""
@@ -119,12 +128,16 @@ class Case:
     context: Context = Context()
     signature: Signature | None = None
     call: CallPath = CallPath.TORCH_COMPILE
+    level: Level = Level.DYNAMO
+    """Graphs of level ATEN are called directly only."""
     dynamic: bool | None = False
     """``torch.compile(dynamic=...)``."""
     dynamic_dims: tuple[tuple[int, ...], ...] = ()
     """Per input the dimensions to ``mark_dynamic``; empty when none."""
     backward: bool = False
     """Whether the run goes on to backward with seeded cotangents."""
+    attempts: int = 1
+    """Runs in which the failure shows at least once: more than 1 for a flaky one."""
     provenance: Provenance = Provenance()
     compiler: str | CompilerFn | None = None
     """The backend itself, where this process has it (a forked worker does); else ``backend`` is resolved."""

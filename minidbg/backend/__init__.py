@@ -1,6 +1,7 @@
 """Wrapping a backend: transparent until it fails, then a captured case, a report, and the user's own exception."""
 
+from minidbg.backend.compilers import wrap_compiler
 from minidbg.backend.failures import Report, report_of
 from minidbg.backend.wrapper import EntryPoint, WrappedBackend, entry_point, wrap
 
-__all__ = ["EntryPoint", "Report", "WrappedBackend", "entry_point", "report_of", "wrap"]
+__all__ = ["EntryPoint", "Report", "WrappedBackend", "entry_point", "report_of", "wrap", "wrap_compiler"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import fx, nn
 from minidbg import _torch, references
 from minidbg.backend.chain import Link
 from minidbg.backend.context import current_context
-from minidbg.case import Case, Context, Provenance
+from minidbg.case import CallPath, Case, Context, Level, Provenance
 from minidbg.failure import Direction, Kind, Signature
 from minidbg.graphs.origins import user_line
 from minidbg.graphs.size import call_nodes, canonical_text
@@ -44,6 +44,7 @@ class Failure:
     direction: Direction = Direction.FORWARD
     context: Context | None = None
     """The modes of the forward call, where it is the backward that fails; else they are read now."""
+    level: Level = Level.DYNAMO
 
 
 def case_of(failure: Failure, settings: Settings) -> Case:
@@ -62,14 +63,22 @@ def case_of(failure: Failure, settings: Settings) -> Case:
         graph_module=failure.graph_module,
         inputs=inputs,
         backend=references.with_operators(found, failure.graph_module, inputs, setup=settings.setup),
-        context=failure.context or current_context(failure.inputs, further_env=settings.env),
+        context=context_of(failure, settings),
         signature=signature(failure),
+        call=CallPath.DIRECT if failure.level is Level.ATEN else CallPath.TORCH_COMPILE,
+        level=failure.level,
         dynamic=symbolic,
         dynamic_dims=dynamic_dims if any(dynamic_dims) else (),
         backward=failure.direction is Direction.BACKWARD,
         provenance=provenance(failure, notes),
         compiler=link.backend,  # without its options, which reduction may drop
     )
+
+
+def context_of(failure: Failure, settings: Settings) -> Context:
+    """The modes of the failing call. AOTAutograd runs its graphs without autocast and without gradients."""
+    context = failure.context or current_context(failure.inputs, further_env=settings.env)
+    return replace(context, autocast=(), grad=False) if failure.level is Level.ATEN else context
 
 
 def signature(failure: Failure) -> Signature:

@@ -10,6 +10,8 @@ from torch._dynamo.source import LocalSource
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
 # --- embedded from here ---
 
@@ -18,6 +20,8 @@ def compile_directly(
     compiler: Any, graph_module: Any, inputs: tuple[Any, ...], case: dict[str, Any], options: dict[str, Any]
 ) -> Any:
     """What ``compiler`` makes of the graph, handed over as dynamo would; it may write to the graph."""
+    if case.get("level") == "aten":
+        return compile_as_aot_autograd_does(compiler, graph_module, inputs, case)
     given = [case.get("mode"), options or None, case.get("dynamic")]
     wrapper: Any = torch._TorchCompileWrapper  # what torch.compile makes of backend, mode and options
     if compiler == "inductor":
@@ -41,8 +45,30 @@ def compile_directly(
     return call_compiled
 
 
-def with_symbolic_sizes(inputs: tuple[Any, ...], dynamic_dims: list[list[int]]) -> tuple[Any, list[Any]]:
-    """Fake inputs whose dynamic dimensions are symbols, one symbol for equal sizes; plain ints become symbols too.
+def compile_as_aot_autograd_does(
+    compiler: Any, graph_module: Any, inputs: tuple[Any, ...], case: dict[str, Any]
+) -> Any:
+    """``compiler(gm, fake_inputs)``: each node knows its fake value, and what comes back may want its inputs boxed."""
+    dims = case.get("dynamic_dims") or [[]] * len(inputs)
+    fake_mode, fakes = with_symbolic_sizes(inputs, dims, numbers=bool(case.get("dynamic")))
+    with torch.no_grad():
+        FakeTensorProp(graph_module, fake_mode).propagate_dont_convert_inputs(*fakes)
+        for node in graph_module.graph.nodes:
+            if isinstance(node.meta.get("val"), torch.Tensor):
+                node.meta["tensor_meta"] = _extract_tensor_metadata(node.meta["val"])
+        with tracing(TracingContext(fake_mode)):
+            compiled_fn = compiler(graph_module, fakes)
+
+    def call_compiled(*args: Any) -> Any:
+        return compiled_fn(list(args)) if getattr(compiled_fn, "_boxed_call", False) else compiled_fn(*args)
+
+    return call_compiled
+
+
+def with_symbolic_sizes(
+    inputs: tuple[Any, ...], dynamic_dims: list[list[int]], numbers: bool = True
+) -> tuple[Any, list[Any]]:
+    """Fake inputs whose dynamic dimensions are symbols, one symbol for equal sizes; plain ints too, with ``numbers``.
 
     Without dynamo, backends take real inputs for static ones, and a bug that needs symbols would be gone.
     """
@@ -55,7 +81,7 @@ def with_symbolic_sizes(inputs: tuple[Any, ...], dynamic_dims: list[list[int]]) 
             kinds = [DimDynamic.DUCK if dim in dims else DimDynamic.STATIC for dim in range(value.dim())]
             context: Any = StatelessSymbolicContext(dynamic_sizes=kinds, constraint_sizes=[None] * len(kinds))
             fakes.append(fake_mode.from_tensor(value, source=source, symbolic_context=context))
-        elif type(value) is int:
+        elif type(value) is int and numbers:
             symbol = shapes.create_symbol(value, source, dynamic_dim=DimDynamic.DUCK)
             fakes.append(shapes.create_symintnode(symbol, hint=value, source=source))
         else:

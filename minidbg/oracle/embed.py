@@ -29,7 +29,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from minidbg.case import CallPath, Case
+from minidbg.case import CallPath, Case, Level
 from minidbg.failure import Kind
 
 MARK = "# --- embedded from here ---\n"
@@ -120,12 +120,16 @@ def settings_of(case: Case) -> dict[str, Any]:
         modes["config"] = {module: repr(dict(options)) for module, options in context.config.items()}
     settings: dict[str, Any] = {"kind": str(case.kind or Kind.COMPILE), "backend": case.backend.name}
     settings["call"] = str(case.call)
+    if case.level is not Level.DYNAMO:
+        settings["level"] = str(case.level)
     if case.dynamic is not None:
         settings["dynamic"] = case.dynamic
     if any(case.dynamic_dims):
         settings["dynamic_dims"] = [list(dims) for dims in case.dynamic_dims]
     if case.backward:
         settings["backward"] = True
+    if case.attempts > 1:
+        settings["attempts"] = case.attempts
     if case.kind is Kind.HANG:  # generous, since a healthy compile must not pass for a hang
         settings["time_limit_s"] = 30 + len(case.graph_module.graph.nodes) // 10
     if case.backend.options:

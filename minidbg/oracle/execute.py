@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from minidbg import _torch, references
-from minidbg.case import CallPath, Case
+from minidbg.case import CallPath, Case, Level
 from minidbg.errors import CannotWrite, MinidbgError
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs import ModuleSource, instantiate, write_module
@@ -31,6 +31,8 @@ def execute(case: Case, *, note: Note = lambda phase: None) -> Outcome:
     they were. ``note`` hears which part begins: ``eager``, ``compile forward``, ``runtime backward``.
     Only KeyboardInterrupt passes through.
     """
+    if case.level is Level.ATEN and case.call is not CallPath.DIRECT:
+        return Outcome(Verdict.INVALID, reason="a compiler for aot_autograd is called directly only")
     try:
         compiler = case.compiler if case.compiler is not None else references.resolve(case.backend)
     except (ImportError, MinidbgError) as error:

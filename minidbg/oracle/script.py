@@ -50,6 +50,9 @@ def judge_script(
         need_device(device)
     except Unavailable as missing:
         return outcome("skipped", str(missing), device=device)
+    if case.get("level") == "aten" and isinstance(compiler, str):
+        reason = f"a compiler for aot_autograd is needed (module:attribute), and {compiler!r} is a backend"
+        return outcome("skipped", reason, device=device)
     make = script.get("graph") or script["Repro"]
     result = attempt(
         lambda: make().to(device) if moved else make(),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from minidbg import references
-from minidbg.case import BackendRef, CallPath, Case
+from minidbg.case import BackendRef, CallPath, Case, Level
 from minidbg.errors import UnreadableRepro
 from minidbg.graphs import capture_by_dynamo, recipes, tensors, write_module
 from minidbg.graphs.builder import write_graph_builder
@@ -57,6 +57,7 @@ def load(path: Path | str) -> Case:
         header.context,
         header.signature,
         header.call,
+        Level(header.table.get("level", Level.DYNAMO)),
         dynamic=header.table.get("dynamic"),
         dynamic_dims=tuple(tuple(dims) for dims in header.table.get("dynamic_dims", ())),
         backward=bool(header.table.get("backward", False)),

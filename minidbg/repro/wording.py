@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import fx
 
-from minidbg.case import CallPath, Case, Context
+from minidbg.case import CallPath, Case, Context, Level
 from minidbg.failure import Kind
 from minidbg.graphs.literals import quoted
 from minidbg.graphs.size import call_nodes, call_targets
@@ -82,6 +82,8 @@ def call_line(case: Case) -> str:
     """The one line of code that fails, for who wants it without the rest."""
     modes = mode_phrases(case.context)
     under = f"\nunder {', '.join(modes)}" if modes else ""
+    if case.level is Level.ATEN:
+        return f"The compiler that backend() gives is called as AOTAutograd does: compiler(graph(), fake_inputs).{under}"
     if case.call is CallPath.DIRECT:
         return f"The backend is called directly with graph() and inputs(): torch.compile would change this graph.{under}"
     is_name = (

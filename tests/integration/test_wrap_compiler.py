@@ -1,0 +1,248 @@
+"""``minidbg.wrap_compiler`` inside a real ``aot_autograd``: unseen while the compiler works, a report when it fails."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import planted_compilers as planted
+import pytest
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import BackendCompilerFailed
+
+import minidbg
+from minidbg import repro
+from minidbg.backend import failures, report_of, wrap, wrap_compiler
+from minidbg.backend.budget import PROCESS
+from minidbg.case import CallPath, Case, Level
+from minidbg.errors import BadSetting
+from minidbg.failure import Kind, Verdict
+from minidbg.settings import Settings
+
+
+class Answers:
+    """Stands in for writing and reducing; remembers the cases."""
+
+    def __init__(self) -> None:
+        self.cases: list[Case] = []
+
+    def __call__(self, case: Case, error: BaseException, settings: Settings) -> Any:
+        self.cases.append(case)
+        return failures.NoReport(f"report {len(self.cases)}")
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    recorded = Answers()
+    monkeypatch.setattr(failures, "respond", recorded)
+    return recorded
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_new_process() -> Iterator[None]:
+    PROCESS.reset()
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    PROCESS.reset()
+    torch._dynamo.reset()
+
+
+def model(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return torch.relu(torch.dropout(x @ w, 0.25, True)).exp()
+
+
+def trained(backend: Any, function: Callable[..., torch.Tensor] = model) -> list[torch.Tensor]:
+    """All that two training steps and an inference leave behind, the RNG included."""
+    torch.manual_seed(1)
+    torch._dynamo.reset()
+    w = torch.randn(4, 4, requires_grad=True)
+    compiled = torch.compile(function, backend=backend)
+    left: list[torch.Tensor] = []
+    for _ in range(2):
+        x = torch.randn(3, 4)
+        loss = compiled(x, w).sum()
+        loss.backward()
+        assert w.grad is not None
+        left += [x, loss.detach(), w.grad.clone()]
+    with torch.no_grad():
+        x = torch.randn(3, 4)
+        left += [compiled(x, w), x, torch.rand(1)]
+    return left
+
+
+@pytest.mark.parametrize("compiler", [planted.works_boxed, planted.works_unboxed], ids=lambda c: c.__name__)
+def test_a_healthy_compiler_gives_the_same_bits(compiler: Any, answers: Answers) -> None:
+    wrapped = wrap_compiler(compiler)
+    plain = trained(aot_autograd(fw_compiler=compiler, bw_compiler=compiler))
+    ours = trained(aot_autograd(fw_compiler=wrapped, bw_compiler=wrapped, inference_compiler=wrapped))
+    assert all(torch.equal(one, two) for one, two in zip(plain, ours, strict=True))
+    assert not answers.cases
+
+
+def test_a_settled_boxed_function_may_clear_its_inputs() -> None:
+    seen: list[Any] = []
+
+    def compiler(gm: Any, example_inputs: Any) -> Any:
+        compiled_fn = planted.works_boxed(gm, example_inputs)
+
+        def watching(args: list[Any]) -> Any:
+            seen.append(args)
+            return compiled_fn(args)
+
+        watching._boxed_call = True  # type: ignore[attr-defined]
+        return watching
+
+    trained(aot_autograd(fw_compiler=wrap_compiler(compiler), bw_compiler=planted.works_boxed))
+    assert seen
+    assert all(args == [] for args in seen)
+
+
+def test_the_wrapper_looks_like_the_compiler() -> None:
+    wrapped = wrap_compiler(planted.works_boxed)
+    assert wrapped.__name__ == "works_boxed"
+    assert "works_boxed" in repr(wrapped)
+    assert wrap_compiler(planted.FAMILY.compile).__self__ is planted.FAMILY
+
+
+@pytest.mark.parametrize("wrong", ["inductor", 3])
+def test_what_is_no_compiler_is_refused(wrong: Any) -> None:
+    with pytest.raises(BadSetting, match="wrap"):
+        wrap_compiler(wrong)
+
+
+def test_a_failing_forward_is_a_case_of_aten_operators(
+    answers: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = aot_autograd(fw_compiler=wrap_compiler(planted.raises_on_relu), bw_compiler=planted.works_boxed)
+    with pytest.raises(BackendCompilerFailed, match="no kernel for relu") as caught:
+        trained(backend)
+    (case,) = answers.cases
+    assert (case.level, case.call, case.kind) == (Level.ATEN, CallPath.DIRECT, Kind.COMPILE)
+    assert any(node.target is torch.ops.aten.relu.default for node in case.graph_module.graph.nodes)
+    assert any("forward graph" in note for note in case.provenance.notes)
+    assert report_of(caught.value) == failures.NoReport("report 1")
+    assert "minidbg: report 1" in caplog.text  # dynamo hides the notes of what it wraps
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_backward_that_fails_to_compile_is_answered_once_and_when_it_is_needed(
+    dynamic: bool, answers: Answers
+) -> None:
+    """With symbolic sizes AOTAutograd compiles it early and swallows the failure."""
+    wrapped = wrap_compiler(planted.raises_on_relu_backward)
+    w = torch.randn(4, 4, requires_grad=True)
+    compiled = torch.compile(
+        lambda x: torch.relu(x @ w).exp() * x.shape[0],
+        backend=aot_autograd(fw_compiler=planted.works_boxed, bw_compiler=wrapped),
+        dynamic=dynamic,
+    )
+    loss = compiled(torch.randn(3, 4)).sum()
+    assert not answers.cases
+    with pytest.raises(planted.NoKernel) as caught:
+        loss.backward()
+    (case,) = answers.cases
+    assert any("backward graph" in note for note in case.provenance.notes)
+    assert "minidbg: report 1" in caught.value.__notes__
+
+
+def test_a_failing_run_has_the_inputs_that_the_callee_cleared(answers: Answers) -> None:
+    backend = aot_autograd(fw_compiler=wrap_compiler(planted.raises_in_run_on_relu))
+    with pytest.raises(RuntimeError, match="kernel of relu") as caught:
+        torch.compile(lambda x: torch.relu(x) + 1, backend=backend)(torch.full((3,), 7.0))
+    (case,) = answers.cases
+    assert case.kind is Kind.RUNTIME
+    assert torch.equal(case.inputs[0], torch.full((3,), 7.0))
+    assert "minidbg: report 1" in caught.value.__notes__
+
+
+@pytest.mark.parametrize("compiler", [planted.raises_on_relu, planted.raises_in_run_on_relu])
+def test_fallback_goes_on_in_eager_with_the_same_bits(
+    compiler: Any, answers: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The graph writes to its input, which must not happen twice."""
+    caplog.set_level(logging.WARNING)
+    wrapped = wrap_compiler(compiler, on_failure="fallback")
+    plain = trained(aot_autograd(fw_compiler=planted.works_boxed))
+    ours = trained(aot_autograd(fw_compiler=wrapped, bw_compiler=planted.works_boxed))
+    assert all(torch.equal(one, two) for one, two in zip(plain, ours, strict=True))
+    assert answers.cases
+    assert "going on with eager" in caplog.text
+
+
+def test_the_programs_own_error_is_not_blamed_on_the_compiler(answers: Answers) -> None:
+    """An index out of range fails in eager, too."""
+    wrapped = wrap_compiler(planted.works_boxed)
+    compiled = torch.compile(lambda x, i: x[i], backend=aot_autograd(fw_compiler=wrapped))
+    with pytest.raises(IndexError):
+        compiled(torch.ones(3), torch.tensor([5]))
+    assert not answers.cases
+
+
+def test_both_wrappers_around_one_failure_answer_once(answers: Answers) -> None:
+    inner = aot_autograd(fw_compiler=wrap_compiler(planted.raises_on_relu))
+    with pytest.raises(BackendCompilerFailed) as caught:
+        torch.compile(lambda x: torch.relu(x) + 1, backend=wrap(inner))(torch.ones(3))
+    assert len(answers.cases) == 1
+    assert "minidbg: report 1" in caught.value.__notes__
+
+
+FORMS = {
+    "method": (planted.FAMILY.compile, "FAMILY.compile"),
+    "partial": (functools.partial(planted.raises_from_level, level=2), "raises_from_level, level=2"),
+}
+
+
+@pytest.mark.parametrize(("compiler", "told"), FORMS.values(), ids=FORMS)
+def test_compilers_of_every_form_are_found_again(compiler: Any, told: str, answers: Answers) -> None:
+    with pytest.raises(BackendCompilerFailed):
+        torch.compile(lambda x: torch.relu(x) + 1, backend=aot_autograd(fw_compiler=wrap_compiler(compiler)))(
+            torch.ones(3)
+        )
+    (case,) = answers.cases
+    assert told in case.backend.expression
+
+
+def test_a_failure_becomes_a_verified_script_of_one_aten_call(tmp_path: Path) -> None:
+    """Two graphs and a chain of other calls around it; no stub."""
+    compiler = minidbg.wrap_compiler(planted.raises_on_relu, repro_dir=tmp_path)
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            x = torch.tanh(x @ w)
+        return torch.relu(x).exp()
+
+    with pytest.raises(BackendCompilerFailed) as caught:
+        trained(aot_autograd(fw_compiler=compiler, bw_compiler=planted.works_boxed), function)
+    report = minidbg.report_of(caught.value)
+    assert report is not None
+    assert report.path is not None, report
+    case = minidbg.load(report.path)
+    calls = [node.target for node in case.graph_module.graph.nodes if node.op == "call_function"]
+    assert calls == [torch.ops.aten.relu.default]
+    assert case.level is Level.ATEN
+    assert len(case.inputs) == 1
+    assert "relu" in report.path.name
+    assert "minidbg" not in report.path.read_text().split("# ---- Below")[0]
+    assert repro.run(report.path).verdict is Verdict.REPRODUCES
+
+
+def test_a_failure_that_needs_symbolic_sizes_keeps_them(tmp_path: Path) -> None:
+    compiler = minidbg.wrap_compiler(planted.raises_on_symbolic_relu, repro_dir=tmp_path)
+    compiled = torch.compile(
+        lambda x: torch.relu(torch.sin(x) * 2).exp(), backend=aot_autograd(fw_compiler=compiler), dynamic=True
+    )
+    with pytest.raises(BackendCompilerFailed) as caught:
+        compiled(torch.ones(5, 3))
+    report = minidbg.report_of(caught.value)
+    assert report is not None
+    assert report.path is not None, report
+    case = minidbg.load(report.path)
+    assert case.dynamic
+    assert any(case.dynamic_dims)
+    assert len([node for node in case.graph_module.graph.nodes if node.op == "call_function"]) == 1
