@@ -12,9 +12,17 @@ from minidbg.oracle.reruns import disturbed, to_float64
 
 
 def differ(
-    actual: dict[str, Any], expected: dict[str, Any], eager: Callable[..., dict[str, Any]]
+    actual: dict[str, Any],
+    expected: dict[str, Any],
+    eager: Callable[..., dict[str, Any]],
+    case: dict[str, Any],
+    notes: list[str],
 ) -> dict[str, Any] | None:
-    """The first difference that counts, or None. ``eager`` runs the model again: changed, or with another seed."""
+    """The first difference that counts, or None. ``eager`` runs the model again: changed, or with another seed.
+
+    Of ``case`` it reads ``tolerances`` (dtype name or ``any`` to [relative, absolute]) and ``margin`` (how many times more
+    than allowed is asked for; 1 in scripts). ``notes`` hears what was not judged.
+    """
 
     def left_by(run: dict[str, Any]) -> Any:
         return snapshot(run["outputs"], run["inputs_after"], run["gradients"])
@@ -26,5 +34,11 @@ def differ(
             return None
 
     return mismatch(
-        left_by(actual), left_by(expected), in_float64, eager_again=lambda: left_by(eager(disturbed, seed=1))
+        left_by(actual),
+        left_by(expected),
+        in_float64,
+        eager_again=lambda: left_by(eager(disturbed, seed=1)),
+        tolerances=case.get("tolerances"),
+        margin=case.get("margin", 1.0),
+        notes=notes,
     )

@@ -160,7 +160,7 @@ class _Judge:
         default = default_tolerance(dtype)
         given = self.tolerances
         if isinstance(given, Mapping):
-            given = given.get(dtype, given.get(_name(dtype)))
+            given = given.get(dtype, given.get(_name(dtype), given.get("any")))
         if given is None or not any(default):
             relative, absolute, rounding = default
             return relative, absolute * self.scale(kind), rounding

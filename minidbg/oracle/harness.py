@@ -7,14 +7,15 @@ is the table that ``--json`` prints.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._dynamo.backends.registry import lookup_backend
 
 from minidbg.oracle.direct import compile_directly
 from minidbg.oracle.signature import exception_chain, phase_of, signature_of, text_of
@@ -38,35 +39,52 @@ def attempt(
     about to run, to know what a death was due to. ``differ`` says how two runs differ that should agree.
     """
     began = time.perf_counter()
+    notes: list[str] = []
+    unusual: set[str] = set()
 
     def made(change: Callable[[Any], Any] = lambda made: made) -> tuple[Any, tuple[Any, ...]]:
-        with torch.inference_mode(False):
+        with plain_modes():
             return change(make_model()), change(make_inputs())
 
     def eager(change: Callable[[Any], Any] = lambda made: made, seed: int = SEED) -> dict[str, Any]:
         model, inputs = made(change)
-        return run_once(model, model, inputs, case, seed)
+        with entered_modes(case.get("context", {})):
+            return run_once(model, model, inputs, case, seed)
 
-    with entered_modes(case.get("context", {})):
+    with patched_config(case.get("context", {}).get("config", {})):
         try:
             note("eager")
             expected = eager()
         except KeyboardInterrupt:
             raise
+        except (FileNotFoundError, ModuleNotFoundError) as error:  # the values lie in a file of their own
+            result = outcome("skipped", f"what it needs is not here: {brief(error)}")
         except BaseException as error:  # noqa: BLE001 - where eager fails, the backend is not to blame
             result = outcome("invalid", f"eager itself fails: {brief(error)}", message=first_lines(error))
         else:
-            actual, result = run_compiled(*made(), compiler, case, note)
+            model, inputs = made()
+            with entered_modes(case.get("context", {})):
+                actual, result = run_compiled(model, inputs, compiler, case, note, unusual)
             if actual is not None and differ is not None:
                 note("compare")
-                result = compared(lambda: differ(actual, expected, eager), case) or result
+                result = compared(lambda: differ(actual, expected, eager, case, notes), case) or result
+            if result["verdict"] == "gone":
+                result["reason"] = "; ".join([*sorted(unusual), *notes])
     return {**result, "seconds": round(time.perf_counter() - began, 3)}
 
 
 def run_compiled(
-    model: Any, inputs: tuple[Any, ...], compiler: Any, case: dict[str, Any], note: Callable[[str], object]
+    model: Any,
+    inputs: tuple[Any, ...],
+    compiler: Any,
+    case: dict[str, Any],
+    note: Callable[[str], object],
+    unusual: set[str],
 ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """One run through the backend: what it left behind (None if it failed), and the outcome."""
+    """One run through the backend: what it left behind (None if it failed), and the outcome.
+
+    ``unusual`` gets a sentence when the backend did nothing.
+    """
     doing, direction, direct = "compile", "forward", case.get("call") == "direct"
 
     def now(what: str, way: str) -> None:
@@ -76,6 +94,7 @@ def run_compiled(
 
     try:
         now("compile", "forward")
+        compiler = told_apart(compiler, unusual)
         if direct:
             function = compile_directly(compiler, model, inputs, case, literal_in(case.get("options")))
             now("runtime", "forward")
@@ -91,6 +110,31 @@ def run_compiled(
             return None, outcome("invalid", reason, message=first_lines(error))
         return None, failure(signature_of(error, kind, direction), case, first_lines(error))
     return left, outcome("gone")
+
+
+def told_apart(compiler: Any, unusual: set[str]) -> Any:
+    """``compiler``; a sentence goes into ``unusual`` when it hands the graph back as it was, for eager to run."""
+    if compiler in ("inductor", "eager"):
+        return compiler
+    called = lookup_backend(compiler) if isinstance(compiler, str) else compiler
+
+    def call_backend_and_look(graph_module: Any, *args: Any, **kwargs: Any) -> Any:
+        before = graph_texts(graph_module)
+        compiled_fn = called(graph_module, *args, **kwargs)
+        given_back = getattr(compiled_fn, "__self__", compiled_fn)
+        if given_back is graph_module and graph_texts(graph_module) == before:
+            unusual.add("fallback: the backend gave the graph back as it was, so eager ran it")
+        return compiled_fn
+
+    for name in ("get_compiler_config", "reset", "__name__"):
+        if hasattr(called, name):
+            setattr(call_backend_and_look, name, getattr(called, name))
+    return call_backend_and_look
+
+
+def graph_texts(graph_module: Any) -> list[str]:
+    graphs = (getattr(module, "graph", None) for module in graph_module.modules())
+    return [str(graph) for graph in graphs if isinstance(graph, torch.fx.Graph)]
 
 
 def compile_by_torch(compiler: Any, model: Any, inputs: tuple[Any, ...], case: dict[str, Any]) -> Any:
@@ -122,15 +166,24 @@ def run_once(
         wanted = {name: value for name, value in wanted.items() if needs_gradient(value)}
         roots = [value for value in leaves_of(outputs) if needs_gradient(value)]
         if roots and wanted:
-            random = torch.Generator().manual_seed(seed)
-            cotangents = [
-                torch.randn(root.shape, generator=random).to(root.device, root.dtype) for root in roots
-            ]
             backward_begins()
-            found = torch.autograd.grad(roots, list(wanted.values()), cotangents, allow_unused=True)
+            found = torch.autograd.grad(
+                roots, list(wanted.values()), cotangents_for(roots), allow_unused=True
+            )
             gradients = dict(zip(wanted, found, strict=True))
     after = {str(place): value for place, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
     return {"outputs": outputs, "inputs_after": after | dict(model.named_buffers()), "gradients": gradients}
+
+
+def cotangents_for(roots: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What backward begins with: the same in each run, whatever that run draws."""
+    random = torch.Generator().manual_seed(SEED)
+    return [
+        torch.randn(root.shape, generator=random, dtype=torch.float32, device="cpu").to(
+            root.device, root.dtype
+        )
+        for root in roots
+    ]
 
 
 def needs_gradient(value: Any) -> bool:
@@ -145,10 +198,25 @@ def leaves_of(value: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def entered_modes(context: dict[str, Any]) -> Iterator[None]:
-    """The settings around the failing call, put back afterwards."""
+def plain_modes() -> Iterator[None]:
+    """torch as it is when a script begins, for what is made before a run: no mode, float32, the seed."""
     with contextlib.ExitStack() as stack:
-        patch_config(stack, context.get("config", {}))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        if str(torch.get_default_device()) != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        if torch.is_autocast_enabled("cpu"):
+            stack.enter_context(torch.autocast("cpu", enabled=False))
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+        torch.manual_seed(SEED)
+        yield
+
+
+@contextlib.contextmanager
+def entered_modes(context: dict[str, Any]) -> Iterator[None]:
+    """The modes around the failing call, put back afterwards."""
+    with contextlib.ExitStack() as stack:
         set_defaults(stack, context)
         if "default_device" in context:
             stack.enter_context(torch.device(context["default_device"]))
@@ -160,17 +228,21 @@ def entered_modes(context: dict[str, Any]) -> Iterator[None]:
         yield
 
 
-def patch_config(stack: contextlib.ExitStack, given: dict[str, str]) -> None:
+@contextlib.contextmanager
+def patched_config(given: dict[str, str]) -> Iterator[None]:
     """Options of torch's config modules. Graph caches are off: they would hide a change of the compiler."""
-    config = {
+    config: dict[str, dict[str, Any]] = {
         "torch._inductor.config": {"fx_graph_cache": False, "fx_graph_remote_cache": False},
         "torch._functorch.config": {"enable_autograd_cache": False, "enable_remote_autograd_cache": False},
-        "torch._dynamo.config": {"verbose": True},  # whole tracebacks: they tell compile from runtime
+        # whole tracebacks tell compile from runtime; and torch's own minifier must not start here
+        "torch._dynamo.config": {"verbose": True, "repro_after": None},
     }
-    for name in {**config, **given}:
-        module = importlib.import_module(name)
-        options = {**config.get(name, {}), **literal_in(given.get(name))}
-        stack.enter_context(module.patch({key: options[key] for key in options if hasattr(module, key)}))
+    with contextlib.ExitStack() as stack:
+        for name in {**config, **given}:
+            module = importlib.import_module(name)
+            options = {**config.get(name, {}), **literal_in(given.get(name))}
+            stack.enter_context(module.patch({key: options[key] for key in options if hasattr(module, key)}))
+        yield
 
 
 def set_defaults(stack: contextlib.ExitStack, context: dict[str, Any]) -> None:
@@ -195,13 +267,14 @@ def dtype_named(name: str) -> torch.dtype:
 
 
 def literal_in(value: Any) -> Any:
-    """Options travel as the text of a Python literal, since TOML has no None and no tuple."""
-    return ast.literal_eval(value) if isinstance(value, str) else dict(value or {})
+    """Options travel as the text of a Python literal, torch's dtypes and the like included: TOML has no None and no tuple."""
+    return eval(value, {"torch": torch}) if isinstance(value, str) else dict(value or {})
 
 
 def failure(signature: dict[str, Any], case: dict[str, Any], message: str, **more: Any) -> dict[str, Any]:
     """The outcome of a run that showed ``signature``, against the one that the case expects."""
-    if same_failure(case.get("signature"), signature):
+    said = case.get("match") is None or re.search(case["match"], message) is not None
+    if same_failure(case.get("signature"), signature) and said:
         verdict = "reproduces"
     else:
         verdict = {"crash": "crashed", "hang": "timeout"}.get(signature["kind"], "changed")

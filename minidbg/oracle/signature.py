@@ -16,7 +16,7 @@ CARRIERS = (
     "torch.utils._contextlib",
     "torch.nn.modules.module",
 )
-CALLS_BACKEND = ("call_user_compiler", "_call_user_compiler", "compile_directly")
+CALLS_BACKEND = ("call_user_compiler", "_call_user_compiler", "compile_directly", "call_backend_and_look")
 COMPILE_WRAPPER = "_TorchDynamoContext"  # what torch.compile returns, in torch._dynamo.eval_frame
 CALLS_COMPILED = (
     "torch._dynamo.eval_frame",
