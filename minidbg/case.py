@@ -138,6 +138,12 @@ class Case:
     """Whether the run goes on to backward with seeded cotangents."""
     attempts: int = 1
     """Runs in which the failure shows at least once: more than 1 for a flaky one."""
+    tolerances: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Relative and absolute tolerance of wrong results by name of dtype (``float32``), or ``any``; else the built-in ones."""
+    match: str | None = None
+    """A regular expression that the failure's message must contain to be the same failure."""
+    margin: float = 1.0
+    """How many times more than tolerated a wrong result must be off. Only a reduction asks for more than 1."""
     provenance: Provenance = Provenance()
     compiler: str | CompilerFn | None = None
     """The backend itself, where this process has it (a forked worker does); else ``backend`` is resolved."""

@@ -31,6 +31,7 @@ from typing import Any
 
 from minidbg.case import CallPath, Case, Level
 from minidbg.failure import Kind
+from minidbg.references.literals import write_literal
 
 MARK = "# --- embedded from here ---\n"
 ROOM = Path(__file__).parent
@@ -133,11 +134,15 @@ def settings_of(case: Case) -> dict[str, Any]:
     if case.kind is Kind.HANG:  # generous, since a healthy compile must not pass for a hang
         settings["time_limit_s"] = 30 + len(case.graph_module.graph.nodes) // 10
     if case.backend.options:
-        settings["options"] = repr(dict(case.backend.options))
+        settings["options"] = write_literal(dict(case.backend.options))
     if case.backend.mode:
         settings["mode"] = case.backend.mode
     if case.backend.paths:
         settings["paths"] = list(case.backend.paths)
+    if case.match is not None:
+        settings["match"] = case.match
+    if case.tolerances:
+        settings["tolerances"] = {name: list(pair) for name, pair in case.tolerances.items()}
     if case.signature:
         settings["signature"] = case.signature.to_table()
     settings["context"] = modes

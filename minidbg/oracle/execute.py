@@ -52,7 +52,7 @@ def execute(case: Case, *, note: Note = lambda phase: None) -> Outcome:
             make_model=lambda: instantiate(source, fresh(source)),
             make_inputs=lambda: tuple(clone_values(case.inputs)),
             compiler=compiler,
-            case=settings_of(case),
+            case={**settings_of(case), "margin": case.margin},
             note=note,
             differ=differ if case.kind in (None, Kind.ACCURACY) else None,
         )

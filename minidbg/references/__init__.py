@@ -3,7 +3,7 @@
 from minidbg.references.by_path import load_by_path
 from minidbg.references.calling import Hooks, compiler_fn, hooks
 from minidbg.references.finding import find
-from minidbg.references.literals import NotALiteral, is_literal, write_literal
+from minidbg.references.literals import NotALiteral, is_literal, read_literal, write_literal
 from minidbg.references.operators import with_operators
 from minidbg.references.renaming import avoid_names
 from minidbg.references.resolving import backend_function, resolve
@@ -11,6 +11,7 @@ from minidbg.references.resolving import backend_function, resolve
 __all__ = [
     "find",
     "with_operators",
+    "read_literal",
     "resolve",
     "backend_function",
     "avoid_names",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -84,3 +85,39 @@ def _write_dict(values: dict[Any, Any], path: str) -> str:
         for key, item in values.items()
     )
     return "{" + ", ".join(items) + "}"
+
+
+def read_literal(text: str) -> Any:
+    """The value of an expression that ``write_literal`` wrote. Nothing is executed: other expressions raise ValueError."""
+    return _value(ast.parse(text, mode="eval").body)
+
+
+_CALLS = {
+    "float": float,
+    "set": set,
+    "frozenset": frozenset,
+    "torch.device": torch.device,
+    "torch.Size": torch.Size,
+}
+_TORCH_TYPES = (torch.dtype, torch.layout, torch.memory_format)
+
+
+def _value(node: ast.expr) -> Any:
+    match node:
+        case ast.List(elts=items):
+            return [_value(item) for item in items]
+        case ast.Tuple(elts=items):
+            return tuple(_value(item) for item in items)
+        case ast.Set(elts=items):
+            return {_value(item) for item in items}
+        case ast.Dict(keys=keys, values=values) if None not in keys:
+            return {
+                _value(key): _value(item) for key, item in zip(keys, values, strict=True) if key is not None
+            }
+        case ast.Call(func=function, args=items, keywords=[]) if ast.unparse(function) in _CALLS:
+            return _CALLS[ast.unparse(function)](*map(_value, items))
+        case ast.Attribute(value=ast.Name(id="torch"), attr=name):
+            found = getattr(torch, name, None)
+            if isinstance(found, _TORCH_TYPES):
+                return found
+    return ast.literal_eval(node)
