@@ -205,8 +205,14 @@ def aot_backward_class(tensor: torch.Tensor) -> Any:
     return found if hasattr(found, "_backward_impl") and hasattr(found, "_aot_id") else None
 
 
-def guard_backward(function_class: Any, on_error: Callable[[Exception], None]) -> None:
+def guard_backward(
+    function_class: Any,
+    on_error: Callable[[Exception], None],
+    around: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+) -> None:
     """Let ``on_error`` hear what the compiled backward of this one graph raises; it is raised all the same.
+
+    Each run is inside of ``around()``.
 
     The backward is compiled when it first runs, inside ``loss.backward()``, where no wrapper of the forward sees
     it. ``_backward_impl`` is looked up on the class at each call. Seen in 2.13.
@@ -215,7 +221,8 @@ def guard_backward(function_class: Any, on_error: Callable[[Exception], None]) -
 
     def guarded(*args: Any) -> Any:
         try:
-            return implementation(*args)
+            with around():
+                return implementation(*args)
         except Exception as error:
             on_error(error)
             raise

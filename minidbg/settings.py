@@ -75,6 +75,8 @@ class Settings:
     """A regular expression; a failure whose text does not contain it is captured and not reduced."""
     env: tuple[str, ...] = ()
     """Names of further environment variables that a repro needs; their values are written into it."""
+    flight_recorder: bool = True
+    """Write down what a backend is about to do, for the case that the process dies in it."""
 
 
 def load(
@@ -275,4 +277,5 @@ CONVERT: Mapping[str, Converter] = {
     "reduce_oom": flag,
     "match": pattern,
     "env": texts,
+    "flight_recorder": flag,
 }

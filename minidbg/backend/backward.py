@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,15 +73,19 @@ def alive(value: Any) -> Any:
     return value() if isinstance(value, weakref.ref) else value
 
 
-def guard(result: Any, on_failure: Callable[[Exception, str], None]) -> bool:
+def guard(
+    result: Any,
+    on_failure: Callable[[Exception, str], None],
+    around: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> bool:
     """Let ``on_failure`` hear, with the phase, when the backward of ``result`` fails; whether there is one to guard.
 
-    Only backwards that AOTAutograd compiled can be the backend's fault.
+    ``around`` is entered for each run of it. Only backwards that AOTAutograd compiled can be the backend's fault.
     """
     for tensor in tensors_in(result if isinstance(result, list | tuple) else (result,)):
         function_class = _torch.aot_backward_class(tensor)
         if function_class is not None:
-            _torch.guard_backward(function_class, lambda error: heard(error, on_failure))
+            _torch.guard_backward(function_class, lambda error: heard(error, on_failure), around)
             return True
     return False
 

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from minidbg import _torch
-from minidbg.backend import backward, failures, verify
+from minidbg.backend import backward, failures, flight, verify
 from minidbg.backend.capture import Failure
 from minidbg.backend.chain import Link, compile_at_run_time
 from minidbg.backend.failures import Report
@@ -20,6 +20,7 @@ from minidbg.case import CompiledFn
 from minidbg.failure import Kind
 from minidbg.graphs.copying import copy_graph_module
 from minidbg.graphs.mutation import mutated_placeholders
+from minidbg.repro.flights import Step
 from minidbg.settings import OnFailure, Settings
 
 STALE = "the graph writes to its inputs and had run before; the values are those after the failing call"
@@ -42,6 +43,7 @@ class WrappedGraph:
         self.position = 0
         """Of the link in use; ``len(links)`` is eager."""
         self.compiled_fn: CompiledFn = self.untouched.forward
+        self.record = flight.Record(self.untouched, settings)
         self.good_calls = 0
         self.settled = False
 
@@ -53,7 +55,8 @@ class WrappedGraph:
         for position, link in enumerate(self.links):
             self.position = position
             try:
-                compiled_fn = compiled_by(link, gm, example_inputs)
+                with self.record.during(Step.COMPILE, link, example_inputs):
+                    compiled_fn = compiled_by(link, gm, example_inputs)
             except Exception as error:
                 if _torch.is_control_flow(error):
                     raise
@@ -101,7 +104,8 @@ class WrappedGraph:
             return self.compiled_fn(*args)  # a tracer above us asks for shapes; nothing runs
         kept = self.keep(args)
         try:
-            result = self.compiled_fn(*args)
+            with self.record.during(Step.RUN, self.links[self.position], args):
+                result = self.compiled_fn(*args)
         except Exception as error:
             again = self.after_failure(error, args, kept)
             del kept  # the traceback holds this frame
@@ -110,8 +114,9 @@ class WrappedGraph:
         else:
             self.good_calls += 1
             self.settled = verify.is_settled(self.good_calls)
-            if self.good_calls == 1 and torch.is_grad_enabled():
-                self.guard_backward(result, args)
+            has_backward = self.good_calls == 1 and torch.is_grad_enabled() and self.guard_backward(result, args)
+            if self.settled and not has_backward:
+                self.record.close()
             return result
         return again(*args)
 
@@ -181,8 +186,8 @@ class WrappedGraph:
 
     # ---- backward
 
-    def guard_backward(self, result: Any, args: tuple[Any, ...]) -> None:
-        """Answer what the compiled backward of this graph will raise."""
+    def guard_backward(self, result: Any, args: tuple[Any, ...]) -> bool:
+        """Answer what the compiled backward of this graph will raise; whether it has one."""
 
         def on_failure(error: Exception, phase: str) -> None:
             if failures.own_report(error) is None and not failures.is_answering():
@@ -194,9 +199,11 @@ class WrappedGraph:
                     failures.warn_going_on(failure, report, "eager in later calls")
                     self.called_as_eager()
 
-        if backward.guard(result, on_failure):
+        guarded = backward.guard(result, on_failure, self.record.during_backward)
+        if guarded:
             link = self.links[self.position]
             call = backward.remembered(self.untouched, link, args, self.settings.env)
+        return guarded
 
     # ---- answering
 

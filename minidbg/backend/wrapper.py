@@ -133,6 +133,7 @@ def wrap(
     reduce_oom: bool | None = None,
     match: str | None = None,
     env: Sequence[str] | None = None,
+    flight_recorder: bool | None = None,
 ) -> WrappedBackend:
     """``backend``, for ``torch.compile(backend=)``; when it fails, a verified minimal repro is left in ``repro_dir``.
 
@@ -155,6 +156,7 @@ def wrap(
         "reduce_oom": reduce_oom,
         "match": match,
         "env": env,
+        "flight_recorder": flight_recorder,
     }
     backends = checked_backends(backend)
     wrapped = WrappedBackend(backends, options or {}, mode, settings.load(given))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -31,6 +31,16 @@ class Content:
     fill: Fill
     places: tuple[tuple[str, str], ...] = ()
     stored: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """How the values of a base are looked at, which takes most of the time of describing inputs."""
+
+    exact: Callable[[Tensor, str], Content]
+    """For the values of a whole base, and the key under which they may be stored."""
+    fitted: Callable[[Tensor, View, Layout, str], Content]
+    """For a value that stands in for its base, through a view."""
 
 
 def has_data(value: Tensor) -> bool:
@@ -185,3 +195,7 @@ def _has_negative_zero(data: Tensor) -> bool:
         return data.is_complex()
     wide = _wide(data)
     return bool((wide.signbit() & (wide == 0)).any())
+
+
+WITH_CARE = Contents(exact_content, fitted_content)
+"""Short texts, fitted distributions, NaN and infinities in their places."""

@@ -17,11 +17,11 @@ from minidbg.errors import CannotWrite
 from minidbg.graphs import recipes
 from minidbg.graphs.contents import (
     SMALL_ELEMENTS,
+    WITH_CARE,
     Content,
+    Contents,
     base_data,
     content_without_data,
-    exact_content,
-    fitted_content,
     has_data,
     put,
     wanted_exact,
@@ -42,15 +42,17 @@ def describe(
     stored_sink: MutableMapping[str, Tensor] | None = None,
     *,
     dynamic_dims: Sequence[Sequence[int]] = (),
+    contents: Contents = WITH_CARE,
 ) -> tuple[InputSpec, ...]:
-    """A spec for each value, in order; the values are only read.
+    """A spec for each value, in order; the values are only read. ``contents`` says how they are looked at.
 
     ``stored_sink`` receives what must lie in the .safetensors file: uint8 ``[n]`` by key. Raises CannotWrite for a value that
     has no form in a script (a tensor subclass, an object): it is never silently replaced by another.
     """
     # A warning of torch's about a dtype, turned into an error by the user's filters, would take the place of the failure.
     with torch.no_grad(), _torch.without_modes(), warnings.catch_warnings(action="ignore"):
-        specs = list(_describe_all([_torch.hint(value) for value in values], usable_names(names), exactness))
+        hints = [_torch.hint(value) for value in values]
+        specs = list(_describe_all(hints, usable_names(names), exactness, contents))
     if dynamic_dims:
         specs = [
             replace(spec, dynamic_dims=tuple(dims)) for spec, dims in zip(specs, dynamic_dims, strict=True)
@@ -82,8 +84,10 @@ def usable_names(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(usable)
 
 
-def _describe_all(values: Sequence[Any], names: Sequence[str], exactness: Exactness) -> Iterator[InputSpec]:
-    shared = _shared_bases(values, names, exactness)
+def _describe_all(
+    values: Sequence[Any], names: Sequence[str], exactness: Exactness, contents: Contents
+) -> Iterator[InputSpec]:
+    shared = _shared_bases(values, names, exactness, contents)
     first_names: dict[int, str] = {}
     for index, (name, value) in enumerate(zip(names, values, strict=True)):
         if not isinstance(value, Tensor):
@@ -96,7 +100,7 @@ def _describe_all(values: Sequence[Any], names: Sequence[str], exactness: Exactn
         elif index in shared:
             yield _member(facts, value, shared[index])
         else:
-            yield _alone(facts, value, exactness)
+            yield _alone(facts, value, exactness, contents)
 
 
 def _facts(name: str, value: Tensor) -> InputSpec:
@@ -154,7 +158,7 @@ def _plain(value: Tensor) -> Tensor:
     return _torch.negated_view(value) if value.is_neg() else value
 
 
-def _alone(facts: InputSpec, value: Tensor, exactness: Exactness) -> InputSpec:
+def _alone(facts: InputSpec, value: Tensor, exactness: Exactness, contents: Contents) -> InputSpec:
     """The spec of a tensor that shares its storage with no other input."""
     recipe = _recipe(value, exactness)
     if recipe is not None:
@@ -162,7 +166,7 @@ def _alone(facts: InputSpec, value: Tensor, exactness: Exactness) -> InputSpec:
         return replace(facts, fill=Fill(How.WRITTEN, text=text))
     layout = Layout(facts.shape, facts.stride, facts.storage_offset)
     view = view_of(layout)
-    content = _content(_plain(value), view, layout, facts.name, exactness)
+    content = _content(_plain(value), view, layout, facts.name, exactness, contents)
     facts = replace(facts, storage_offset=layout.offset, base_shape=view.base, view=view.text)
     return replace(facts, fill=content.fill, places=content.places, stored=content.stored)
 
@@ -171,12 +175,14 @@ def _recipe(value: Tensor, exactness: Exactness) -> recipes.Recipe | None:
     return None if wanted_exact(value, exactness) else recipes.recall(value)
 
 
-def _content(value: Tensor, view: View, layout: Layout, key: str, exactness: Exactness) -> Content:
+def _content(
+    value: Tensor, view: View, layout: Layout, key: str, exactness: Exactness, contents: Contents
+) -> Content:
     if not has_data(value):
         return content_without_data(value.dtype)
     if wanted_exact(value, exactness):
-        return exact_content(base_data(value, view, layout), key)
-    return fitted_content(value, view, layout, key)
+        return contents.exact(base_data(value, view, layout), key)
+    return contents.fitted(value, view, layout, key)
 
 
 # --- inputs that share a storage ---
@@ -193,7 +199,9 @@ class _Shared:
     content: Content
 
 
-def _shared_bases(values: Sequence[Any], names: Sequence[str], exactness: Exactness) -> dict[int, _Shared]:
+def _shared_bases(
+    values: Sequence[Any], names: Sequence[str], exactness: Exactness, contents: Contents
+) -> dict[int, _Shared]:
     """The shared base of each input that has one, by the input's index."""
     members: dict[int, list[int]] = {}
     seen: set[int] = set()
@@ -210,11 +218,8 @@ def _shared_bases(values: Sequence[Any], names: Sequence[str], exactness: Exactn
     for indexes in members.values():
         group = [values[index] for index in indexes]
         if len(group) > 1 and not all(_recipe(value, exactness) for value in group) and not _far_apart(group):
-            found.update(
-                dict.fromkeys(
-                    indexes, _shared_base(next(free), [_plain(value) for value in group], exactness)
-                )
-            )
+            plain = [_plain(value) for value in group]
+            found.update(dict.fromkeys(indexes, _shared_base(next(free), plain, exactness, contents)))
     return found
 
 
@@ -233,7 +238,7 @@ def _far_apart(group: Sequence[Tensor]) -> bool:
     return span > CROP_BYTES and span > 4 * used and not overlap
 
 
-def _shared_base(name: str, group: Sequence[Tensor], exactness: Exactness) -> _Shared:
+def _shared_base(name: str, group: Sequence[Tensor], exactness: Exactness, contents: Contents) -> _Shared:
     largest = max(group, key=lambda value: value.numel() * value.dtype.itemsize)
     start = min(_extent(value)[0] for value in group)
     # 1024: what every dtype's alignment divides. A base begins at the storage's begin, as it was, unless that is far away.
@@ -247,9 +252,9 @@ def _shared_base(name: str, group: Sequence[Tensor], exactness: Exactness) -> _S
         return _Shared(name, shape, largest.dtype, start, content_without_data(largest.dtype))
     if any(wanted_exact(value, exactness) for value in group):
         data = _shared_data(group, start, size * largest.dtype.itemsize).view(largest.dtype).view(shape)
-        return _Shared(name, shape, largest.dtype, start, exact_content(data, name))
+        return _Shared(name, shape, largest.dtype, start, contents.exact(data, name))
     view = view_into(shape, layout)
-    return _Shared(name, shape, largest.dtype, start, fitted_content(largest, view, layout, name))
+    return _Shared(name, shape, largest.dtype, start, contents.fitted(largest, view, layout, name))
 
 
 def _shared_data(group: Sequence[Tensor], start: int, size: int) -> Tensor:

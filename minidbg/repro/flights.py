@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from minidbg.repro.folder import HIDDEN, captures
+from minidbg.repro.folder import HIDDEN, IGNORE, captures, hidden
 
 FOLDER = "flight"
 SAME_START_S = 5.0
@@ -100,6 +100,22 @@ def flight_folder(folder: Path | str) -> Path:
     return Path(folder) / HIDDEN / FOLDER
 
 
+def make_flight_folder(folder: Path | str) -> Path:
+    """Where the records lie, made when missing. Raises OSError."""
+    return hidden(folder, FOLDER)
+
+
+def remove_if_unused(folder: Path) -> None:
+    """Take the repro folder away when nothing lies in it but what was made for records."""
+    place = folder / HIDDEN
+    with contextlib.suppress(OSError):
+        (place / FOLDER).rmdir()
+        if [path.name for path in place.iterdir()] == [IGNORE]:
+            (place / IGNORE).unlink()
+            place.rmdir()
+            folder.rmdir()
+
+
 def dead_flights(folder: Path | str) -> list[Path]:
     """The records in repro folder ``folder`` whose process died in a backend's step, newest first.
 
@@ -155,11 +171,10 @@ def as_capture(path: Path) -> Path:
     FileNotFoundError when another process was faster.
     """
     repro_folder = path.parent.parent.parent
-    text = path.read_bytes()
-    target = captures(repro_folder) / f"crash_{hashlib.sha256(text).hexdigest()[:6]}.py"
-    tensors = path.with_suffix(".safetensors")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:6]
+    target = captures(repro_folder) / f"crash_{digest}.py"
     with contextlib.suppress(FileNotFoundError):
-        os.replace(tensors, target.with_suffix(".safetensors"))
+        os.replace(tensors_of(path), target.with_suffix(".safetensors"))
     os.replace(path, target)
     return target
 
@@ -167,4 +182,9 @@ def as_capture(path: Path) -> Path:
 def remove(path: Path) -> None:
     """Take a record and its tensors away."""
     path.unlink(missing_ok=True)
-    path.with_suffix(".safetensors").unlink(missing_ok=True)
+    tensors_of(path).unlink(missing_ok=True)
+
+
+def tensors_of(path: Path) -> Path:
+    """Where the tensors of a record lie, at whatever step it is."""
+    return path.with_name(path.name.partition(".")[0] + ".safetensors")

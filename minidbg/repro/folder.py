@@ -21,6 +21,7 @@ from minidbg.repro.render import VALUE_LIMIT_BYTES, render
 from minidbg.repro.wording import telling_op
 
 HIDDEN = ".minidbg"
+IGNORE = ".gitignore"
 LOCK_SECONDS = 60.0
 
 
@@ -55,8 +56,7 @@ def _kept_or_written(
 ) -> Path:
     script = render(case, exactness=exactness, value_limit_bytes=value_limit_bytes)
     path = place / file_name(case)
-    hidden = _hidden(folder)
-    with FileLock(hidden / "lock", timeout=LOCK_SECONDS):
+    with FileLock(hidden(folder) / "lock", timeout=LOCK_SECONDS):
         if path.exists():
             try:
                 read_header(path)
@@ -67,25 +67,36 @@ def _kept_or_written(
         return write_script(script, path)
 
 
-def _hidden(folder: Path | str, *parts: str) -> Path:
-    hidden = Path(folder) / HIDDEN
-    hidden.mkdir(parents=True, exist_ok=True)
-    ignore = hidden / ".gitignore"
+def hidden(folder: Path | str, *parts: str) -> Path:
+    """A folder inside ``.minidbg`` of the repro folder; made when missing. Raises OSError."""
+    top = Path(folder) / HIDDEN
+    top.mkdir(parents=True, exist_ok=True)
+    ignore = top / IGNORE
     if not ignore.exists():
         ignore.write_text("*\n")
-    place = hidden.joinpath(*parts)
+    place = top.joinpath(*parts)
     place.mkdir(parents=True, exist_ok=True)
     return place
 
 
 def captures(folder: Path | str) -> Path:
     """Where the captures of the repro folder lie; made when missing."""
-    return _hidden(folder, "captures")
+    return hidden(folder, "captures")
+
+
+def neighbours(folder: Path | str) -> Path:
+    """Where the passing neighbours of the repros lie, each under its repro's name; made when missing."""
+    return hidden(folder, "neighbours")
+
+
+def reduction_place(case: Case, folder: Path | str) -> Path:
+    """Where the replay log and the best so far of this case's reduction lie; made when missing."""
+    return hidden(folder, "reductions", file_name(case).removesuffix(".py"))
 
 
 def drafts(folder: Path | str) -> Path:
     """A new folder of one's own for scripts that are not verified yet; ``files.discard`` removes it with its script."""
-    return Path(tempfile.mkdtemp(dir=_hidden(folder, "drafts")))
+    return Path(tempfile.mkdtemp(dir=hidden(folder, "drafts")))
 
 
 def folder_of(path: Path | str) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import tomllib
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from minidbg import references
 from minidbg.case import CallPath, Case, Context, Provenance
 from minidbg.errors import UnreadableRepro
 from minidbg.failure import Kind, Signature
@@ -50,15 +50,16 @@ class Header:
 # --- writing ---
 
 
-def write_header(case: Case, *, device: str, has_tensors: bool) -> str:
-    """The block as comment lines, ready to stand in a script."""
+def write_header(case: Case, *, device: str, has_tensors: bool, kind: Kind | None = None) -> str:
+    """The block as comment lines, ready to stand in a script. ``kind`` is for a case that shows no failure yet."""
     remarks = [*_torch_remarks(case.provenance.torch_version), *case.backend.remarks]
+    expected = {"kind": str(kind)} if kind is not None else {}
     lines = [
         'requires-python = ">=3.11"',
         f"dependencies = {_list(dependencies(case, has_tensors=has_tensors))}",
         *(f"# {_one_line(remark)}" for remark in remarks),
         "",
-        write_table(table_of(case, device=device), ("tool", "minidbg")),
+        write_table({**table_of(case, device=device), **expected}, ("tool", "minidbg")),
     ]
     text = "\n".join(lines)
     body = "\n".join(f"# {line}" if line else "#" for line in text.split("\n"))
@@ -216,7 +217,7 @@ def _context(modes: Mapping[str, Any], origin: Mapping[str, Any]) -> Context:
 
 def literal_options(value: str | Mapping[str, Any]) -> dict[str, Any]:
     """Options from the text of a Python literal, as the judge reads them, or from a TOML table."""
-    return dict(ast.literal_eval(value) if isinstance(value, str) else value)
+    return dict(references.read_literal(value) if isinstance(value, str) else value)
 
 
 def _provenance(origin: Mapping[str, Any]) -> Provenance:

@@ -15,6 +15,7 @@ from minidbg.errors import CannotWrite
 from minidbg.failure import Kind
 from minidbg.graphs import recipes, source, tensors
 from minidbg.graphs.builder import write_graph_builder
+from minidbg.graphs.contents import WITH_CARE, Contents
 from minidbg.graphs.fill_text import with_generator
 from minidbg.graphs.fills import How
 from minidbg.graphs.literals import quoted
@@ -53,17 +54,22 @@ class Script:
 
 
 def render(
-    case: Case, *, exactness: Exactness = Exactness.SEEDED, value_limit_bytes: int = VALUE_LIMIT_BYTES
+    case: Case,
+    *,
+    exactness: Exactness = Exactness.SEEDED,
+    value_limit_bytes: int = VALUE_LIMIT_BYTES,
+    contents: Contents = WITH_CARE,
+    kind: Kind | None = None,
 ) -> Script:
-    """The script of ``case``.
+    """The script of ``case``; ``contents`` is how its inputs are looked at, with care or at a glance.
 
-    Raises CannotWrite naming the part of the case that has no form in a script, or values beyond ``value_limit_bytes``.
+    ``kind`` is the one to expect of a case that has not failed yet. Raises CannotWrite naming the part of the case that has no form in a script, or values beyond ``value_limit_bytes``.
     """
     size = tensors.bytes_to_store(case.inputs, exactness)
     if size > value_limit_bytes:
         told = f"they take {size / 1e6:.1f} MB, and value_limit_bytes allows {value_limit_bytes / 1e6:.1f} MB"
         raise CannotWrite("the values of the inputs", told)
-    kind = str(case.kind or Kind.COMPILE)
+    kind = case.kind or kind or Kind.COMPILE
     needed = (*TOP_IMPORTS, *harness_imports(kind, case.call))
     reference = avoid_names(case.backend, harness_names(kind) | set(OWN_NAMES), needed)
     case = replace(case, backend=reference)
@@ -71,7 +77,7 @@ def render(
     explicit = case.context.default_dtype != "torch.float32"
     model = _model(case, exactness, stored, explicit=explicit)
     specs = tensors.describe(
-        case.inputs, model.input_names, exactness, stored, dynamic_dims=case.dynamic_dims
+        case.inputs, model.input_names, exactness, stored, dynamic_dims=case.dynamic_dims, contents=contents
     )
     device = tensors.main_device(specs)
     embedded = _embedded(case)
@@ -85,11 +91,12 @@ def render(
         inputs=inputs_function(specs, device, explicit=explicit),
         stored=STORED.rstrip("\n") if stored else "",
         divider=DIVIDER,
-        header=write_header(case, device=device, has_tensors=bool(stored)),
+        header=write_header(case, device=device, has_tensors=bool(stored), kind=kind),
         harness_imports=[line for line in harness_imports(kind, case.call) if line not in TOP_IMPORTS],
         harness=harness_source(kind, case.call).rstrip("\n"),
     )
-    _check(text)
+    if contents is WITH_CARE:  # the check takes longer than all the rest of a record
+        _check(text)
     return Script(text, stored)
 
 

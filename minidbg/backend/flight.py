@@ -1,0 +1,248 @@
+"""The flight recorder: what a backend is about to do is on disk, since a process that dies in it can tell nobody.
+
+Before a graph is compiled, its record is written: the graph, what its inputs look like, and the values of integers,
+booleans and small tensors. While nothing happens with the graph the record is renamed to say so, and when the graph
+has run well, backward included, it is removed. ``repro.flights`` finds what dead processes have left.
+
+A process that is killed loses nothing that was written: the kernel has it. So nothing is flushed to the disk itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import fx
+
+from minidbg import _torch, references
+from minidbg.backend.capture import is_symbolic_number, real_value, symbolic_dims
+from minidbg.backend.chain import Link
+from minidbg.backend.context import current_context
+from minidbg.case import BackendRef, Case, Provenance
+from minidbg.errors import MinidbgError
+from minidbg.failure import Kind
+from minidbg.graphs.glance import AT_A_GLANCE
+from minidbg.graphs.size import call_nodes
+from minidbg.repro import Exactness, flights, render
+from minidbg.repro.files import as_safetensors
+from minidbg.repro.flights import RecordName, Step
+from minidbg.settings import Settings
+
+log = logging.getLogger("minidbg")
+VALUE_LIMIT_BYTES = 64 << 20
+"""Most bytes of integers and booleans in one record."""
+LONG_S = 5.0
+"""After so many seconds in a step, Ctrl-C may be somebody's answer to a hang."""
+NUMBERS = itertools.count(1)
+OPEN: dict[int, "Record"] = {}
+"""This process's records that are on disk, by number."""
+
+
+class Record:
+    """The record of one graph, at whatever step it is."""
+
+    def __init__(self, graph_module: fx.GraphModule, settings: Settings) -> None:
+        self.graph_module = graph_module
+        self.settings = settings
+        self.path: Path | None = None
+        self.name: RecordName | None = None
+        self.link: Link | None = None
+        self.is_on = settings.flight_recorder
+
+    def during(self, step: Step, link: Link, values: Sequence[Any]) -> Flight:
+        """A block in which the process may die; ``values`` are what the graph is called with."""
+        return Flight(self, step, link, values)
+
+    def during_backward(self) -> Flight:
+        """The same for the backward of the graph, after which nothing can happen any more."""
+        return Flight(self, Step.BACKWARD, self.link, ())
+
+    def begin(self, step: Step, link: Link | None, values: Sequence[Any]) -> None:
+        """Have the record on disk under the name of ``step``. Never raises an ordinary exception."""
+        try:
+            if self.name is not None and self.name.pid != os.getpid():
+                return  # forked: it is our parent's
+            if step is not Step.BACKWARD and link is not None and (self.name is None or link is not self.link):
+                self.write(step, link, values)
+            self.move(step)
+        except (MinidbgError, OSError) as refusal:  # no form as a script, no place for one
+            self.close()
+            log.debug("flight_record_refused: %s", refusal)
+        except Exception:  # noqa: BLE001 - a bug of ours must not keep the user from compiling
+            self.close()
+            log.debug("flight_record_failed", exc_info=True)
+
+    def write(self, step: Step, link: Link, values: Sequence[Any]) -> None:
+        """Write the record for a call with ``values``. Raises MinidbgError or OSError when it cannot be."""
+        self.close()
+        with _torch.outside_tracing():
+            case = case_about_to_run(self.graph_module, link, values, self.settings)
+            script = render(
+                case,
+                exactness=Exactness.SMALL,
+                value_limit_bytes=VALUE_LIMIT_BYTES,
+                contents=AT_A_GLANCE,
+                kind=Kind.CRASH,
+            )
+        number = next(NUMBERS)
+        folder = place_for_records(self.settings.repro_dir)
+        self.name, self.link = flights.own_name(number, step), link
+        self.path = folder / str(self.name)
+        OPEN[number] = self
+        if script.tensors:
+            flights.tensors_of(self.path).write_bytes(as_safetensors(script.tensors))
+        draft = self.path.with_suffix(".tmp")
+        draft.write_text(script.text, encoding="utf-8")
+        os.replace(draft, self.path)
+
+    def move(self, step: Step) -> None:
+        """Rename the record. Raises FileNotFoundError when somebody has taken it away."""
+        if self.name is None or self.path is None or self.name.step is step:
+            return
+        name = self.name.at(step)
+        os.replace(self.path, self.path.with_name(str(name)))
+        self.name, self.path = name, self.path.with_name(str(name))
+
+    def rest(self) -> None:
+        """The step went well."""
+        self.quietly_move(Step.IDLE)
+
+    def quietly_move(self, step: Step) -> None:
+        if self.name is not None and self.name.pid == os.getpid():
+            with contextlib.suppress(OSError):
+                self.move(step)
+
+    def close(self) -> None:
+        """Nothing more can happen, or what happened is known: the record goes."""
+        if self.name is None or self.path is None or self.name.pid != os.getpid():
+            return
+        OPEN.pop(self.name.number, None)
+        with contextlib.suppress(OSError):
+            flights.remove(self.path)
+        self.name = self.path = None
+
+    def leave(self) -> None:
+        """The process goes down in this step: the record stays, whatever runs at its exit."""
+        if self.name is not None:
+            OPEN.pop(self.name.number, None)
+
+
+class Flight:
+    """The block around one step. A class, so that no frame of ours stands in the user's traceback."""
+
+    __slots__ = ("began", "link", "record", "step", "values")
+
+    def __init__(self, record: Record, step: Step, link: Link | None, values: Sequence[Any]) -> None:
+        self.record, self.step, self.link, self.values = record, step, link, values
+        self.began = 0.0
+
+    def __enter__(self) -> None:
+        if self.record.is_on:
+            self.record.begin(self.step, self.link, self.values)
+            self.began = time.monotonic()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        record = self.record
+        if record.name is None:
+            return
+        if isinstance(error, Exception) or (error is None and self.step is Step.BACKWARD):
+            record.close()  # an exception can be answered
+        elif isinstance(error, KeyboardInterrupt) and time.monotonic() - self.began < LONG_S:
+            record.close()
+        elif isinstance(error, KeyboardInterrupt):
+            record.quietly_move(Step.INTERRUPTED)
+            record.leave()
+        elif error is not None:
+            record.leave()  # SystemExit, a panic
+        else:
+            record.rest()
+
+
+def case_about_to_run(
+    graph_module: fx.GraphModule, link: Link, values: Sequence[Any], settings: Settings
+) -> Case:
+    """What is about to happen, as a case that has not failed. Raises BackendUnreachable."""
+    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    inputs = tuple(real_value(value, place) for place, value in enumerate(values))
+    dynamic_dims = tuple(symbolic_dims(node) for node in placeholders)
+    context = current_context(values, further_env=settings.env)
+    trains = context.grad and any(isinstance(one, torch.Tensor) and one.requires_grad for one in inputs)
+    return Case(
+        graph_module=graph_module,
+        inputs=inputs,
+        backend=references.with_operators(
+            reference_to(link, settings), graph_module, inputs, setup=settings.setup
+        ),
+        context=context,
+        dynamic=any(dynamic_dims) or any(map(is_symbolic_number, placeholders)),
+        dynamic_dims=dynamic_dims if any(dynamic_dims) else (),
+        backward=trains,
+        provenance=Provenance(nodes=call_nodes(graph_module), inputs=len(inputs), notes=(NOTE,)),
+    )
+
+
+NOTE = "written before the backend was called, by a process that did not come back from it"
+REFERENCES: dict[int, tuple[Link, Settings, BackendRef]] = {}
+
+
+def reference_to(link: Link, settings: Settings) -> BackendRef:
+    """How a fresh process gets the link's backend; found once. Raises BackendUnreachable."""
+    known = REFERENCES.get(id(link))
+    if known is None or known[0] is not link or known[1] != settings:
+        found = references.find(
+            link.backend,
+            options=link.options,
+            mode=link.mode,
+            setup=settings.setup,
+            reference=settings.reference,
+        )
+        REFERENCES[id(link)] = known = (link, settings, found)
+    return known[2]
+
+
+# ---- where records lie
+
+
+MADE: dict[Path, int] = {}
+"""Repro folders that were not there before this process's first record, and the process that made them."""
+
+
+def place_for_records(repro_dir: Path) -> Path:
+    """The folder for records, made when missing. Raises OSError."""
+    repro_dir = repro_dir.absolute()
+    is_new = not repro_dir.exists()
+    folder = flights.make_flight_folder(repro_dir)
+    if is_new:
+        MADE[repro_dir] = os.getpid()
+    return folder
+
+
+@atexit.register
+def clear_up() -> None:
+    """At a normal end nothing is left of a process in which nothing failed."""
+    for record in list(OPEN.values()):
+        record.close()
+    for folder, pid in MADE.items():
+        if pid == os.getpid():
+            flights.remove_if_unused(folder)
+
+
+def forget() -> None:
+    """A forked child leaves its parent's records alone."""
+    OPEN.clear()
+    MADE.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=forget)
