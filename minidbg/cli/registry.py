@@ -15,6 +15,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
     },
     "Repros": {
         "list": "minidbg.watch.commands:list_repros",
+        "show": "minidbg.cli.showing:show",
         "check": "minidbg.cli.checking:check",
     },
     "Watching": {

@@ -1,0 +1,82 @@
+"""The text of ``minidbg show``: a repro at a glance, in a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from minidbg.report.difference import difference
+from minidbg.report.places import shown
+from minidbg.report.story import Story
+
+
+def glance(story: Story, *, script: bool = True) -> str:
+    """What is known about the repro, the most telling first; ``script`` adds its model."""
+    return "\n".join(lines(story, script=script))
+
+
+def lines(story: Story, *, script: bool) -> Iterator[str]:
+    """The text, line by line."""
+    header = story.header
+    yield story.title
+    yield from (f"    {line}" for line in story.message.splitlines()[:8])
+    yield ""
+    yield f"script    {shown(story.path)}"
+    yield f"failure   {header.kind} in {header.backend}, on {header.device}, called by {header.call}"
+    yield f"reduced   {reduction_line(story.figures)}"
+    if header.provenance.captured_from:
+        source = f" `{header.provenance.line}`" if header.provenance.line else ""
+        yield f"from      {header.provenance.captured_from}{source}, torch {header.provenance.torch_version}"
+    if story.capture and story.capture.absolute() != story.path.absolute():
+        yield f"capture   {shown(story.capture)}"
+    for number, note in enumerate(header.provenance.notes):
+        yield f"{'note' if not number else '':<10}{note}"
+    yield from stage_lines(story.stages)
+    yield from past_lines(story)
+    if script:
+        yield from ("", story.parts.model)
+    if story.neighbour:
+        yield ""
+        yield f"the nearest graph that passes ({story.neighbour.nodes} nodes, {shown(story.neighbour.path)}):"
+        yield from difference(story.parts.model, story.neighbour.model)
+
+
+def reduction_line(figures: Mapping[str, Any]) -> str:
+    """The figures of the reduction in words."""
+    if not figures["reduced"]:
+        return f"no: {figures['nodes']} nodes, {figures['inputs']} inputs, as captured"
+    proof = "no single one can be left out" if figures["certified"] else "perhaps more could be left out"
+    return (
+        f"{figures['nodes']} of {figures['nodes_before']} nodes, {figures['inputs']} of {figures['inputs_before']} inputs"
+        f" ({proof}); {figures['oracle_calls']} oracle calls, {figures['seconds']:.1f} s"
+    )
+
+
+def stage_lines(stages: Mapping[str, Any]) -> Iterator[str]:
+    """What each backend or stage does with the graph."""
+    for number, (name, said) in enumerate(stages.items()):
+        yield f"{'stages' if not number else '':<10}{name}: {plain(said)}"
+
+
+def plain(value: Any) -> str:
+    """A value of the header in words."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {plain(one)}" for name, one in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(plain, value))
+    return str(value)
+
+
+def past_lines(story: Story) -> Iterator[str]:
+    """What was seen of it on each device."""
+    if not story.past.states:
+        yield "history   not watched yet; 'minidbg watch' begins one"
+    for number, state in enumerate(story.past.states):
+        seen = f"{state.verdict} since {moment(state.since)}, {state.runs} runs, last {moment(state.seen)}"
+        yield f"{'history' if not number else '':<10}{state.device}: {seen}"
+
+
+def moment(at: float) -> str:
+    """A time as people write it."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))

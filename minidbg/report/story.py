@@ -1,0 +1,306 @@
+"""What is known about a repro: from its header, its text and the files around it. Nothing of it is executed."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from minidbg import repro
+from minidbg.errors import MinidbgError, UnreadableRepro
+from minidbg.history import NAME, DamagedHistory, Flip, History, Result, State
+from minidbg.repro.folder import HIDDEN
+from minidbg.repro.header import Header, header_of, script_text
+from minidbg.repro.parts import Parts, read_parts
+
+HISTORY_ENTRIES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One oracle call of a reduction, out of its replay log."""
+
+    phase: str
+    nodes: int
+    inputs: int
+    answer: str
+    """``interesting``, ``not``, ``other`` or ``invalid``."""
+    seconds: float
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What watch has seen of a repro; times in seconds since the epoch."""
+
+    states: tuple[State, ...] = ()
+    """The present one on each device."""
+    results: tuple[tuple[int, Result], ...] = ()
+    """Sweep and run, newest first."""
+    flips: tuple[Flip, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """The smallest graph next to a repro that passes: what is different in it, the failure needs."""
+
+    path: Path
+    nodes: int
+    model: str
+    """Its ``class Repro`` or ``def graph``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """A repro and all that lies around it. What is not there is empty or None."""
+
+    path: Path
+    text: str
+    header: Header
+    parts: Parts
+    docstring: str
+    capture: Path | None = None
+    """The unreduced capture of the same failure."""
+    neighbour: Neighbour | None = None
+    steps: tuple[Step, ...] = ()
+    """The reduction, call by call."""
+    past: Past = field(default_factory=Past)
+
+    @property
+    def title(self) -> str:
+        """One sentence: backend, kind of failure, ops."""
+        return self.docstring.partition("\n")[0].strip() or f"{self.header.backend}: {self.header.kind}"
+
+    @property
+    def message(self) -> str:
+        """What the backend said, its first lines."""
+        return self.header.provenance.message.strip()
+
+    @property
+    def stages(self) -> Mapping[str, Any]:
+        """``[tool.minidbg.stages]``: which backends and stages show the failure. Empty when that was not looked into."""
+        return as_table(self.header.table.get("stages"))
+
+    @property
+    def figures(self) -> Mapping[str, Any]:
+        """How far the reduction came: nodes and inputs before and after, oracle calls, seconds, certified."""
+        story = self.header.provenance
+        return {
+            "reduced": story.reduced,
+            "nodes": self.header.nodes,
+            "nodes_before": story.nodes,
+            "inputs": count_inputs(self.parts),
+            "inputs_before": story.inputs,
+            "certified": story.certified,
+            "oracle_calls": story.oracle_calls,
+            "seconds": round(story.seconds, 3),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object: what ``minidbg show --json`` prints."""
+        header = self.header
+        return {
+            "repro": str(self.path),
+            "title": self.title,
+            "kind": str(header.kind),
+            "backend": header.backend,
+            "device": header.device,
+            "call": str(header.call),
+            "expect": header.expect,
+            "message": self.message,
+            "signature": header.signature.to_table() if header.signature else None,
+            "figures": dict(self.figures),
+            "captured_from": header.provenance.captured_from,
+            "line": header.provenance.line,
+            "torch": header.provenance.torch_version,
+            "python": header.provenance.python_version,
+            "dependencies": list(header.dependencies),
+            "notes": list(header.provenance.notes),
+            "neighbour": {"path": str(self.neighbour.path), "nodes": self.neighbour.nodes}
+            if self.neighbour
+            else None,
+            "stages": dict(self.stages) or None,
+            "capture": str(self.capture) if self.capture else None,
+            "replayed_calls": len(self.steps),
+            "devices": [
+                {
+                    "device": state.device,
+                    "verdict": str(state.verdict),
+                    "since": state.since,
+                    "seen": state.seen,
+                    "runs": state.runs,
+                }
+                for state in self.past.states
+            ],
+            "flips": [
+                {
+                    "device": flip.device,
+                    "at": flip.at,
+                    "kind": flip.kind,
+                    "before": str(flip.before),
+                    "after": str(flip.after),
+                }
+                for flip in self.past.flips
+            ],
+        }
+
+
+def story_of(path: Path) -> Story:
+    """Everything known about the repro or capture at ``path``. Raises UnreadableRepro."""
+    text = script_text(path)
+    header = header_of(text, path)
+    parts = read_parts(text, header)
+    home = repro.folder_of(path)
+    capture = capture_of(path, header, home)
+    return Story(
+        path=path,
+        text=text,
+        header=header,
+        parts=parts,
+        docstring=ast.get_docstring(ast.parse(text)) or "",
+        capture=capture,
+        neighbour=neighbour_of(path, home),
+        steps=read_steps(log) if (log := log_of(path, capture, home)) else (),
+        past=past_of(path, home),
+    )
+
+
+def as_table(value: object) -> Mapping[str, Any]:
+    """``value`` when it is a table, else an empty one: a header that a person edited may hold anything."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def count_inputs(parts: Parts) -> int:
+    """Arguments of the model, from its source."""
+    for node in ast.walk(ast.parse(parts.model)):
+        if isinstance(node, ast.FunctionDef) and node.name == "forward":
+            return len(node.args.posonlyargs) + len(node.args.args) - 1
+    return sum(
+        isinstance(node, ast.Constant) and node.value == "placeholder"
+        for node in ast.walk(ast.parse(parts.model))
+    )
+
+
+# --- what lies around it ---
+
+
+def capture_of(path: Path, header: Header, home: Path) -> Path | None:
+    """The capture that ``path`` was reduced from: the one its header names, else the one of the same failure."""
+    folder = home / HIDDEN / "captures"
+    if path.absolute().parent == folder.absolute():
+        return path
+    log = log_of(path, None, home)
+    if log is not None and (folder / f"{log.parent.name}.py").is_file():
+        return folder / f"{log.parent.name}.py"
+    return next((found for found in sorted(folder.glob("*.py")) if is_capture_of(found, header)), None)
+
+
+def is_capture_of(candidate: Path, header: Header) -> bool:
+    """Whether the script at ``candidate`` shows the failure of ``header``, in as large a graph as its story tells."""
+    try:
+        other = repro.read_header(candidate)
+    except UnreadableRepro:
+        return False
+    story, told = header.provenance, other.provenance
+    return (
+        (other.nodes, told.captured_from) == (story.nodes, story.captured_from or told.captured_from)
+        and other.kind is header.kind
+        and other.backend == header.backend
+        and (header.signature is None or header.signature.matches(other.signature))
+    )
+
+
+def log_of(path: Path, capture: Path | None, home: Path) -> Path | None:
+    """The replay log of the reduction that ended with the repro at ``path``, or that reduces this capture."""
+    folder = home / HIDDEN / "reductions"
+    if capture is not None and (folder / capture.stem / "replay.jsonl").is_file():
+        return folder / capture.stem / "replay.jsonl"
+    return next(
+        (log for log in sorted(folder.glob("*/replay.jsonl")) if published_by(log) == path.name), None
+    )
+
+
+def published_by(log: Path) -> str:
+    """The file name of the repro that a finished reduction wrote; empty when it is not finished, or cannot be read."""
+    for line in reversed(log_lines(log)):
+        try:
+            entry = json.loads(line)
+            if "end" in entry:
+                return Path(str(entry["written"]["path"])).name
+        except (ValueError, KeyError, TypeError):
+            continue
+    return ""
+
+
+def log_lines(log: Path) -> list[str]:
+    """The lines of the log; none when it is not there."""
+    try:
+        return log.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+
+
+def read_steps(log: Path) -> tuple[Step, ...]:
+    """The oracle calls in a replay log; lines that are something else, or damaged, are passed over."""
+    steps = []
+    for line in log_lines(log):
+        try:
+            entry = json.loads(line)
+            steps.append(
+                Step(
+                    phase=str(entry.get("phase", "")),
+                    nodes=int(entry["nodes"]),
+                    inputs=int(entry.get("inputs", 0)),
+                    answer=str(entry["answer"]),
+                    seconds=float(entry.get("seconds", 0.0)),
+                    digest=str(entry.get("digest", "")),
+                )
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return tuple(steps)
+
+
+def neighbour_of(path: Path, home: Path) -> Neighbour | None:
+    """The passing neighbour that the reduction kept, or None."""
+    place = home / HIDDEN / "neighbours" / path.name
+    try:
+        text = script_text(place)
+        header = header_of(text, place)
+        return Neighbour(place, header.nodes, read_parts(text, header).model)
+    except UnreadableRepro:
+        return None
+
+
+def past_of(path: Path, home: Path) -> Past:
+    """What watch has seen of the repro; empty when nobody watched it, or the history cannot be read."""
+    resolved, root = path.absolute(), home.absolute()
+    name = str(resolved.relative_to(root)) if resolved.is_relative_to(root) else str(resolved)
+    try:
+        opened = History.open(home / HIDDEN / NAME, readonly=True)
+    except (FileNotFoundError, DamagedHistory):
+        return Past()
+    with opened:
+        states = tuple(state for (one, _), state in sorted(opened.states().items()) if one == name)
+        return Past(
+            states,
+            tuple(opened.results(name, limit=HISTORY_ENTRIES)),
+            tuple(opened.flips(name, limit=HISTORY_ENTRIES)),
+        )
+
+
+def find_script(text: Path, home: Path) -> Path:
+    """The script that a person means by ``text``: a path, or a name in the repro folder. Raises MinidbgError."""
+    candidates = [text, home / text, home / f"{text}.py", home / HIDDEN / "captures" / text]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    scripts = sorted(one.stem for one in home.glob("*.py"))
+    matches = [name for name in scripts if str(text) and str(text) in name]
+    if len(matches) == 1:
+        return home / f"{matches[0]}.py"
+    known = f"'{home}' has {', '.join(scripts[:5])}{', ...' if len(scripts) > 5 else ''}" if scripts else ""
+    raise MinidbgError(f"{text}: no such repro; {known or 'give the path of a repro script'}")

@@ -1,0 +1,149 @@
+"""A repro folder as a reduction leaves it: repro, capture, replay log, neighbour, history. Written as text, no torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from minidbg.failure import Outcome, Verdict
+from minidbg.history import NAME, History, Result, State
+
+HEADER = """
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["torch==2.13.0"]
+#
+# [tool.minidbg]
+# schema = 1
+# kind = "compile"
+# expect = "reproduces"
+# backend = "no_relu"
+# call = "torch.compile"
+# device = "cpu"
+# nodes = {nodes}
+# dynamic = false
+# [tool.minidbg.signature]
+# kind = "compile"
+# direction = "forward"
+# types = ["ValueError"]
+# frames = ["<script>:no_relu"]
+# message = "no kernel for relu"
+# [tool.minidbg.origin]
+# nodes = 5
+# inputs = 3
+# captured_from = "train.py:21"
+# line = "x = torch.relu(x)"
+# message = "no kernel for relu"
+# torch_version = "2.13.0+cpu"
+# {story}
+# ///
+
+raise SystemExit("nothing may run this script")
+"""
+
+BACKEND = """
+def no_relu(gm, example_inputs):
+    for node in gm.graph.nodes:
+        if node.target is torch.relu:
+            raise ValueError("no kernel for relu")
+    return gm.forward
+
+
+def backend():
+    return no_relu
+"""
+
+SMALL = '''"""no_relu fails to compile relu.
+
+    no kernel for relu
+"""
+from __future__ import annotations
+
+import torch
+{backend}
+
+class Repro(torch.nn.Module):
+    def forward(self, tanh):
+        relu = torch.relu(tanh)  # train.py:21
+        return (relu,)
+
+
+def inputs(device="cpu"):
+    return (torch.zeros(1, device=device),)
+'''
+
+LARGE = '''"""no_relu fails to compile a graph of 5 nodes."""
+from __future__ import annotations
+
+import torch
+{backend}
+
+class Repro(torch.nn.Module):
+    def forward(self, x, layers_0_weight, layers_1_weight):
+        linear = torch._C._nn.linear(x, layers_0_weight)  # train.py:20
+        tanh = torch.tanh(linear)  # train.py:21
+        relu = torch.relu(tanh)  # train.py:21
+        linear_1 = torch._C._nn.linear(relu, layers_1_weight)  # train.py:20
+        tanh_1 = torch.tanh(linear_1)  # train.py:21
+        return (tanh_1,)
+
+
+def inputs(device="cpu"):
+    x = torch.ones(2, 2)
+    return x, torch.eye(2), torch.eye(2)
+'''
+
+ANSWERS = [
+    (5, "interesting"),
+    (2, "not"),
+    (3, "interesting"),
+    (2, "other"),
+    (1, "interesting"),
+    (0, "invalid"),
+]
+
+
+def lay(home: Path) -> Path:
+    """Fill ``home``; the path of the repro."""
+    hidden = home / ".minidbg"
+    repro, capture = home / "compile_relu_aaaaaa.py", hidden / "captures" / "compile_relu_bbbbbb.py"
+    reduced = (
+        'reduced = true\n# certified = true\n# oracle_calls = 6\n# seconds = 1.25\n# notes = ["one note"]'
+    )
+    write(repro, SMALL.format(backend=BACKEND) + HEADER.format(nodes=1, story=reduced))
+    write(capture, LARGE.format(backend=BACKEND) + HEADER.format(nodes=5, story='python_version = "3.11.7"'))
+    passing = SMALL.format(backend=BACKEND).replace("torch.relu(tanh)", "torch.tanh(tanh)")
+    write(hidden / "neighbours" / repro.name, passing + HEADER.format(nodes=1, story=reduced))
+    lines = [{"schema": 1, "case": "ab", "began": 1.0}]
+    lines += [
+        {
+            "phase": "suspects",
+            "nodes": nodes,
+            "inputs": 1,
+            "answer": answer,
+            "seconds": 0.1,
+            "digest": f"d{place}",
+        }
+        for place, (nodes, answer) in enumerate(ANSWERS)
+    ]
+    lines += [{"end": "published", "written": {"path": str(repro)}}]
+    log = hidden / "reductions" / capture.stem / "replay.jsonl"
+    write(log, "\n".join(map(json.dumps, lines)) + "\n")
+    watched(hidden, repro.name)
+    return repro
+
+
+def watched(hidden: Path, name: str) -> None:
+    """A history of two runs."""
+    with History.open(hidden / NAME) as history:
+        sweep = history.start_sweep(1000.0, code="c", files=["no_relu.py"])
+        for at, verdict in ((1000.0, Verdict.REPRODUCES), (2000.0, Verdict.GONE)):
+            history.add_result(sweep, Result(name, "cpu", at, Outcome(verdict), "run", "s", "e"))
+        history.put_state(State(name, "cpu", Verdict.GONE, 2000.0, 2000.0, "s", "e", "c", runs=1))
+        history.end_sweep(sweep, 2001.0, "complete")
+
+
+def write(path: Path, text: str) -> None:
+    """The file, with its folders."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)

@@ -1,0 +1,85 @@
+"""What is told of a repro comes from its text and the files around it; nothing in it is run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from lying_repro import lay
+
+from minidbg import cli
+from minidbg.errors import MinidbgError
+from minidbg.report import find_script, glance, story_of
+
+
+@pytest.fixture
+def repro(tmp_path: Path) -> Path:
+    return lay(tmp_path / "minidbg_repros")
+
+
+def test_a_story_has_capture_course_neighbour_and_history(repro: Path) -> None:
+    story = story_of(repro)
+    assert story.title == "no_relu fails to compile relu."
+    assert story.capture is not None
+    assert story.capture.name == "compile_relu_bbbbbb.py"
+    assert [(step.nodes, step.answer) for step in story.steps][:3] == [
+        (5, "interesting"),
+        (2, "not"),
+        (3, "interesting"),
+    ]
+    assert story.neighbour is not None
+    assert "torch.tanh(tanh)" in story.neighbour.model
+    assert [str(state.verdict) for state in story.past.states] == ["gone"]
+
+
+def test_the_capture_is_found_by_its_failure_where_no_replay_log_is_left(repro: Path) -> None:
+    (log,) = repro.parent.glob(".minidbg/reductions/*/replay.jsonl")
+    log.unlink()
+    story = story_of(repro)
+    assert story.capture is not None
+    assert story.capture.name == "compile_relu_bbbbbb.py"
+    assert story.steps == ()
+
+
+def test_a_repro_alone_in_a_folder_is_told_all_the_same(repro: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "alone" / "sent_to_me.py"
+    alone.parent.mkdir()
+    alone.write_text(repro.read_text())
+    story = story_of(alone)
+    assert (story.capture, story.neighbour, story.steps, story.past.states) == (None, None, (), ())
+    assert "not watched yet" in glance(story)
+
+
+def test_damaged_lines_of_a_replay_log_are_passed_over(repro: Path) -> None:
+    (log,) = repro.parent.glob(".minidbg/reductions/*/replay.jsonl")
+    log.write_text(log.read_text() + '{"nodes": "many"}\n[1]\n{"nodes": 3, "answ')
+    assert len(story_of(repro).steps) == 6
+
+
+def test_a_glance_shows_the_failure_the_figures_and_what_passes(repro: Path) -> None:
+    text = glance(story_of(repro))
+    assert "no kernel for relu" in text
+    assert "1 of 5 nodes, 1 of 3 inputs (no single one can be left out); 6 oracle calls, 1.2 s" in text
+    assert "-         relu = torch.relu(tanh)" in text
+    assert "+         relu = torch.tanh(tanh)" in text
+    assert "cpu: gone since" in text
+
+
+def test_show_prints_json_with_the_same_facts(
+    repro: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(repro.parent.parent)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["show", "compile_relu", "--json"])
+    assert ended.value.code == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["figures"]["nodes_before"] == 5
+    assert told["devices"][0]["verdict"] == "gone"
+    assert told["neighbour"]["nodes"] == 1
+
+
+def test_a_repro_is_found_by_a_part_of_its_name_that_only_it_has(repro: Path) -> None:
+    assert find_script(Path("relu"), repro.parent) == repro
+    with pytest.raises(MinidbgError, match=r"no such repro; .*compile_relu_aaaaaa"):
+        find_script(Path("cumsum"), repro.parent)
