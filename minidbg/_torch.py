@@ -199,10 +199,38 @@ def in_a_backend() -> bool:
     return torch._guards.TracingContext.try_get() is not None and not in_backward()
 
 
-def aot_backward_class(tensor: torch.Tensor) -> Any:
-    """The autograd.Function that AOTAutograd made for the graph that ``tensor`` came out of, or None. Seen in 2.13."""
-    found = getattr(tensor.grad_fn, "_forward_cls", None)
-    return found if hasattr(found, "_backward_impl") and hasattr(found, "_aot_id") else None
+def next_aot_id() -> int:
+    """The number that AOTAutograd gives to the next graph it is asked for; 0 before it is loaded.
+
+    ``AOT_COUNTER``, an ``itertools.count``, was seen in 2.13.
+    """
+    module = sys.modules.get("torch._functorch.aot_autograd")
+    # its repr: looking at it must not count, and Python 3.14 copies no iterator
+    return int(repr(module.AOT_COUNTER).removeprefix("count(").removesuffix(")")) if module is not None else 0
+
+
+NEAR = 4
+"""Autograd nodes between an output and the graph that made it: views and writes that AOTAutograd repeats outside."""
+
+
+def aot_backward_classes(tensors: Sequence[torch.Tensor], since: int) -> list[Any]:
+    """The autograd.Functions that AOTAutograd made for the graphs that ``tensors`` came out of, numbered from ``since``.
+
+    ``_forward_cls``, ``_backward_impl`` and ``_aot_id`` were seen in 2.13.
+    """
+    found: dict[int, Any] = {}
+    level = [tensor.grad_fn for tensor in tensors]
+    for _ in range(NEAR):
+        beyond: list[Any] = []
+        for node in filter(None, level):
+            made = getattr(node, "_forward_cls", None)
+            if hasattr(made, "_backward_impl") and hasattr(made, "_aot_id"):
+                if made._aot_id >= since:
+                    found[id(made)] = made
+            else:
+                beyond += [function for function, _ in node.next_functions]
+        level = list(dict.fromkeys(beyond))
+    return list(found.values())
 
 
 def guard_backward(

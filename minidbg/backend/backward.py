@@ -77,17 +77,21 @@ def guard(
     result: Any,
     on_failure: Callable[[Exception, str], None],
     around: Callable[[], AbstractContextManager[object]] = nullcontext,
+    *,
+    since: int = 0,
 ) -> bool:
     """Let ``on_failure`` hear, with the phase, when the backward of ``result`` fails; whether there is one to guard.
 
-    ``around`` is entered for each run of it. Only backwards that AOTAutograd compiled can be the backend's fault.
+    ``around`` is entered for each run of it. Only backwards that AOTAutograd compiled can be the backend's fault;
+    those with an id below ``since`` (``_torch.next_aot_id()`` before the backend was called) are of other graphs.
+    ``result`` may hold the inputs, too: one that the graph writes to has the graph's backward.
     """
-    for tensor in tensors_in(result if isinstance(result, list | tuple) else (result,)):
-        function_class = _torch.aot_backward_class(tensor)
-        if function_class is not None:
-            _torch.guard_backward(function_class, lambda error: heard(error, on_failure), around)
-            return True
-    return False
+    found = _torch.aot_backward_classes(
+        tensors_in(result if isinstance(result, list | tuple) else (result,)), since
+    )
+    for function_class in found:
+        _torch.guard_backward(function_class, lambda error: heard(error, on_failure), around)
+    return bool(found)
 
 
 def heard(error: Exception, on_failure: Callable[[Exception, str], None]) -> None:

@@ -44,6 +44,8 @@ class WrappedGraph:
         """Of the link in use; ``len(links)`` is eager."""
         self.compiled_fn: CompiledFn = self.untouched.forward
         self.record = flight.Record(self.untouched, settings)
+        self.aot_ids_from = 0
+        """AOTAutograd's number for the first graph that this one's compilers make."""
         self.good_calls = 0
         self.settled = False
 
@@ -52,6 +54,7 @@ class WrappedGraph:
     def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
         """What dynamo is to call. Raises what the last link raised, when no link works and eager is not wanted."""
         kept = self.keep(example_inputs) if self.can_go_on() else NOTHING
+        self.aot_ids_from = _torch.next_aot_id()
         for position, link in enumerate(self.links):
             self.position = position
             try:
@@ -114,7 +117,9 @@ class WrappedGraph:
         else:
             self.good_calls += 1
             self.settled = verify.is_settled(self.good_calls)
-            has_backward = self.good_calls == 1 and torch.is_grad_enabled() and self.guard_backward(result, args)
+            has_backward = (
+                self.good_calls == 1 and torch.is_grad_enabled() and self.guard_backward(result, args)
+            )
             if self.settled and not has_backward:
                 self.record.close()
             return result
@@ -199,7 +204,9 @@ class WrappedGraph:
                     failures.warn_going_on(failure, report, "eager in later calls")
                     self.called_as_eager()
 
-        guarded = backward.guard(result, on_failure, self.record.during_backward)
+        guarded = backward.guard(
+            written_by(result, args), on_failure, self.record.during_backward, since=self.aot_ids_from
+        )
         if guarded:
             link = self.links[self.position]
             call = backward.remembered(self.untouched, link, args, self.settings.env)
@@ -235,6 +242,11 @@ class WrappedGraph:
         later = self.links[self.position + 1 :]
         then = later[0].name if later else "eager"
         failures.warn_going_on(self.failure(error, values, kind), report, then)
+
+
+def written_by(result: Any, args: Sequence[Any]) -> list[Any]:
+    """All that a call left behind: its results, and its inputs, some of which it may have written to."""
+    return [*(result if isinstance(result, list | tuple) else (result,)), *args]
 
 
 def compiled_by(link: Link, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:

@@ -34,12 +34,16 @@ def simplify(case: Case, fails: Callable[[Case], bool], remaining: Callable[[], 
     return case
 
 
-def without_grad(case: Case) -> Iterator[Case]:
-    """No input requires grad; and grad mode stays on, which is what a reader expects of plain code."""
+def without_backward(case: Case) -> Iterator[Case]:
+    """The forward alone."""
     if case.backward:
         yield replace(case, backward=False)
-        return
-    if any(isinstance(value, torch.Tensor) and value.requires_grad for value in case.inputs):
+
+
+def without_grad(case: Case) -> Iterator[Case]:
+    """No input requires grad; and grad mode stays on, which is what a reader expects of plain code."""
+    needs_grad = any(isinstance(value, torch.Tensor) and value.requires_grad for value in case.inputs)
+    if needs_grad and not case.backward:
         inputs = tuple(value.detach() if isinstance(value, torch.Tensor) else value for value in case.inputs)
         yield replace(case, inputs=inputs, context=replace(case.context, grad=True, inference=False))
 
@@ -77,6 +81,7 @@ def without_options(case: Case) -> Iterator[Case]:
 
 CHANGES: tuple[Callable[[Case], Iterator[Case]], ...] = (
     without_dynamic,
+    without_backward,
     without_grad,
     without_modes,
     without_options,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
 import types
@@ -15,6 +16,7 @@ from minidbg.references.given import as_statements, given_reference, imported_by
 from minidbg.references.homes import finds_again, is_foreign
 from minidbg.references.literals import NotALiteral, write_literal
 from minidbg.references.locating import NoWay, expression_for
+from minidbg.references.places import place_of
 from minidbg.references.registered import NEEDS, entry_point, import_for, registering_module
 from minidbg.references.trail import Trail
 
@@ -59,7 +61,17 @@ def _expression(
     names = _torch.names_of_backend(backend)
     if names:
         return names[0], _registered(names[0], statements, trail)
-    return name_of(backend), _located(backend, trail)
+    expression = _located(backend, trail)
+    place = place_of(backend) if is_nameless(backend) else None
+    return f"{place.module}.{place.path}" if place else name_of(backend), expression
+
+
+def is_nameless(backend: object) -> bool:
+    """Whether ``name_of`` could only say what kind of object it is, and that kind is none of the user's own."""
+    kind = type(backend)
+    return not is_foreign(kind.__module__) and not isinstance(
+        backend, types.MethodType | types.FunctionType | type | functools.partial
+    )
 
 
 def name_of(backend: CompilerFn) -> str:

@@ -1,0 +1,162 @@
+"""A failure that only the backward shows: found whatever way its graph came about, and reduced only as far as it stays one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import planted_backends as planted
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch.utils.checkpoint import checkpoint
+
+import minidbg
+from minidbg import _torch, references, repro, workers
+from minidbg.backend import failures, wrap
+from minidbg.backend.budget import PROCESS
+from minidbg.case import Case
+from minidbg.failure import Direction, Kind, Verdict
+from minidbg.reduction import surroundings
+from minidbg.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_new_process() -> Iterator[None]:
+    PROCESS.reset()
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    PROCESS.reset()
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def cases(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
+    found: list[Case] = []
+
+    def respond(case: Case, error: BaseException, settings: Settings) -> Any:
+        found.append(case)
+        return failures.NoReport("told")
+
+    monkeypatch.setattr(failures, "respond", respond)
+    return found
+
+
+def forward_works(gm: fx.GraphModule, example_inputs: Any) -> Any:
+    return make_boxed_func(gm.forward)
+
+
+def backward_fails(gm: fx.GraphModule, example_inputs: Any) -> Any:
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("backward kernel failed")
+
+    return make_boxed_func(broken)
+
+
+BROKEN = aot_autograd(fw_compiler=forward_works, bw_compiler=backward_fails)
+
+
+def checkpointed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = checkpoint(lambda z: z.sin().cos(), x, use_reentrant=False)
+    return result
+
+
+def in_two_graphs(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x = x.sin()
+    torch._dynamo.graph_break()
+    return x.cos()
+
+
+def written_and_returned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return y.mul_(x.sin())
+
+
+FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "a view": lambda x, y: x.sin().t(),
+    "a checkpoint": checkpointed,
+    "two graphs": in_two_graphs,
+    "a written input": written_and_returned,
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_a_backward_is_heard_whatever_its_forward_returns(
+    function: Callable[..., torch.Tensor], cases: list[Case]
+) -> None:
+    compiled = torch.compile(function, backend=wrap(BROKEN, verify="never"))
+    loss = compiled(torch.randn(3, 3, requires_grad=True), torch.randn(3, 3)).sum()
+    with pytest.raises(RuntimeError, match="backward kernel") as caught:
+        loss.backward()
+    (case,) = cases
+    assert case.backward
+    assert case.signature is not None
+    assert (case.kind, case.signature.direction) == (Kind.RUNTIME, Direction.BACKWARD)
+    assert caught.value.__notes__ == ["minidbg: told"]
+
+
+def test_a_backward_that_shows_in_a_written_input_only_is_heard(cases: list[Case]) -> None:
+    def writes(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        y.mul_(x.sin())
+        return x.detach() + 1
+
+    y = torch.randn(3)
+    torch.compile(writes, backend=wrap(BROKEN, verify="never"))(torch.randn(3, requires_grad=True), y)
+    with pytest.raises(RuntimeError, match="backward kernel"):
+        y.sum().backward()
+    assert len(cases) == 1
+
+
+def test_the_backward_of_another_compiled_graph_is_not_taken_for_ours(cases: list[Case]) -> None:
+    """Our graph returns a view of its input, which came out of a graph that nobody wrapped."""
+    x = torch.compile(lambda x: x.sin(), backend=BROKEN)(torch.randn(3, 3, requires_grad=True))
+    loss = torch.compile(lambda x: x.t(), backend=wrap("aot_eager", verify="never"))(x).sum()
+    with pytest.raises(RuntimeError, match="backward kernel"):
+        loss.backward()
+    assert not cases
+
+
+def test_the_next_number_of_aot_autograd_is_read_without_taking_it() -> None:
+    torch.compile(lambda x: x.sin(), backend="aot_eager")(torch.ones(2))
+    assert _torch.next_aot_id() == _torch.next_aot_id() > 0
+
+
+def test_what_needs_neither_backward_nor_gradients_loses_them() -> None:
+    case = Case(
+        fx.symbolic_trace(lambda x: (torch.relu(x),)),
+        (torch.randn(3, requires_grad=True),),
+        references.find(planted.raises_on_relu),
+        backward=True,
+        compiler=planted.raises_on_relu,
+    )
+    case = replace(case, signature=workers.submit(case, seconds=60).signature)
+
+    def fails(candidate: Case) -> bool:
+        return workers.submit(candidate, seconds=60).verdict is Verdict.REPRODUCES
+
+    simple = surroundings.simplify(case, fails, lambda: 60.0)
+    assert not simple.backward
+    assert not simple.inputs[0].requires_grad
+
+
+def test_a_backward_failure_becomes_a_script_that_runs_backward(tmp_path: Path) -> None:
+    backend = minidbg.wrap(planted.raises_in_backward_of_relu, repro_dir=tmp_path)
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = torch.tanh(x @ w)
+        return torch.relu(x).exp().sum()
+
+    with pytest.raises(planted.ReluNotSupported) as caught:
+        torch.compile(function, backend=backend)(torch.randn(4, 4), torch.eye(4).requires_grad_()).backward()
+    report = minidbg.report_of(caught.value)
+    assert report is not None
+    assert report.path is not None, report.line
+    header = repro.read_header(report.path)
+    assert header.table["backward"] is True
+    assert header.nodes == 1
+    assert header.backend == "planted_backends.raises_in_backward_of_relu"
