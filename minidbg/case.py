@@ -110,6 +110,8 @@ class Provenance:
     """Whether 1-minimality over nodes, inputs and outputs was proven."""
     oracle_calls: int = 0
     seconds: float = 0.0
+    neighbour: str = ""
+    """What one step less looks like: ``passes without torch.relu``."""
     notes: tuple[str, ...] = ()
     """What a reader must know: which values are real, which call path was needed, which budget ran out."""
 

@@ -19,7 +19,7 @@ from minidbg.failure import Outcome, Verdict
 from minidbg.graphs.capture import capture_by_dynamo
 from minidbg.graphs.copying import copy_graph_module
 from minidbg.graphs.size import call_nodes
-from minidbg.reduction import session
+from minidbg.reduction import publishing, reducing
 
 StrPath = str | os.PathLike[str]
 
@@ -55,7 +55,7 @@ def reduce(
     into ``folder``, by default the repro folder that ``path`` lies in. Raises UnreadableRepro, and NotReproduced when the
     script does not show its failure here, or no form of it does in a fresh interpreter.
     """
-    written = session.reduce_path(
+    written = reducing.reduce_path(
         Path(path), seconds=seconds, max_calls=max_calls, folder=Path(folder) if folder else None
     )
     if written.path is None:
@@ -108,7 +108,7 @@ def save_repro(
             f"{': ' + outcome.reason if outcome.reason else ''}. A repro is written of failures only",
             outcome,
         )
-    return saved(session.with_failure(case, outcome), Path(path) if path is not None else None, seconds)
+    return saved(publishing.with_failure(case, outcome), Path(path) if path is not None else None, seconds)
 
 
 def saved(case: Case, path: Path | None, seconds: float) -> Path:
@@ -116,8 +116,8 @@ def saved(case: Case, path: Path | None, seconds: float) -> Path:
     folder = path.parent if path is not None else settings.load().repro_dir
     last: Outcome | None = None
     for exactness in repro.Exactness:
-        last = session.verify(case, exactness, folder, seconds=seconds)
-        if last.verdict is not Verdict.REPRODUCES:
+        last = publishing.verify(case, exactness, folder, seconds=seconds)
+        if last.verdict not in publishing.SHOWN:
             continue
         if path is None:
             return repro.publish(case, folder, exactness=exactness)

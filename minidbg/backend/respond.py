@@ -15,7 +15,9 @@ from typing import TextIO
 from minidbg import repro, workers
 from minidbg.case import Case
 from minidbg.errors import MinidbgError
-from minidbg.reduction import progress, session
+from minidbg.reduction import progress, reducing
+from minidbg.reduction.publishing import VERIFY_SECONDS
+from minidbg.reduction.result import Limits, Written
 from minidbg.settings import Reduce, Settings
 
 GRACE_S = 30.0
@@ -75,12 +77,12 @@ def answered(case: Case, capture: Path, settings: Settings) -> Answered:
     return Answered(written.path, capture, written.line)
 
 
-def reduced_elsewhere(case: Case, capture: Path, settings: Settings) -> session.Written:
+def reduced_elsewhere(case: Case, capture: Path, settings: Settings) -> Written:
     """Reduce in a fork of this process, which has the live graph and backend; else in a new one, from the capture.
 
     Raises MinidbgError when the reducing process found nothing to reduce, was ended or broke.
     """
-    limits = session.Limits(seconds=settings.seconds, max_calls=settings.max_calls)
+    limits = Limits(seconds=settings.seconds, max_calls=settings.max_calls)
     refusal = workers.fork_refusal()
     if refusal is not None:
         return reduced_from_capture(capture, settings)
@@ -89,18 +91,18 @@ def reduced_elsewhere(case: Case, capture: Path, settings: Settings) -> session.
         def reduce_here() -> object:
             with progress.on_stream(stream) as listener:
                 try:
-                    written = session.reduce_and_publish(
+                    written = reducing.reduce_and_publish(
                         case, settings.repro_dir, limits=limits, listener=listener, just_seen=True
                     )
                 except MinidbgError as refused:
                     return {"refused": str(refused)}
             return written.to_json()
 
-        done = workers.call_in_fork(reduce_here, seconds=limits.seconds + session.VERIFY_SECONDS + GRACE_S)
+        done = workers.call_in_fork(reduce_here, seconds=limits.seconds + VERIFY_SECONDS + GRACE_S)
     return written_by(done)
 
 
-def reduced_from_capture(capture: Path, settings: Settings) -> session.Written:
+def reduced_from_capture(capture: Path, settings: Settings) -> Written:
     """Reduce the capture in a fresh interpreter: for processes that cannot be forked (CUDA, not Linux)."""
     command = [
         sys.executable,
@@ -114,18 +116,18 @@ def reduced_from_capture(capture: Path, settings: Settings) -> session.Written:
     ]
     if settings.max_calls is not None:
         command += ["--max-calls", str(settings.max_calls)]
-    limit = settings.seconds + session.VERIFY_SECONDS + GRACE_S
+    limit = settings.seconds + VERIFY_SECONDS + GRACE_S
     done = workers.run_python(command, seconds=limit)
     return written_by(done)
 
 
-def written_by(done: workers.ChildResult) -> session.Written:
+def written_by(done: workers.ChildResult) -> Written:
     """The answer of a reducing process. Raises MinidbgError that says how it ended when there is none."""
     value = done.value if done.answered else last_object(done.stdout)
     if isinstance(value, dict) and "refused" in value:
         raise MinidbgError(str(value["refused"]))
     if isinstance(value, dict):
-        return session.Written.from_json(value)
+        return Written.from_json(value)
     if done.timed_out:
         raise MinidbgError(f"the reducing process was ended after {done.seconds:.0f} s")
     last = (done.error or done.stderr_tail).strip().splitlines()[-1:] or ["no message"]

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from minidbg.cli.manners import CANNOT_JUDGE, JSON, note, print_json
+
+if TYPE_CHECKING:
+    from minidbg.reduction.progress import Listener
 
 
 @click.command()
@@ -17,15 +24,39 @@ from minidbg.cli.manners import CANNOT_JUDGE, JSON, note, print_json
 @click.option(
     "--dir", "folder", type=click.Path(file_okay=False, path_type=Path), help="Where the repro goes."
 )
+@click.option("--events", is_flag=True, help="Progress as JSON objects on stderr, one for each oracle call.")
 @JSON
-def reduce(path: Path, seconds: float, max_calls: int | None, folder: Path | None, as_json: bool) -> None:
-    """Reduce a capture or a repro further, edited by hand or not, and write a verified repro."""
-    from minidbg.reduction import session
+def reduce(
+    path: Path, seconds: float, max_calls: int | None, folder: Path | None, events: bool, as_json: bool
+) -> None:
+    """Reduce a capture or a repro further, edited by hand or not, and write a verified repro.
 
-    written = session.reduce_path(path, seconds=seconds, max_calls=max_calls, folder=folder)
+    Ctrl-C ends the search, and the best repro so far is verified and written. A reduction that was ended in any other way
+    (kill -9, power loss) goes on where it was when it is started again.
+    """
+    from minidbg.reduction import reducing
+
+    with listener_on_stderr(events) as listener:
+        written = reducing.reduce_path(
+            path, seconds=seconds, max_calls=max_calls, folder=folder, listener=listener
+        )
     if as_json:
         print_json(written.to_json())
     elif written.path is not None:
         click.echo(str(written.path))
     note(written.line)
     sys.exit(0 if written.path is not None else CANNOT_JUDGE)
+
+
+@contextlib.contextmanager
+def listener_on_stderr(events: bool) -> Iterator[Listener]:
+    """Where progress goes: a bar or lines for a person, objects for a machine."""
+    from minidbg.reduction import progress
+
+    if events:
+        yield progress.as_events(
+            lambda event, **fields: click.echo(json.dumps({"event": event, **fields}), err=True)
+        )
+        return
+    with progress.on_stream(sys.stderr) as listener:
+        yield listener

@@ -117,16 +117,35 @@ def outcome_of(
 ) -> dict[str, Any]:
     """Judge the script here, or in a child process (crash, hang; ``tell`` is the child's way to say what it does).
 
-    A fault of the script itself is ``invalid``.
+    A flaky failure gets the header's number of ``attempts``. A fault of the script itself is ``invalid``.
     """
     try:
         case = read_case(script["__file__"])
-        if tell is None and "judge_in_child" in script:
-            return dict(script["judge_in_child"](script["__file__"], case, device, backend))
-        return judge_script(script, case, device, backend, lambda phase: tell and tell("phase " + phase))
+        if tell is not None:
+            return judge_script(script, case, device, backend, lambda phase: tell("phase " + phase))
+        return shown_in(case.get("attempts", 1), lambda: one_outcome(script, case, device, backend))
     except Exception as error:  # noqa: BLE001 - else Python would exit with 1, which means "reproduces"
         traceback.print_exc()
         return outcome("invalid", f"the script itself failed: {brief(error)}")
+
+
+def one_outcome(
+    script: dict[str, Any], case: dict[str, Any], device: str | None, backend: str | None
+) -> dict[str, Any]:
+    if "judge_in_child" in script:
+        return dict(script["judge_in_child"](script["__file__"], case, device, backend))
+    return judge_script(script, case, device, backend, lambda phase: None)
+
+
+def shown_in(attempts: int, judge: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The outcome of the first of at most ``attempts`` runs that does not pass."""
+    for run in range(1, attempts + 1):
+        found = judge()
+        if found["verdict"] == "reproduces" and run > 1:
+            return {**found, "verdict": "flaky", "reproduced": 1, "runs": run}
+        if found["verdict"] != "gone":
+            break
+    return {**found, "runs": run, "reproduced": 0} if attempts > 1 and found["verdict"] == "gone" else found
 
 
 def sentence(found: dict[str, Any], backend: str) -> str:
@@ -143,6 +162,8 @@ def sentence(found: dict[str, Any], backend: str) -> str:
     }[signature["kind"]]
     where = " in backward" if signature["direction"] == "backward" else ""
     said = " ".join(found["message"].split())[:200]
+    if verdict == "flaky":
+        where += f" ({found['reproduced']} of {found['runs']} runs)"
     return f"{verdict}: {what}{where}" + (f": {said}" if said else "")
 
 

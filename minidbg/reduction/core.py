@@ -36,6 +36,9 @@ from minidbg.reduction.simplify import SIMPLIFYING, plainness
 from minidbg.reduction.suspects import try_suspects
 from minidbg.reduction.windows import narrow_window
 
+LEAST_SIMPLIFYING_S = 20.0
+"""Simplification may take as long as the reduction before it took, and at least this."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
@@ -113,14 +116,16 @@ def reduce_graph(
         around=around,
         allow_no_calls=allow_no_calls,
     )
-    certified, interrupted, whole_passed = False, False, False
+    proven: Candidate | None = None
+    interrupted, whole_passed = False, False
     try:
         run(problem, "suspects", lambda problem: try_suspects(problem, hints))
         reduce_to_fixed_point(problem)
         problem.confirm_whole()
+        proven = problem.best
         if simplify:
-            simplify_to_fixed_point(problem)
-        certified = True
+            simplify_for_a_while(problem)
+            proven = problem.best
     except BudgetSpent:
         pass
     except NotReproduced:
@@ -129,7 +134,7 @@ def reduce_graph(
         whole_passed = True
     except KeyboardInterrupt:
         interrupted = True
-    return _reduced(problem, certified, interrupted, whole_passed)
+    return _reduced(problem, proven is problem.best, interrupted, whole_passed)
 
 
 def reduce_to_fixed_point(problem: ReductionProblem) -> None:
@@ -157,6 +162,17 @@ def simplify_to_fixed_point(problem: ReductionProblem) -> None:
         problem.plainness = None
         if problem.best is not before:
             reduce_to_fixed_point(problem)
+
+
+def simplify_for_a_while(problem: ReductionProblem) -> None:
+    """``simplify_to_fixed_point``, but no longer than the reduction took so far; what it leaves is 1-minimal again."""
+    whole_budget = problem.budget
+    problem.limit_to(max(LEAST_SIMPLIFYING_S, problem.elapsed()))
+    try:
+        simplify_to_fixed_point(problem)
+    except BudgetSpent:
+        problem.budget, problem.plainness = whole_budget, None
+        reduce_to_fixed_point(problem)
 
 
 def find(problem: ReductionProblem) -> None:

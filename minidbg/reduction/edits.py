@@ -72,7 +72,6 @@ def drop_nodes(problem: ReductionProblem) -> None:
         candidate = problem.extract(left, whole_tuples=True)
         if candidate is not None and not problem.consider(candidate):
             problem.remember_passing(problem.bits(left))
-            problem.neighbour = candidate
 
 
 def bypass_nodes(problem: ReductionProblem) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Set
 from contextlib import nullcontext
@@ -25,6 +26,9 @@ SMALL = 256
 
 
 LEAST_SPARE_BYTES = 16 << 20
+
+TELLING = ("nodes", "sizes", "arguments", "dtypes", "tensors", "bypass", "inputs", "values", "outputs")
+"""Phases whose candidates are one step smaller than ``best``: what a passing one of them lacks says most about a failure first."""
 
 
 class Answer(enum.Enum):
@@ -80,6 +84,14 @@ class Progress:
     improved: bool
     """Whether this call found a smaller one: the last of ``problem.steps``."""
     best: Candidate
+    rest_calls: int = 0
+    """About how many oracle calls are still to come."""
+
+
+def expected_calls(size: tuple[int, ...]) -> int:
+    """About how many calls a reduction still takes from a candidate of this size: a bisection, then single removals."""
+    nodes, inputs, outputs = size
+    return math.ceil(2 * math.log2(nodes + 1)) + min(nodes, 8) + min(inputs, 8) + min(outputs, 4)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -135,7 +147,8 @@ class ReductionProblem:
     """Accepted candidates, largest first."""
     history: list[Attempt] = field(default_factory=list)
     neighbour: Candidate | None = None
-    """The last candidate one step smaller than ``best`` that passed."""
+    """A candidate one step smaller than ``best`` that passed."""
+    neighbour_phase: str = ""
     keep_passed_through: bool = False
     """Whether inputs that the graph returns must stay outputs for the failure to show."""
     _known: dict[Hashable, Answer] = field(default_factory=dict)
@@ -252,8 +265,22 @@ class ReductionProblem:
             answer = self.ask(candidate.graph.give_away(), candidate.inputs)
         nodes, inputs, *_ = size
         self.history.append(Attempt(self.phase, nodes, inputs, answer, time.monotonic() - began, key[:16]))
+        if answer is Answer.NOT and self._tells_more(self.phase):
+            self.neighbour, self.neighbour_phase = candidate, self.phase
         self._tell(answer is Answer.INTERESTING and self._is_smaller(candidate, size), candidate)
         return answer
+
+    def _tells_more(self, phase: str) -> bool:
+        """Whether what passed in this phase explains the failure better than the neighbour there is."""
+        if phase not in TELLING:
+            return False
+        return not self.neighbour_phase or TELLING.index(phase) <= TELLING.index(self.neighbour_phase)
+
+    def limit_to(self, seconds: float) -> None:
+        """Let what follows take ``seconds`` at most, or what is left of the budget."""
+        until = self.elapsed() + seconds
+        known = self.budget.seconds
+        self.budget = replace(self.budget, seconds=until if known is None else min(known, until))
 
     def _check_budget(self) -> None:
         limit, seconds = self.budget.max_calls, self.budget.seconds
@@ -269,7 +296,7 @@ class ReductionProblem:
         self.steps.append(self.best)
         self._own_storages.append(self._own_storages_of(self.best))
         self._forget_large_steps()
-        self.neighbour = None
+        self.neighbour, self.neighbour_phase = None, ""
 
     def _forget_large_steps(self) -> None:
         """Drop the largest earlier steps while they hold many bytes that nothing else holds."""
@@ -303,6 +330,7 @@ class ReductionProblem:
                     self.elapsed(),
                     improved,
                     best,
+                    expected_calls(best.size),
                 )
             )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TextIO, TypeAlias
 
 from rich.console import Console
@@ -27,6 +28,8 @@ class Event:
     start_nodes: int
     oracle_calls: int
     seconds: float
+    rest_seconds: float | None = None
+    """About how long it still takes, where that can be said."""
 
 
 Listener: TypeAlias = Callable[[Event], None]
@@ -55,9 +58,10 @@ def bar(stream: TextIO) -> Iterator[Listener]:
         MofNCompleteColumn(),
         TextColumn("nodes removed, {task.fields[nodes]} left, {task.fields[calls]} oracle calls"),
         TimeElapsedColumn(),
+        TextColumn("{task.fields[rest]}"),
     )
     with RichProgress(*columns, console=Console(file=stream), auto_refresh=False, transient=True) as display:
-        task = display.add_task("", total=None, phase="reducing", nodes="?", calls=0)
+        task = display.add_task("", total=None, phase="reducing", nodes="?", calls=0, rest="")
 
         def listener(event: Event) -> None:
             display.update(
@@ -67,6 +71,7 @@ def bar(stream: TextIO) -> Iterator[Listener]:
                 phase=event.phase,
                 nodes=event.nodes,
                 calls=event.oracle_calls,
+                rest=rest_of(event).removeprefix(", "),
             )
             display.refresh()
 
@@ -84,8 +89,22 @@ def lines(stream: TextIO) -> Listener:
         last = event.seconds
         stream.write(
             f"minidbg: {event.phase}: {event.start_nodes} -> {event.nodes} nodes, "
-            f"{event.oracle_calls} oracle calls, {event.seconds:.0f} s\n"
+            f"{event.oracle_calls} oracle calls, {event.seconds:.0f} s{rest_of(event)}\n"
         )
         stream.flush()
+
+    return listener
+
+
+def rest_of(event: Event) -> str:
+    """``, about 12 s more``, or nothing where that cannot be said."""
+    return "" if event.rest_seconds is None else f", about {math.ceil(event.rest_seconds)} s more"
+
+
+def as_events(log: Callable[..., object]) -> Listener:
+    """A listener for machines: each event becomes a call ``log("reduction", phase=..., nodes=..., ...)`` (structlog's form)."""
+
+    def listener(event: Event) -> None:
+        log("reduction", **asdict(event))
 
     return listener

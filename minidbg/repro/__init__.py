@@ -2,7 +2,16 @@
 
 from minidbg.graphs.specs import Exactness
 from minidbg.repro.files import discard, write, write_script
-from minidbg.repro.folder import captures, drafts, file_name, folder_of, keep_capture, publish
+from minidbg.repro.folder import (
+    captures,
+    drafts,
+    file_name,
+    folder_of,
+    keep_capture,
+    neighbours,
+    publish,
+    reduction_place,
+)
 from minidbg.repro.header import Header, read_header
 from minidbg.repro.loading import load
 from minidbg.repro.render import Script, render
@@ -19,8 +28,10 @@ __all__ = [
     "folder_of",
     "keep_capture",
     "load",
+    "neighbours",
     "publish",
     "read_header",
+    "reduction_place",
     "render",
     "run",
     "write",

@@ -61,6 +61,9 @@ def load(path: Path | str) -> Case:
         dynamic=header.table.get("dynamic"),
         dynamic_dims=tuple(tuple(dims) for dims in header.table.get("dynamic_dims", ())),
         backward=bool(header.table.get("backward", False)),
+        attempts=int(header.table.get("attempts", 1)),
+        tolerances={name: (low, high) for name, (low, high) in header.table.get("tolerances", {}).items()},
+        match=header.table.get("match"),
         provenance=header.provenance,
         compiler=compiler,
     )

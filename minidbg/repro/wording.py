@@ -142,6 +142,8 @@ def _story(case: Case, values: str) -> Iterator[str]:
         yield values
     if case.context.env:
         yield f"Set in the environment: {' '.join(f'{name}={value}' for name, value in case.context.env.items())}."
+    if story.neighbour:
+        yield f"It {story.neighbour}."
     yield from (f"{note[0].upper()}{note[1:].rstrip('.')}." for note in story.notes if note)
 
 

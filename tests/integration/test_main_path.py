@@ -131,7 +131,7 @@ def test_a_repro_loads_as_a_case_and_is_checked(folder: Path) -> None:
     assert case.kind is minidbg.Kind.COMPILE
     assert case.signature is not None
     assert case.signature.types == ("ValueError",)
-    assert [tuple(value.shape) for value in case.inputs] == [(2, 8)]
+    assert [tuple(value.shape) for value in case.inputs] == [(1, 1)], "sizes do not matter to this failure"
     assert case.backend.name == "no_relu"
     outcome = minidbg.check(only_repro(folder))
     assert outcome.verdict is minidbg.Verdict.REPRODUCES

@@ -1,0 +1,159 @@
+"""From the smallest case found to a script at the top of the folder that was seen to fail in a fresh interpreter."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from minidbg import repro
+from minidbg.case import CallPath, Case
+from minidbg.errors import CannotWrite
+from minidbg.failure import Outcome, Verdict
+from minidbg.graphs import describing, tensors
+from minidbg.graphs.origins import user_line
+from minidbg.graphs.size import call_nodes
+from minidbg.reduction.neighbours import sentence
+from minidbg.reduction.result import Written
+from minidbg.reduction.session import Session
+from minidbg.repro import Exactness
+
+VERIFY_SECONDS = 120.0
+"""Time limit of the run in a fresh interpreter; importing torch and inductor is most of a usual one."""
+
+SHOWN = (Verdict.REPRODUCES, Verdict.FLAKY)
+"""Verdicts of a script that shows its failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a reduction found, before any of it was run in a fresh interpreter."""
+
+    smallest: Case
+    steps: tuple[Case, ...] = ()
+    """Failing cases on the way, largest first."""
+    certified: bool = False
+    notes: tuple[str, ...] = ()
+    neighbour: Case | None = None
+    """One step smaller, and passing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A case and how exactly its values are written: one thing to try as a script."""
+
+    case: Case
+    exactness: Exactness
+    note: str = ""
+
+
+def publish_first_that_fails(original: Case, found: Found, folder: Path, session: Session) -> Written:
+    """Write the first form that fails the same way in a fresh interpreter; forms go from short to faithful."""
+    start, last = call_nodes(original.graph_module), Outcome(Verdict.INVALID, reason="nothing was run")
+    for form in forms(found, original):
+        session.tell("verify", call_nodes(form.case.graph_module), start)
+        if form.exactness is not Exactness.EXACT and not seeded_values_suffice(form, session):
+            continue
+        is_smallest = call_nodes(form.case.graph_module) == call_nodes(found.smallest.graph_module)
+        for variant in (form, single_threaded(form)):
+            case = with_story(variant, original, found, session, certified=found.certified and is_smallest)
+            last = verify(case, form.exactness, folder)
+            if last.verdict in SHOWN:
+                path = repro.publish(case, folder, exactness=form.exactness)
+                keep_neighbour(found.neighbour if is_smallest else None, path, folder)
+                return written(path, case, original, last, session)
+            if last.verdict is not Verdict.CRASHED:
+                break
+    return written(None, found.smallest, original, last, session)
+
+
+def forms(found: Found, original: Case) -> Iterator[Form]:
+    """What to try as a script, in order: what a reader wants most first, what surely fails last."""
+    smallest = found.smallest
+    for exactness in (Exactness.SEEDED, Exactness.SMALL, Exactness.EXACT):
+        yield Form(smallest, exactness, EXACTNESS_NOTES[exactness])
+    if smallest.call is CallPath.TORCH_COMPILE:
+        direct = replace(smallest, call=CallPath.DIRECT)
+        yield Form(direct, Exactness.EXACT, "fails only when the backend is called directly with this graph")
+    for step in reversed(found.steps[-4:]):
+        yield Form(step, Exactness.EXACT, "a smaller form did not fail in a fresh interpreter")
+    yield Form(original, Exactness.EXACT, "no reduced form failed in a fresh interpreter")
+
+
+def single_threaded(form: Form) -> Form:
+    """The form with one thread, as the oracle calls have it: C++ code ends the process where it throws in a second one."""
+    context = replace(form.case.context, threads=1, threads_matter=True)
+    note = "; ".join(
+        part for part in (form.note, "with more than one thread the process dies instead") if part
+    )
+    return replace(form, case=replace(form.case, context=context), note=note)
+
+
+EXACTNESS_NOTES: Mapping[Exactness, str] = {
+    Exactness.SEEDED: "",
+    Exactness.SMALL: "integers, booleans and small tensors hold the values of the failing run",
+    Exactness.EXACT: "the tensors hold the values of the failing run: seeded ones did not fail",
+}
+
+
+def seeded_values_suffice(form: Form, session: Session) -> bool:
+    """Whether the case fails with the values that its script would make: cheaper to ask here than in a new process."""
+    names = [node.name for node in form.case.graph_module.graph.nodes if node.op == "placeholder"]
+    specs = describing.describe(form.case.inputs, names, form.exactness)
+    return session.fails_the_same(replace(form.case, inputs=tuple(tensors.materialise(specs))))
+
+
+def with_story(form: Form, original: Case, found: Found, session: Session, *, certified: bool) -> Case:
+    """The form's case with what its docstring tells of the way it was found."""
+    where, line = user_line(form.case.graph_module, original.provenance.message, last=True)
+    story = replace(
+        original.provenance,
+        captured_from=where or original.provenance.captured_from,
+        line=line if where else original.provenance.line,
+        reduced=True,
+        certified=certified,
+        oracle_calls=session.oracle_calls,
+        seconds=session.elapsed(),
+        neighbour=sentence(form.case, found.neighbour) if found.neighbour and certified else "",
+        notes=(*original.provenance.notes, *found.notes, *([form.note] if form.note else [])),
+    )
+    return replace(form.case, provenance=story)
+
+
+def with_failure(case: Case, outcome: Outcome) -> Case:
+    """``case`` expecting the failure that ``outcome`` showed, and telling its message."""
+    story = replace(case.provenance, message=outcome.message)
+    return replace(case, signature=outcome.signature, provenance=story)
+
+
+def verify(case: Case, exactness: Exactness, folder: Path, *, seconds: float = VERIFY_SECONDS) -> Outcome:
+    """Run the case's script in a fresh interpreter, from a place that is not the repro folder's top."""
+    draft = repro.write(case, repro.drafts(folder) / "draft.py", exactness=exactness)
+    try:
+        return repro.run(draft, seconds=seconds)
+    finally:
+        repro.discard(draft)
+
+
+def keep_neighbour(neighbour: Case | None, path: Path, folder: Path) -> None:
+    """Write the passing neighbour of the repro at ``path`` under the same name, among the hidden files of the folder."""
+    if neighbour is not None:
+        with contextlib.suppress(CannotWrite, OSError):
+            repro.write(neighbour, repro.neighbours(folder) / path.name, exactness=Exactness.SMALL)
+
+
+def written(path: Path | None, case: Case, original: Case, last: Outcome, session: Session) -> Written:
+    """The session's result in plain values."""
+    notes = case.provenance.notes if path else (*case.provenance.notes, last.reason)
+    return Written(
+        path=path,
+        nodes_before=call_nodes(original.graph_module),
+        nodes_after=call_nodes(case.graph_module),
+        oracle_calls=session.oracle_calls,
+        seconds=session.elapsed(),
+        certified=case.provenance.certified,
+        verdict=last.verdict,
+        notes=notes,
+        also_found=len(session.others),
+    )

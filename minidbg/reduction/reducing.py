@@ -1,0 +1,254 @@
+"""From a failing case to a verified repro script: reduce, simplify what is around the graph, write, run, publish.
+
+Runs in a process of its own where it can (``backend.respond`` and the command line see to that): each oracle call
+is a child of this process. Nothing is announced that was not run in a fresh interpreter and failed there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from torch import fx
+
+from minidbg import repro, workers
+from minidbg.case import CallPath, Case
+from minidbg.errors import MinidbgError, NotReproduced
+from minidbg.failure import Outcome, Verdict
+from minidbg.graphs.record import Around
+from minidbg.graphs.size import call_nodes
+from minidbg.oracle import harness
+from minidbg.oracle.embed import settings_of
+from minidbg.reduction import core, surroundings
+from minidbg.reduction.progress import Event, Listener, silent
+from minidbg.reduction.publishing import SHOWN, VERIFY_SECONDS, Found, publish_first_that_fails, with_failure
+from minidbg.reduction.reliability import RUNS_OF_WHOLE, Reliability, measured, runs_worth_having
+from minidbg.reduction.replay import last_result, open_log
+from minidbg.reduction.result import Limits, Written
+from minidbg.reduction.session import ANSWERS, BEST_FILE, AnswersAreStale, Session
+
+OTHERS_KEPT = 5
+"""Other failures of one reduction that are kept as captures."""
+
+
+def reduce_and_publish(
+    case: Case, folder: Path, *, limits: Limits, listener: Listener = silent, just_seen: bool = False
+) -> Written:
+    """Reduce ``case`` and leave a verified repro in ``folder``.
+
+    A reduction of the same case that was ended before its end goes on where it was. Several processes may reduce the same case
+    at once: one does, and the others take its result.
+    ``just_seen``: the whole case failed a moment ago, so it is not asked again unless nothing smaller fails.
+    Ctrl-C ends the search, and what was found is published; a second one raises KeyboardInterrupt.
+    Raises NotReproduced when the whole case does not show its failure here.
+    """
+    with workers.own_kernel_cache() as kernels, own_place(case, folder, limits, listener) as place:
+        if place is not None and just_seen:
+            published = still_reproduces(place)
+            if published is not None:
+                return published
+        log = open_log(place, case, just_seen=just_seen)
+        for _ in range(2):
+            session = Session(limits, listener, log=log, kernels=kernels, folder=place)
+            try:
+                return reduced_and_published(case, folder, session, just_seen=bool(log.head["just_seen"]))
+            except AnswersAreStale:
+                log.start_over()
+    raise NotReproduced(
+        "the case fails in some runs and passes in others, too rarely for a reduction. It is kept as it is",
+        Outcome(Verdict.FLAKY),
+    )
+
+
+@contextlib.contextmanager
+def own_place(case: Case, folder: Path, limits: Limits, listener: Listener) -> Iterator[Path | None]:
+    """The folder of this case's reduction, for this process alone; None where there can be none."""
+    try:
+        place = repro.reduction_place(case, folder)
+        lock = FileLock(place / "lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            listener(Event("waiting for another process that reduces this failure", 0, 0, 0, 0.0))
+            lock.acquire(timeout=limits.seconds)
+    except (OSError, Timeout):
+        yield None
+        return
+    try:
+        yield place
+    finally:
+        lock.release()
+
+
+def still_reproduces(place: Path) -> Written | None:
+    """The result of an earlier reduction of this very case, when its repro is there, certified, and fails now."""
+    written = last_result(place)
+    if written is None or written.path is None or not written.certified or not written.path.is_file():
+        return None
+    try:
+        outcome = repro.run(written.path, seconds=VERIFY_SECONDS)
+    except MinidbgError:
+        return None
+    if outcome.verdict not in SHOWN:
+        return None
+    return replace(written, known_before=True)
+
+
+def reduced_and_published(case: Case, folder: Path, session: Session, *, just_seen: bool) -> Written:
+    """The whole way, with one session."""
+    try:
+        found = reduce_case(case, session, just_seen=just_seen)
+        written = publish_first_that_fails(case, found, folder, session)
+    finally:
+        keep_others(folder, session)
+    if session.log.complaint:
+        written = replace(written, notes=(*written.notes, session.log.complaint))
+    if written.path is not None:
+        session.log.append({"end": "published", "written": written.to_json()})
+        if session.folder is not None:
+            repro.discard(session.folder / BEST_FILE)
+    return written
+
+
+def keep_others(folder: Path, session: Session) -> None:
+    """Write the other failures that were met as captures, for a reduction of their own."""
+    for other in list(session.others.values())[:OTHERS_KEPT]:
+        with contextlib.suppress(OSError, MinidbgError):
+            repro.keep_capture(other, folder, exactness=repro.Exactness.SMALL)
+
+
+def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Found:
+    """The smallest case found and how.
+
+    When nothing smaller than the whole fails on the way through torch.compile, the other call path is tried.
+    Raises NotReproduced.
+    """
+    known = Reliability(1, 1)
+    if not just_seen:
+        case, known = reproducing_path(case, session)
+    reduced = reduce_graph_of(case, session)
+    if just_seen and not reduced.steps and session.remaining() > 0:
+        # Nothing smaller failed. Either all of it is needed, or this path never shows the failure: ask the whole.
+        found, known = reproducing_path(case, session)
+        if found.call is not case.call or known.is_flaky:
+            case, reduced = found, reduce_graph_of(found, session)
+    steps = [case.with_graph(graph, inputs) for graph, inputs in reduced.steps]
+    smallest = case.with_graph(reduced.graph_module, tuple(reduced.inputs))
+    if steps and not known.is_flaky and session.remaining() > 0:
+        known = measured(smallest, session, failed=1, runs=1, more=runs_worth_having(smallest))
+        if known.is_flaky:
+            # What passed on the way here may have passed by chance.
+            session.repeats = known.repeats
+            again = reduce_graph_of(smallest, session)
+            smallest = case.with_graph(again.graph_module, tuple(again.inputs))
+            reduced = replace(again, steps=(*reduced.steps, *again.steps))
+    session.best = smallest
+    return simplified(case, smallest, steps, reduced, known, session)
+
+
+def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
+    """``case`` with the call path on which the whole of it shows its failure, and how often it does.
+
+    A failure that did not show at once gets more chances, where it may be flaky. Raises NotReproduced.
+    """
+    outcomes = []
+    for call in (case.call, *(other for other in CallPath if other is not case.call)):
+        candidate = replace(case, call=call)
+        outcome = session.ask_and_log(candidate)
+        if ANSWERS[outcome.verdict] is core.Answer.INTERESTING:
+            if outcome.signature is not None and case.signature is None:
+                candidate = with_failure(candidate, outcome)
+            return candidate, Reliability(1, 1)
+        outcomes.append(outcome)
+    said = outcomes[0]
+    if said.verdict is Verdict.GONE and runs_worth_having(case):
+        known = measured(case, session, failed=0, runs=1, more=RUNS_OF_WHOLE)
+        if not known.is_too_rare:
+            session.repeats = known.repeats
+            return case, known
+        if known.failed:
+            raise NotReproduced(f"it {known}: too rarely for a reduction, so it is kept whole", said)
+    raise NotReproduced(
+        f"the case does not show its failure here: {said.verdict}{': ' + said.reason if said.reason else ''}. "
+        f"Expected {case.kind or 'any failure'}; values, threads or the machine may matter",
+        said,
+    )
+
+
+def reduce_graph_of(case: Case, session: Session) -> core.Reduced:
+    """Reduce the graph and its inputs with the session's oracle."""
+    start = call_nodes(case.graph_module)
+
+    def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> core.Answer:
+        return ANSWERS[session.ask(case.with_graph(graph_module, tuple(inputs))).verdict]
+
+    def on_progress(progress: core.Progress) -> None:
+        session.tell(progress.phase, progress.nodes, start, progress.rest_calls)
+
+    reduced = core.reduce_graph(
+        case.graph_module,
+        case.inputs,
+        ask,
+        hints=surroundings.hints(case),
+        budget=core.Budget(max_calls=session.max_calls, seconds=session.remaining()),
+        on_progress=on_progress,
+        simplify=True,
+        around=around(case),
+    )
+    session.interrupted |= reduced.interrupted
+    return reduced
+
+
+def around(case: Case) -> Around:
+    """The modes that were around the failing call, in which values inside the graph are computed."""
+    context = settings_of(case)["context"]
+    return lambda: harness.entered_modes(context)
+
+
+def simplified(
+    case: Case,
+    smallest: Case,
+    steps: list[Case],
+    reduced: core.Reduced,
+    known: Reliability,
+    session: Session,
+) -> Found:
+    """``smallest`` without the modes and settings that its failure does not need, and how it was found."""
+    simpler = smallest
+    try:
+        session.phase = "settings"
+        simpler = surroundings.simplify(smallest, session.fails_the_same, session.remaining)
+    except KeyboardInterrupt:
+        session.interrupted = True
+    notes = []
+    if known.is_flaky:
+        simpler = replace(simpler, attempts=session.repeats)
+        notes.append(f"flaky: it {known}, so each question was asked up to {session.repeats} times")
+    if session.interrupted:
+        notes.append("interrupted by Ctrl-C")
+    neighbour = case.with_graph(reduced.neighbour[0], reduced.neighbour[1]) if reduced.neighbour else None
+    return Found(
+        simpler, (*steps, smallest), reduced.certified and not session.interrupted, tuple(notes), neighbour
+    )
+
+
+def reduce_path(
+    path: Path,
+    *,
+    seconds: float = 300.0,
+    max_calls: int | None = None,
+    folder: Path | None = None,
+    listener: Listener = silent,
+) -> Written:
+    """Reduce the capture or repro at ``path``. The result goes to ``folder``, or to the repro folder it lies in.
+
+    Goes on where an earlier reduction of it was ended. Raises UnreadableRepro, NotReproduced, and whatever loading
+    the script's backend raises.
+    """
+    case = repro.load(path)
+    limits = Limits(seconds=seconds, max_calls=max_calls)
+    return reduce_and_publish(case, folder or repro.folder_of(path), limits=limits, listener=listener)
