@@ -73,10 +73,34 @@ class Settings:
     """Reduce failures for want of memory too."""
     match: str | None = None
     """A regular expression; a failure whose text does not contain it is captured and not reduced."""
+    rtol: float | None = None
+    """Relative tolerance of floats in comparisons with eager, for all dtypes; given together with ``atol``."""
+    atol: float | None = None
+    """Absolute tolerance, in units of the value."""
+    tolerances: tuple[tuple[str, float, float], ...] = ()
+    """The same by dtype: ``{"float16": (1e-2, 1e-3)}``. It counts before ``rtol`` and ``atol``."""
     env: tuple[str, ...] = ()
     """Names of further environment variables that a repro needs; their values are written into it."""
     flight_recorder: bool = True
     """Write down what a backend is about to do, for the case that the process dies in it."""
+    templates: Path | None = None
+    """A folder of one's own templates; what it does not have is taken from those that come with minidbg."""
+
+    @property
+    def allowed(self) -> dict[str, tuple[float, float]]:
+        """Relative and absolute tolerance by dtype name, ``any`` for those not named; empty for the built-in ones."""
+        common = {"any": (self.rtol, self.atol)} if self.rtol is not None and self.atol is not None else {}
+        return {**common, **{dtype: (rtol, atol) for dtype, rtol, atol in self.tolerances}}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """One setting, and who set it."""
+
+    name: str
+    value: Any
+    source: str
+    """``default``, a file, ``the environment`` or ``the arguments``."""
 
 
 def load(
@@ -91,16 +115,32 @@ def load(
     ``environ``, ``folder`` (where the search for pyproject.toml starts) and ``user_file`` are the process's own
     unless given. Raises BadSetting for an unknown name or a value out of range, saying where it was written.
     """
+    origins = load_with_origins(arguments, environ=environ, folder=folder, user_file=user_file)
+    return Settings(**{origin.name: origin.value for origin in origins})
+
+
+def load_with_origins(
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    user_file: Path | None = None,
+) -> tuple[Origin, ...]:
+    """Each setting with its value and where that was written, in the order of Settings. Raises BadSetting as ``load`` does."""
     given = {name: value for name, value in (arguments or {}).items() if value is not None}
-    values: dict[str, Any] = {}
+    default = Settings()
+    found = {
+        field.name: Origin(field.name, getattr(default, field.name), "default")
+        for field in dataclasses.fields(Settings)
+    }
     for source, table in (
         *files(folder or Path.cwd(), user_file or user_settings_file()),
         ("the environment", from_environment(os.environ if environ is None else environ)),
         ("the arguments", given),
     ):
         for name, value in table.items():
-            values[name] = checked(known(name, source), value, source)
-    return Settings(**values)
+            found[name] = Origin(name, checked(known(name, source), value, source), source)
+    return tuple(found.values())
 
 
 def files(folder: Path, user_file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -111,8 +151,9 @@ def files(folder: Path, user_file: Path) -> Iterator[tuple[str, Mapping[str, Any
         project = parent / "pyproject.toml"
         if project.is_file():
             table = dict(read_toml(project).get("tool", {}).get("minidbg", {}))
-            if isinstance(table.get("repro_dir"), str):
-                table["repro_dir"] = parent / path(table["repro_dir"])
+            for name in ("repro_dir", "templates"):
+                if isinstance(table.get(name), str):
+                    table[name] = parent / path(table[name])
             # [tool.minidbg.watch] is read, and checked, by watch
             own = {name: value for name, value in table.items() if name != "watch"}
             yield f"[tool.minidbg] of {project}", own
@@ -132,11 +173,17 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise BadSetting(f"{path} is no readable TOML: {error}") from error
 
 
+OF_RUN = ("MINIDBG_BACKEND", "MINIDBG_COMPILE_ALL")
+"""Variables that only ``minidbg run`` reads: they do what its arguments do, and are no settings."""
+
+
 def from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """``MINIDBG_*`` as settings. ``MINIDBG_DIR`` is the folder; two underscores mark names that are no settings."""
     prefix = "MINIDBG_"
     found = {}
     for variable, value in environ.items():
+        if variable in OF_RUN:
+            continue
         if variable.startswith(prefix) and not variable.startswith(prefix + "_"):
             name = variable.removeprefix(prefix).lower()
             found["repro_dir" if name == "dir" else name] = value
@@ -214,6 +261,26 @@ def whole(value: Any, *, at_least: int) -> int:
     return int(result)
 
 
+def by_dtype(value: Any) -> tuple[tuple[str, float, float], ...]:
+    """``{"float16": (1e-2, 1e-3)}``, sorted by name. From the environment, one a line: ``float16 = 1e-2 1e-3``."""
+    if isinstance(value, str):
+        lines = (line.partition("=") for line in value.splitlines() if line.strip())
+        value = {name.strip(): pair.replace(",", " ").split() for name, _, pair in lines}
+    found = []
+    for dtype, pair in dict(value).items():
+        name = str(dtype).removeprefix("torch.")
+        if name not in FLOATS:
+            raise ValueError(f"{name!r} is no dtype with tolerances{nearest(name, FLOATS)}")
+        if isinstance(pair, str) or len(pair) != 2:
+            raise ValueError(f"{name} takes a relative and an absolute tolerance")
+        relative, absolute = (number(one, at_least=0.0) for one in pair)
+        found.append((name, relative, absolute))
+    return tuple(sorted(found))
+
+
+FLOATS = ("float64", "float32", "bfloat16", "float16", "complex128", "complex64", "complex32")
+
+
 def flag(value: Any) -> bool:
     """True or false; text as people write it."""
     words = {
@@ -264,6 +331,14 @@ def path(value: Any) -> Path:
     return Path(value).expanduser()
 
 
+def existing_folder(value: Any) -> Path:
+    """A folder that is there."""
+    found = path(value)
+    if not found.is_dir():
+        raise ValueError("no such folder")
+    return found
+
+
 CONVERT: Mapping[str, Converter] = {
     "verify": verification,
     "on_failure": choice(OnFailure),
@@ -276,6 +351,10 @@ CONVERT: Mapping[str, Converter] = {
     "value_limit_bytes": lambda value: whole(value, at_least=0),
     "reduce_oom": flag,
     "match": pattern,
+    "rtol": lambda value: number(value, at_least=0.0),
+    "atol": lambda value: number(value, at_least=0.0),
+    "tolerances": by_dtype,
     "env": texts,
     "flight_recorder": flag,
+    "templates": existing_folder,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import textwrap
@@ -23,7 +24,7 @@ from minidbg.graphs.specs import Exactness, InputSpec
 from minidbg.oracle.embed import harness_imports, harness_names, harness_source
 from minidbg.references import avoid_names, backend_function, load_by_path
 from minidbg.repro.header import write_header
-from minidbg.repro.templates import template
+from minidbg.repro.templates import built_in, fill
 from minidbg.repro.wording import docstring
 
 TOP_IMPORTS = ("from __future__ import annotations", "import torch")
@@ -81,22 +82,24 @@ def render(
     )
     device = tensors.main_device(specs)
     embedded = _embedded(case)
-    text = template("script.py.j2").render(
-        docstring=docstring(case, values=values_line(stored)),
-        imports=(*TOP_IMPORTS, *model.imports),
-        embedded=embedded,
-        embedded_mark=EMBEDDED_MARK,
-        backend=backend_function(case.backend).rstrip("\n"),
-        model=model.text.rstrip("\n"),
-        inputs=inputs_function(specs, device, explicit=explicit),
-        stored=STORED.rstrip("\n") if stored else "",
-        divider=DIVIDER,
-        header=write_header(case, device=device, has_tensors=bool(stored), kind=kind),
-        harness_imports=[line for line in harness_imports(kind, case.call) if line not in TOP_IMPORTS],
-        harness=harness_source(kind, case.call).rstrip("\n"),
-    )
-    if contents is WITH_CARE:  # the check takes longer than all the rest of a record
-        _check(text)
+    variables = {
+        "docstring": docstring(case, values=values_line(stored)),
+        "imports": (*TOP_IMPORTS, *model.imports),
+        "embedded": embedded,
+        "embedded_mark": EMBEDDED_MARK,
+        "backend": backend_function(case.backend).rstrip("\n"),
+        "model": model.text.rstrip("\n"),
+        "inputs": inputs_function(specs, device, explicit=explicit),
+        "stored": STORED.rstrip("\n") if stored else "",
+        "divider": DIVIDER,
+        "header": write_header(case, device=device, has_tensors=bool(stored), kind=kind),
+        "harness_imports": [line for line in harness_imports(kind, case.call) if line not in TOP_IMPORTS],
+        "harness": harness_source(kind, case.call).rstrip("\n"),
+    }
+    if contents is not WITH_CARE:  # a record of a flight: templates and checks take longer than all the rest
+        return Script(built_in("script.py.j2", variables), stored)
+    text = fill("script.py.j2", variables, functools.partial(_check_own, case=case))
+    _check(text)
     return Script(text, stored)
 
 
@@ -169,6 +172,25 @@ def _embedded(case: Case) -> str:
         return text
     loader = inspect.getsource(load_by_path).rstrip("\n")
     return f"{loader}\n\n\n{text}".strip("\n")
+
+
+def _check_own(text: str, case: Case) -> None:
+    """What a template of one's own must leave in a script: without it, tools and the script itself find nothing.
+
+    Raises ValueError or SyntaxError.
+    """
+    compile(text, "<repro script>", "exec")
+    model = "def graph(" if case.call is CallPath.DIRECT else "class Repro("
+    for needed in (
+        "# /// script",
+        model,
+        "def inputs(",
+        "def backend(",
+        "def test_repro(",
+        "main(globals())",
+    ):
+        if needed not in text:
+            raise ValueError(f"the script would have no {needed!r}")
 
 
 def _check(text: str) -> None:

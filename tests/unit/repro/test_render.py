@@ -199,8 +199,12 @@ def test_templates_are_found_in_the_package_first(tmp_path, monkeypatch):
         (tmp_path / place / "t.j2").write_text(place)
     (tmp_path / "beside" / "other.j2").write_text("only beside")
     monkeypatch.setattr(templates, "FOLDERS", (tmp_path / "package", tmp_path / "beside"))
-    assert templates.template("t.j2").render() == "package"
-    assert templates.template("other.j2").render() == "only beside"
+    templates.environment.cache_clear()
+    try:
+        assert templates.built_in("t.j2", {}) == "package"
+        assert templates.built_in("other.j2", {}) == "only beside"
+    finally:
+        templates.environment.cache_clear()
 
 
 @pytest.mark.parametrize("call", CallPath)
