@@ -94,7 +94,8 @@ Listener = Callable[[Ended | Ready | Died], None]
 class Preload:
     """What a server imports before it forks. ``warm``: compile once too (aot, inductor, or empty for no torch)."""
 
-    modules: tuple[str, ...] = ("torch",)
+    modules: tuple[str, ...] = ("torch", "argparse", "ast", "safetensors.torch", "tomllib", "traceback")
+    """Torch, and what repro scripts import besides it; what is not installed is left out."""
     warm: str = "aot"
 
 

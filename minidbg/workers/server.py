@@ -16,16 +16,20 @@ nothing that lies beside it.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import ctypes
 import faulthandler
 import gc
+import hashlib
 import importlib
+import importlib.util
+import itertools
 import json
 import linecache
+import marshal
 import os
 import resource
-import runpy
 import selectors
 import shutil
 import signal
@@ -35,18 +39,29 @@ import sys
 import tempfile
 import time
 import traceback
+import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LAST_WORDS_S = 0.3
 """After the time limit: how long a run has to print its stack before it is killed."""
 TAIL_BYTES = 64_000
+SCRIPT_CODE = "scripts"
+"""Below the folder for bytecode: the compiled scripts."""
 NO_VERDICT = 70
 """Exit status of a script that ended by an uncaught exception; Python's own is 1, which means "reproduces"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What the server had loaded when it began to fork: files, and the last of its modules."""
+
+    files: frozenset[str] = frozenset()
+    last_module: str = ""
 
 
 @dataclass(slots=True)
@@ -68,7 +83,7 @@ class Server:
 
     control: socket.socket
     scratch: Path
-    base_files: frozenset[str] = frozenset()
+    base: Base = Base()
     runs: dict[int, Run] = field(default_factory=dict)
     ended_groups: set[int] = field(default_factory=set)
     unread: bytes = b""
@@ -122,7 +137,7 @@ class Server:
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
-            become_run(request, folder, server, self.base_files)
+            become_run(request, folder, server, self.base)
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # the child does it too: whoever comes first
         self.runs[pid] = Run(request["id"], pid, folder, began, began + request["seconds"])
@@ -255,13 +270,13 @@ def read_files(path: Path) -> list[str] | None:
 # In the child
 
 
-def become_run(request: dict[str, Any], folder: Path, server: int, base_files: frozenset[str]) -> NoReturn:
+def become_run(request: dict[str, Any], folder: Path, server: int, base: Base) -> NoReturn:
     """Turn this freshly forked process into the run. Never returns, never raises."""
     status = NO_VERDICT
     try:
         settle_in(request, folder, server)
         if request["mode"] == "fork":
-            status = run_script(request, folder, base_files)
+            status = run_script(request, folder, base)
         else:
             execute(request, folder)
     except BaseException:  # noqa: BLE001 - there is no one left to raise it to
@@ -329,7 +344,7 @@ def execute(request: dict[str, Any], folder: Path) -> NoReturn:
     os.execv(sys.executable, command)
 
 
-def run_script(request: dict[str, Any], folder: Path, base_files: frozenset[str]) -> int:
+def run_script(request: dict[str, Any], folder: Path, base: Base) -> int:
     """Run the script as ``__main__`` in this process; its exit status. Says which files it had loaded."""
     faulthandler.enable(file=sys.stderr, all_threads=True)
     if request["pycache"]:
@@ -342,7 +357,7 @@ def run_script(request: dict[str, Any], folder: Path, base_files: frozenset[str]
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)  # a forked process hangs where its parent had more
     try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        run_as_main(sys.argv[0], Path(request["pycache"], SCRIPT_CODE) if request["pycache"] else None)
         return 0
     except SystemExit as ended:
         return exit_status(ended)
@@ -350,8 +365,37 @@ def run_script(request: dict[str, Any], folder: Path, base_files: frozenset[str]
         traceback.print_exc()
         return NO_VERDICT
     finally:
-        files = sorted({os.path.realpath(path) for path in set(loaded_files()) - base_files})
+        files = sorted({os.path.realpath(path) for path in set(loaded_files(base.last_module)) - base.files})
         (folder / "files.json").write_text(json.dumps(files))
+
+
+def run_as_main(path: str, folder: Path | None) -> None:
+    """Execute the script as ``__main__``, as ``runpy.run_path`` does. Raises what it raises."""
+    code = code_of(path, folder)
+    module = types.ModuleType("__main__")
+    vars(module).update(__file__=path, __cached__=None, __package__="", __builtins__=builtins)
+    sys.modules["__main__"] = module
+    exec(code, vars(module))
+
+
+def code_of(path: str, folder: Path | None) -> types.CodeType:
+    """The compiled script; kept in ``folder`` under its path, and used again only for the very same text."""
+    source = Path(path).read_bytes()
+    key = hashlib.sha256(importlib.util.MAGIC_NUMBER + source).digest()
+    if folder is None:
+        return compile(source, path, "exec", dont_inherit=True)
+    stored = folder / f"{hashlib.sha256(path.encode()).hexdigest()[:32]}.code"
+    with contextlib.suppress(OSError, ValueError, EOFError, TypeError):
+        kept = stored.read_bytes()
+        if kept.startswith(key):
+            return cast(types.CodeType, marshal.loads(kept[len(key) :]))
+    code = compile(source, path, "exec", dont_inherit=True)
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = stored.with_suffix(f".{os.getpid()}")
+        draft.write_bytes(key + marshal.dumps(code))
+        draft.replace(stored)
+    return code
 
 
 def exit_status(ended: SystemExit) -> int:
@@ -364,10 +408,14 @@ def exit_status(ended: SystemExit) -> int:
     return NO_VERDICT
 
 
-def loaded_files() -> Iterator[str]:
-    """Every file this process has loaded code from: modules, and shared libraries (Linux)."""
-    for module in list(sys.modules.values()):
-        path = getattr(module, "__file__", None)
+def loaded_files(last_module: str = "") -> Iterator[str]:
+    """Every file this process has loaded code from: modules, and shared libraries (Linux).
+
+    Of modules only those that came after ``last_module``: in a forked child, a look at each of the server's would copy
+    twenty megabytes of its memory.
+    """
+    for name in [*itertools.takewhile(lambda name: name != last_module, reversed(sys.modules))]:
+        path = getattr(sys.modules[name], "__file__", None)
         if isinstance(path, str):
             yield path
     with contextlib.suppress(OSError):
@@ -410,7 +458,7 @@ def main(argv: Sequence[str]) -> int:
     """``server.py CONFIG`` serves; ``server.py --run FOLDER`` is one run in a fresh interpreter."""
     if argv[0] == "--run":
         folder = Path(argv[1])
-        return run_script(json.loads((folder / "request.json").read_text()), folder, frozenset())
+        return run_script(json.loads((folder / "request.json").read_text()), folder, Base())
     config = json.loads(argv[0])
     began = time.monotonic()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon, which tells us
@@ -419,7 +467,8 @@ def main(argv: Sequence[str]) -> int:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     preload(config["preload"], config["root"], warm=config["warm"])
     loaded = frozenset(loaded_files())
-    server = Server(socket.socket(fileno=config["socket"]), Path(config["scratch"]), base_files=loaded)
+    base = Base(loaded, next(reversed(sys.modules)))
+    server = Server(socket.socket(fileno=config["socket"]), Path(config["scratch"]), base)
     server.say(
         {
             "ready": True,
