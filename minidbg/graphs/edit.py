@@ -22,6 +22,7 @@ from minidbg import _torch
 from minidbg.graphs.cloning import with_history
 from minidbg.graphs.effects import Mode, blocks, is_call, mode_of
 from minidbg.graphs.facts import Fact, Kind
+from minidbg.graphs.orphans import without_orphans
 from minidbg.graphs.pieces import (
     CannotExtract,
     Key,
@@ -31,7 +32,6 @@ from minidbg.graphs.pieces import (
     copy_node,
     first_tensor,
     is_tensor,
-    is_unpacking,
     meta_of_part,
     part_of,
     without_arguments,
@@ -99,7 +99,9 @@ class _Extraction:
         self.recording = recording
         self.facts = recording.facts
         self.settings = settings
-        self.keep = _without_orphans(recording, keep, settings)
+        self.keep = without_orphans(
+            recording, keep, settings.stand_ins.values(), whole_tuples=settings.whole_tuples
+        )
         self.stand_ins: dict[fx.Node, fx.Node] = {}
         self.redirects = settings.bypass or bool(settings.stand_ins)
         self.plan = _Plan()
@@ -387,43 +389,6 @@ class _Extraction:
             raise CannotExtract(str(failure)) from failure
         values = [part_of(value, path) for value, (_, _, path) in zip(whole, self.plan.lifted, strict=True)]
         return [with_history(value) for value in values] if self.recording.writing else values
-
-
-def _without_orphans(recording: Recording, keep: Set[fx.Node], settings: _Settings) -> set[fx.Node]:
-    """``keep`` as it can stand: no part without its whole, no number or constant that nothing kept uses.
-
-    A tuple value none of whose parts are kept gets back its first part that is a tensor.
-    """
-    facts, found, kept_for = recording.facts, set(), {*settings.stand_ins.values(), *recording.outputs}
-    for node in recording.nodes:
-        if node in keep and is_call(node) and node not in recording.mode_changes:
-            if is_unpacking(node, facts) and node.args[0] not in found:
-                continue
-            found.add(node)
-    for node in reversed([node for node in recording.nodes if node in found]):
-        fact = facts.get(node)
-        if (
-            fact is None
-            or node in recording.writing
-            or node in kept_for
-            or any(user in found for user in node.users)
-        ):
-            continue
-        if fact.kind is Kind.TUPLE and not settings.whole_tuples:
-            part = next(
-                (user for user in node.users if is_unpacking(user, facts) and is_tensor(facts.get(user))),
-                None,
-            )
-            if part is not None:
-                found.add(part)
-        elif fact.kind in (Kind.NUMBER, Kind.PLAIN) and len(found) > 1 and not _may_raise(node):
-            found.discard(node)
-    return found
-
-
-def _may_raise(node: fx.Node) -> bool:
-    """Whether the call matters though it gives nothing: assertions and the like."""
-    return "assert" in str(node.target) or node.is_impure()
 
 
 def _becomes_input(node: fx.Node, fact: Fact) -> bool:

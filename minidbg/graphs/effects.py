@@ -59,6 +59,27 @@ def op_name(node: fx.Node) -> str:
     return str(getattr(target, "__name__", type(target).__name__))
 
 
+def is_loop(node: fx.Node) -> bool:
+    """Whether ``node`` is a loop that runs until a graph says no."""
+    return op_name(node) == "while_loop" and bool(node.args)
+
+
+LEAVE_STATE = (
+    "_increment_nesting",
+    "_decrement_nesting",
+    "_saved_tensors_hooks_disable",
+    "_saved_tensors_hooks_enable",
+    "set_inplace_requires_grad_allowed",
+    "_sdpa_kernel",
+)
+"""Ends of names of functions that change a state of the process for the nodes after them, and no mode of ``MODES``."""
+
+
+def leaves_state(node: fx.Node) -> bool:
+    """Whether what comes after ``node`` can only be run after it, so that no run may begin between them."""
+    return node.op == "call_function" and op_name(node).endswith(LEAVE_STATE)
+
+
 def keeps_state(module: torch.nn.Module) -> bool:
     """Whether calling ``module`` may change buffers of its own; what is not from torch.nn may."""
     return any(

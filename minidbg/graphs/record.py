@@ -6,48 +6,24 @@ at the moment of use, also where the graph writes to its tensors. The caller's i
 
 from __future__ import annotations
 
-import copy
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from minidbg.graphs.cloning import clone_values, storage_key
-from minidbg.graphs.effects import Mode, is_call, keeps_state, mode_of
-from minidbg.graphs.facts import Fact, fact_of, tensors_in
+from minidbg.graphs.effects import Mode, is_call, mode_of
+from minidbg.graphs.facts import Fact, fact_of
 from minidbg.graphs.mutation import written_arguments
-from minidbg.graphs.survey import EagerFailure, StorageSerials, Survey, versions, written
+from minidbg.graphs.runs import Around, Cut, Moment, Runs, standing_alone
+from minidbg.graphs.survey import EagerFailure, StorageSerials, Survey
 
-Moment: TypeAlias = tuple[int, fx.Node]
-"""A position in the graph and the node whose value is wanted as it is just before that position runs."""
-
-
-Around: TypeAlias = Callable[[], AbstractContextManager[Any]]
-"""Makes the block in which a graph runs."""
+__all__ = ["Around", "Moment", "Recording", "runs_in_eager"]
 
 UNKNOWN = object()
 """Stands for a value that has to be computed."""
-
-
-class _InputWritten(Exception):
-    """The graph is about to write to inputs that were not cloned; ``names`` are theirs."""
-
-    def __init__(self, names: frozenset[str]) -> None:
-        self.names = names
-
-
-@dataclass(slots=True)
-class _Cut:
-    """All that is needed to run on from ``position``."""
-
-    position: int
-    env: dict[fx.Node, Any]
-    random_state: Tensor
-    grad: bool
 
 
 class Recording:
@@ -56,7 +32,7 @@ class Recording:
     ``inputs`` are one for each placeholder, and are only read. Random ops give the same values each time.
     ``around`` gives the modes in which the graph runs: autocast, grad mode; by default those of the moment.
     ``parent`` is a recording of a graph that this one was cut out of, so that less has to be found out again;
-    ``same_values`` says that each node computes what it did there.
+    ``same_values`` says that each node computes what it did there. A loop longer than ``loop_seconds`` fails.
     """
 
     def __init__(
@@ -67,6 +43,7 @@ class Recording:
         parent: Recording | None = None,
         same_values: bool = False,
         around: Around = nullcontext,
+        loop_seconds: float | None = None,
     ) -> None:
         self.graph_module = graph_module
         self.inputs = tuple(inputs)
@@ -85,16 +62,11 @@ class Recording:
         with self._around():
             self.grad: bool = parent.grad if parent else torch.is_grad_enabled()
         """Grad mode before the first node."""
-        self._random_state = torch.get_rng_state()
         self.mode_changes = frozenset(node for node in self.nodes if mode_of(node) is not Mode.NONE)
-        self._last_use = {
-            node: max((self.index[user] for user in node.users), default=self.index[node])
-            for node in self.nodes
-        }
-        self._dying = self._dying_at()
-        self._cut: _Cut | None = None
+        self._runs = Runs(
+            graph_module, self.inputs, self.writing, self._around, grad=self.grad, loop_seconds=loop_seconds
+        )
         self._in_use: dict[Moment, weakref.ref[Tensor]] = {}
-        self._cloned = self._written_directly()
         self._survey_done: Survey | None = None
         if parent is not None and same_values:
             self._survey_done = self._inherited(parent)
@@ -192,7 +164,7 @@ class Recording:
         first = self.index[node] + 1
         if not self.writing:
             return first, node
-        return max(first, min(position, self._last_use[node])), node
+        return max(first, min(position, self._runs.last_use[node])), node
 
     def _known(self, moment: Moment) -> Any:
         """The value where no run is needed: an input that nothing can have written to, or a value still in use."""
@@ -214,27 +186,22 @@ class Recording:
             for node in by_position.get(position, ()):
                 held[(position, node)] = env[node]
 
-        self._run_with_clones(stop, hold, held, self._take_cut(wanted))
-        found = {moment: _standing_alone(value) for moment, value in held.items()}
+        self._runs.run(stop, hold, held, self._take_cut(wanted))
+        found = {moment: standing_alone(value) for moment, value in held.items()}
         self._in_use |= {
             moment: weakref.ref(value) for moment, value in found.items() if isinstance(value, Tensor)
         }
         return found
 
-    def _take_cut(self, wanted: Sequence[Moment]) -> _Cut | None:
+    def _take_cut(self, wanted: Sequence[Moment]) -> Cut | None:
         """The last cut, if all that is wanted comes after it. It is given away: what is dead after it need not be kept."""
-        cut, self._cut = self._cut, None
+        cut, self._runs.cut = self._runs.cut, None
         if cut is None:
             return None
         reaches = all(
-            position >= cut.position and self._alive_at(node, cut.position) for position, node in wanted
+            position >= cut.position and self._runs.alive_at(node, cut.position) for position, node in wanted
         )
         return cut if reaches else None
-
-    def _alive_at(self, node: fx.Node, position: int) -> bool:
-        return self.index[node] >= position or self._last_use[node] >= position
-
-    # --- running ---
 
     @property
     def _survey(self) -> Survey:
@@ -260,198 +227,19 @@ class Recording:
                 survey.writes.setdefault(serial, []).append(position)
 
         try:
-            self._run_with_clones(len(self.nodes) - 1, look, {}, None, wrote)
+            self._runs.run(len(self.nodes) - 1, look, {}, None, wrote)
         except EagerFailure as failure:
             survey.failure = failure
         return survey
 
-    def _run_with_clones(
-        self,
-        stop: int,
-        visit: Callable[[int, dict[fx.Node, Any]], None],
-        held: dict[Moment, Any],
-        cut: _Cut | None,
-        wrote: Callable[[int, Iterable[Tensor]], None] | None = None,
-    ) -> None:
-        """Run up to ``stop``; begin again with more inputs cloned when the graph turns out to write to one."""
-        for _ in range(3):
-            try:
-                return self._run(stop, visit, held, cut, wrote)
-            except _InputWritten as found:
-                held.clear()
-                self._cloned |= found.names
-        self._cloned |= {node.name for node in self.nodes if node.op in ("placeholder", "get_attr")}
-        return self._run(stop, visit, held, cut, wrote)
-
-    def _run(
-        self,
-        stop: int,
-        visit: Callable[[int, dict[fx.Node, Any]], None],
-        held: dict[Moment, Any],
-        cut: _Cut | None,
-        wrote: Callable[[int, Iterable[Tensor]], None] | None,
-    ) -> None:
-        start, env = (cut.position, cut.env) if cut else (0, {})
-        with self._surroundings(cut, env):
-            modules: dict[str, torch.nn.Module] = {}
-            arguments = iter(self._fresh_inputs())
-            own = self._uncloned_storages()
-            for position in range(start, stop):
-                node = self.nodes[position]
-                visit(position, env)
-                if node in self.writing:
-                    self._protect(node, env, held, own)
-                before = versions(node, self.writing[node], env) if wrote and node in self.writing else []
-                env[node] = next(arguments) if node.op == "placeholder" else self._execute(node, env, modules)
-                if wrote and node in self.writing:
-                    wrote(position, written(node, before))
-                for dead in self._dying.get(position, ()):
-                    if dead is not node:
-                        env.pop(dead, None)
-            visit(stop, env)
-            self._remember_cut(stop, env)
-
-    def _execute(self, node: fx.Node, env: dict[fx.Node, Any], modules: dict[str, torch.nn.Module]) -> Any:
-        if node.op == "get_attr":
-            return self._attribute(node)
-        args = fx.map_arg(node.args, env.__getitem__)
-        kwargs = fx.map_arg(node.kwargs, env.__getitem__)
-        try:
-            if node.op == "call_function":
-                return node.target(*args, **kwargs)  # type: ignore[operator]
-            if node.op == "call_method":
-                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-            return self._module(node, modules)(*args, **kwargs)
-        except Exception as error:  # the graph is foreign code: its failure is an answer
-            raise EagerFailure(node, error) from error
-
-    def _attribute(self, node: fx.Node) -> Any:
-        value: Any = self.graph_module
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
-        return clone_values([value])[0] if node.name in self._cloned and isinstance(value, Tensor) else value
-
-    def _module(self, node: fx.Node, modules: dict[str, torch.nn.Module]) -> torch.nn.Module:
-        """The submodule that ``node`` calls; a copy for this run when its buffers may change."""
-        name = str(node.target)
-        if name not in modules:
-            module = self.graph_module.get_submodule(name)
-            modules[name] = copy.deepcopy(module) if keeps_state(module) else module
-        return modules[name]
-
-    def _fresh_inputs(self) -> list[Any]:
-        """The inputs, those that the graph writes to as clones; aliasing among the clones is kept."""
-        chosen = [position for position, node in enumerate(self.placeholders) if node.name in self._cloned]
-        values = list(self.inputs)
-        for position, clone in zip(
-            chosen, clone_values([values[position] for position in chosen]), strict=True
-        ):
-            values[position] = clone
-        return values
-
     def _targets_of(self, node: fx.Node) -> list[fx.Node]:
         return list(dict.fromkeys(written_arguments(self.graph_module, node)))
 
-    def _written_directly(self) -> frozenset[str]:
-        """Names of placeholders and attributes that are an argument of a node that may write."""
-        return frozenset(
-            argument.name
-            for arguments in self.writing.values()
-            for argument in arguments
-            if argument.op in ("placeholder", "get_attr")
-        )
 
-    def _uncloned_storages(self) -> dict[int, set[str]]:
-        """Storages of the caller's to the names they go by in the graph; empty when nothing is ever written."""
-        own: dict[int, set[str]] = {}
-        if self.writing:
-            for node, value in zip(self.placeholders, self.inputs, strict=True):
-                if node.name not in self._cloned:
-                    for tensor in tensors_in(value):
-                        own.setdefault(storage_key(tensor), set()).add(node.name)
-            for node in self.nodes:
-                if node.op == "get_attr" and node.name not in self._cloned:
-                    for tensor in tensors_in(self._attribute(node)):
-                        own.setdefault(storage_key(tensor), set()).add(node.name)
-        return own
-
-    def _protect(
-        self, node: fx.Node, env: dict[fx.Node, Any], held: dict[Moment, Any], own: dict[int, set[str]]
-    ) -> None:
-        """Before ``node`` writes: held values that share a storage with its arguments move to one of their own."""
-        touched = {
-            storage_key(tensor) for argument in self.writing[node] for tensor in tensors_in(env[argument])
-        }
-        names = frozenset(name for key in touched for name in own.get(key, ()))
-        if names:
-            raise _InputWritten(names)
-        endangered = [
-            moment
-            for moment, value in held.items()
-            if any(storage_key(tensor) in touched for tensor in tensors_in(value))
-        ]
-        for moment, clone in zip(
-            endangered, clone_values([held[moment] for moment in endangered]), strict=True
-        ):
-            held[moment] = clone
-
-    def _remember_cut(self, position: int, env: dict[fx.Node, Any]) -> None:
-        """Keep what is alive here, unless a later run could write to it."""
-        if self.writing or position >= len(self.nodes) - 1:
-            return
-        alive = {
-            node: _standing_alone(value) for node, value in env.items() if self._alive_at(node, position)
-        }
-        self._cut = _Cut(position, alive, torch.get_rng_state(), torch.is_grad_enabled())
-
-    @contextmanager
-    def _surroundings(self, cut: _Cut | None, env: dict[fx.Node, Any]) -> Iterator[None]:
-        """Modes and random state as they are where the run begins; all as it was when the block ends."""
-        outer_grad, outer_random = torch.is_grad_enabled(), torch.get_rng_state()
-        torch.set_rng_state(cut.random_state if cut else self._random_state)
-        try:
-            with self._around():
-                torch.set_grad_enabled(cut.grad if cut else self.grad)
-                try:
-                    self._enter_blocks(cut, env)
-                    yield
-                finally:
-                    self._leave_blocks(env)
-        finally:
-            torch.set_grad_enabled(outer_grad)
-            torch.set_rng_state(outer_random)
-
-    def _enter_blocks(self, cut: _Cut | None, env: dict[fx.Node, Any]) -> None:
-        for node in list(env) if cut else ():
-            if mode_of(node) is Mode.ENTER:
-                env[node] = self._execute(node, env, {})
-
-    def _leave_blocks(self, env: dict[fx.Node, Any]) -> None:
-        """Run the exits of the blocks that are still open, innermost first."""
-        for node in sorted(env, key=self.index.__getitem__, reverse=True):
-            if mode_of(node) is Mode.ENTER:
-                for user in node.users:
-                    if mode_of(user) is Mode.EXIT:
-                        self._execute(user, env, {})
-                        break
-
-    def _dying_at(self) -> dict[int, list[fx.Node]]:
-        dying: dict[int, list[fx.Node]] = {}
-        for node, position in self._last_use.items():
-            if position > self.index[node]:
-                dying.setdefault(position, []).append(node)
-        return dying
-
-
-def _standing_alone(value: Any) -> Any:
-    """``value`` without the autograd history that led to it; the history keeps a whole run's tensors alive."""
-    if isinstance(value, Tensor) and value.grad_fn is not None:
-        return value.detach().requires_grad_()
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return type(value)(map(_standing_alone, value))
-    return value
+LOOP_SECONDS = 2.0
+"""What a loop of a candidate may take: an edit may have taken away what ends it."""
 
 
 def runs_in_eager(graph_module: fx.GraphModule, inputs: Sequence[Any], around: Around = nullcontext) -> bool:
     """Whether the graph runs to its end on ``inputs``, which are only read."""
-    return Recording(graph_module, inputs, around=around).failure is None
+    return Recording(graph_module, inputs, around=around, loop_seconds=LOOP_SECONDS).failure is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,7 +58,10 @@ class StorageSerials:
 
 
 def _weak_storage(tensor: Tensor) -> Callable[[], Any]:
-    reference: Any = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    try:
+        reference: Any = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    except (RuntimeError, NotImplementedError):  # as in storage_key: the tensor stands for its storage
+        return weakref.ref(tensor)
     return lambda: None if reference.expired() else reference
 
 

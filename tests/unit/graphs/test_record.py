@@ -171,8 +171,8 @@ def test_values_dead_after_the_cut_are_not_kept() -> None:
     graph.output((x,))
     found = Recording(fx.GraphModule(torch.nn.Module(), graph), (torch.ones(2),))
     found.values([(20, found.nodes[19])])
-    assert found._cut is not None
-    assert len(found._cut.env) == 1
+    assert found._runs.cut is not None
+    assert len(found._runs.cut.env) == 1
     again = found.values([(40, found.nodes[39])])[0]
     expected = torch.ones(2)
     for _ in range(39):
