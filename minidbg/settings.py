@@ -194,9 +194,8 @@ def known(name: str, source: str) -> str:
     """``name``, when it is a setting. Raises BadSetting with the nearest ones."""
     names = [field.name for field in dataclasses.fields(Settings)]
     if name not in names:
-        raise BadSetting(
-            f"no setting named {name!r} (in {source}){nearest(name, names)}. Settings: {', '.join(names)}"
-        )
+        near = nearest(name, names) or ";"
+        raise BadSetting(f"no setting named {name!r} (in {source}){near} Settings: {', '.join(names)}")
     return name
 
 

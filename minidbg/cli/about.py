@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
-from minidbg.cli.manners import JSON, print_json
+from minidbg.cli.manners import CANNOT_JUDGE, JSON, print_json
 
 SHELLS = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/completions/minidbg.fish"}
 
@@ -36,3 +38,29 @@ def completion(shell: str) -> None:
     found = get_completion_class(shell)
     assert found is not None, f"click completes no {shell}"
     click.echo(found(cli, {}, "minidbg", "_MINIDBG_COMPLETE").source())
+
+
+STATE_STYLE = {"fine": "green", "missing": "yellow", "broken": "red"}
+
+
+@click.command()
+@JSON
+def doctor(as_json: bool) -> None:
+    """Look at what this machine has of what minidbg needs, and say what to do about the rest.
+
+    Exit status 0, or 125 when something is broken without which nothing works.
+    """
+    from minidbg.doctor import State, examine
+
+    worst = State.FINE
+    for finding in examine():
+        if finding.state is State.BROKEN:
+            worst = State.BROKEN
+        if as_json:
+            print_json(finding.to_json())
+            continue
+        state = click.style(f"{finding.state:<7}", fg=STATE_STYLE[finding.state])
+        click.echo(f"{state}  {finding.name}: {finding.found}")
+        if finding.advice:
+            click.echo(f"{'':<9}{finding.advice}")
+    sys.exit(CANNOT_JUDGE if worst is State.BROKEN else 0)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 SECTIONS: Mapping[str, Mapping[str, str]] = {
     "From a failure to a repro": {
+        "run": "minidbg.cli.running:run",
         "reduce": "minidbg.cli.reducing:reduce",
         "demo": "minidbg.cli.about:demo",
     },
@@ -25,6 +26,8 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "bisect": "minidbg.watch.commands:bisect",
     },
     "This installation": {
+        "config": "minidbg.cli.config:config",
+        "doctor": "minidbg.cli.about:doctor",
         "completion": "minidbg.cli.about:completion",
     },
 }

@@ -1,0 +1,123 @@
+"""``minidbg doctor`` and ``minidbg config``: what is missing is named, with what to do about it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from minidbg import cli
+from minidbg.doctor import State, machine, rounds, setup
+from minidbg.doctor.backends import examined, metadata
+from minidbg.doctor.finding import Finding, fine
+
+
+def only(check: object) -> Finding:
+    (found,) = check()  # type: ignore[operator]
+    return found
+
+
+def test_a_missing_compiler_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    found = only(machine.compiler)
+    assert found.state is State.MISSING
+    assert "no-such-compiler" in found.found
+    assert "g++" in found.advice
+
+
+def test_a_compiler_that_fails_is_told_by_its_first_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "false")
+    assert only(machine.compiler).state is State.MISSING
+
+
+def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/proc/nowhere")
+    found = next(machine.caches())
+    assert found.state is State.MISSING
+    assert "/proc/nowhere" in found.found
+
+
+def test_torch_compile_switched_off_is_the_first_thing_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    monkeypatch.setenv("TORCH_LOGS", "dynamo")
+    found = {one.name: one.state for one in setup.switches()}
+    assert found["TORCH_COMPILE_DISABLE"] is State.BROKEN
+    assert found["TORCH_LOGS"] is State.FINE
+
+
+def test_a_setting_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIDBG_VERIFI", "first")
+    found = only(setup.configuration)
+    assert found.state is State.BROKEN
+    assert "'verify'" in found.found
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("raise ImportError('libfoo.so is missing')", "ImportError: libfoo.so is missing"),
+        ("import os\nos.abort()", "died (signal 6)"),
+        ("thing = 3", "is no callable"),
+    ],
+)
+def test_an_entry_point_is_imported_in_a_child_and_what_fails_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, said: str
+) -> None:
+    (tmp_path / "broken_backend.py").write_text(source + "\n")
+    info = tmp_path / "broken_backend-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-backend\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text("[torch_dynamo_backends]\nbroken = broken_backend:thing\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    entry = metadata.EntryPoint("broken", "broken_backend:thing", "torch_dynamo_backends")
+    found = examined("broken", entry)
+    assert found.state is State.MISSING
+    assert said in found.found
+
+
+def test_a_check_that_breaks_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks() -> object:
+        raise OSError("no such machine")
+
+    monkeypatch.setattr(rounds, "CHECKS", (breaks, lambda: iter([fine("after", "it")])))
+    first, second = rounds.examine()
+    assert first.state is State.BROKEN
+    assert "no such machine" in first.found
+    assert second.name == "after"
+
+
+def test_config_tells_who_set_each_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = tmp_path / "pyproject.toml"
+    project.write_text(
+        '[tool.minidbg]\non_failure = "fallback"\nseconds = 5\n[tool.minidbg.watch]\njobs = 3\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINIDBG_SECONDS", "7")
+    with pytest.raises(SystemExit):
+        cli.main(["config", "--json"])
+    told = {one["name"]: one for one in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert told["on_failure"] == {
+        "name": "on_failure",
+        "value": "fallback",
+        "source": f"[tool.minidbg] of {project}",
+    }
+    assert (told["seconds"]["value"], told["seconds"]["source"]) == (7.0, "the environment")
+    assert told["verify"]["source"] == "default"
+    assert told["watch.jobs"] == {
+        "name": "watch.jobs",
+        "value": 3,
+        "source": f"[tool.minidbg.watch] of {project}",
+    }
+
+
+def test_an_enum_is_offered_as_the_word_to_write(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MINIDBG_ON_FAILURE", "fallbak")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["config"])
+    assert ended.value.code == 125
+    assert capsys.readouterr().err.splitlines()[1] == "  did you mean 'fallback'?"
