@@ -156,5 +156,26 @@ class Case:
         return self.signature.kind if self.signature else None
 
     def with_graph(self, graph_module: fx.GraphModule, inputs: tuple[Any, ...]) -> Case:
-        """This case over another graph; per-input facts that may no longer fit are for the caller to set."""
-        return replace(self, graph_module=graph_module, inputs=inputs)
+        """This case over another graph, whose inputs are dynamic where theirs are known to be."""
+        dims = self._dims_of(graph_module, inputs) if self.dynamic_dims else ()
+        return replace(self, graph_module=graph_module, inputs=inputs, dynamic_dims=dims if any(dims) else ())
+
+    def _dims_of(self, graph_module: fx.GraphModule, inputs: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
+        """Per input of another graph its dynamic dimensions: by what its placeholder knows, else by its name here."""
+        own = (node for node in self.graph_module.graph.nodes if node.op == "placeholder")
+        known = {node.name: dims for node, dims in zip(own, self.dynamic_dims, strict=False)}
+        placeholders = (node for node in graph_module.graph.nodes if node.op == "placeholder")
+        found = []
+        for node, value in zip(placeholders, inputs, strict=True):
+            dims = symbolic_dims(node) or known.get(node.name, ())
+            rank = value.dim() if isinstance(value, torch.Tensor) else 0
+            found.append(tuple(dim for dim in dims if dim < rank))
+        return tuple(found)
+
+
+def symbolic_dims(placeholder: fx.Node) -> tuple[int, ...]:
+    """The dimensions of the placeholder's tensor whose size is symbolic."""
+    example = placeholder.meta.get("example_value", placeholder.meta.get("val"))
+    if not isinstance(example, torch.Tensor):
+        return ()
+    return tuple(place for place, size in enumerate(example.shape) if isinstance(size, torch.SymInt))

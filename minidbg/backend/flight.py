@@ -24,10 +24,10 @@ import torch
 from torch import fx
 
 from minidbg import _torch, references
-from minidbg.backend.capture import is_symbolic_number, real_value, symbolic_dims
+from minidbg.backend.capture import is_symbolic_number, real_value
 from minidbg.backend.chain import Link
 from minidbg.backend.context import current_context
-from minidbg.case import BackendRef, Case, Provenance
+from minidbg.case import BackendRef, Case, Provenance, symbolic_dims
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind
 from minidbg.graphs.glance import AT_A_GLANCE
@@ -71,7 +71,11 @@ class Record:
         try:
             if self.name is not None and self.name.pid != os.getpid():
                 return  # forked: it is our parent's
-            if step is not Step.BACKWARD and link is not None and (self.name is None or link is not self.link):
+            if (
+                step is not Step.BACKWARD
+                and link is not None
+                and (self.name is None or link is not self.link)
+            ):
                 self.write(step, link, values)
             self.move(step)
         except (MinidbgError, OSError) as refusal:  # no form as a script, no place for one

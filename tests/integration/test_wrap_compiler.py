@@ -232,6 +232,7 @@ def test_a_failure_becomes_a_verified_script_of_one_aten_call(tmp_path: Path) ->
     assert repro.run(report.path).verdict is Verdict.REPRODUCES
 
 
+@pytest.mark.slow
 def test_a_failure_that_needs_symbolic_sizes_keeps_them(tmp_path: Path) -> None:
     compiler = minidbg.wrap_compiler(planted.raises_on_symbolic_relu, repro_dir=tmp_path)
     compiled = torch.compile(
