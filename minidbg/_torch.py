@@ -98,6 +98,38 @@ def inductor_modes() -> list[str]:
     return sorted(list_mode_options())
 
 
+def replace_backends(eval_frame: Any, replaced: Callable[[Any], Any]) -> None:
+    """Have ``replaced(backend)`` used for each backend that a program asks for, in whatever way it asks.
+
+    ``eval_frame`` is ``torch._dynamo.eval_frame``. ``torch.compile``, ``Module.compile`` and ``torch._dynamo.optimize``
+    all call its ``get_compiler_fn``. Seen in 2.13.
+    """
+    original = eval_frame.get_compiler_fn
+
+    @functools.wraps(original)
+    def get_compiler_fn(compiler_fn: Any) -> Any:
+        return original(replaced(compiler_fn))
+
+    eval_frame.get_compiler_fn = get_compiler_fn
+
+
+def is_backend_of_a_program(backend: object) -> bool:
+    """Whether a program asked for this backend, and not torch itself: export captures graphs by one of its own.
+
+    Seen in 2.13.
+    """
+    given, _, _ = as_given_to_compile(backend)
+    if isinstance(given, str) or given is not backend:
+        return True
+    owner = getattr(backend, "__module__", None) or type(backend).__module__
+    return backend is not None and not str(owner).startswith("torch")
+
+
+def as_torch_compile_has_it(backend: Callable[..., Any]) -> Any:
+    """``backend`` as ``torch.compile(backend=backend)`` hands it on, with its name for messages. Seen in 2.13."""
+    return torch._TorchCompileWrapper(backend, None, None, None)
+
+
 # ---- what dynamo does with a backend's answer ------------------------------------------------------
 
 
@@ -430,6 +462,35 @@ def is_inside_functorch(value: torch.Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
 
 
+@contextlib.contextmanager
+def functional_state_kept() -> Iterator[None]:
+    """A block after which no level of vmap or grad that it opened is open, and the states around them are as before.
+
+    Also of attention's kernels. ``_functorch`` and ``_sdpa_kernel`` as here were seen in 2.11 to 2.13.
+    """
+    from torch.nn import attention
+
+    levels, hooks = torch._C._functorch, torch._C._autograd
+    depth = levels.get_dynamic_layer_stack_depth()
+    inplace = levels.get_inplace_requires_grad_allowed()
+    disabled = hooks._saved_tensors_hooks_get_disabled_error_message()
+    kernels = attention._cur_sdpa_kernel_backends(with_priority=True)
+    try:
+        yield
+    finally:
+        if levels.get_dynamic_layer_stack_depth() > depth:
+            levels.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        if levels.get_inplace_requires_grad_allowed() != inplace:
+            levels.set_inplace_requires_grad_allowed(inplace)
+        if hooks._saved_tensors_hooks_get_disabled_error_message() != disabled:
+            if disabled is None:
+                hooks._saved_tensors_hooks_enable()
+            else:
+                hooks._saved_tensors_hooks_disable(disabled)
+        if attention._cur_sdpa_kernel_backends(with_priority=True) != kernels:
+            attention._sdpa_kernel(kernels, set_priority=True)
+
+
 def symbol_of(value: object) -> str | None:
     """The name of the symbol that ``value`` is: ``s0`` of a plain SymInt, None of anything else. Seen in 2.13."""
     if not isinstance(value, torch.SymInt | torch.SymFloat):
@@ -496,6 +557,19 @@ def many_recompiles() -> contextlib.AbstractContextManager[None]:
         recompile_limit=1 << 20, accumulated_recompile_limit=1 << 20
     )
     return patch
+
+
+def has_effects(target: object) -> bool:
+    """Whether calling ``target`` does something outside the graph: prints, or calls into a torchbind object.
+
+    ``_get_effect`` was seen in 2.13, with operators and higher-order operators.
+    """
+    from torch._higher_order_ops.effects import _get_effect
+    from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+    if isinstance(target, OpOverloadPacket):
+        return any(has_effects(getattr(target, name)) for name in target.overloads())  # type: ignore[no-untyped-call]
+    return isinstance(target, HigherOrderOperator | OpOverload) and _get_effect(target) is not None
 
 
 # ---- a process that children are forked from -------------------------------------------------------
