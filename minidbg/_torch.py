@@ -127,7 +127,8 @@ def is_backend_of_a_program(backend: object) -> bool:
 
 def as_torch_compile_has_it(backend: Callable[..., Any]) -> Any:
     """``backend`` as ``torch.compile(backend=backend)`` hands it on, with its name for messages. Seen in 2.13."""
-    return torch._TorchCompileWrapper(backend, None, None, None)
+    wrapper: Any = torch._TorchCompileWrapper
+    return wrapper(backend, None, None, None)
 
 
 # ---- what dynamo does with a backend's answer ------------------------------------------------------

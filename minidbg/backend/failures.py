@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -99,10 +99,22 @@ def add_line(error: BaseException, report: Report) -> None:
             error.add_note(note)
 
 
+LISTENERS: list[Callable[[Failure, Report], object]] = []
+"""Called with each failure and what became of it."""
+
+
 def answer(failure: Failure, settings: Settings) -> Report:
-    """What became of ``failure``. Never raises an ordinary exception."""
+    """What became of ``failure``; the listeners hear it. Never raises an ordinary exception."""
+    report = answered(failure, settings)
+    for listener in LISTENERS:
+        listener(failure, report)
+    return report
+
+
+def answered(failure: Failure, settings: Settings) -> Report:
+    """What became of ``failure``, as ``answer`` gives it."""
     try:
-        with answering(failure):
+        with answering(failure.inputs):
             return captured(failure, settings)
     except MinidbgError as refusal:
         return NoReport(f"not captured: {refusal}")
@@ -117,10 +129,10 @@ def answer(failure: Failure, settings: Settings) -> Report:
 
 
 @contextlib.contextmanager
-def answering(failure: Failure) -> Iterator[None]:
-    """A block of our own work: no live tracing context, no wrapper that answers, the RNG streams as before."""
+def answering(values: Sequence[Any]) -> Iterator[None]:
+    """A block of our own work on ``values``: no live tracing context, no wrapper that answers, RNG streams as before."""
     token = ANSWERING.set(True)
-    generators = generator_states(failure.inputs)
+    generators = generator_states(values)
     try:
         with _torch.outside_tracing():
             yield
@@ -184,7 +196,7 @@ def eager_fails_too(failure: Failure, environ: Mapping[str, str]) -> bool:
     if failure.kind is not Kind.RUNTIME or is_out_of_memory(failure.error) or several_ranks(environ):
         return False
     try:
-        with answering(failure), torch.no_grad():
+        with answering(failure.inputs), torch.no_grad():
             failure.graph_module.forward(*failure.inputs)
     except Exception:  # noqa: BLE001 - whatever eager raises is the answer
         return True
@@ -193,10 +205,11 @@ def eager_fails_too(failure: Failure, environ: Mapping[str, str]) -> bool:
 
 def warn_going_on(failure: Failure, report: Report, then: str) -> None:
     """Say once that a backend has failed and what the program goes on with."""
-    what = "compile" if failure.kind is Kind.COMPILE else "run"
+    what = "failed to compile" if failure.kind is Kind.COMPILE else "failed to run"
+    what = "gives wrong results for" if failure.kind is Kind.ACCURACY else what
     first = str(failure.error).strip().partition("\n")[0]
     log.warning(
-        "minidbg: %s failed to %s a graph (%s: %s); going on with %s. %s",
+        "minidbg: %s %s a graph (%s: %s); going on with %s. %s",
         failure.link.name,
         what,
         type(failure.error).__name__,

@@ -43,7 +43,7 @@ VALUE_LIMIT_BYTES = 64 << 20
 LONG_S = 5.0
 """After so many seconds in a step, Ctrl-C may be somebody's answer to a hang."""
 NUMBERS = itertools.count(1)
-OPEN: dict[int, "Record"] = {}
+OPEN: dict[int, Record] = {}
 """This process's records that are on disk, by number."""
 
 
@@ -81,7 +81,7 @@ class Record:
         except (MinidbgError, OSError) as refusal:  # no form as a script, no place for one
             self.close()
             log.debug("flight_record_refused: %s", refusal)
-        except Exception:  # noqa: BLE001 - a bug of ours must not keep the user from compiling
+        except Exception:
             self.close()
             log.debug("flight_record_failed", exc_info=True)
 

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("path", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--last-crash", is_flag=True, help="Reduce what the last process that died in a backend was at."
+)
 @click.option("--seconds", default=300.0, show_default=True, help="Most seconds to spend.")
 @click.option("--max-calls", type=click.IntRange(min=1), help="Most oracle calls to spend.")
 @click.option(
@@ -27,7 +30,13 @@ if TYPE_CHECKING:
 @click.option("--events", is_flag=True, help="Progress as JSON objects on stderr, one for each oracle call.")
 @JSON
 def reduce(
-    path: Path, seconds: float, max_calls: int | None, folder: Path | None, events: bool, as_json: bool
+    path: Path | None,
+    last_crash: bool,
+    seconds: float,
+    max_calls: int | None,
+    folder: Path | None,
+    events: bool,
+    as_json: bool,
 ) -> None:
     """Reduce a capture or a repro further, edited by hand or not, and write a verified repro.
 
@@ -36,6 +45,7 @@ def reduce(
     """
     from minidbg.reduction import reducing
 
+    path = asked_for(path, last_crash, folder)
     with listener_on_stderr(events) as listener:
         written = reducing.reduce_path(
             path, seconds=seconds, max_calls=max_calls, folder=folder, listener=listener
@@ -46,6 +56,31 @@ def reduce(
         click.echo(str(written.path))
     note(written.line)
     sys.exit(0 if written.path is not None else CANNOT_JUDGE)
+
+
+def asked_for(path: Path | None, last_crash: bool, folder: Path | None) -> Path:
+    """The script to reduce; a flight record becomes a capture first. Raises UsageError."""
+    from minidbg import settings
+    from minidbg.repro import flights
+
+    if (path is None) is not last_crash:
+        raise click.UsageError("give one of them: a PATH, or --last-crash")
+    if path is None:
+        folder = folder or settings.load().repro_dir
+        left = flights.dead_flights(folder)
+        if not left:
+            raise click.UsageError(
+                f"no process that died in a backend has left a record in {flights.flight_folder(folder)}; "
+                "other captures lie beside it, in captures"
+            )
+        path = left[0]
+        note(
+            f"{len(left)} record{'s' if len(left) > 1 else ''} of dead processes; this is the newest: {path.name}"
+        )
+    if flights.read_name(path) is not None:
+        path = flights.as_capture(path)
+        note(f"kept as {path}")
+    return path
 
 
 @contextlib.contextmanager

@@ -1,0 +1,96 @@
+"""In the program: every way to ``torch.compile`` leads through a wrapped backend.
+
+Nothing of minidbg but this file is imported before the program compiles something.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from minidbg.run.orders import Orders, read_orders, tell
+
+if TYPE_CHECKING:
+    from minidbg.backend.capture import Failure
+    from minidbg.backend.failures import Report
+
+
+def compiler_is_here(module: ModuleType) -> None:
+    """``torch._dynamo.eval_frame`` was imported: from now on backends are wrapped when they are looked up."""
+    orders = read_orders(os.environ)
+    if orders is None:
+        return
+    from minidbg import _torch
+
+    _torch.replace_backends(module, lambda backend: wrapped(backend, orders))
+
+
+def wrapped(backend: Any, orders: Orders) -> Any:
+    """What torch.compile is to use where the program asked for ``backend``."""
+    from minidbg import _torch
+    from minidbg.backend import failures
+    from minidbg.backend.wrapper import OWN_NAME, WrappedBackend, wrap
+
+    asked, options, mode = _torch.as_given_to_compile(backend)
+    if failures.is_answering() or not _torch.is_backend_of_a_program(backend):
+        return backend
+    if listener not in failures.LISTENERS:
+        failures.LISTENERS.append(listener)
+    name = asked if isinstance(asked, str) else str(getattr(asked, "__name__", asked))
+    tell(orders.log, {"event": "wrapped", "backend": orders.backend or name})
+    if isinstance(asked, WrappedBackend) or name == OWN_NAME:
+        return backend
+    if orders.backend is not None:
+        # options and mode were meant for the other one
+        asked, options, mode = named(orders.backend), None, None
+    return _torch.as_torch_compile_has_it(wrap(asked, options=options, mode=mode))
+
+
+def named(backend: str) -> Any:
+    """A registered name as it is; what ``module:attribute`` leads to. Raises ImportError or AttributeError."""
+    module, colon, attribute = backend.partition(":")
+    if not colon:
+        return backend
+    found: Any = importlib.import_module(module)
+    for part in attribute.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def listener(failure: Failure, report: Report) -> None:
+    """Pass on what became of a failure, for the summary."""
+    orders = read_orders(os.environ)
+    if orders is not None:
+        said = str(failure.error).strip().partition("\n")[0][:200]
+        tell(
+            orders.log,
+            {
+                "event": "failure",
+                "backend": failure.link.name,
+                "kind": str(failure.kind),
+                "said": f"{type(failure.error).__name__}: {said}",
+                "line": report.line,
+                "path": str(report.path) if report.path else None,
+                "capture": str(report.capture) if report.capture else None,
+            },
+        )
+
+
+def modules_are_here(module: ModuleType) -> None:
+    """``torch.nn.modules.module`` was imported: instances of the classes that were asked for compile themselves."""
+    orders = read_orders(os.environ)
+    if orders is None or not orders.compile_all:
+        return
+    asked = frozenset(orders.compile_all)
+    original = module.Module.__init__
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        # dynamo compiles at the first call, when the instance is complete
+        if any(f"{one.__module__}:{one.__qualname__}" in asked for one in type(self).__mro__):
+            self.compile()
+
+    __init__.__wrapped__ = original  # type: ignore[attr-defined]
+    module.Module.__init__ = __init__
