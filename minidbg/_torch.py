@@ -322,9 +322,9 @@ def is_fake(value: object) -> bool:
 def hint_of(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
     """The number a symbolic value stands for in this run, without a guard on it; None when there is none.
 
-    ``node.hint`` was seen in 2.13.
+    The ragged size of a nested tensor has none. ``node.hint`` was seen in 2.13.
     """
-    return value.node.hint if value.node.has_hint() else None
+    return None if value.node.is_nested_int() or not value.node.has_hint() else value.node.hint
 
 
 @contextlib.contextmanager

@@ -73,7 +73,9 @@ class _Cloner:
         return self._seen[id(value)]
 
     def _clone_tensor(self, value: Tensor) -> Tensor:
-        if not _has_plain_storage(value) or self._is_simple(value):
+        if value.is_conj() or value.is_neg():
+            clone = _clone_of_lazy(value.detach())
+        elif not _has_plain_storage(value) or self._is_simple(value):
             clone = value.detach().clone()
         elif value.is_inference():
             with torch.inference_mode():
@@ -111,6 +113,14 @@ class _Cloner:
                 return leaf.view_as(leaf)
             copied = leaf.clone()
         return copied if copied.stride() == leaf.stride() else leaf.view_as(leaf)
+
+
+def _clone_of_lazy(value: Tensor) -> Tensor:
+    """A clone that is lazily conjugated or negated as ``value`` is: a plain clone would carry it out."""
+    if value.is_conj():
+        plain = value.conj()
+        return (_clone_of_lazy(plain) if plain.is_neg() else plain.clone()).conj()
+    return _torch.negated_view(_torch.negated_view(value).clone())
 
 
 def _has_plain_storage(value: Tensor) -> bool:

@@ -32,7 +32,7 @@ def _seeded(value: Tensor) -> Tensor:
         return torch.randn(value.shape, dtype=value.dtype, device=value.device, generator=generator)
     if value.dtype is torch.bool:
         return torch.rand(value.shape, device=value.device, generator=generator) < 0.5
-    high = max(1, int(value.max()) + 1) if value.numel() else 1
+    high = max(1, int(value.to(torch.int64).max()) + 1) if value.numel() else 1
     return torch.randint(0, high, value.shape, device=value.device, generator=generator).to(value.dtype)
 
 
@@ -195,8 +195,9 @@ def _cropped(value: Tensor, sizes: Mapping[int, int]) -> Tensor:
     cut = value.detach()[tuple(slice(sizes.get(size, size)) for size in value.shape)].clone()
     if not value.dtype.is_floating_point and not value.dtype.is_complex and value.dtype is not torch.bool:
         limit = max(sizes)
-        if cut.numel() and int(cut.max()) < limit:
-            cut = cut.clamp(max=max(0, sizes[limit] - 1))
+        if cut.numel() and int(cut.to(torch.int64).max()) < limit:
+            # through int64: torch has no clamp of uint16 and its like
+            cut = cut.to(torch.int64).clamp(max=max(0, sizes[limit] - 1)).to(value.dtype)
     return _flagged_as(value, cut)
 
 

@@ -65,3 +65,12 @@ def test_inference_tensors_stay_inference_tensors() -> None:
         x = torch.ones(2)
     (clone,) = clone_values([x])
     assert clone.is_inference()
+
+
+def test_lazy_conjugation_and_negation_stay() -> None:
+    x = torch.randn(3, dtype=torch.complex64)
+    values = [x.conj(), x.conj().imag, torch._neg_view(x.conj())]
+    for value, clone in zip(values, clone_values(values), strict=True):
+        assert (clone.is_conj(), clone.is_neg()) == (value.is_conj(), value.is_neg())
+        assert torch.equal(clone, value)
+        assert clone.untyped_storage()._cdata != value.untyped_storage()._cdata
