@@ -6,8 +6,9 @@ Each message says what happened, with the value, and what to do next.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 
 class MinidbgError(Exception):
@@ -63,6 +64,22 @@ class NotReproduced(MinidbgError):
     def __init__(self, message: str, outcome: object = None) -> None:
         self.outcome = outcome
         super().__init__(message)
+
+
+class AccuracyError(Exception):
+    """A backend's results differ from eager's by more than rounding. It is the backend's failure, no request of anybody.
+
+    ``where`` names the value (``output 0``, ``gradient of input 2``), ``category`` the kind of difference (``float``,
+    ``nan``, ``dtype``, ``stride``, ...), ``figures`` has the numbers; ``minidbg.report_of`` gives the repro.
+    """
+
+    def __init__(self, message: str, difference: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        rest = dict(difference)
+        self.signature: dict[str, Any] = rest.pop("signature")
+        self.where: str = rest.pop("where")
+        self.category: str = rest.pop("category")
+        self.figures: dict[str, Any] = {key: value for key, value in rest.items() if key != "message"}
 
 
 class BadSetting(MinidbgError):

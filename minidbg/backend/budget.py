@@ -26,6 +26,8 @@ class Budget:
     reduced: list[Signature] = field(default_factory=list)
     reports: dict[Hashable, object] = field(default_factory=dict)
     """What was answered to failures seen before: a program may catch one and run into it again at each step."""
+    said: set[str] = field(default_factory=set)
+    """What is told once."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def reset(self) -> None:
@@ -34,6 +36,15 @@ class Budget:
             self.spent_s = 0.0
             self.reduced.clear()
             self.reports.clear()
+            self.said.clear()
+
+    def is_new(self, text: str) -> bool:
+        """Whether ``text`` is asked about for the first time."""
+        with self.lock:
+            if text in self.said:
+                return False
+            self.said.add(text)
+            return True
 
     def grant(
         self, signature: Signature | None, error: BaseException, settings: Settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -14,13 +15,15 @@ from torch import fx, nn
 from minidbg import _torch, references
 from minidbg.backend.chain import Link
 from minidbg.backend.context import current_context
-from minidbg.case import CallPath, Case, Context, Level, Provenance
+from minidbg.case import CallPath, Case, Context, Level, Provenance, symbolic_dims
+from minidbg.errors import AccuracyError
 from minidbg.failure import Direction, Kind, Signature
 from minidbg.graphs.origins import user_line
 from minidbg.graphs.size import call_nodes, canonical_text
 from minidbg.oracle.signature import signature_of
 from minidbg.settings import Settings
 
+MOST_MARGIN = 10.0
 MESSAGE_LINES, MESSAGE_CHARACTERS = 20, 4000
 STAND_INS = (
     "values: some inputs had no data when it failed (fake, or freed since); seeded random ones stand in"
@@ -71,6 +74,9 @@ def case_of(failure: Failure, settings: Settings) -> Case:
         dynamic_dims=dynamic_dims if any(dynamic_dims) else (),
         backward=failure.direction is Direction.BACKWARD,
         provenance=provenance(failure, notes),
+        tolerances=settings.allowed,
+        match=settings.match,
+        margin=margin(failure.error),
         compiler=link.backend,  # without its options, which reduction may drop
     )
 
@@ -83,7 +89,15 @@ def context_of(failure: Failure, settings: Settings) -> Context:
 
 def signature(failure: Failure) -> Signature:
     """What makes another failure the same as this one."""
+    if isinstance(failure.error, AccuracyError):
+        return Signature.from_table({"kind": str(Kind.ACCURACY), **failure.error.signature})
     return Signature.from_table(signature_of(failure.error, str(failure.kind), str(failure.direction)))
+
+
+def margin(error: Exception) -> float:
+    """How many times more than allowed a smaller graph must be off, for reduction not to drift into rounding noise."""
+    excess = error.figures.get("excess", 1.0) if isinstance(error, AccuracyError) else 1.0
+    return min(MOST_MARGIN, max(1.0, math.sqrt(float(excess))))
 
 
 def digest(failure: Failure) -> str:
@@ -142,14 +156,6 @@ def stand_in(fake: torch.Tensor, seed: int) -> torch.Tensor:
         if isinstance(fake, nn.Parameter):
             return nn.Parameter(values, requires_grad=fake.requires_grad)
         return values.requires_grad_(fake.requires_grad)
-
-
-def symbolic_dims(placeholder: fx.Node) -> tuple[int, ...]:
-    """The dimensions of the placeholder's tensor whose size is symbolic."""
-    example = placeholder.meta.get("example_value")
-    if not isinstance(example, torch.Tensor):
-        return ()
-    return tuple(place for place, size in enumerate(example.shape) if isinstance(size, torch.SymInt))
 
 
 def is_symbolic_number(placeholder: fx.Node) -> bool:

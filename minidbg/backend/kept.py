@@ -120,10 +120,12 @@ def has_memory(tensor: torch.Tensor) -> bool:
 
 
 def generator_states(values: Iterable[Any]) -> tuple[tuple[str, torch.Tensor], ...]:
-    """The default generators of the CPU and of the devices among ``values``."""
+    """The default generators of the CPU, of the devices among ``values``, and of the accelerator in use."""
     devices = {
         str(tensor.device) for tensor in tensors_in(values) if tensor.device.type not in ("cpu", "meta")
     }
+    if (kind := _torch.accelerator_in_use()) is not None:
+        devices.add(f"{kind}:{torch.get_device_module(kind).current_device()}")
     states = [(device, torch.get_device_module(device).get_rng_state(device)) for device in sorted(devices)]
     return (("cpu", torch.get_rng_state()), *states)
 

@@ -4,6 +4,7 @@ well, and then left alone."""
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,6 +49,8 @@ class WrappedGraph:
         """AOTAutograd's number for the first graph that this one's compilers make."""
         self.good_calls = 0
         self.settled = False
+        self.comparing: set[int] = set()
+        """The thread that compares a call with eager; other threads' calls go by meanwhile."""
 
     # ---- compiling
 
@@ -70,6 +73,7 @@ class WrappedGraph:
                 self.warn(error, example_inputs, Kind.COMPILE, report)
                 gm = copy_graph_module(self.untouched)
             else:
+                verify.tell_if_nothing_was_done(link, self.untouched, gm, compiled_fn)
                 return self.called_as(compiled_fn)
         return self.called_as_eager()
 
@@ -106,24 +110,70 @@ class WrappedGraph:
         if any(_torch.is_fake(arg) for arg in args):
             return self.compiled_fn(*args)  # a tracer above us asks for shapes; nothing runs
         kept = self.keep(args)
+        verification = self.verification(args, kept)
         try:
             with self.record.during(Step.RUN, self.links[self.position], args):
                 result = self.compiled_fn(*args)
         except Exception as error:
             again = self.after_failure(error, args, kept)
-            del kept  # the traceback holds this frame
+            del kept, verification  # the traceback holds this frame
             if again is None:
                 raise
         else:
-            self.good_calls += 1
-            self.settled = verify.is_settled(self.good_calls)
-            has_backward = (
-                self.good_calls == 1 and torch.is_grad_enabled() and self.guard_backward(result, args)
-            )
-            if self.settled and not has_backward:
-                self.record.close()
-            return result
+            failure = verification.judge(result, args) if verification is not None else None
+            if failure is None:
+                self.went_well(result, args)
+                return result
+            del verification
+            again = self.after_wrong_results(failure, result, args, kept)
+        finally:
+            self.comparing.discard(threading.get_ident())
         return again(*args)
+
+    def verification(self, args: tuple[Any, ...], kept: Kept) -> verify.Verification | None:
+        """What will judge this call; None when it is not compared, or another thread is at it."""
+        most = verify.calls_compared(self.settings.verify)
+        if (most is not None and self.good_calls >= most) or self.position >= len(self.links):
+            return None
+        if self.comparing or failures.is_answering():
+            return None
+        self.comparing.add(threading.get_ident())
+        link = self.links[self.position]
+        with self.record.during(Step.RUN, link, args):
+            return verify.begin(
+                self.untouched, self.compiled_fn, link, args, self.mutated, kept, self.settings
+            )
+
+    def went_well(self, result: Any, args: tuple[Any, ...]) -> None:
+        """One more good call: the graph may settle, and its backward is listened to."""
+        self.good_calls += 1
+        self.settled = verify.is_settled(self.good_calls, self.settings.verify)
+        first = self.good_calls == 1 and torch.is_grad_enabled()
+        has_backward = first and self.guard_backward(result, args)
+        if self.settled and not has_backward:
+            self.record.close()
+
+    def after_wrong_results(
+        self, failure: Failure, result: Any, args: tuple[Any, ...], kept: Kept
+    ) -> CompiledFn:
+        """What to call instead. Raises the failure's error when nothing is left, or may run on what the call has left."""
+        error = failure.error
+        report = failures.own_report(error) or failures.answer(failure, self.settings)
+        failures.set_report(error, report)
+        restored = self.put_back(kept)
+        if not self.can_go_on():
+            failures.add_line(error, report)
+            raise error
+        later = [link.name for link in self.links[self.position + 1 :]]
+        if not restored:
+            failures.warn_going_on(failure, report, "these results, and eager in later calls")
+            self.called_as_eager()
+            return lambda *args: result
+        failures.warn_going_on(failure, report, later[0] if later else "eager")
+        again = self.next_that_compiles(error, args, kept)
+        if again is None:
+            raise error
+        return again
 
     def after_failure(self, error: Exception, args: tuple[Any, ...], kept: Kept | None) -> CompiledFn | None:
         """What to call instead, or None when ``error`` is to be raised. ``kept`` is None for a settled graph."""

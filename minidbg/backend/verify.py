@@ -1,12 +1,41 @@
-"""The seam for verification against eager: which calls of a graph are compared, and when care may end.
+"""Verification against eager: which calls of a graph are compared, and the comparison of one call.
 
-Comparing is the accuracy issue's. What stands here already decides how long the state before a call is kept
-(``kept.py``): until a graph has run well, whatever ``verify`` says, since a fallback needs it.
+The compiled function runs once on the user's own inputs, and what it gives is judged. Eager runs afterwards, on copies
+taken before. Gradients come from another run of the compiled function, on copies too, *before* the user's own: a
+backend may hand out the same buffers in each run, and what the user holds must be what was written last.
 """
 
 from __future__ import annotations
 
-from minidbg.settings import Verify
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from minidbg import _torch
+from minidbg.backend import failures
+from minidbg.backend.budget import PROCESS, is_out_of_memory
+from minidbg.backend.capture import Failure
+from minidbg.backend.chain import Link
+from minidbg.backend.kept import Kept, generator_states
+from minidbg.backend.verify_refusals import refusal
+from minidbg.backend.verify_runs import Before, before, run_compiled_anew, run_eager
+from minidbg.backend.verify_taps import first_differing_node
+from minidbg.case import CompiledFn
+from minidbg.errors import AccuracyError
+from minidbg.failure import Direction, Kind
+from minidbg.oracle import compare
+from minidbg.oracle.agreement import differ, left_by
+from minidbg.oracle.harness import gradients_of, graph_texts
+from minidbg.oracle.randomness import feed_recorded
+from minidbg.settings import Settings, Verify
+
+log = logging.getLogger("minidbg")
 
 
 def calls_compared(verify: Verify | int) -> int | None:
@@ -16,9 +45,216 @@ def calls_compared(verify: Verify | int) -> int | None:
     return verify
 
 
-def is_settled(good_calls: int) -> bool:
+def is_settled(good_calls: int, verify: Verify | int = Verify.FIRST) -> bool:
     """Whether a graph that ran well ``good_calls`` times is called without any care from now on.
 
     When calls are compared, a graph settles after ``calls_compared`` of them.
     """
-    return good_calls >= 1
+    most = calls_compared(verify)
+    return most is not None and good_calls >= max(1, most)
+
+
+def not_verified(reason: str) -> None:
+    """Say once in this process that a graph is not verified, and why."""
+    if PROCESS.is_new(f"not verified: {reason}"):
+        log.warning("minidbg: a graph is not verified: %s", reason)
+
+
+def tell_if_nothing_was_done(
+    link: Link, untouched: fx.GraphModule, given: fx.GraphModule, compiled_fn: CompiledFn
+) -> None:
+    """Say once for each backend that it gave a graph back as it was: eager runs it, which is no success of the backend."""
+    returned = getattr(compiled_fn, "__self__", compiled_fn)
+    nothing = returned is given and graph_texts(given) == graph_texts(untouched)
+    if nothing and not link.name.startswith("eager") and PROCESS.is_new(f"fallback: {link.name}"):
+        log.warning("minidbg: fallback: %s gave a graph back as it was, so eager runs it", link.name)
+
+
+@dataclass(slots=True)
+class Verification:
+    """One call of a graph that is being held against eager."""
+
+    before: Before
+    link: Link
+    settings: Settings
+    gradients: dict[str, Any] | None = None
+    """What the compiled function gave on copies; None when none are needed or had."""
+    backward_error: Exception | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def judge(self, result: Any, args: Sequence[Any]) -> Failure | None:
+        """What is wrong with ``result``, which the compiled function gave for ``args``; None when nothing is."""
+        try:
+            with failures.answering(args), quiet():
+                return self.judged(result, args)
+        except compare.CannotCompare as refused:
+            not_verified(str(refused))
+        except Exception as trouble:  # eager's own failures included: the user's result stands
+            not_verified(reason_of(trouble))
+            log.debug("verification_failed", exc_info=True)
+        return None
+
+    def judged(self, result: Any, args: Sequence[Any]) -> Failure | None:
+        """``judge``, without the fence around it."""
+        expected, drew = self.eager()
+        if self.backward_error is not None and expected["gradients"] is not None:
+            return self.failed_backward(self.backward_error)
+        actual = self.before.left(result, args, self.gradients)
+        if not (actual["gradients"] and expected["gradients"]):
+            actual["gradients"] = expected["gradients"] = {}
+        if drew:
+            allowed = self.settings.allowed or None
+            if compare.mismatch(left_by(actual), left_by(expected), tolerances=allowed) is None:
+                return None
+            fed = self.with_recorded_numbers()
+            if fed is not None:
+                return fed.compiled_anew()
+        found = self.difference(actual, expected)
+        return self.mismatch(found) if found else None
+
+    def eager(self) -> tuple[dict[str, Any], bool]:
+        """What eager leaves behind (gradients None where its backward fails), and whether it drew random numbers."""
+        inside = self.before
+        inside.set_generators()
+        left = run_eager(inside, backward=self.gradients is not None or self.backward_error is not None)
+        after = generator_states(inside.inputs)
+        pairs = zip(inside.generators, after, strict=True)
+        return left, not all(torch.equal(one, other) for (_, one), (_, other) in pairs)
+
+    def difference(self, actual: dict[str, Any], expected: dict[str, Any]) -> compare.Difference | None:
+        """The first difference that counts. What is not judged is told once."""
+        case = {"tolerances": self.settings.allowed or None}
+        found = differ(actual, expected, self.eager_again, case, self.notes)
+        for note in self.notes:
+            not_verified(note)
+        return found
+
+    def eager_again(self, change: Any = lambda made: made, seed: int | None = None) -> dict[str, Any]:
+        """One more eager run: of a changed graph, or with another seed."""
+        self.before.set_generators()
+        if seed is not None:
+            torch.manual_seed(seed)
+        return self.before.changed(change, backward=bool(self.gradients))
+
+    # ---- random numbers
+
+    def with_recorded_numbers(self) -> Verification | None:
+        """The same call of a graph that gets its random numbers as inputs; None where none could be taken out."""
+        self.before.set_generators()
+        fed = feed_recorded(self.before.graph, self.before.fresh())
+        if not fed.fed:
+            return None
+        added = fed.inputs[len(self.before.inputs) :]
+        inside = replace(self.before, graph=fed.graph_module, inputs=(*self.before.inputs, *added))
+        note = "its random numbers were recorded and are inputs here, so that eager and the backend have the same"
+        return Verification(inside, self.link, self.settings, self.gradients, notes=[note])
+
+    def compiled_anew(self) -> Failure | None:
+        """What is wrong with the graph when the backend compiles it here, on copies."""
+        notes, self.notes = tuple(self.notes), []
+        wants = self.gradients is not None
+        try:
+            actual = run_compiled_anew(self.before, self.link, backward=wants)
+        except Exception as error:  # noqa: BLE001 - the graph is not the user's own: whatever it meets is not his
+            not_verified(f"its random numbers could not be taken out: {reason_of(error)}")
+            return None
+        self.before.set_generators()
+        expected = run_eager(self.before, backward=wants)
+        if not (actual["gradients"] and expected["gradients"]):
+            actual["gradients"] = expected["gradients"] = {}
+        found = self.difference(actual, expected)
+        return self.mismatch(found, notes) if found else None
+
+    # ---- failures
+
+    def mismatch(self, found: compare.Difference, notes: tuple[str, ...] = ()) -> Failure:
+        """The failure that ``found`` is."""
+        said = found["message"].replace("; against", "\nagainst")
+        message = f"{self.link.name} gives wrong results: {said}"
+        node = first_differing_node(self.before, self.link, self.settings)
+        if node is not None:
+            message += f"\nfirst differing node: {node}"
+        error = AccuracyError(message, found)
+        return self.failure(error, Kind.ACCURACY, Direction(error.signature["direction"]), notes)
+
+    def failed_backward(self, error: Exception) -> Failure:
+        """The failure of the compiled backward, whose eager form runs."""
+        phase = _torch.backward_phase(error)
+        return self.failure(error, Kind(phase or "runtime"), Direction.BACKWARD)
+
+    def failure(
+        self, error: Exception, kind: Kind, direction: Direction, notes: tuple[str, ...] = ()
+    ) -> Failure:
+        """``error``, with the inputs as they were before the call."""
+        inside = self.before
+        return Failure(inside.graph, inside.inputs, self.link, kind, error, notes, direction)
+
+
+def begin(
+    graph: fx.GraphModule,
+    compiled_fn: CompiledFn,
+    link: Link,
+    args: Sequence[Any],
+    mutated: frozenset[int],
+    kept: Kept,
+    settings: Settings,
+) -> Verification | None:
+    """What is needed to judge a call with ``args`` that is about to be made; None when it will not be judged.
+
+    Where gradients are needed, ``compiled_fn`` and its backward have then run on copies; what ``kept`` holds is put back.
+    """
+    why = refusal(graph, args, mutated, settings) if kept.complete else "what it writes to cannot be copied"
+    if why:
+        not_verified(why)
+        return None
+    try:
+        with _torch.outside_tracing():
+            verification = Verification(before(graph, args, mutated), link, settings)
+        if verification.before.wants_backward():
+            run_backward(verification, compiled_fn, kept)
+    except Exception as trouble:  # a copy that cannot be made keeps nobody from his own call
+        not_verified(reason_of(trouble))
+        log.debug("verification_failed", exc_info=True)
+        return None
+    return verification
+
+
+def run_backward(verification: Verification, compiled_fn: CompiledFn, kept: Kept) -> None:
+    """Run the user's compiled function and its backward on copies, and keep the gradients, or what was raised."""
+    inside = verification.before
+    inputs = inside.fresh(everything=True)
+    try:
+        with quiet():
+            try:
+                outputs = compiled_fn(*inputs)
+            except Exception:  # noqa: BLE001 - the user's own call will tell
+                return
+            try:
+                verification.gradients = gradients_of(outputs, inside.model, inputs)
+            except Exception as error:  # judged when eager's backward has been seen
+                if is_out_of_memory(error):
+                    raise
+                verification.backward_error = error
+    finally:
+        inside.set_generators()
+        if any(True for _ in inside.model.buffers()):
+            kept.restore()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """A block without warnings, whose casts autocast does not keep: they would hold on to copies until its own block ends."""
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with _torch.outside_tracing(), warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+
+
+def reason_of(trouble: Exception) -> str:
+    """Why a comparison could not be made, for people."""
+    if is_out_of_memory(trouble):
+        return "memory ran out while eager ran beside the backend"
+    return f"{type(trouble).__name__}: {str(trouble).partition(chr(10))[0]}"[:300]

@@ -24,9 +24,6 @@ def differ(
     than allowed is asked for; 1 in scripts). ``notes`` hears what was not judged.
     """
 
-    def left_by(run: dict[str, Any]) -> Any:
-        return snapshot(run["outputs"], run["inputs_after"], run["gradients"])
-
     def in_float64() -> Any:
         try:
             return left_by(eager(to_float64))
@@ -42,3 +39,8 @@ def differ(
         margin=case.get("margin", 1.0),
         notes=notes,
     )
+
+
+def left_by(run: dict[str, Any]) -> Any:
+    """All that a run left behind, as leaves to compare."""
+    return snapshot(run["outputs"], run["inputs_after"], run["gradients"])

@@ -158,32 +158,38 @@ def run_once(
     """Call ``function``, then backward if the case has one; outputs, inputs and buffers afterwards, gradients."""
     torch.manual_seed(seed)
     outputs = function(*inputs)
-    gradients: dict[str, Any] = {}
-    if case.get("backward"):
-        wanted = {f"input {place}": value for place, value in enumerate(inputs)} | dict(
-            model.named_parameters()
-        )
-        wanted = {name: value for name, value in wanted.items() if needs_gradient(value)}
-        roots = [value for value in leaves_of(outputs) if needs_gradient(value)]
-        if roots and wanted:
-            backward_begins()
-            found = torch.autograd.grad(
-                roots, list(wanted.values()), cotangents_for(roots), allow_unused=True
-            )
-            gradients = dict(zip(wanted, found, strict=True))
+    gradients = gradients_of(outputs, model, inputs, backward_begins) if case.get("backward") else {}
+    return left_behind(outputs, model, inputs, gradients)
+
+
+def left_behind(
+    outputs: Any, model: Any, inputs: tuple[Any, ...], gradients: dict[str, Any]
+) -> dict[str, Any]:
     after = {str(place): value for place, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
     return {"outputs": outputs, "inputs_after": after | dict(model.named_buffers()), "gradients": gradients}
 
 
-def cotangents_for(roots: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What backward begins with: the same in each run, whatever that run draws."""
-    random = torch.Generator().manual_seed(SEED)
-    return [
-        torch.randn(root.shape, generator=random, dtype=torch.float32, device="cpu").to(
-            root.device, root.dtype
-        )
-        for root in roots
-    ]
+def gradients_of(
+    outputs: Any, model: Any, inputs: tuple[Any, ...], backward_begins: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Gradients of inputs and parameters, for cotangents that are the same in each run, whatever that run draws."""
+    wanted = {f"input {place}": value for place, value in enumerate(inputs)} | dict(model.named_parameters())
+    wanted = {name: value for name, value in wanted.items() if needs_gradient(value)}
+    roots = [(place, root) for place, root in enumerate(leaves_of(outputs)) if needs_gradient(root)]
+    if not (roots and wanted):
+        return {}
+    cotangents = [cotangent_for(root, place) for place, root in roots]
+    backward_begins()
+    found = torch.autograd.grad(
+        [root for _, root in roots], list(wanted.values()), cotangents, allow_unused=True
+    )
+    return dict(zip(wanted, found, strict=True))
+
+
+def cotangent_for(root: torch.Tensor, place: int) -> torch.Tensor:
+    random = torch.Generator().manual_seed(SEED + place)
+    values = torch.randn(root.shape, generator=random, dtype=torch.float32, device="cpu")
+    return values.to(root.device, root.dtype)
 
 
 def needs_gradient(value: Any) -> bool:

@@ -1,0 +1,129 @@
+"""Why a graph is not verified: what must not run twice, and what would not fit into memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor, fx
+
+from minidbg import _torch
+from minidbg.backend.kept import capturing_device_graph, has_memory, tensors_in
+from minidbg.backend.verify_runs import sharing_memory
+from minidbg.graphs.cloning import storage_bytes, storage_key
+from minidbg.settings import Settings
+
+COLLECTIVES = (
+    "c10d",
+    "c10d_functional",
+    "_c10d_functional",
+    "_c10d_functional_autograd",
+    "symm_mem",
+    "rpc",
+    "fsdp",
+)
+"""Namespaces of operators by which ranks talk to each other."""
+MOST_OF_MEMORY = 0.8
+"""Of what is free, the part that a verification may be expected to take."""
+
+
+def refusal(
+    graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int], settings: Settings
+) -> str | None:
+    """Why the call with ``args`` cannot be compared with eager, or None."""
+    if capturing_device_graph():
+        return "a device graph is being recorded"
+    for node in calls(graph):
+        if is_collective(node):
+            return f"it talks to other ranks ({node.name}), so it must not run twice"
+        if _torch.has_effects(node.target):
+            return f"{node.name} has effects outside the graph, so it must not run twice"
+    if not all(map(has_memory, tensors_in(args))):
+        return "the memory of an input has been freed"
+    return too_large(graph, args, mutated, settings)
+
+
+def calls(graph: fx.GraphModule) -> Iterator[fx.Node]:
+    """The call nodes of ``graph`` and of the graphs inside it."""
+    for module in graph.modules():
+        if isinstance(module, fx.GraphModule):
+            yield from (node for node in module.graph.nodes if node.op.startswith("call"))
+
+
+def is_collective(node: fx.Node) -> bool:
+    """Whether ``node`` is one in which other ranks take part."""
+    path = _torch.operator_path(node.target)
+    if path is not None:
+        return path.removeprefix("torch.ops.").partition(".")[0] in COLLECTIVES
+    return str(getattr(node.target, "__module__", "")).startswith("torch.distributed")
+
+
+def too_large(
+    graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int], settings: Settings
+) -> str | None:
+    """Why memory does not allow it, or None."""
+    copies = bytes_of([args[place] for place in sharing_memory(args, mutated)])
+    if copies > settings.value_limit_bytes:
+        return (
+            f"copies of what it writes to would take {copies / 1e6:.0f} MB, "
+            f"and value_limit_bytes allows {settings.value_limit_bytes / 1e6:.0f} MB"
+        )
+    trained = [one for one in tensors_in(args) if one.requires_grad] if torch.is_grad_enabled() else []
+    needed = 2 * copies + 2 * bytes_of(trained) + bytes_of_a_run(graph)
+    free = free_bytes(tensors_in(args))
+    if needed > MOST_OF_MEMORY * free:
+        return f"eager beside it may need {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+    return None
+
+
+def bytes_of(values: Sequence[Any]) -> int:
+    """Bytes of the storages behind the tensors among ``values``, each counted once."""
+    return sum({storage_key(one): storage_bytes(one) for one in tensors_in(values)}.values())
+
+
+def bytes_of_a_run(graph: fx.GraphModule) -> int:
+    """Most bytes that values of the graph take together at one moment, as dynamo knows their shapes.
+
+    With gradients everything counts as kept until backward.
+    """
+    keeps = torch.is_grad_enabled()
+    nodes = list(graph.graph.nodes)
+    at = {node: place for place, node in enumerate(nodes)}
+    ends: dict[int, int] = {}
+    alive = most = 0
+    for place, node in enumerate(nodes):
+        if node.op.startswith("call"):
+            size = bytes_of_example(node.meta.get("example_value"))
+            alive += size
+            most = max(most, alive)
+            if not keeps:
+                last = max((at[user] for user in node.users), default=place)
+                ends[last] = ends.get(last, 0) + size
+        alive -= ends.pop(place, 0)
+    return most
+
+
+def bytes_of_example(example: Any) -> int:
+    """Bytes of a fake value; symbolic sizes count as they are in this run."""
+    if isinstance(example, tuple | list):
+        return sum(map(bytes_of_example, example))
+    if not isinstance(example, Tensor) or example.layout is not torch.strided:
+        return 0
+    size = example.element_size()
+    for length in example.shape:
+        hint = _torch.hint(length)
+        size *= 1 if hint is None else int(hint)
+    return size
+
+
+def free_bytes(tensors: Sequence[Tensor]) -> int:
+    """Memory that is free on the accelerator of ``tensors``, else in this machine."""
+    for tensor in tensors:
+        module: Any = sys.modules.get(f"torch.{tensor.device.type}")
+        if tensor.device.type != "cpu" and hasattr(module, "mem_get_info"):
+            cached = module.memory_reserved(tensor.device) - module.memory_allocated(tensor.device)
+            return int(module.mem_get_info(tensor.device)[0] + cached)
+    return int(psutil.virtual_memory().available)

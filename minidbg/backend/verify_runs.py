@@ -1,0 +1,139 @@
+"""A graph's inputs as they were before a call, and runs of the graph on copies of them.
+
+Nothing of these runs reaches the user: the tensors that may be written are copies, the others are seen through aliases
+without autograd history, and gradients are asked for by ``torch.autograd.grad``, never accumulated.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from minidbg.backend.chain import Link, compile_at_run_time
+from minidbg.backend.kept import generator_states, set_generator_state, tensors_in
+from minidbg.graphs.cloning import clone_values, storage_bytes, storage_key
+from minidbg.graphs.copying import copy_graph_module
+from minidbg.oracle.harness import gradients_of, left_behind, needs_gradient
+
+SMALL_BYTES = 64 << 20
+"""Inputs that take no more are all copied, so that a backend that writes where it must not is found out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """The state that a call starts from."""
+
+    graph: fx.GraphModule
+    """With buffers of its own, where it has any."""
+    model: fx.GraphModule
+    """The user's, whose buffers the compiled function writes to."""
+    inputs: tuple[Any, ...]
+    """Copies, or aliases of what no run may write to."""
+    written: frozenset[int]
+    """The inputs that the graph may write to, or that share memory with one."""
+    copied: frozenset[int]
+    generators: tuple[tuple[str, Tensor], ...]
+
+    def fresh(self, *, everything: bool = False) -> tuple[Any, ...]:
+        """Inputs for one run; what it may write is its own. ``everything``: the run may write to what it should not."""
+        chosen = self.copied if everything else self.written
+        return with_copies(self.inputs, chosen)
+
+    def set_generators(self) -> None:
+        """The RNG streams as before the call."""
+        for device, state in self.generators:
+            set_generator_state(device, state)
+
+    def wants_backward(self) -> bool:
+        """Whether a result may need gradients."""
+        values = [*tensors_in(self.inputs), *self.graph.parameters()]
+        return torch.is_grad_enabled() and any(map(needs_gradient, values))
+
+    def left(self, outputs: Any, args: Sequence[Any], gradients: dict[str, Any] | None) -> dict[str, Any]:
+        """What the user's own call left behind, as ``run`` gives it."""
+        return left_behind(outputs, self.model, tuple(args), gradients or {})
+
+    def changed(self, change: Callable[[Any], Any], *, backward: bool) -> dict[str, Any]:
+        """What eager leaves behind when graph and inputs are changed; for float64, or another seed."""
+        own = own_buffers(copy_graph_module(self.graph))
+        graph = change(fx.GraphModule(own, own.graph))  # one that is not lazy, since its forward is replaced
+        inputs = tuple(change(self.fresh()))
+        outputs = graph.forward(*inputs)
+        found = gradients_of(outputs, graph, inputs) if backward else {}
+        return left_behind(outputs, graph, inputs, found)
+
+
+def before(graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int]) -> Before:
+    """The state now, before a call with ``args``. Raises RuntimeError for a tensor that cannot be copied."""
+    written = frozenset(sharing_memory(args, mutated))
+    copied = written
+    if sum({storage_key(one): storage_bytes(one) for one in tensors_in(args)}.values()) <= SMALL_BYTES:
+        copied = frozenset(range(len(args)))
+    with torch.inference_mode(False):
+        inputs = with_copies(args, copied)
+    return Before(own_buffers(graph), graph, inputs, written, copied, generator_states(args))
+
+
+def sharing_memory(values: Sequence[Any], chosen: frozenset[int]) -> list[int]:
+    """``chosen``, and the places of tensors that share a storage with one of them."""
+    storages = {storage_key(one) for place in chosen for one in tensors_in([values[place]])}
+    return [
+        place
+        for place, value in enumerate(values)
+        if place in chosen or any(storage_key(one) in storages for one in tensors_in([value]))
+    ]
+
+
+def with_copies(values: Sequence[Any], chosen: frozenset[int]) -> tuple[Any, ...]:
+    """``values``: copies of the chosen ones, which alias among themselves as before; aliases of the others."""
+    places = sorted(chosen)
+    with torch.inference_mode(False):
+        clones = dict(zip(places, clone_values([values[place] for place in places]), strict=True))
+        return tuple(clones[place] if place in clones else alias(value) for place, value in enumerate(values))
+
+
+def alias(value: Any) -> Any:
+    """The same memory outside the user's autograd graph; hooks stay behind."""
+    if not isinstance(value, Tensor) or value.is_inference():
+        return value
+    if isinstance(value, torch.nn.Parameter):
+        return torch.nn.Parameter(value.detach(), requires_grad=value.requires_grad)
+    return value.detach().requires_grad_(value.requires_grad)
+
+
+def own_buffers(graph: fx.GraphModule) -> fx.GraphModule:
+    """``graph``, or a copy whose buffers a run may write to without being seen."""
+    return copy.deepcopy(graph) if any(True for _ in graph.buffers()) else graph
+
+
+def run_eager(inside: Before, *, backward: bool) -> dict[str, Any]:
+    """Outputs, inputs afterwards and gradients of one eager run; gradients None where backward fails."""
+    graph = own_buffers(inside.graph)
+    return ran(graph.forward, graph, inside.fresh(), backward=backward)
+
+
+def run_compiled_anew(inside: Before, link: Link, *, backward: bool) -> dict[str, Any]:
+    """The same of the graph compiled by ``link``, here and now. Raises what the backend raises."""
+    graph = own_buffers(inside.graph)
+    compiled_fn = compile_at_run_time(link, graph, inside.fresh(everything=True))
+    inside.set_generators()
+    return ran(compiled_fn, graph, inside.fresh(everything=True), backward=backward)
+
+
+def ran(
+    function: Callable[..., Any], graph: fx.GraphModule, inputs: tuple[Any, ...], *, backward: bool
+) -> dict[str, Any]:
+    """What ``function`` leaves behind, which is ``graph`` in some form."""
+    outputs = function(*inputs)
+    found: dict[str, Any] | None = {}
+    if backward:
+        try:
+            found = gradients_of(outputs, graph, inputs)
+        except (RuntimeError, NotImplementedError):
+            found = None
+    return {**left_behind(outputs, graph, inputs, {}), "gradients": found}

@@ -1,0 +1,82 @@
+"""The first node whose value differs: every value becomes an output, once in eager and once through the backend.
+
+A hint for people and for the reduction, asked for only after a mismatch. More outputs may hide the bug; then there is none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, fx
+
+from minidbg.backend.chain import Link
+from minidbg.backend.kept import tensors_in
+from minidbg.backend.verify_refusals import bytes_of_example, free_bytes
+from minidbg.backend.verify_runs import Before, run_compiled_anew, run_eager
+from minidbg.graphs.copying import copy_graph_module
+from minidbg.graphs.mutation import written_arguments
+from minidbg.oracle import compare
+from minidbg.oracle.reruns import to_float64
+from minidbg.settings import Settings
+
+log = logging.getLogger("minidbg")
+MOST_NODES = 4000
+MOST_OF_MEMORY = 0.2
+
+
+def first_differing_node(inside: Before, link: Link, settings: Settings) -> str | None:
+    """The name of the first node, in the graph's order, whose value the backend gets wrong; None when it cannot be told."""
+    tapped, names = with_taps(inside.graph)
+    sizes = sum(bytes_of_example(node.meta.get("example_value")) for node in inside.graph.graph.nodes)
+    if (
+        not names
+        or len(names) > MOST_NODES
+        or 3 * sizes > MOST_OF_MEMORY * free_bytes(tensors_in(inside.inputs))
+    ):
+        return None
+    inside = replace(inside, graph=tapped)
+    try:
+        actual = outputs_of(run_compiled_anew(inside, link, backward=False))
+        inside.set_generators()
+        expected = outputs_of(run_eager(inside, backward=False))
+        found = compare.mismatch(
+            actual, expected, lambda: in_float64(inside), tolerances=settings.allowed or None
+        )
+    except Exception:  # a hint that cannot be had is left out
+        log.debug("no_first_differing_node", exc_info=True)
+        return None
+    return names.get(found["where"]) if found else None
+
+
+def with_taps(graph: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, str]]:
+    """A copy of ``graph`` that returns every tensor it computes and never writes to; and which output is which node's."""
+    tapped = copy_graph_module(graph)
+    touched = {argument for node in tapped.graph.nodes for argument in written_arguments(tapped, node)}
+    nodes = [
+        node
+        for node in tapped.graph.nodes
+        if node.op.startswith("call")
+        and node not in touched
+        and isinstance(node.meta.get("example_value"), Tensor)
+    ]
+    output = next(node for node in reversed(tapped.graph.nodes) if node.op == "output")
+    output.args = (tuple(nodes),)
+    tapped.recompile()
+    return tapped, {f"output {place}": node.name for place, node in enumerate(nodes)}
+
+
+def outputs_of(left: Mapping[str, Any]) -> dict[str, compare.Leaf]:
+    """The outputs alone, as leaves; which of them share memory, or need gradients, is not the question here."""
+    return compare.snapshot(left["outputs"])
+
+
+def in_float64(inside: Before) -> Any:
+    """The same values computed in float64, or None."""
+    try:
+        inside.set_generators()
+        return outputs_of(inside.changed(to_float64, backward=False))
+    except Exception:  # noqa: BLE001 - not every graph has a float64 form
+        return None
