@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from minidbg.backend import report_of, wrap, wrap_compiler
     from minidbg.case import Case
-    from minidbg.errors import MinidbgError
+    from minidbg.errors import AccuracyError, MinidbgError
     from minidbg.failure import Kind, Outcome, Signature, Verdict
     from minidbg.library import check, load, reduce, save_repro
     from minidbg.reduction import Minimized, minimize
@@ -29,6 +29,7 @@ __all__ = [
     "Kind",
     "Signature",
     "MinidbgError",
+    "AccuracyError",
 ]
 
 HOMES = {
@@ -47,6 +48,7 @@ HOMES = {
     "Kind": "minidbg.failure",
     "Signature": "minidbg.failure",
     "MinidbgError": "minidbg.errors",
+    "AccuracyError": "minidbg.errors",
 }
 
 

@@ -132,6 +132,9 @@ def wrap(
     value_limit_bytes: int | None = None,
     reduce_oom: bool | None = None,
     match: str | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    tolerances: Mapping[Any, tuple[float, float]] | None = None,
     env: Sequence[str] | None = None,
     flight_recorder: bool | None = None,
 ) -> WrappedBackend:
@@ -155,6 +158,9 @@ def wrap(
         "value_limit_bytes": value_limit_bytes,
         "reduce_oom": reduce_oom,
         "match": match,
+        "rtol": rtol,
+        "atol": atol,
+        "tolerances": tolerances,
         "env": env,
         "flight_recorder": flight_recorder,
     }

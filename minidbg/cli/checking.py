@@ -28,9 +28,19 @@ VERDICT_STYLE = {
 @JSON
 @click.option("--device", help="Run on this device instead of the one in the script, for example cuda:1.")
 @click.option("--backend", help="Ask another backend, by its registered name.")
+@click.option(
+    "--rtol", type=click.FloatRange(min=0.0), help="Relative tolerance of wrong results; with --atol."
+)
+@click.option("--atol", type=click.FloatRange(min=0.0), help="Absolute tolerance of wrong results.")
 @click.option("--seconds", default=300.0, show_default=True, help="Time limit of each run.")
 def check(
-    paths: tuple[Path, ...], as_json: bool, device: str | None, backend: str | None, seconds: float
+    paths: tuple[Path, ...],
+    as_json: bool,
+    device: str | None,
+    backend: str | None,
+    rtol: float | None,
+    atol: float | None,
+    seconds: float,
 ) -> None:
     """Run repros, each in a fresh interpreter, and say which still fail.
 
@@ -39,9 +49,12 @@ def check(
     """
     from minidbg import repro
 
+    if (rtol is None) != (atol is None):
+        raise click.UsageError("--rtol and --atol belong together: give both, or neither")
+    tolerances = None if rtol is None or atol is None else (rtol, atol)
     statuses = []
     for path in repros_in(paths):
-        outcome = repro.run(path, device=device, backend=backend, seconds=seconds)
+        outcome = repro.run(path, device=device, backend=backend, tolerances=tolerances, seconds=seconds)
         statuses.append(outcome.verdict.exit_status)
         if as_json:
             print_json({"repro": str(path), **outcome.to_json()})

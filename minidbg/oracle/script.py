@@ -114,13 +114,14 @@ def outcome_of(
     device: str | None = None,
     backend: str | None = None,
     tell: Callable[[str], object] | None = None,
+    changes: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Judge the script here, or in a child process (crash, hang; ``tell`` is the child's way to say what it does).
 
     A flaky failure gets the header's number of ``attempts``. A fault of the script itself is ``invalid``.
     """
     try:
-        case = read_case(script["__file__"])
+        case = {**read_case(script["__file__"]), **(changes or {})}
         if tell is not None:
             return judge_script(script, case, device, backend, lambda phase: tell("phase " + phase))
         return shown_in(case.get("attempts", 1), lambda: one_outcome(script, case, device, backend))
@@ -172,7 +173,9 @@ def main(script: dict[str, Any], argv: list[str] | None = None) -> int:
     options = parse_arguments(argv)
     try:
         with clean_stdout() as say:
-            found = outcome_of(script, options.device, options.backend, say if options.child else None)
+            changes = {"tolerances": {"any": options.tolerances}} if options.tolerances else None
+            tell = say if options.child else None
+            found = outcome_of(script, options.device, options.backend, tell, changes)
             for line in report(found, script["__file__"], options):
                 say(line)
     except Exception:  # noqa: BLE001 - as in outcome_of
@@ -195,9 +198,29 @@ def report(found: dict[str, Any], path: str, options: argparse.Namespace) -> Ite
         )
         return
     yield sentence(found, backend)
+    yield from figures(found["figures"])
     if EXIT_STATUS[found["verdict"]] == 3:
         yield f"  expected: {case.get('signature')}"
         yield f"  got:      {found['signature']}"
+
+
+def figures(found: dict[str, Any]) -> Iterator[str]:
+    """The error figures of wrong results, a line for each run that they come from."""
+    if "expected" in found:
+        at = f" at {found['index']}" if found.get("index") else ""
+        yield f"  {found['where']}{at}: eager gives {found['expected']}, the backend {found['actual']}"
+    if "wrong" in found:
+        worst = f", at worst by {short(found['max_abs'])}" if "max_abs" in found else ""
+        yield f"  {found['wrong']} of {found['elements']} elements are off by more than allowed{worst}"
+    if "rmse_eager" in found:
+        compiled, eager, allowed = (short(found[f"rmse_{name}"]) for name in ("compiled", "eager", "allowed"))
+        yield f"  rmse against eager in float64: the backend's {compiled}, eager's own {eager}, allowed {allowed}"
+    if "excess" in found:
+        yield f"  that is {short(found['excess'])} times what is allowed"
+
+
+def short(number: Any) -> str:
+    return f"{number:.3g}" if isinstance(number, float) else str(number)
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -211,6 +234,13 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", help="run on this device instead: cpu, cuda, cuda:1")
     parser.add_argument(
         "--backend", help="run with this backend instead: a registered name, or module:attribute"
+    )
+    parser.add_argument(
+        "--tolerances",
+        nargs=2,
+        type=float,
+        metavar=("RELATIVE", "ABSOLUTE"),
+        help="what floats may be off eager's",
     )
     parser.add_argument("--json", action="store_true", help="print the outcome as one JSON object")
     parser.add_argument(

@@ -16,9 +16,16 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def run(
-    path: Path | str, *, device: str | None = None, backend: str | None = None, seconds: float = 120.0
+    path: Path | str,
+    *,
+    device: str | None = None,
+    backend: str | None = None,
+    tolerances: tuple[float, float] | None = None,
+    seconds: float = 120.0,
 ) -> Outcome:
     """Run the script at ``path`` in a fresh interpreter, from an empty folder, for at most ``seconds``.
+
+    ``tolerances``, relative and absolute, replace those of the script for wrong results.
 
     A run that dies or does not come back is an Outcome too, judged against what the script expects. Raises UnreadableRepro.
     """
@@ -26,6 +33,7 @@ def run(
     argv = [str(header.path.absolute()), "--json"]
     argv += ["--device", device] if device else []
     argv += ["--backend", backend] if backend else []
+    argv += ["--tolerances", *map(repr, tolerances)] if tolerances else []
     with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
         # No fresh bytecode folder: compiling torch's own modules again would cost half a minute a run.
         # As in a shell of somebody who never set them: a repro that needs a number of threads sets it itself.
