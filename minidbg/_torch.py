@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
@@ -659,8 +661,23 @@ def graphs_given_to_backends() -> Iterator[list[list[str]]]:
 
 def call_targets(gm: torch.fx.GraphModule) -> list[str]:
     """What each call node of the outermost graph calls, in order, as text that is equal for equal targets."""
-    calls = (node for node in gm.graph.nodes if node.op.startswith("call"))
-    return [f"{node.op} {getattr(node.target, '__module__', '')} {node.target}" for node in calls]
+    return [
+        f"{node.op} {getattr(node.target, '__module__', '')} {node.target}" for node in _calls_that_count(gm)
+    ]
+
+
+def _calls_that_count(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    """The calls without settings of grad mode under which nothing runs: dynamo leaves those out."""
+    state, pending = True, None
+    for node in gm.graph.nodes:
+        if node.target is grad_mode_function():
+            pending = node
+        elif node.op.startswith("call"):
+            if pending is not None and pending.args[0] is not state:
+                state = bool(pending.args[0])
+                yield pending
+            pending = None
+            yield node
 
 
 def decompositions_expression(table: object) -> tuple[str, str] | None:
@@ -713,6 +730,31 @@ def operator_name(target: object) -> str | None:
         first = target.overloads()[:1]  # type: ignore[no-untyped-call]
         return str(target._qualified_op_name) + ("" if first in ([], ["default"]) else f".{first[0]}")
     return None
+
+
+def bisect_inductor(fails: Callable[[], bool]) -> tuple[str, str | None, int | None, str] | None:
+    """Backend, subsystem, number and detail that torch's CompilerBisector names; None when it finds nothing at fault.
+
+    ``fails()`` runs a program with ``torch.compile`` once, in a fork of this process: the bisector keeps its state in
+    files, here of a temporary folder. Raises RuntimeError when the answers contradict each other. Seen in 2.13.
+    """
+    from torch._inductor.compiler_bisector import CompilerBisector
+
+    known: Any = CompilerBisector
+    folder = tempfile.mkdtemp(prefix="minidbg-bisect-")
+    known.in_process_cache = folder  # else it would delete a bisection that the user has begun
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            found = known.do_bisect(lambda: not fails())
+    finally:
+        known.in_process_cache = None
+        known.bisection_enabled = False
+        shutil.rmtree(folder, ignore_errors=True)
+    if found is None:
+        return None
+    number = found.bisect_number if found.debug_info != found.subsystem else None  # an option is on or off
+    detail = str(found.debug_info or "") if number is not None else ""
+    return found.backend, found.subsystem, number, detail
 
 
 def operator_functions(name: str) -> list[Callable[..., Any]]:

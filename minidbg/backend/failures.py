@@ -117,7 +117,7 @@ def answered(failure: Failure, settings: Settings) -> Report:
         with answering(failure.inputs):
             return captured(failure, settings)
     except MinidbgError as refusal:
-        return NoReport(f"not captured: {refusal}")
+        return kept_in_words(failure, refusal, settings)
     except OSError as error:
         return NoReport(f"not captured, the file system refused: {error}; repro_dir= names another folder")
     except Exception as trouble:
@@ -126,6 +126,16 @@ def answered(failure: Failure, settings: Settings) -> Report:
         return NoReport(
             f"could not capture this failure ({type(trouble).__name__}: {trouble}); that is a bug in minidbg"
         )
+
+
+def kept_in_words(failure: Failure, refusal: Exception, settings: Settings) -> NoReport:
+    """The report on a failure that no script can hold."""
+    from minidbg.backend.incomplete import keep_what_there_is  # late, as in respond
+
+    with answering(failure.inputs):
+        path = keep_what_there_is(failure, refusal, settings)
+    kept = f"; the graph and what else is known are in {path}" if path else ""
+    return NoReport(f"not captured: {refusal}{kept}", capture=path)
 
 
 @contextlib.contextmanager
