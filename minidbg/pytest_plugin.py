@@ -22,7 +22,7 @@ from minidbg.errors import MinidbgError
 from minidbg.failure import Outcome, Verdict
 from minidbg.watch.devices import Machine, devices_of, parse_devices
 from minidbg.watch.fresh import run_python, run_repro
-from minidbg.watch.outcomes import last_json, outcome_of
+from minidbg.watch.outcomes import is_fallback, last_json, outcome_of
 from minidbg.watch.repros import HEADER, HIDDEN, Repro, is_script, read_repro
 from minidbg.watch.runner import DEVICE_SCRIPT
 from minidbg.watch.states import is_expected
@@ -137,6 +137,8 @@ class ReproItem(pytest.Item):
         outcome = outcome_of(self.repro, self.device, ended)
         if outcome.verdict in CANNOT_JUDGE:
             pytest.skip(f"{outcome.verdict}: {outcome.reason}")
+        if is_fallback(outcome):
+            pytest.skip(outcome.reason)
         if outcome.verdict is Verdict.GONE and self.repro.expect is Verdict.REPRODUCES:
             self.add_report_section(
                 "call", "minidbg", f'fixed: write expect = "gone" into the header of {self.path}'

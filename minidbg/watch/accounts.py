@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from minidbg.failure import Kind, Verdict
 from minidbg.history import State
 from minidbg.watch.repros import Repro
-from minidbg.watch.states import FAILING, Standing, is_expected
+from minidbg.watch.states import FAILING, NOT_JUDGED, is_expected
 from minidbg.watch.sweep import Answer
 
 FLAKY_FACTOR = 6
@@ -19,7 +19,7 @@ def exit_status(answers: Iterable[Answer], repros: dict[str, Repro], *, unexpect
     verdicts = []
     for answer in answers:
         state = answer.settled.state
-        if state is not None and answer.settled.standing not in (Standing.SKIPPED, Standing.INVALID):
+        if state is not None and answer.settled.standing not in NOT_JUDGED:
             verdicts.append((state.verdict, repros[answer.job.repro].expect))
     if not verdicts:
         return 125

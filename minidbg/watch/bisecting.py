@@ -17,7 +17,7 @@ from typing import Any
 from minidbg.errors import MinidbgError
 from minidbg.failure import EXIT_STATUS, Verdict
 from minidbg.watch.fresh import run_limited, run_repro
-from minidbg.watch.outcomes import outcome_of
+from minidbg.watch.outcomes import is_fallback, outcome_of
 from minidbg.watch.pool import COMPILER_ENVIRONMENT
 from minidbg.watch.repros import Repro, read_repro
 from minidbg.watch.revisions import repositories_of
@@ -221,6 +221,8 @@ def judge(tree: Path, job: dict[str, Any]) -> tuple[int, str]:
     device = job["device"] or repro.device
     ended = run_repro(repro, device, job["seconds"], env)
     outcome = outcome_of(repro, device, ended)
+    if is_fallback(outcome):
+        return CANNOT_JUDGE, outcome.reason
     status = EXIT_STATUS[outcome.verdict]
     reason = f"{outcome.verdict}{': ' + outcome.reason if outcome.reason else ''}"
     return (status if outcome.verdict in (Verdict.GONE, Verdict.REPRODUCES) else CANNOT_JUDGE), reason

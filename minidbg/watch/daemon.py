@@ -188,15 +188,21 @@ class Daemon:
 
     def ready_to_sweep(self) -> bool:
         """Whether there is a reason to sweep and nothing against it: a pause, a burst under way, a build that failed."""
-        if self.paused or self.lookout.debounce.first is not None or not self.sweeper.wanted:
+        if self.paused or self.lookout.debounce.first is not None or not self.wanted:
             return False
         return self.failed_build is None or self.failed_build != self.sweeper.watched.snapshot.digest()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is a reason for a sweep."""
+        return self.sweeper.reasons.wanted(self.sweeper.repros.keys())
 
     # Sweeps
 
     def begin(self) -> None:
         """Begin a sweep, after a build if the code has changed and a build is wanted."""
-        if self.builder is None or (self.sweeper.swept is not None and not self.sweeper.changed_files()):
+        reasons = self.sweeper.reasons
+        if self.builder is None or (reasons.swept is not None and not reasons.changed_files()):
             return self.sweep()
         self.build_base = self.sweeper.watched.snapshot
         self.builder.start()
@@ -261,7 +267,7 @@ class Daemon:
         if not self.sweeper.finish_if_done() or not self.settings.once:
             return
         self.sweeps_done += 1
-        if not self.sweeper.wanted:
+        if not self.wanted:
             unexpected = self.settings.fail_on is FailOn.UNEXPECTED
             self.status = exit_status(
                 self.sweeper.answers.values(), self.sweeper.repros, unexpected_only=unexpected
@@ -317,12 +323,12 @@ class Daemon:
         elif name == "rerun":
             self.failed_build = None
             self.sweeper.stop_probing()
-            self.sweeper.ask_for_all()
+            self.sweeper.reasons.ask_for_all(during_sweep=self.sweeper.current is not None)
 
     def ask_again(self, names: Iterable[str]) -> None:
         """Run these repros although nothing has changed."""
         self.sweeper.stop_probing()
-        self.sweeper.ask_for(names)
+        self.sweeper.reasons.ask_for(names)
 
     def end(self) -> None:
         """Leave nothing behind but the history."""

@@ -128,7 +128,7 @@ class Lookout:
             )
         for name in sorted(before.keys() - after.keys()):
             self.announce("repro_removed", repro=name)
-        self.sweeper.ask_for(changed)
+        self.sweeper.reasons.ask_for(changed)
         if changed or before.keys() != after.keys():
             self.find_sources()
 
@@ -137,7 +137,7 @@ class Lookout:
         roots = source_roots(self.sweeper.repros.values(), self.settings.sources)
         if self.settings.build:
             roots += [Root(root) for root in repositories_of(repositories_worth_building(roots))]
-        self.sweeper.adopt_roots(dict.fromkeys(roots), self.sweeper.watched.always)
+        self.sweeper.reasons.adopt_roots(dict.fromkeys(roots), self.sweeper.watched.always)
         self.watch_events()
 
     def watch_events(self) -> None:

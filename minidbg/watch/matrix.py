@@ -23,9 +23,21 @@ STYLES: Mapping[str, str] = {
     "flaky": "magenta",
     "skipped": "dim",
     "invalid": "bold red",
+    "fallback": "cyan",
 }
 FLIP_STYLES: Mapping[str, str] = {"FIXED": "bold green", "REGRESSED": "bold red"}
-ORDER = ("crashed", "timeout", "changed", "flaky", "reproduces", "invalid", None, "skipped", "gone")
+ORDER = (
+    "crashed",
+    "timeout",
+    "changed",
+    "flaky",
+    "reproduces",
+    "invalid",
+    None,
+    "fallback",
+    "skipped",
+    "gone",
+)
 SHOWN_NOTICES = 4
 SHOWN_FLIPS = 6
 KEYS = "Enter rerun   f failing only   d device   p pause   o open   q quit"

@@ -21,6 +21,11 @@ class CanaryAnswer:
     reason: str = ""
 
 
+def is_fallback(outcome: Outcome) -> bool:
+    """Whether the backend gave the graph back as it was: eager ran it, and neither failed nor fixed anything."""
+    return outcome.verdict is Verdict.GONE and outcome.reason.startswith("fallback:")
+
+
 def last_json(text: str) -> Mapping[str, Any] | None:
     """The last line that is a JSON object; scripts and compilers may print other lines."""
     for line in reversed(text.splitlines()):

@@ -14,7 +14,7 @@ from typing import Any
 from minidbg.history import Flip, History, Result, Revision, State
 from minidbg.watch.announce import Announcer
 from minidbg.watch.repros import Repro
-from minidbg.watch.states import is_expected
+from minidbg.watch.states import NOT_JUDGED, is_expected
 from minidbg.watch.sweep import Answer, Sighting
 
 HOOK_SECONDS = 60.0
@@ -71,8 +71,9 @@ class Recorder:
         """Announce one answer."""
         settled = answer.settled
         verdict = settled.state.verdict if settled.state and answer.sightings else None
-        if answer.sightings and settled.standing in ("skipped", "invalid"):
-            verdict = answer.sightings[-1].seen.verdict
+        if answer.sightings and settled.standing in NOT_JUDGED:
+            last = answer.sightings[-1].seen
+            verdict = None if last.fallback else last.verdict
         data: dict[str, Any] = {
             "sweep": sweep,
             "repro": answer.job.repro,

@@ -2,7 +2,8 @@
 
 Everything here is a pure function of what was seen. The rules, in order:
 
-- A run that could not judge (skipped, invalid) changes nothing.
+- A run that could not judge (skipped, invalid) changes nothing. Nor does one in which the backend gave the graph back for
+  eager to run (fallback): the failure is not there, but nothing was fixed.
 - The first run of a repro, of an edited repro, or on another machine is where its history begins: no flip.
 - A verdict unlike the last one is asked again in fresh interpreters before it counts.
 - The same code cannot give two verdicts: that is flaky. So is a repro whose fresh runs disagree.
@@ -43,6 +44,10 @@ class Standing(enum.StrEnum):
     FLAKY = "flaky"
     SKIPPED = "skipped"
     INVALID = "invalid"
+    FALLBACK = "fallback"
+
+
+NOT_JUDGED = frozenset({Standing.SKIPPED, Standing.INVALID, Standing.FALLBACK})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,13 @@ class Seen:
     fresh: bool = False
     """Whether it ran in a fresh interpreter rather than in a warm worker."""
     reason: str = ""
+    fallback: bool = False
+    """Whether the backend gave the graph back as it was, so that eager ran it."""
+
+    @property
+    def judges(self) -> bool:
+        """Whether this run says anything about the failure."""
+        return self.verdict in JUDGING and not self.fallback
 
     @property
     def failed(self) -> bool:
@@ -90,9 +102,9 @@ def decide(
     ``expect`` is the header's expectation: a history that begins with anything else is asked twice.
     """
     first = runs[0]
-    if first.verdict not in JUDGING:
-        return Settled(before, Standing.SKIPPED if first.verdict is Verdict.SKIPPED else Standing.INVALID)
-    runs = [run for run in runs if run.verdict in JUDGING]
+    if not first.judges:
+        return Settled(before, Standing.FALLBACK if first.fallback else standing_of(first.verdict))
+    runs = [run for run in runs if run.judges]
     if before is None or begins_anew(before, first):
         return begin(repro, device, runs, expect)
     if before.verdict is Verdict.FLAKY:

@@ -12,9 +12,10 @@ from minidbg.failure import Outcome, Verdict
 from minidbg.watch.accounts import count_standings, usual_seconds
 from minidbg.watch.announce import Announcer
 from minidbg.watch.devices import Machine, devices_of, missing, parse_devices, said_aloud
-from minidbg.watch.outcomes import CanaryAnswer, canary_of, outcome_of
+from minidbg.watch.outcomes import CanaryAnswer, canary_of, is_fallback, outcome_of
 from minidbg.watch.plan import Job, in_order
 from minidbg.watch.pool import Ended
+from minidbg.watch.reasons import Reasons
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import Repro, stamp_of
 from minidbg.watch.runner import Runner
@@ -43,16 +44,11 @@ class Sweeper:
     runner: Runner
     announce: Announcer
     clock: Callable[[], float]
+    reasons: Reasons = field(init=False)
     repros: dict[str, Repro] = field(default_factory=dict)
     current: Sweep | None = None
     base: Snapshot = field(default_factory=Snapshot)
     """The code at the beginning of the current sweep."""
-    swept: Snapshot | None = None
-    """The code of the last whole sweep that was completed; None when all repros are to run."""
-    due: set[str] = field(default_factory=set)
-    """Repros that are to run although the code has not changed."""
-    again: bool = False
-    """Whether all repros were asked for while a sweep was running."""
     edited: bool = False
     """Whether the code has changed since the current sweep began."""
     cancel_at: float | None = None
@@ -69,41 +65,17 @@ class Sweeper:
     loaded_elsewhere: set[str] = field(default_factory=set)
     touches: dict[Job, int] = field(default_factory=dict)
     """How many times in a row a job's own files were written while it ran, without another content."""
-    compared: tuple[Snapshot | None, Snapshot | None, tuple[str, ...]] = (None, None, ())
-    """The last comparison: it is asked for at every turn of the daemon's loop."""
+
+    def __post_init__(self) -> None:
+        self.reasons = Reasons(self.watched)
 
     # Beginning
 
-    @property
-    def wanted(self) -> bool:
-        """Whether there is a reason for a sweep."""
-        return self.swept is None or bool(self.due & self.repros.keys()) or bool(self.changed_files())
-
-    def changed_files(self) -> tuple[str, ...]:
-        """The watched files that differ from the last completed sweep."""
-        if self.swept is None:
-            return ()
-        now, then, found = self.compared
-        if now is not self.watched.snapshot or then is not self.swept:
-            now, then = self.watched.snapshot, self.swept
-            found = now.changes_since(then)
-            self.compared = now, then, found
-        return found
-
-    def ask_for_all(self) -> None:
-        """Run every repro, changed or not."""
-        self.swept, self.again = None, self.current is not None
-
-    def ask_for(self, names: Iterable[str]) -> None:
-        """Run these repros."""
-        self.due |= set(names)
-
     def begin(self) -> None:
         """Start a sweep of what is wanted."""
-        changed = self.changed_files()
-        self.whole = self.swept is None or bool(changed)
-        names = set(self.repros) if self.whole else self.due & self.repros.keys()
-        self.due.clear()
+        changed = self.reasons.changed_files()
+        self.whole = self.reasons.swept is None or bool(changed)
+        names = self.reasons.take_due(self.repros.keys(), whole=self.whole)
         self.base, self.edited, self.began, self.first_answer = (
             self.watched.snapshot,
             False,
@@ -306,13 +278,14 @@ class Sweeper:
             message.seconds,
             task.fresh,
             outcome.reason or outcome.message.partition("\n")[0][:200],
+            is_fallback(outcome),
         )
         return seen, outcome
 
     def is_stale(self, job: Job, repro: Repro, files: Iterable[str], started: float) -> bool:
         """Whether the code or the script changed while the run went on. Looks at the files themselves, not at events."""
         if stamp_of(repro.path) != repro.stamp:
-            self.ask_for([repro.name])
+            self.reasons.ask_for([repro.name])
             return True
         loaded = self.watched.loaded(files)
         if suspects := self.watched.edited(loaded):
@@ -326,7 +299,7 @@ class Sweeper:
         if self.touches.get(job, 0) < MOST_TOUCHES and self.watched.written_since(loaded, started):
             self.touches[job] = self.touches.get(job, 0) + 1
             if self.current is not None and not self.current.probing:
-                self.ask_for([repro.name])
+                self.reasons.ask_for([repro.name])
             return True
         self.touches.pop(job, None)
         return False
@@ -359,10 +332,9 @@ class Sweeper:
         if sweep.probing:
             return True
         if self.whole:
-            self.swept = None if self.edited or self.again else self.base
-            self.again = False
+            self.reasons.swept_whole(self.base, edited=self.edited)
         elif self.edited:
-            self.ask_for({job.repro for job in sweep.jobs} - {job.repro for job in self.answers})
+            self.reasons.ask_for({job.repro for job in sweep.jobs} - {job.repro for job in self.answers})
         end = "superseded" if self.edited else "complete"
         now = self.clock()
         self.recorder.history.end_sweep(sweep.number, now, end)
@@ -380,25 +352,7 @@ class Sweeper:
         """Watch also the single files outside the roots that runs have loaded."""
         found = set(worth_watching(self.loaded_elsewhere, self.watched.roots))
         self.loaded_elsewhere.clear()
-        self.adopt_roots(self.watched.roots, self.watched.always | found)
-
-    def adopt_roots(self, roots: Iterable[Root], always: Iterable[str]) -> bool:
-        """Watch other roots. What is watched for the first time has not changed; whether anything is new."""
-        before = self.watched.snapshot
-        if not self.watched.set_roots(tuple(roots), always):
-            return False
-        self.watched.look(everywhere=True)
-        after = self.watched.snapshot.files
-        if self.swept is not None:
-            known = {
-                path: entry
-                for path, entry in self.swept.files.items()
-                if path in after or path in before.files
-            }
-            known |= {path: entry for path, entry in after.items() if path not in before.files}
-            gone = before.files.keys() - after.keys()
-            self.swept = Snapshot({path: entry for path, entry in known.items() if path not in gone})
-        return True
+        self.reasons.adopt_roots(self.watched.roots, self.watched.always | found)
 
 
 def shown(path: str) -> str:

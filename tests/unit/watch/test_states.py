@@ -209,3 +209,14 @@ def test_a_known_flaky_failure_is_what_an_expected_failure_may_be() -> None:
     assert is_expected(FLAKY, REPRODUCES)
     assert not is_expected(FLAKY, GONE)
     assert not is_expected(GONE, REPRODUCES)
+
+
+@pytest.mark.parametrize("before", [None, state(REPRODUCES), state(GONE), state(FLAKY)])
+def test_a_backend_that_gave_the_graph_back_has_fixed_nothing(before: State | None) -> None:
+    result = settled(before, replace(seen(GONE), fallback=True))
+    assert (result.standing, result.state, result.flip) == (Standing.FALLBACK, before, None)
+
+
+def test_a_fix_that_its_confirmation_shows_as_a_fallback_is_asked_again() -> None:
+    runs = [seen(GONE), replace(seen(GONE, fresh=True), fallback=True)]
+    assert answer(state(REPRODUCES), *runs) == Ask()
