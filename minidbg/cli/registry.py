@@ -17,7 +17,10 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
     "Repros": {
         "list": "minidbg.watch.commands:list_repros",
         "show": "minidbg.cli.showing:show",
+        "report": "minidbg.cli.sharing:report",
+        "export": "minidbg.cli.sharing:export",
         "check": "minidbg.cli.checking:check",
+        "stages": "minidbg.cli.staging:stages",
     },
     "Watching": {
         "watch": "minidbg.watch.commands:watch",

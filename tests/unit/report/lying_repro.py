@@ -1,4 +1,4 @@
-"""A repro folder as a reduction leaves it: repro, capture, replay log, neighbour, history. Written as text, no torch."""
+"""A repro folder as a reduction leaves it: repro, capture, replay log, neighbour, history. Written as text."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from pathlib import Path
 
 from minidbg.failure import Outcome, Verdict
 from minidbg.history import NAME, History, Result, State
+from minidbg.repro.render import DIVIDER
 
 HEADER = """
+@DIVIDER@
+
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["torch==2.13.0"]
@@ -39,7 +42,7 @@ HEADER = """
 # ///
 
 raise SystemExit("nothing may run this script")
-"""
+""".replace("@DIVIDER@", DIVIDER)
 
 BACKEND = """
 def no_relu(gm, example_inputs):

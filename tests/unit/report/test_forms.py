@@ -1,0 +1,175 @@
+"""A repro in other forms fails as the repro does, or is the whole script; a report leaves private things out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from lying_repro import lay
+
+from minidbg import cli
+from minidbg.errors import MinidbgError
+from minidbg.report import forms, story_of
+from minidbg.report.issue import issue, last_lines
+from minidbg.report.privacy import Private
+from minidbg.report.story import Story
+
+
+@pytest.fixture
+def repro(tmp_path: Path) -> Path:
+    return lay(tmp_path / "minidbg_repros")
+
+
+@pytest.fixture
+def story(repro: Path) -> Story:
+    return story_of(repro)
+
+
+def edited(repro: Path, old: str, new: str) -> Story:
+    text = repro.read_text()
+    assert old in text
+    repro.write_text(text.replace(old, new))
+    return story_of(repro)
+
+
+def test_the_short_script_is_run_and_has_no_judge(story: Story) -> None:
+    form = forms.export(story, "script")
+    assert form.complaint == ""
+    assert "class Repro" in form.text
+    assert "minidbg" not in form.text
+    assert len(form.text.splitlines()) < 40
+
+
+@pytest.mark.slow
+def test_the_pytest_form_fails_in_pytest_while_the_bug_is_there(story: Story, tmp_path: Path) -> None:
+    form = forms.export(story, "pytest")
+    assert form.complaint == ""
+    test = tmp_path / form.name
+    test.write_text(form.text)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    assert "ValueError: no kernel for relu" in done.stdout
+
+
+def test_a_short_form_that_does_not_fail_is_never_handed_out(repro: Path) -> None:
+    story = edited(repro, "if node.target is torch.relu:", "if node.target is torch.sigmoid:")
+    form = forms.export(story, "script")
+    assert form.text == story.text
+    assert "does not fail as the repro does" in form.complaint
+
+
+@pytest.mark.parametrize("kind", ["crash", "hang"])
+def test_what_needs_its_judge_stays_the_whole_script(repro: Path, kind: str) -> None:
+    story = edited(repro, 'kind = "compile"', f'kind = "{kind}"')
+    form = forms.export(story, "script")
+    assert form.text == story.text
+    assert "process of its own" in form.complaint
+
+
+def test_modes_options_and_dynamic_shapes_are_in_the_short_form(repro: Path) -> None:
+    modes = (
+        '# dynamic = true\n# mode = "reduce-overhead"\n# [tool.minidbg.context]\n# grad = false\n'
+        '# autocast = [["cpu", "torch.bfloat16", true]]\n# deterministic = true\n'
+    )
+    story = edited(repro, "# dynamic = false\n", modes)
+    text = forms.export(story, "script", run=False).text
+    assert "dynamic=True, mode='reduce-overhead'" in text
+    assert 'with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):' in text
+    assert "torch.use_deterministic_algorithms(True)" in text
+    compile(text, "form", "exec")
+
+
+def test_an_unknown_template_is_answered_with_those_there_are(story: Story) -> None:
+    with pytest.raises(MinidbgError, match="did you mean 'pytest'"):
+        forms.export(story, "pitest")
+
+
+def test_a_template_of_ones_own_gets_every_documented_variable(
+    story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ours").mkdir()
+    fields = "\n".join(f"{name}={{{{ {name} }}}}" for name in forms.VARIABLES)
+    (tmp_path / "ours" / "mail.txt.j2").write_text(fields)
+    monkeypatch.setenv("MINIDBG_TEMPLATES", str(tmp_path / "ours"))
+    form = forms.export(story, "mail", run=False)
+    assert form.name == "compile_relu_aaaaaa_mail.txt"
+    assert "title=no_relu fails to compile relu." in form.text
+    assert set(forms.variables_of(story)) == set(forms.VARIABLES)
+
+
+def test_a_report_has_the_sections_that_pytorch_asks_for(story: Story) -> None:
+    found = issue(story, run=False, versions=False)
+    sections = [line for line in found.body.splitlines() if line.startswith("### ")]
+    assert sections == ["### 🐛 Describe the bug", "### Error logs", "### Versions"]
+    assert found.title == "[no_relu] fails to compile relu: no kernel for relu"
+    assert "-         relu = torch.relu(tanh)" in found.body
+    assert "no single node, input or output can be left out" in found.body
+    assert "train.py:21" in found.body
+
+
+def test_a_report_tells_what_other_stages_do(repro: Path) -> None:
+    stages = '# dynamic = false\n# [tool.minidbg.stages]\n# eager = "gone"\n# aot_eager = "reproduces"\n'
+    found = issue(edited(repro, "# dynamic = false\n", stages), run=False, versions=False)
+    assert "| `aot_eager` | reproduces |" in found.body
+
+
+@pytest.mark.slow
+def test_a_report_is_run_asks_other_backends_and_has_the_versions(
+    repro: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minidbg.report.issue.LADDER", ("eager",))
+    with pytest.raises(SystemExit):
+        cli.main(["report", str(repro), "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["ran"] is True
+    assert "BackendCompilerFailed" in told["body"]
+    assert "| `eager` | works |" in told["body"]
+    assert "PyTorch version" in told["body"]
+
+
+def test_private_paths_and_names_are_left_out() -> None:
+    private = Private(
+        {"/home/ann": "~", "/home/ann/secret": ".", "/venv/lib/site-packages": "site-packages"},
+        {"ann": "<user>", "lab7": "<host>"},
+    )
+    text = (
+        'File "/home/ann/secret/train.py", line 3\n'
+        'File "/home/ann/x.py"\n'
+        'File "/venv/lib/site-packages/torch/_dynamo/a.py"\n'
+        "loading /data/customer/model.pt on lab7 for ann, with /usr/bin/g++ from https://pytorch.org/docs/a.html\n"
+        "an annotated a/b/c path, 1/2/3\n"
+    )
+    assert private.left_out(text) == (
+        'File "./train.py", line 3\n'
+        'File "~/x.py"\n'
+        'File "site-packages/torch/_dynamo/a.py"\n'
+        "loading .../model.pt on <host> for <user>, with /usr/bin/g++ from https://pytorch.org/docs/a.html\n"
+        "an annotated a/b/c path, 1/2/3\n"
+    )
+
+
+def test_private_things_may_be_kept(story: Story, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    story.header.table["origin"]["message"] = ""  # type: ignore[index]
+    monkeypatch.chdir(tmp_path)
+    text = f"x = '{tmp_path}/a.py'"
+    assert str(tmp_path) not in Private.of_this_process().left_out(text)
+
+
+def test_long_logs_keep_their_end() -> None:
+    assert last_lines("\n".join(map(str, range(100))), 5).splitlines() == [
+        "0",
+        "1",
+        "... 95 lines ...",
+        "97",
+        "98",
+        "99",
+    ]
