@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import io
 import shutil
 import sys
 import tempfile
@@ -199,7 +200,7 @@ def with_inner_compiler(compiler: Any, wrapped: Callable[[Any, bool], Any]) -> A
 
     ``SerializableAOTDispatchCompiler`` was seen in 2.13.
     """
-    from torch._functorch.aot_autograd import SerializableAOTDispatchCompiler
+    from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 
     if isinstance(compiler, SerializableAOTDispatchCompiler):
         return SerializableAOTDispatchCompiler(compiler.output_code_ty, wrapped(compiler.compiler_fn, True))
@@ -258,7 +259,7 @@ def aot_backward_classes(tensors: Sequence[torch.Tensor], since: int) -> list[An
     for _ in range(NEAR):
         beyond: list[Any] = []
         for node in filter(None, level):
-            made = getattr(node, "_forward_cls", None)
+            made: Any = getattr(node, "_forward_cls", None)
             if hasattr(made, "_backward_impl") and hasattr(made, "_aot_id"):
                 if made._aot_id >= since:
                     found[id(made)] = made
@@ -744,7 +745,7 @@ def bisect_inductor(fails: Callable[[], bool]) -> tuple[str, str | None, int | N
     folder = tempfile.mkdtemp(prefix="minidbg-bisect-")
     known.in_process_cache = folder  # else it would delete a bisection that the user has begun
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints each step
             found = known.do_bisect(lambda: not fails())
     finally:
         known.in_process_cache = None

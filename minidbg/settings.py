@@ -81,8 +81,12 @@ class Settings:
     """The same by dtype: ``{"float16": (1e-2, 1e-3)}``. It counts before ``rtol`` and ``atol``."""
     env: tuple[str, ...] = ()
     """Names of further environment variables that a repro needs; their values are written into it."""
+    memory_bytes: int | None = None
+    """Most bytes of memory that one oracle call may take; None is four fifths of what is free."""
     flight_recorder: bool = True
     """Write down what a backend is about to do, for the case that the process dies in it."""
+    stages: bool = True
+    """Find out in the background, once a repro has been announced, which stage of compiling fails (CPU only)."""
     templates: Path | None = None
     """A folder of one's own templates; what it does not have is taken from those that come with minidbg."""
 
@@ -354,6 +358,8 @@ CONVERT: Mapping[str, Converter] = {
     "atol": lambda value: number(value, at_least=0.0),
     "tolerances": by_dtype,
     "env": texts,
+    "memory_bytes": lambda value: whole(value, at_least=1 << 20),
     "flight_recorder": flag,
+    "stages": flag,
     "templates": existing_folder,
 }

@@ -12,9 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
-from minidbg import repro, workers
-from minidbg.case import Case
+import torch
+
+from minidbg import repro, stages, workers
+from minidbg.case import Case, Level
 from minidbg.errors import MinidbgError
+from minidbg.failure import Kind
 from minidbg.reduction import progress, reducing
 from minidbg.reduction.publishing import VERIFY_SECONDS
 from minidbg.reduction.result import Limits, Written
@@ -74,7 +77,24 @@ def answered(case: Case, capture: Path, settings: Settings) -> Answered:
         return Answered(None, capture, f"captured in {shown(capture)}; {refusal}")
     if written.path is None:
         return Answered(None, capture, f"{written.line}; captured in {shown(capture)}")
+    if settings.stages and has_stages(case, written.path):
+        stages.start_in_background(written.path)
     return Answered(written.path, capture, written.line)
+
+
+def has_stages(case: Case, path: Path) -> bool:
+    """Whether it is to be found out at which stage of compiling the repro at ``path`` fails, and nobody has yet.
+
+    Not on accelerators: the program may need their memory. ``minidbg stages`` does it there, when it is asked.
+    """
+    on_cpu = all(value.device.type == "cpu" for value in case.inputs if isinstance(value, torch.Tensor))
+    dies = case.kind in (Kind.CRASH, Kind.HANG)
+    if case.level is not Level.DYNAMO or dies or not on_cpu:
+        return False
+    try:
+        return stages.stages_of(repro.read_header(path)) is None
+    except MinidbgError:
+        return False
 
 
 def reduced_elsewhere(case: Case, capture: Path, settings: Settings) -> Written:
@@ -82,7 +102,9 @@ def reduced_elsewhere(case: Case, capture: Path, settings: Settings) -> Written:
 
     Raises MinidbgError when the reducing process found nothing to reduce, was ended or broke.
     """
-    limits = Limits(seconds=settings.seconds, max_calls=settings.max_calls)
+    limits = Limits(
+        seconds=settings.seconds, max_calls=settings.max_calls, memory_bytes=settings.memory_bytes
+    )
     refusal = workers.fork_refusal()
     if refusal is not None:
         return reduced_from_capture(capture, settings)

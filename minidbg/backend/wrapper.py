@@ -137,6 +137,7 @@ def wrap(
     tolerances: Mapping[Any, tuple[float, float]] | None = None,
     env: Sequence[str] | None = None,
     flight_recorder: bool | None = None,
+    stages: bool | None = None,
 ) -> WrappedBackend:
     """``backend``, for ``torch.compile(backend=)``; when it fails, a verified minimal repro is left in ``repro_dir``.
 
@@ -163,6 +164,7 @@ def wrap(
         "tolerances": tolerances,
         "env": env,
         "flight_recorder": flight_recorder,
+        "stages": stages,
     }
     backends = checked_backends(backend)
     wrapped = WrappedBackend(backends, options or {}, mode, settings.load(given))

@@ -55,7 +55,31 @@ def reduce(
     elif written.path is not None:
         click.echo(str(written.path))
     note(written.line)
+    if written.path is not None and not as_json:
+        tell_stages(written.path)
     sys.exit(0 if written.path is not None else CANNOT_JUDGE)
+
+
+def tell_stages(path: Path) -> None:
+    """Say at which stage the repro fails, now that it is announced; Ctrl-C leaves it out."""
+    from minidbg import repro, settings, stages
+    from minidbg.errors import MinidbgError
+
+    header = repro.read_header(path)
+    if not settings.load().stages or header.table.get("level") == "aten" or header.kind in ("crash", "hang"):
+        return
+    sys.stdout.flush()
+    try:
+        report = stages.stages_of(header)
+        if report is None:
+            report = stages.find_stages(path)
+            stages.keep_stages(path, report)
+    except (MinidbgError, OSError) as error:
+        note(f"its stage was not found out: {error}")
+    except KeyboardInterrupt:
+        note(f"its stage was not found out; minidbg stages {path} does it")
+    else:
+        note(f"stages: {report.sentence}")
 
 
 def asked_for(path: Path | None, last_crash: bool, folder: Path | None) -> Path:

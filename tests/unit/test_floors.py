@@ -23,6 +23,7 @@ FLOORS = {
     "run": 9,
     "backend": 8,
     "reduction": 7,
+    "stages": 7,
     "repro": 6,
     "history": 6,
     "workers": 5,

@@ -1,0 +1,60 @@
+"""The stage report put into a repro script that exists already: a table in its header, a line in its docstring."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from minidbg.errors import UnreadableRepro
+from minidbg.repro.files import replace_file
+from minidbg.repro.header import BLOCK, header_of, script_text
+from minidbg.repro.toml import write_table
+from minidbg.repro.wording import USAGE, escaped
+from minidbg.stages.report import StageReport
+
+LINE = re.compile(r"(?m)^Stages: .*\n\n")
+
+
+def keep_stages(path: Path | str, report: StageReport) -> None:
+    """Write ``report`` into the script at ``path``, in place of an earlier one; all else stays as it is.
+
+    A reader sees the old script or the new one. A docstring that a person has rewritten is left alone. Raises
+    UnreadableRepro when the script is none of ours, and OSError.
+    """
+    path = Path(path)
+    old = script_text(path)
+    before = header_of(old, path)
+    new = with_line(with_table(old, report), report)
+    after = header_of(new, path)
+    rest = {key: value for key, value in after.table.items() if key != "stages"}
+    if rest != {key: value for key, value in before.table.items() if key != "stages"}:
+        raise UnreadableRepro(f"{path}: its header has a form in which nothing can be added to it")
+    ast.parse(new)
+    replace_file(path, new.encode())
+
+
+def with_table(text: str, report: StageReport) -> str:
+    """``text`` whose header ends with ``[tool.minidbg.stages]``."""
+    block = BLOCK.search(text)
+    assert block is not None, "header_of has read it"
+    lines = block["content"].rstrip("\n").split("\n")
+    kept, inside = [], False
+    for line in lines:
+        if line.startswith("# ["):
+            inside = line.startswith(("# [tool.minidbg.stages]", "# [tool.minidbg.stages."))
+        if not inside:
+            kept.append(line)
+    added = write_table(report.to_table(), ("tool", "minidbg", "stages"))
+    kept += [f"# {line}" for line in added.split("\n")]
+    return text[: block.start("content")] + "\n".join(kept) + "\n" + text[block.end("content") :]
+
+
+def with_line(text: str, report: StageReport) -> str:
+    """``text`` whose docstring says the report's sentence before it says how the script is run."""
+    place = text.find("\n\n" + USAGE.partition("\n")[0])
+    if place < 0:
+        return text
+    docstring, rest = text[: place + 2], text[place + 2 :]
+    line = escaped(f"Stages: {report.sentence}.")
+    return LINE.sub("", docstring) + f"{line}\n\n{rest}"

@@ -1,0 +1,108 @@
+"""``StageReport``: what a repro's graph does under each stage of compiling, as values, TOML and a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from minidbg.failure import Verdict
+from minidbg.repro import Header
+
+FAILING = frozenset({"reproduces", "flaky", "changed", "crashed", "timeout"})
+"""Verdicts of a stage at which the graph fails, in the same way or another."""
+
+EARLIER = ("eager", "aot_eager", "aot_eager_decomp_partition")
+"""Stages before a compiler: dynamo alone, with AOTAutograd, with decompositions and the partitioner."""
+
+WHAT = {
+    "eager": "dynamo's own graph fails without any backend, so torch.compile's frontend is at fault",
+    "aot_eager": "it fails in AOTAutograd already, before any compiler",
+    "aot_eager_decomp_partition": "it fails with decompositions and the partitioner already, before any compiler",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """What the stages said."""
+
+    verdicts: Mapping[str, Verdict]
+    """Stage -> verdict, in the order of compiling; the last one is the repro's own backend."""
+    backend: str
+    subsystem: str = ""
+    """Of inductor: without it the failure is gone. ``lowerings``, ``post_grad_passes``, ``inductor_cse``."""
+    number: int | None = None
+    """Which application of the subsystem, counted from 0, brings the failure; None for one that is on or off."""
+    detail: str = ""
+    """What the bisector says of that application: a pass, a node."""
+    seconds: float = 0.0
+    torch: str = ""
+    notes: tuple[str, ...] = field(default=())
+    """Why something could not be found out."""
+
+    @property
+    def guilty(self) -> str:
+        """The first stage that fails; an empty text when none does."""
+        return next((name for name, verdict in self.verdicts.items() if verdict in FAILING), "")
+
+    @property
+    def sentence(self) -> str:
+        """The result for people, one line."""
+        return "; ".join((self._stage(), *self.notes))
+
+    def _stage(self) -> str:
+        passing = [name for name, verdict in self.verdicts.items() if verdict is Verdict.GONE]
+        listed = " and ".join(filter(None, (", ".join(passing[:-1]), *passing[-1:])))
+        passed = f"{listed} pass{'es' if len(passing) == 1 else ''}" if passing else ""
+        if not self.guilty:
+            return f"no stage fails through torch.compile ({passed or 'none could be judged'})"
+        if self.guilty in WHAT and self.guilty != self.backend:
+            return WHAT[self.guilty] + (f"; {passed}" if passed else "")
+        fails = f"{self.guilty} fails{self._culprit()}"
+        return f"{passed}; {fails}" if passed else fails
+
+    def _culprit(self) -> str:
+        if not self.subsystem:
+            return ""
+        if self.number is None:
+            return f", and passes with {self.subsystem} changed"
+        told = f" ({self.detail})" if self.detail else ""
+        return f", and passes without number {self.number} of its {self.subsystem}{told}"
+
+    def to_table(self) -> dict[str, Any]:
+        """Plain values for the header; ``from_table`` reads them back."""
+        table: dict[str, Any] = {"guilty": self.guilty, "backend": self.backend}
+        if self.subsystem:
+            table["subsystem"] = self.subsystem
+        if self.number is not None:
+            table["number"] = self.number
+        if self.detail:
+            table["detail"] = self.detail
+        table |= {"seconds": round(self.seconds, 1), "torch": self.torch}
+        if self.notes:
+            table["notes"] = list(self.notes)
+        table["verdicts"] = {name: str(verdict) for name, verdict in self.verdicts.items()}
+        return table
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> StageReport:
+        """Read ``to_table`` back. Raises KeyError, ValueError or TypeError on a damaged table."""
+        return cls(
+            verdicts={str(name): Verdict(verdict) for name, verdict in table["verdicts"].items()},
+            backend=str(table["backend"]),
+            subsystem=str(table.get("subsystem", "")),
+            number=table.get("number"),
+            detail=str(table.get("detail", "")),
+            seconds=float(table.get("seconds", 0.0)),
+            torch=str(table.get("torch", "")),
+            notes=tuple(map(str, table.get("notes", ()))),
+        )
+
+
+def stages_of(header: Header) -> StageReport | None:
+    """What the repro's header says about the stages; None when nobody has asked yet, or it was damaged by hand."""
+    table = header.table.get("stages")
+    try:
+        return StageReport.from_table(table) if isinstance(table, Mapping) else None
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,69 @@
+"""Stages of real repros, each run in child processes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import planted_backends as planted
+import planted_compilers
+import pytest
+import torch
+
+import minidbg
+from minidbg import references, repro
+from minidbg.case import CallPath, Level
+from minidbg.errors import NotReproduced
+from minidbg.failure import Verdict
+from minidbg.stages import find_stages, keep_stages, stages_of, start_in_background
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("repros") / "relu.py"
+    return minidbg.save_repro(lambda x: torch.relu(x) + 1, [torch.randn(3)], planted.raises_on_relu, path)
+
+
+def test_a_backend_of_its_own_is_told_from_the_stages_before_it(script: Path) -> None:
+    report = find_stages(script)
+    assert list(report.verdicts.values()) == [Verdict.GONE] * 3 + [Verdict.REPRODUCES]
+    assert report.guilty == "planted_backends.raises_on_relu"
+    assert "aot_eager_decomp_partition pass;" in report.sentence
+
+
+def test_a_detached_process_leaves_the_report_in_the_header(script: Path) -> None:
+    began = time.monotonic()
+    assert start_in_background(script)
+    assert time.monotonic() - began < 2
+    while stages_of(repro.read_header(script)) is None and time.monotonic() - began < 120:
+        time.sleep(0.2)
+    found = stages_of(repro.read_header(script))
+    assert found is not None
+    assert found.guilty == "planted_backends.raises_on_relu"
+    assert repro.run(script).verdict is Verdict.REPRODUCES
+
+
+def test_a_graph_of_aot_autograd_has_no_stages(script: Path, tmp_path: Path) -> None:
+    case = replace(
+        minidbg.load(script),
+        level=Level.ATEN,
+        call=CallPath.DIRECT,
+        backend=references.find(planted_compilers.raises_on_relu),
+    )
+    path = repro.write(case, tmp_path / "aten.py")
+    with pytest.raises(NotReproduced, match="no stages"):
+        find_stages(path)
+
+
+@pytest.mark.slow
+def test_inductor_is_bisected_down_to_one_pass(tmp_path: Path) -> None:
+    """cumsum of a 0-dim full: torch 2.13's pattern pass fails on it."""
+    path = minidbg.save_repro(
+        lambda x: x + torch.full((), 5.0).cumsum(0), [torch.randn(2)], "inductor", tmp_path / "cumsum.py"
+    )
+    report = find_stages(path)
+    keep_stages(path, report)
+    assert report.guilty == "inductor"
+    assert (report.subsystem, report.detail) == ("post_grad_passes", "pass_pattern_1")
+    assert repro.read_header(path).table["stages"]["number"] == report.number
