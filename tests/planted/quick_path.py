@@ -1,0 +1,86 @@
+"""The whole way from wrap to a verified repro, without a process for each step: for many small failures in a short time.
+
+Oracle calls run in the reducing process, and the script runs in a fork of a process that has torch. All else is as it is
+for a user. ``failing_program`` gives what he would find.
+"""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fails_on import all_nodes, name_of
+
+import minidbg
+from minidbg import repro, workers
+from minidbg.backend.budget import PROCESS
+from minidbg.case import Case
+from minidbg.failure import Outcome, Verdict
+from minidbg.oracle import execute
+
+MODEL_SECONDS = 60.0
+
+
+def take_the_quick_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle calls and runs of scripts start no interpreter from here on."""
+    monkeypatch.setattr(workers, "submit", ask_here)
+    monkeypatch.setattr(repro, "run", run_in_fork)
+
+
+def ask_here(case: Case, *, seconds: float, memory_bytes: int | None = None) -> Outcome:
+    return execute(case)
+
+
+def run_in_fork(path: Path, *, seconds: float = MODEL_SECONDS, **how: Any) -> Outcome:
+    """What the script at ``path`` says of itself."""
+
+    def in_child() -> object:
+        script = runpy.run_path(str(path))
+        return script["outcome_of"](script)
+
+    done = workers.call_in_fork(in_child, seconds=seconds)
+    if not done.answered:
+        return Outcome(Verdict.INVALID, reason=done.error or done.stderr_tail)
+    return Outcome.from_json(done.value)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a user has after his program has failed."""
+
+    error: Exception
+    path: Path
+    text: str
+    case: Case
+
+    @property
+    def ops(self) -> list[str]:
+        """Names of the calls of the repro's graph, those of nested graphs first."""
+        nested = [node for node in all_nodes(self.case.graph_module) if node.op.startswith("call")]
+        outer = set(self.case.graph_module.graph.nodes)
+        ordered = [
+            *[node for node in nested if node not in outer],
+            *[node for node in nested if node in outer],
+        ]
+        return [name_of(node) for node in ordered]
+
+
+def failing_program(
+    function: Callable[..., Any], args: Sequence[Any], backend: Any, folder: Path, **given: Any
+) -> Found:
+    """Compile and call ``function``, which must fail and leave a verified repro; ``given`` goes to torch.compile."""
+    torch._dynamo.reset()
+    PROCESS.reset()
+    wrapped = minidbg.wrap(backend, repro_dir=folder, seconds=120)
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever type the backend raises
+        torch.compile(function, backend=wrapped, **given)(*args)
+    report = minidbg.report_of(caught.value)
+    assert report is not None, caught.value
+    assert report.path is not None, report.line
+    assert [path.name for path in folder.glob("*.py")] == [report.path.name]
+    return Found(caught.value, report.path, report.path.read_text(), minidbg.load(report.path))
