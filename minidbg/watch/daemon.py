@@ -24,6 +24,7 @@ from minidbg.watch.lock import Lock, hidden_folder
 from minidbg.watch.lookout import Lookout
 from minidbg.watch.messages import Hint, Inbox, Key, Message, Revised, Stop
 from minidbg.watch.outcomes import last_json
+from minidbg.watch.plain import shown
 from minidbg.watch.pool import Died, Ended, Order, Pool, Ready
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import home_of, read_repros
@@ -33,7 +34,7 @@ from minidbg.watch.settings import FailOn, WatchSettings
 from minidbg.watch.snapshot import Snapshot
 from minidbg.watch.sources import repositories_worth_building
 from minidbg.watch.states import FAILING
-from minidbg.watch.sweeper import Sweeper, shown
+from minidbg.watch.sweeper import Sweeper
 from minidbg.watch.watched import Bytecode, Watched
 
 MOST_WAIT_S = 1.0

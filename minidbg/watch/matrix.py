@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from minidbg.watch.announce import Event
-from minidbg.watch.plain import line_of, plural, printable
+from minidbg.watch.plain import line_of, plural, printable, shown
+from minidbg.watch.states import FAILING
 
 STYLES: Mapping[str, str] = {
     "gone": "green",
@@ -40,7 +41,7 @@ ORDER = (
 )
 SHOWN_NOTICES = 4
 SHOWN_FLIPS = 6
-KEYS = "Enter rerun   f failing only   d device   p pause   o open   q quit"
+KEYS = "Enter rerun   f failing only, and run them   d device   p pause   o open   q quit"
 
 
 @dataclass(slots=True)
@@ -75,6 +76,8 @@ class Matrix:
     paused: bool = False
     device: str | None = None
     """The only device shown, or None for all."""
+    failing_only: bool = False
+    """Whether only repros that fail on some device are shown."""
     last_repro: str = ""
     """The path of the repro that flipped last: what ``o`` opens."""
 
@@ -195,7 +198,9 @@ class Matrix:
 
     def headline(self) -> Text:
         """What the daemon does, how far it is, and which files caused it."""
-        parts = [f"minidbg watch {self.home}", "paused" if self.paused else self.activity]
+        parts = [f"minidbg watch {shown(self.home)}", "paused" if self.paused else self.activity]
+        if self.failing_only:
+            parts.append("only what fails is shown")
         if self.began is not None and self.total:
             parts.append(f"{self.seen}/{self.total} in {self.clock() - self.began:.1f} s")
         elif self.began is not None:
@@ -212,7 +217,7 @@ class Matrix:
         for device in devices:
             table.add_column(device, no_wrap=True, overflow="ellipsis", ratio=2)
         table.add_column("", no_wrap=True, overflow="ellipsis", ratio=3, style="dim")
-        names = sorted({name for name, _ in self.cells}, key=self.attention)
+        names = self.names()
         for name in names[: room if len(names) <= room else room - 1]:
             cells = [self.cells.get((name, device)) for device in devices]
             note = next((cell.note for cell in cells if cell and cell.note), "")
@@ -220,6 +225,11 @@ class Matrix:
         if len(names) > room:
             table.add_row(f"... and {plural(len(names) - room + 1, 'more repro')}")
         return table
+
+    def names(self) -> list[str]:
+        """The repros to show, what fails first."""
+        found = {name for (name, _), cell in self.cells.items() if not self.failing_only or fails(cell)}
+        return sorted(found, key=self.attention)
 
     def attention(self, name: str) -> tuple[int, str]:
         """Sort key: what fails comes before what does not."""
@@ -244,6 +254,11 @@ class Matrix:
         if self.began is not None and self.total and not cell.fresh:
             text.stylize("dim")
         return text
+
+
+def fails(cell: Cell) -> bool:
+    """Whether the cell shows a failure, or a run that has just shown one."""
+    return {cell.verdict, cell.maybe} & FAILING != set()
 
 
 def line(text: str, style: str) -> Text:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
@@ -45,6 +46,12 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() or character == "\n" else "?" for character in text)
 
 
+def shown(path: str) -> str:
+    """A path as people write it: relative when it lies below the current folder."""
+    here = os.getcwd()
+    return path[len(here) + 1 :] if path.startswith(here + os.sep) else path
+
+
 def plural(count: int, noun: str) -> str:
     """``1 repro``, ``2 repros``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
@@ -53,7 +60,7 @@ def plural(count: int, noun: str) -> str:
 def started(data: Mapping[str, Any]) -> str:
     sources = ", ".join(data["sources"]) or "no sources"
     return (
-        f"watching {plural(len(data['repros']), 'repro')} in {data['home']} and {plural(data['files'], 'file')} in "
+        f"watching {plural(len(data['repros']), 'repro')} in {shown(data['home'])} and {plural(data['files'], 'file')} in "
         f"{sources} (process {data['pid']})"
     )
 
@@ -88,7 +95,7 @@ def flip(data: Mapping[str, Any]) -> str:
     between = ""
     if data["last_before"] or data["first_after"]:
         between = f"; last {data['before']} at {data['last_before'] or '?'}, first {data['after']} at {data['first_after'] or '?'}"
-    return f"{data['kind']}: {data['path']} [{data['device']}] {data['before']} -> {data['after']}{between}"
+    return f"{data['kind']}: {shown(data['path'])} [{data['device']}] {data['before']} -> {data['after']}{between}"
 
 
 def backend_broken(data: Mapping[str, Any]) -> str:
@@ -101,8 +108,8 @@ def build_failed(data: Mapping[str, Any]) -> str:
 
 def reduction_finished(data: Mapping[str, Any]) -> str:
     if data["repro"]:
-        return f"reduced {data['capture']} to {data['repro']}"
-    return f"could not reduce {data['capture']}: {data['reason']}"
+        return f"reduced {shown(data['capture'])} to {shown(data['repro'])}"
+    return f"could not reduce {shown(data['capture'])}: {data['reason']}"
 
 
 WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from minidbg.failure import Outcome, Verdict
 from minidbg.watch.accounts import count_standings, usual_seconds
 from minidbg.watch.announce import Announcer
 from minidbg.watch.devices import Machine, devices_of, missing, parse_devices, said_aloud
 from minidbg.watch.outcomes import CanaryAnswer, canary_of, is_fallback, outcome_of
+from minidbg.watch.plain import shown
 from minidbg.watch.plan import Job, in_order
 from minidbg.watch.pool import Ended
 from minidbg.watch.reasons import Reasons
@@ -353,9 +352,3 @@ class Sweeper:
         found = set(worth_watching(self.loaded_elsewhere, self.watched.roots))
         self.loaded_elsewhere.clear()
         self.reasons.adopt_roots(self.watched.roots, self.watched.always | found)
-
-
-def shown(path: str) -> str:
-    """A path as people write it: relative when it lies below the current folder."""
-    here = os.getcwd()
-    return str(Path(path).relative_to(here)) if path.startswith(here + os.sep) else path

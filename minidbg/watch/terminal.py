@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shlex
+import subprocess
 import sys
 import termios
 import threading
+import time
 import tty
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +22,10 @@ from rich.live import Live
 from minidbg.watch.announce import Event
 from minidbg.watch.matrix import Matrix
 from minidbg.watch.messages import Inbox, Key
+from minidbg.watch.plain import shown
 
-MESSAGES = {"\r": "rerun", "\n": "rerun", "f": "failing", "p": "pause", "q": "quit"}
+ENTER = "\r\n"
+MESSAGES = {"p": "pause", "q": "quit"}
 REFRESHES_A_SECOND = 4
 
 
@@ -36,6 +41,8 @@ class Terminal:
         self.live = Live(
             get_renderable=self.draw, console=self.console, screen=True, refresh_per_second=REFRESHES_A_SECOND
         )
+        self.editor: subprocess.Popen[bytes] | None = None
+        self.closing = False
         self.keys = threading.Thread(target=self.read_keys, name="minidbg-keys", daemon=True)
         self.live.start()
         self.keys.start()
@@ -53,36 +60,78 @@ class Terminal:
             self.console.bell()
 
     def read_keys(self) -> None:
-        """In a thread: turn keys into messages."""
-        with single_keys():
-            while True:
-                ready, _, _ = select.select([sys.stdin, self.wake_reader], [], [])
-                if self.wake_reader in ready:
-                    return
-                pressed = os.read(sys.stdin.fileno(), 1).decode(errors="replace")
-                if not pressed:
-                    return
-                self.pressed(pressed)
+        """In a thread: turn keys into messages. While an editor is open, the terminal is the editor's."""
+        while True:
+            with single_keys():
+                wants_open = self.read_until_open()
+            if not wants_open:
+                return
+            self.open_repro()
+
+    def read_until_open(self) -> bool:
+        """Handle keys until ``o`` (True) or the end (False)."""
+        while True:
+            ready, _, _ = select.select([sys.stdin, self.wake_reader], [], [])
+            if self.wake_reader in ready:
+                return False
+            pressed = os.read(sys.stdin.fileno(), 1).decode(errors="replace")
+            if not pressed:
+                return False
+            if pressed == "o":
+                return True
+            self.pressed(pressed)
 
     def pressed(self, key: str) -> None:
         """Do what a key stands for."""
-        if key in MESSAGES:
-            self.inbox.put(Key(MESSAGES[key]))
-        elif key == "d":
+        if key == "d":
             with self.lock:
                 self.matrix.next_device()
-        elif key == "o":
-            self.open_repro()
+        elif key == "f":
+            with self.lock:
+                self.matrix.failing_only = not self.matrix.failing_only
+            if self.matrix.failing_only:
+                self.inbox.put(Key("failing"))
+        elif key in ENTER:
+            self.inbox.put(Key("failing" if self.matrix.failing_only else "rerun"))
+        elif key in MESSAGES:
+            self.inbox.put(Key(MESSAGES[key]))
 
     def open_repro(self) -> None:
-        """Open the repro that flipped last, else the first of the list, with whatever the system opens scripts with."""
-        names = sorted({name for name, _ in self.matrix.cells}, key=self.matrix.attention)
-        path = self.matrix.last_repro or (str(Path(self.matrix.home, names[0])) if names else "")
-        if path:
-            click.launch(path)
+        """Open the repro that flipped last, else the first of the list: in the person's editor, else as the system does."""
+        with self.lock:
+            names = self.matrix.names()
+            path = self.matrix.last_repro or (str(Path(self.matrix.home, names[0])) if names else "")
+        if not path:
+            return
+        editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
+        if editor:
+            self.edit([*shlex.split(editor), path])
+        elif click.launch(path) != 0:
+            self.note(f"nothing opens {shown(path)}; set EDITOR to the editor of your choice")
+
+    def edit(self, command: list[str]) -> None:
+        """Give the terminal to an editor until it ends. The daemon goes on meanwhile."""
+        self.live.stop()
+        try:
+            self.editor = subprocess.Popen(command)
+            self.editor.wait()
+        except OSError as error:
+            self.note(f"{command[0]} cannot be started: {error.strerror or error}")
+        finally:
+            self.editor = None
+            if not self.closing:
+                self.live.start(refresh=True)
+
+    def note(self, text: str) -> None:
+        """Show a line among the notices."""
+        with self.lock:
+            self.matrix.notices.append((time.time(), text))
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Give the terminal back; an editor that is open is asked to end."""
+        self.closing = True
+        if self.editor is not None:
+            self.editor.terminate()
         os.write(self.wake_writer, b"x")
         self.keys.join(timeout=2)
         self.live.stop()
@@ -98,7 +147,7 @@ def single_keys() -> Iterator[None]:
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     try:
-        tty.setcbreak(descriptor)
+        tty.setcbreak(descriptor, termios.TCSADRAIN)  # the default would drop what was typed already
         yield
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

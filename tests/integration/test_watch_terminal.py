@@ -47,6 +47,7 @@ def test_the_matrix_is_drawn_keys_work_and_the_terminal_is_given_back(tmp_path: 
     repros.mkdir()
     for op in ("relu", "sin"):
         (repros / f"{op}.py").write_text(script(op, expect="reproduces" if op == "relu" else "gone"))
+    (tmp_path / "opened").mkdir()
     leader, follower = pty.openpty()
     termios.tcsetwinsize(follower, (30, 140))
     before = termios.tcgetattr(follower)
@@ -55,6 +56,7 @@ def test_the_matrix_is_drawn_keys_work_and_the_terminal_is_given_back(tmp_path: 
         "MINIDBG__WATCH_PRELOAD": "none",
         "PYTHONPATH": str(tmp_path / "src"),
         "TERM": "xterm-256color",
+        "EDITOR": f"cp -t {tmp_path / 'opened'}",
     }
     process = subprocess.Popen(
         [*COMMAND, "repros"], cwd=tmp_path, env=env, stdin=follower, stdout=follower, stderr=follower, start_new_session=True,
@@ -69,8 +71,17 @@ def test_the_matrix_is_drawn_keys_work_and_the_terminal_is_given_back(tmp_path: 
         screen.wait_for("paused")
         screen.press("p")
         screen.press("\r")
-        screen.wait_for("sweep 3")
+        screen.wait_for("waiting; sweep 3")
+        screen.press("o")
+        screen.wait_for("minidbg watch repros")
+        assert [path.name for path in (tmp_path / "opened").iterdir()] == ["relu.py"], "what flipped last"
         screen.press("d")
+        screen.press("f")
+        screen.wait_for("only what fails is shown")
+        (package / "sin.py").write_text(BROKEN.format(op="sin"))
+        screen.wait_for("REGRESSED: ")
+        screen.press("\r")
+        screen.wait_for("waiting; sweep 5")
         screen.press("q")
         assert process.wait(20) == 0
         while select.select([leader], [], [], 0.2)[0]:

@@ -182,6 +182,32 @@ def test_more_repros_than_lines_are_counted(matrix: Matrix, height: int) -> None
     assert f"... and {101 - shown} more repros" in "\n".join(lines)
 
 
+def test_with_failing_only_the_rest_is_not_shown_until_it_may_fail(matrix: Matrix) -> None:
+    matrix.hear(sweep_started())
+    matrix.hear(result("a.py", "reproduces"))
+    matrix.hear(result("b.py", "gone", standing="still gone"))
+    matrix.failing_only = True
+    assert matrix.names() == ["a.py"]
+    assert "only what fails is shown" in as_text(matrix)
+    data = {
+        "sweep": 1,
+        "repro": "b.py",
+        "device": "cpu",
+        "before": "gone",
+        "verdict": "crashed",
+        "seconds": 0.1,
+    }
+    matrix.hear(Event("unconfirmed", data, NOW))
+    assert matrix.names() == ["a.py", "b.py"]
+
+
+def test_a_repro_whose_graph_the_backend_gave_back_is_no_green_one(matrix: Matrix) -> None:
+    fallback = result("a.py", "gone", standing="fallback", reason="fallback: eager ran it")
+    matrix.hear(Event("result", {**fallback.data, "verdict": None}, NOW))
+    assert matrix.cells["a.py", "cpu"].verdict == "fallback"
+    assert "eager ran it" in as_text(matrix)
+
+
 def test_the_device_key_goes_through_the_devices_and_back_to_all(matrix: Matrix) -> None:
     matrix.hear(result("b.py", "gone", "cuda:0"))
     seen = []
