@@ -123,6 +123,8 @@ class Outcome:
     """``reproduced`` of ``runs`` runs showed the failure, where it was asked several times."""
     figures: Mapping[str, Any] = field(default_factory=dict)
     """Error figures of an accuracy failure, as the harness names them."""
+    stderr: str = ""
+    """Of a process that died or was ended: the end of what it wrote, with the stack by faulthandler."""
 
     def to_json(self) -> dict[str, Any]:
         """One JSON object; ``from_json`` reads it back."""
@@ -137,6 +139,7 @@ class Outcome:
             "reproduced": self.reproduced,
             "runs": self.runs,
             "figures": dict(self.figures),
+            "stderr": self.stderr,
         }
 
     @classmethod
@@ -154,6 +157,7 @@ class Outcome:
             reproduced=data.get("reproduced"),
             runs=data.get("runs"),
             figures=data.get("figures") or {},
+            stderr=data.get("stderr") or "",
         )
 
     def judged_against(self, expected: Signature | None) -> Outcome:

@@ -21,6 +21,7 @@ from minidbg.oracle.signature import CALLS_BACKEND, CARRIERS
 
 START_LIMIT_S = 300.0  # for imports and the eager run
 TIME_LIMIT_S = 300.0
+STDERR_KEPT = 4000
 
 
 def judge_in_child(
@@ -36,8 +37,8 @@ def judge_in_child(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
         )
         try:
-            timed_out = not ends_in_time(child, out, float(case.get("time_limit_s", TIME_LIMIT_S)))
-            if timed_out:
+            over = limit_reached(child, out, float(case.get("time_limit_s", TIME_LIMIT_S)))
+            if over == "timeout":
                 child.send_signal(signal.SIGABRT)  # faulthandler then writes the stack
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(5)
@@ -49,10 +50,9 @@ def judge_in_child(
     sys.stderr.write(tail[-4000:])
     notes = [line[6:] for line in said.splitlines() if line.startswith("phase ")]
     found = next((json.loads(line) for line in said.splitlines() if line.startswith("{")), None)
-    if found is None or timed_out:
-        died_by = "timeout" if timed_out else death_name(status)
-        found = died(died_by, notes[-1] if notes else "", tail, case)
-        found["signal"] = -status if status < 0 and not timed_out else None
+    if found is None or over:
+        found = died(over or death_name(status), notes[-1] if notes else "", tail, case)
+        found["signal"] = -status if status < 0 and not over else None
     return {
         **found,
         "seconds": round(time.perf_counter() - began, 3),
@@ -60,16 +60,43 @@ def judge_in_child(
     }
 
 
-def ends_in_time(child: subprocess.Popen[bytes], out: Any, limit: float) -> bool:
-    """Whether the child ends within ``limit`` seconds from when it begins to compile, which it says on stdout."""
+def limit_reached(child: subprocess.Popen[bytes], out: Any, limit: float) -> str:
+    """``timeout`` or ``memory limit`` when the child must be ended, else nothing: it has ended.
+
+    ``limit`` seconds begin when the child begins to compile, which it says on stdout.
+    """
     deadline, compiling = time.monotonic() + START_LIMIT_S, False
+    most_bytes = memory_limit()
     while time.monotonic() < deadline:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(0.1)
-            return True
+            return ""
+        if most_bytes is not None and resident_bytes(child.pid) > most_bytes:
+            return "memory limit"
         if not compiling and b"phase compile" in os.pread(out.fileno(), 4096, 0):
             deadline, compiling = time.monotonic() + limit, True
-    return False
+    return "timeout"
+
+
+def memory_limit() -> int | None:
+    """Bytes that a run may take: ``MINIDBG_MEMORY_BYTES``, or four fifths of what is free; None where nobody says."""
+    given = os.environ.get("MINIDBG_MEMORY_BYTES", "")
+    if given.isdecimal():
+        return int(given)
+    free = []
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open("/proc/meminfo") as file:
+            free += [int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable")]
+    with contextlib.suppress(OSError, ValueError):
+        with open("/sys/fs/cgroup/memory.max") as most, open("/sys/fs/cgroup/memory.current") as used:
+            free.append(int(most.read()) - int(used.read()))
+    return min(free) // 5 * 4 if free else None
+
+
+def resident_bytes(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+    return 0
 
 
 def died(died_by: str, phase: str, stderr: str, case: dict[str, Any]) -> dict[str, Any]:
@@ -78,7 +105,7 @@ def died(died_by: str, phase: str, stderr: str, case: dict[str, Any]) -> dict[st
     if phase in ("", "eager") or (phase, kind) == ("compare", "hang"):  # none of them is the backend's
         who = {"": "the process", "eager": "eager itself"}.get(phase, "the comparison with eager")
         how = "did not come back in time" if kind == "hang" else f"died ({died_by})"
-        return outcome("invalid", f"{who} {how}", message=last_words(stderr))
+        return outcome("invalid", f"{who} {how}", message=last_words(stderr), stderr=stderr[-STDERR_KEPT:])
     what, _, direction = phase.partition(" ")
     stack = stack_in(stderr)
     if (
@@ -97,7 +124,7 @@ def died(died_by: str, phase: str, stderr: str, case: dict[str, Any]) -> dict[st
     where = f"while {'compiling' if what == 'compile' else 'running'} {direction or 'forward'}"
     said = last_words(stderr)
     message = f"{died_by} {where}" + (f": {said}" if said else "") if kind == "crash" else f"no end {where}"
-    return failure(signature, case, message)
+    return failure(signature, case, message, stderr=stderr[-STDERR_KEPT:])
 
 
 def death_name(status: int) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from minidbg.case import Case
-from minidbg.failure import Outcome, Verdict
+from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.oracle import execute
-from minidbg.oracle.child import death_name, died
+from minidbg.oracle.child import death_name, died, memory_limit
 from minidbg.oracle.embed import settings_of
+from minidbg.workers import limits
 from minidbg.workers.fork import Notes, call_in_fork
 from minidbg.workers.result import ChildResult
 
@@ -16,9 +17,27 @@ from minidbg.workers.result import ChildResult
 def submit(case: Case, *, seconds: float, memory_bytes: int | None = None) -> Outcome:
     """The outcome of ``execute(case)`` in a fork of this process, judged against the case's signature.
 
-    A child that dies, or passes ``seconds`` or ``memory_bytes``, is an outcome of kind crash or hang. One that
-    does so in eager is invalid. Raises OSError when no process can be made.
+    A child that dies, or passes ``seconds`` or ``memory_bytes`` (by default four fifths of what is free), is an outcome of
+    kind crash or hang. One that does so in eager is invalid. A hang is not waited for to the end of ``seconds`` when healthy
+    calls are much shorter; and what may be only slow gets more. Raises OSError when no process can be made.
     """
+
+    def ask(case: Case, seconds: float) -> Outcome:
+        return in_a_fork(case, seconds, memory_bytes or memory_limit())
+
+    if case.kind is Kind.HANG:
+        enough = limits.time_for(case, ask)
+        return ask(case, seconds if enough is None else min(seconds, max(limits.LEAST_S, enough)))
+    outcome = ask(case, seconds)
+    if case.kind is None and outcome.signature is not None and outcome.signature.kind is Kind.HANG:
+        enough = limits.time_for(case, ask)
+        if enough is not None and enough > seconds:
+            return ask(case, enough)
+    return outcome
+
+
+def in_a_fork(case: Case, seconds: float, memory_bytes: int | None) -> Outcome:
+    """One run in a fork."""
     note = Notes()
     done = call_in_fork(
         lambda: execute(case, note=note).to_json(), seconds=seconds, memory_bytes=memory_bytes, note=note
@@ -28,6 +47,11 @@ def submit(case: Case, *, seconds: float, memory_bytes: int | None = None) -> Ou
     if done.error:
         last = done.error.strip().rpartition("\n")[2]
         return Outcome(Verdict.INVALID, reason=f"the oracle itself failed: {last}", message=done.error)
+    return outcome_of_death(case, done, memory_bytes)
+
+
+def outcome_of_death(case: Case, done: ChildResult, memory_bytes: int | None) -> Outcome:
+    """What the end of a child that gave no answer says about ``case``."""
     found = died(died_by(done, memory_bytes), done.note, done.stderr_tail, settings_of(case))
     outcome = Outcome.from_json({**found, "seconds": done.seconds, "signal": done.signal})
     if done.timed_out or done.out_of_memory:

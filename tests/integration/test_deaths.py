@@ -1,0 +1,138 @@
+"""Every way in which a backend can end a process: from a program that died to a verified repro of one node.
+
+One program forks a child for each way, as the ranks of a job would be; each leaves its record in the same folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from minidbg import repro
+from minidbg.failure import Verdict
+from minidbg.reduction import reducing
+from minidbg.repro import flights
+
+pytestmark = pytest.mark.slow
+
+PLANTED = Path(__file__).parents[1] / "planted"
+MEMORY = 400 << 20
+
+PROGRAM = """
+import os, signal, sys, time
+import psutil, torch
+import dies, minidbg
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x, rows):
+        for _ in range(3):
+            x = torch.tanh(self.first(x))
+        x = torch.relu(x[rows])
+        return self.second(x) + 1
+
+def die(way, step):
+    model = torch.compile(Model(), backend=minidbg.wrap(dies.dies(way, step)))
+    rows = torch.tensor([2, 0, 1])
+    model(torch.randn(3, 8), rows).sum().backward()
+
+def watched(pid, way):
+    # as the kernel does when memory runs out, and a person when nothing happens
+    until = time.monotonic() + (4 if "hang" in way else 60)
+    while os.waitpid(pid, os.WNOHANG) == (0, 0):
+        if time.monotonic() > until or psutil.Process(pid).memory_info().rss > int(sys.argv[2]):
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+torch.set_num_threads(1)
+import resource
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+minidbg.wrap("eager")
+for way, step in eval(sys.argv[1]):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            die(way, step)
+        finally:
+            os._exit(1)
+    watched(pid, way)
+    print(way, step, pid, sep=";", flush=True)
+"""
+
+DEATHS: Mapping[tuple[str, str], tuple[str, str, str]] = {
+    ("segfault", "compile"): ("crash", "forward", "SIGSEGV"),
+    ("segfault", "run"): ("crash", "forward", "SIGSEGV"),
+    ("segfault", "backward compile"): ("crash", "backward", "SIGSEGV"),
+    ("segfault", "backward run"): ("crash", "backward", "SIGSEGV"),
+    ("abort", "run"): ("crash", "forward", "SIGABRT"),
+    ("terminate", "compile"): ("crash", "forward", "SIGABRT"),
+    ("exit", "compile"): ("crash", "forward", "exit status 7"),
+    ("exit", "backward run"): ("crash", "backward", "exit status 7"),
+    ("memory", "compile"): ("crash", "forward", "memory limit"),
+    ("hang", "compile"): ("hang", "forward", "compile"),
+    ("hang", "backward run"): ("hang", "backward", "runtime"),
+    ("hang_in_c", "run"): ("hang", "forward", "runtime"),
+}
+"""Way and step; kind, direction and first word of the signature."""
+
+
+@pytest.fixture(scope="module")
+def left_behind(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+    """The record of each death."""
+    folder = tmp_path_factory.mktemp("deaths")
+    program = folder / "train.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    done = subprocess.run(
+        [sys.executable, str(program), repr(list(DEATHS)), str(1 << 30)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(PLANTED), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    pids = {int(line.split(";")[2]): line.split(";") for line in done.stdout.splitlines()}
+    records = flights.dead_flights(folder / "minidbg_repros")
+    found = {}
+    for record in records:
+        name = flights.read_name(record)
+        assert name is not None
+        way, step, _ = pids[name.pid]
+        found[way, step] = record
+    return found
+
+
+def test_each_death_leaves_one_record(left_behind: dict[tuple[str, str], Path]) -> None:
+    assert set(left_behind) == set(DEATHS)
+
+
+@pytest.mark.parametrize("death", list(DEATHS), ids="-".join)
+def test_death_becomes_a_verified_repro_of_one_node(
+    left_behind: dict[tuple[str, str], Path], death: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINIDBG_MEMORY_BYTES", str(MEMORY))
+    monkeypatch.setenv("PYTHONPATH", str(PLANTED))
+    capture = flights.as_capture(left_behind[death])
+    ast.parse(capture.read_text())
+    written = reducing.reduce_path(capture, seconds=100)
+    assert written.path is not None, written.line
+    assert written.verdict is Verdict.REPRODUCES
+    header = repro.read_header(written.path)
+    assert header.signature is not None
+    kind, direction, first = DEATHS[death]
+    found = (header.kind, header.signature.direction, header.signature.types[0])
+    assert found == (kind, direction, first)
+    assert header.nodes == 1
+    assert written.certified
+    assert "relu" in written.path.read_text().partition("# /// script")[0]
