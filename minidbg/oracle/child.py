@@ -84,13 +84,16 @@ def memory_limit() -> int | None:
     if given.isdecimal():
         return int(given)
     free = []
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        with open("/proc/meminfo") as file:
-            free += [int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable")]
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/meminfo") as file:
+        free += [int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable")]
     with contextlib.suppress(OSError, ValueError):
-        with open("/sys/fs/cgroup/memory.max") as most, open("/sys/fs/cgroup/memory.current") as used:
-            free.append(int(most.read()) - int(used.read()))
+        free.append(number_in("/sys/fs/cgroup/memory.max") - number_in("/sys/fs/cgroup/memory.current"))
     return min(free) // 5 * 4 if free else None
+
+
+def number_in(path: str) -> int:
+    with open(path) as file:
+        return int(file.read())
 
 
 def resident_bytes(pid: int) -> int:
