@@ -1,81 +1,136 @@
-"""Work for quiet times: captures that wait to be reduced, one after the other, at the lowest priority."""
+"""Work for quiet times: what waits to be reduced, one after the other, at the lowest priority.
+
+Captures that programs wrote with ``reduce="later"``, and the flight records of processes that a backend has killed.
+"""
 
 from __future__ import annotations
 
+import enum
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from minidbg.history import History
 from minidbg.watch.announce import Announcer
+from minidbg.watch.flights import Flights
 from minidbg.watch.outcomes import last_json
 from minidbg.watch.pool import Ended, Order, Pool
 from minidbg.watch.repros import HIDDEN, Repro, header_table
 
 REDUCE_SECONDS = 600.0
 """Budget of one reduction; the process gets a minute more to write what it has."""
+FLIGHT_SECONDS = 120.0
 LOWEST_PRIORITY = 19
-PLACES = ("captures", "flight")
+
+
+class Work(enum.Enum):
+    """What an order of ours does."""
+
+    REDUCE = enum.auto()
+    FLIGHTS = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A capture as it was when it was chosen."""
+
+    path: Path
+    digest: str
 
 
 @dataclass(slots=True)
 class Background:
-    """At most one reduction at a time, by ``python -m minidbg reduce`` in a process of its own."""
+    """At most one process at a time, each ``python -m minidbg...`` in an interpreter of its own."""
 
-    folders: Sequence[Path]
+    folder: Path
+    """The repro folder."""
     history: History
     pool: Pool
     announce: Announcer
-    running: dict[int, tuple[Path, str]] = field(default_factory=dict)
-    """By the number of the order: the capture and its digest."""
+    clock: Callable[[], float] = time.monotonic
+    flights: Flights = field(init=False)
+    running: dict[int, tuple[Work, Waiting | None]] = field(default_factory=dict)
+    """By the number of the order."""
+    told: set[Waiting] = field(default_factory=set)
 
-    def next_capture(self, repros: Iterable[Repro]) -> tuple[Path, str] | None:
+    def __post_init__(self) -> None:
+        self.flights = Flights(self.folder)
+
+    def start(self, number: int, repros: Iterable[Repro]) -> bool:
+        """Begin with what is next, as order ``number``; whether there was anything."""
+        if self.running:
+            return False
+        if self.flights.due(self.clock()):
+            argv: tuple[str, ...] = ("-m", "minidbg.watch.flight_script", str(self.folder))
+            self.order(number, argv, FLIGHT_SECONDS, Work.FLIGHTS, None)
+            return True
+        found = self.next_capture(repros)
+        if found is None:
+            return False
+        argv = ("-m", "minidbg", "reduce", str(found.path), "--seconds", str(REDUCE_SECONDS), "--json")
+        self.order(number, argv, REDUCE_SECONDS + 60, Work.REDUCE, found)
+        self.announce("reduction_started", capture=str(found.path))
+        return True
+
+    def order(
+        self, number: int, argv: Sequence[str], seconds: float, work: Work, what: Waiting | None
+    ) -> None:
+        """Have it run."""
+        self.running[number] = work, what
+        self.pool.run(Order(number, tuple(argv), "fresh", seconds, nice=LOWEST_PRIORITY))
+
+    def next_capture(self, repros: Iterable[Repro]) -> Waiting | None:
         """A capture that has not been tried as it is now and whose failure no repro shows yet, the oldest first."""
         known = self.history.background()
-        reduced = {failure_in(repro.table) for repro in repros if not repro.damage}
-        for path in waiting(self.folders):
+        shown = {failure_in(repro.table): repro.name for repro in repros if not repro.damage}
+        for path in captures_in(self.folder):
             try:
                 data = path.read_bytes()
                 table = header_table(data.decode("utf-8-sig"))
             except (OSError, ValueError, KeyError):
                 continue  # damaged, or still being written
-            digest = hashlib.sha1(data, usedforsecurity=False).hexdigest()
-            if known.get(str(path), ("", ""))[0] != digest and failure_in(table) not in reduced:
-                return path, digest
+            found = Waiting(path, hashlib.sha1(data, usedforsecurity=False).hexdigest())
+            if known.get(str(path), ("", ""))[0] == found.digest:
+                continue
+            repro = shown.get(failure_in(table))
+            if repro is None:
+                return found
+            self.tell_known(found, repro)
         return None
 
-    def start(self, number: int, repros: Iterable[Repro]) -> bool:
-        """Reduce the next capture as order ``number``; whether there was one."""
-        found = None if self.running else self.next_capture(repros)
-        if found is None:
-            return False
-        path, digest = found
-        self.running[number] = path, digest
-        argv = ("-m", "minidbg", "reduce", str(path), "--seconds", str(REDUCE_SECONDS), "--json")
-        self.pool.run(Order(number, argv, "fresh", REDUCE_SECONDS + 60, nice=LOWEST_PRIORITY))
-        self.announce("reduction_started", capture=str(path))
-        return True
+    def tell_known(self, found: Waiting, repro: str) -> None:
+        """Say once why a capture is left as it is."""
+        if found not in self.told:
+            self.told.add(found)
+            self.announce("capture_known", capture=str(found.path), repro=repro)
 
     def ended(self, message: Ended, now: float) -> bool:
         """Hear of an order; whether it was ours. A reduction that was cut off by us is tried again later."""
         mine = self.running.pop(message.id, None)
         if mine is None:
             return False
-        path, digest = mine
+        work, found = mine
         if message.cancelled or message.lost:
             return True
         said: dict[str, Any] = dict(last_json(message.stdout) or {})
-        repro = said.get("path")
-        reason = (
-            ""
-            if repro
-            else (str(said.get("verdict") or last_line(message.stderr)) or f"status {message.status}")
-        )
-        self.history.put_background(str(path), digest, now, str(repro or reason))
-        self.announce("reduction_finished", capture=str(path), repro=repro, reason=reason)
+        if work is Work.FLIGHTS:
+            for capture in said.get("captures", ()):
+                self.announce("process_died", capture=capture)
+        elif found is not None:
+            self.reduced(found, said, message, now)
         return True
+
+    def reduced(self, found: Waiting, said: Mapping[str, Any], message: Ended, now: float) -> None:
+        """A reduction has ended: remember that, and tell what came of it."""
+        repro = said.get("path")
+        reason = last_line(message.stderr) or str(said.get("verdict") or f"status {message.status}")
+        self.history.put_background(str(found.path), found.digest, now, str(repro or reason))
+        self.announce(
+            "reduction_finished", capture=str(found.path), repro=repro, reason="" if repro else reason
+        )
 
     def cancel(self) -> None:
         """End the running reduction; its own log lets it go on where it was."""
@@ -83,12 +138,9 @@ class Background:
             self.pool.cancel(number)
 
 
-def waiting(folders: Sequence[Path]) -> list[Path]:
-    """The captures below the repro folders, the oldest first."""
-    found = [
-        path for folder in folders for place in PLACES for path in (folder / HIDDEN / place).glob("*.py")
-    ]
-    return sorted(found, key=modified)
+def captures_in(folder: Path) -> list[Path]:
+    """The captures of a repro folder, the oldest first."""
+    return sorted((folder / HIDDEN / "captures").glob("*.py"), key=modified)
 
 
 def failure_in(table: Mapping[str, Any]) -> str:

@@ -75,7 +75,7 @@ class Daemon:
             announce, time.time,
         )  # fmt: skip
         self.builder = Builder(settings.build, settings.folder, self.inbox.put) if settings.build else None
-        self.background = Background([self.home], history, self.pool, announce)
+        self.background = Background(self.home, history, self.pool, announce)
         self.lookout = Lookout(
             self.paths, self.home, settings, self.sweeper, make_events(self.inbox), announce,
             Debounce(settings.quiet_s, settings.max_wait_s), polling=settings.poll_s is not None,

@@ -92,6 +92,8 @@ class Matrix:
             "repro_damaged",
             "build_failed",
             "reduction_finished",
+            "process_died",
+            "capture_known",
         ):
             self.notices.append((event.at, line_of(event)))
 

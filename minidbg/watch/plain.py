@@ -130,6 +130,12 @@ WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "repro_removed": lambda data: f"repro {data['repro']} is gone",
     "repro_damaged": lambda data: f"repro {data['repro']} cannot be used: {data['reason']}",
     "reduction_finished": reduction_finished,
+    "process_died": lambda data: (
+        f"a process died in a backend; what it was at is in {shown(data['capture'])}"
+    ),
+    "capture_known": lambda data: (
+        f"{shown(data['capture'])} shows the failure of {data['repro']}, so it is left as it is"
+    ),
     "stopping": lambda data: f"stopping: {data['reason']}",
     "stopped": lambda data: "",
     "paused": lambda data: "paused: no sweeps until p is pressed again",

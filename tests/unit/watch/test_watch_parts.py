@@ -15,10 +15,8 @@ import pytest
 
 from minidbg.errors import BadSetting, MinidbgError
 from minidbg.failure import Kind, Outcome, Signature, Verdict
-from minidbg.history import History, State
+from minidbg.history import State
 from minidbg.watch import canary_script, device_script
-from minidbg.watch.announce import Announcer
-from minidbg.watch.background import Background
 from minidbg.watch.builder import Builder, Built
 from minidbg.watch.devices import parse_devices
 from minidbg.watch.lock import AlreadyWatched, Lock, living_holder
@@ -381,17 +379,28 @@ def test_workers_judge_crashes_in_their_own_process_and_fresh_interpreters_as_a_
     assert arguments(task, plain, "fork")[-1] == "--json"
 
 
+class NoPool:
+    """A pool that runs nothing."""
+
+    def run(self, order: Order) -> None: ...
+    def cancel(self, number: int) -> None: ...
+    def refresh(self) -> bool:
+        return False
+
+    def close(self) -> None: ...
+
+
 def test_time_limits_follow_what_runs_need(tmp_path: Path) -> None:
     task, fresh = Task(Purpose.RUN, Job("a.py", "cpu")), Task(Purpose.CONFIRM, Job("a.py", "cpu"), fresh=True)
     hang, plain = written(tmp_path, "h.py", kind="hang"), written(tmp_path, "p.py")
-    runner = Runner(OrdersOnly(), WatchSettings())
+    runner = Runner(NoPool(), WatchSettings())
     assert runner.time_limit(task, hang, None) == 10.0
     assert runner.time_limit(fresh, hang, None) == 150.0, "a fresh script keeps its own limit, which is 120 s"
     runner.usual_seconds = 5.0
     assert runner.time_limit(task, hang, None) == 25.0
     known = State("p.py", "cpu", Verdict.GONE, 1.0, 1.0, plain.digest, "e", "c", seconds=20.0)
     assert [runner.time_limit(task, plain, state) for state in (None, known)] == [180.0, 100.0]
-    assert Runner(OrdersOnly(), WatchSettings(seconds=7.0)).time_limit(task, plain, known) == 7.0
+    assert Runner(NoPool(), WatchSettings(seconds=7.0)).time_limit(task, plain, known) == 7.0
 
 
 # The two scripts
@@ -482,53 +491,6 @@ def test_a_cancelled_build_is_forgotten(tmp_path: Path) -> None:
     builder.start()
     builder.cancel()
     assert not builder.ended(told.get(timeout=30))
-
-
-class OrdersOnly:
-    """A pool that only remembers what it was asked to run."""
-
-    def __init__(self) -> None:
-        self.orders: list[Order] = []
-
-    def run(self, order: Order) -> None:
-        self.orders.append(order)
-
-    def cancel(self, number: int) -> None: ...
-    def refresh(self) -> bool:
-        return False
-
-    def close(self) -> None: ...
-
-
-def test_captures_are_reduced_one_by_one_and_none_twice(tmp_path: Path) -> None:
-    captures = tmp_path / ".minidbg" / "captures"
-    captures.mkdir(parents=True)
-    for number, name in enumerate(("old.py", "new.py", "reduced_already.py")):
-        written(captures, name, option=number)
-        os.utime(captures / name, (number, number))
-    (captures / "damaged.py").write_text("# ///")
-    shown = written(tmp_path)
-    text = (captures / "reduced_already.py").read_text()
-    for name in ("old.py", "new.py"):
-        (captures / name).write_text(text.replace('types = ["ValueError"]', f'types = ["{name}"]'))
-        os.utime(captures / name, (1 + (name == "new.py"), 1))
-    pool, events = OrdersOnly(), []
-    announce = Announcer([])
-    with History.open(tmp_path / ".minidbg" / "history.sqlite") as history:
-        background = Background([tmp_path], history, pool, announce)
-        assert background.start(1, [shown])
-        assert not background.start(2, [shown]), "one at a time"
-        assert background.ended(Ended(1, 0, stdout=json.dumps({"path": "x.py"})), 5.0)
-        assert background.start(2, [shown])
-        assert background.ended(Ended(2, 125, stderr="minidbg: the case does not show its failure here"), 6.0)
-        assert not background.start(3, [shown])
-        events = [Path(order.argv[3]).name for order in pool.orders]
-        assert {path: result for path, (_, result) in history.background().items()} == {
-            str(captures / "old.py"): "x.py",
-            str(captures / "new.py"): "minidbg: the case does not show its failure here",
-        }
-    assert sorted(events) == ["new.py", "old.py"]
-    assert all(order.nice == 19 for order in pool.orders)
 
 
 def test_settings_have_a_sound_default() -> None:

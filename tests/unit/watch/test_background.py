@@ -1,0 +1,167 @@
+"""Work for quiet times: captures and the flight records of dead processes, without any process."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from minidbg.history import History
+from minidbg.watch import flight_script
+from minidbg.watch.announce import Announcer, Event
+from minidbg.watch.background import Background
+from minidbg.watch.flights import ASK_AGAIN_S, UNTOUCHED_S, Flights
+from minidbg.watch.pool import Ended, Order
+from minidbg.watch.repros import Repro, read_repro
+
+SCRIPT = """# /// script
+# [tool.minidbg]
+# schema = 1
+# kind = "compile"
+# backend = "toy"
+# [tool.minidbg.signature]
+# kind = "compile"
+# types = ["{error}"]
+# ///
+def backend():
+    return "toy"
+"""
+
+
+class Desk:
+    """A repro folder, a pool that only remembers its orders, and the events that were told."""
+
+    def __init__(self, folder: Path, history: History) -> None:
+        self.folder, self.captures = folder, folder / ".minidbg" / "captures"
+        self.captures.mkdir(parents=True)
+        self.orders: list[Order] = []
+        self.told: list[Event] = []
+        self.now = 100.0
+        self.background = Background(folder, history, self, Announcer([self]), clock=lambda: self.now)
+
+    def run(self, order: Order) -> None:
+        self.orders.append(order)
+
+    def cancel(self, number: int) -> None: ...
+    def refresh(self) -> bool:
+        return False
+
+    def close(self) -> None: ...
+    def show(self, event: Event) -> None:
+        self.told.append(event)
+
+    def capture(self, name: str, error: str, *, at: float) -> Path:
+        path = self.captures / name
+        path.write_text(SCRIPT.format(error=error))
+        os.utime(path, (at, at))
+        return path
+
+    def repro(self, error: str) -> Repro:
+        path = self.folder / f"{error}.py"
+        path.write_text(SCRIPT.format(error=error))
+        repro = read_repro(path, path.name)
+        assert repro is not None
+        return repro
+
+    def names(self) -> list[str]:
+        return [event.name for event in self.told]
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    (tmp_path / ".minidbg").mkdir()
+    with History.open(tmp_path / ".minidbg" / "history.sqlite") as history:
+        yield Desk(tmp_path, history)
+
+
+def test_captures_are_reduced_one_by_one_the_oldest_first_and_none_twice(desk: Desk) -> None:
+    new, old = desk.capture("new.py", "B", at=2), desk.capture("old.py", "A", at=1)
+    (desk.captures / "damaged.py").write_text("# ///")
+    assert desk.background.start(1, [])
+    assert not desk.background.start(2, []), "one at a time"
+    assert desk.background.ended(Ended(1, 0, stdout=json.dumps({"path": "x.py"})), 5.0)
+    assert desk.background.start(2, [])
+    assert desk.background.ended(
+        Ended(2, 125, stderr="minidbg: the case does not show its failure here"), 6.0
+    )
+    assert not desk.background.start(3, [])
+    assert [Path(order.argv[3]) for order in desk.orders] == [old, new]
+    assert all(order.nice == 19 for order in desk.orders)
+    assert {path: result for path, (_, result) in desk.background.history.background().items()} == {
+        str(old): "x.py",
+        str(new): "minidbg: the case does not show its failure here",
+    }
+
+
+def test_a_capture_whose_failure_a_repro_shows_is_left_and_that_is_said_once(desk: Desk) -> None:
+    desk.capture("a.py", "A", at=1)
+    shown = desk.repro("A")
+    for number in (1, 2):
+        assert not desk.background.start(number, [shown])
+    assert [(event.name, event.data["repro"]) for event in desk.told] == [("capture_known", "A.py")]
+    assert desk.background.start(3, []), "it waits for the day that the repro is thrown away"
+
+
+def test_an_edited_capture_is_tried_again_and_so_is_one_whose_reduction_was_cut_off(desk: Desk) -> None:
+    desk.capture("a.py", "A", at=1)
+    assert desk.background.start(1, [])
+    desk.background.ended(Ended(1, cancelled=True), 5.0)
+    assert desk.background.start(2, [])
+    desk.background.ended(Ended(2, 125, stdout=json.dumps({"path": None, "verdict": "gone"})), 5.0)
+    assert not desk.background.start(3, [])
+    desk.capture("a.py", "B", at=1)
+    assert desk.background.start(3, [])
+
+
+def test_a_flight_record_that_lies_untouched_is_looked_into_before_captures(desk: Desk) -> None:
+    desk.capture("a.py", "A", at=1)
+    flight = desk.folder / ".minidbg" / "flight"
+    flight.mkdir()
+    (flight / "here-1-2-3.compile.py").write_text("")
+    assert desk.background.start(1, [])
+    assert desk.orders[-1].argv[2] == "reduce", "its process may be at work"
+    desk.background.ended(Ended(1, 0, stdout=json.dumps({"path": "x.py"})), 5.0)
+    desk.now += UNTOUCHED_S
+    assert desk.background.start(2, [])
+    assert desk.orders[-1].argv[1:] == ("minidbg.watch.flight_script", str(desk.folder))
+    assert desk.orders[-1].nice == 19
+    died = desk.capture("crash_1.py", "B", at=3)
+    desk.background.ended(Ended(2, 0, stdout=json.dumps({"captures": [str(died)]})), 6.0)
+    assert desk.names()[-1] == "process_died"
+    assert desk.background.start(3, [])
+    assert desk.orders[-1].argv[3] == str(died)
+
+
+def test_records_that_are_renamed_belong_to_somebody_at_work(tmp_path: Path) -> None:
+    flight = tmp_path / ".minidbg" / "flight"
+    flight.mkdir(parents=True)
+    flights = Flights(tmp_path)
+    for step in range(100):
+        record = flight / f"here-1-2-{step}.run.py"
+        record.write_text("")
+        assert not flights.due(float(step))
+        record.unlink()
+    record.write_text("")
+    assert not flights.due(100.0)
+    assert flights.due(100.0 + UNTOUCHED_S)
+    assert not flights.due(101.0 + UNTOUCHED_S), "not at every look"
+    assert flights.due(100.0 + UNTOUCHED_S + ASK_AGAIN_S)
+
+
+def test_records_of_dead_processes_become_captures_and_those_of_living_ones_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from minidbg.repro.flights import Step, flight_folder, own_name
+
+    flight_folder(tmp_path).mkdir(parents=True)
+    living = own_name(1, Step.RUN)
+    dead = f"{living.place}-{2**22 + 1}-{living.started_ms}-2.{Step.COMPILE}.py"
+    for name in (str(living), dead):
+        (flight_folder(tmp_path) / name).write_text(SCRIPT.format(error="A"))
+    assert flight_script.main([str(tmp_path)]) == 0
+    (capture,) = json.loads(capsys.readouterr().out)["captures"]
+    assert Path(capture).parent == tmp_path / ".minidbg" / "captures"
+    assert [path.name for path in flight_folder(tmp_path).iterdir()] == [str(living)]
