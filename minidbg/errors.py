@@ -91,3 +91,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     # plain texts: of the members of an enum, repr() would tell more than anybody can write
     matches = get_close_matches(name, [str(one) for one in known], n=2, cutoff=0.6)
     return "; did you mean " + " or ".join(repr(match) for match in matches) + "?" if matches else ""
+
+
+class Interrupted(MinidbgError):
+    """Ctrl-C ended a reduction before its result was verified."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -111,6 +112,7 @@ def reduced_elsewhere(case: Case, capture: Path, settings: Settings) -> Written:
     with stream_to_the_user() as stream:
 
         def reduce_here() -> object:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             with progress.on_stream(stream) as listener:
                 try:
                     written = reducing.reduce_and_publish(
@@ -120,7 +122,12 @@ def reduced_elsewhere(case: Case, capture: Path, settings: Settings) -> Written:
                     return {"refused": str(refused)}
             return written.to_json()
 
-        done = workers.call_in_fork(reduce_here, seconds=limits.seconds + VERIFY_SECONDS + GRACE_S)
+        def interrupted() -> None:
+            stream.write("\nminidbg: the best so far is verified and written; Ctrl-C again ends it without\n")
+            stream.flush()
+
+        seconds = limits.seconds + VERIFY_SECONDS + GRACE_S
+        done = workers.call_in_fork(reduce_here, seconds=seconds, on_interrupt=interrupted)
     return written_by(done)
 
 

@@ -90,6 +90,7 @@ def reduce_graph(
     hints: Sequence[str] = (),
     budget: Budget = Budget(),  # noqa: B008 - a frozen value
     on_progress: Callable[[Progress], None] | None = None,
+    on_phase: Callable[[str], object] = str,
     whole_is_known: bool = True,
     allow_no_calls: bool = False,
     simplify: bool = False,
@@ -112,6 +113,7 @@ def reduce_graph(
         ask,
         budget,
         on_progress,
+        on_phase=on_phase,
         whole_is_known=whole_is_known,
         around=around,
         allow_no_calls=allow_no_calls,
@@ -194,6 +196,7 @@ def polish(problem: ReductionProblem) -> None:
 def run(problem: ReductionProblem, name: str, reduction_pass: Pass) -> None:
     """One pass, under its name."""
     problem.phase = name
+    problem.on_phase(name)
     reduction_pass(problem)
 
 

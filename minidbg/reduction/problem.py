@@ -141,6 +141,8 @@ class ReductionProblem:
     """Decides between candidates of equal size, while a reduction simplifies."""
     spare_bytes: int = 0
     """Bytes of recorded values that may be kept for convenience: a part of what the inputs of the whole take."""
+    on_phase: Callable[[str], object] = str
+    """Hears the name of each phase as it begins."""
     phase: str = "reduce"
     oracle_calls: int = 0
     steps: list[Candidate] = field(default_factory=list)

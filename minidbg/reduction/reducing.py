@@ -17,7 +17,7 @@ from torch import fx
 
 from minidbg import repro, workers
 from minidbg.case import CallPath, Case
-from minidbg.errors import MinidbgError, NotReproduced
+from minidbg.errors import Interrupted, MinidbgError, NotReproduced
 from minidbg.failure import Outcome, Verdict
 from minidbg.graphs.record import Around
 from minidbg.graphs.size import call_nodes
@@ -103,6 +103,8 @@ def reduced_and_published(case: Case, folder: Path, session: Session, *, just_se
     try:
         found = reduce_case(case, session, just_seen=just_seen)
         written = publish_first_that_fails(case, found, folder, session)
+    except KeyboardInterrupt:
+        raise Interrupted(interrupted_sentence(session)) from None
     finally:
         keep_others(folder, session)
     if session.log.complaint:
@@ -112,6 +114,14 @@ def reduced_and_published(case: Case, folder: Path, session: Session, *, just_se
         if session.folder is not None:
             repro.discard(session.folder / BEST_FILE)
     return written
+
+
+def interrupted_sentence(session: Session) -> str:
+    """What is there although nothing was verified."""
+    best = session.folder / BEST_FILE if session.folder is not None else None
+    if best is None or not best.is_file():
+        return "interrupted before anything smaller was found; start it again to go on"
+    return f"interrupted before a repro was verified; the best so far is {best}, and starting again goes on from there"
 
 
 def keep_others(folder: Path, session: Session) -> None:
@@ -196,6 +206,7 @@ def reduce_graph_of(case: Case, session: Session) -> core.Reduced:
         hints=surroundings.hints(case),
         budget=core.Budget(max_calls=session.max_calls, seconds=session.remaining()),
         on_progress=on_progress,
+        on_phase=session.begin,
         simplify=True,
         around=around(case),
     )

@@ -178,6 +178,10 @@ class Session:
         """Whether an oracle call shows the case's own failure."""
         return ANSWERS[self.ask(case).verdict] is core.Answer.INTERESTING
 
+    def begin(self, phase: str) -> None:
+        """Enter a phase: what is asked from now on is logged under its name."""
+        self.phase = phase
+
     def tell(self, phase: str, nodes: int, start_nodes: int, rest_calls: int | None = None) -> None:
         """Report progress. ``rest_calls``: about how many calls are still to come."""
         self.phase = phase

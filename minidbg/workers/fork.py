@@ -59,8 +59,12 @@ def call_in_fork(
     seconds: float,
     memory_bytes: int | None = None,
     note: Notes | None = None,
+    on_interrupt: Callable[[], object] | None = None,
 ) -> ChildResult:
     """Run ``fn`` in a forked child with a time limit and a memory limit.
+
+    A KeyboardInterrupt here ends the child; with ``on_interrupt`` the first one is passed on to the child (which must let
+    SIGINT in) after a call of it, and only the second one ends it.
 
     ``memory_bytes`` is what the child and all that it starts may hold beyond what this process holds now.
     ``note`` may be written to by ``fn``; its last text is in the result. Raises OSError when no process can be made.
@@ -78,7 +82,14 @@ def call_in_fork(
             child = Child(pid, answer, stderr)
             try:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-                child.wait_until(began + seconds, limit_bytes)
+                try:
+                    child.wait_until(began + seconds, limit_bytes)
+                except KeyboardInterrupt:
+                    if on_interrupt is None:
+                        raise
+                    on_interrupt()
+                    os.kill(child.pid, signal.SIGINT)
+                    child.wait_until(began + seconds, limit_bytes)
             finally:
                 child.end()
         finally:

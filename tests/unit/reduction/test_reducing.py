@@ -1,0 +1,365 @@
+"""A reduction as a whole: what it leaves on disk, how it goes on after an end, and what it does with a flaky failure.
+
+Oracle calls run in this process, and a script is "verified" by running its case once more: what is tested here is the order of
+things. tests/integration has the real children and interpreters.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import planted_backends
+import pytest
+import torch
+from torch import fx
+
+from minidbg import repro
+from minidbg.case import BackendRef, Case, Provenance
+from minidbg.errors import Interrupted, NotReproduced
+from minidbg.failure import Outcome, Verdict
+from minidbg.graphs.size import call_nodes, call_targets
+from minidbg.oracle import execute
+from minidbg.reduction import publishing, reducing, session
+from minidbg.reduction.result import Limits, Written
+
+LAYERS = 24
+
+
+class Death(BaseException):
+    """What kill -9 is to the reducing process."""
+
+
+@pytest.fixture
+def oracle(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
+    """Oracle calls in this process; the list gets each case that is really run."""
+    asked: list[Case] = []
+
+    def submit(case: Case, *, seconds: float, memory_bytes: int | None = None, **_: Any) -> Outcome:
+        asked.append(case)
+        return execute(case)
+
+    def verify(case: Case, exactness: Any, folder: Path, *, seconds: float = 0.0) -> Outcome:
+        repro.discard(repro.write(case, repro.drafts(folder) / "draft.py", exactness=exactness))
+        return execute(case)
+
+    monkeypatch.setattr(session.workers, "submit", submit)
+    monkeypatch.setattr(publishing, "verify", verify)
+    return asked
+
+
+def chain(middle: Callable[[torch.Tensor], torch.Tensor] = torch.relu) -> tuple[fx.GraphModule, torch.Tensor]:
+    """Twenty-four cheap calls, one of which is the culprit."""
+
+    def forward(x: torch.Tensor) -> Any:
+        for layer in range(LAYERS):
+            x = torch.sin(x) if layer != 17 else middle(x)
+            x = x + 1
+        return (x,)
+
+    return fx.symbolic_trace(forward), torch.randn(4, 3)
+
+
+def refuses_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Its message names no op, so that there is something to search."""
+    if torch.relu in [node.target for node in graph_module.graph.nodes]:
+        raise ValueError("no kernel")
+    return graph_module.forward
+
+
+def failing_case(compiler: Any = refuses_relu, **more: Any) -> Case:
+    graph_module, x = chain()
+    return Case(
+        graph_module=graph_module,
+        inputs=(x,),
+        backend=BackendRef(
+            name="planted_backends.raises_on_relu",
+            expression="planted_backends.raises_on_relu",
+            setup=("import planted_backends",),
+        ),
+        provenance=Provenance(nodes=call_nodes(graph_module), inputs=1),
+        compiler=compiler,
+        **more,
+    )
+
+
+def with_its_failure(case: Case) -> Case:
+    return publishing.with_failure(case, execute(case))
+
+
+def reduced(case: Case, folder: Path, **limits: Any) -> Written:
+    return reducing.reduce_and_publish(case, folder, limits=Limits(**limits))
+
+
+def targets_of(path: Path) -> tuple[str, ...]:
+    return call_targets(repro.load(path).graph_module)
+
+
+def log_of(folder: Path) -> list[dict[str, Any]]:
+    (path,) = folder.glob(".minidbg/reductions/*/replay.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_log_has_each_question_and_the_end(tmp_path: Path, oracle: list[Case]) -> None:
+    written = reduced(with_its_failure(failing_case()), tmp_path)
+    assert written.path is not None
+    assert written.certified
+    head, *answers, end = log_of(tmp_path)
+    assert head["just_seen"] is False
+    assert len(answers) == len(oracle) == written.oracle_calls
+    assert {answer["phase"] for answer in answers} >= {"bisect", "sizes"}
+    assert Written.from_json(end["written"]).path == written.path
+    assert not list(tmp_path.glob(".minidbg/reductions/*/best.py")), "the verified repro is in its place"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_killed_reduction_goes_on_and_ends_the_same(
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    case = with_its_failure(failing_case())
+    undisturbed = reduced(case, tmp_path / "undisturbed")
+    calls = len(oracle)
+    assert undisturbed.path is not None
+    oracle.clear()
+    deaths = sorted(random.Random(seed).sample(range(1, calls), 3))
+    submit = session.workers.submit
+
+    def dies(case: Case, **how: Any) -> Outcome:
+        if deaths and len(oracle) >= deaths[0]:
+            deaths.pop(0)
+            raise Death
+        return submit(case, **how)
+
+    monkeypatch.setattr(session.workers, "submit", dies)
+    for _ in range(3):
+        with pytest.raises(Death):
+            reduced(case, tmp_path / "killed")
+    written = reduced(case, tmp_path / "killed")
+    assert written.path is not None
+    assert written.path.name == undisturbed.path.name
+    assert targets_of(written.path) == targets_of(undisturbed.path)
+    assert written.oracle_calls == undisturbed.oracle_calls
+    assert len(oracle) <= calls + 3, "each resumption asks the best so far once more, and nothing else twice"
+
+
+def test_answers_about_another_backend_are_not_believed(
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = with_its_failure(failing_case())
+    submit = session.workers.submit
+
+    def dies_late(case: Case, **how: Any) -> Outcome:
+        if len(oracle) >= 5:
+            raise Death
+        return submit(case, **how)
+
+    monkeypatch.setattr(session.workers, "submit", dies_late)
+    with pytest.raises(Death):
+        reduced(case, tmp_path)
+    monkeypatch.setattr(session.workers, "submit", submit)
+    mended = failing_case(planted_backends.returns_gm_forward, signature=case.signature)
+    with pytest.raises(NotReproduced):
+        reduced(mended, tmp_path)
+
+
+def test_a_damaged_log_is_set_aside_and_named(
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = with_its_failure(failing_case())
+    submit = session.workers.submit
+
+    def dies_late(case: Case, **how: Any) -> Outcome:
+        if len(oracle) >= 5:
+            raise Death
+        return submit(case, **how)
+
+    monkeypatch.setattr(session.workers, "submit", dies_late)
+    with pytest.raises(Death):
+        reduced(case, tmp_path)
+    monkeypatch.setattr(session.workers, "submit", submit)
+    (path,) = tmp_path.glob(".minidbg/reductions/*/replay.jsonl")
+    lines = path.read_text().splitlines()
+    lines[3] = lines[3][:20]
+    path.write_text("\n".join(lines) + "\n")
+    written = reduced(case, tmp_path)
+    assert any("line 4" in note and "set aside" in note for note in written.notes)
+    assert path.with_name("replay.jsonl.damaged").read_text().splitlines() == lines
+    assert written.path is not None
+
+
+def test_a_line_that_was_being_written_is_no_damage(
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = with_its_failure(failing_case())
+    submit = session.workers.submit
+    monkeypatch.setattr(
+        session.workers,
+        "submit",
+        lambda case, **how: submit(case, **how) if len(oracle) < 5 else (_ for _ in ()).throw(Death()),
+    )
+    with pytest.raises(Death):
+        reduced(case, tmp_path)
+    monkeypatch.setattr(session.workers, "submit", submit)
+    (path,) = tmp_path.glob(".minidbg/reductions/*/replay.jsonl")
+    path.write_text(path.read_text()[:-30])
+    written = reduced(case, tmp_path)
+    assert not any("set aside" in note for note in written.notes)
+    assert written.certified
+
+
+def test_the_best_so_far_is_on_disk_after_each_success(
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = with_its_failure(failing_case())
+    submit = session.workers.submit
+    seen: list[int] = []
+
+    def looks(case: Case, **how: Any) -> Outcome:
+        for path in tmp_path.glob(".minidbg/reductions/*/best.py"):
+            seen.append(repro.read_header(path).nodes)
+        return submit(case, **how)
+
+    monkeypatch.setattr(session.workers, "submit", looks)
+    reduced(case, tmp_path)
+    assert seen == sorted(seen, reverse=True)
+    assert len(set(seen)) > 1
+    assert seen[-1] == 1
+
+
+def test_ctrl_c_leaves_the_best_as_a_repro_that_is_not_certified(
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = with_its_failure(failing_case())
+    submit = session.workers.submit
+    pressed = False
+
+    def interrupted_once(case: Case, **how: Any) -> Outcome:
+        nonlocal pressed
+        if len(oracle) == 6 and not pressed:
+            pressed = True
+            raise KeyboardInterrupt
+        return submit(case, **how)
+
+    monkeypatch.setattr(session.workers, "submit", interrupted_once)
+    written = reduced(case, tmp_path)
+    assert written.path is not None
+    assert not written.certified
+    assert 1 <= written.nodes_after < call_nodes(case.graph_module)
+    assert "interrupted by Ctrl-C" in written.notes
+    again = reduced(case, tmp_path)
+    assert again.certified, "started again, it goes on to the end"
+
+
+def test_a_second_ctrl_c_names_what_there_is(
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = with_its_failure(failing_case())
+    submit = session.workers.submit
+
+    def interrupted(case: Case, **how: Any) -> Outcome:
+        if len(oracle) >= 6:
+            raise KeyboardInterrupt
+        return submit(case, **how)
+
+    monkeypatch.setattr(session.workers, "submit", interrupted)
+    with pytest.raises(Interrupted, match=r"best so far is .*best\.py"):
+        reduced(case, tmp_path)
+
+
+class FailsSometimes:
+    """A backend that refuses relu in a share of its compiles; its dice are its own."""
+
+    def __init__(self, share: float, seed: int) -> None:
+        self.share, self.dice = share, random.Random(seed)
+
+    def __call__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            there = any(node.target is torch.relu for node in graph_module.graph.nodes)
+            if there and self.dice.random() < self.share:
+                raise RuntimeError("it went wrong")
+            return graph_module.forward(*args)
+
+        return run
+
+
+def flaky_case(share: float, seed: int) -> Case:
+    always = execute(failing_case(FailsSometimes(1.0, 0)))
+    return publishing.with_failure(failing_case(FailsSometimes(share, seed)), always)
+
+
+@pytest.mark.parametrize("seed", range(7))
+def test_a_failure_in_one_of_two_runs_is_reduced_to_its_culprit(
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(
+        publishing,
+        "verify",
+        lambda case, exactness, folder, *, seconds=0.0: next(
+            (found for _ in range(case.attempts) if (found := execute(case)).verdict is Verdict.REPRODUCES),
+            Outcome(Verdict.GONE),
+        ),
+    )
+    case = flaky_case(0.5, seed)
+    written = reduced(case, tmp_path)
+    assert written.path is not None
+    assert targets_of(written.path) == ("torch.relu",)
+    assert any(note.startswith("flaky: it fails in") for note in written.notes)
+    assert repro.read_header(written.path).table["attempts"] > 1
+
+
+def test_a_failure_that_is_too_rare_is_kept_whole_and_said_so(tmp_path: Path, oracle: list[Case]) -> None:
+    with pytest.raises(NotReproduced):
+        reduced(flaky_case(0.02, 1), tmp_path)
+
+
+def test_other_failures_met_on_the_way_are_kept_as_captures(tmp_path: Path, oracle: list[Case]) -> None:
+    def two_bugs(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        names = [node.target for node in graph_module.graph.nodes]
+        if torch.relu in names:
+            raise ValueError("no kernel")
+        if torch.sin in names:
+            raise TypeError("no kernel")
+        return graph_module.forward
+
+    case = with_its_failure(failing_case(two_bugs))
+    written = reduced(case, tmp_path)
+    assert written.also_found == 1
+    assert "also found another failure" in written.line
+    (capture,) = repro.captures(tmp_path).glob("*.py")
+    assert repro.read_header(capture).signature is not None
+    assert repro.read_header(capture).signature.types == ("TypeError",)  # type: ignore[union-attr]
+
+
+def test_the_passing_neighbour_is_kept_and_told(tmp_path: Path, oracle: list[Case]) -> None:
+    def refuses_wide_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        for node in graph_module.graph.nodes:
+            if node.target is torch.relu and node.args[0].meta["example_value"].shape[-1] >= 3:
+                raise ValueError("relu is too wide")
+        return graph_module.forward
+
+    case = with_its_failure(failing_case(refuses_wide_relu))
+    written = reduced(case, tmp_path)
+    assert written.path is not None
+    header = repro.read_header(written.path)
+    assert header.provenance.neighbour == "passes when input 0 is float32[1, 2] instead of float32[1, 3]"
+    neighbour = repro.load(repro.neighbours(tmp_path) / written.path.name)
+    assert neighbour.inputs[0].shape == (1, 2)
+
+
+def test_a_failure_seen_again_is_answered_by_its_repro(
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = with_its_failure(failing_case())
+    limits = Limits()
+    first = reducing.reduce_and_publish(case, tmp_path, limits=limits, just_seen=True)
+    oracle.clear()
+    monkeypatch.setattr(repro, "run", lambda path, seconds: Outcome(Verdict.REPRODUCES))
+    again = reducing.reduce_and_publish(case, tmp_path, limits=limits, just_seen=True)
+    assert again.path == first.path
+    assert again.known_before
+    assert not oracle
+    monkeypatch.setattr(repro, "run", lambda path, seconds: Outcome(Verdict.GONE))
+    assert not reducing.reduce_and_publish(case, tmp_path, limits=limits, just_seen=True).known_before
