@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from minidbg import repro
+from minidbg import repro, workers
 from minidbg.case import CallPath, Case
 from minidbg.errors import CannotWrite
 from minidbg.failure import Outcome, Verdict
@@ -58,7 +58,7 @@ def publish_first_that_fails(original: Case, found: Found, folder: Path, session
         is_smallest = call_nodes(form.case.graph_module) == call_nodes(found.smallest.graph_module)
         for variant in (form, single_threaded(form)):
             case = with_story(variant, original, found, session, certified=found.certified and is_smallest)
-            last = verify(case, form.exactness, folder)
+            last = verify(case, form.exactness, folder, standby=session.take_standby())
             if last.verdict in SHOWN:
                 path = repro.publish(case, folder, exactness=form.exactness)
                 keep_neighbour(found.neighbour if is_smallest else None, path, folder)
@@ -127,11 +127,18 @@ def with_failure(case: Case, outcome: Outcome) -> Case:
     return replace(case, signature=outcome.signature, provenance=story)
 
 
-def verify(case: Case, exactness: Exactness, folder: Path, *, seconds: float = VERIFY_SECONDS) -> Outcome:
+def verify(
+    case: Case,
+    exactness: Exactness,
+    folder: Path,
+    *,
+    seconds: float = VERIFY_SECONDS,
+    standby: workers.Standby | None = None,
+) -> Outcome:
     """Run the case's script in a fresh interpreter, from a place that is not the repro folder's top."""
     draft = repro.write(case, repro.drafts(folder) / "draft.py", exactness=exactness)
     try:
-        return repro.run(draft, seconds=seconds)
+        return repro.run(draft, seconds=seconds, standby=standby)
     finally:
         repro.discard(draft)
 

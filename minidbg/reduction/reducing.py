@@ -7,6 +7,7 @@ is a child of this process. Nothing is announced that was not run in a fresh int
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -53,11 +54,12 @@ def reduce_and_publish(
                 return published
         log = open_log(place, case, just_seen=just_seen)
         for _ in range(2):
-            session = Session(limits, listener, log=log, kernels=kernels, folder=place)
-            try:
-                return reduced_and_published(case, folder, session, just_seen=bool(log.head["just_seen"]))
-            except AnswersAreStale:
-                log.start_over()
+            with interpreter_ahead(case) as standby:
+                session = Session(limits, listener, log=log, kernels=kernels, folder=place, standby=standby)
+                try:
+                    return reduced_and_published(case, folder, session, just_seen=bool(log.head["just_seen"]))
+                except AnswersAreStale:
+                    log.start_over()
     raise NotReproduced(
         "the case fails in some runs and passes in others, too rarely for a reduction. It is kept as it is",
         Outcome(Verdict.FLAKY),
@@ -82,6 +84,21 @@ def own_place(case: Case, folder: Path, limits: Limits, listener: Listener) -> I
         yield place
     finally:
         lock.release()
+
+
+@contextlib.contextmanager
+def interpreter_ahead(case: Case) -> Iterator[workers.Standby | None]:
+    """An interpreter for the verification, started now, where there is a core to spare for its imports."""
+    if (os.cpu_count() or 1) < 2:
+        yield None
+        return
+    try:
+        standby = repro.start_ahead(case.backend.name)
+    except OSError:  # no process can be made now: the verification tries again
+        yield None
+        return
+    with standby:
+        yield standby
 
 
 def still_reproduces(place: Path) -> Written | None:

@@ -66,6 +66,8 @@ class Session:
     """Nodes of the smallest graph that ran into the time limit: larger ones are not asked."""
     best: Case | None = None
     """The smallest case that was seen to fail."""
+    standby: workers.Standby | None = None
+    """An interpreter that imports torch while the search runs, for the first verification."""
 
     def elapsed(self) -> float:
         """Seconds since the session began."""
@@ -173,6 +175,11 @@ class Session:
             return
         with contextlib.suppress(CannotWrite, OSError):
             repro.write(self.best, self.folder / BEST_FILE, exactness=repro.Exactness.SMALL)
+
+    def take_standby(self) -> workers.Standby | None:
+        """The interpreter that was started ahead, for the one who asks first."""
+        standby, self.standby = self.standby, None
+        return standby
 
     def fails_the_same(self, case: Case) -> bool:
         """Whether an oracle call shows the case's own failure."""

@@ -15,7 +15,7 @@ from minidbg.repro.folder import (
 from minidbg.repro.header import Header, read_header
 from minidbg.repro.loading import load
 from minidbg.repro.render import Script, render
-from minidbg.repro.running import run
+from minidbg.repro.running import run, start_ahead
 
 __all__ = [
     "Exactness",
@@ -34,6 +34,7 @@ __all__ = [
     "reduction_place",
     "render",
     "run",
+    "start_ahead",
     "write",
     "write_script",
 ]

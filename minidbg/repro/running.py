@@ -22,9 +22,11 @@ def run(
     backend: str | None = None,
     tolerances: tuple[float, float] | None = None,
     seconds: float = 120.0,
+    standby: workers.Standby | None = None,
 ) -> Outcome:
     """Run the script at ``path`` in a fresh interpreter, from an empty folder, for at most ``seconds``.
 
+    ``standby`` is an interpreter made by ``start_ahead``, which saves the time that importing torch takes.
     ``tolerances``, relative and absolute, replace those of the script for wrong results.
 
     A run that dies or does not come back is an Outcome too, judged against what the script expects. Raises UnreadableRepro.
@@ -37,11 +39,20 @@ def run(
     with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
         # No fresh bytecode folder: compiling torch's own modules again would cost half a minute a run.
         # As in a shell of somebody who never set them: a repro that needs a number of threads sets it itself.
-        ended = workers.run_python(argv, seconds=seconds, cwd=folder, env=dict.fromkeys(THREAD_VARIABLES))
+        if standby is not None:
+            ended = standby.run(argv, seconds=seconds, cwd=folder)
+        else:
+            ended = workers.run_python(argv, seconds=seconds, cwd=folder, env=dict.fromkeys(THREAD_VARIABLES))
     outcome = _answer(ended.stdout)
     if outcome is None:
         outcome = _without_answer(ended, header, seconds)
     return replace(outcome, device=device or outcome.device)
+
+
+def start_ahead(backend: str) -> workers.Standby:
+    """A fresh interpreter for one ``run`` of a script for ``backend`` (its name), which imports torch meanwhile."""
+    modules = ["torch", "torch._dynamo", *(["torch._inductor.compile_fx"] if backend == "inductor" else [])]
+    return workers.Standby(modules, env=dict.fromkeys(THREAD_VARIABLES))
 
 
 def _answer(stdout: str) -> Outcome | None:

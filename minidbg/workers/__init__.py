@@ -3,11 +3,12 @@
 from minidbg.workers.fork import Notes, call_in_fork
 from minidbg.workers.kernels import own_kernel_cache, remove_unfinished
 from minidbg.workers.oracle_calls import submit
-from minidbg.workers.programs import run_python
+from minidbg.workers.programs import Standby, run_python
 from minidbg.workers.result import ChildResult
 from minidbg.workers.safety import fork_refusal
 
 __all__ = [
+    "Standby",
     "ChildResult",
     "Notes",
     "call_in_fork",

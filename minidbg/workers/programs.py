@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -32,36 +33,90 @@ def run_python(
 
     ``argv`` may begin with this interpreter's own path. Raises OSError when no process can be made.
     """
-    began = time.monotonic()
     arguments = [os.fspath(part) for part in argv]
     arguments = arguments[1:] if arguments[:1] == [sys.executable] else arguments
-    command = [sys.executable, "-X", "faulthandler", *arguments]
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            cwd=cwd,
-            env={name: value for name, value in {**os.environ, **(env or {})}.items() if value is not None},
-            start_new_session=True,
-        )
+    with Program(arguments, cwd=cwd, env=env, stdin=subprocess.DEVNULL) as program:
+        return program.result_within(seconds)
+
+
+class Program:
+    """A started ``python *arguments`` in a session of its own; ended, with all that it started, when the block ends."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        stdin: int,
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str | None] | None = None,
+    ) -> None:
+        self.began = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            self.out, self.err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+            given = {
+                name: value for name, value in {**os.environ, **(env or {})}.items() if value is not None
+            }
+            self.child = subprocess.Popen(
+                [sys.executable, "-X", "faulthandler", *arguments],
+                stdin=stdin,
+                stdout=self.out,
+                stderr=self.err,
+                cwd=cwd,
+                env=given,
+                start_new_session=True,
+            )
+            self.stack = stack.pop_all()
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.stack:
+            if self.child.stdin is not None:
+                with contextlib.suppress(OSError):
+                    self.child.stdin.close()
+            if self.child.returncode is None:
+                end_group(self.child, ask_first=False)
+
+    def result_within(self, seconds: float) -> ChildResult:
+        """Wait for the end, at most ``seconds`` from now; what is left of the program then is killed."""
         timed_out = False
         try:
-            child.wait(seconds)
+            self.child.wait(seconds)
         except subprocess.TimeoutExpired:
             timed_out = True
         finally:
-            end_group(child, ask_first=timed_out)
-        code = child.returncode
+            end_group(self.child, ask_first=timed_out)
+        code = self.child.returncode
         return ChildResult(
             exit_status=code if code >= 0 else None,
             signal=-code if code < 0 else None,
             timed_out=timed_out,
-            stdout=end_of(out, LONGEST_OUTPUT_BYTES),
-            stderr_tail=end_of(err, TAIL_BYTES),
-            seconds=time.monotonic() - began,
+            stdout=end_of(self.out, LONGEST_OUTPUT_BYTES),
+            stderr_tail=end_of(self.err, TAIL_BYTES),
+            seconds=time.monotonic() - self.began,
         )
+
+
+class Standby(Program):
+    """A fresh interpreter that imports ``modules`` in the background, for one script that is named later.
+
+    The imports take longer than most scripts; a caller who will have a script in a few seconds saves them.
+    Nothing but them has happened in it when the script starts.
+    """
+
+    def __init__(self, modules: Sequence[str], *, env: Mapping[str, str | None] | None = None) -> None:
+        script = os.path.join(os.path.dirname(__file__), "standby.py")
+        super().__init__([script, *modules], stdin=subprocess.PIPE, env=env)
+
+    def run(self, argv: Sequence[str], *, seconds: float, cwd: str | os.PathLike[str]) -> ChildResult:
+        """Run ``python *argv`` in it, once; as ``run_python`` otherwise."""
+        self.began = time.monotonic()
+        assert self.child.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died while importing: its status says so
+            self.child.stdin.write(json.dumps({"argv": list(argv), "cwd": os.fspath(cwd)}).encode() + b"\n")
+            self.child.stdin.close()
+        return self.result_within(seconds)
 
 
 def end_group(child: subprocess.Popen[bytes], *, ask_first: bool) -> None:
