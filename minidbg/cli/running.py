@@ -13,7 +13,25 @@ import click
 from minidbg.cli.manners import note
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+class ProgramLast(click.Command):
+    """A command whose options end where the program's name, or its ``-m``, begins."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As of any command, with all that is the program's left to it."""
+        begin = self.begin_of_program(args)
+        return super().parse_args(ctx, [*args[:begin], "--", *args[begin:]])
+
+    def begin_of_program(self, args: list[str]) -> int:
+        """The place of the first argument that is not ours."""
+        options = [one for one in self.params if isinstance(one, click.Option)]
+        with_value = {name for one in options if not (one.is_flag or one.count) for name in one.opts}
+        place = 0
+        while place < len(args) and args[place].startswith("-") and args[place] not in ("-m", "--"):
+            place += 2 if args[place] in with_value else 1
+        return place + (args[place : place + 1] == ["--"])
+
+
+@click.command(cls=ProgramLast)
 @click.option(
     "--backend",
     envvar="MINIDBG_BACKEND",
@@ -31,8 +49,7 @@ from minidbg.cli.manners import note
     metavar="MODULE:CLASS",
     help="Compile the instances of this torch.nn.Module class; for programs without torch.compile.",
 )
-@click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="PROGRAM [ARGS]...")
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="{PROGRAM|-m MODULE} [ARGS]...")
 def run(
     backend: str | None,
     fallback: bool,
@@ -40,8 +57,7 @@ def run(
     folder: Path | None,
     seconds: float | None,
     compile_all: tuple[str, ...],
-    module: str | None,
-    arguments: tuple[str, ...],
+    program: tuple[str, ...],
 ) -> None:
     """Run a Python program with every torch.compile in it wrapped.
 
@@ -54,7 +70,7 @@ def run(
     from minidbg.run.launch import run_program
     from minidbg.run.orders import Orders
 
-    if module is None and not arguments:
+    if not program or program == ("-m",):
         raise click.UsageError(
             "no program; for example: minidbg run train.py, or: minidbg run -m package.train"
         )
@@ -70,9 +86,7 @@ def run(
     began = time.time()
     with tempfile.NamedTemporaryFile(prefix="minidbg-run-", suffix=".jsonl") as log:
         orders = Orders(log.name, backend, compile_all)
-        ending = run_program(
-            [*(("-m", module) if module else ()), *arguments], orders.in_environment(environ)
-        )
+        ending = run_program(program, orders.in_environment(environ))
         summary = summary_of(Path(log.name), ending, began, loaded, note)
     for line in summary.lines:
         note(line)

@@ -1,33 +1,16 @@
-"""After the program: what failed in it, and the cases of processes that died in a backend."""
+"""After the program: what its processes reported, and the cases of those that died in a backend."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minidbg.repro import flights
-from minidbg.repro.flights import RecordName, Step
 from minidbg.run.launch import Ending
 from minidbg.run.orders import told
-from minidbg.settings import Reduce, Settings
-
-DOING = {
-    Step.COMPILE: "compiled a graph",
-    Step.RUN: "ran a graph for the first time",
-    Step.BACKWARD: "ran or compiled a backward for the first time",
-    Step.INTERRUPTED: "was interrupted in a step that took long",
-}
-GRACE_S = 180.0
-"""What reducing may take beyond its budget: loading the backend, and verifying."""
+from minidbg.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +20,6 @@ class Summary:
     lines: tuple[str, ...]
     failures: int
     repros: tuple[Path, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Death:
-    """A process that did not come back from a backend, and the case that it left."""
-
-    name: RecordName
-    record: Path
 
 
 def summary_of(
@@ -57,15 +32,16 @@ def summary_of(
     events = list(told(log))
     lines = failure_lines(event for event in events if event.get("event") == "failure")
     repros = [Path(event["path"]) for event in events if event.get("path")]
+    if any((settings.repro_dir / ".minidbg" / "flight").glob("*.py")):
+        # late: torch is imported only where somebody has died
+        from minidbg.run import deaths
+
+        for death in deaths.since(settings.repro_dir, began):
+            line, path = deaths.answered(death, settings, ending, say)
+            lines.append(line)
+            repros += [path] if path else []
     failures = len(lines)
-    for death in deaths(settings.repro_dir, began):
-        failures += 1
-        line, path = answered(death, settings, ending, say)
-        lines.append(line)
-        repros += [path] if path else []
-    if not lines:
-        lines = [nothing_failed(events)]
-    return Summary(tuple(lines), failures, tuple(dict.fromkeys(repros)))
+    return Summary(tuple(lines or [nothing_failed(events)]), failures, tuple(dict.fromkeys(repros)))
 
 
 def failure_lines(events: Iterable[dict[str, Any]]) -> list[str]:
@@ -83,70 +59,3 @@ def nothing_failed(events: Sequence[dict[str, Any]]) -> str:
         )
     uses = ", ".join(f"{name} {times} times" if times > 1 else name for name, times in backends.items())
     return f"no backend failed (wrapped: {uses})"
-
-
-def deaths(folder: Path, began: float) -> list[Death]:
-    """The records of processes that started since ``began`` and are dead."""
-    found = []
-    for record in flights.dead_flights(folder):
-        name = flights.read_name(record)
-        if name is not None and name.started_ms / 1000 >= began - flights.SAME_START_S:
-            found.append(Death(name, record))
-    return found
-
-
-def answered(
-    death: Death, settings: Settings, ending: Ending, say: Callable[[str], object]
-) -> tuple[str, Path | None]:
-    """The line for a death, and the repro that was made of it."""
-    happened = f"process {death.name.pid} died while it {DOING.get(death.name.step, 'used a backend')}"
-    if ending.signal is not None:
-        happened += f" (the program ended by {signal.Signals(ending.signal).name})"
-    elif ending.status:
-        happened += f" (the program ended with status {ending.status})"
-    try:
-        capture = flights.as_capture(death.record)
-    except FileNotFoundError:
-        return f"{happened}; another minidbg has taken its record", None
-    except OSError as error:
-        return f"{happened}; its record {death.record} cannot be moved ({error})", None
-    shown = relative(capture)
-    if settings.reduce is Reduce.LATER:
-        return f"{happened}; run: minidbg reduce {shown}", None
-    if ending.was_interrupted or death.name.step is Step.INTERRUPTED:
-        return f"{happened}; if the backend hung, run: minidbg reduce {shown}", None
-    say(f"{happened}; reducing what it was at")
-    return reduced(capture, settings, happened)
-
-
-def reduced(capture: Path, settings: Settings, happened: str) -> tuple[str, Path | None]:
-    """Reduce the capture in a process of its own, which the backend's import may kill."""
-    command = [sys.executable, "-m", "minidbg", "reduce", "-q", str(capture), "--json", "--seconds"]
-    command.append(f"{settings.seconds:g}")
-    began = time.monotonic()
-    try:
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, timeout=settings.seconds + GRACE_S, check=False, text=True
-        )
-    except subprocess.TimeoutExpired:
-        return (
-            f"{happened}; reducing it took {time.monotonic() - began:.0f} s and was ended: {relative(capture)}",
-            None,
-        )
-    with contextlib.suppress(ValueError, IndexError, KeyError, TypeError):
-        written = json.loads(done.stdout.splitlines()[-1])
-        if written["path"]:
-            path = Path(written["path"])
-            counts = f"{written['nodes_before']} -> {written['nodes_after']} nodes"
-            return (
-                f"{happened}: {counts}, {written['oracle_calls']} oracle calls; run: python {relative(path)}",
-                path,
-            )
-    return f"{happened}; that could not be brought about again, its case is kept: {relative(capture)}", None
-
-
-def relative(path: Path) -> Path:
-    """``path`` as a person would type it from here."""
-    with contextlib.suppress(ValueError):
-        return path.absolute().relative_to(Path.cwd())
-    return path
