@@ -73,8 +73,10 @@ class AccuracyError(Exception):
     ``nan``, ``dtype``, ``stride``, ...), ``figures`` has the numbers; ``minidbg.report_of`` gives the repro.
     """
 
-    def __init__(self, message: str, difference: Mapping[str, Any]) -> None:
+    def __init__(self, message: str, difference: Mapping[str, Any], op: str = "") -> None:
         super().__init__(message)
+        self.op = op
+        """Of the first node that differs, where it is known."""
         rest = dict(difference)
         self.signature: dict[str, Any] = rest.pop("signature")
         self.where: str = rest.pop("where")

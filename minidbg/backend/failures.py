@@ -23,8 +23,8 @@ from minidbg.backend.capture import Failure
 from minidbg.backend.context import default_device, enabled_autocasts
 from minidbg.backend.kept import generator_states, set_generator_state
 from minidbg.case import Case
-from minidbg.errors import MinidbgError
-from minidbg.failure import Kind
+from minidbg.errors import AccuracyError, MinidbgError
+from minidbg.failure import Kind, Signature
 from minidbg.settings import Reduce, Settings
 
 log = logging.getLogger("minidbg")
@@ -169,11 +169,11 @@ def plain_modes() -> Iterator[None]:
 def captured(failure: Failure, settings: Settings) -> Report:
     """Capture ``failure`` and have it answered, unless this very one was before."""
     case = capture.case_of(failure, settings)
-    key = (case.signature, capture.digest(failure), settings)
+    key = (case.signature, case.backend.name, capture.digest(failure), settings)
     known = PROCESS.reports.get(key)
     if isinstance(known, Report):
         return known
-    granted, why = PROCESS.grant(case.signature, failure.error, settings)
+    granted, why = PROCESS.grant(bug_of(case, failure.error), failure.error, settings)
     if why:
         story = replace(case.provenance, notes=(*case.provenance.notes, f"not reduced at once: {why}"))
         case = replace(case, provenance=story)
@@ -186,6 +186,13 @@ def captured(failure: Failure, settings: Settings) -> Report:
             PROCESS.spend(time.monotonic() - started)
     PROCESS.reports[key] = report
     return report
+
+
+def bug_of(case: Case, error: Exception) -> Signature | None:
+    """What is reduced once in a process. Wrong results have signatures that say little: the backend and the op count too."""
+    if case.signature is None or not isinstance(error, AccuracyError):
+        return case.signature
+    return replace(case.signature, frames=(case.backend.name,), types=(error.op,))
 
 
 def respond(case: Case, error: BaseException, settings: Settings) -> Report:

@@ -121,9 +121,10 @@ class WrappedGraph:
                 raise
         else:
             failure = verification.judge(result, args) if verification is not None else None
-            if failure is None:
+            if verification is None or failure is None:
                 self.went_well(result, args)
                 return result
+            verification.before.put_back(args)
             del verification
             again = self.after_wrong_results(failure, result, args, kept)
         finally:

@@ -29,6 +29,7 @@ from minidbg.backend.verify_taps import first_differing_node
 from minidbg.case import CompiledFn
 from minidbg.errors import AccuracyError
 from minidbg.failure import Direction, Kind
+from minidbg.graphs.effects import op_name
 from minidbg.oracle import compare
 from minidbg.oracle.agreement import differ, left_by
 from minidbg.oracle.harness import gradients_of, graph_texts
@@ -173,8 +174,8 @@ class Verification:
         message = f"{self.link.name} gives wrong results: {said}"
         node = first_differing_node(self.before, self.link, self.settings)
         if node is not None:
-            message += f"\nfirst differing node: {node}"
-        error = AccuracyError(message, found)
+            message += f"\nfirst differing node: {node.name}"
+        error = AccuracyError(message, found, op_name(node) if node is not None else "")
         return self.failure(error, Kind.ACCURACY, Direction(error.signature["direction"]), notes)
 
     def failed_backward(self, error: Exception) -> Failure:

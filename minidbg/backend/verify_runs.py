@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from minidbg import _torch
 from minidbg.backend.chain import Link, compile_at_run_time
-from minidbg.backend.kept import generator_states, set_generator_state, tensors_in
+from minidbg.backend.kept import generator_states, memory_of, set_generator_state, tensors_in
 from minidbg.graphs.cloning import clone_values, storage_bytes, storage_key
 from minidbg.graphs.copying import copy_graph_module
 from minidbg.oracle.harness import gradients_of, left_behind, needs_gradient
@@ -57,6 +58,14 @@ class Before:
     def left(self, outputs: Any, args: Sequence[Any], gradients: dict[str, Any] | None) -> dict[str, Any]:
         """What the user's own call left behind, as ``run`` gives it."""
         return left_behind(outputs, self.model, tuple(args), gradients or {})
+
+    def put_back(self, args: Sequence[Any]) -> None:
+        """Undo what a backend has written to inputs that the graph does not write to."""
+        for place in sorted(self.copied - self.written):
+            value, copied = args[place], self.inputs[place]
+            if isinstance(value, Tensor) and not torch.equal(value, copied):
+                with torch.no_grad(), _torch.same_versions([value]):
+                    memory_of(value).copy_(memory_of(copied))
 
     def changed(self, change: Callable[[Any], Any], *, backward: bool) -> dict[str, Any]:
         """What eager leaves behind when graph and inputs are changed; for float64, or another seed."""

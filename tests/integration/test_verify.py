@@ -1,0 +1,446 @@
+"""Verification: wrong results are found, right ones pass in silence, and the user's program notices nothing.
+
+The answer to a failure is a stub here; ``torch.compile`` and the backends are real. No C++ compiler is used.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import wrong_results as planted
+from torch import fx, nn
+
+from minidbg import AccuracyError
+from minidbg.backend import failures, report_of, wrap
+from minidbg.backend import verify as verify_module
+from minidbg.backend.budget import PROCESS
+from minidbg.case import Case
+from minidbg.failure import Direction, Kind
+from minidbg.settings import Settings
+
+
+@dataclass(frozen=True)
+class StubReport:
+    line: str
+    path: Path | None = None
+    capture: Path | None = None
+
+
+@dataclass
+class Answers:
+    """Stands in for ``minidbg.backend.respond.on_failure`` and remembers what it was asked."""
+
+    cases: list[Case] = field(default_factory=list)
+
+    def __call__(self, case: Case, error: BaseException, settings: Settings) -> StubReport:
+        self.cases.append(case)
+        torch.rand(3)  # our work may use the RNG; the program must not notice
+        return StubReport(f"report {len(self.cases)}", path=Path("r.py"))
+
+
+@pytest.fixture(autouse=True)
+def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Answers]:
+    for name in ("WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MINIDBG_DIR", str(tmp_path))
+    recorded = Answers()
+    monkeypatch.setattr(failures, "respond", recorded)
+    PROCESS.reset()
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield recorded
+    PROCESS.reset()
+    torch._dynamo.reset()
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        one.getMessage() for one in caplog.records if one.name == "minidbg" and one.levelno >= logging.WARNING
+    ]
+
+
+def call(function: Any, *inputs: Any, backend: Any, **settings: Any) -> Any:
+    """``function`` compiled by ``backend``, wrapped, on ``inputs``."""
+    return torch.compile(function, backend=wrap(backend, **settings))(*inputs)
+
+
+def mismatch(function: Any, *inputs: Any, backend: Any, **settings: Any) -> AccuracyError:
+    """The error of that call."""
+    with pytest.raises(AccuracyError) as caught:
+        call(function, *inputs, backend=backend, **settings)
+    return caught.value
+
+
+# ---- what is found
+
+
+def counts_steps(x: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+    steps.add_(1)
+    return x * 2
+
+
+GRID = torch.linspace(-3, 3, 60).reshape(5, 12)
+WRONG: list[tuple[Any, Callable[..., Any], tuple[Any, ...], str, str, str]] = [
+    (planted.wrong_relu, lambda x: torch.relu(x.sin()).cos(), (GRID,), "float", "output 0", "relu"),
+    (planted.wrong_relu_in_aot, lambda x: torch.relu(x.sin()).cos(), (GRID,), "float", "output 0", "relu"),
+    (planted.wrong_in_a_range, lambda x: torch.sigmoid(x) + 1, (GRID,), "float", "output 0", "sigmoid"),
+    (planted.nan_for_large, lambda x: torch.tanh(x) * 2, (GRID,), "nan", "output 0", "tanh"),
+    (planted.wrong_dtype, lambda x: x.cumsum(0), (GRID,), "dtype", "output 0", "cumsum"),
+    (planted.wrong_integer, lambda x: x.argmax(1), (GRID,), "integer", "output 0", "argmax"),
+    (planted.wrong_stride, lambda x: x.sin().transpose(0, 1), (GRID,), "stride", "output 0", ""),
+    (planted.loses_aliasing, lambda x: (x.sin(), x.view(-1)), (GRID,), "aliasing", "output 1", ""),
+    (planted.loses_mutation, counts_steps, (GRID, torch.zeros(3)), "float", "input 0 after the call", ""),
+    (planted.writes_to_an_input, lambda x: torch.relu(x) + 1, (GRID,), "float", "input 0 after the call", ""),
+    (planted.wrong_gradient, lambda x: x.sin() * 2, (GRID,), "float", "gradient of input 0", ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("backend", "function", "inputs", "category", "where", "node"),
+    WRONG,
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_wrong_results_are_raised_with_where_and_how_much(
+    backend: Any,
+    function: Any,
+    inputs: tuple[torch.Tensor, ...],
+    category: str,
+    where: str,
+    node: str,
+    answers: Answers,
+) -> None:
+    inputs = tuple(value.clone() for value in inputs)
+    inputs[0].requires_grad_(where.startswith("gradient"))
+    before = [value.detach().clone() for value in inputs]
+    error = mismatch(function, *inputs, backend=backend)
+    assert (error.category, error.where) == (category, where)
+    assert backend.__name__ in str(error)
+    assert where in str(error)
+    assert f"first differing node: {node}" in str(error) if node else True
+    [case] = answers.cases
+    assert case.kind is Kind.ACCURACY
+    direction = Direction.BACKWARD if where.startswith("gradient") else Direction.FORWARD
+    assert (case.signature.direction, case.backward) == (direction, direction is Direction.BACKWARD)
+    assert report_of(error).line == "report 1"
+    assert error.__notes__ == ["minidbg: report 1"]
+    assert all(map(torch.equal, before, inputs)), "the inputs are as before the call"
+
+
+def test_the_figures_stand_on_the_exception() -> None:
+    error = mismatch(lambda x: torch.relu(x), GRID, backend=planted.wrong_relu)
+    assert error.figures["wrong"] == error.figures["elements"] == 60
+    assert 100 < error.figures["excess"] < 1e5
+    assert error.figures["rmse_compiled"] == pytest.approx(1e-2, rel=1e-3)
+    assert "allowed" in str(error)
+
+
+def test_a_failing_backward_is_found_by_the_first_call(answers: Answers) -> None:
+    x = torch.randn(3, requires_grad=True)
+    with pytest.raises(RuntimeError, match="no kernel for this backward") as caught:
+        call(lambda x: x.sin(), x, backend=planted.broken_backward)
+    assert caught.value.__notes__ == ["minidbg: report 1"]
+    assert answers.cases[0].signature.direction is Direction.BACKWARD
+    assert answers.cases[0].kind is Kind.RUNTIME
+
+
+def test_a_bug_beside_random_numbers_is_found_in_a_graph_that_draws_none(answers: Answers) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 2))
+    error = mismatch(model, torch.randn(4, 8), backend=planted.wrong_relu_and_other_random_numbers)
+    assert error.category == "float"
+    assert "first differing node: input_3" in str(error), str(error)
+    [case] = answers.cases
+    assert not any("dropout" in str(node.target) for node in case.graph_module.graph.nodes)
+    assert "random numbers were recorded" in " ".join(case.provenance.notes)
+
+
+# ---- what passes in silence
+
+
+class Counts(nn.Module):
+    """A buffer that each call writes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+        return x - self.mean
+
+
+def chaotic(x: torch.Tensor) -> torch.Tensor:
+    """Rounding grows to the size of the values; eager in float64 shows that eager is no better."""
+    for _ in range(40):
+        x = 3.9 * x * (1 - x)
+    return x
+
+
+HEALTHY: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "dropout": (nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3), nn.ReLU()), (torch.randn(4, 8),)),
+    "rand_like": (lambda x: x + torch.rand_like(x).relu(), (torch.randn(4, 8),)),
+    "randperm": (lambda x: x[torch.randperm(4)], (torch.randn(4, 8),)),
+    "layer_norm in half": (nn.LayerNorm(64, dtype=torch.float16), (torch.randn(32, 64).half(),)),
+    "a large sum": (lambda x: (x.sum(), x.mean(), x.std()), (torch.randn(3_000_000),)),
+    "chaotic": (chaotic, (torch.rand(100),)),
+    "batch_norm": (nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU()), (torch.randn(16, 8),)),
+    "buffers": (Counts(), (torch.randn(16, 8),)),
+    "views": (lambda x: (x, x.view(-1), x[1:], x.T, x.expand(3, 4, 8)), (torch.randn(4, 8),)),
+    "numbers": (lambda x: (x + 1, x.shape[0], None, {"a": x}), (torch.randn(4, 8),)),
+    "empty": (lambda x: torch.empty_like(x), (torch.randn(4, 8),)),
+    "attention": (
+        lambda x: nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.2),
+        (torch.randn(2, 3, 5, 8),),
+    ),
+    "gru": (nn.GRU(8, 8, 2, dropout=0.5), (torch.randn(5, 4, 8),)),
+}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", planted.other_random_numbers])
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_model_passes_in_silence(
+    name: str, backend: Any, answers: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    function, inputs = HEALTHY[name]
+    call(function, *inputs, backend=backend)
+    assert not answers.cases
+    assert not [text for text in warnings_of(caplog) if "not judged" not in text]
+
+
+def test_rounding_passes_in_silence(answers: Answers, caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Softmax(-1))
+    call(model, torch.randn(16, 8), backend=planted.off_by_rounding)
+    assert not answers.cases
+    assert not warnings_of(caplog)
+
+
+@pytest.mark.parametrize("mode", ["train", "no_grad", "inference", "autocast", "dynamic", "float64"])
+@pytest.mark.parametrize("draws", [False, True])
+def test_the_program_is_what_it_is_without_us(mode: str, draws: bool, answers: Answers) -> None:
+    """Results, gradients, buffers and the RNG stream after two steps, bit by bit."""
+
+    def steps(backend: Any) -> list[torch.Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(3)
+        middle = nn.Dropout(0.4) if draws else nn.Tanh()
+        model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), middle, Counts6(), nn.Linear(6, 6))
+        compiled = torch.compile(model, backend=backend, dynamic=True if mode == "dynamic" else None)
+        if mode == "float64":
+            model.double()
+        found = []
+        for size in (5, 7):
+            x = torch.randn(size, 6, dtype=torch.float64 if mode == "float64" else None, requires_grad=True)
+            with entered(mode):
+                result = compiled(x)
+            if result.requires_grad:
+                result.float().sum().backward()
+            found += [result.detach().clone(), torch.rand(2)]
+        state = [*model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
+        return [*found, *(one.clone() for one in state), torch.get_rng_state()]
+
+    expected, found = steps("aot_eager"), steps(wrap("aot_eager", verify="always"))
+    assert len(expected) == len(found)
+    assert all(map(torch.equal, expected, found))
+    assert not answers.cases
+
+
+class Counts6(nn.Module):
+    """Counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x
+
+
+def entered(mode: str) -> Any:
+    return {
+        "no_grad": torch.no_grad,
+        "inference": torch.inference_mode,
+        "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    }.get(mode, torch.enable_grad)()
+
+
+# ---- which calls, and what they cost
+
+
+class Counting:
+    """Eager, counting its calls, and remembering what they were given."""
+
+    __name__ = "counting"
+
+    def __init__(self) -> None:
+        self.given: list[tuple[Any, ...]] = []
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        def compiled_fn(*args: Any) -> Any:
+            self.given.append(args)
+            return gm.forward(*args)
+
+        return compiled_fn
+
+
+@pytest.mark.parametrize(("verify", "compared"), [("first", 1), ("never", 0), (3, 3), ("always", 5)], ids=str)
+def test_verify_says_how_many_calls_are_compared(
+    verify: Any, compared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = []
+    judge = verify_module.Verification.judge
+    monkeypatch.setattr(verify_module.Verification, "judge", lambda *given: judged.append(1) or judge(*given))
+    compiled = torch.compile(lambda x: x.sin(), backend=wrap(Counting(), verify=verify))
+    for _ in range(5):
+        compiled(GRID)
+    assert len(judged) == compared
+
+
+def test_the_compiled_function_runs_once_on_the_users_own_inputs() -> None:
+    backend = Counting()
+    compiled = torch.compile(lambda x: x.sin(), backend=wrap(backend))
+    compiled(GRID)
+    compiled(GRID)
+    assert [given[0] is GRID for given in backend.given] == [True, True]
+
+
+def test_with_gradients_it_runs_once_more_on_copies_before() -> None:
+    backend = Counting()
+    x = GRID.clone().requires_grad_()
+    compiled = torch.compile(lambda x: x.sin(), backend=wrap(backend))
+    compiled(x)
+    assert [given[0] is x for given in backend.given] == [False, True]
+    assert x.grad is None
+
+
+def test_no_copy_outlives_the_call() -> None:
+    backend = Counting()
+    x = GRID.clone().requires_grad_()
+    torch.compile(lambda x: x.sin(), backend=wrap(backend))(x)
+    copied = weakref.ref(backend.given[0][0])
+    backend.given.clear()
+    gc.collect()
+    assert copied() is None
+
+
+def test_results_in_memory_that_is_used_again_stay_what_they_are(answers: Answers) -> None:
+    result = call(lambda x: x.sin(), GRID.clone(), backend=planted.same_buffer_each_time)
+    assert torch.equal(result, GRID.sin())
+    assert not answers.cases
+
+
+def test_threads_that_call_one_graph_all_get_their_results(answers: Answers) -> None:
+    compiled = torch.compile(lambda x: torch.tanh(x) * 2, backend=wrap(Counting()))
+    compiled(torch.ones(4, 3, requires_grad=True).detach())
+    results: dict[int, torch.Tensor] = {}
+
+    def work(number: int) -> None:
+        results[number] = compiled(torch.full((4, 3), float(number)))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(results) == list(range(6))
+    assert all(torch.equal(results[n], torch.tanh(torch.full((4, 3), float(n))) * 2) for n in results)
+    assert not answers.cases
+
+
+# ---- what the program goes on with
+
+
+def test_with_fallback_the_caller_gets_eagers_results_and_gradients(
+    answers: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU())
+    expected = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU())
+    expected.load_state_dict(model.state_dict())
+    compiled = torch.compile(model, backend=wrap(planted.wrong_relu, on_failure="fallback"))
+    for step in range(2):
+        x = torch.randn(8, 4)
+        result, wanted = compiled(x), expected(x)
+        assert torch.equal(result, wanted), step
+        result.sum().backward()
+        wanted.sum().backward()
+    pairs = zip(model.parameters(), expected.parameters(), strict=True)
+    assert all(torch.equal(one.grad, other.grad) for one, other in pairs)
+    assert all(map(torch.equal, model.buffers(), expected.buffers()))
+    assert len(answers.cases) == 1
+    [text] = warnings_of(caplog)
+    assert "wrong_relu gives wrong results for a graph" in text
+    assert "going on with eager" in text
+
+
+def test_in_a_chain_the_next_link_takes_over_and_is_verified_too(answers: Answers) -> None:
+    chain = wrap([planted.wrong_relu, planted.wrong_relu_in_aot, "aot_eager"])
+    result = torch.compile(lambda x: torch.relu(x) * 2, backend=chain)(GRID)
+    assert torch.equal(result, torch.relu(GRID) * 2)
+    assert [case.backend.name for case in answers.cases] == [
+        "wrong_results.wrong_relu",
+        "wrong_results.wrong_relu_in_aot",
+    ]
+
+
+def test_tolerances_are_the_users_to_give(answers: Answers) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x)
+
+    call(function, GRID, backend=planted.wrong_relu, rtol=0.1, atol=0.1)
+    call(function, GRID, backend=planted.wrong_relu, tolerances={torch.float32: (0.1, 0.1)})
+    assert not answers.cases
+    mismatch(function, GRID, backend=planted.wrong_relu, tolerances={"float16": (0.1, 0.1)})
+    assert answers.cases[0].tolerances == {"float16": (0.1, 0.1)}
+
+
+def test_match_narrows_what_is_the_same_failure(answers: Answers) -> None:
+    mismatch(lambda x: torch.relu(x), GRID, backend=planted.wrong_relu, match="output 0")
+    assert answers.cases[0].match == "output 0"
+
+
+def test_the_margin_of_a_reduction_grows_with_the_error(answers: Answers) -> None:
+    mismatch(lambda x: torch.relu(x), GRID, backend=planted.wrong_relu)
+    assert answers.cases[0].margin == 10.0
+
+
+# ---- what is not verified
+
+
+def prints(x: torch.Tensor) -> torch.Tensor:
+    torch._higher_order_ops.print("{}", x.shape[0])
+    return x.sin()
+
+
+def test_what_memory_does_not_allow_is_left_out_and_said_once(
+    answers: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x.add_(1))
+
+    for size in (5, 6):
+        call(function, torch.zeros(size), backend=planted.wrong_relu, value_limit_bytes=8)
+    assert not answers.cases
+    [text] = warnings_of(caplog)
+    assert "not verified" in text
+
+
+def test_a_backend_that_gives_the_graph_back_is_told_apart_once(
+    answers: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lazy(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        return gm
+
+    for size in (2, 3):
+        torch._dynamo.reset()
+        call(lambda x: x.sin(), torch.ones(size), backend=lazy)
+    assert warnings_of(caplog) == ["minidbg: fallback: lazy gave a graph back as it was, so eager runs it"]

@@ -1,0 +1,194 @@
+"""Tiny backends that compile everything and get one thing wrong, each named for it; and some that are right.
+
+Each takes a graph at dynamo level and runs it in eager otherwise. The wrong op is relu unless the name says another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from functorch.compile import make_boxed_func
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+
+CompiledFn = Callable[..., Any]
+
+
+def named(node: fx.Node) -> str:
+    target = getattr(node.target, "overloadpacket", node.target)
+    return str(getattr(target, "__name__", target)).rpartition(".")[2].strip("_")
+
+
+def after_each(graph_module: fx.GraphModule, op: str, function: Callable[..., Any]) -> CompiledFn:
+    """The graph with ``function`` applied to each result of ``op``."""
+    for module in [one for one in graph_module.modules() if isinstance(one, fx.GraphModule)]:
+        for node in [one for one in module.graph.nodes if one.op.startswith("call") and named(one) == op]:
+            with module.graph.inserting_after(node):
+                wrong = module.graph.call_function(function, (node,))
+            node.replace_all_uses_with(wrong, delete_user_cb=lambda user, wrong=wrong: user is not wrong)
+        module.recompile()
+    return graph_module.forward
+
+
+def a_little_more(x: torch.Tensor) -> torch.Tensor:
+    return x + 1e-2
+
+
+def wrong_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """One op is off by a hundredth."""
+    return after_each(graph_module, "relu", a_little_more)
+
+
+def wrong_in_a_range(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """Sigmoid is wrong between 0.6 and 0.7 only."""
+    return after_each(graph_module, "sigmoid", lambda x: torch.where((x > 0.6) & (x < 0.7), x * 1.01, x))
+
+
+def nan_for_large(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """Tanh gives NaN where it is above a half."""
+    return after_each(graph_module, "tanh", lambda x: torch.where(x > 0.5, float("nan"), x))
+
+
+def wrong_dtype(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """Cumsum comes in float64."""
+    return after_each(graph_module, "cumsum", torch.Tensor.double)
+
+
+def wrong_stride(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """What was transposed comes contiguous."""
+    return after_each(graph_module, "transpose", torch.Tensor.contiguous)
+
+
+def wrong_integer(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """Argmax is one too much."""
+    return after_each(graph_module, "argmax", lambda x: x + 1)
+
+
+def loses_mutation(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """Writes go to copies of the inputs."""
+
+    def compiled_fn(*args: Any) -> Any:
+        return graph_module.forward(*(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args))
+
+    return compiled_fn
+
+
+def writes_to_an_input(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """Uses the memory of the input of relu for its result, and whoever holds that input sees it."""
+    relus = [
+        node for node in graph_module.graph.nodes if node.op.startswith("call") and named(node) == "relu"
+    ]
+    for node in relus:
+        node.op, node.target = "call_method", "relu_"
+    graph_module.recompile()
+    return graph_module.forward
+
+
+class DoublesGradient(torch.autograd.Function):
+    """The identity, with twice the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return 2 * gradient
+
+
+def doubles_gradient(x: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = DoublesGradient.apply(x)
+    return result
+
+
+def wrong_gradient(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """The gradient of sin is twice what it is."""
+    return after_each(graph_module, "sin", doubles_gradient)
+
+
+def loses_aliasing(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """A view comes as a copy."""
+    return after_each(graph_module, "view", torch.Tensor.clone)
+
+
+def off_by_rounding(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """Each relu is off by one step of float32: right."""
+    return after_each(graph_module, "relu", lambda x: x * (1 + 2**-23))
+
+
+def wrong_relu_in_aot(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """The same through AOTAutograd, forward and backward compiled by themselves."""
+    return aot_autograd(fw_compiler=wrong_compiler, bw_compiler=right)(graph_module, example_inputs)
+
+
+def wrong_compiler(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """A compiler for AOTAutograd that gets relu wrong."""
+    return make_boxed_func(after_each(graph_module, "relu", a_little_more))
+
+
+def right(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """A compiler for AOTAutograd that changes nothing."""
+    return make_boxed_func(graph_module.forward)
+
+
+def other_random_numbers(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """Draws other numbers than eager, as compilers with a generator of their own do; all else is right."""
+
+    def compiled_fn(*args: Any) -> Any:
+        torch.rand(7)
+        return graph_module.forward(*args)
+
+    return compiled_fn
+
+
+def wrong_relu_and_other_random_numbers(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any]
+) -> CompiledFn:
+    """A bug beside the random numbers."""
+    wrong = after_each(graph_module, "relu", a_little_more)
+
+    def compiled_fn(*args: Any) -> Any:
+        torch.rand(7)
+        return wrong(*args)
+
+    return compiled_fn
+
+
+def raises_in_backward(x: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = RaisesInBackward.apply(x)
+    return result
+
+
+def broken_backward(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """Backward of sin raises."""
+    return after_each(graph_module, "sin", raises_in_backward)
+
+
+class RaisesInBackward(torch.autograd.Function):
+    """The identity; backward fails."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no kernel for this backward")
+
+
+def same_buffer_each_time(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """Results lie in memory that the next call writes to, as with CUDA graphs. Right, for who copies in time."""
+    held: list[torch.Tensor] = []
+
+    def compiled_fn(*args: Any) -> Any:
+        with torch.no_grad():
+            results = [value.detach() for value in graph_module.forward(*args)]
+        if not held:
+            held.extend(value.clone() for value in results)
+        for mine, value in zip(held, results, strict=True):
+            mine.copy_(value)
+        return tuple(held)
+
+    return compiled_fn
