@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,10 +19,10 @@ from minidbg.errors import AccuracyError
 from minidbg.failure import Direction, Kind, Signature
 from minidbg.graphs.origins import user_line
 from minidbg.graphs.size import call_nodes, canonical_text
+from minidbg.oracle.agreement import margin_for
 from minidbg.oracle.signature import signature_of
 from minidbg.settings import Settings
 
-MOST_MARGIN = 10.0
 MESSAGE_LINES, MESSAGE_CHARACTERS = 20, 4000
 STAND_INS = (
     "values: some inputs had no data when it failed (fake, or freed since); seeded random ones stand in"
@@ -76,7 +75,7 @@ def case_of(failure: Failure, settings: Settings) -> Case:
         provenance=provenance(failure, notes),
         tolerances=settings.allowed,
         match=settings.match,
-        margin=margin(failure.error),
+        margin=margin_for(failure.error.figures if isinstance(failure.error, AccuracyError) else {}),
         compiler=link.backend,  # without its options, which reduction may drop
     )
 
@@ -92,12 +91,6 @@ def signature(failure: Failure) -> Signature:
     if isinstance(failure.error, AccuracyError):
         return Signature.from_table({"kind": str(Kind.ACCURACY), **failure.error.signature})
     return Signature.from_table(signature_of(failure.error, str(failure.kind), str(failure.direction)))
-
-
-def margin(error: Exception) -> float:
-    """How many times more than allowed a smaller graph must be off, for reduction not to drift into rounding noise."""
-    excess = error.figures.get("excess", 1.0) if isinstance(error, AccuracyError) else 1.0
-    return min(MOST_MARGIN, max(1.0, math.sqrt(float(excess))))
 
 
 def digest(failure: Failure) -> str:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from minidbg.oracle.compare import mismatch, snapshot
 from minidbg.oracle.reruns import disturbed, to_float64
+
+MOST_MARGIN = 10.0
+
+
+def margin_for(figures: Mapping[str, Any]) -> float:
+    """How many times more than allowed a smaller graph must be off, for reduction not to drift into rounding noise.
+
+    ``figures`` are those of the whole graph's wrong results; of other failures they are empty, and the margin is 1.
+    """
+    excess = float(figures.get("excess", 1.0))
+    return min(MOST_MARGIN, max(1.0, math.sqrt(excess)))
+
 
 # --- embedded from here ---
 

@@ -23,6 +23,7 @@ from minidbg.failure import Outcome, Verdict
 from minidbg.graphs.record import Around
 from minidbg.graphs.size import call_nodes
 from minidbg.oracle import harness
+from minidbg.oracle.agreement import margin_for
 from minidbg.oracle.embed import settings_of
 from minidbg.reduction import core, surroundings
 from minidbg.reduction.progress import Event, Listener, silent
@@ -189,7 +190,7 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
         if ANSWERS[outcome.verdict] is core.Answer.INTERESTING:
             if outcome.signature is not None and case.signature is None:
                 candidate = with_failure(candidate, outcome)
-            return candidate, Reliability(1, 1)
+            return replace(candidate, margin=margin_for(outcome.figures)), Reliability(1, 1)
         outcomes.append(outcome)
     said = outcomes[0]
     if said.verdict is Verdict.GONE and runs_worth_having(case):
