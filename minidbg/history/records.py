@@ -76,7 +76,7 @@ class State:
     last_sweep: int | None = None
     """The last sweep that showed this verdict."""
     runs: int = 0
-    """Runs since this verdict was first seen, and how many of them failed."""
+    """Runs since this verdict was first seen or last contradicted, and how many of them failed."""
     failures: int = 0
     streak: int = 0
     """Of a flaky repro: how many of the last runs in a row gave ``streak_verdict``."""

@@ -155,8 +155,9 @@ def after_difference(before: State, runs: Sequence[Seen]) -> Ask | Settled:
         return Ask()
     if votes[before.verdict] == len(fresh):
         # The odd one out was the warm worker, or the load of the machine: nothing has changed.
+        # Its runs count anew, so that quiet times ask it as often as one that was never seen: it may be flaky.
         odd = before.disagreements + (0 if first.fresh else 1)
-        kept = replace(carried_on(before, fresh), disagreements=odd)
+        kept = replace(carried_on(replace(before, runs=0, failures=0), fresh), disagreements=odd)
         return Settled(kept, standing_of(before.verdict))
     return became_flaky(before, runs)
 

@@ -66,6 +66,8 @@ def judge(note):
                  "message": str(error)}}
         same = (found["types"], found["message"]) == (EXPECTED["types"], EXPECTED["message"])
         return outcome("reproduces" if same else "changed", found, message=str(error))
+    if EXPECTED["kind"] == "accuracy" and value != 4:
+        return outcome("reproduces", {{"kind": "accuracy", "direction": "forward"}}, reason=f"{{value}} instead of 4")
     return outcome("gone")
 
 
@@ -131,6 +133,7 @@ def script(
     return header + body
 
 
+WRONG = "def {op}(value):\n    return value + 2\n"
 WORKS = "def {op}(value):\n    return value + 1\n"
 BROKEN = "def {op}(value):\n    raise ValueError('{op} is broken')\n"
 

@@ -67,6 +67,22 @@ class WatchProcess:
             seconds=seconds,
         )
 
+    def wait_until_quiet(self, *, for_s: float = 1.0, seconds: float = 60.0) -> None:
+        """Wait until no sweep is under way and nothing has been told for ``for_s``: nothing old is still to come."""
+        until = time.monotonic() + seconds
+        with self.changed:
+            while self.changed.wait(for_s) or self.is_sweeping():
+                assert time.monotonic() < until, (
+                    f"it does not come to rest within {seconds} s: {self.events[-5:]}"
+                )
+
+    def is_sweeping(self) -> bool:
+        """Whether the last sweep that was told of has not ended."""
+        names = [
+            event["event"] for event in self.events if event["event"] in ("sweep_started", "sweep_finished")
+        ]
+        return names[-1:] == ["sweep_started"]
+
     def mark(self) -> int:
         """The number of the next event."""
         with self.changed:

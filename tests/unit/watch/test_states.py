@@ -140,6 +140,13 @@ def test_a_warm_worker_contradicted_by_two_fresh_interpreters_changes_nothing() 
     assert again.state.fresh
 
 
+def test_a_contradicted_verdict_counts_its_runs_anew() -> None:
+    runs = [seen(GONE), seen(REPRODUCES, fresh=True), seen(REPRODUCES, fresh=True)]
+    result = settled(state(REPRODUCES, runs=40, failures=40), *runs)
+    assert result.state is not None
+    assert (result.state.runs, result.state.failures) == (2, 2)
+
+
 def test_fresh_runs_that_disagree_make_a_repro_flaky() -> None:
     runs = [seen(GONE), seen(REPRODUCES, fresh=True), seen(GONE, fresh=True)]
     result = settled(state(REPRODUCES), *runs)
