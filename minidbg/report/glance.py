@@ -32,7 +32,8 @@ def lines(story: Story, *, script: bool) -> Iterator[str]:
         yield f"capture   {shown(story.capture)}"
     for number, note in enumerate(header.provenance.notes):
         yield f"{'note' if not number else '':<10}{note}"
-    yield from stage_lines(story.stages)
+    if story.stages:
+        yield f"stages    {story.stages.sentence}"
     yield from past_lines(story)
     if script:
         yield from ("", story.parts.model)
@@ -51,21 +52,6 @@ def reduction_line(figures: Mapping[str, Any]) -> str:
         f"{figures['nodes']} of {figures['nodes_before']} nodes, {figures['inputs']} of {figures['inputs_before']} inputs"
         f" ({proof}); {figures['oracle_calls']} oracle calls, {figures['seconds']:.1f} s"
     )
-
-
-def stage_lines(stages: Mapping[str, Any]) -> Iterator[str]:
-    """What each backend or stage does with the graph."""
-    for number, (name, said) in enumerate(stages.items()):
-        yield f"{'stages' if not number else '':<10}{name}: {plain(said)}"
-
-
-def plain(value: Any) -> str:
-    """A value of the header in words."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {plain(one)}" for name, one in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(plain, value))
-    return str(value)
 
 
 def past_lines(story: Story) -> Iterator[str]:

@@ -6,25 +6,23 @@ minimal reproducer it asks for), Error logs, Versions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from minidbg import _torch, repro, workers
+from minidbg import repro, workers
+from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Verdict
 from minidbg.report import forms
 from minidbg.report.difference import difference
 from minidbg.report.forms import NoShortForm
-from minidbg.report.glance import plain
 from minidbg.report.privacy import Private
 from minidbg.report.story import Story
 from minidbg.repro import templates
+from minidbg.stages import StageReport, find_stages
 
-LADDER = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
-"""Backends that each add a stage to the one before: the first that fails names the guilty stage."""
-JUDGED = (Verdict.GONE, Verdict.REPRODUCES, Verdict.FLAKY, Verdict.CHANGED, Verdict.CRASHED, Verdict.TIMEOUT)
 LOG_LINES = 60
 VERSIONS_SECONDS = 120.0
+STAGES_SECONDS = 120.0
 
 SAID: dict[Kind, str] = {
     Kind.COMPILE: "fails to compile",
@@ -49,7 +47,7 @@ class Issue:
 def issue(story: Story, *, run: bool = True, keep_private: bool = False, versions: bool = True) -> Issue:
     """The bug report for ``story``.
 
-    ``run`` runs the short script and, where the header has no stages, the repro under other backends: a fresh process each.
+    ``run`` runs the short script and, where the header has no stages, the stages of compiling: a fresh process each.
     ``keep_private`` leaves paths and names as they are. ``versions`` runs ``torch.utils.collect_env``.
     """
     script, logs, ran = script_and_logs(story, run=run)
@@ -58,7 +56,7 @@ def issue(story: Story, *, run: bool = True, keep_private: bool = False, version
         "script": script,
         "needs_file": bool(story.parts.stored),
         "logs": last_lines(logs, LOG_LINES),
-        "ablation": list(ablation(story, run=run)),
+        "ablation": ablation(story, run=run),
         "neighbour": "\n".join(difference(story.parts.model, story.neighbour.model))
         if story.neighbour
         else "",
@@ -121,19 +119,14 @@ def script_and_logs(story: Story, *, run: bool) -> tuple[str, str, bool]:
     return story.text, outcome.message or outcome.reason or story.message, failed
 
 
-def ablation(story: Story, *, run: bool) -> Iterator[tuple[str, str]]:
-    """Backend or stage, and what it does with the graph: from the header, else by asking each of LADDER."""
-    if story.stages:
-        yield from ((str(name), plain(said)) for name, said in story.stages.items())
-        return
-    if not run or story.header.table.get("level") == "aten":
-        return
-    known = _torch.known_backends()
-    for name in LADDER:
-        if name in known and name != story.header.backend:
-            outcome = repro.run(story.path, backend=name, seconds=forms.RUN_SECONDS)
-            if outcome.verdict in JUDGED:
-                yield name, "works" if outcome.verdict is Verdict.GONE else str(outcome.verdict)
+def ablation(story: Story, *, run: bool) -> StageReport | None:
+    """What the stages of compiling do with the graph: from the header, else found out now; None when it is not to be had."""
+    if story.stages or not run:
+        return story.stages
+    try:
+        return find_stages(story.path, seconds=STAGES_SECONDS)
+    except (MinidbgError, OSError, ImportError):
+        return None
 
 
 def environment() -> str:

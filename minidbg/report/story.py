@@ -15,6 +15,7 @@ from minidbg.history import NAME, DamagedHistory, Flip, History, Result, State
 from minidbg.repro.folder import HIDDEN
 from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.parts import Parts, read_parts
+from minidbg.stages import StageReport, stages_of
 
 HISTORY_ENTRIES = 200
 
@@ -80,9 +81,9 @@ class Story:
         return self.header.provenance.message.strip()
 
     @property
-    def stages(self) -> Mapping[str, Any]:
-        """``[tool.minidbg.stages]``: which backends and stages show the failure. Empty when that was not looked into."""
-        return as_table(self.header.table.get("stages"))
+    def stages(self) -> StageReport | None:
+        """At which stage of compiling the failure comes about; None when nobody has asked yet."""
+        return stages_of(self.header)
 
     @property
     def figures(self) -> Mapping[str, Any]:
@@ -122,7 +123,7 @@ class Story:
             "neighbour": {"path": str(self.neighbour.path), "nodes": self.neighbour.nodes}
             if self.neighbour
             else None,
-            "stages": dict(self.stages) or None,
+            "stages": {**self.stages.to_table(), "sentence": self.stages.sentence} if self.stages else None,
             "capture": str(self.capture) if self.capture else None,
             "replayed_calls": len(self.steps),
             "devices": [

@@ -150,3 +150,27 @@ def write(path: Path, text: str) -> None:
     """The file, with its folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+
+
+def long_capture(count: int) -> str:
+    """A capture of ``count`` nodes in layers of 20, a relu after a tanh in the middle."""
+    layers, lines, previous = max(1, count // 20), [], "x"
+    parameters = [f"layers_{layer}_{part}_weight" for layer in range(layers) for part in ("attn", "mlp")]
+    for number in range(count):
+        layer, place = min(number // 20, layers - 1), number % 20
+        name, value = f"v_{number}", f"torch.sin({previous})"
+        if place in (0, 10):
+            value = (
+                f"torch._C._nn.linear({previous}, layers_{layer}_{'attn' if place == 0 else 'mlp'}_weight)"
+            )
+        if number == count // 2 - 1:
+            name, value = "tanh", f"torch.tanh({previous})"
+        if number == count // 2:
+            name, value = "relu", "torch.relu(tanh)"
+        lines.append(f"        {name} = {value}  # train.py:{20 + place}")
+        previous = name
+    head, _, rest = LARGE.format(backend=BACKEND).partition("class Repro")
+    tail = rest[rest.index("\n\n\n") :]
+    body = "\n".join(lines)
+    arguments = ", ".join(["self", "x", *parameters])
+    return f"{head}class Repro(torch.nn.Module):\n    def forward({arguments}):\n{body}\n        return ({previous},){tail}"

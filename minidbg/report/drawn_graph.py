@@ -1,0 +1,192 @@
+"""The graph of a script as it is drawn: read off the model's source, without running or importing anything."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+OPERATORS: Mapping[type[ast.AST], str] = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "truediv", ast.FloorDiv: "floordiv", ast.Mod: "mod",
+    ast.Pow: "pow", ast.MatMult: "matmul", ast.BitAnd: "and", ast.BitOr: "or", ast.BitXor: "xor",
+    ast.LShift: "lshift", ast.RShift: "rshift", ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le",
+    ast.Gt: "gt", ast.GtE: "ge", ast.USub: "neg", ast.Not: "not", ast.Invert: "invert",
+}  # fmt: skip
+WITH_NUMBER = re.compile(r"(.*?_\d+)(?:_|$)")
+LAST_PART = re.compile(r"_(?:weight|bias|running_mean|running_var|num_batches_tracked)$")
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnNode:
+    """One value of the graph."""
+
+    name: str
+    label: str
+    """What is called: ``softmax``, ``add``; ``input`` for an input."""
+    inputs: tuple[str, ...]
+    """Names of the values that it reads, inputs of the graph included."""
+    text: str
+    """Its line, without comment."""
+    comment: str = ""
+    """Where it came from (``train.py:41``), or what an input is (``float32[2, 3]``)."""
+    is_input: bool = False
+    module: str = ""
+    """The part of the model that it most likely belongs to: told by the names of the parameters it reads."""
+
+
+def read_graph(model: str) -> tuple[DrawnNode, ...]:
+    """The nodes of ``class Repro`` or ``def graph``, in order; empty for a source of another form."""
+    try:
+        tree = ast.parse(model)
+    except SyntaxError:
+        return ()
+    comments = comments_of(model)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.name == "Repro":
+            functions = [
+                one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "forward"
+            ]
+            return with_modules(forward_nodes(functions[0], comments)) if functions else ()
+    functions = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == "graph"]
+    return with_modules(built_nodes(functions[0], comments)) if functions else ()
+
+
+def comments_of(source: str) -> dict[int, str]:
+    """Line number to the comment on it."""
+    return {
+        token.start[0]: token.string.removeprefix("#").strip()
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
+
+
+# --- class Repro: straight-line code ---
+
+
+def forward_nodes(function: ast.FunctionDef, comments: Mapping[int, str]) -> list[DrawnNode]:
+    """The nodes of a ``forward``."""
+    described = {
+        name.strip(): what.strip()
+        for line in comments.values()
+        for name, found, what in [line.partition(": ")]
+        if found
+    }
+    nodes = [
+        DrawnNode(
+            one.arg,
+            "input",
+            (),
+            one.arg,
+            comments.get(one.lineno, "") or described.get(one.arg, ""),
+            is_input=True,
+        )
+        for one in function.args.args[1:]
+    ]
+    known = {node.name for node in nodes}
+    for statement in statements_in(function.body):
+        for name, value in assignments(statement):
+            reads = dict.fromkeys(
+                one.id for one in ast.walk(value) if isinstance(one, ast.Name) and one.id in known
+            )
+            comment = comments.get(statement.end_lineno or statement.lineno, "")
+            shown = name or f"({label_of(value)})"
+            nodes.append(DrawnNode(shown, label_of(value), tuple(reads), ast.unparse(statement), comment))
+            known.add(shown)
+    return nodes
+
+
+def statements_in(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that compute something, those inside ``with`` blocks included."""
+    for statement in body:
+        if isinstance(statement, ast.With):
+            yield from statements_in(statement.body)
+        elif isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr):
+            yield statement
+
+
+def assignments(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
+    """Name and value of what the statement computes; the name is empty when nothing keeps it."""
+    if isinstance(statement, ast.Expr):
+        if isinstance(statement.value, ast.Call):
+            yield "", statement.value
+    elif isinstance(statement, ast.Assign):
+        for target in statement.targets:
+            yield ast.unparse(target), statement.value
+    elif isinstance(statement, ast.AugAssign):
+        yield ast.unparse(statement.target), ast.BinOp(statement.target, statement.op, statement.value)
+    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        yield ast.unparse(statement.target), statement.value
+
+
+def label_of(value: ast.expr) -> str:
+    """What an expression calls, in one word."""
+    if isinstance(value, ast.Call):
+        return ast.unparse(value.func).replace(".default", "").rpartition(".")[2].strip("_") or "call"
+    if isinstance(value, ast.BinOp | ast.UnaryOp):
+        return OPERATORS.get(type(value.op), "operator")
+    if isinstance(value, ast.Compare):
+        return OPERATORS.get(type(value.ops[0]), "compare")
+    if isinstance(value, ast.Subscript):
+        return "getitem"
+    if isinstance(value, ast.Attribute):
+        return value.attr
+    return "value"
+
+
+# --- def graph(): node by node ---
+
+
+def built_nodes(function: ast.FunctionDef, comments: Mapping[int, str]) -> list[DrawnNode]:
+    """The nodes of a function that builds a graph by ``g.create_node(op, target, args, kwargs, name)``."""
+    nodes: list[DrawnNode] = []
+    known: set[str] = set()
+    for statement in function.body:
+        call = getattr(statement, "value", None)
+        if not (
+            isinstance(call, ast.Call) and ast.unparse(call.func) == "g.create_node" and len(call.args) >= 4
+        ):
+            continue
+        kind, target, *rest = call.args
+        operation = ast.literal_eval(kind) if isinstance(kind, ast.Constant) else ""
+        name = ast.unparse(statement.targets[0]) if isinstance(statement, ast.Assign) else "(unused)"
+        reads = dict.fromkeys(
+            one.id for part in rest for one in ast.walk(part) if isinstance(one, ast.Name) and one.id in known
+        )
+        label = ast.unparse(target).strip("'\"").replace(".default", "").rpartition(".")[2].strip("_")
+        comment = comments.get(statement.end_lineno or statement.lineno, "")
+        is_input = operation == "placeholder"
+        label = "input" if is_input else label
+        nodes.append(DrawnNode(name, label, tuple(reads), ast.unparse(call.args[2]), comment, is_input))
+        known.add(name)
+    return nodes
+
+
+# --- which module a node belongs to ---
+
+
+def with_modules(nodes: Sequence[DrawnNode]) -> tuple[DrawnNode, ...]:
+    """The nodes, each with the module that the parameters it reads tell; without any, with that of the node before."""
+    inputs = {node.name: node for node in nodes if node.is_input}
+    modules = {name: module_of(name) for name in inputs}
+    found, current = [], ""
+    for node in nodes:
+        told = next((modules[name] for name in reversed(node.inputs) if modules.get(name)), "")
+        if node.is_input:
+            found.append(node)
+            continue
+        current = told or current
+        found.append(
+            DrawnNode(node.name, node.label, node.inputs, node.text, node.comment, node.is_input, current)
+        )
+    return tuple(found)
+
+
+def module_of(parameter: str) -> str:
+    """``layers_3`` of ``layers_3_attention_weight``, ``ln_f`` of ``ln_f_weight``; empty for what is no parameter's name."""
+    if not LAST_PART.search(parameter):
+        return ""
+    match = WITH_NUMBER.match(parameter)
+    return match[1] if match else LAST_PART.sub("", parameter)

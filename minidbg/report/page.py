@@ -1,0 +1,151 @@
+"""A repro as one HTML page that stands alone: no network, no scripts to load, opens from disk, light and dark."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from minidbg.errors import UnreadableRepro
+from minidbg.history import Result
+from minidbg.report import svg
+from minidbg.report.difference import difference
+from minidbg.report.drawn_graph import DrawnNode, read_graph
+from minidbg.report.errors_along import ErrorsAlong
+from minidbg.report.folding import SMALL, fold, kept_names
+from minidbg.report.glance import moment, reduction_line
+from minidbg.report.highlight import highlighted
+from minidbg.report.places import shown
+from minidbg.report.story import Story, story_of
+from minidbg.repro import templates
+from minidbg.repro.render import DIVIDER
+
+MOST_LISTED = 20_000
+"""Nodes whose lines are listed on the page."""
+TIMELINE = 120
+"""Runs of a device that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRow:
+    """What was seen of a repro on one device."""
+
+    device: str
+    verdict: str
+    since: str
+    runs: int
+    cells: Sequence[tuple[str, str]]
+    """Verdict and when, oldest first."""
+
+
+def page(story: Story, errors: ErrorsAlong | None = None, *, complaint: str = "") -> str:
+    """The page of ``story``; ``errors`` along its graph (or its capture's), and a ``complaint`` to be shown."""
+    original, from_capture = original_graph(story)
+    reduced = read_graph(story.parts.model)
+    kept, inputs = kept_names(original, reduced)
+    blocks = fold(original, kept, inputs)
+    variables = {
+        "story": story,
+        "title": story.title,
+        "facts": list(facts(story)),
+        "complaint": complaint,
+        "graph": Markup(svg.graph_svg(blocks)) if blocks else "",
+        "blocks": [(number, block) for number, block in enumerate(blocks) if not block.is_single],
+        "listed": sum(len(block.nodes) for block in blocks) <= MOST_LISTED,
+        "graph_note": graph_note(original, kept, inputs, from_capture=from_capture),
+        "course": Markup(svg.course_svg(story.steps, start=story.header.provenance.nodes))
+        if story.steps
+        else "",
+        "calls": len(story.steps),
+        "errors": errors,
+        "errors_chart": Markup(svg.errors_svg(errors.names, errors.errors, errors.allowed))
+        if errors and any(error is not None for error in errors.errors)
+        else "",
+        "devices": list(device_rows(story)),
+        "flips": [
+            (moment(flip.at), flip.device, flip.kind, f"{flip.before} → {flip.after}")
+            for flip in story.past.flips
+        ],
+        "stages": story.stages,
+        "neighbour": list(neighbour_lines(story)),
+        "neighbour_nodes": story.neighbour.nodes if story.neighbour else 0,
+        "model": Markup(highlighted(story.parts.model)),
+        "script": Markup(highlighted(story.text.split(DIVIDER)[0].rstrip() + "\n")),
+        "made": moment(time.time()),
+    }
+    return templates.fill("page.html.j2", variables)
+
+
+def facts(story: Story) -> Iterator[tuple[str, str]]:
+    """What the head of the page tells, name and value."""
+    header = story.header
+    yield "failure", f"{header.kind} in {header.backend}, on {header.device}, called by {header.call}"
+    yield "reduced", reduction_line(story.figures)
+    if header.provenance.captured_from:
+        line = f"  {header.provenance.line}" if header.provenance.line else ""
+        yield "from", f"{header.provenance.captured_from}{line}"
+    yield "seen with", f"torch {header.provenance.torch_version}"
+    yield "expected", header.expect
+    yield "run", f"python {shown(story.path)}"
+    for note in header.provenance.notes:
+        yield "note", note
+
+
+def original_graph(story: Story) -> tuple[Sequence[DrawnNode], bool]:
+    """The graph that was captured, and whether it is that: without a capture it is the repro's own."""
+    if story.capture is not None and story.capture != story.path:
+        try:
+            found = read_graph(story_of(story.capture).parts.model)
+        except UnreadableRepro:
+            found = ()
+        if found:
+            return found, True
+    return read_graph(story.parts.model), False
+
+
+def graph_note(
+    original: Sequence[DrawnNode], kept: frozenset[str], inputs: frozenset[str], *, from_capture: bool
+) -> str:
+    """What the drawing shows, in a sentence."""
+    calls = sum(not node.is_input for node in original)
+    if not from_capture:
+        return (
+            f"The repro's own graph, {calls} nodes; no capture of the graph that it came from lies beside it."
+        )
+    as_inputs = f", {len(inputs)} of its values became inputs" if inputs else ""
+    folded = " The rest is folded by module." if calls > SMALL else ""
+    return f"The graph as it was captured, {calls} nodes; {len(kept)} kept{as_inputs}.{folded}"
+
+
+def device_rows(story: Story) -> Iterator[DeviceRow]:
+    """Each device with its latest runs."""
+    states = {state.device: state for state in story.past.states}
+    runs: dict[str, list[Result]] = {}
+    for _, result in story.past.results:
+        runs.setdefault(result.device, []).append(result)
+    for device in sorted({*states, *runs}):
+        state = states.get(device)
+        latest = runs.get(device, [])[:TIMELINE]
+        yield DeviceRow(
+            device,
+            str(state.verdict) if state else "not judged",
+            moment(state.since) if state else "",
+            state.runs if state else len(latest),
+            [
+                (
+                    str(result.outcome.verdict),
+                    f"{moment(result.at)} {result.outcome.verdict} {result.outcome.reason}",
+                )
+                for result in reversed(latest)
+            ],
+        )
+
+
+def neighbour_lines(story: Story) -> Iterator[tuple[str, str]]:
+    """Lines of the difference to the nearest graph that passes, each with what it is: fails, passes, or empty."""
+    if story.neighbour is None:
+        return
+    for line in difference(story.parts.model, story.neighbour.model):
+        yield {"-": "fails", "+": "passes"}.get(line[:1], ""), line

@@ -1,0 +1,139 @@
+"""The pages in a real browser without a window: they lay out, in light and dark, from 10 to 10,000 nodes, and load nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "report"))
+
+from lying_repro import HEADER, lay, long_capture
+
+from minidbg.report import story_of
+from minidbg.report.errors_along import ErrorsAlong
+from minidbg.report.page import page
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt install chromium"),
+]
+
+LOOK = """<script>
+const style = getComputedStyle(document.body), seen = {};
+seen.background = style.backgroundColor; seen.text = style.color;
+seen.wide = document.documentElement.scrollWidth > innerWidth;
+seen.boxes = document.querySelectorAll(".box").length;
+seen.spilling = [...document.querySelectorAll(".box")].filter(box => box.querySelector("text").getBBox().width
+  > box.querySelector("rect").getBBox().width - 12).map(box => box.textContent);
+const kept = document.querySelector(".kept rect"), frame = document.getElementById("graph");
+if (kept) { const one = kept.getBoundingClientRect(), all = frame.getBoundingClientRect();
+  seen.kept_in_view = one.top >= all.top && one.bottom <= all.bottom; }
+seen.charts = [...document.querySelectorAll("svg.chart")].map(chart => chart.getBoundingClientRect().height > 100);
+seen.resources = performance.getEntriesByType("resource").length;
+const link = document.querySelector("#graph a");
+if (link) { location.hash = link.getAttribute("href"); openTarget();
+  seen.opened = document.querySelector(location.hash).getBoundingClientRect().height > 30; }
+document.body.dataset.seen = JSON.stringify(seen);
+</script></body>"""
+
+
+def looked_at(text: str, folder: Path, *, dark: bool) -> dict[str, object]:
+    """What the browser made of the page: a second script on it looks around and leaves its answer in the document."""
+    file = folder / "page.html"
+    file.write_text(text.replace("</body>", LOOK))
+    assert BROWSER is not None
+    command = [
+        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}",
+        "--window-size=1100,900", f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--dump-dom",
+        file.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    found = re.search(r'data-seen="([^"]*)"', done.stdout)
+    assert found, done.stderr[-2000:]
+    return dict(json.loads(unescape(found[1])))
+
+
+def page_of(count: int, folder: Path) -> str:
+    """The page of a repro reduced from ``count`` nodes."""
+    repro = lay(folder / "repros")
+    capture = folder / "repros" / ".minidbg" / "captures" / "compile_relu_bbbbbb.py"
+    capture.write_text(long_capture(count) + HEADER.format(nodes=count, story='python_version = "3.11.7"'))
+    errors = ErrorsAlong(
+        tuple(map(str, range(count))), (1e-7,) * (count // 2) + (0.1,) * (count - count // 2), 3e-5
+    )
+    return page(story_of(repro), errors)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("count", [10, 300, 10_000])
+def test_a_page_lays_out_at_any_size_in_light_and_dark(count: int, dark: bool, tmp_path: Path) -> None:
+    seen = looked_at(page_of(count, tmp_path), tmp_path, dark=dark)
+    assert seen["background"] == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
+    assert seen["text"] == ("rgb(228, 232, 238)" if dark else "rgb(29, 33, 39)")
+    assert seen["wide"] is False
+    assert seen["spilling"] == []
+    assert 10 <= int(str(seen["boxes"])) <= 60
+    assert seen["kept_in_view"] is True
+    assert seen["charts"] == [True, True]
+    assert seen["resources"] == 0
+    if count > 40:
+        assert seen["opened"] is True
+
+
+def test_hostile_texts_do_not_break_the_page(tmp_path: Path) -> None:
+    repro = lay(tmp_path / "repros")
+    evil = "</pre><script>document.body.dataset.evil=1</script><img src=x onerror=alert(1)>"
+    repro.write_text(repro.read_text().replace("no kernel for relu", evil).replace("one note", evil))
+    text = page(story_of(repro))
+    seen = looked_at(text, tmp_path, dark=False)
+    assert seen["resources"] == 0
+    assert "<img" not in text
+
+
+WRONG = """
+import torch, minidbg
+from torch import fx
+
+
+class OnePercentMore(fx.Interpreter):
+    def call_function(self, target, args, kwargs):
+        value = super().call_function(target, args, kwargs)
+        return value * 1.01 if target is torch.sigmoid else value
+
+
+def off(gm, example_inputs):
+    return OnePercentMore(gm).run
+
+
+def f(x):
+    for _ in range(4):
+        x = torch.tanh(x + 1)
+    x = torch.sigmoid(x)
+    return torch.tanh(x * 2)
+
+
+if __name__ == "__main__":
+    torch.compile(f, backend=minidbg.wrap(off, reduce="later"))(torch.linspace(0, 1, 8))
+"""
+
+
+def test_the_first_wrong_value_is_found_along_the_graph(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(WRONG)
+    subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, timeout=200)
+    (capture,) = tmp_path.glob("minidbg_repros/.minidbg/captures/*.py")
+    command = [sys.executable, "-m", "minidbg", "show", str(capture), "--errors", "--html", "page.html"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=200, check=True)
+    text = (tmp_path / "page.html").read_text()
+    found = re.search(r"The first node above the dashed line \(3e-05\) is <b>(\w+)</b>", text)
+    assert found
+    line = next(line for line in capture.read_text().splitlines() if f" {found[1]} = " in line)
+    assert "torch.sigmoid" in line
