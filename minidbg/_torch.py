@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 import io
+import os
 import shutil
 import sys
 import tempfile
@@ -615,6 +617,13 @@ def leave_out_measurements() -> None:
 # ---- child processes -------------------------------------------------------------------------------
 
 
+def forget_compiled_code() -> None:
+    """Dynamo as in a fresh process. ``_dynamo.reset`` was seen in 2.13."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+
+
 def one_thread_after_fork() -> None:
     """The first act of a forked child: OpenMP's and inductor's worker threads stayed with the parent.
 
@@ -731,6 +740,42 @@ def operator_name(target: object) -> str | None:
         first = target.overloads()[:1]  # type: ignore[no-untyped-call]
         return str(target._qualified_op_name) + ("" if first in ([], ["default"]) else f".{first[0]}")
     return None
+
+
+def load_exported(path: os.PathLike[str]) -> torch.export.ExportedProgram:
+    """``torch.export.load(path)``, which may not fall back to a pickle that runs code.
+
+    ``TORCH_FORCE_WEIGHTS_ONLY_LOAD`` of ``torch.load`` was seen in 2.13. Raises whatever torch's reader raises.
+    """
+    variable = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(variable)
+    os.environ[variable] = "1"
+    try:
+        return torch.export.load(path)
+    finally:
+        if before is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = before
+
+
+def unflattened(values: Sequence[Any], spec: Any) -> Any:
+    """The structure that ``spec`` describes, with ``values`` as its leaves. Seen in 2.13."""
+    from torch.utils._pytree import tree_unflatten
+
+    return tree_unflatten(values, spec)
+
+
+def input_reader(save_dir: str | None) -> Any:
+    """What ``load_args`` of a repro by torch's minifier reads its inputs with. ``InputReader`` was seen in 2.13."""
+    from torch._dynamo.debug_utils import InputReader
+
+    return InputReader(save_dir=save_dir)
+
+
+def option_default(module: str, option: str) -> Any:
+    """The default of an option of a torch config module. Raises KeyError for one that is not there. Seen in 2.13."""
+    return importlib.import_module(module)._config[option].default
 
 
 def bisect_inductor(fails: Callable[[], bool]) -> tuple[str, str | None, int | None, str] | None:

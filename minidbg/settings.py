@@ -81,6 +81,8 @@ class Settings:
     """The same by dtype: ``{"float16": (1e-2, 1e-3)}``. It counts before ``rtol`` and ``atol``."""
     env: tuple[str, ...] = ()
     """Names of further environment variables that a repro needs; their values are written into it."""
+    workers: str = "auto"
+    """``fork`` or ``spawn``: how oracle calls get their processes; ``auto`` forks where that is safe."""
     memory_bytes: int | None = None
     """Most bytes of memory that one oracle call may take; None is four fifths of what is free."""
     flight_recorder: bool = True
@@ -318,6 +320,13 @@ def text(value: Any) -> str:
     return value
 
 
+def one_of(value: Any, words: tuple[str, ...]) -> str:
+    """One of ``words``."""
+    if value not in words:
+        raise ValueError(f"must be one of {', '.join(map(repr, words))}")
+    return str(value)
+
+
 def pattern(value: Any) -> str:
     """A regular expression."""
     try:
@@ -358,6 +367,7 @@ CONVERT: Mapping[str, Converter] = {
     "atol": lambda value: number(value, at_least=0.0),
     "tolerances": by_dtype,
     "env": texts,
+    "workers": lambda value: one_of(value, ("auto", "fork", "spawn")),
     "memory_bytes": lambda value: whole(value, at_least=1 << 20),
     "flight_recorder": flag,
     "stages": flag,

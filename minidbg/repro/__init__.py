@@ -16,11 +16,13 @@ from minidbg.repro.header import Header, read_header
 from minidbg.repro.loading import load
 from minidbg.repro.render import Script, render
 from minidbg.repro.running import run, start_ahead
+from minidbg.repro.travel import asked_elsewhere
 
 __all__ = [
     "Exactness",
     "Header",
     "Script",
+    "asked_elsewhere",
     "captures",
     "discard",
     "drafts",

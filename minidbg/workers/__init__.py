@@ -2,19 +2,23 @@
 
 from minidbg.workers.fork import Notes, call_in_fork
 from minidbg.workers.kernels import own_kernel_cache, remove_unfinished
-from minidbg.workers.oracle_calls import submit
+from minidbg.workers.oracle_calls import submit, use_for_travel
 from minidbg.workers.programs import Standby, run_python
 from minidbg.workers.result import ChildResult
 from minidbg.workers.safety import fork_refusal
+from minidbg.workers.spawned import call_in_spawned, end_worker
 
 __all__ = [
     "Standby",
     "ChildResult",
     "Notes",
     "call_in_fork",
+    "call_in_spawned",
+    "end_worker",
     "fork_refusal",
     "own_kernel_cache",
     "remove_unfinished",
     "run_python",
     "submit",
+    "use_for_travel",
 ]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeAlias
 
 from minidbg.case import Case
 from minidbg.failure import Kind, Outcome, Verdict
@@ -12,18 +15,25 @@ from minidbg.oracle.embed import settings_of
 from minidbg.workers import limits
 from minidbg.workers.fork import Notes, call_in_fork
 from minidbg.workers.result import ChildResult
+from minidbg.workers.safety import fork_refusal
 
 
 def submit(case: Case, *, seconds: float, memory_bytes: int | None = None) -> Outcome:
-    """The outcome of ``execute(case)`` in a fork of this process, judged against the case's signature.
+    """The outcome of ``execute(case)`` in a child, judged against the case's signature.
+
+    The child is a fork of this process, or an interpreter of its own where forking is unsafe or settings say so.
 
     A child that dies, or passes ``seconds`` or ``memory_bytes`` (by default four fifths of what is free), is an outcome of
     kind crash or hang. One that does so in eager is invalid. A hang is not waited for to the end of ``seconds`` when healthy
     calls are much shorter; and what may be only slow gets more. Raises OSError when no process can be made.
     """
 
+    memory_bytes = memory_bytes or memory_limit()
+
     def ask(case: Case, seconds: float) -> Outcome:
-        return in_a_fork(case, seconds, memory_bytes or memory_limit())
+        if TRAVEL and must_spawn():
+            return in_a_spawned_worker(case, seconds, memory_bytes)
+        return in_a_fork(case, seconds, memory_bytes)
 
     if case.kind is Kind.HANG:
         enough = limits.time_for(case, ask)
@@ -36,6 +46,28 @@ def submit(case: Case, *, seconds: float, memory_bytes: int | None = None) -> Ou
     return outcome
 
 
+Travel: TypeAlias = Callable[[Case, float, int | None], Outcome | ChildResult]
+TRAVEL: list[Travel] = []
+"""How a case gets to another interpreter; the room that writes scripts knows, which is above this one."""
+
+
+def use_for_travel(travel: Travel) -> None:
+    """Have cases sent to spawned workers by ``travel``."""
+    TRAVEL[:] = [travel]
+
+
+def must_spawn() -> bool:
+    """Whether children must be interpreters of their own."""
+    wanted = os.environ.get("MINIDBG_WORKERS", "")
+    return wanted == "spawn" or (wanted != "fork" and fork_refusal() is not None)
+
+
+def in_a_spawned_worker(case: Case, seconds: float, memory_bytes: int | None) -> Outcome:
+    """One run in an interpreter of its own."""
+    ended = TRAVEL[0](case, seconds, memory_bytes)
+    return ended if isinstance(ended, Outcome) else outcome_of(case, ended, memory_bytes)
+
+
 def in_a_fork(case: Case, seconds: float, memory_bytes: int | None) -> Outcome:
     """One run in a fork."""
     note = Notes()
@@ -44,14 +76,14 @@ def in_a_fork(case: Case, seconds: float, memory_bytes: int | None) -> Outcome:
     )
     if done.answered:
         return Outcome.from_json(done.value)
+    return outcome_of(case, done, memory_bytes)
+
+
+def outcome_of(case: Case, done: ChildResult, memory_bytes: int | None) -> Outcome:
+    """What the end of a child that gave no answer says about ``case``."""
     if done.error:
         last = done.error.strip().rpartition("\n")[2]
         return Outcome(Verdict.INVALID, reason=f"the oracle itself failed: {last}", message=done.error)
-    return outcome_of_death(case, done, memory_bytes)
-
-
-def outcome_of_death(case: Case, done: ChildResult, memory_bytes: int | None) -> Outcome:
-    """What the end of a child that gave no answer says about ``case``."""
     found = died(died_by(done, memory_bytes), done.note, done.stderr_tail, settings_of(case))
     outcome = Outcome.from_json({**found, "seconds": done.seconds, "signal": done.signal})
     if done.timed_out or done.out_of_memory:

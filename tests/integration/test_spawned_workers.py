@@ -1,0 +1,75 @@
+"""Workers in interpreters of their own, as CUDA and other systems need them, tried here on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import planted_backends as planted
+import psutil
+import pytest
+import torch
+
+from minidbg import references, workers
+from minidbg.case import Case
+from minidbg.failure import Kind, Outcome, Signature, Verdict
+from minidbg.graphs import capture_by_dynamo
+from minidbg.reduction import reducing
+from minidbg.reduction.result import Limits
+from minidbg.repro import read_header
+
+pytestmark = pytest.mark.slow
+
+PLANTED = str(Path(planted.__file__).parent)
+
+
+@pytest.fixture(autouse=True)
+def _spawned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("MINIDBG_WORKERS", "spawn")
+    monkeypatch.setenv("PYTHONPATH", PLANTED)
+    yield
+    workers.end_worker()
+    assert psutil.Process().children(recursive=True) == []
+
+
+def case_of(backend: Any, **fields: Any) -> Case:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.sin(x)) + 1
+
+    graph, inputs = capture_by_dynamo(model, (torch.linspace(-1, 1, 12),))
+    torch._dynamo.reset()
+    return Case(graph, inputs, references.find(backend), **fields)
+
+
+def asked(backend: Any, **fields: Any) -> Outcome:
+    return workers.submit(case_of(backend, **fields), seconds=60, memory_bytes=2 << 30)
+
+
+def test_spawned_worker_answers_as_a_fork_does_and_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends = [planted.raises_on_relu, "aot_eager", planted.segfaults_in_run_on_relu]
+    expected = [Verdict.REPRODUCES, Verdict.GONE, Verdict.REPRODUCES]
+    spawned, processes = [], []
+    for backend in backends:
+        spawned.append(asked(backend))
+        processes.append([child.pid for child in psutil.Process().children()])
+    assert processes[0] == processes[1] != processes[2]
+    monkeypatch.setenv("MINIDBG_WORKERS", "fork")
+    workers.end_worker()
+    forked = [asked(backend) for backend in backends]
+    assert [one.verdict for one in spawned] == [one.verdict for one in forked] == expected
+    assert [one.signature for one in spawned] == [one.signature for one in forked]
+    assert "Segmentation fault" in spawned[2].stderr
+
+
+def test_hanging_worker_and_what_it_started_are_ended() -> None:
+    outcome = asked(planted.leaves_processes_on_relu, signature=Signature(Kind.HANG))
+    assert outcome.verdict is Verdict.REPRODUCES
+    assert not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "613"]]
+
+
+def test_whole_reduction_in_spawned_workers(tmp_path: Path) -> None:
+    case = case_of(planted.raises_on_relu)
+    written = reducing.reduce_and_publish(case, tmp_path, limits=Limits(seconds=120))
+    assert written.path is not None
+    assert read_header(written.path).nodes == 1
