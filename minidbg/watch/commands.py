@@ -54,12 +54,22 @@ def default_paths() -> list[Path]:
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Runs at the same time.")
 @click.option("--seconds", type=click.FloatRange(min=0.1), help="Time limit of a run.")
 @click.option("--workers", type=words(Workers), help="Fork warm processes, or start fresh ones.")
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep an HTML page of the whole matrix up to date in this file.",
+)
 @click.option("--no-reduce", is_flag=True, help="Do not reduce captures in the background.")
 @click.option(
     "--print-unit", type=click.Choice(["systemd", "launchd"]), help="Print a service file for this command."
 )
 def watch(
-    paths: tuple[Path, ...], as_json: bool, no_reduce: bool, print_unit: str | None, **options: Any
+    paths: tuple[Path, ...],
+    as_json: bool,
+    html: Path | None,
+    no_reduce: bool,
+    print_unit: str | None,
+    **options: Any,
 ) -> None:
     """Run the repros again on each change of their backends, and say which flipped.
 
@@ -72,10 +82,10 @@ def watch(
 
         click.echo(unit(print_unit, without_option(sys.argv[1:], "--print-unit"), Path.cwd()))
         return
-    sys.exit(run_daemon(found, settings, as_json=as_json))
+    sys.exit(run_daemon(found, settings, as_json=as_json, html=html))
 
 
-def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool) -> int:
+def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool, html: Path | None = None) -> int:
     """Watch until stopped; the exit status."""
     from minidbg.watch.announce import Announcer, JsonLines, View
     from minidbg.watch.daemon import Daemon, stop_on_signals
@@ -99,6 +109,10 @@ def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool) -> 
         views.append(Terminal(inbox))
     else:
         views.append(PlainLines(sys.stdout, every_result=settings.once))
+    if html is not None:
+        from minidbg.watch.page import Page
+
+        views.append(Page(html))
     quiet = settings.once or settings.poll_s is not None
     try:
         daemon = Daemon(
