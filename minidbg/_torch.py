@@ -366,6 +366,11 @@ def changed_config(module_name: str) -> dict[str, Any]:
     return {name: value for name, value in changed.items() if value != module._config[name].default}
 
 
+def config_default(module_name: str, name: str) -> Any:
+    """The default of an option of a torch config module. ``_config`` was seen in 2.13."""
+    return importlib.import_module(module_name)._config[name].default
+
+
 # ---- where a backend comes from --------------------------------------------------------------------
 
 
@@ -782,7 +787,7 @@ def bisect_inductor(fails: Callable[[], bool]) -> tuple[str, str | None, int | N
     """Backend, subsystem, number and detail that torch's CompilerBisector names; None when it finds nothing at fault.
 
     ``fails()`` runs a program with ``torch.compile`` once, in a fork of this process: the bisector keeps its state in
-    files, here of a temporary folder. Raises RuntimeError when the answers contradict each other. Seen in 2.13.
+    files, here of a temporary folder. It is known to fail with inductor and to pass in the stages before. Raises RuntimeError when the answers contradict each other. Seen in 2.13.
     """
     from torch._inductor.compiler_bisector import CompilerBisector
 
@@ -791,7 +796,8 @@ def bisect_inductor(fails: Callable[[], bool]) -> tuple[str, str | None, int | N
     known.in_process_cache = folder  # else it would delete a bisection that the user has begun
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it prints each step
-            found = known.do_bisect(lambda: not fails())
+            # the stages before inductor have passed already
+            found = known.do_bisect(lambda: known.get_backend() != "inductor" or not fails())
     finally:
         known.in_process_cache = None
         known.bisection_enabled = False

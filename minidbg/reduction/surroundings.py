@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 
-from minidbg.case import Case, Context
+from minidbg import _torch
+from minidbg.case import CallPath, Case, Context
+from minidbg.graphs.copying import copy_graph_module
 
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")
 
@@ -31,7 +34,7 @@ def simplify(case: Case, fails: Callable[[Case], bool], remaining: Callable[[], 
             if remaining() > 0 and fails(candidate):
                 case = candidate
                 break
-    return case
+    return replace(case, context=without_defaults(case.context))
 
 
 def without_backward(case: Case) -> Iterator[Case]:
@@ -49,22 +52,52 @@ def without_grad(case: Case) -> Iterator[Case]:
 
 
 def without_modes(case: Case) -> Iterator[Case]:
-    """Plain context first, then each mode for itself."""
-    plain = replace(Context(), threads=case.context.threads, env=case.context.env)
+    """Plain context, all at once."""
+    plain = plain_context(case.context)
     if case.context != plain:
         yield replace(case, context=plain)
-        for name in (
-            "grad",
-            "inference",
-            "autocast",
-            "deterministic",
-            "default_dtype",
-            "matmul_precision",
-            "config",
-        ):
-            default = getattr(plain, name)
-            if getattr(case.context, name) != default:
-                yield replace(case, context=replace(case.context, **{name: default}))
+
+
+def without_mode(case: Case, name: str) -> Iterator[Case]:
+    """One mode as it is by default."""
+    default = getattr(plain_context(case.context), name)
+    if getattr(case.context, name) != default:
+        yield replace(case, context=replace(case.context, **{name: default}))
+
+
+def plain_context(context: Context) -> Context:
+    """Torch's defaults. Options of its configuration are set to theirs: this process may still have what the user set."""
+    config = {
+        module: {name: _torch.config_default(module, name) for name in options}
+        for module, options in context.config.items()
+    }
+    return replace(Context(), threads=context.threads, env=context.env, config=config)
+
+
+def without_defaults(context: Context) -> Context:
+    """``context`` without the options that are as they are in a fresh process."""
+    config = {
+        module: {
+            name: value for name, value in options.items() if value != _torch.config_default(module, name)
+        }
+        for module, options in context.config.items()
+    }
+    return replace(context, config={module: options for module, options in config.items() if options})
+
+
+def without_unused_numbers(case: Case) -> Iterator[Case]:
+    """Without sizes that dynamo had made inputs, where the failure needs no input of that size: it makes them again."""
+    graph_module = copy_graph_module(case.graph_module)
+    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    kept = [
+        place for place, node in enumerate(placeholders) if node.users or type(case.inputs[place]) is not int
+    ]
+    if case.call is CallPath.TORCH_COMPILE and len(kept) < len(placeholders):
+        for place, node in enumerate(placeholders):
+            if place not in kept:
+                graph_module.graph.erase_node(node)
+        graph_module.recompile()
+        yield case.with_graph(graph_module, tuple(case.inputs[place] for place in kept))
 
 
 def without_dynamic(case: Case) -> Iterator[Case]:
@@ -79,10 +112,15 @@ def without_options(case: Case) -> Iterator[Case]:
         yield replace(case, backend=replace(case.backend, options={}, mode=None))
 
 
+MODES = ("grad", "inference", "autocast", "deterministic", "default_dtype", "matmul_precision", "config")
+"""Fields of a context that are tried each for itself when not all can go."""
+
 CHANGES: tuple[Callable[[Case], Iterator[Case]], ...] = (
     without_dynamic,
+    without_unused_numbers,
     without_backward,
     without_grad,
     without_modes,
+    *(partial(without_mode, name=name) for name in MODES),
     without_options,
 )

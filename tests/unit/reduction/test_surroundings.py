@@ -1,0 +1,58 @@
+"""What is tried around the graph once the graph is small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch._inductor.config as inductor_config
+from torch import fx
+
+from minidbg.case import BackendRef, Case, Context
+from minidbg.reduction.surroundings import simplify
+
+INDUCTOR = "torch._inductor.config"
+BUG = "cpp.inject_relu_bug_TESTING_ONLY"
+
+
+def case_with(context: Context, inputs: int = 1) -> Case:
+    """A graph of one sin; of two inputs the first is a size that nothing uses."""
+    graph = fx.Graph()
+    if inputs == 2:
+        graph.placeholder("size")
+    graph.output((graph.call_function(torch.sin, (graph.placeholder("x"),)),))
+    values = (torch.ones(2),) if inputs == 1 else (2, torch.ones(2))
+    return Case(fx.GraphModule(torch.nn.Module(), graph), values, BackendRef("eager", '"eager"'), context)
+
+
+def simplified(case: Case, fails: Callable[[Case], bool]) -> Case:
+    return simplify(case, fails, lambda: 1.0)
+
+
+def test_an_option_is_tried_at_its_default_since_this_process_still_has_it() -> None:
+    """The oracle's forks inherit what the user has set; a fresh interpreter does not."""
+    context = Context(config={INDUCTOR: {BUG: "accuracy"}})
+
+    def fails(case: Case) -> bool:
+        with (
+            inductor_config.patch({BUG: "accuracy"}),
+            inductor_config.patch(dict(case.context.config.get(INDUCTOR, {}))),
+        ):
+            return inductor_config.cpp.inject_relu_bug_TESTING_ONLY == "accuracy"
+
+    assert simplified(case_with(context), fails).context.config == {INDUCTOR: {BUG: "accuracy"}}
+
+
+def test_an_option_that_is_not_needed_leaves_no_trace() -> None:
+    context = Context(config={INDUCTOR: {BUG: "accuracy"}})
+    assert simplified(case_with(context), lambda case: True).context.config == {}
+
+
+def test_modes_are_tried_each_for_itself_when_one_is_needed() -> None:
+    context = Context(grad=False, deterministic=True, default_dtype="torch.float64")
+    kept = simplified(case_with(context), lambda case: case.context.deterministic).context
+    assert kept == Context(deterministic=True)
+
+
+def test_a_size_that_nothing_uses_is_left_to_dynamo() -> None:
+    assert simplified(case_with(Context(), inputs=2), lambda case: True).inputs[0].shape == (2,)
