@@ -854,3 +854,29 @@ def operator_files(name: str) -> list[str]:
     if kernel is not None:
         found.append(kernel.source.rpartition(":")[0])
     return list(dict.fromkeys(found))
+
+
+class StoppedBeforeCodegen(Exception):
+    """Inductor has come as far as it was wanted to."""
+
+
+@contextlib.contextmanager
+def inductor_without_codegen() -> Iterator[list[str]]:
+    """A block in which inductor stops when it would begin to generate code; the list gets an item when it has. Seen in 2.11 to 2.13."""
+    from torch._inductor.graph import GraphLowering
+
+    stopped: list[str] = []
+
+    def stop(self: Any, *args: Any, **kwargs: Any) -> Any:
+        stopped.append("codegen")
+        raise StoppedBeforeCodegen("minidbg needs no code of this graph")
+
+    names = [name for name in ("codegen", "codegen_with_cpp_wrapper") if hasattr(GraphLowering, name)]
+    kept = {name: getattr(GraphLowering, name) for name in names}
+    for name in names:
+        setattr(GraphLowering, name, stop)
+    try:
+        yield stopped
+    finally:
+        for name, function in kept.items():
+            setattr(GraphLowering, name, function)

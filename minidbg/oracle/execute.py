@@ -17,19 +17,20 @@ from minidbg.graphs import ModuleSource, instantiate, write_module
 from minidbg.graphs.attributes import by_name
 from minidbg.graphs.builder import write_graph_builder
 from minidbg.graphs.cloning import clone_values
-from minidbg.oracle import harness
+from minidbg.oracle import adapters, harness
 from minidbg.oracle.agreement import differ
 from minidbg.oracle.embed import settings_of
 
 Note = Callable[[str], object]
 
 
-def execute(case: Case, *, note: Note = lambda phase: None) -> Outcome:
+def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = True) -> Outcome:
     """Run ``case`` once in eager and once through its backend, here; judged against the case's signature.
 
     Made for a child process: a crash or a hang is the caller's. RNG state, graph and inputs are afterwards what
     they were. ``note`` hears which part begins: ``eager``, ``compile forward``, ``runtime backward``.
-    Only KeyboardInterrupt passes through.
+    Only KeyboardInterrupt passes through. ``to_the_end`` False: a backend that is known (``oracle.adapters``) may stop once the
+    case can no longer fail as expected; the outcome is then ``gone``, whatever the later stages would have said.
     """
     if case.level is Level.ATEN and case.call is not CallPath.DIRECT:
         return Outcome(Verdict.INVALID, reason="a compiler for aot_autograd is called directly only")
@@ -47,6 +48,7 @@ def execute(case: Case, *, note: Note = lambda phase: None) -> Outcome:
         torch.random.fork_rng(others, device_type=others[0].type if others else "cuda"),
         _torch.outside_tracing(),
         _torch.graphs_given_to_backends() as reached,
+        adapters.without_needless_stages(case, wanted=not to_the_end) as stopped,
     ):
         found = harness.attempt(
             make_model=lambda: instantiate(source, fresh(source)),
@@ -58,6 +60,10 @@ def execute(case: Case, *, note: Note = lambda phase: None) -> Outcome:
         )
     device = str(devices[0]) if devices else "cpu"
     outcome = Outcome.from_json({**found, "device": device})
+    if stopped:
+        outcome = Outcome(
+            Verdict.GONE, reason="it passed the stage that fails", seconds=outcome.seconds, device=device
+        )
     if case.call is CallPath.TORCH_COMPILE and outcome.verdict is Verdict.GONE:
         outcome = unless_another_graph(outcome, case.graph_module, reached)
     return outcome.judged_against(case.signature)

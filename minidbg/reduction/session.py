@@ -128,7 +128,10 @@ class Session:
         """One oracle call in a forked child; what a killed one left half written in the kernel cache goes."""
         began = time.time()
         outcome = workers.submit(
-            case, seconds=self.limits.call_seconds, memory_bytes=self.limits.memory_bytes
+            case,
+            seconds=self.limits.call_seconds,
+            memory_bytes=self.limits.memory_bytes,
+            to_the_end=False,
         )
         died = outcome.signature is not None and outcome.signature.kind in (Kind.CRASH, Kind.HANG)
         if died and self.kernels is not None:

@@ -18,14 +18,16 @@ from minidbg.workers.result import ChildResult
 from minidbg.workers.safety import fork_refusal
 
 
-def submit(case: Case, *, seconds: float, memory_bytes: int | None = None) -> Outcome:
+def submit(
+    case: Case, *, seconds: float, memory_bytes: int | None = None, to_the_end: bool = True
+) -> Outcome:
     """The outcome of ``execute(case)`` in a child, judged against the case's signature.
 
     The child is a fork of this process, or an interpreter of its own where forking is unsafe or settings say so.
 
     A child that dies, or passes ``seconds`` or ``memory_bytes`` (by default four fifths of what is free), is an outcome of
     kind crash or hang. One that does so in eager is invalid. A hang is not waited for to the end of ``seconds`` when healthy
-    calls are much shorter; and what may be only slow gets more. Raises OSError when no process can be made.
+    calls are much shorter; and what may be only slow gets more. ``to_the_end`` is ``execute``'s. Raises OSError when no process can be made.
     """
 
     memory_bytes = memory_bytes or memory_limit()
@@ -33,7 +35,7 @@ def submit(case: Case, *, seconds: float, memory_bytes: int | None = None) -> Ou
     def ask(case: Case, seconds: float) -> Outcome:
         if TRAVEL and must_spawn():
             return in_a_spawned_worker(case, seconds, memory_bytes)
-        return in_a_fork(case, seconds, memory_bytes)
+        return in_a_fork(case, seconds, memory_bytes, to_the_end=to_the_end)
 
     if case.kind is Kind.HANG:
         enough = limits.time_for(case, ask)
@@ -68,11 +70,14 @@ def in_a_spawned_worker(case: Case, seconds: float, memory_bytes: int | None) ->
     return ended if isinstance(ended, Outcome) else outcome_of(case, ended, memory_bytes)
 
 
-def in_a_fork(case: Case, seconds: float, memory_bytes: int | None) -> Outcome:
+def in_a_fork(case: Case, seconds: float, memory_bytes: int | None, *, to_the_end: bool = True) -> Outcome:
     """One run in a fork."""
     note = Notes()
     done = call_in_fork(
-        lambda: execute(case, note=note).to_json(), seconds=seconds, memory_bytes=memory_bytes, note=note
+        lambda: execute(case, note=note, to_the_end=to_the_end).to_json(),
+        seconds=seconds,
+        memory_bytes=memory_bytes,
+        note=note,
     )
     if done.answered:
         return Outcome.from_json(done.value)
