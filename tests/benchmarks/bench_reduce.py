@@ -16,147 +16,17 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from functorch.compile import minifier
-from torch import Tensor, fx, nn
+from graphs_to_bench import GRAPHS
+from planted_failures import PlantedOp, Predicate, planted, with_unique_op
+from torch import Tensor, fx
 
 from minidbg.reduction.minimizing import minimize
-
-Predicate = Callable[[fx.GraphModule, Sequence[Any]], bool]
-
-
-# --- graphs ---
-
-
-def chain(calls: int) -> tuple[fx.GraphModule, list[Any]]:
-    """One value through unary ops."""
-    graph = fx.Graph()
-    value = graph.placeholder("x")
-    for op in itertools.islice(itertools.cycle((torch.sin, torch.cos, torch.relu, torch.tanh)), calls):
-        value = graph.call_function(op, (value,))
-    graph.output((value,))
-    return fx.GraphModule(nn.Module(), graph), [torch.randn(4)]
-
-
-class Mlp(nn.Module):
-    def __init__(self, layers: int, width: int = 8) -> None:
-        super().__init__()
-        self.linears = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(layers))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for linear, norm in zip(self.linears, self.norms, strict=True):
-            x = torch.relu(norm(linear(x)))
-        return x
-
-
-class Blocks(nn.Module):
-    """Transformer blocks with attention written out."""
-
-    def __init__(self, layers: int, width: int = 8, heads: int = 2) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2 * layers))
-        self.ins = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(layers))
-        self.outs = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
-        self.ups = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(layers))
-        self.downs = nn.ModuleList(nn.Linear(4 * width, width) for _ in range(layers))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for number, (first, out, up, down) in enumerate(
-            zip(self.ins, self.outs, self.ups, self.downs, strict=True)
-        ):
-            h = self.norms[2 * number](x)
-            q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in first(h).chunk(3, -1))
-            weights = torch.softmax(q @ k.transpose(-1, -2) / 2.0, -1)
-            x = x + out((weights @ v).transpose(1, 2).flatten(-2))
-            x = x + down(nn.functional.gelu(up(self.norms[2 * number + 1](x))))
-        return x
-
-
-def captured(model: nn.Module, x: Tensor, calls: int) -> tuple[fx.GraphModule, list[Any]]:
-    """The graph of ``model`` as dynamo gives it to a backend."""
-    found: list[tuple[fx.GraphModule, list[Any]]] = []
-
-    def keep(graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        found.append((graph_module, list(example_inputs)))
-        return graph_module.forward
-
-    torch._dynamo.reset()
-    with torch.no_grad():
-        torch.compile(model, backend=keep, fullgraph=True)(x)
-    return found[0]
-
-
-GRAPHS: dict[str, Callable[[int], tuple[fx.GraphModule, list[Any]]]] = {
-    "chain": chain,
-    "mlp": lambda calls: captured(Mlp(max(1, calls // 3)), torch.randn(4, 8), calls),
-    "transformer": lambda calls: captured(Blocks(max(1, calls // 32)), torch.randn(2, 4, 8), calls),
-}
-
-
-# --- planted failures ---
-
-
-@dataclass(frozen=True)
-class Planted:
-    """Nodes that must all be there for the failure to show, by name."""
-
-    label: str
-    names: frozenset[str]
-
-    def __call__(self, graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-        there = {node.name for node in graph_module.graph.nodes if node.op.startswith("call")}
-        return self.names <= there
-
-
-@dataclass(frozen=True)
-class PlantedOp:
-    """One op of a kind that is nowhere else in the graph."""
-
-    label: str = "unique op"
-
-    def __call__(self, graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-        return any(node.target is torch.erf for node in graph_module.graph.nodes)
-
-
-def planted(graph_module: fx.GraphModule, seed: int) -> Iterator[Predicate]:
-    """The failures for one graph; places are random but for the first and the last."""
-    names = [node.name for node in graph_module.graph.nodes if node.op.startswith("call")]
-    chance, last = random.Random(seed), len(names) - 1
-
-    def at(label: str, places: Iterable[int]) -> Planted:
-        return Planted(label, frozenset(names[place] for place in places))
-
-    near = chance.randrange(last)
-    yield at("first", [0])
-    yield at("middle", [last // 2 + chance.randrange(-last // 8, last // 8)])
-    yield at("last", [last])
-    yield PlantedOp()
-    yield at("adjacent pair", [near, near + 1])
-    yield at("far pair", [chance.randrange(last // 3), last - chance.randrange(last // 3)])
-    yield at("three", chance.sample(range(last + 1), 3))
-    yield at("five", chance.sample(range(last + 1), 5))
-
-
-def with_unique_op(graph_module: fx.GraphModule, seed: int) -> fx.GraphModule:
-    """The graph with one unary call turned into an op that is nowhere else."""
-    graph = fx.Graph()
-    new: dict[fx.Node, fx.Node] = {}
-    graph.output(graph.graph_copy(graph_module.graph, new))
-    alike = [
-        node
-        for node in graph.nodes
-        if node.target in (torch.relu, torch.sin, torch.softmax, nn.functional.gelu)
-    ]
-    node = random.Random(seed).choice(alike)
-    node.target, node.args, node.kwargs = torch.erf, node.args[:1], {}
-    return fx.GraphModule(graph_module, graph)
-
 
 # --- measuring ---
 
@@ -286,7 +156,7 @@ def run_torch(
 def rows(nodes: Sequence[int], graphs: Sequence[str], seed: int, limit_s: float) -> Iterator[dict[str, Any]]:
     for name, calls in itertools.product(graphs, nodes):
         graph_module, inputs = GRAPHS[name](calls)
-        for predicate in planted(graph_module, seed):
+        for predicate in planted(graph_module, inputs, seed):
             case = with_unique_op(graph_module, seed) if isinstance(predicate, PlantedOp) else graph_module
             with torch.no_grad():
                 ours = run_ours(case, inputs, predicate, limit_s)
@@ -294,14 +164,14 @@ def rows(nodes: Sequence[int], graphs: Sequence[str], seed: int, limit_s: float)
             yield {
                 "graph": name,
                 "calls": count_calls(graph_module),
-                "planted": predicate.label,  # type: ignore[attr-defined]
+                "planted": predicate.label,
                 "minidbg": asdict(ours),
                 "torch": asdict(theirs),
             }
 
 
 HEAD = (
-    "graph        nodes planted       | minidbg: calls compiled python_s  n/in/out    bytes cert |"
+    "graph        nodes planted          | minidbg: calls compiled python_s  n/in/out    bytes cert |"
     " torch: calls compiled python_s  n/in/out    bytes | ratio"
 )
 
@@ -311,7 +181,7 @@ def line(row: dict[str, Any]) -> str:
     sizes = [f"{found['nodes']}/{found['inputs']}/{found['outputs']}" for found in (ours, theirs)]
     more = "" if theirs["finished"] else ">"
     return (
-        f"{row['graph']:12} {row['calls']:5} {row['planted']:13} |"
+        f"{row['graph']:12} {row['calls']:5} {row['planted']:16} |"
         f"{ours['calls']:15} {ours['nodes_compiled']:8} {ours['cpu_outside_s']:8.2f} {sizes[0]:>9} "
         f"{ours['input_bytes']:8} {'yes' if ours['certified'] else 'NO':>4} |"
         f"{more + str(theirs['calls']):>13} {theirs['nodes_compiled']:8} {theirs['cpu_outside_s']:8.2f} {sizes[1]:>9} "
@@ -326,7 +196,17 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 
 GROUPS = {
-    "one culprit, unknown kind": ("first", "middle", "last"),
+    "one culprit, unknown kind": ("first", "middle", "last", "decoy"),
+    "one culprit, by its values": (
+        "needs shape",
+        "needs dtype",
+        "needs strides",
+        "wrong result",
+        "wrong in a range",
+        "nan",
+    ),
+    "one culprit, flaky": ("flaky",),
+    "pattern of two": ("pattern",),
     "one culprit, an op of its own": ("unique op",),
     "adjacent pair": ("adjacent pair",),
     "two to five spread": ("far pair", "three", "five"),
