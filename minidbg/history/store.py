@@ -120,6 +120,12 @@ class History:
         with self.transaction():
             self.connection.execute("update sweeps set ended = ?, end = ? where id = ?", (ended, end, sweep))
 
+    def drop_sweep(self, sweep: int) -> None:
+        """Forget a sweep that nobody was told of."""
+        with self.transaction():
+            self.connection.execute("delete from results where sweep = ?", (sweep,))
+            self.connection.execute("delete from sweeps where id = ?", (sweep,))
+
     def interrupt_running(self, now: float) -> int:
         """Mark the sweeps that a killed daemon left running; how many there were."""
         with self.transaction():
@@ -276,7 +282,9 @@ def prepare(connection: sqlite3.Connection, *, readonly: bool) -> None:
     # With a write-ahead log this is safe against a killed process; only a power cut may lose the last commits.
     connection.execute("pragma synchronous = normal")
     connection.execute("pragma journal_size_limit = 4000000")
-    connection.execute("pragma cache_size = -256")  # kilobytes: the default of 2,000 fills slowly and looks like a leak
+    connection.execute(
+        "pragma cache_size = -256"
+    )  # kilobytes: the default of 2,000 fills slowly and looks like a leak
     if version == 0:
         connection.executescript(f"begin; {SCHEMA} pragma user_version = {SCHEMA_VERSION}; commit;")
 

@@ -86,6 +86,8 @@ class Daemon:
         self.next_quiet_work = 0.0
         self.build_base: Snapshot | None = None
         self.failed_build: str | None = None
+        self.held: list[Ended] = []
+        """What the runs of a head start have shown."""
         self.rebuilds = self.sweeps_done = 0
         if notice:
             announce("notice", text=notice)
@@ -176,6 +178,11 @@ class Daemon:
         if not self.sweeper.machine.environments:
             return
         self.lookout.tick(now)
+        lull = self.lookout.is_lull(now)
+        if lull:
+            self.lookout.peek()
+        if self.sweeper.opening is not None:
+            self.open_after_burst()
         if self.sweeper.current is not None:
             self.sweeper.fill()
             self.sweeper.cancel_late()
@@ -184,6 +191,8 @@ class Daemon:
             return
         elif self.ready_to_sweep():
             self.begin()
+        elif lull and self.may_start_early():
+            self.sweeper.begin(told=False)
         elif not self.settings.once and not self.paused:
             self.use_quiet_time()
 
@@ -192,6 +201,21 @@ class Daemon:
         if self.paused or self.lookout.debounce.first is not None or not self.wanted:
             return False
         return self.failed_build is None or self.failed_build != self.sweeper.watched.snapshot.digest()
+
+    def may_start_early(self) -> bool:
+        """Whether runs may begin although the burst may go on: what they show is held back, and dropped if it does."""
+        watch_only = self.builder is None and not self.settings.once and not self.lookout.polling
+        return watch_only and not self.paused and bool(self.sweeper.reasons.changed_files())
+
+    def open_after_burst(self) -> None:
+        """Let a sweep with a head start be seen once the burst is over, or end it when files have changed again."""
+        if not self.sweeper.edited:
+            if self.lookout.debounce.first is not None:
+                return
+            self.opened()
+        held, self.held = self.held, []
+        for message in held:
+            self.sweeper.ended(message)
 
     @property
     def wanted(self) -> bool:
@@ -240,8 +264,13 @@ class Daemon:
 
     def sweep(self) -> None:
         """Begin the sweep itself."""
+        self.sweeper.begin(told=False)
+        self.opened()
+
+    def opened(self) -> None:
+        """The sweep that has begun counts: tell of it, and ask git what the code is."""
         self.rebuilds, self.failed_build = 0, None
-        self.sweeper.begin()
+        self.sweeper.open()
         assert self.sweeper.current is not None
         number = self.sweeper.current.number
         roots = repositories_of(repositories_worth_building(self.sweeper.watched.roots))
@@ -257,7 +286,10 @@ class Daemon:
             self.found_machine(message)
         elif not self.background.ended(message, time.time()):
             self.lookout.peek()
-            self.sweeper.ended(message)
+            if self.sweeper.opening is not None and not self.sweeper.edited:
+                self.held.append(message)
+            else:
+                self.sweeper.ended(message)
 
     def end_sweep_if_done(self) -> None:
         """End the sweep when all of it is done; with ``--once``, everything when the code stood still."""

@@ -21,6 +21,9 @@ from minidbg.watch.sweeper import Sweeper
 POLL_S = 2.0
 CHECK_ROOTS_S = 2.0
 GIT_POLL_S = 0.1
+LULL_S = 0.03
+"""After so long without an event, a burst is likely to be over."""
+LULL_PATHS = 20
 SCRIPTS = (".py", ".safetensors")
 
 
@@ -46,7 +49,9 @@ class Lookout:
         """When ``tick`` has something to do although no message came."""
         moments = [self.next_look, self.next_check]
         burst = self.debounce.deadline()
-        if burst is not None:
+        if burst is not None and now < self.debounce.last + LULL_S:
+            moments.append(self.debounce.last + LULL_S)
+        elif burst is not None:
             moments.append(max(burst, now + (GIT_POLL_S if burst <= now else 0.0)))
         return min(moments)
 
@@ -59,6 +64,17 @@ class Lookout:
             self.look((), everywhere=True)
             self.next_look = time.monotonic() + self.look_interval()
         self.look_if_burst_is_over(now)
+
+    def is_lull(self, now: float) -> bool:
+        """Whether a small burst seems to be over: runs may get a head start, though nothing may be said yet."""
+        burst = self.debounce
+        if burst.first is None or burst.lost or len(burst.paths) > LULL_PATHS or now < burst.last + LULL_S:
+            return False
+        return git_work(self.repositories()) is GitWork.NONE
+
+    def repositories(self) -> tuple[str, ...]:
+        """The git working trees that hold what is watched."""
+        return repositories_of(root.path for root in self.sweeper.watched.roots)
 
     def peek(self) -> None:
         """Look at what was hinted, without waiting for the end of the burst: a run's result depends on it."""
@@ -88,7 +104,7 @@ class Lookout:
         """When files have been quiet for long enough and git is not at work, see what has changed."""
         if self.debounce.first is None:
             return
-        work = git_work(repositories_of(root.path for root in self.sweeper.watched.roots))
+        work = git_work(self.repositories())
         if work is GitWork.STEPPING and not self.told_stepping:
             self.announce("notice", text="a rebase or merge is under way: sweeps wait until it is quiet")
         self.told_stepping = work is GitWork.STEPPING

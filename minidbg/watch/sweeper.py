@@ -48,10 +48,14 @@ class Sweeper:
     current: Sweep | None = None
     base: Snapshot = field(default_factory=Snapshot)
     """The code at the beginning of the current sweep."""
+    opening: Callable[[], None] | None = None
+    """Tells of the current sweep, whose runs got a head start; None once that is done. Until then it can be undone."""
     edited: bool = False
     """Whether the code has changed since the current sweep began."""
     cancel_at: float | None = None
     """When the stale runs under way are to be ended."""
+    due_taken: set[str] = field(default_factory=set)
+    """The repros of the current sweep."""
     whole: bool = True
     """Whether the current sweep runs every repro."""
     code: str = ""
@@ -70,8 +74,8 @@ class Sweeper:
 
     # Beginning
 
-    def begin(self) -> None:
-        """Start a sweep of what is wanted."""
+    def begin(self, *, told: bool = True) -> None:
+        """Start a sweep of what is wanted. ``told=False``: say nothing of it before ``open`` is called."""
         changed = self.reasons.changed_files()
         self.whole = self.reasons.swept is None or bool(changed)
         names = self.reasons.take_due(self.repros.keys(), whole=self.whole)
@@ -94,13 +98,25 @@ class Sweeper:
             number, in_order(jobs, self.recorder.states, changed), self.repros, dict(self.recorder.states),
             slots=self.settings.jobs,
         )  # fmt: skip
-        self.answers.clear()
-        self.announce(
-            "sweep_started", sweep=number, jobs=len(jobs), repros=len(names),
-            files=[shown(path) for path in changed[:20]], changed=len(changed), devices=sorted({job.device for job in jobs}),
-        )  # fmt: skip
-        self.take(unable)
+
+        def opening() -> None:
+            self.answers.clear()
+            self.announce(
+                "sweep_started", sweep=number, jobs=len(jobs), repros=len(names),
+                files=[shown(path) for path in changed[:20]], changed=len(changed), devices=sorted({job.device for job in jobs}),
+            )  # fmt: skip
+            self.take(unable)
+
+        self.opening, self.due_taken = opening, names
+        if told:
+            self.open()
         self.fill()
+
+    def open(self) -> None:
+        """Tell that the current sweep has begun; from now on its results count."""
+        if self.opening is not None:
+            opening, self.opening = self.opening, None
+            opening()
 
     def begin_probing(self, names: Iterable[str], number: int) -> None:
         """Run these repros once more although nothing has changed, as part of the last sweep."""
@@ -158,7 +174,8 @@ class Sweeper:
             return
         self.edited = True
         self.current.cut_short()
-        at_once = self.settings.on_change is OnChange.RESTART or self.current.probing
+        nobody_knows = self.current.probing or self.opening is not None
+        at_once = self.settings.on_change is OnChange.RESTART or nobody_knows
         self.cancel_at = self.clock() + (0.0 if at_once else GRACE_S)
         self.cancel_late()
 
@@ -330,6 +347,9 @@ class Sweeper:
         self.current = self.cancel_at = None
         if sweep.probing:
             return True
+        if self.opening is not None:
+            self.forget(sweep.number)
+            return True
         if self.whole:
             self.reasons.swept_whole(self.base, edited=self.edited)
         elif self.edited:
@@ -346,6 +366,13 @@ class Sweeper:
         if sweep.number % 50 == 0:
             self.recorder.history.prune()
         return True
+
+    def forget(self, number: int) -> None:
+        """A head start was in vain: all is as if it had not been."""
+        self.opening = None
+        self.recorder.history.drop_sweep(number)
+        if not self.whole:
+            self.reasons.ask_for(self.due_taken)
 
     def watch_what_was_loaded(self) -> None:
         """Watch also the single files outside the roots that runs have loaded."""

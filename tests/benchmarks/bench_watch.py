@@ -93,7 +93,8 @@ def measure(backend: str, count: int, folder: Path, options: argparse.Namespace)
     lowering.write_text(LOWERING.format(broken=BROKEN))
     repros = folder / "repros"
     repros.mkdir()
-    env = {**os.environ, "PYTHONPATH": str(folder / "src")}
+    path = os.pathsep.join([str(folder / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, "PYTHONPATH": path}
     write_repros(backend, count, repros, env)
     alone, alone_cpu, fresh_verdicts = fresh_runs(sorted(repros.glob("*.py"))[: options.baseline], env)
     first, last, cpu, verdicts, start = watched(folder, lowering, options.saves, env)
@@ -103,7 +104,7 @@ def measure(backend: str, count: int, folder: Path, options: argparse.Namespace)
         "all_verdicts_s": round(statistics.median(last), 2), "fresh_all_s": round(alone * count, 1),
         "times_faster": round(alone * count / statistics.median(last), 1),
         "cpu_s": round(cpu, 2), "fresh_cpu_s": round(alone_cpu * count, 1), "times_less_cpu": round(alone_cpu * count / cpu, 1),
-        "same_verdicts": same,
+        "same_verdicts": same, "load": round(os.getloadavg()[0], 1),
     }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import queue
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from minidbg.watch import watched
 from minidbg.watch.announce import Announcer, Event
 from minidbg.watch.daemon import Daemon
 from minidbg.watch.lock import AlreadyWatched
+from minidbg.watch.lookout import LULL_S
 from minidbg.watch.messages import Hint, Inbox, Key, Stop
 from minidbg.watch.pool import Ended, Order
 from minidbg.watch.settings import FailOn, OnChange, WatchSettings
@@ -285,6 +287,59 @@ def test_an_edit_that_no_event_told_of_is_seen_at_the_end_of_the_run(world: Worl
     world.settle()
     assert world.names("sweep_finished")[1].data["end"] == "superseded"
     assert world.flips() == [("FIXED", "a.py")]
+
+
+def head_start(world: World, name: str, text: str) -> float:
+    """Save, and let the daemon hear of it and pause for a moment; the time then."""
+    assert world.daemon is not None
+    world.ran()
+    world.save(name, text)
+    world.daemon.handle(world.daemon.inbox.get())
+    now = time.monotonic() + LULL_S
+    world.daemon.step(now)
+    return now
+
+
+def hear_all(daemon: Daemon) -> None:
+    while not daemon.inbox.empty():
+        daemon.handle(daemon.inbox.get())
+
+
+def test_runs_get_a_head_start_and_nothing_is_said_before_the_burst_is_over(world: World) -> None:
+    world.repro("a", "reproduces")
+    daemon = world.start(quiet_s=10.0, jobs=2)
+    world.settle()
+    world.told.clear()
+    now = head_start(world, "a", "gone")
+    hear_all(daemon)
+    daemon.step(now + 1.0)
+    assert world.ran() == ["a"]
+    assert world.told == []
+    daemon.step(now + 11.0)
+    world.settle()
+    assert [event.name for event in world.told][:2] == ["sweep_started", "unconfirmed"]
+    assert world.flips() == [("FIXED", "a.py")]
+    assert [sweep.end for sweep in daemon.recorder.history.sweeps()] == ["complete", "complete"]
+
+
+def test_a_head_start_that_an_edit_overtakes_leaves_no_trace(world: World) -> None:
+    world.repro("a", "reproduces")
+    daemon = world.start(quiet_s=10.0, jobs=2)
+    world.settle()
+    world.told.clear()
+    now = head_start(world, "a", "changed")
+    hear_all(daemon)
+    (world.package / "a.py").write_text("reproduces ")
+    daemon.handle(Hint(str(world.package / "a.py")))
+    daemon.step(now + LULL_S)
+    hear_all(daemon)
+    assert world.told == []
+    daemon.step(now + 30.0)
+    world.settle()
+    assert [event.data["sweep"] for event in world.names("sweep_started")] == [2]
+    assert world.flips() == []
+    assert world.names("unconfirmed") == []
+    assert not any(result.stale for _, result in daemon.recorder.history.results())
 
 
 def test_a_file_that_every_run_writes_anew_does_not_keep_the_daemon_busy_for_ever(world: World) -> None:
