@@ -16,6 +16,7 @@ from typing import TextIO
 import torch
 
 from minidbg import repro, stages, workers
+from minidbg.backend.readable import Readable
 from minidbg.case import Case, Level
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind
@@ -28,8 +29,8 @@ GRACE_S = 30.0
 """What the reducing process may take beyond its budget and its verifications before it is ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+@dataclass(frozen=True, slots=True, repr=False)
+class Answered(Readable):
     """What became of a failure (a ``failures.Report``)."""
 
     path: Path | None
@@ -45,7 +46,13 @@ def on_failure(case: Case, error: BaseException, settings: Settings) -> Answered
     Raises CannotWrite when the case has no form in a script, and OSError when the folder cannot be written.
     """
     settings, complaint = with_folder_that_can_be_written(settings)
-    capture = repro.keep_capture(case, settings.repro_dir, exactness=repro.Exactness.SMALL)
+    try:
+        capture = repro.keep_capture(case, settings.repro_dir, exactness=repro.Exactness.SMALL)
+    except OSError as refusal:  # a full disk takes folders and no files
+        if complaint:
+            raise
+        settings, complaint = with_temporary_folder(settings, refusal)
+        capture = repro.keep_capture(case, settings.repro_dir, exactness=repro.Exactness.SMALL)
     answer = answered(case, capture, settings)
     return replace(answer, line=f"{complaint}{answer.line}")
 
@@ -58,13 +65,20 @@ def with_folder_that_can_be_written(settings: Settings) -> tuple[Settings, str]:
     try:
         repro.discard(repro.drafts(settings.repro_dir) / "none")
     except OSError as error:
-        folder = Path(tempfile.gettempdir()) / "minidbg_repros"
-        repro.discard(repro.drafts(folder) / "none")
-        complaint = (
-            f"{settings.repro_dir} cannot be written ({error.strerror or error}), so {folder} is used; "
-        )
-        return replace(settings, repro_dir=folder), complaint
+        return with_temporary_folder(settings, error)
     return settings, ""
+
+
+def with_temporary_folder(settings: Settings, error: OSError) -> tuple[Settings, str]:
+    """The settings with this user's folder among the temporary files, and a complaint about theirs. Raises OSError."""
+    folder = Path(tempfile.gettempdir()) / f"minidbg_repros-{os.getuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        folder = Path(tempfile.mkdtemp(prefix="minidbg_repros-"))  # somebody else has put it there
+    repro.discard(repro.drafts(folder) / "none")
+    why = error.strerror or error
+    complaint = f"{settings.repro_dir} cannot be written ({why}), so {folder} is used; "
+    return replace(settings, repro_dir=folder), complaint
 
 
 def answered(case: Case, capture: Path, settings: Settings) -> Answered:
@@ -76,6 +90,9 @@ def answered(case: Case, capture: Path, settings: Settings) -> Answered:
         written = reduced_elsewhere(case, capture, settings)
     except MinidbgError as refusal:
         return Answered(None, capture, f"captured in {shown(capture)}; {refusal}")
+    except OSError as trouble:
+        line = f"captured; no process can be made to reduce it here ({trouble}); run: minidbg reduce {shown(capture)}"
+        return Answered(None, capture, line)
     if written.path is None:
         return Answered(None, capture, f"{written.line}; captured in {shown(capture)}")
     if settings.stages and has_stages(case, written.path):

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from minidbg.graphs.cells import cell_name
+
 INPUT_KEY = "input_comment"
 """Key in a placeholder's ``meta``: what its comment said, for a graph that was read from source."""
 
@@ -30,6 +32,9 @@ def location(node: fx.Node) -> str:
     if not isinstance(trace, str):
         return ""
     for path, line in reversed(_FRAME.findall(trace)):
+        cell = cell_name(path)
+        if cell:
+            return f"{cell}:{line}"
         # <...> is code that was generated, by us or by others
         if not path.startswith((_TORCH_FOLDER, "<")):
             return f"{plain(os.path.basename(path))}:{line}"

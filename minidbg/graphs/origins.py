@@ -8,6 +8,8 @@ from pathlib import Path
 
 from torch import fx
 
+from minidbg.graphs.cells import cell_name
+
 
 def user_line(graph_module: fx.GraphModule, message: str, *, last: bool = False) -> tuple[str, str]:
     """``train.py:41`` and that line's text: of the node that ``message`` names, else of the first or ``last`` one.
@@ -40,5 +42,8 @@ def mentions(message: str, node: fx.Node) -> bool:
 
 def short_path(file: str) -> str:
     """Relative to the working directory where it lies in it, else the file's name: a path may tell too much."""
+    cell = cell_name(file)
+    if cell:
+        return cell
     relative = os.path.relpath(file)
     return Path(file).name if relative.startswith("..") else relative
