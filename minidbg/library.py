@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 
-from minidbg import references, repro, settings, workers
+from minidbg import intake, references, repro, settings, workers
 from minidbg.backend.context import current_context
 from minidbg.case import Case, CompilerFn, Provenance
-from minidbg.errors import NotReproduced
+from minidbg.errors import BadSetting, NotReproduced
 from minidbg.failure import Outcome, Verdict
 from minidbg.graphs.capture import capture_by_dynamo
 from minidbg.graphs.copying import copy_graph_module
 from minidbg.graphs.size import call_nodes
 from minidbg.reduction import publishing, reducing
+from minidbg.reduction.progress import Listener, silent
+from minidbg.reduction.result import Limits, Written
 
 StrPath = str | os.PathLike[str]
 
@@ -43,24 +45,78 @@ def check(
 
 
 def reduce(
-    path: StrPath,
+    what: StrPath | torch.export.ExportedProgram,
     *,
+    backend: str | CompilerFn | None = None,
     seconds: float = 300.0,
     max_calls: int | None = None,
     folder: StrPath | None = None,
 ) -> Path:
-    """Reduce a repro or a capture, edited by hand or not, and return the path of a verified repro.
+    """Reduce ``what`` and return the path of a verified repro.
 
-    ``seconds`` and ``max_calls`` (oracle calls) bound the search, after which the best so far is written. The repro goes
-    into ``folder``, by default the repro folder that ``path`` lies in. Raises UnreadableRepro, and NotReproduced when the
-    script does not show its failure here, or no form of it does in a fresh interpreter.
+    ``what`` is a repro or a capture of minidbg, edited by hand or not; a program of ``torch.export``, or the ``.pt2``
+    file that holds one; or a script that torch's own minifier or tlparse wrote. The last two run with ``backend``, by
+    default inductor and the one in the script. ``seconds`` and ``max_calls`` (oracle calls) bound the search, after
+    which the best so far is written. The repro goes into ``folder``, by default the repro folder that a repro of
+    minidbg lies in, and the one of the settings for all others.
+
+    Raises UnreadableRepro, and NotReproduced when it does not fail here, or no form of it does in a fresh interpreter.
     """
-    written = reducing.reduce_path(
-        Path(path), seconds=seconds, max_calls=max_calls, folder=Path(folder) if folder else None
+    written = reduced(
+        what if isinstance(what, torch.export.ExportedProgram) else Path(what),
+        backend=backend,
+        seconds=seconds,
+        max_calls=max_calls,
+        folder=Path(folder) if folder else None,
     )
     if written.path is None:
-        raise NotReproduced(f"{path}: {written.line}")
+        raise NotReproduced(
+            f"{what if isinstance(what, str | os.PathLike) else 'the program'}: {written.line}"
+        )
     return written.path
+
+
+def reduced(
+    what: Path | torch.export.ExportedProgram,
+    *,
+    backend: str | CompilerFn | None = None,
+    seconds: float = 300.0,
+    max_calls: int | None = None,
+    folder: Path | None = None,
+    listener: Listener = silent,
+) -> Written:
+    """As ``reduce``; what became of it in all cases."""
+    forms = forms_of(what, backend)
+    if forms is None:
+        if backend is not None:
+            raise BadSetting(
+                f"backend={backend!r}: the repro {what} has its backend in it; edit its backend() to ask another one"
+            )
+        assert isinstance(what, Path)
+        return reducing.reduce_path(
+            what, seconds=seconds, max_calls=max_calls, folder=folder, listener=listener
+        )
+    case = intake.first_that_fails(forms, str(what) if isinstance(what, Path) else "the program")
+    return reducing.reduce_and_publish(
+        case,
+        folder or settings.load().repro_dir,
+        limits=Limits(seconds=seconds, max_calls=max_calls),
+        listener=listener,
+        just_seen=True,
+    )
+
+
+def forms_of(
+    what: Path | torch.export.ExportedProgram, backend: str | CompilerFn | None
+) -> Iterator[Case] | None:
+    """The cases in what minidbg did not write; None for a script of its own."""
+    if isinstance(what, Path) and what.suffix == ".pt2":
+        what = intake.read_exported(what)
+    if isinstance(what, torch.export.ExportedProgram):
+        return intake.cases_of_exported(what, intake.backend_named(backend or "inductor"))
+    if intake.is_torch_repro(what):
+        return intake.cases_of_torch_repro(what, backend)
+    return None
 
 
 def save_repro(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 @click.option(
     "--last-crash", is_flag=True, help="Reduce what the last process that died in a backend was at."
 )
+@click.option("--backend", help="For a .pt2 file or torch's repro: a registered name or module:attribute.")
 @click.option("--seconds", default=300.0, show_default=True, help="Most seconds to spend.")
 @click.option("--max-calls", type=click.IntRange(min=1), help="Most oracle calls to spend.")
 @click.option(
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 def reduce(
     path: Path | None,
     last_crash: bool,
+    backend: str | None,
     seconds: float,
     max_calls: int | None,
     folder: Path | None,
@@ -40,15 +42,23 @@ def reduce(
 ) -> None:
     """Reduce a capture or a repro further, edited by hand or not, and write a verified repro.
 
+    PATH may also be a .pt2 file of torch.export.save, or a script that torch's own minifier or tlparse wrote
+    (minifier_launcher.py, repro.py, fx_graph_runnable); it is executed.
+
     Ctrl-C ends the search, and the best repro so far is verified and written. A reduction that was ended in any other way
     (kill -9, power loss) goes on where it was when it is started again.
     """
-    from minidbg.reduction import reducing
+    from minidbg import library
 
     path = asked_for(path, last_crash, folder)
     with listener_on_stderr(events) as listener:
-        written = reducing.reduce_path(
-            path, seconds=seconds, max_calls=max_calls, folder=folder, listener=listener
+        written = library.reduced(
+            path,
+            backend=backend,
+            seconds=seconds,
+            max_calls=max_calls,
+            folder=folder,
+            listener=listener,
         )
     if as_json:
         print_json(written.to_json())

@@ -75,7 +75,12 @@ def bisected(case: Case, report: StageReport, deadline: float) -> StageReport:
     def fails() -> bool:
         if time.monotonic() > deadline:
             raise TimeIsUp
-        return at_stage(case, None, deadline).verdict is Verdict.REPRODUCES
+        verdict = at_stage(case, None, deadline).verdict
+        if verdict is Verdict.TIMEOUT:
+            raise TimeIsUp
+        if verdict in (Verdict.INVALID, Verdict.SKIPPED):
+            raise RuntimeError(f"a run was {verdict}")
+        return verdict is not Verdict.GONE  # failing otherwise is not passing
 
     try:
         found = _torch.bisect_inductor(fails)

@@ -15,8 +15,8 @@ import minidbg
 from minidbg import references, repro
 from minidbg.case import CallPath, Level
 from minidbg.errors import NotReproduced
-from minidbg.failure import Verdict
-from minidbg.stages import find_stages, keep_stages, stages_of, start_in_background
+from minidbg.failure import Outcome, Verdict
+from minidbg.stages import StageReport, find_stages, finding, keep_stages, stages_of, start_in_background
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +67,13 @@ def test_inductor_is_bisected_down_to_one_pass(tmp_path: Path) -> None:
     assert report.guilty == "inductor"
     assert (report.subsystem, report.detail) == ("post_grad_passes", "pass_pattern_1")
     assert repro.read_header(path).table["stages"]["number"] == report.number
+
+
+def test_a_run_that_did_not_end_counts_for_nothing(monkeypatch: pytest.MonkeyPatch, script: Path) -> None:
+    """Else a busy machine would blame whatever was being switched off."""
+    outcomes = iter([Verdict.REPRODUCES, Verdict.REPRODUCES, Verdict.TIMEOUT])
+    monkeypatch.setattr(finding, "at_stage", lambda *args: Outcome(next(outcomes)))
+    report = StageReport({"inductor": Verdict.REPRODUCES}, "inductor")
+    found = finding.bisected(minidbg.load(script), report, time.monotonic() + 60)
+    assert not found.subsystem
+    assert found.notes == ("the bisection of inductor ran out of time",)

@@ -24,6 +24,7 @@ FLOORS = {
     "backend": 8,
     "reduction": 7,
     "stages": 7,
+    "intake": 7,
     "repro": 6,
     "history": 6,
     "workers": 5,
@@ -35,6 +36,7 @@ FLOORS = {
     "_torch": 1,
     "settings": 1,
     "errors": 0,
+    "printable": 0,
 }
 
 # The harness is text that every repro script carries, so it cannot import _torch; the comparison likewise.
