@@ -179,8 +179,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise BadSetting(f"{path} is no readable TOML: {error}") from error
 
 
-OF_RUN = ("MINIDBG_BACKEND", "MINIDBG_COMPILE_ALL")
-"""Variables that only ``minidbg run`` reads: they do what its arguments do, and are no settings."""
+OF_OTHERS = ("MINIDBG_BACKEND", "MINIDBG_COMPILE_ALL", "MINIDBG_TIME_LIMIT_S")
+"""Variables that are no settings: ``minidbg run`` reads the first two, the last one is read by repro scripts."""
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -188,7 +188,7 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     prefix = "MINIDBG_"
     found = {}
     for variable, value in environ.items():
-        if variable in OF_RUN:
+        if variable in OF_OTHERS:
             continue
         if variable.startswith(prefix) and not variable.startswith(prefix + "_"):
             name = variable.removeprefix(prefix).lower()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -71,6 +71,8 @@ class Budget:
             return "a job of several ranks, where the others would wait; reduce='now' reduces here"
         if settings.match is not None and not re.search(settings.match, str(error)):
             return f"its text does not match {settings.match!r}"
+        if is_missing_compiler(error):
+            return "no C++ compiler is here, which is no bug of the backend; install one, or set CXX"
         if is_out_of_memory(error) and not settings.reduce_oom:
             return "out of memory; reduce_oom=True reduces it"
         if signature is not None and any(signature.matches(earlier) for earlier in self.reduced):
@@ -100,14 +102,24 @@ NO_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")
 """Texts of torch's allocators that raise a plain RuntimeError (the CPU's does)."""
 
 
+def is_missing_compiler(error: BaseException | None) -> bool:
+    """Whether ``error``, or what it wraps, says that the machine has no C++ compiler."""
+    return any(type(one).__name__ == "InvalidCxxCompiler" for one in chain_of(error))
+
+
+def chain_of(error: BaseException | None) -> Iterator[BaseException]:
+    """``error`` and what it wraps or was raised from, outermost first."""
+    for _ in range(12):
+        if error is None:
+            return
+        yield error
+        error = getattr(error, "inner_exception", None) or error.__cause__
+
+
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether ``error``, or what it wraps, says that memory ran out."""
-    seen = 0
-    while error is not None and seen < 12:
-        if isinstance(error, MemoryError | torch.OutOfMemoryError):
-            return True
-        if isinstance(error, RuntimeError) and any(text in str(error).lower() for text in NO_MEMORY):
-            return True
-        error = getattr(error, "inner_exception", None) or error.__cause__
-        seen += 1
-    return False
+    return any(
+        isinstance(one, MemoryError | torch.OutOfMemoryError)
+        or (isinstance(one, RuntimeError) and any(text in str(one).lower() for text in NO_MEMORY))
+        for one in chain_of(error)
+    )

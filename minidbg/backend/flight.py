@@ -33,7 +33,7 @@ from minidbg.failure import Kind
 from minidbg.graphs.glance import AT_A_GLANCE
 from minidbg.graphs.size import call_nodes
 from minidbg.repro import Exactness, flights, render
-from minidbg.repro.files import as_safetensors
+from minidbg.repro.files import as_safetensors, for_others_to_read
 from minidbg.repro.flights import RecordName, Step
 from minidbg.settings import Settings
 
@@ -103,9 +103,9 @@ class Record:
         self.path = folder / str(self.name)
         OPEN[number] = self
         if script.tensors:
-            flights.tensors_of(self.path).write_bytes(as_safetensors(script.tensors))
+            put(flights.tensors_of(self.path), as_safetensors(script.tensors))
         draft = self.path.with_suffix(".tmp")
-        draft.write_text(script.text, encoding="utf-8")
+        put(draft, script.text.encode())
         os.replace(draft, self.path)
 
     def move(self, step: Step) -> None:
@@ -138,6 +138,12 @@ class Record:
         """The process goes down in this step: the record stays, whatever runs at its exit."""
         if self.name is not None:
             OPEN.pop(self.name.number, None)
+
+
+def put(path: Path, content: bytes) -> None:
+    """Write a file without waiting for the disk. Raises OSError."""
+    with open(path, "wb", opener=for_others_to_read) as file:
+        file.write(content)
 
 
 class Flight:

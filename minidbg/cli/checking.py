@@ -10,6 +10,7 @@ import click
 
 from minidbg.cli.manners import CANNOT_JUDGE, JSON, print_json
 from minidbg.failure import EXIT_STATUS, Outcome, Verdict
+from minidbg.printable import in_one_line
 
 WORST_FIRST = (1, 3, CANNOT_JUDGE, 0)
 
@@ -85,7 +86,7 @@ def print_outcome(path: Path, outcome: Outcome) -> None:
     """One line for one run: verdict, script, seconds, and the reason or what the backend said."""
     verdict = click.style(f"{outcome.verdict:<10}", fg=VERDICT_STYLE.get(outcome.verdict))
     said = outcome.reason or outcome.message.strip().partition("\n")[0][:120]
-    click.echo(f"{verdict} {path}  {outcome.seconds:.1f} s  {said}".rstrip())
+    click.echo(f"{verdict} {in_one_line(str(path))}  {outcome.seconds:.1f} s  {in_one_line(said)}".rstrip())
 
 
 assert set(EXIT_STATUS.values()) == set(WORST_FIRST), "a new status needs its place among the worst"

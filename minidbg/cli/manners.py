@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from minidbg.errors import MinidbgError
+from minidbg.printable import printable
 
 CANNOT_JUDGE = 125
 """The status of every request that could not be met: no mistake of ours looks like a failing repro to ``git bisect``."""
@@ -67,7 +68,7 @@ def colour() -> bool | None:
 def note(text: str) -> None:
     """One line on stderr, unless quiet."""
     if VERBOSITY.get() >= 0:
-        click.echo(f"minidbg: {text}", err=True)
+        click.echo(f"minidbg: {printable(text)}", err=True)
 
 
 def print_json(value: Any) -> None:
@@ -83,7 +84,7 @@ def print_error(error: BaseException) -> None:
     if VERBOSITY.get() > 0 and not isinstance(error, click.ClickException):
         click.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
     for line in told(error):
-        click.echo(line, err=True)
+        click.echo(printable(line), err=True)
 
 
 def told(error: BaseException) -> list[str]:

@@ -177,12 +177,17 @@ def main(script: dict[str, Any], argv: list[str] | None = None) -> int:
             tell = say if options.child else None
             found = outcome_of(script, options.device, options.backend, tell, changes)
             for line in report(found, script["__file__"], options):
-                say(line)
+                say(printable(line))
     except Exception:  # noqa: BLE001 - as in outcome_of
         traceback.print_exc()
         return 125
     status = EXIT_STATUS[found["verdict"]]
     return 125 if options.bisect and status == 3 else status
+
+
+def printable(line: str) -> str:
+    """``line`` with what a terminal would obey shown as escapes: it may quote an exception."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)
 
 
 def report(found: dict[str, Any], path: str, options: argparse.Namespace) -> Iterator[str]:

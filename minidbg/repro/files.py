@@ -31,7 +31,7 @@ def write(
 
 def write_script(script: Script, path: Path) -> Path:
     """Write a rendered script. A reader sees the old one or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     beside = tensors_of(path)
     if script.tensors:
         replace_file(beside, as_safetensors(script.tensors))
@@ -51,12 +51,24 @@ def as_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
     return save({key: tensors[key] for key in sorted(tensors)})
 
 
+def for_others_to_read(path: str, flags: int) -> int:
+    """An opener whose new files have the mode of the user's umask, and are never writable by everybody."""
+    return os.open(path, flags, 0o664)
+
+
+def make_folder(folder: Path) -> None:
+    """Make ``folder`` and those above it that are missing, none of them writable by everybody. Raises OSError."""
+    if not folder.parent.exists():
+        make_folder(folder.parent)
+    folder.mkdir(mode=0o775, exist_ok=True)
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Put ``content`` at ``path`` in one step, on disk before it is seen, with the mode that the user's umask gives."""
     # Not tempfile: its files are private, and a repro is made to be shared.
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        with open(draft, "xb") as file:
+        with open(draft, "xb", opener=for_others_to_read) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

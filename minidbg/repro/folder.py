@@ -15,7 +15,7 @@ from minidbg.errors import UnreadableRepro
 from minidbg.failure import Kind
 from minidbg.graphs.size import canonical_text
 from minidbg.graphs.specs import Exactness
-from minidbg.repro.files import write_script
+from minidbg.repro.files import for_others_to_read, make_folder, write_script
 from minidbg.repro.header import read_header
 from minidbg.repro.render import VALUE_LIMIT_BYTES, render
 from minidbg.repro.wording import telling_op
@@ -56,7 +56,7 @@ def _kept_or_written(
 ) -> Path:
     script = render(case, exactness=exactness, value_limit_bytes=value_limit_bytes)
     path = place / file_name(case)
-    with FileLock(hidden(folder) / "lock", timeout=LOCK_SECONDS):
+    with FileLock(hidden(folder) / "lock", timeout=LOCK_SECONDS, mode=0o664):
         if path.exists():
             try:
                 read_header(path)
@@ -70,12 +70,13 @@ def _kept_or_written(
 def hidden(folder: Path | str, *parts: str) -> Path:
     """A folder inside ``.minidbg`` of the repro folder; made when missing. Raises OSError."""
     top = Path(folder) / HIDDEN
-    top.mkdir(parents=True, exist_ok=True)
+    make_folder(top)
     ignore = top / IGNORE
     if not ignore.exists():
-        ignore.write_text("*\n")
+        with open(ignore, "w", opener=for_others_to_read) as file:
+            file.write("*\n")
     place = top.joinpath(*parts)
-    place.mkdir(parents=True, exist_ok=True)
+    make_folder(place)
     return place
 
 

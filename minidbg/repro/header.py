@@ -22,6 +22,20 @@ from minidbg.repro.toml import write_table
 SCHEMA = 1
 BLOCK = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
 """The regular expression of PEP 723, for this type of block."""
+LONG_KEY = re.compile(r"(?:[\w-]+\s*\.\s*){100}")
+"""tomllib takes the square of its length."""
+START = re.compile(r"(?m)^# /// script$")
+DAMAGE = (
+    KeyError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    SyntaxError,
+    OverflowError,
+    RecursionError,
+    MemoryError,
+)
+"""What reading a table raises that a person, or an enemy, has written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +154,8 @@ def read_header(path: Path | str) -> Header:
 
 def script_text(path: Path) -> str:
     """The text of the script. Raises UnreadableRepro when there is none."""
+    if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+        raise UnreadableRepro(f"{path}: not a file, so no repro script")
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -150,22 +166,26 @@ def script_text(path: Path) -> str:
 
 def header_of(text: str, path: Path) -> Header:
     """The header in ``text``, which was read from ``path``. Raises UnreadableRepro."""
-    blocks = list(BLOCK.finditer(text))
-    if not blocks:
+    starts = len(START.findall(text))  # first: the search for a block takes the square of their number
+    block = BLOCK.search(text) if starts == 1 else None
+    if starts > 1:
+        raise UnreadableRepro(f"{path}: {starts} '# /// script' blocks; a script has one")
+    if block is None:
         raise UnreadableRepro(f"{path}: no '# /// script' block, so this is no repro script of minidbg")
-    if len(blocks) > 1:
-        raise UnreadableRepro(f"{path}: {len(blocks)} '# /// script' blocks; a script has one")
-    lines = [line[2:] if line.startswith("# ") else line[1:] for line in blocks[0]["content"].split("\n")]
+    lines = [line[2:] if line.startswith("# ") else line[1:] for line in block["content"].split("\n")]
+    if LONG_KEY.search(block["content"]):
+        raise UnreadableRepro(f"{path}: the '# /// script' block has a key of more than 100 parts")
     try:
         metadata = tomllib.loads("\n".join(lines))
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UnreadableRepro(f"{path}: the '# /// script' block is no TOML: {error}") from error
-    table = metadata.get("tool", {}).get("minidbg")
+    tools = metadata.get("tool")
+    table = tools.get("minidbg") if isinstance(tools, dict) else None
     if not isinstance(table, dict):
         raise UnreadableRepro(f"{path}: the '# /// script' block has no [tool.minidbg] table")
     try:
         return _header(path, table, tuple(metadata.get("dependencies", ())))
-    except (KeyError, ValueError, TypeError, AttributeError, SyntaxError) as error:
+    except DAMAGE as error:
         raise UnreadableRepro(
             f"{path}: [tool.minidbg] is damaged: {type(error).__name__}: {error}"
         ) from error

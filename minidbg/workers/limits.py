@@ -16,7 +16,7 @@ from torch import fx
 from minidbg.case import Case
 from minidbg.failure import Outcome, Verdict
 
-LEAST_S = 4.0
+LEAST_S = 2.0
 MOST_S = 600.0
 TIMES = 10.0
 """The limit is so many times the healthy time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_replaced(
     in_the_way.write_text("a file")
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "temporary"))
     settings, complaint = respond.with_folder_that_can_be_written(Settings(repro_dir=in_the_way))
-    assert settings.repro_dir == tmp_path / "temporary" / "minidbg_repros"
+    assert settings.repro_dir == tmp_path / "temporary" / f"minidbg_repros-{os.getuid()}"
     assert complaint.startswith(f"{in_the_way} cannot be written (")
     assert in_the_way.read_text() == "a file"
 

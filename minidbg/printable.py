@@ -1,0 +1,25 @@
+"""Text of others made safe for a terminal: exceptions, headers and file names are data, and a terminal obeys what it reads."""
+
+from __future__ import annotations
+
+
+def printable(text: str) -> str:
+    """``text`` with what is no printable character shown as an escape; line breaks and tabs stay.
+
+    Control sequences (``\\x1b[2J``), marks that turn the direction of writing, and half surrogates are among them.
+    """
+    return "".join(one if one.isprintable() or one in "\n\t" else escape(one) for one in text)
+
+
+def in_one_line(text: str) -> str:
+    """``printable(text)`` with line breaks shown as escapes too."""
+    return printable(text).replace("\n", "\\n")
+
+
+def escape(character: str) -> str:
+    """``\\x1b``, ``\\u202e``."""
+    return (
+        character.encode("ascii", "backslashreplace").decode()
+        if ord(character) > 127
+        else f"\\x{ord(character):02x}"
+    )

@@ -1,0 +1,133 @@
+"""A machine that lacks something: the user's exception arrives unharmed, the message is clear, the capture is kept."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+PLANTED = Path(__file__).parents[1] / "planted"
+
+PROGRAM = """
+import os, resource, sys, torch
+import minidbg, planted_backends
+
+def model(x):
+    return torch.relu(torch.sin(x)) + 1
+
+lack, folder = sys.argv[1:]
+backend = "inductor" if lack == "compiler" else planted_backends.raises_on_relu
+x = torch.linspace(-1, 1, 5)
+
+def no_process(*args, **kwargs):
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+
+if lack == "processes":
+    import subprocess
+    os.fork = subprocess.Popen = no_process
+if lack == "descriptors":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+compiled = torch.compile(model, backend=minidbg.wrap(backend, repro_dir=folder, seconds=60))
+compiled(x)
+"""
+
+
+def failed(
+    tmp_path: Path, lack: str, folder: Path, *before: str, env: dict[str, str] | None = None
+) -> list[str]:
+    """The program's last lines of stderr; its own exception is among them, and it ends with status 1."""
+    program = tmp_path / "train.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run(
+        [*before, sys.executable, str(program), lack, str(folder)],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(PLANTED),
+            "TMPDIR": str(tmp_path),
+            "OMP_NUM_THREADS": "1",
+            **(env or {}),
+        },
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    error = "InvalidCxxCompiler" if lack == "compiler" else "ReluNotSupported: cannot lower relu"
+    assert error in done.stderr
+    line = done.stderr.strip().splitlines()[-1]
+    assert line.startswith("minidbg: "), done.stderr
+    return [line]
+
+
+def script_in(line: str) -> Path:
+    found = re.search(r"(\S+\.py)", line)
+    assert found, line
+    return Path(found[1])
+
+
+def test_full_disk_is_told_and_the_capture_goes_elsewhere(tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    if (
+        os.getuid() != 0
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", full]).returncode
+    ):
+        pytest.skip("a small disk can be made by root only")
+    try:
+        (line,) = failed(tmp_path, "disk", full / "repros")
+    finally:
+        subprocess.run(["umount", full], check=True)
+    assert "cannot be written (No space left on device)" in line
+    assert "3 -> 1 nodes" in line
+    assert script_in(line.partition("run: python ")[2]).is_file()
+
+
+def test_file_in_the_place_of_the_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "repros").write_text("a file")
+    (line,) = failed(tmp_path, "folder", tmp_path / "repros")
+    assert "repros cannot be written (" in line
+    assert script_in(line.partition("run: python ")[2]).is_file()
+
+
+def test_without_new_processes_the_capture_is_kept(tmp_path: Path) -> None:
+    (line,) = failed(tmp_path, "processes", tmp_path / "repros")
+    assert "no process can be made to reduce it here" in line
+    assert (tmp_path / script_in(line)).is_file()
+
+
+def test_without_a_compiler_nothing_is_reduced(tmp_path: Path) -> None:
+    (line,) = failed(
+        tmp_path,
+        "compiler",
+        tmp_path / "repros",
+        env={"PATH": "/nonexistent", "CXX": "", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")},
+    )
+    assert "no C++ compiler is here" in line
+    assert (tmp_path / script_in(line)).is_file()
+
+
+@pytest.mark.parametrize("lack", ["descriptors", "cores", "shared memory"])
+def test_little_is_enough(tmp_path: Path, lack: str) -> None:
+    before: dict[str, list[str]] = {
+        "cores": ["taskset", "-c", str(min(os.sched_getaffinity(0)))],
+        "shared memory": ["unshare", "-m", "sh", "-c", 'umount -l /dev/shm; exec "$@"', "sh"],
+    }
+    if lack in before and shutil.which(before[lack][0]) is None:
+        pytest.skip(f"no {before[lack][0]} here")
+    if lack == "shared memory" and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
+        pytest.skip("mounts can be changed by root only")
+    (line,) = failed(tmp_path, lack, tmp_path / "repros", *before.get(lack, []))
+    assert "3 -> 1 nodes" in line
+    assert (
+        script_in(line.partition("run: python ")[2]).is_file()
+        or (tmp_path / script_in(line.partition("run: python ")[2])).is_file()
+    )

@@ -1,0 +1,101 @@
+"""Whatever stands in a file, reading its header gives a Header or UnreadableRepro, in bounded time, and runs nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from minidbg.errors import UnreadableRepro
+from minidbg.printable import in_one_line, printable
+from minidbg.repro import Header, read_header
+from minidbg.repro.header import header_of
+from minidbg.repro.toml import write_table
+
+FILE = Path("repro.py")
+KEYS = [
+    "schema", "kind", "expect", "backend", "call", "device", "nodes", "signature", "context", "origin", "reference",
+    "options", "dynamic_dims", "autocast", "config", "types", "frames", "message", "notes", "env", "modules",
+]  # fmt: skip
+scalars = st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
+tables: st.SearchStrategy[Any] = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def script(body: str) -> str:
+    return (
+        "# /// script\n" + "\n".join(f"# {line}" if line else "#" for line in body.split("\n")) + "\n# ///\n"
+    )
+
+
+def is_header_or_refusal(text: str) -> None:
+    refusal = ""
+    try:
+        assert isinstance(header_of(text, FILE), Header)
+    except UnreadableRepro as error:
+        refusal = str(error)
+    assert refusal == "" or refusal.startswith(f"{FILE}: ")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.sampled_from(KEYS), tables, max_size=9))
+def test_any_table_is_read_or_refused(table: dict[str, Any]) -> None:
+    whole = {"schema": 1, "kind": "compile", "backend": "x", **table}
+    is_header_or_refusal(script(write_table(whole, ("tool", "minidbg"))))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text())
+@example('tool = "text"')
+@example("tool = {minidbg = 3}")
+@example(
+    "[tool.minidbg]\nschema = 1\nkind = 'compile'\nbackend = 'x'\ncontext.config.a = '" + "[" * 9000 + "'"
+)
+@example("[tool.minidbg]\nschema = 1\nkind = 'compile'\nbackend = 'x'\nnodes = inf")
+@example(
+    "[tool.minidbg]\nschema = 1\nkind = 'compile'\nbackend = 'x'\ncontext.config.a = '__import__(\"os\")._exit(9)'"
+)
+@example("a = " + "[" * 100_000)
+@example("a." * 20_000 + "a = 1")
+def test_any_block_is_read_or_refused(body: str) -> None:
+    is_header_or_refusal(script(body))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text())
+def test_any_text_is_read_or_refused(text: str) -> None:
+    is_header_or_refusal(text)
+
+
+def test_thousands_of_beginnings_are_refused_in_no_time() -> None:
+    began = time.monotonic()
+    with pytest.raises(UnreadableRepro, match="50000 '# /// script' blocks"):
+        header_of("# /// script\n# a = 1\n" * 50_000, FILE)
+    assert time.monotonic() - began < 2
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.py"
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path, tmp_path / "missing.py"):
+        with pytest.raises(UnreadableRepro, match=str(path)):
+            read_header(path)
+    (tmp_path / "binary.py").write_bytes(bytes(range(256)))
+    with pytest.raises(UnreadableRepro, match="UTF-8"):
+        read_header(tmp_path / "binary.py")
+
+
+@given(st.text())
+@example("\x1b]0;title\x07\x1b[2J\x9b31m\u202e\u2066\ud800\r\n\t")
+def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
+    assert all(one.isprintable() or one in "\n\t" for one in printable(text))
+    assert "\n" not in in_one_line(text)
+    in_one_line(text).encode()  # half surrogates would raise
