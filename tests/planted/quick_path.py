@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import runpy
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,21 +23,23 @@ from minidbg.backend.budget import PROCESS
 from minidbg.case import Case
 from minidbg.failure import Outcome, Verdict
 from minidbg.oracle import execute
+from minidbg.reduction import reducing
 
-MODEL_SECONDS = 60.0
+SCRIPT_SECONDS = 60.0
 
 
 def take_the_quick_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Oracle calls and runs of scripts start no interpreter from here on."""
     monkeypatch.setattr(workers, "submit", ask_here)
     monkeypatch.setattr(repro, "run", run_in_fork)
+    monkeypatch.setattr(reducing, "interpreter_ahead", lambda case: nullcontext(None))
 
 
-def ask_here(case: Case, *, seconds: float, memory_bytes: int | None = None) -> Outcome:
+def ask_here(case: Case, **limits: Any) -> Outcome:
     return execute(case)
 
 
-def run_in_fork(path: Path, *, seconds: float = MODEL_SECONDS, **how: Any) -> Outcome:
+def run_in_fork(path: Path, *, seconds: float = SCRIPT_SECONDS, **how: Any) -> Outcome:
     """What the script at ``path`` says of itself."""
 
     def in_child() -> object:

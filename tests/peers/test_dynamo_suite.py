@@ -1,0 +1,227 @@
+"""pytorch's test/dynamo/test_minifier.py, held to the exact smallest graph and to a repro that fails again.
+
+The bugs are the backends that torch keeps for those tests. A name in a title is the name of the original test.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from quick_path import failing_program
+from torch import fx
+from torch.ao import quantization
+from torch.ao.nn.intrinsic import qat
+
+import minidbg
+from minidbg.errors import CannotWrite
+from minidbg.failure import Kind
+from minidbg.graphs import instantiate, write_module
+from minidbg.graphs.attributes import by_name
+from minidbg.oracle import harness
+
+COMPILE_ERROR, RUNTIME_ERROR, ACCURACY_ERROR = (
+    f"relu_{kind}_error_TESTING_ONLY" for kind in ("compile", "runtime", "accuracy")
+)
+
+
+def chain(before: int, after: int, *, relu: bool = True) -> Callable[[torch.Tensor], torch.Tensor]:
+    """``before`` times sin, relu, ``after`` times cos."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(before):
+            x = torch.sin(x)
+        x = torch.relu(x) if relu else x
+        for _ in range(after):
+            x = torch.cos(x)
+        return x
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [(COMPILE_ERROR, Kind.COMPILE), (RUNTIME_ERROR, Kind.RUNTIME), (ACCURACY_ERROR, Kind.ACCURACY)],
+)
+def test_after_dynamo_error(backend: str, kind: Kind, way: str, tmp_path: Path) -> None:
+    """test_after_dynamo_{compile,runtime,accuracy}_error; upstream's repro of the runtime error keeps all 43 nodes."""
+    found = failing_program(chain(10, 10), (torch.randn(20, 20),), backend, tmp_path)
+    assert found.ops == ["relu"]
+    assert found.case.kind is kind
+    assert found.case.provenance.certified
+    assert len(found.case.inputs) == 1
+    if kind is Kind.RUNTIME:
+        assert "ReluRuntimeError" in found.text
+
+
+def test_after_dynamo_non_leaf_compile_error(way: str, tmp_path: Path) -> None:
+    """The input is no leaf in the repro either; it is what the backend cannot take."""
+    x = torch.randn(4, requires_grad=True) + 1
+    found = failing_program(lambda x: x + 1, (x,), "non_leaf_compile_error_TESTING_ONLY", tmp_path)
+    assert found.ops == ["add"]
+    assert not found.case.inputs[0].is_leaf
+    assert found.case.inputs[0].requires_grad
+
+
+@pytest.mark.parametrize("backend", [COMPILE_ERROR, RUNTIME_ERROR, ACCURACY_ERROR])
+def test_after_dynamo_backend_passes(backend: str, tmp_path: Path) -> None:
+    """test_after_dynamo_{compile,runtime,accuracy}_backend_passes: nothing is raised and nothing is written."""
+    program, x = chain(10, 10, relu=False), torch.randn(20, 20)
+    compiled = torch.compile(program, backend=minidbg.wrap(backend, repro_dir=tmp_path))
+    assert torch.equal(compiled(x), program(x))
+    assert not list(tmp_path.glob("**/*.py"))
+
+
+def test_if_graph_minified(way: str, tmp_path: Path) -> None:
+    found = failing_program(chain(20, 20), (torch.randn(20, 20),), COMPILE_ERROR, tmp_path)
+    assert len(re.findall(r"(?m)^ +\w+ = torch\.relu\(\w+\)", found.text)) == 1
+    assert [node.op for node in found.case.graph_module.graph.nodes] == [
+        "placeholder",
+        "call_function",
+        "output",
+    ]
+
+
+class TwoDevices(torch.nn.Module):
+    """A linear layer, a parameter and a buffer, half of them on another device."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.near, self.far = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4, device=device)
+        self.near_parameter = torch.nn.Parameter(torch.ones(4))
+        self.far_parameter = torch.nn.Parameter(torch.ones(4, device=device))
+        self.register_buffer("near_buffer", torch.ones(4))
+        self.register_buffer("far_buffer", torch.ones(4, device=device))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        near = self.near(y) * self.near_parameter + self.near_buffer
+        far = self.far(x) * self.far_parameter + self.far_buffer + torch.randn(4, device=x.device)
+        return torch.relu(far.cpu() + near)
+
+
+@pytest.mark.device
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="two devices are needed, and there is only a CPU here"
+)
+def test_cpu_cuda_module_after_dynamo(tmp_path: Path) -> None:
+    """test_cpu_device_module_after_dynamo: what fails on two devices needs both in the repro, each in its place."""
+    args = (torch.randn(4, device="cuda"), torch.randn(4))
+    found = failing_program(TwoDevices("cuda"), args, fails_with_two_devices, tmp_path)
+    assert {value.device.type for value in found.case.inputs if isinstance(value, torch.Tensor)} == {
+        "cpu",
+        "cuda",
+    }
+
+
+def fails_with_two_devices(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    devices = {value.device.type for value in example_inputs if isinstance(value, torch.Tensor)}
+    if len(devices) > 1 and any(node.op.startswith("call") for node in gm.graph.nodes):
+        raise RuntimeError("inputs on two devices")
+    return gm.forward
+
+
+def test_autocast_uses_the_device_of_the_failing_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """test_repro_minify_autocast_uses_tensor_device and its neighbour: entered once, with that device."""
+    entered: list[tuple[Any, ...]] = []
+
+    def note(*given: Any, **named: Any) -> Any:
+        entered.append(given)
+        return nullcontext()
+
+    monkeypatch.setattr(torch, "autocast", note)
+    with harness.entered_modes({"autocast": [["cuda", "torch.float16", True]]}):
+        pass
+    assert entered == [("cuda", torch.float16)]
+
+
+# ---- modules that a graph calls
+
+
+class Calls(torch.nn.Module):
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+class Leaves(fx.Tracer):
+    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+def calling(module: torch.nn.Module) -> fx.GraphModule:
+    """A graph with one call_module of ``module``."""
+    root = Calls(module)
+    return fx.GraphModule(root, Leaves().trace(root))
+
+
+def fake_quantize() -> torch.nn.Module:
+    module = quantization.get_default_qat_qconfig("fbgemm").activation()
+    module(torch.randn(2))  # what it has observed is part of its state
+    return module
+
+
+def written(module: torch.nn.Module) -> tuple[str, torch.nn.Module]:
+    """The source of a graph that calls ``module``, and what it builds."""
+    source = write_module(calling(module), constant_expression=by_name)
+    return "\n".join([*source.imports, source.text]), instantiate(source)
+
+
+def test_repro_uses_constructor_for_fake_quant() -> None:
+    """..uses_constructor_for_fake_quant_with_child_repr: no repr, no bytes, no weights; and it computes the same."""
+    module = fake_quantize()
+    text, again = written(module)
+    assert "FusedMovingAvgObsFakeQuantize(" in text
+    for setting in ("quant_min=0", "quant_max=127", "reduce_range=True"):
+        assert setting in text
+    for unwanted in ("base64", "weights_only=False", ".pt", "lambda"):
+        assert unwanted not in text
+    x = torch.randn(2)
+    assert torch.equal(again(x)[0] if isinstance(again(x), tuple) else again(x), module(x))
+
+
+def test_repro_keeps_the_device_of_fake_quant_buffers() -> None:
+    """..preserves_fake_quant_buffer_device."""
+    _, again = written(fake_quantize().to("meta"))
+    assert {value.device.type for value in again.buffers()} == {"meta"}
+
+
+@pytest.mark.parametrize("engine", ["fbgemm", "x86", "qnnpack"])
+def test_repro_uses_constructor_for_qat_fused_module(engine: str) -> None:
+    module = qat.ConvBnReLU2d(
+        3, 4, 3, stride=2, padding=1, bias=False, qconfig=quantization.get_default_qat_qconfig(engine)
+    )
+    text, again = written(module)
+    assert "ConvBnReLU2d(" in text
+    assert again(torch.randn(2, 3, 8, 8))[0].shape == (2, 4, 4, 4)
+
+
+def test_repro_rejects_custom_qat_qconfig() -> None:
+    activation = quantization.FakeQuantize.with_args(
+        observer=quantization.MinMaxObserver, quant_min=3, quant_max=9
+    )
+    config = quantization.QConfig(activation=activation, weight=quantization.default_weight_fake_quant)
+    module = qat.ConvBnReLU2d(3, 4, 3, bias=False, qconfig=config)
+    with pytest.raises(CannotWrite, match="ConvBnReLU2d"):
+        written(module)
+
+
+class Misnamed(torch.nn.Module):
+    def __repr__(self) -> str:
+        return "<lambda>()"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+
+def test_a_module_whose_repr_is_no_code_is_refused_by_name() -> None:
+    """test_after_aot_repro_falls_back_for_unconvertible_module_repr, which upstream writes as it is: a syntax error."""
+    with pytest.raises(CannotWrite, match="Misnamed"):
+        written(Misnamed())

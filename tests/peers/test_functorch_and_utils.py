@@ -1,0 +1,83 @@
+"""pytorch's test/inductor/test_minifier_utils.py, and what test/functorch/test_minifier.py says of devices.
+
+The other tests of test/functorch/test_minifier.py are retold in tests/unit/reduction/test_functorch_minifier.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from minidbg.errors import CannotWrite
+from minidbg.graphs import instantiate, write_module
+from minidbg.graphs.capture import NoGraph, capture_by_dynamo
+from minidbg.graphs.fills import Fill, How
+from minidbg.graphs.specs import InputSpec
+from minidbg.graphs.tensors import statements
+
+
+def test_inputs_keep_the_index_of_their_device() -> None:
+    """test_dump_state_preserves_device_index; no such device is needed."""
+    spec = InputSpec(
+        "x",
+        Fill(How.FULL, (0,)),
+        shape=(2, 3),
+        stride=(3, 1),
+        dtype=torch.float32,
+        device="cuda:7",
+        base="x",
+        base_shape=(2, 3),
+        base_dtype=torch.float32,
+    )
+    assert 'device="cuda:7"' in "\n".join(statements((spec,), main="cpu"))
+
+
+def branching(flag: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = torch.cond(flag, lambda x: x.sin(), lambda x: x.cos(), (x,))
+    return result
+
+
+def test_convert_module_to_string() -> None:
+    """Branches of cond become classes inside the class."""
+    gm, _ = capture_by_dynamo(branching, (torch.tensor(True), torch.randn(3)))
+    lines = write_module(gm).text.splitlines()
+    assert [line.strip() for line in lines if "class " in line] == [
+        "class Repro(torch.nn.Module):",
+        "class CondTrue0(torch.nn.Module):",
+        "class CondFalse0(torch.nn.Module):",
+    ]
+
+
+def test_cond_subgraph_roundtrips() -> None:
+    """Of a graph that make_fx traced, too; what is written computes the same for both branches."""
+    x = torch.randn(3)
+    gm = make_fx(branching, tracing_mode="fake")(torch.tensor(True), x)
+    source = write_module(gm)
+    assert ".sin" in source.text
+    assert ".cos" in source.text
+    assert "<lambda>" not in source.text
+    again = instantiate(source)
+    for flag in (torch.tensor(True), torch.tensor(False)):
+        assert torch.equal(again(flag, x), branching(flag, x))
+
+
+class ReturnsItself(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.nn.Module:
+        return self
+
+
+def test_a_program_without_a_tensor_result_has_no_graph() -> None:
+    """test_invalid_output, test_invalid_output_user_error_classification: refused by name, not a crash."""
+    with pytest.raises(NoGraph, match="made no graph of it"):
+        capture_by_dynamo(ReturnsItself(), (torch.randn(2),))
+
+
+def test_a_graph_that_cannot_be_written_names_the_part() -> None:
+    """test_non_exportable: what has no form in a script is an error that says which part it is."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(lambda x: x + 1, (x,)))
+    with pytest.raises(CannotWrite, match="lambda"):
+        write_module(fx.GraphModule(torch.nn.Module(), graph))
