@@ -1,4 +1,4 @@
-"""What wrapping costs a healthy model: CPU seconds for each compile, microseconds for each call.
+"""What wrapping costs a healthy model: CPU seconds for each compile and its verification, microseconds for each call.
 
 Run as a program: ``python tests/benchmarks/bench_wrapper.py [--json]``. Wrapped and unwrapped runs alternate in one
 process, and the smallest of several repetitions counts, so that a busy machine spoils the ratio as little as possible.
@@ -20,7 +20,7 @@ from torch import fx, nn
 from minidbg.backend import WrappedBackend, runner, wrap
 from minidbg.backend.chain import Link
 from minidbg.backend.runner import WrappedGraph
-from minidbg.settings import Settings
+from minidbg.settings import Settings, Verify
 
 
 class Residual(nn.Module):
@@ -79,7 +79,7 @@ def own_seconds(backend: str) -> float:
         patch.object(WrappedGraph, "keep", timed("care", WrappedGraph.keep)),
         patch.object(WrappedGraph, "guard_backward", timed("care", WrappedGraph.guard_backward)),
     ):
-        first_call(wrap(backend))
+        first_call(wrap(backend, verify="never"))
     return spent["callback"] - spent["backend"] + spent["care"]
 
 
@@ -100,7 +100,8 @@ def bare_call(calls: int = 200_000, repetitions: int = 7) -> tuple[float, float]
     gm = fx.symbolic_trace(lambda x: (x + 1,))
     args = [torch.ones(1)] * 20
     plain = returns_at_once(gm, args)
-    wrapped = WrappedGraph(gm, [Link(returns_at_once)], Settings()).compile(gm, args)
+    settings = Settings(verify=Verify.NEVER, flight_recorder=False)
+    wrapped = WrappedGraph(gm, [Link(returns_at_once)], settings).compile(gm, args)
     wrapped(*args)
     pairs = [
         (call_microseconds(plain, args, calls), call_microseconds(wrapped, args, calls))
@@ -124,14 +125,20 @@ def compiled_call(backend: str, calls: int = 2_000, repetitions: int = 7) -> tup
     return min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
 
 
-def measure(repetitions: int) -> list[dict[str, Any]]:
+def measure(repetitions: int, backends: Sequence[str]) -> list[dict[str, Any]]:
     """One row for each thing measured: plain, wrapped, extra and ratio."""
     rows = []
-    for backend in ("eager", "aot_eager"):
+    for backend in backends:
         first_call(backend)  # imports
-        pairs = [(first_call(backend), first_call(wrap(backend))) for _ in range(repetitions)]
-        plain, wrapped = (min(column) for column in zip(*pairs, strict=True))
-        rows.append(row(f"first call with {backend}", "s", plain, wrapped))
+        ways = (backend, wrap(backend, verify="never"), wrap(backend))
+        runs = [[first_call(way) for way in ways] for _ in range(repetitions)]
+        plain, unverified, verified = (min(column) for column in zip(*runs, strict=True))
+        rows.append(row(f"first call with {backend}, not verified", "s", plain, unverified))
+        rows.append(row(f"first call with {backend}, verified with gradients", "s", plain, verified))
+        with torch.no_grad():
+            runs = [[first_call(way) for way in ways] for _ in range(repetitions)]
+        plain, _, verified = (min(column) for column in zip(*runs, strict=True))
+        rows.append(row(f"first call with {backend}, verified, no gradients", "s", plain, verified))
         own = min(own_seconds(backend) for _ in range(3))
         rows.append(row(f"first call with {backend}, wrapper's own part", "s", plain, plain + own))
         rows.append(row(f"later call with {backend}", "us", *compiled_call(backend)))
@@ -156,13 +163,14 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--repetitions", type=int, default=6)
+    parser.add_argument("--backends", nargs="+", default=["eager", "aot_eager"])
     options = parser.parse_args()
-    for found in measure(options.repetitions):
+    for found in measure(options.repetitions, options.backends):
         if options.json:
             print(json.dumps(found))
         else:
             print(
-                "{what:50} {plain:>10} {unit} {wrapped:>10} {unit}  extra {extra:>8}  x{ratio}".format(
+                "{what:55} {plain:>10} {unit} {wrapped:>10} {unit}  extra {extra:>8}  x{ratio}".format(
                     **found
                 )
             )
