@@ -84,8 +84,9 @@ def reduced(
     max_calls: int | None = None,
     folder: Path | None = None,
     listener: Listener = silent,
+    jobs: int = 1,
 ) -> Written:
-    """As ``reduce``; what became of it in all cases."""
+    """As ``reduce``; what became of it in all cases. ``jobs`` oracle calls run at the same time."""
     forms = forms_of(what, backend)
     if forms is None:
         if backend is not None:
@@ -94,13 +95,13 @@ def reduced(
             )
         assert isinstance(what, Path)
         return reducing.reduce_path(
-            what, seconds=seconds, max_calls=max_calls, folder=folder, listener=listener
+            what, seconds=seconds, max_calls=max_calls, folder=folder, jobs=jobs, listener=listener
         )
     case = intake.first_that_fails(forms, str(what) if isinstance(what, Path) else "the program")
     return reducing.reduce_and_publish(
         case,
         folder or settings.load().repro_dir,
-        limits=Limits(seconds=seconds, max_calls=max_calls),
+        limits=Limits(seconds=seconds, max_calls=max_calls, jobs=jobs),
         listener=listener,
         just_seen=True,
     )

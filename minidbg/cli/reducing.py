@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 @click.option(
     "--dir", "folder", type=click.Path(file_okay=False, path_type=Path), help="Where the repro goes."
 )
+@click.option(
+    "--jobs",
+    "-j",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Oracle calls at the same time.",
+)
 @click.option("--events", is_flag=True, help="Progress as JSON objects on stderr, one for each oracle call.")
 @JSON
 def reduce(
@@ -37,6 +45,7 @@ def reduce(
     seconds: float,
     max_calls: int | None,
     folder: Path | None,
+    jobs: int,
     events: bool,
     as_json: bool,
 ) -> None:
@@ -59,6 +68,7 @@ def reduce(
             max_calls=max_calls,
             folder=folder,
             listener=listener,
+            jobs=jobs,
         )
     if as_json:
         print_json(written.to_json())

@@ -25,6 +25,7 @@ from minidbg.reduction.islands import try_islands
 from minidbg.reduction.problem import (
     Answer,
     Ask,
+    AskTogether,
     Attempt,
     Budget,
     BudgetSpent,
@@ -91,6 +92,8 @@ def reduce_graph(
     budget: Budget = Budget(),  # noqa: B008 - a frozen value
     on_progress: Callable[[Progress], None] | None = None,
     on_phase: Callable[[str], object] = str,
+    ask_together: AskTogether | None = None,
+    jobs: int = 1,
     whole_is_known: bool = True,
     allow_no_calls: bool = False,
     simplify: bool = False,
@@ -100,7 +103,7 @@ def reduce_graph(
 
     ``ask`` gets a GraphModule of its own each time, and inputs that it must not write to. ``hints`` are words that may name the
     culprits: nodes or ops. ``simplify`` adds the edits beyond nodes, inputs and outputs. ``around`` makes the modes in which
-    the graph is run in eager to find the values inside it. ``whole_is_known``: the whole was just seen to fail. Ctrl-C and a spent budget
+    the graph is run in eager to find the values inside it. ``ask_together`` answers up to ``jobs`` questions in the time of one. ``whole_is_known``: the whole was just seen to fail. Ctrl-C and a spent budget
     end it with the best so far. Raises what ``ask`` raises, and NotReproduced when the whole had to be asked and did not fail;
     where it was said to be known, ``whole_passed`` says so instead.
     """
@@ -114,6 +117,8 @@ def reduce_graph(
         budget,
         on_progress,
         on_phase=on_phase,
+        ask_together=ask_together,
+        jobs=jobs,
         whole_is_known=whole_is_known,
         around=around,
         allow_no_calls=allow_no_calls,

@@ -65,13 +65,19 @@ def drop_outputs(problem: ReductionProblem) -> None:
 
 def drop_nodes(problem: ReductionProblem) -> None:
     """Try to put each node's recorded value in its place, last first. Cost: one call for each node."""
-    for name in reversed([node.name for node in problem.best.calls if mode_of(node) is Mode.NONE]):
-        left = {node for node in problem.best.calls if node.name != name}
-        if len(left) == len(problem.best.calls):
-            continue  # it went with another one
-        candidate = problem.extract(left, whole_tuples=True)
+    names = [node.name for node in reversed(problem.best.calls) if mode_of(node) is Mode.NONE]
+    for place, name in enumerate(names):
+        problem.ask_ahead(_without_node(problem, other) for other in names[place:])
+        candidate = _without_node(problem, name)
         if candidate is not None and not problem.consider(candidate):
-            problem.remember_passing(problem.bits(left))
+            problem.remember_passing(problem.bits([node for node in problem.best.calls if node.name != name]))
+
+
+def _without_node(problem: ReductionProblem, name: str) -> Candidate | None:
+    left = {node for node in problem.best.calls if node.name != name}
+    if len(left) == len(problem.best.calls):
+        return None  # it went with another one
+    return problem.extract(left, whole_tuples=True)
 
 
 def bypass_nodes(problem: ReductionProblem) -> None:
@@ -94,11 +100,14 @@ def _bypasses(problem: ReductionProblem, name: str) -> Iterator[Candidate | None
 
 def drop_inputs(problem: ReductionProblem) -> None:
     """Try to do without each input: an element of a list, or an argument that may be None. Cost: one call for each."""
-    for name in reversed([node.name for node in problem.recording.placeholders]):
-        node = next((node for node in problem.recording.placeholders if node.name == name), None)
-        if node is not None:
-            problem.consider(_without_input(problem, node))
+    names = [node.name for node in reversed(problem.recording.placeholders)]
+    for place, name in enumerate(names):
+        problem.ask_ahead(_without_input(problem, other) for other in names[place:])
+        problem.consider(_without_input(problem, name))
 
 
-def _without_input(problem: ReductionProblem, node: fx.Node) -> Candidate | None:
-    return problem.extract(set(problem.best.calls), without={node}) if node.users else None
+def _without_input(problem: ReductionProblem, name: str) -> Candidate | None:
+    node = next((node for node in problem.recording.placeholders if node.name == name), None)
+    return (
+        problem.extract(set(problem.best.calls), without={node}) if node is not None and node.users else None
+    )

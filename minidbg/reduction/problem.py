@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -45,6 +45,8 @@ class Answer(enum.Enum):
 
 
 Ask: TypeAlias = Callable[[fx.GraphModule, tuple[Any, ...]], Answer]
+AskTogether: TypeAlias = Callable[[Sequence[tuple[fx.GraphModule, tuple[Any, ...]]]], Sequence[Answer]]
+"""Several questions at once, for an oracle with several workers; the answers in the order of the questions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,9 @@ class ReductionProblem:
     """Decides between candidates of equal size, while a reduction simplifies."""
     spare_bytes: int = 0
     """Bytes of recorded values that may be kept for convenience: a part of what the inputs of the whole take."""
+    ask_together: AskTogether | None = None
+    jobs: int = 1
+    """How many questions ``ask_together`` answers in the time of one."""
     on_phase: Callable[[str], object] = str
     """Hears the name of each phase as it begins."""
     phase: str = "reduce"
@@ -239,6 +244,33 @@ class ReductionProblem:
             self._accept(candidate, key)
         return answer
 
+    def ask_ahead(self, candidates: Iterable[Candidate | None]) -> None:
+        """Have the next questions answered together, where several workers are there.
+
+        ``candidates`` are what the pass will ask one after the other as long as each passes. Answers are only remembered: what the
+        pass does with them, and so the result, is the same with one worker and with many.
+        """
+        if self.jobs < 2 or self.ask_together is None:
+            return
+        fresh: dict[str, Candidate] = {}
+        for candidate in candidates:
+            if candidate is None or not self._is_something(candidate) or not self.is_valid(candidate):
+                continue
+            key = self._key_of(candidate)
+            if key not in self._known:
+                fresh[key] = candidate
+            if len(fresh) == self.jobs:
+                break
+        if len(fresh) < 2:
+            return
+        self._check_budget()
+        began = time.monotonic()
+        answers = self.ask_together([(one.graph.give_away(), one.inputs) for one in fresh.values()])
+        seconds = (time.monotonic() - began) / len(fresh)
+        for (key, candidate), answer in zip(fresh.items(), answers, strict=True):
+            self._known[key] = answer
+            self._note(candidate, key, answer, seconds)
+
     def is_valid(self, candidate: Candidate) -> bool:
         """Whether ``candidate`` runs in eager; costs no oracle call."""
         return candidate.faithful or runs_in_eager(candidate.graph_module, candidate.inputs, self.around)
@@ -258,19 +290,22 @@ class ReductionProblem:
         if not self.is_valid(candidate):
             return Answer.INVALID
         self._check_budget()
-        self.oracle_calls += 1
         began = time.monotonic()
-        size = candidate.size
         with torch.set_grad_enabled(
             torch.is_grad_enabled()
         ):  # a graph that fails half-way leaves its mode behind
             answer = self.ask(candidate.graph.give_away(), candidate.inputs)
-        nodes, inputs, *_ = size
-        self.history.append(Attempt(self.phase, nodes, inputs, answer, time.monotonic() - began, key[:16]))
+        self._note(candidate, key, answer, time.monotonic() - began)
+        return answer
+
+    def _note(self, candidate: Candidate, key: str, answer: Answer, seconds: float) -> None:
+        """Count and log one call, and tell of it."""
+        self.oracle_calls += 1
+        nodes, inputs, *_ = size = candidate.size
+        self.history.append(Attempt(self.phase, nodes, inputs, answer, seconds, key[:16]))
         if answer is Answer.NOT and self._tells_more(self.phase):
             self.neighbour, self.neighbour_phase = candidate, self.phase
         self._tell(answer is Answer.INTERESTING and self._is_smaller(candidate, size), candidate)
-        return answer
 
     def _tells_more(self, phase: str) -> bool:
         """Whether what passed in this phase explains the failure better than the neighbour there is."""

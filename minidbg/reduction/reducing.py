@@ -214,6 +214,10 @@ def reduce_graph_of(case: Case, session: Session) -> core.Reduced:
     def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> core.Answer:
         return ANSWERS[session.ask(case.with_graph(graph_module, tuple(inputs))).verdict]
 
+    def ask_together(questions: Sequence[tuple[fx.GraphModule, tuple[Any, ...]]]) -> list[core.Answer]:
+        cases = [case.with_graph(graph_module, inputs) for graph_module, inputs in questions]
+        return [ANSWERS[outcome.verdict] for outcome in session.ask_together(cases)]
+
     def on_progress(progress: core.Progress) -> None:
         session.tell(progress.phase, progress.nodes, start, progress.rest_calls)
 
@@ -225,6 +229,8 @@ def reduce_graph_of(case: Case, session: Session) -> core.Reduced:
         budget=core.Budget(max_calls=session.max_calls, seconds=session.remaining()),
         on_progress=on_progress,
         on_phase=session.begin,
+        ask_together=ask_together,
+        jobs=session.limits.jobs if session.repeats == 1 else 1,
         simplify=True,
         around=around(case),
     )
@@ -271,13 +277,14 @@ def reduce_path(
     seconds: float = 300.0,
     max_calls: int | None = None,
     folder: Path | None = None,
+    jobs: int = 1,
     listener: Listener = silent,
 ) -> Written:
     """Reduce the capture or repro at ``path``. The result goes to ``folder``, or to the repro folder it lies in.
 
-    Goes on where an earlier reduction of it was ended. Raises UnreadableRepro, NotReproduced, and whatever loading
+    ``jobs`` oracle calls run at the same time. Goes on where an earlier reduction of it was ended. Raises UnreadableRepro, NotReproduced, and whatever loading
     the script's backend raises.
     """
     case = repro.load(path)
-    limits = Limits(seconds=seconds, max_calls=max_calls)
+    limits = Limits(seconds=seconds, max_calls=max_calls, jobs=jobs)
     return reduce_and_publish(case, folder or repro.folder_of(path), limits=limits, listener=listener)

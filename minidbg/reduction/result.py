@@ -19,6 +19,8 @@ class Limits:
     call_seconds: float = 60.0
     """Time limit of one oracle call."""
     memory_bytes: int | None = None
+    jobs: int = 1
+    """Oracle calls at the same time. The result does not depend on it."""
 
 
 @dataclass(frozen=True, slots=True)

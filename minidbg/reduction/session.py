@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -98,19 +99,48 @@ class Session:
 
     def ask_and_log(self, case: Case) -> Outcome:
         """One run: out of the log where it has it, else a real one."""
-        nodes = call_nodes(case.graph_module)
-        if self.too_slow_nodes is not None and nodes >= self.too_slow_nodes and case.kind is not Kind.HANG:
-            return Outcome(Verdict.INVALID, reason=f"{self.too_slow_nodes} nodes did not finish in time")
-        digest = digest_of(case)
-        was_replaying = self.log.is_replaying
-        outcome = self.log.recorded(digest)
-        if outcome is None:
-            if was_replaying or (self.log.entries and self.log.position == self.oracle_calls):
-                self.make_sure_of_the_log()
-            outcome = self.run(case)
-            self.log.append(self.entry(case, nodes, digest, outcome))
+        (outcome,) = self.ask_together([case])
+        return outcome
+
+    def ask_together(self, cases: Sequence[Case]) -> list[Outcome]:
+        """The outcomes of several cases, run at the same time; logged in the order in which they are given."""
+        worth = [case for case in cases if not self.is_too_slow(case)]
+        known = [self.log.recorded(digest_of(case)) for case in worth]
+        new = [case for case, outcome in zip(worth, known, strict=True) if outcome is None]
+        if new and self.log.entries and self.log.position == self.oracle_calls:
+            self.make_sure_of_the_log()
+        runs = iter(self.run_all(new))
+        found = iter(
+            [
+                self.learned(case, before, before or next(runs))
+                for case, before in zip(worth, known, strict=True)
+            ]
+        )
+        return [
+            next(found)
+            if case in worth
+            else Outcome(Verdict.INVALID, reason=f"{self.too_slow_nodes} nodes did not finish in time")
+            for case in cases
+        ]
+
+    def is_too_slow(self, case: Case) -> bool:
+        """Whether a smaller case did not come back in time."""
+        least = self.too_slow_nodes
+        return least is not None and call_nodes(case.graph_module) >= least and case.kind is not Kind.HANG
+
+    def run_all(self, cases: Sequence[Case]) -> list[Outcome]:
+        """One run of each, at the same time where there are several."""
+        if len(cases) < 2:
+            return [self.run(case) for case in cases]
+        with ThreadPoolExecutor(len(cases)) as pool:
+            return list(pool.map(self.run, cases))
+
+    def learned(self, case: Case, before: Outcome | None, outcome: Outcome) -> Outcome:
+        """``outcome``, counted; logged when it is a new one (``before`` is None); what else it tells is remembered."""
+        if before is None:
+            self.log.append(self.entry(case, outcome))
         self.oracle_calls += 1
-        self.learn(case, nodes, outcome)
+        self.learn(case, outcome)
         return outcome
 
     def make_sure_of_the_log(self) -> None:
@@ -138,23 +168,23 @@ class Session:
             workers.remove_unfinished(self.kernels, since=began)
         return outcome
 
-    def entry(self, case: Case, nodes: int, digest: str, outcome: Outcome) -> dict[str, object]:
+    def entry(self, case: Case, outcome: Outcome) -> dict[str, object]:
         """One line of the replay log."""
         return {
             "phase": self.phase,
-            "nodes": nodes,
+            "nodes": call_nodes(case.graph_module),
             "inputs": len(case.inputs),
             "answer": str(ANSWERS[outcome.verdict].value),
             "seconds": round(outcome.seconds, 3),
             "elapsed": round(self.elapsed(), 3),
-            "digest": digest,
+            "digest": digest_of(case),
             "outcome": outcome.to_json(),
         }
 
-    def learn(self, case: Case, nodes: int, outcome: Outcome) -> None:
+    def learn(self, case: Case, outcome: Outcome) -> None:
         """Remember what the outcome tells beside its answer."""
         if outcome.verdict is Verdict.TIMEOUT:
-            self.too_slow_nodes = nodes
+            self.too_slow_nodes = call_nodes(case.graph_module)
         answer = ANSWERS[outcome.verdict]
         if answer is core.Answer.INTERESTING and self.is_smaller(case):
             self.best = case

@@ -10,6 +10,7 @@ from torch import fx
 from minidbg.graphs.effects import Mode, is_call, mode_of, nesting_levels
 from minidbg.graphs.pieces import is_unpacking
 from minidbg.graphs.record import Recording
+from minidbg.reduction.candidate import Candidate
 from minidbg.reduction.problem import Answer, ReductionProblem
 
 Unit: TypeAlias = tuple[fx.Node, ...]
@@ -35,19 +36,34 @@ class Subsets:
     def fails(self, chosen: Iterable[int], **how: Any) -> bool:
         """Whether just these units fail in the same way; presumed not, when more than these passed."""
         chosen = list(chosen)
-        mask = 0
-        for number in chosen:
-            mask |= self._bits[number]
+        mask = self._mask_of(chosen)
         if not chosen or (not how and self.problem.presumed_passing(mask)):
             return False
-        keep = {node for number in chosen for node in self.units[number]}
-        candidate = self.problem.extract_from(self.recording, self.base, keep, **how)
+        candidate = self._candidate(chosen, **how)
         if candidate is None or not candidate.calls:
             return False
         answer = self.problem.answer(candidate)
         if answer is Answer.NOT and not how:
             self.problem.remember_passing(mask)
         return answer is Answer.INTERESTING
+
+    def _mask_of(self, chosen: Iterable[int]) -> int:
+        mask = 0
+        for number in chosen:
+            mask |= self._bits[number]
+        return mask
+
+    def _candidate(self, chosen: Iterable[int], **how: Any) -> Candidate | None:
+        keep = {node for number in chosen for node in self.units[number]}
+        return self.problem.extract_from(self.recording, self.base, keep, **how)
+
+    def ask_ahead(self, *several: Sequence[int]) -> None:
+        """Have these subsets, of which the first is asked next and the others perhaps later, answered together."""
+        self.problem.ask_ahead(
+            self._candidate(chosen)
+            for chosen in several
+            if not self.problem.presumed_passing(self._mask_of(chosen))
+        )
 
 
 def units_of(recording: Recording) -> list[Unit]:

@@ -24,6 +24,7 @@ def narrow_window(problem: ReductionProblem) -> None:
     window = _Window(Subsets(problem))
     while len(window) > 1:
         low, half, high = window.halves()
+        window.ask_ahead(half, low if half != low else high)
         if window.fails(*half):
             window = _Window(Subsets(problem), found=True)
             continue
@@ -65,6 +66,10 @@ class _Window:
 
     def fails(self, low: int, high: int) -> bool:
         return self.subsets.fails(range(low, high))
+
+    def ask_ahead(self, half: tuple[int, int], other: tuple[int, int]) -> None:
+        """Both halves at once, where there are workers for both."""
+        self.subsets.ask_ahead(range(*half), range(*other))
 
     def assume(self, half: tuple[int, int]) -> None:
         self.cuts.append((self.low + self.high) // 2)

@@ -270,6 +270,27 @@ def test_a_second_ctrl_c_names_what_there_is(
         reduced(case, tmp_path)
 
 
+@pytest.mark.parametrize("jobs", [2, 4])
+def test_the_result_does_not_depend_on_the_number_of_jobs(
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, jobs: int
+) -> None:
+    together: list[int] = []
+
+    def counted(self: session.Session, cases: Sequence[Case]) -> list[Outcome]:
+        together.append(len(cases))
+        return [self.run(case) for case in cases]
+
+    monkeypatch.setattr(session.Session, "run_all", counted)
+    case = with_its_failure(failing_case())
+    alone = reduced(case, tmp_path / "alone")
+    assert set(together) == {1}
+    many = reduced(case, tmp_path / "many", jobs=jobs)
+    assert max(together) in range(2, jobs + 1)
+    assert alone.path is not None
+    assert many.path is not None
+    assert alone.path.name == many.path.name
+
+
 class FailsSometimes:
     """A backend that refuses relu in a share of its compiles; its dice are its own."""
 
