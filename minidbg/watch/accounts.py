@@ -16,19 +16,27 @@ FLAKY_FACTOR = 6
 
 def exit_status(answers: Iterable[Answer], repros: dict[str, Repro], *, unexpected_only: bool) -> int:
     """What ``--once`` exits with: see DESIGN's table; with ``unexpected_only`` 1 when a header is contradicted."""
-    verdicts = []
-    for answer in answers:
-        state = answer.settled.state
-        if state is not None and answer.settled.standing not in NOT_JUDGED:
-            verdicts.append((state.verdict, repros[answer.job.repro].expect))
+    answers = list(answers)
+    verdicts = {state.verdict for answer in answers if (state := judged(answer)) is not None}
     if not verdicts:
         return 125
     if unexpected_only:
-        return 0 if all(is_expected(verdict, expect) for verdict, expect in verdicts) else 1
-    failing = {verdict for verdict, _ in verdicts} & FAILING
+        return 1 if contradictions(answers, repros) else 0
+    failing = verdicts & FAILING
     if failing & {Verdict.REPRODUCES, Verdict.FLAKY}:
         return 1
     return 3 if failing else 0
+
+
+def judged(answer: Answer) -> State | None:
+    """The state that an answer comes to; None when nothing could be said."""
+    return None if answer.settled.standing in NOT_JUDGED else answer.settled.state
+
+
+def contradictions(answers: Iterable[Answer], repros: Mapping[str, Repro]) -> list[State]:
+    """The states that are not what the repro's header expects."""
+    states = [state for answer in answers if (state := judged(answer)) is not None]
+    return [state for state in states if not is_expected(state.verdict, repros[state.repro].expect)]
 
 
 def count_standings(answers: Iterable[Answer]) -> dict[str, int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from minidbg.history import NAME, Environment, open_or_begin_anew
-from minidbg.watch.accounts import exit_status, seen_too_seldom
+from minidbg.watch.accounts import contradictions, exit_status, seen_too_seldom
 from minidbg.watch.announce import Announcer, Log
 from minidbg.watch.background import Background
 from minidbg.watch.builder import Builder, Built
@@ -301,13 +301,21 @@ class Daemon:
             return
         self.sweeps_done += 1
         if not self.wanted:
-            unexpected = self.settings.fail_on is FailOn.UNEXPECTED
-            self.status = exit_status(
-                self.sweeper.answers.values(), self.sweeper.repros, unexpected_only=unexpected
-            )
+            self.status = self.status_of_once()
         elif self.sweeps_done >= MOST_SWEEPS_ONCE:
             self.announce("notice", text="the code kept changing while it was judged; nothing can be said")
             self.status = 125
+
+    def status_of_once(self) -> int:
+        """The exit status; what contradicts its header is named when only that counts."""
+        answers, repros = self.sweeper.answers.values(), self.sweeper.repros
+        unexpected = self.settings.fail_on is FailOn.UNEXPECTED
+        for state in contradictions(answers, repros) if unexpected else ():
+            self.announce(
+                "unexpected", repro=state.repro, device=state.device, verdict=str(state.verdict),
+                expect=str(repros[state.repro].expect),
+            )  # fmt: skip
+        return exit_status(answers, repros, unexpected_only=unexpected)
 
     def use_quiet_time(self) -> None:
         """With nothing to judge: reduce a capture, and run anew what has been seen only few times."""

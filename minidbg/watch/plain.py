@@ -130,6 +130,9 @@ WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "repro_removed": lambda data: f"repro {data['repro']} is gone",
     "repro_damaged": lambda data: f"repro {data['repro']} cannot be used: {data['reason']}",
     "reduction_finished": reduction_finished,
+    "unexpected": lambda data: (
+        f"unexpected: {data['repro']} [{data['device']}] is {data['verdict']}, and its header expects {data['expect']}"
+    ),
     "process_died": lambda data: (
         f"a process died in a backend; what it was at is in {shown(data['capture'])}"
     ),

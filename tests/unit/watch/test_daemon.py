@@ -523,6 +523,21 @@ def test_once_ends_with_the_status_of_what_was_seen(
     assert daemon.status == status
 
 
+def test_once_names_what_contradicts_its_header(world: World) -> None:
+    world.repro("known", "reproduces")
+    world.repro("fixed", "gone")
+    world.repro("kept", "gone", expect="gone")
+    daemon = world.start(once=True, fail_on=FailOn.UNEXPECTED)
+    world.settle()
+    assert daemon.status == 1
+    (event,) = world.names("unexpected")
+    assert (event.data["repro"], event.data["verdict"], event.data["expect"]) == (
+        "fixed.py",
+        "gone",
+        "reproduces",
+    )
+
+
 def test_polling_is_announced_with_its_reason(world: World) -> None:
     world.repro("a", "reproduces")
     daemon = world.start()
