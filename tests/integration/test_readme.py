@@ -1,0 +1,210 @@
+"""Every command and snippet of the README: read by the parsers by default, run when slow tests are.
+
+A fenced block of Python whose first line is ``# NAME.py`` is that file; other Python runs in one namespace, in order.
+Each line of a console block that begins with ``$`` is run in a folder that has those files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from minidbg.cli.registry import PLACES
+from minidbg.cli.root import cli
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+BLOCK = re.compile(r"(?ms)^```(\w+)\n(.*?)^```$")
+INSTALL = re.compile(r"^(pip install|\.ci/run)")
+
+
+def blocks(language: str) -> list[str]:
+    return [text for found, text in BLOCK.findall(README) if found == language]
+
+
+def commands() -> list[str]:
+    """Every command, without its comment."""
+    lines = (line[2:] for text in blocks("console") for line in text.splitlines() if line.startswith("$ "))
+    return [re.sub(r"\s+#.*", "", line) for line in lines]
+
+
+def snippets() -> list[str]:
+    """Python that is no file: not the script of the first page, which a run writes again."""
+    return [text for text in blocks("python") if not re.match(r'# \w+\.py\n|"""', text)]
+
+
+def files() -> dict[str, str]:
+    """The files that the README shows."""
+    return {text[2 : text.index("\n")]: text for text in blocks("python") if re.match(r"# \w+\.py\n", text)}
+
+
+def ours() -> list[str]:
+    return [part for line in commands() for part in line.split(" && ") if part.startswith("minidbg ")]
+
+
+@pytest.mark.parametrize("command", ours())
+def test_every_command_is_one_that_the_command_line_takes(command: str) -> None:
+    name, *arguments = shlex.split(command)[1:]
+    found = cli.get_command(click.Context(cli), name)
+    assert found is not None, f"no command {name}"
+    # paths of the README need not be here: it is names of options that may go stale
+    for parameter in found.params:
+        if isinstance(parameter.type, click.Path):
+            parameter.type.exists = False
+    found.make_context(name, arguments)
+
+
+def test_every_command_is_in_the_readme() -> None:
+    named = {shlex.split(command)[1] for command in ours()} | set(re.findall(r"`minidbg (\w+)", README))
+    assert set(PLACES) <= named
+
+
+@pytest.mark.parametrize("text", [*blocks("python")])
+def test_every_snippet_is_python(text: str) -> None:
+    compile(text, "README.md", "exec")
+
+
+def test_the_configuration_shown_is_one_that_is_read() -> None:
+    from minidbg import settings
+    from minidbg.watch import settings as watching
+
+    for text in blocks("toml"):
+        table = tomllib.loads(text)["tool"]["minidbg"]
+        assert set(table.pop("watch", {})) <= set(watching.CONVERT)
+        assert set(table) <= set(settings.CONVERT)
+
+
+def test_every_variable_of_templates_is_in_the_readme() -> None:
+    from minidbg.report.forms import VARIABLES
+
+    section = README[README.index("## Templates") : README.index("## Configuration")]
+    assert [name for name in VARIABLES if f"`{name}`" not in section] == []
+
+
+# --- all of it, run ---
+
+FRAGMENTS = """
+import functools
+import torch, minidbg
+from torch._dynamo.backends.common import aot_autograd
+from my_backend import my_backend
+
+
+def make_backend(level):
+    return my_backend
+
+
+def my_compiler(gm, example_inputs):
+    return gm.forward
+
+
+def fails(gm, inputs):
+    return any(node.target is torch.relu for node in gm.graph.nodes)
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(torch.tanh(x) + 1) * 2
+
+
+if __name__ == "__main__":
+    model, inputs = Model(), (torch.randn(3),)
+    gm, gm_inputs = torch.fx.symbolic_trace(Model()), inputs
+"""
+TRAIN = """
+import torch
+from my_backend import my_backend
+
+if __name__ == "__main__":
+    torch.compile(lambda x: torch.relu(x) + 1, backend=my_backend)(torch.randn(3))
+"""
+MAY_END_WITH: dict[str, set[int]] = {
+    "minidbg status": {0, 1},
+    "minidbg check": {1},
+    "minidbg watch": {0, 1, 3},
+    "minidbg run": {1},
+    "python minidbg_repros": {1},
+    "pytest minidbg_repros": {1},
+}
+"""Exit statuses of commands that tell a verdict; all others end with 0."""
+SECONDS = 280
+
+
+def run(command: str, folder: Path, seconds: float = SECONDS) -> subprocess.CompletedProcess[str]:
+    """The command as a shell would run it, with this environment's programs first."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env={**os.environ, "PATH": path, "PYTHONPATH": "."},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A user's folder after the program of the first page has failed."""
+    folder = tmp_path_factory.mktemp("readme")
+    for name, text in files().items():
+        (folder / name).write_text(text)
+    (folder / "train.py").write_text(TRAIN)
+    done = run("python model.py", folder)
+    assert done.returncode == 1
+    (folder / "stderr.txt").write_text(done.stderr)
+    yield folder
+    with contextlib.suppress(OSError):
+        (folder / "stderr.txt").unlink()
+
+
+@pytest.mark.slow
+def test_the_program_of_the_first_page_ends_as_shown(folder: Path) -> None:
+    shown = next(text for text in blocks("text") if "oracle calls" in text).splitlines()
+    said = (folder / "stderr.txt").read_text()
+    assert shown[0] in said
+    figures = re.compile(r"\d+ oracle calls, [\d.]+ s")
+    assert figures.sub("N", shown[-1]) in figures.sub("N", said)
+
+
+@pytest.mark.slow
+def test_the_script_of_the_first_page_is_the_one_that_is_written(folder: Path) -> None:
+    shown = next(text for text in blocks("python") if text.startswith('"""'))
+    (written,) = (folder / "minidbg_repros").glob("compile_cumsum_*.py")
+    kept = re.sub(r"(?m)^(Stages|Set in the environment): .*\n(\n(?=Run this))?", "", written.read_text())
+    assert kept.replace("\n\n\n", "\n\n").startswith(shown.replace("\n\n\n", "\n\n").rstrip())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [command for command in commands() if not INSTALL.match(command)])
+def test_every_command_of_the_readme_runs(command: str, folder: Path) -> None:
+    if command.startswith("minidbg watch") and "--once" not in command:
+        command += " --once"  # else it ends with Ctrl-C
+    done = run(command, folder)
+    allowed = next((found for start, found in MAY_END_WITH.items() if command.startswith(start)), {0})
+    assert done.returncode in allowed, f"{done.stdout[-1500:]}\n{done.stderr[-1500:]}"
+
+
+@pytest.mark.slow
+def test_every_snippet_of_the_readme_runs(folder: Path) -> None:
+    body = "\n".join(snippets())
+    program = FRAGMENTS + "".join(f"    {line}\n" if line.strip() else "\n" for line in body.splitlines())
+    (folder / "snippets.py").write_text(program)
+    package = folder / "my_pkg"
+    package.mkdir(exist_ok=True)
+    (package / "__init__.py").touch()
+    (package / "mod.py").write_text(
+        "from my_backend import my_backend\n\n\ndef make_backend(level):\n    return my_backend\n"
+    )
+    done = run("python snippets.py", folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "run: python minidbg_repros/compile_relu_" in done.stdout
