@@ -268,6 +268,7 @@ class Server:
             self.process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             self.process.kill()
+            self.process.wait()
         self.thread.join(timeout=5)
         self.control.close()
 

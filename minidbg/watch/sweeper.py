@@ -66,6 +66,8 @@ class Sweeper:
     broken: dict[CanaryKey, str] = field(default_factory=dict)
     told_missing: set[str] = field(default_factory=set)
     loaded_elsewhere: set[str] = field(default_factory=set)
+    awaiting_canary: list[tuple[Job, Seen]] = field(default_factory=list)
+    """What runs have shown that is new, and is told once the backend is known to work."""
     touches: dict[Job, int] = field(default_factory=dict)
     """How many times in a row a job's own files were written while it ran, without another content."""
 
@@ -108,6 +110,7 @@ class Sweeper:
             self.take(unable)
 
         self.opening, self.due_taken = opening, names
+        self.awaiting_canary.clear()
         if told:
             self.open()
         self.fill()
@@ -223,6 +226,9 @@ class Sweeper:
         answer, key = canary_of(message), sweep.key(task.job)
         backend = sweep.repros[task.job.repro].backend
         answers = sweep.saw_canary(task, answer)
+        waiting, self.awaiting_canary = self.awaiting_canary, []
+        for job, seen in waiting:
+            self.tell_unconfirmed(sweep, job, seen)
         if answer.answer == "broken" and self.broken.get(key) != answer.reason:
             self.tell_broken(key, backend, answer)
         elif answer.answer != "broken" and self.broken.pop(key, None) is not None:
@@ -257,7 +263,9 @@ class Sweeper:
         """Say at once what a run has shown, when a working backend showed something new; whether it holds comes later."""
         canary = sweep.canaries.get(sweep.key(job))
         before = self.recorder.states.get((job.repro, job.device))
-        if canary is not None and canary.answer == "passes" and before is not None:
+        if canary is None:
+            self.awaiting_canary.append((job, seen))
+        elif canary.answer == "passes" and before is not None:
             if self.first_answer is None:
                 self.first_answer = self.clock()
             self.announce(

@@ -216,6 +216,24 @@ def test_a_flip_is_confirmed_in_a_fresh_interpreter_and_told_once(world: World) 
     assert world.flips() == [("FIXED", "a.py")]
 
 
+def test_a_run_that_ends_before_its_canary_is_told_of_once_the_canary_has_passed(world: World) -> None:
+    world.repro("a", "reproduces")
+    daemon = world.start(jobs=2)
+    world.settle()
+    world.told.clear()
+    world.save("a", "gone")
+    daemon.handle(daemon.inbox.get())
+    for _ in range(3):
+        daemon.step(float("inf"))
+    canary, run = daemon.inbox.get(), daemon.inbox.get()
+    daemon.handle(run)
+    assert world.names("unconfirmed") == []
+    daemon.handle(canary)
+    assert [event.data["verdict"] for event in world.names("unconfirmed")] == ["gone"]
+    world.settle()
+    assert world.flips() == [("FIXED", "a.py")]
+
+
 def test_a_touched_file_and_a_file_elsewhere_cause_no_sweep(world: World) -> None:
     world.repro("a", "gone")
     world.start()
