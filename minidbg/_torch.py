@@ -7,6 +7,7 @@ import functools
 import importlib
 import inspect
 import io
+import logging
 import os
 import shutil
 import sys
@@ -772,10 +773,18 @@ def unflattened(values: Sequence[Any], spec: Any) -> Any:
 
 
 def input_reader(save_dir: str | None) -> Any:
-    """What ``load_args`` of a repro by torch's minifier reads its inputs with. ``InputReader`` was seen in 2.13."""
-    from torch._dynamo.debug_utils import InputReader
+    """What ``load_args`` of a repro by torch's minifier reads its inputs with: stored ones, without it random ones.
 
-    return InputReader(save_dir=save_dir)
+    ``InputReader`` and its logger were seen in 2.13.
+    """
+    from torch._dynamo import debug_utils
+
+    level = debug_utils.log.level
+    debug_utils.log.setLevel(logging.ERROR)  # that there is nothing to read is said in our own words
+    try:
+        return debug_utils.InputReader(save_dir=save_dir)
+    finally:
+        debug_utils.log.setLevel(level)
 
 
 def option_default(module: str, option: str) -> Any:

@@ -12,6 +12,7 @@ import itertools
 import linecache
 import sys
 import types
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -235,7 +236,8 @@ def loaded_inputs(found: TorchRepro, namespace: Mapping[str, Any]) -> tuple[list
     """The arguments of the module, and notes on where they come from."""
     stored = storages_of(found)
     reader = _torch.input_reader(str(stored) if stored else None)
-    with torch.random.fork_rng([]):
+    with torch.random.fork_rng([]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of each storage that is not there
         torch.manual_seed(0)
         namespace["load_args"](reader)
     version = getattr(namespace["load_args"], "_version", 0)
