@@ -95,6 +95,15 @@ def test_sizes_shrink_to_the_smallest_that_fails(least: int, left: int) -> None:
     assert tuple(result.inputs[0].shape) == (left, 1)
 
 
+def test_a_threshold_stays_visible() -> None:
+    result = simplified(
+        lambda x: x.sin(),
+        [torch.randn(64, 3)],
+        lambda graph_module, inputs: has("sin")(graph_module, inputs) and inputs[0].shape[0] % 8 == 0,
+    )
+    assert tuple(result.inputs[0].shape) == (8, 1)
+
+
 def test_equal_sizes_shrink_together() -> None:
     result = simplified(lambda x, y: torch.mm(x, y), [torch.randn(4, 32), torch.randn(32, 7)], has(torch.mm))
     assert {tuple(value.shape) for value in result.inputs} == {(1, 1)}
