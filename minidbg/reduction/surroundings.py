@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from minidbg import _torch
-from minidbg.case import CallPath, Case, Context
+from minidbg.case import CallPath, Case, Context, Level
 from minidbg.graphs.copying import copy_graph_module
 
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")
@@ -100,6 +100,12 @@ def without_unused_numbers(case: Case) -> Iterator[Case]:
         yield case.with_graph(graph_module, tuple(case.inputs[place] for place in kept))
 
 
+def through_torch_compile(case: Case) -> Iterator[Case]:
+    """The usual way to the backend again, where only what is gone by now could not go that way."""
+    if case.call is CallPath.DIRECT and case.level is not Level.ATEN:
+        yield replace(case, call=CallPath.TORCH_COMPILE)
+
+
 def without_dynamic(case: Case) -> Iterator[Case]:
     """Static shapes."""
     if case.dynamic is not False or case.dynamic_dims:
@@ -116,6 +122,7 @@ MODES = ("grad", "inference", "autocast", "deterministic", "default_dtype", "mat
 """Fields of a context that are tried each for itself when not all can go."""
 
 CHANGES: tuple[Callable[[Case], Iterator[Case]], ...] = (
+    through_torch_compile,
     without_dynamic,
     without_unused_numbers,
     without_backward,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch._inductor.config as inductor_config
 from torch import fx
 
-from minidbg.case import BackendRef, Case, Context
+from minidbg.case import BackendRef, CallPath, Case, Context
 from minidbg.reduction.surroundings import simplify
 
 INDUCTOR = "torch._inductor.config"
@@ -56,3 +57,9 @@ def test_modes_are_tried_each_for_itself_when_one_is_needed() -> None:
 
 def test_a_size_that_nothing_uses_is_left_to_dynamo() -> None:
     assert simplified(case_with(Context(), inputs=2), lambda case: True).inputs[0].shape == (2,)
+
+
+def test_a_small_graph_goes_by_torch_compile_again_where_that_fails_too() -> None:
+    direct = replace(case_with(Context()), call=CallPath.DIRECT)
+    assert simplified(direct, lambda case: True).call is CallPath.TORCH_COMPILE
+    assert simplified(direct, lambda case: case.call is CallPath.DIRECT).call is CallPath.DIRECT
