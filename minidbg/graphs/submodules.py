@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from minidbg.errors import CannotWrite
+from minidbg.graphs import quantization
 from minidbg.graphs.expressions import Expressions
 
 
@@ -23,7 +25,7 @@ def constructor(module: nn.Module, part: str) -> str:
     modes = {inner.training for inner in module.modules()}
     text = _call(module, part, one_mode=len(modes) == 1)
     text = text if modes != {False} else f"{text}.eval()"
-    if not _builds(text, module, with_modes=True) or _has_hooks(module):
+    if not _builds(text, module, with_modes=True):
         raise _refusal(part, module, "it has hooks or a mixture of training modes")
     return text
 
@@ -31,9 +33,9 @@ def constructor(module: nn.Module, part: str) -> str:
 def _call(module: nn.Module, part: str, *, one_mode: bool) -> str:
     """The constructor call; with ``one_mode`` all modules inside are in the same training mode."""
     kind = type(module)
-    if getattr(nn, kind.__name__, None) is not kind:
+    if getattr(nn, kind.__name__, None) is not kind and not quantization.is_quantizing(module):
         raise _refusal(part, module, "only modules of torch.nn can be rebuilt")
-    if isinstance(module, nn.Sequential):
+    if kind is nn.Sequential:  # and no subclass: fused modules are such
         children = [
             _call(child, part, one_mode=True) if one_mode else constructor(child, part) for child in module
         ]
@@ -45,7 +47,12 @@ def _call(module: nn.Module, part: str, *, one_mode: bool) -> str:
 
 
 def _text(kind: type[nn.Module], arguments: list[str]) -> str:
-    return f"torch.nn.{kind.__name__}({', '.join(arguments)})"
+    path = (
+        f"torch.nn.{kind.__name__}"
+        if getattr(nn, kind.__name__, None) is kind
+        else quantization.class_path(kind)
+    )
+    return f"{path}({', '.join(arguments)})"
 
 
 def _needed(arguments: list[str], module: nn.Module) -> list[str]:
@@ -68,6 +75,12 @@ def literal(value: Any) -> str:
 
 def _argument_lists(module: nn.Module) -> Iterator[list[str]]:
     """Arguments that may build ``module``: by its constructor's signature, then by its repr."""
+    if quantization.is_quantizing(module):
+        yield from quantization.argument_lists(module, literal)
+        if getattr(module, "qconfig", None) is not None:
+            known = _by_signature(module, without="qconfig")
+            yield from ([*known, qconfig] for qconfig in quantization.qconfigs())
+            return
     for propose in (_by_signature, _by_repr):
         try:
             yield propose(module)
@@ -75,10 +88,12 @@ def _argument_lists(module: nn.Module) -> Iterator[list[str]]:
             continue
 
 
-def _by_signature(module: nn.Module) -> list[str]:
+def _by_signature(module: nn.Module, without: str = "") -> list[str]:
     """Arguments whose attributes of the same name differ from the default. Raises ValueError without them."""
     parts = []
     for name, parameter in inspect.signature(type(module)).parameters.items():
+        if name == without:
+            continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ValueError(f"{name} takes any number of values")
         required = parameter.default is parameter.empty
@@ -104,7 +119,7 @@ def _by_repr(module: nn.Module) -> list[str]:
 
 def _builds(text: str, module: nn.Module, *, with_modes: bool) -> bool:
     """Whether ``text`` builds a module like ``module``; tried without memory for the weights."""
-    with torch.device("meta"):
+    with torch.device("meta"), warnings.catch_warnings(action="ignore"):
         try:
             built = eval(text, {"torch": torch})
         except (TypeError, ValueError, RuntimeError, AssertionError):
@@ -119,18 +134,23 @@ def _settings(module: nn.Module, with_modes: bool) -> dict[str, Any]:
         found[path] = type(inner)
         for key, value in vars(inner).items():
             if not key.startswith("_") and (with_modes or key != "training"):
-                # a tensor that is no part of the state equals nothing: no constructor brings it
-                found[f"{path}.{key}"] = object() if isinstance(value, Tensor) else value
+                found[f"{path}.{key}"] = _comparable(value)
+            if with_modes and key.endswith("_hooks"):
+                found[f"{path}.{key}"] = len(value)  # some constructors set hooks themselves
         state: list[tuple[str, Tensor | None]] = [*inner._parameters.items(), *inner._buffers.items()]
         for key, tensor in state:
-            found[f"{path}.{key}"] = None if tensor is None else tuple(tensor.shape)
+            observed = quantization.is_quantizing(inner) and key in inner._buffers
+            found[f"{path}.{key}"] = None if tensor is None or observed else tuple(tensor.shape)
     return found
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    return any(
-        value for inner in module.modules() for key, value in vars(inner).items() if key.endswith("_hooks")
-    )
+def _comparable(value: Any) -> Any:
+    """Something that is equal for equal settings."""
+    if isinstance(value, Tensor):
+        return object()  # it equals nothing: no constructor brings a tensor that is no part of the state
+    if hasattr(value, "activation") and hasattr(value, "weight"):
+        return [_settings(part, with_modes=False) for part in quantization.parts_of(value)]
+    return value
 
 
 def _refusal(part: str, module: nn.Module, why: str) -> CannotWrite:
