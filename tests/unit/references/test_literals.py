@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from minidbg.references import NotALiteral, is_literal, write_literal
+from minidbg.references import NotALiteral, is_literal, read_literal, write_literal
 
 
 @pytest.mark.parametrize(
@@ -84,3 +84,24 @@ def test_list_that_holds_itself_is_no_literal() -> None:
     endless.append(endless)
 
     assert not is_literal(endless)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"dtype": torch.float16, "devices": (torch.device("cpu"), None), "layout": torch.strided},
+        [1, 2.5, float("inf"), -0.0, "a", b"b", True, 3 - 4j],
+        {"sets": {1, 2}, "none": set(), "frozen": frozenset({3}), "size": torch.Size([2, 3])},
+    ],
+    ids=["torch's", "numbers", "containers"],
+)
+def test_what_is_written_is_read_back_without_running_it(value: object) -> None:
+    assert read_literal(write_literal(value)) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["open('x')", "torch.load('x')", "__import__('os')", "torch.nn", "(lambda: 1)()"]
+)
+def test_what_is_no_literal_is_not_read(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_literal(text)
