@@ -9,7 +9,11 @@ from typing import Any
 
 
 class Kind(enum.StrEnum):
-    """In which way a backend fails."""
+    """In which way a backend fails.
+
+    ``compile``: it raises. ``runtime``: what it compiled raises. ``accuracy``: what it compiled gives other results than
+    eager. ``crash``: the process dies. ``hang``: it does not come back within the time limit.
+    """
 
     COMPILE = "compile"
     RUNTIME = "runtime"
@@ -26,7 +30,12 @@ class Direction(enum.StrEnum):
 
 
 class Verdict(enum.StrEnum):
-    """What one run of a case says about its failure."""
+    """What one run of a case says about its failure.
+
+    ``gone``: runs and agrees with eager. ``reproduces``: the same signature. ``flaky``: in some of several runs.
+    ``changed``: fails, but otherwise; ``crashed`` and ``timeout``: died, or never came back, where another kind was expected.
+    ``skipped``: a device, backend or module is missing here. ``invalid``: eager itself fails, so nothing is proven.
+    """
 
     GONE = "gone"
     REPRODUCES = "reproduces"
@@ -106,7 +115,10 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The answer of one oracle call: the verdict and what led to it."""
+    """The answer of one oracle call: the verdict and what led to it.
+
+    ``to_json`` gives what ``minidbg check --json`` and a repro's own ``--json`` print.
+    """
 
     verdict: Verdict
     signature: Signature | None = None

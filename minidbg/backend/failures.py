@@ -66,7 +66,11 @@ def is_answering() -> bool:
 
 
 def report_of(error: BaseException | None) -> Report | None:
-    """What minidbg wrote about ``error``, or about the exception that it wraps or was raised from; else None."""
+    """What minidbg wrote about ``error``, or about the exception that it wraps or was raised from; else None.
+
+    ``.path`` is the verified repro (None when there is none), ``.capture`` the unreduced capture, ``.line`` the result in
+    one line. As the last value of a notebook's cell it shows the script.
+    """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -141,9 +141,23 @@ def wrap(
 ) -> WrappedBackend:
     """``backend``, for ``torch.compile(backend=)``; when it fails, a verified minimal repro is left in ``repro_dir``.
 
-    ``backend`` is a name, a callable, or a list of them: a chain, in which the first that works is used and each
-    failing link is captured; ``options`` and ``mode`` are then the first link's. The settings are described at
-    ``minidbg.settings.Settings``; what is not given here comes from the environment and the configuration files.
+    ``backend`` is a name, a callable ``(gm, example_inputs) -> compiled_fn``, or a list of them: a chain, in which the
+    first that works is used and each failing link is captured; ``options`` and ``mode`` are then the first link's.
+
+    - ``verify``: ``"first"``, ``"always"``, ``"never"`` or a number: which calls of a compiled graph are compared with eager.
+    - ``rtol``, ``atol``, ``tolerances``: how far floats may be off; relative to the value, in units of the value, by dtype.
+    - ``on_failure``: ``"raise"`` the backend's exception, or ``"fallback"`` to eager (or the next link) with a warning.
+    - ``reduce``: ``"now"``, or ``"later"``: write the capture only. ``seconds`` (of all reductions of this process) and
+      ``max_calls`` (oracle calls of one) bound it. ``stages``: find out the guilty stage afterwards, in the background.
+    - ``repro_dir``: the folder. ``value_limit_bytes``: most bytes of real tensor values written for one failure.
+    - ``setup`` (statements) and ``reference`` (``"module:expression"``): how a fresh process gets the backend back.
+    - ``match``: a regular expression that a failure's text must contain to be reduced. ``reduce_oom``: reduce failures for
+      want of memory too. ``env``: names of variables that a repro needs. ``flight_recorder``: keep the case of a process
+      that dies on disk.
+
+    What is not given (None) comes from ``MINIDBG_*`` variables, ``[tool.minidbg]`` of the nearest pyproject.toml and the
+    user's file; ``minidbg.settings.Settings`` has the defaults. The result compares equal to another one of the same
+    backend, options and settings, so that dynamo does not compile again.
 
     Raises UnknownBackend, and BadSetting for a setting or option that does not exist or a value it cannot have.
     """
