@@ -149,7 +149,10 @@ def _comparable(value: Any) -> Any:
     if isinstance(value, Tensor):
         return object()  # it equals nothing: no constructor brings a tensor that is no part of the state
     if hasattr(value, "activation") and hasattr(value, "weight"):
-        return [_settings(part, with_modes=False) for part in quantization.parts_of(value)]
+        try:
+            return [_settings(part, with_modes=False) for part in quantization.parts_of(value)]
+        except (TypeError, ValueError, RuntimeError, AssertionError):
+            return object()  # settings of a user's own that build nothing here
     return value
 
 

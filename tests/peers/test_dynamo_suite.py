@@ -210,7 +210,7 @@ def test_repro_uses_constructor_for_qat_fused_module(engine: str) -> None:
 
 def test_repro_rejects_custom_qat_qconfig() -> None:
     activation = quantization.FakeQuantize.with_args(
-        observer=quantization.MinMaxObserver, quant_min=3, quant_max=9
+        observer=quantization.MinMaxObserver, quant_min=-3, quant_max=9, dtype=torch.qint8
     )
     config = quantization.QConfig(activation=activation, weight=quantization.default_weight_fake_quant)
     module = qat.ConvBnReLU2d(3, 4, 3, bias=False, qconfig=config)
