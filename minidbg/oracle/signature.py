@@ -185,7 +185,7 @@ def meaningful_lines(text: str) -> list[str]:
     """The compiler's ``error:`` lines if there are any, else all lines up to the report's appendix."""
     found = re.findall(r"(?m)^.*?\b(?:fatal )?error: (.*)$", text)
     if found:
-        return [line.strip() for line in found[:2]]
+        return list(dict.fromkeys(line.strip() for line in found))[:2]  # once for each loop that holds it
     lines = []
     for line in text.splitlines():
         if re.match(APPENDIX, line):

@@ -219,3 +219,9 @@ def test_module_imports_the_standard_library_only() -> None:
     imported = {value.__name__ for value in vars(module).values() if isinstance(value, types.ModuleType)}
     imported.discard("_pytest.assertion.rewrite")  # pytest rewrites the asserts of a plugin's package
     assert imported <= set(sys.stdlib_module_names)
+
+
+def test_a_compiler_that_says_the_same_of_each_loop_has_said_it_once() -> None:
+    said = "k.cpp:4:1: error: 'foo' was not declared\n"
+    one, two = (signature_of(RuntimeError(text), "compile")["message"] for text in (said, said * 2))
+    assert one == two
