@@ -150,10 +150,18 @@ def all_finite(value: Tensor) -> bool:
     """Whether ``value`` holds neither NaN nor infinity; one pass without a mask when it does not."""
     if value.numel() == 0 or not (value.is_floating_point() or value.is_complex()) or is_opaque(value.dtype):
         return True
-    value = _wide(value)
+    value = _wide(_once(value))
     # The sum of float16 values may overflow where none of them is infinite; it is taken in float32.
     total = value.sum(dtype=torch.float32) if value.dtype.itemsize == 2 else value.sum()
     return bool(total.isfinite()) or bool(value.isfinite().all())
+
+
+def _once(value: Tensor) -> Tensor:
+    """``value`` with each expanded dimension narrowed to one: an expanded tensor may have more elements than can be read."""
+    for dimension, (size, step) in enumerate(zip(value.shape, value.stride(), strict=True)):
+        if step == 0 and size > 1:
+            value = value.narrow(dimension, 0, 1)
+    return value
 
 
 def _wide(value: Tensor) -> Tensor:
