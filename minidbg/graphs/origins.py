@@ -6,9 +6,12 @@ import os
 import re
 from pathlib import Path
 
+import torch
 from torch import fx
 
 from minidbg.graphs.cells import cell_name
+
+TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 
 
 def user_line(graph_module: fx.GraphModule, message: str, *, last: bool = False) -> tuple[str, str]:
@@ -23,11 +26,16 @@ def user_line(graph_module: fx.GraphModule, message: str, *, last: bool = False)
     for node in (*named, *traced):
         lines = [line.strip() for line in str(node.stack_trace).splitlines() if line.strip()]
         for place, line in reversed(list(enumerate(lines))):
-            if line.startswith('File "'):
-                file, _, rest = line.removeprefix('File "').partition('", line ')
+            file, _, rest = line.removeprefix('File "').partition('", line ')
+            if line.startswith('File "') and is_the_users(file):
                 text = lines[place + 1] if place + 1 < len(lines) else ""
                 return f"{short_path(file)}:{rest.partition(',')[0]}", text
     return "", ""
+
+
+def is_the_users(file: str) -> bool:
+    """Whether ``file`` is neither torch's own nor code that was generated; a notebook's cells are the user's."""
+    return cell_name(file) != "" or not file.startswith((TORCH_FOLDER, "<"))
 
 
 def mentions(message: str, node: fx.Node) -> bool:
