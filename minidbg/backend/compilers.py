@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
@@ -24,6 +25,7 @@ from minidbg.errors import BadSetting
 from minidbg.failure import Kind
 from minidbg.graphs.copying import copy_graph_module
 from minidbg.graphs.mutation import mutated_placeholders
+from minidbg.oracle.direct import compile_directly
 from minidbg.settings import OnFailure, Settings
 
 
@@ -176,17 +178,45 @@ class AtenGraph:
         if failures.is_answering() or any(_torch.is_fake(value) for value in values):
             return self.call(args)
         kept = keep(values, self.mutated, self.held, limit_bytes=self.settings.value_limit_bytes)
+        verification = self.verification(values, kept)
         try:
             result = self.call(args)
         except Exception as error:
             if not self.goes_on_in_eager(error, values, kept):
-                del kept, values  # the traceback holds this frame
+                del kept, values, verification  # the traceback holds this frame
                 raise
         else:
-            self.good_calls += 1
-            self.settled = verify.is_settled(self.good_calls)
-            return result
+            wrong = judged(verification, result, values) if verification is not None else None
+            if wrong is None:
+                self.good_calls += 1
+                self.settled = verify.is_settled(self.good_calls, self.settings.verify)
+                return result
+            self.answer_wrong_results(wrong, kept)
         return self.untouched.forward(*values)
+
+    def verification(self, values: tuple[Any, ...], kept: Kept) -> verify.Verification | None:
+        """What will judge this call; None when it is not compared."""
+        most = verify.calls_compared(self.settings.verify)
+        if most is not None and self.good_calls >= most:
+            return None
+        link = called_by_us(self.link)
+        return verify.begin(self.untouched, self.unboxed, link, values, self.mutated, kept, self.settings)
+
+    def unboxed(self, *args: Any) -> Any:
+        """The compiled function with its inputs one by one."""
+        return self.call(list(args))
+
+    def answer_wrong_results(self, wrong: Failure, kept: Kept) -> None:
+        """Report ``wrong``. Raises its error, unless eager is to run instead, now and from now on."""
+        notes = (*wrong.notes, self.origin)
+        failure = replace(wrong, link=self.link, level=Level.ATEN, notes=notes)
+        report = failures.answer(failure, self.settings)
+        failures.set_report(wrong.error, report)
+        if not kept.restore() or self.settings.on_failure is not OnFailure.FALLBACK:
+            self.tell(wrong.error, report)
+            raise wrong.error
+        failures.warn_going_on(failure, report, "eager")
+        self.compiled_fn, self.settled = eager(self.untouched, boxed=self.boxed), True
 
     def goes_on_in_eager(self, error: Exception, values: tuple[Any, ...], kept: Kept) -> bool:
         """Answer a failed run; whether eager is to run instead, now and from now on."""
@@ -216,16 +246,44 @@ class AtenGraph:
 
     def failure(self, error: Exception, values: Sequence[Any], kind: Kind) -> Failure:
         """What failed."""
-        note = (
+        notes = (self.origin,)
+        return Failure(self.untouched, tuple(values), self.link, kind, error, notes, level=Level.ATEN)
+
+    @property
+    def origin(self) -> str:
+        """Which graph this is, for people."""
+        return (
             f"the {self.part} graph that AOTAutograd made" if self.part else "a graph that AOTAutograd made"
         )
-        return Failure(self.untouched, tuple(values), self.link, kind, error, (note,), level=Level.ATEN)
 
     def tell(self, error: Exception, report: Report) -> None:
         """Put the report's line on ``error``, and into the log where dynamo will wrap it and hide notes."""
         failures.add_line(error, report)
         if not _torch.dynamo_keeps_type(error) and _torch.in_a_backend():
             failures.log.warning("minidbg: %s", report.line)
+
+
+def called_by_us(link: Link) -> Link:
+    """``link``, whose compiler is called outside AOTAutograd with real inputs: it gets fake ones."""
+
+    def compiled(gm: fx.GraphModule, inputs: Sequence[Any]) -> CompiledFn:
+        found: CompiledFn = compile_directly(compiler, gm, tuple(inputs), {"level": "aten"}, {})
+        return found
+
+    compiler, ours = link.compiler, Link(link.backend)
+    object.__setattr__(ours, "compiler", compiled)
+    return ours
+
+
+NOT_JUDGED = ("stride", "aliasing")
+"""Differences that AOTAutograd allows its compilers: it asks them for the strides that they chose."""
+
+
+def judged(verification: verify.Verification, result: Any, values: tuple[Any, ...]) -> Failure | None:
+    """What is wrong with ``result`` beside its layout, which is compared when all the rest agrees."""
+    found = verification.judge(result, values)
+    is_layout = found is not None and getattr(found.error, "category", "") in NOT_JUDGED
+    return None if is_layout else found
 
 
 def eager(graph: fx.GraphModule, *, boxed: bool) -> CompiledFn:

@@ -19,7 +19,7 @@ from minidbg import repro
 from minidbg.backend import failures, report_of, wrap, wrap_compiler
 from minidbg.backend.budget import PROCESS
 from minidbg.case import CallPath, Case, Level
-from minidbg.errors import BadSetting
+from minidbg.errors import AccuracyError, BadSetting
 from minidbg.failure import Kind, Verdict
 from minidbg.settings import Settings
 
@@ -190,6 +190,34 @@ def test_both_wrappers_around_one_failure_answer_once(answers: Answers) -> None:
         torch.compile(lambda x: torch.relu(x) + 1, backend=wrap(inner))(torch.ones(3))
     assert len(answers.cases) == 1
     assert "minidbg: report 1" in caught.value.__notes__
+
+
+def test_wrong_values_are_an_accuracy_error_at_the_first_call(answers: Answers) -> None:
+    """The forward's activations are compared, too; with dropout before the bug."""
+    backend = aot_autograd(
+        fw_compiler=wrap_compiler(planted.adds_one_to_relu), bw_compiler=planted.works_boxed
+    )
+    with pytest.raises(AccuracyError) as caught:
+        torch.compile(lambda x, w: torch.relu(x @ w).exp(), backend=backend)(
+            torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)
+        )
+    (case,) = answers.cases
+    assert (case.kind, case.level) == (Kind.ACCURACY, Level.ATEN)
+    assert "minidbg: report 1" in caught.value.__notes__
+
+
+def test_wrong_values_beside_dropout_are_found_and_eager_goes_on(answers: Answers) -> None:
+    wrapped = wrap_compiler(planted.adds_one_to_relu, on_failure="fallback")
+    plain = trained(aot_autograd(fw_compiler=planted.works_boxed))
+    ours = trained(aot_autograd(fw_compiler=wrapped, bw_compiler=planted.works_boxed))
+    assert all(torch.equal(one, two) for one, two in zip(plain, ours, strict=True))
+    assert {case.kind for case in answers.cases} == {Kind.ACCURACY}
+
+
+def test_the_layout_of_saved_activations_is_the_compilers_own(answers: Answers) -> None:
+    compiler = wrap_compiler(planted.chooses_its_own_strides)
+    trained(aot_autograd(fw_compiler=compiler, bw_compiler=compiler))
+    assert not answers.cases
 
 
 FORMS = {

@@ -77,6 +77,31 @@ def raises_in_run_on_relu(graph_module: fx.GraphModule, example_inputs: Sequence
     return compiled_fn
 
 
+def adds_one_to_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """Gives wrong values."""
+    for node in list(graph_module.graph.nodes):
+        if "relu" in str(node.target):
+            with graph_module.graph.inserting_after(node):
+                wrong = graph_module.graph.call_function(torch.ops.aten.add.Scalar, (node, 1))
+            node.replace_all_uses_with(wrong, delete_user_cb=lambda user, wrong=wrong: user is not wrong)
+    graph_module.recompile()
+    return make_boxed_func(graph_module.forward)
+
+
+def chooses_its_own_strides(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """Healthy: saves activations in another layout, as inductor does."""
+
+    def compiled_fn(args: list[Any]) -> Any:
+        results = graph_module(*args)
+        return [
+            one.t().contiguous().t() if isinstance(one, torch.Tensor) and one.dim() == 2 and place else one
+            for place, one in enumerate(results)
+        ]
+
+    compiled_fn._boxed_call = True  # type: ignore[attr-defined]
+    return compiled_fn
+
+
 def raises_on_symbolic_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
     """Fails to compile relu of a tensor whose size is a symbol."""
     for node in graph_module.graph.nodes:
