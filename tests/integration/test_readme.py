@@ -132,6 +132,7 @@ MAY_END_WITH: dict[str, set[int]] = {
     "minidbg check": {1},
     "minidbg watch": {0, 1, 3},
     "minidbg run": {1},
+    "minidbg reduce --last-crash": {125},
     "python minidbg_repros": {1},
     "pytest minidbg_repros": {1},
 }
