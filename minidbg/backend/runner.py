@@ -80,7 +80,8 @@ class WrappedGraph:
     def called_as(self, compiled_fn: CompiledFn) -> CompiledFn:
         """``compiled_fn`` behind the care that an unsettled graph takes."""
         if _torch.is_serializable_callable(compiled_fn):
-            return compiled_fn  # dynamo stores it for another process, by its type
+            verify.not_verified("dynamo stores what the backend gave for other processes, by its type")
+            return compiled_fn
         self.compiled_fn = _torch.settled_forward(compiled_fn)
 
         def run_compiled_graph(*args: Any) -> Any:
@@ -110,8 +111,9 @@ class WrappedGraph:
         if any(_torch.is_fake(arg) for arg in args):
             return self.compiled_fn(*args)  # a tracer above us asks for shapes; nothing runs
         kept = self.keep(args)
-        verification = self.verification(args, kept)
+        verification = None
         try:
+            verification = self.verification(args, kept)
             with self.record.during(Step.RUN, self.links[self.position], args):
                 result = self.compiled_fn(*args)
         except Exception as error:
