@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ LEAST_SECONDS = 30.0
 MOST_SECONDS = 900.0
 FACTOR = 5.0
 """A run may take this many times as long as the last one, within the bounds above."""
+MOST_BUSY = 10.0
 LEAST_HANG_SECONDS = 10.0
 """A repro of the kind hang gets at least this long in a warm worker, and ``FACTOR`` times what other repros need."""
 
@@ -69,15 +71,16 @@ class Runner:
         if task.purpose is Purpose.CANARY:
             return CANARY_SECONDS
         fresh, fixed = self.mode(task) == "fresh", self.settings.seconds
+        least = LEAST_SECONDS * busyness()
         if repro.kind is Kind.HANG:
             own = own_limit(repro.table)
             enough = fixed or max(LEAST_HANG_SECONDS, FACTOR * self.usual_seconds)
-            return own + LEAST_SECONDS if fresh else min(own, enough)
+            return own + least if fresh else min(own, enough)
         if fixed is not None:
             return fixed
         if state is None or state.script != repro.digest:
             return FIRST_RUN_SECONDS
-        return min(MOST_SECONDS, max(LEAST_SECONDS, FACTOR * state.seconds) + (LEAST_SECONDS if fresh else 0))
+        return min(MOST_SECONDS, max(least, FACTOR * state.seconds) + (least if fresh else 0))
 
     def next_number(self) -> int:
         """A number that no order has had."""
@@ -109,6 +112,18 @@ class Runner:
         """End everything under way; the ends are still reported."""
         for number in self.under_way:
             self.pool.cancel(number)
+
+
+def busyness() -> float:
+    """How many times as long as usual anything takes here now, from 1 to ``MOST_BUSY``; 1 where the system does not say.
+
+    A limit that is too short for a busy machine would turn a slow start of an interpreter into a verdict.
+    """
+    try:
+        waiting = os.getloadavg()[0] / (os.cpu_count() or 1)
+    except OSError:
+        return 1.0
+    return min(MOST_BUSY, max(1.0, waiting))
 
 
 def arguments(task: Task, repro: Repro, mode: str) -> tuple[str, ...]:

@@ -390,7 +390,8 @@ class NoPool:
     def close(self) -> None: ...
 
 
-def test_time_limits_follow_what_runs_need(tmp_path: Path) -> None:
+def test_time_limits_follow_what_runs_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 0.5, 0.5))
     task, fresh = Task(Purpose.RUN, Job("a.py", "cpu")), Task(Purpose.CONFIRM, Job("a.py", "cpu"), fresh=True)
     hang, plain = written(tmp_path, "h.py", kind="hang"), written(tmp_path, "p.py")
     runner = Runner(NoPool(), WatchSettings())
@@ -400,6 +401,8 @@ def test_time_limits_follow_what_runs_need(tmp_path: Path) -> None:
     assert runner.time_limit(task, hang, None) == 25.0
     known = State("p.py", "cpu", Verdict.GONE, 1.0, 1.0, plain.digest, "e", "c", seconds=20.0)
     assert [runner.time_limit(task, plain, state) for state in (None, known)] == [180.0, 100.0]
+    monkeypatch.setattr(os, "getloadavg", lambda: (4.0 * (os.cpu_count() or 1), 0.0, 0.0))
+    assert runner.time_limit(fresh, plain, known) == 240.0, "a busy machine is slow to start an interpreter"
     assert Runner(NoPool(), WatchSettings(seconds=7.0)).time_limit(task, plain, known) == 7.0
 
 
