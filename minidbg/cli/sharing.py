@@ -58,8 +58,9 @@ def export(repro: Path, template: str, output: Path | None, run: bool, as_json: 
 
     story = story_of(found(repro))
     form = forms.export(story, template, run=run)
-    if form.complaint:
-        note(form.complaint)
+    for remark in (form.complaint, *form.remarks):
+        if remark:
+            note(remark)
     tensors = story.path.with_suffix(".safetensors")
     if story.parts.stored and output is not None:
         shutil.copyfile(tensors, output.with_suffix(".safetensors"))

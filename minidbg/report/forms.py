@@ -7,6 +7,7 @@ repro does is no repro, and the whole script is given in its place.
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 import textwrap
@@ -65,6 +66,8 @@ class Form:
     """File name that fits it."""
     complaint: str = ""
     """What a reader must know about it: that it is the whole script after all, and why."""
+    remarks: tuple[str, ...] = ()
+    """What it needs and no requirement can say: where the backend was imported from."""
 
 
 def export(story: Story, template: str, *, run: bool = True) -> Form:
@@ -86,7 +89,12 @@ def export(story: Story, template: str, *, run: bool = True) -> Form:
         return Form(
             story.text, story.path.name, f"{refusal}; this is the whole script, which pytest runs too"
         )
-    return Form(text, name)
+    return Form(text, name, remarks=remarks_of(story))
+
+
+def remarks_of(story: Story) -> tuple[str, ...]:
+    """What the script needs that no index has."""
+    return tuple(map(str, as_table(story.header.table.get("reference")).get("remarks", ())))
 
 
 def template_file(name: str) -> str:
@@ -230,11 +238,18 @@ def check_that_it_fails(text: str, name: str, story: Story) -> str:
             script.with_suffix(".safetensors").symlink_to(tensors.absolute())
         way = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", str(script)]
         argv = way if name.startswith("test_") else [str(script)]
-        ended = workers.run_python(argv, seconds=RUN_SECONDS, cwd=folder)
+        ended = workers.run_python(argv, seconds=RUN_SECONDS, cwd=folder, env=with_paths(story.header))
     said = f"{ended.stdout}\n{ended.stderr_tail}" if name.startswith("test_") else ended.stderr_tail
     if ended.exit_status != 1 or not says_the_same(said, story.header):
         raise NoShortForm("the short form does not fail as the repro does")
     return ended.stderr_tail.replace(f"{folder}/", "")
+
+
+def with_paths(header: Header) -> dict[str, str | None]:
+    """The environment in which the backend can be imported: a script has the folders in its header, a short form has not."""
+    before = os.environ.get("PYTHONPATH")
+    paths = [*map(str, header.table.get("paths", ())), *([before] if before else [])]
+    return {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
 
 
 def says_the_same(said: str, header: Header) -> bool:

@@ -32,6 +32,8 @@ def lines(story: Story, *, script: bool) -> Iterator[str]:
         yield f"capture   {shown(story.capture)}"
     for number, note in enumerate(header.provenance.notes):
         yield f"{'note' if not number else '':<10}{note}"
+    if header.provenance.neighbour:
+        yield f"but       it {header.provenance.neighbour}"
     if story.stages:
         yield f"stages    {story.stages.sentence}"
     yield from past_lines(story)
@@ -39,14 +41,14 @@ def lines(story: Story, *, script: bool) -> Iterator[str]:
         yield from ("", story.parts.model)
     if story.neighbour:
         yield ""
-        yield f"the nearest graph that passes ({story.neighbour.nodes} nodes, {shown(story.neighbour.path)}):"
+        yield f"the nearest graph that passes ({counted(story.neighbour.nodes, 'node')}, {shown(story.neighbour.path)}):"
         yield from difference(story.parts.model, story.neighbour.model)
 
 
 def reduction_line(figures: Mapping[str, Any]) -> str:
     """The figures of the reduction in words."""
     if not figures["reduced"]:
-        return f"no: {figures['nodes']} nodes, {figures['inputs']} inputs, as captured"
+        return f"no: {counted(figures['nodes'], 'node')}, {counted(figures['inputs'], 'input')}, as captured"
     proof = "no single one can be left out" if figures["certified"] else "perhaps more could be left out"
     return (
         f"{figures['nodes']} of {figures['nodes_before']} nodes, {figures['inputs']} of {figures['inputs_before']} inputs"
@@ -54,12 +56,17 @@ def reduction_line(figures: Mapping[str, Any]) -> str:
     )
 
 
+def counted(count: int, what: str) -> str:
+    """``1 node``, ``2 nodes``."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def past_lines(story: Story) -> Iterator[str]:
     """What was seen of it on each device."""
     if not story.past.states:
         yield "history   not watched yet; 'minidbg watch' begins one"
     for number, state in enumerate(story.past.states):
-        seen = f"{state.verdict} since {moment(state.since)}, {state.runs} runs, last {moment(state.seen)}"
+        seen = f"{state.verdict} since {moment(state.since)}, {counted(state.runs, 'run')}, last {moment(state.seen)}"
         yield f"{'history' if not number else '':<10}{state.device}: {seen}"
 
 

@@ -55,6 +55,8 @@ def issue(story: Story, *, run: bool = True, keep_private: bool = False, version
         "said": SAID[story.header.kind],
         "script": script,
         "needs_file": bool(story.parts.stored),
+        "remarks": forms.remarks_of(story),
+        "passes": story.header.provenance.neighbour,
         "logs": last_lines(logs, LOG_LINES),
         "ablation": ablation(story, run=run),
         "neighbour": "\n".join(difference(story.parts.model, story.neighbour.model))

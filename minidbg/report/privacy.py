@@ -27,7 +27,9 @@ PUBLIC_ROOTS = (
     "/opt/conda",
 )
 """Folders that are the same on many machines; what lies elsewhere may name a project or a customer."""
-PATH = re.compile(r"(?<![\w:/.<])/(?:[\w.@+-]+/)+[\w.@+-]+")
+PATH = re.compile(r"(?<![\w:/.<>~])/(?:[\w.@+-]+/)+[\w.@+-]+")
+BELOW = re.compile(r"(~|<tmp>|<python>)/(?:[\w.@+-]+/)+([\w.@+-]+)")
+"""A path below a folder that was replaced: its own folders may name a project, too."""
 COMMON_USERS = frozenset(
     {"root", "user", "ubuntu", "admin", "runner", "jovyan", "nobody", "test", "torch", "python"}
 )
@@ -67,7 +69,7 @@ class Private:
         """``text`` with paths shortened and names replaced. Relative paths and public folders stay."""
         for folder in sorted(self.folders, key=len, reverse=True):
             text = re.sub(rf"(?<![\w.]){re.escape(folder)}(?=[/\s'\":,)\]]|$)", self.folders[folder], text)
-        text = PATH.sub(shortened, text)
+        text = PATH.sub(shortened, BELOW.sub(r"\1/.../\2", text))
         for name, word in self.names.items():
             text = re.sub(rf"(?<![\w]){re.escape(name)}(?![\w])", word, text)
         return text

@@ -120,6 +120,7 @@ class Story:
             "python": header.provenance.python_version,
             "dependencies": list(header.dependencies),
             "notes": list(header.provenance.notes),
+            "passes": header.provenance.neighbour,
             "neighbour": {"path": str(self.neighbour.path), "nodes": self.neighbour.nodes}
             if self.neighbour
             else None,

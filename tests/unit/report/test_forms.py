@@ -44,6 +44,23 @@ def test_the_short_script_is_run_and_has_no_judge(story: Story) -> None:
 
 
 @pytest.mark.slow
+def test_a_backend_that_is_not_installed_is_imported_from_where_it_was(repro: Path, tmp_path: Path) -> None:
+    text = repro.read_text()
+    start, end = text.index("def no_relu"), text.index("def backend()")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "their_backend.py").write_text("import torch\n\n\n" + text[start:end])
+    text = text[:start] + text[end:].replace(
+        "    return no_relu", "    from their_backend import no_relu\n\n    return no_relu"
+    )
+    paths = (
+        f'# paths = ["{tmp_path / "elsewhere"}"]\n# [tool.minidbg.reference]\n# remarks = ["not installed"]\n'
+    )
+    repro.write_text(text.replace("# [tool.minidbg.signature]", paths + "# [tool.minidbg.signature]"))
+    form = forms.export(story_of(repro), "script")
+    assert (form.complaint, form.remarks) == ("", ("not installed",))
+
+
+@pytest.mark.slow
 def test_the_pytest_form_fails_in_pytest_while_the_bug_is_there(story: Story, tmp_path: Path) -> None:
     form = forms.export(story, "pytest")
     assert form.complaint == ""
@@ -143,6 +160,7 @@ def test_private_paths_and_names_are_left_out() -> None:
     text = (
         'File "/home/ann/secret/train.py", line 3\n'
         'File "/home/ann/x.py"\n'
+        'File "/home/ann/customer/project/y.py"\n'
         'File "/venv/lib/site-packages/torch/_dynamo/a.py"\n'
         "loading /data/customer/model.pt on lab7 for ann, with /usr/bin/g++ from https://pytorch.org/docs/a.html\n"
         "an annotated a/b/c path, 1/2/3\n"
@@ -150,6 +168,7 @@ def test_private_paths_and_names_are_left_out() -> None:
     assert private.left_out(text) == (
         'File "./train.py", line 3\n'
         'File "~/x.py"\n'
+        'File "~/.../y.py"\n'
         'File "site-packages/torch/_dynamo/a.py"\n'
         "loading .../model.pt on <host> for <user>, with /usr/bin/g++ from https://pytorch.org/docs/a.html\n"
         "an annotated a/b/c path, 1/2/3\n"
