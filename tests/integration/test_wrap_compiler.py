@@ -220,6 +220,17 @@ def test_the_layout_of_saved_activations_is_the_compilers_own(answers: Answers) 
     assert not answers.cases
 
 
+def test_a_tensor_subclass_is_plain_tensors_down_here(answers: Answers) -> None:
+    """At the level of dynamo it is refused by name."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    backend = aot_autograd(fw_compiler=wrap_compiler(planted.raises_on_relu))
+    with pytest.raises(BackendCompilerFailed):
+        torch.compile(lambda x: torch.relu(x) + 1, backend=backend)(TwoTensor(torch.randn(3), torch.randn(3)))
+    (case,) = answers.cases
+    assert [type(value) for value in case.inputs] == [torch.Tensor, torch.Tensor]
+
+
 FORMS = {
     "method": (planted.FAMILY.compile, "FAMILY.compile"),
     "partial": (functools.partial(planted.raises_from_level, level=2), "raises_from_level, level=2"),
