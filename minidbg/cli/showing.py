@@ -9,6 +9,7 @@ import click
 
 from minidbg.cli.manners import JSON, note, print_json
 from minidbg.errors import MinidbgError
+from minidbg.printable import printable
 
 if TYPE_CHECKING:
     from minidbg.report import Story
@@ -43,7 +44,7 @@ def show(repro: Path, html: Path | None, errors: bool, as_json: bool) -> None:
     if as_json:
         print_json({**story.to_json(), "html": str(html) if html else None})
     elif html is None:
-        click.echo(report.glance(story))
+        click.echo(printable(report.glance(story)))
 
 
 def write_page(story: Story, html: Path, *, errors: bool) -> None:

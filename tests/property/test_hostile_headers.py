@@ -99,3 +99,42 @@ def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
     assert all(one.isprintable() or one in "\n\t" for one in printable(text))
     assert "\n" not in in_one_line(text)
     in_one_line(text).encode()  # half surrogates would raise
+
+
+PROGRAM = '''"""A script. \x1b[2J"""
+import torch
+
+def backend():
+    return "eager"
+
+class Repro(torch.nn.Module):
+    def forward(self, x):
+        return (x.relu(),)
+
+def inputs(device="cpu"):
+    return (torch.ones(3),)
+
+'''
+EVIL = "\x1b]0;title\x07\x1b[2J\u202eevil[red]"
+
+
+@pytest.mark.parametrize("arguments", [["show"], ["list"], ["report", "-q"]])
+def test_commands_print_no_control_sequence_of_a_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    from click.testing import CliRunner
+
+    from minidbg.cli.root import cli
+
+    told = {"message": EVIL, "captured_from": EVIL, "line": EVIL, "notes": [EVIL]}
+    signature = {"kind": "compile", "types": [EVIL], "frames": [EVIL], "message": EVIL}
+    table = {"schema": 1, "kind": "compile", "backend": EVIL, "signature": signature, "origin": told}
+    folder = tmp_path / "minidbg_repros"
+    folder.mkdir()
+    (folder / "compile_x_1.py").write_text(PROGRAM + script(write_table(table, ("tool", "minidbg"))))
+    monkeypatch.chdir(tmp_path)
+    target = str(folder) if arguments == ["list"] else str(folder / "compile_x_1.py")
+    done = CliRunner().invoke(cli, [*arguments, target])
+    said = done.output
+    assert said, done.exception
+    assert not {"\x1b", "\x07", "\u202e"} & set(said)
