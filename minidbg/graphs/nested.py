@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from minidbg import _torch
-from minidbg.graphs.effects import attribute_of, nested_graphs
+from minidbg.graphs.effects import Mode, attribute_of, mode_of, nested_graphs, op_name
 from minidbg.graphs.pieces import copy_node
 
 
@@ -108,6 +108,37 @@ def without_node(branch: fx.GraphModule, node: fx.Node, stand_in: fx.Node) -> fx
             new[old] = new[stand_in]
     graph.eliminate_dead_code()
     return _torch.lazy_graph_module(branch, graph)
+
+
+def without_grad_modes(branch: fx.GraphModule) -> fx.GraphModule | None:
+    """``branch`` without its settings of grad mode; None when it has none."""
+    graph = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    for old in branch.graph.nodes:
+        if mode_of(old) is not Mode.GRAD:
+            new[old] = copy_node(graph, old, new.__getitem__)
+    return _torch.lazy_graph_module(branch, graph) if len(new) < len(branch.graph.nodes) else None
+
+
+def gets_other_values(node: fx.Node, branch: fx.GraphModule) -> bool:
+    """Whether ``branch`` is run on values that are no operands of ``node``.
+
+    The backward of an autograd function gets gradients and what forward saved; attention scores their places.
+    """
+    if op_name(node) == "autograd_function_apply":
+        return branch is not next(nested_graphs(node), None)
+    return op_name(node).startswith("flex_attention")
+
+
+def values_like_examples(branch: fx.GraphModule) -> list[Any] | None:
+    """Zeros for each input of ``branch``, of the shapes that it was traced with; None where one is no tensor."""
+    examples = [node.meta.get("example_value") for node in branch.graph.nodes if node.op == "placeholder"]
+    if not all(isinstance(example, torch.Tensor) for example in examples):
+        return None
+    return [
+        torch.zeros([_torch.hint(size) for size in example.shape], dtype=example.dtype, device=example.device)
+        for example in examples
+    ]
 
 
 def without_operand(graph_module: fx.GraphModule, node: fx.Node, place: int) -> fx.GraphModule | None:

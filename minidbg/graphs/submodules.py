@@ -37,7 +37,8 @@ def _call(module: nn.Module, part: str, *, one_mode: bool) -> str:
         raise _refusal(part, module, "only modules of torch.nn can be rebuilt")
     if kind is nn.Sequential:  # and no subclass: fused modules are such
         children = [
-            _call(child, part, one_mode=True) if one_mode else constructor(child, part) for child in module
+            _call(child, part, one_mode=True) if one_mode else constructor(child, part)
+            for child in module.children()
         ]
         return f"torch.nn.Sequential({', '.join(children)})"
     for arguments in _argument_lists(module):

@@ -59,10 +59,11 @@ def _edited(problem: ReductionProblem, graph_module: fx.GraphModule | None) -> C
 def drop_nested_nodes(problem: ReductionProblem) -> None:
     """Try to put a same-shaped value in the place of each node of a nested graph, last first.
 
-    Cost: one call for each such value. A nested graph cannot get new inputs, so only values inside it will do.
+    First without its settings of grad mode. Cost: one call for each such value, and one. A nested graph cannot get new inputs, so only values inside it will do.
     """
     for name in [node.name for node in nested.holders(problem.best.graph_module)]:
         for path in [path for _, path in _branches_of(problem, name)]:
+            problem.consider(_without_grad_modes(problem, name, path))
             for inner in reversed(_calls_at(problem, name, path)):
                 _try_first(problem, _without_inner(problem, name, path, inner))
 
@@ -78,6 +79,12 @@ def _branch(problem: ReductionProblem, name: str, path: str) -> tuple[fx.Node, f
 def _calls_at(problem: ReductionProblem, name: str, path: str) -> list[str]:
     found = _branch(problem, name, path)
     return [inner.name for inner in found[1].graph.nodes if is_call(inner)] if found else []
+
+
+def _without_grad_modes(problem: ReductionProblem, name: str, path: str) -> Candidate | None:
+    found = _branch(problem, name, path)
+    smaller = nested.without_grad_modes(found[1]) if found else None
+    return _edited(problem, nested.with_branch(problem.best.graph_module, path, smaller)) if smaller else None
 
 
 def _without_inner(problem: ReductionProblem, name: str, path: str, inner: str) -> Iterator[Candidate | None]:
@@ -101,6 +108,8 @@ def _stand_ins(recording: Recording, node: fx.Node) -> list[fx.Node]:
 
 
 def _operand_values(problem: ReductionProblem, node: fx.Node, branch: fx.GraphModule) -> list[Any] | None:
+    if nested.gets_other_values(node, branch):
+        return nested.values_like_examples(branch)
     given, recording = nested.operands(node, branch), problem.recording
     if given is None:
         return None

@@ -27,7 +27,6 @@ from torch.utils.checkpoint import checkpoint
 
 import minidbg
 from minidbg.backend.budget import PROCESS
-from minidbg.case import CallPath
 
 
 @pytest.fixture(autouse=True)
@@ -171,18 +170,14 @@ class Custom(torch.autograd.Function):
         return grad * x.cos()
 
 
-def is_direct(found: Found) -> bool:
-    return found.case.call is CallPath.DIRECT
-
-
 HIGHER_ORDER = [
     Family("cond", branching, square, raises_on("cond"), ["sin", "cos", "cond"], full=True),
     Family("in_a_branch", branching, square, raises_on("cond", "relu"), ["relu", "cos", "cond"]),
     Family("alone_in_a_branch", branching, square, raises_on("relu"), ["relu"]),
     Family("while_loop", looping, square, raises_on("while_loop"), ["lt", "add", "sin", "while_loop"], full=True),
     Family("in_a_loop", looping, square, raises_on("while_loop", "relu"), ["lt", "add", "relu", "while_loop"]),
-    Family("scan", scanning, square, raises_on("scan"), ["scan"], check=is_direct, full=True),
-    Family("in_a_scan", scanning, square, raises_on("scan", "relu"), ["relu", "scan"], check=is_direct),
+    Family("scan", scanning, square, raises_on("scan"), ["scan"], full=True),
+    Family("in_a_scan", scanning, square, raises_on("scan", "relu"), ["relu", "scan"]),
     Family("map", mapping, square, raises_on("map_impl"), ["sin", "map_impl"]),
     Family("in_a_map", mapping, square, raises_on("map_impl", "relu"), ["relu", "map_impl"]),
     Family("region", regions, square, raises_on("invoke_subgraph"), ["invoke_subgraph"], full=True),
@@ -195,7 +190,20 @@ HIGHER_ORDER = [
         "in_a_checkpoint", checkpointed, square_with_grad,
         raises_on("tag_activation_checkpoint", "relu"), ["relu", "tag_activation_checkpoint"],
     ),
-    Family("masked_attention", masked, heads, raises_on("flex_attention"), ["ge", "flex_attention"], check=is_direct, full=True),
+    Family("masked_attention", masked, heads, raises_on("flex_attention"), ["ge", "flex_attention"], full=True),
+    Family(
+        "autograd_function", lambda x: Custom.apply(x.sinh()).exp(), square_with_grad,
+        raises_on("autograd_function_apply"), ["autograd_function_apply"], full=True,
+    ),
+    Family(
+        "in_an_autograd_function", lambda x: Custom.apply(x.sinh()).exp(), square_with_grad,
+        raises_on("autograd_function_apply", "relu"), ["relu", "autograd_function_apply"],
+    ),
+    Family(
+        "in_its_backward", lambda x: Custom.apply(x.sinh()).exp(), square_with_grad,
+        raises_on("autograd_function_apply", "cos"), ["cos", "autograd_function_apply"],
+    ),
+    Family("in_a_score", scored, heads, raises_on("flex_attention", "relu"), ["relu", "new_ones", "flex_attention"]),
     Family("attention_kernel", chosen_kernel, heads, raises_on("_sdpa_kernel"), ["_backend_from_string", "_sdpa_kernel"]),
 ]  # fmt: skip
 
@@ -413,7 +421,7 @@ def assert_smallest(family: Family, folder: Path) -> None:
         found = failing_program(family.function, family.args(), family.backend, folder, **family.given)
     assert found.ops == family.ops
     assert found.case.provenance.certified
-    assert family.check(found), found.text
+    assert family.check(found), found.path
 
 
 def test_each_graph_of_a_broken_program_is_answered_for_itself(

@@ -188,7 +188,7 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation("segfault", SEGFAULT, backend="my_backend", afters=ONE_AFTER, kind="crash", says="relu"),
     Situation("hang", HANG, backend="my_backend", afters=ONE_AFTER, kind="hang", says="relu"),
     Situation("dynamic", DYNAMIC, injected("compile_error"), says="relu"),
-    Situation("backward_only", BACKWARD, injected("compile_error"), most_nodes=8, says="relu"),
+    Situation("backward_only", BACKWARD, injected("compile_error"), most_nodes=3, says="relu"),
     Situation("cond", COND, injected("compile_error"), says="relu"),
     Situation("checkpoint", CHECKPOINT, injected("compile_error"), says="relu"),
     Situation("subclass", SUBCLASS, injected("compile_error"), says="relu", may_refuse=True),
