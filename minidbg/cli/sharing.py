@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from minidbg.cli.manners import JSON, note, print_json
+from minidbg.printable import printable
 
 REPRO = click.argument("repro", type=click.Path(path_type=Path))
 OUTPUT = click.option(
@@ -87,4 +88,4 @@ def put(text: str, output: Path | None, *, quiet: bool) -> None:
         output.write_text(text, encoding="utf-8")
         note(f"written: {output}")
     elif not quiet:
-        click.echo(text.rstrip("\n"))
+        click.echo(printable(text.rstrip("\n")))
