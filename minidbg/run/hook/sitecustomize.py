@@ -29,7 +29,8 @@ class Watcher:
     ) -> importlib.machinery.ModuleSpec | None:
         if name not in WATCHED:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        found = (other.find_spec(name, path, target) for other in sys.meta_path if other is not self)
+        spec = next((one for one in found if one is not None), None)
         if spec is not None and spec.loader is not None:
             spec.loader = Loader(spec.loader, WATCHED[name])  # type: ignore[assignment]  # has the methods
         return spec
