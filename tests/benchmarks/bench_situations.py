@@ -74,9 +74,23 @@ def torch_row(situation: Situation, after: str, folder: Path, seconds: float) ->
     again = run([sys.executable, str(repros[0])], folder, seconds=seconds)
     text = repros[0].read_text()
     nodes = len(re.findall(r"(?m)^ {8}\w+ = (?!l_|self\.|arg)", text))
-    right = again.status == 1 and original_error(first) in again.output and situation.kind is not None
+    final = launched.status == 0  # else what lies there is a checkpoint of a minifier that was cut off
+    right = (
+        final
+        and again.status == 1
+        and original_error(first) in again.output
+        and situation.kind is not None
+        and nodes <= situation.most_nodes
+    )
     return Row(
-        name, "torch", spent, 3, "written", str(nodes), f"rc {again.status}: {last_line(again)}", right
+        name,
+        "torch",
+        spent,
+        3,
+        "final" if final else "checkpoint",
+        str(nodes),
+        f"rc {again.status}: {last_line(again)}",
+        right,
     )
 
 
