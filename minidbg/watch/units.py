@@ -16,7 +16,7 @@ Description=minidbg watch in {folder}
 
 [Service]
 WorkingDirectory={folder}
-Environment=PATH={path}
+{environment}
 ExecStart={command}
 Restart=on-failure
 RestartSec=10
@@ -40,7 +40,7 @@ LAUNCHD = """\
 {arguments}
   </array>
   <key>WorkingDirectory</key><string>{folder}</string>
-  <key>EnvironmentVariables</key><dict><key>PATH</key><string>{path}</string></dict>
+  <key>EnvironmentVariables</key><dict>{environment}</dict>
   <key>RunAtLoad</key><true/>
   <key>KeepAlive</key><dict><key>SuccessfulExit</key><false/></dict>
   <key>LowPriorityIO</key><true/>
@@ -52,17 +52,34 @@ LAUNCHD = """\
 def unit(kind: str, arguments: Sequence[str], folder: Path) -> str:
     """The service file for ``minidbg`` with these arguments, run in ``folder``; ``kind`` is systemd or launchd."""
     command = [sys.executable, "-m", "minidbg", *arguments]
-    path = os.environ.get("PATH", os.defpath)
+    # A backend that is only on PYTHONPATH must be found there too.
+    variables = {"PATH": os.environ.get("PATH", os.defpath)}
+    variables |= {name: os.environ[name] for name in ("PYTHONPATH", "MINIDBG_DIR") if os.environ.get(name)}
     if kind == "systemd":
         # systemd takes % for a specifier and $ for a variable
         quoted = shlex.join(command).replace("%", "%%").replace("$", "$$")
         return SYSTEMD.format(
-            name=folder.name, folder=str(folder).replace("%", "%%"), command=quoted, path=path
+            name=folder.name,
+            folder=str(folder).replace("%", "%%"),
+            command=quoted,
+            environment="\n".join(
+                f'Environment="{name}={escaped(value)}"' for name, value in variables.items()
+            ),
         )
     lines = "\n".join(f"    <string>{escape(word)}</string>" for word in command)
     return LAUNCHD.format(
-        name=escape(folder.name), folder=escape(str(folder)), arguments=lines, path=escape(path)
+        name=escape(folder.name),
+        folder=escape(str(folder)),
+        arguments=lines,
+        environment="".join(
+            f"<key>{name}</key><string>{escape(value)}</string>" for name, value in variables.items()
+        ),
     )
+
+
+def escaped(value: str) -> str:
+    """A value between systemd's double quotes."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
 
 
 def without_option(arguments: Sequence[str], name: str) -> list[str]:
