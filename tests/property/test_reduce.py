@@ -13,6 +13,9 @@ from random_graphs import GraphMaker, Predicate, calls, random_predicate
 from torch import fx
 
 from minidbg.errors import NotReproduced
+from minidbg.graphs.cloning import clone_values
+from minidbg.graphs.size import canonical_text
+from minidbg.reduction.core import Answer, reduce_graph
 from minidbg.reduction.minimizing import Minimized, minimize
 
 SEEDS = range(25)
@@ -90,3 +93,24 @@ def test_simplified_result_still_fails_and_is_no_larger(seed: int) -> None:
     assert size(simple.graph_module, simple.inputs) <= size(plain.graph_module, plain.inputs)
     elements = [sum(value.numel() for value in found.inputs) for found in (simple, plain)]
     assert elements[0] <= elements[1]
+
+
+@pytest.mark.parametrize("jobs", [2, 5])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_several_workers_give_the_result_of_one(seed: int, jobs: int) -> None:
+    graph_module, inputs = GraphMaker(seed, calls=5 + seed % 40, writes=seed % 2 == 0).finish()
+    fails = random_predicate(seed, graph_module, inputs)
+    together: list[int] = []
+
+    def ask(candidate: fx.GraphModule, values: Sequence[Any]) -> Answer:
+        return Answer.INTERESTING if fails(candidate, clone_values(values)) else Answer.NOT
+
+    def ask_together(questions: Sequence[tuple[fx.GraphModule, tuple[Any, ...]]]) -> list[Answer]:
+        together.append(len(questions))
+        return [ask(*question) for question in questions]
+
+    alone = reduce_graph(graph_module, inputs, ask)
+    many = reduce_graph(graph_module, inputs, ask, ask_together=ask_together, jobs=jobs)
+    assert canonical_text(many.graph_module) == canonical_text(alone.graph_module)
+    assert many.certified
+    assert all(1 < number <= jobs for number in together)
