@@ -1,0 +1,133 @@
+"""Reductions that are ended from outside: Ctrl-C in the user's program and on the command line, and SIGKILL; real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import minidbg
+from minidbg import repro
+
+PROGRAM = """
+import time, torch, minidbg
+
+
+def slow_and_broken(gm, example_inputs):
+    time.sleep(0.4)
+    if any(node.target is torch.relu for node in gm.graph.nodes):
+        raise ValueError("no kernel")
+    return gm.forward
+
+
+def model(x):
+    for layer in range(40):
+        x = torch.relu(x) if layer == 29 else torch.sin(x)
+        x = x + 1
+    return x
+
+
+if __name__ == "__main__":
+    torch.compile(model, backend=minidbg.wrap(slow_and_broken, reduce={reduce!r}))(torch.randn(3, 4))
+"""
+
+
+def replay_log(folder: Path) -> list[dict[str, object]]:
+    found = list(folder.glob("minidbg_repros/.minidbg/reductions/*/replay.jsonl"))
+    return [json.loads(line) for line in found[0].read_text().splitlines()] if found else []
+
+
+def wait_for_answers(folder: Path, number: int, process: subprocess.Popen[str]) -> None:
+    until = time.monotonic() + 120
+    while len(replay_log(folder)) < number + 1:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until, "the reduction asked nothing"
+        time.sleep(0.05)
+
+
+def started(command: list[str], folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_the_users_program_writes_the_best_and_raises_the_programs_error(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM.format(reduce="now"))
+    process = started([sys.executable, "train.py"], tmp_path)
+    wait_for_answers(tmp_path, 4, process)
+    os.kill(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "ValueError: no kernel" in stderr
+    assert "KeyboardInterrupt" not in stderr
+    assert "not certified as minimal" in stderr.splitlines()[-1]
+    (path,) = (tmp_path / "minidbg_repros").glob("*.py")
+    assert repro.run(path).verdict is minidbg.Verdict.REPRODUCES
+
+
+@pytest.mark.slow
+def test_a_killed_reduce_command_goes_on_and_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM.format(reduce="later"))
+    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, timeout=120, check=False)
+    (capture,) = (tmp_path / "minidbg_repros" / ".minidbg" / "captures").glob("*.py")
+    command = [sys.executable, "-m", "minidbg", "reduce", str(capture), "--json"]
+    alone = json.loads(
+        subprocess.run(
+            [*command, "--dir", "alone"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=True,
+        ).stdout
+    )
+    asked = 0
+    for more in (2, 3):
+        process = started(command, tmp_path)
+        wait_for_answers(tmp_path, asked + more, process)
+        process.kill()
+        process.communicate()
+        asked = len(replay_log(tmp_path)) - 1
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=True)
+    written = json.loads(done.stdout)
+    assert Path(written["path"]).name == Path(alone["path"]).name
+    assert written["certified"]
+    assert written["oracle_calls"] == alone["oracle_calls"]
+    assert len([entry for entry in replay_log(tmp_path) if "digest" in entry]) == alone["oracle_calls"]
+
+
+@pytest.mark.slow
+def test_two_jobs_leave_the_same_repro(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM.format(reduce="later"))
+    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, timeout=120, check=False)
+    (capture,) = (tmp_path / "minidbg_repros" / ".minidbg" / "captures").glob("*.py")
+    names = []
+    for jobs in ("1", "2"):
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "minidbg",
+                "reduce",
+                str(capture),
+                "--json",
+                "--jobs",
+                jobs,
+                "--dir",
+                f"with{jobs}",
+            ],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=True,
+        )
+        names.append(Path(json.loads(done.stdout)["path"]).name)
+    assert names[0] == names[1]
