@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from torch import fx
@@ -21,6 +22,8 @@ _TITLES = {
     Kind.CRASH: "The process dies in {backend} with {ops}.",
     Kind.HANG: "{backend} does not come back from {ops}.",
 }
+
+HEADER_MARK = re.compile(r"(?m)^# ///")
 
 
 def title(case: Case) -> str:
@@ -103,10 +106,11 @@ def call_line(case: Case) -> str:
 def escaped(text: str) -> str:
     """``text`` such that it cannot end the string it stands in, nor show as something else than it is."""
     quoted = text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
-    return "".join(
+    shown = "".join(
         character if character.isprintable() or character == "\n" else _escape(character)
         for character in quoted
     )
+    return HEADER_MARK.sub(" # ///", shown)  # at the start of a line it would be a second header
 
 
 def _escape(character: str) -> str:

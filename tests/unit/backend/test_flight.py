@@ -79,7 +79,7 @@ def test_record_loads_as_the_case_with_its_indices_and_masks(record: flight.Reco
     assert torch.equal(case.inputs[2], VALUES[2])
     assert case.inputs[0].shape == VALUES[0].shape
     assert not torch.equal(case.inputs[0], VALUES[0])
-    assert 80 < float(case.inputs[0].abs().mean()) < 120
+    assert 60 < float(case.inputs[0].abs().mean()) < 100, "of the same size as the values were"
     assert [node.target for node in case.graph_module.graph.nodes if node.op == "call_function"] == [
         torch.index_select,
         torch.where,

@@ -185,7 +185,7 @@ def test_backend_may_be_a_closure_with_live_state(case_of: CaseOf) -> None:
 def test_fault_of_the_oracle_is_invalid_and_says_so(case_of: CaseOf, monkeypatch: pytest.MonkeyPatch) -> None:
     from minidbg.workers import oracle_calls
 
-    monkeypatch.setattr(oracle_calls, "execute", lambda case, note: 1 / 0)
+    monkeypatch.setattr(oracle_calls, "execute", lambda case, **_: 1 / 0)
     outcome = ask(case_of(planted.raises_on_relu))
     assert outcome.verdict is Verdict.INVALID
     assert "ZeroDivisionError" in outcome.reason
