@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from torch import fx
 
 from minidbg import repro, workers
-from minidbg.case import CallPath, Case
+from minidbg.case import CallPath, Case, Level
 from minidbg.errors import Interrupted, MinidbgError, NotReproduced
 from minidbg.failure import Outcome, Verdict
 from minidbg.graphs.record import Around
@@ -184,7 +184,8 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
     A failure that did not show at once gets more chances, where it may be flaky. Raises NotReproduced.
     """
     outcomes = []
-    for call in (case.call, *(other for other in CallPath if other is not case.call)):
+    others = [other for other in CallPath if other is not case.call and case.level is not Level.ATEN]
+    for call in (case.call, *others):
         candidate = replace(case, call=call)
         outcome = session.ask_and_log(candidate)
         if ANSWERS[outcome.verdict] is core.Answer.INTERESTING:

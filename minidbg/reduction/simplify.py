@@ -249,9 +249,23 @@ def _without_grad(value: Tensor) -> Tensor | None:
 
 
 def _contiguous(value: Tensor) -> Tensor | None:
-    if value.layout is not torch.strided or value.is_contiguous():
+    if _is_plainly_laid(value):
         return None
-    return _flagged_as(value, value.detach().contiguous())
+    plain = torch.empty(value.shape, dtype=value.dtype, device=value.device).copy_(value.detach())
+    return _flagged_as(value, plain)
+
+
+def _is_plainly_laid(value: Tensor) -> bool:
+    """Whether a fresh tensor of this shape has these strides; torch calls some others contiguous, where a size is 1."""
+    return value.layout is not torch.strided or value.stride() == _fresh_stride(value.shape)
+
+
+def _fresh_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    stride, found = 1, []
+    for size in reversed(shape):
+        found.append(stride)
+        stride *= max(size, 1)
+    return tuple(reversed(found))
 
 
 def plain_values(problem: ReductionProblem) -> None:
@@ -302,7 +316,7 @@ def plainness(candidate: Candidate) -> tuple[float, ...]:
         sum(map(math.prod, (value.shape for value in tensors))),
         sum(value.dtype.is_floating_point and value.dtype is not torch.float32 for value in tensors),
         sum(value.requires_grad + isinstance(value, torch.nn.Parameter) for value in tensors),
-        sum(value.layout is torch.strided and not value.is_contiguous() for value in tensors),
+        sum(not _is_plainly_laid(value) for value in tensors),
         rewrite.weight_of(arguments),
         sum(map(_rank, candidate.tokens)),
     )

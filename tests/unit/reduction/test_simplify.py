@@ -206,3 +206,8 @@ def test_submodules_are_put_in_the_place_of_their_calls() -> None:
     assert result.certified
     assert line(result).startswith("relu = torch.nn.functional.relu(")
     assert tuple(result.inputs[0].shape) == (1, 1)
+
+
+def test_strides_of_sizes_that_are_gone_go_too() -> None:
+    result = simplified(lambda x: x.sin(), [torch.randn(1, 4)], has("sin"))
+    assert (tuple(result.inputs[0].shape), result.inputs[0].stride()) == ((1, 1), (1, 1))
