@@ -95,6 +95,20 @@ def reduced(case: Case, folder: Path, **limits: Any) -> Written:
     return reducing.reduce_and_publish(case, folder, limits=Limits(**limits))
 
 
+def killed_after(calls: int, case: Case, folder: Path, oracle: list[Case]) -> None:
+    """A reduction that dies when it has asked so much."""
+    submit = session.workers.submit
+
+    def dies(case: Case, **how: Any) -> Outcome:
+        if len(oracle) >= calls:
+            raise Death
+        return submit(case, **how)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Death):
+        patch.setattr(session.workers, "submit", dies)
+        reduced(case, folder)
+
+
 def targets_of(path: Path) -> tuple[str, ...]:
     return call_targets(repro.load(path).graph_module)
 
@@ -146,41 +160,17 @@ def test_a_killed_reduction_goes_on_and_ends_the_same(
     assert len(oracle) <= calls + 3, "each resumption asks the best so far once more, and nothing else twice"
 
 
-def test_answers_about_another_backend_are_not_believed(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_about_another_backend_are_not_believed(tmp_path: Path, oracle: list[Case]) -> None:
     case = with_its_failure(failing_case())
-    submit = session.workers.submit
-
-    def dies_late(case: Case, **how: Any) -> Outcome:
-        if len(oracle) >= 5:
-            raise Death
-        return submit(case, **how)
-
-    monkeypatch.setattr(session.workers, "submit", dies_late)
-    with pytest.raises(Death):
-        reduced(case, tmp_path)
-    monkeypatch.setattr(session.workers, "submit", submit)
+    killed_after(5, case, tmp_path, oracle)
     mended = failing_case(planted_backends.returns_gm_forward, signature=case.signature)
     with pytest.raises(NotReproduced):
         reduced(mended, tmp_path)
 
 
-def test_a_damaged_log_is_set_aside_and_named(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_log_is_set_aside_and_named(tmp_path: Path, oracle: list[Case]) -> None:
     case = with_its_failure(failing_case())
-    submit = session.workers.submit
-
-    def dies_late(case: Case, **how: Any) -> Outcome:
-        if len(oracle) >= 5:
-            raise Death
-        return submit(case, **how)
-
-    monkeypatch.setattr(session.workers, "submit", dies_late)
-    with pytest.raises(Death):
-        reduced(case, tmp_path)
-    monkeypatch.setattr(session.workers, "submit", submit)
+    killed_after(5, case, tmp_path, oracle)
     (path,) = tmp_path.glob(".minidbg/reductions/*/replay.jsonl")
     lines = path.read_text().splitlines()
     lines[3] = lines[3][:20]
@@ -191,19 +181,9 @@ def test_a_damaged_log_is_set_aside_and_named(
     assert written.path is not None
 
 
-def test_a_line_that_was_being_written_is_no_damage(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_that_was_being_written_is_no_damage(tmp_path: Path, oracle: list[Case]) -> None:
     case = with_its_failure(failing_case())
-    submit = session.workers.submit
-    monkeypatch.setattr(
-        session.workers,
-        "submit",
-        lambda case, **how: submit(case, **how) if len(oracle) < 5 else (_ for _ in ()).throw(Death()),
-    )
-    with pytest.raises(Death):
-        reduced(case, tmp_path)
-    monkeypatch.setattr(session.workers, "submit", submit)
+    killed_after(5, case, tmp_path, oracle)
     (path,) = tmp_path.glob(".minidbg/reductions/*/replay.jsonl")
     path.write_text(path.read_text()[:-30])
     written = reduced(case, tmp_path)
