@@ -411,6 +411,7 @@ def test_so_is_what_fails_more_rarely(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @by_name([family for family in FAMILIES if family.full])
 def test_its_repro_fails_again_in_a_fresh_interpreter(family: Family, tmp_path: Path) -> None:
     assert_smallest(family, tmp_path)

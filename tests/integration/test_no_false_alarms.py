@@ -13,11 +13,11 @@ SWEEP = Path(__file__).parents[1] / "benchmarks" / "sweep_op_db.py"
 
 
 @pytest.mark.slow
-def test_every_twentieth_op_of_torch_passes_in_silence(tmp_path: Path) -> None:
+def test_every_fortieth_op_of_torch_passes_in_silence(tmp_path: Path) -> None:
     """The whole sweep takes half an hour; pinverse of complex numbers is its one alarm, and a bug of aot_eager."""
-    command = [sys.executable, str(SWEEP), "--every", "20", "--samples", "1", "--seconds", "120"]
+    command = [sys.executable, str(SWEEP), "--every", "40", "--samples", "1", "--seconds", "60"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
     if done.returncode == 125:
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert json.loads(done.stdout.splitlines()[-1])["silent"] > 20
+    assert json.loads(done.stdout.splitlines()[-1])["silent"] > 10
