@@ -39,7 +39,7 @@ class Model(nn.Module):
 
 torch.manual_seed(0)
 compiled = torch.compile(Model(), backend=minidbg.wrap(wrong_results.{backend}))
-compiled(torch.randn(4, 6))
+compiled(torch.randn(32, 6))
 """
 
 
