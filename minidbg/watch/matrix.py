@@ -200,9 +200,10 @@ class Matrix:
 
     def headline(self) -> Text:
         """What the daemon does, how far it is, and which files caused it."""
-        parts = [f"minidbg watch {shown(self.home)}", "paused" if self.paused else self.activity]
+        parts = [f"minidbg watch {shown(self.home)}"]
         if self.failing_only:
-            parts.append("only what fails is shown")
+            parts.append("only what fails is shown")  # in front: a narrow terminal cuts the end off
+        parts.append("paused" if self.paused else self.activity)
         if self.began is not None and self.total:
             parts.append(f"{self.seen}/{self.total} in {self.clock() - self.began:.1f} s")
         elif self.began is not None:

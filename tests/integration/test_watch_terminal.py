@@ -56,6 +56,7 @@ def test_the_matrix_is_drawn_keys_work_and_the_terminal_is_given_back(tmp_path: 
         "MINIDBG__WATCH_PRELOAD": "none",
         "PYTHONPATH": str(tmp_path / "src"),
         "TERM": "xterm-256color",
+        "COLUMNS": "140",  # a test runner may say otherwise
         "EDITOR": f"cp -t {tmp_path / 'opened'}",
     }
     process = subprocess.Popen(
