@@ -1,7 +1,15 @@
-"""For all tests: no process is left behind that looks for the stage of a failure while others are timed."""
+"""For all tests: no process is left behind that looks for the stage of a failure while others are timed.
+
+In CI hypothesis tries the same examples each time: what it finds anew belongs to the one who looks for it, not to the next commit.
+"""
 
 from __future__ import annotations
 
 import os
 
+import hypothesis
+
 os.environ.setdefault("MINIDBG_STAGES", "false")
+hypothesis.settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    hypothesis.settings.load_profile("ci")
