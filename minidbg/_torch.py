@@ -528,10 +528,14 @@ def append_node(
 ) -> torch.fx.Node:
     """A node like ``like`` at the end of ``graph``: its op, target, type, meta, and its name where that is free.
 
-    ``Graph.create_node`` without its walk over the arguments in Python, which takes most of its time. The names of
+    ``Graph.create_node`` without its walk over the arguments in Python, which takes most of its time, and without
+    asking whether a name that a graph has is one: on dynamo's long names that takes most of the rest. The names of
     the namespace and of the look-up table were seen in 2.13.
     """
-    name = graph._graph_namespace.create_name(like.name, None)
+    name, used = like.name, graph._graph_namespace._used_names
+    if name in used:
+        name = graph._graph_namespace.create_name(name, None)
+    used.add(name)
     node = torch.fx.Node(graph, name, like.op, like.target, args, kwargs, like.type)
     graph._graph_namespace.associate_name_with_obj(name, node)
     graph._insert(node)

@@ -50,6 +50,7 @@ class _Cloner:
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._seen: dict[int, Any] = {}
         self._members: dict[int, int] = {}
+        self._keys: dict[int, int] = {}
         self._count(values)
 
     def clones(self) -> list[Any]:
@@ -60,6 +61,7 @@ class _Cloner:
             if isinstance(value, Tensor):
                 key = storage_key(value)
                 self._members[key] = self._members.get(key, 0) + 1
+                self._keys[id(value)] = key
             elif type(value) in (tuple, list):
                 self._count(value)
 
@@ -73,9 +75,12 @@ class _Cloner:
         return self._seen[id(value)]
 
     def _clone_tensor(self, value: Tensor) -> Tensor:
-        if value.is_conj() or value.is_neg():
+        plain = _has_plain_storage(value)
+        if plain and self._is_simple(value):
+            clone = value.detach().clone()
+        elif value.is_conj() or value.is_neg():
             clone = _clone_of_lazy(value.detach())
-        elif not _has_plain_storage(value) or self._is_simple(value):
+        elif not plain:
             clone = value.detach().clone()
         elif value.is_inference():
             with torch.inference_mode():
@@ -83,7 +88,7 @@ class _Cloner:
         else:
             with torch.no_grad():
                 clone = self._on_new_storage(value)
-        if isinstance(value, torch.nn.Parameter) and not isinstance(clone, torch.nn.Parameter):
+        if _is_parameter(value) and not _is_parameter(clone):
             return torch.nn.Parameter(clone, requires_grad=value.requires_grad)
         if not value.requires_grad:
             return clone
@@ -95,7 +100,7 @@ class _Cloner:
         return (
             value.is_contiguous()
             and not value.is_inference()
-            and self._members[storage_key(value)] == 1
+            and self._members[self._keys[id(value)]] == 1
             and value.untyped_storage().nbytes() == value.numel() * value.element_size()
         )
 
@@ -113,6 +118,12 @@ class _Cloner:
                 return leaf.view_as(leaf)
             copied = leaf.clone()
         return copied if copied.stride() == leaf.stride() else leaf.view_as(leaf)
+
+
+def _is_parameter(value: Tensor) -> bool:
+    """``isinstance``, which asks the metaclass and so takes longer than a small clone, for what is neither plain type."""
+    kind = type(value)
+    return kind is torch.nn.Parameter or (kind is not Tensor and isinstance(value, torch.nn.Parameter))
 
 
 def _clone_of_lazy(value: Tensor) -> Tensor:

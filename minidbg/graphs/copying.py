@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx
 
 from minidbg import _torch
+from minidbg.graphs.pieces import collector_paused, copy_node
 
 _OF_ONE_GRAPH = frozenset({"_graph", "_code", "_lineno_map", "_prologue_start", "meta"})
 """Attributes of a GraphModule that belong to its graph, not to the module."""
@@ -18,7 +19,7 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
     new = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
-        made = copies[node] = new.node_copy(node, copies.__getitem__)
+        made = copies[node] = copy_node(new, node, copies.__getitem__)
         # AOTAutograd asserts that _dynamo_source is there when the module has _param_name_to_source
         source = node.__dict__.get("_dynamo_source")
         if source is not None:
@@ -33,7 +34,8 @@ def copy_graph_module(gm: fx.GraphModule) -> fx.GraphModule:
     Tensors and submodules that are no graph modules are shared. Attributes that dynamo has put on the
     module and its nodes come along. The copy writes its Python code only when it is called.
     """
-    return _copy(gm, {})
+    with collector_paused():
+        return _copy(gm, {})
 
 
 def _copy(gm: fx.GraphModule, done: dict[int, fx.GraphModule]) -> fx.GraphModule:

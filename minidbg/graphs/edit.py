@@ -29,6 +29,7 @@ from minidbg.graphs.pieces import (
     Path,
     Piece,
     alike,
+    collector_paused,
     copy_node,
     first_tensor,
     is_tensor,
@@ -326,6 +327,10 @@ class _Extraction:
     # --- building ---
 
     def _build(self) -> fx.GraphModule:
+        with collector_paused():
+            return self._built()
+
+    def _built(self) -> fx.GraphModule:
         self.graph = fx.Graph()
         self.new: dict[fx.Node, fx.Node] = {}
         self.new_parts: dict[Key, fx.Node] = {}

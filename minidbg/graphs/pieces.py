@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import operator
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -34,6 +36,19 @@ class Piece:
 
 class CannotExtract(Exception):
     """A value that the kept nodes need has no form as an input or a constant, or could not be recorded."""
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """A block in which Python's collector of cycles does not run: over thousands of new nodes it takes longer than making them."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def alike(facts: Mapping[fx.Node, Fact], one: fx.Node, other: fx.Node) -> bool:

@@ -3,7 +3,7 @@
 Run as a program: ``python tests/benchmarks/bench_reduce.py [--nodes 50,300,1000] [--limit 60] [--json PATH] [--seed N]``.
 A planted failure is an opaque predicate: the oracle says yes or no and nothing else, and costs nothing, so that calls and
 nodes compiled are what counts. ``--limit`` is the time limit of torch's minifier for one case, in seconds; what it has
-by then is its result, marked ``>``. Torch's minifier is then started on our result: it must make no progress.
+by then is its result, marked ``>``; with 0 it is left out. Torch's minifier is then started on our result: it must make no progress.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class Measured:
     finished: bool
     certified: bool = False
     torch_goes_on: bool | None = None
+    same_bug: bool | None = None
 
 
 def count_calls(graph_module: fx.GraphModule) -> int:
@@ -105,7 +106,7 @@ def run_ours(
     oracle, began = Oracle(predicate), time.process_time()
     result = minimize(graph_module, inputs, oracle)
     cpu_s = time.process_time() - began
-    goes_on = torch_goes_on(result.graph_module, list(result.inputs), predicate, limit_s)
+    goes_on = limit_s > 0 and torch_goes_on(result.graph_module, list(result.inputs), predicate, limit_s)
     return measured(
         oracle,
         cpu_s,
@@ -114,6 +115,7 @@ def run_ours(
         finished=True,
         certified=result.certified,
         torch_goes_on=goes_on,
+        same_bug=predicate(result.graph_module, result.inputs),
     )
 
 
@@ -160,15 +162,17 @@ def rows(nodes: Sequence[int], graphs: Sequence[str], seed: int, limit_s: float)
             case = with_unique_op(graph_module, seed) if isinstance(predicate, PlantedOp) else graph_module
             with torch.no_grad():
                 if not predicate(case, inputs):
+                    print(f"{name:12} {calls:5} {predicate.label:16} | does not show on the whole: left out")
                     continue  # what follows hides it: a wrong value that a relu cuts off
                 ours = run_ours(case, inputs, predicate, limit_s)
-                theirs = run_torch(case, inputs, predicate, limit_s)
+                theirs = run_torch(case, inputs, predicate, limit_s) if limit_s else None
             yield {
                 "graph": name,
+                "asked_for": calls,
                 "calls": count_calls(graph_module),
                 "planted": predicate.label,
                 "minidbg": asdict(ours),
-                "torch": asdict(theirs),
+                "torch": asdict(theirs) if theirs else None,
             }
 
 
@@ -180,16 +184,37 @@ HEAD = (
 
 def line(row: dict[str, Any]) -> str:
     ours, theirs = row["minidbg"], row["torch"]
-    sizes = [f"{found['nodes']}/{found['inputs']}/{found['outputs']}" for found in (ours, theirs)]
-    more = "" if theirs["finished"] else ">"
-    return (
+    text = (
         f"{row['graph']:12} {row['calls']:5} {row['planted']:16} |"
-        f"{ours['calls']:15} {ours['nodes_compiled']:8} {ours['cpu_outside_s']:8.2f} {sizes[0]:>9} "
+        f"{ours['calls']:15} {ours['nodes_compiled']:8} {ours['cpu_outside_s']:8.2f} {size_of(ours):>9} "
         f"{ours['input_bytes']:8} {'yes' if ours['certified'] else 'NO':>4} |"
-        f"{more + str(theirs['calls']):>13} {theirs['nodes_compiled']:8} {theirs['cpu_outside_s']:8.2f} {sizes[1]:>9} "
-        f"{theirs['input_bytes']:8} | {more}{theirs['calls'] / ours['calls']:.1f}"
-        + (" TORCH GOES ON" if ours["torch_goes_on"] else "")
     )
+    if theirs:
+        more = "" if theirs["finished"] else ">"
+        text += (
+            f"{more + str(theirs['calls']):>13} {theirs['nodes_compiled']:8} {theirs['cpu_outside_s']:8.2f} "
+            f"{size_of(theirs):>9} {theirs['input_bytes']:8} | {more}{theirs['calls'] / ours['calls']:.1f}"
+        )
+    return text + "".join(f" {loss.upper()}" for loss in losses(row))
+
+
+def size_of(found: dict[str, Any]) -> str:
+    return f"{found['nodes']}/{found['inputs']}/{found['outputs']}"
+
+
+def losses(row: dict[str, Any]) -> Iterator[str]:
+    """What minidbg did worse than torch's minifier, or not at all."""
+    ours, theirs = row["minidbg"], row["torch"]
+    if not ours["same_bug"]:
+        yield "another bug"
+    if not ours["certified"]:
+        yield "not certified"
+    if ours["torch_goes_on"]:
+        yield "torch goes on"
+    if theirs and theirs["finished"]:
+        for what in ("calls", "nodes_compiled", "nodes", "inputs", "input_bytes"):
+            if ours[what] > theirs[what]:
+                yield f"more {what.replace('_', ' ')}"
 
 
 def geometric_mean(values: Iterable[float]) -> float:
@@ -216,17 +241,32 @@ GROUPS = {
 
 
 def summary(found: Sequence[dict[str, Any]]) -> Iterator[str]:
-    for size in sorted({row["calls"] // 100 for row in found}):
+    """Geometric means for each size and kind of failure, then every loss by name."""
+    for size in sorted({row["asked_for"] for row in found}):
         for group, labels in GROUPS.items():
-            chosen = [row for row in found if row["planted"] in labels and row["calls"] // 100 == size]
+            chosen = [row for row in found if row["planted"] in labels and row["asked_for"] == size]
             if chosen:
-                calls = geometric_mean(row["minidbg"]["calls"] for row in chosen)
-                ratio = geometric_mean(row["torch"]["calls"] / row["minidbg"]["calls"] for row in chosen)
-                python = max(row["minidbg"]["cpu_outside_s"] for row in chosen)
-                yield (
-                    f"~{size * 100:5} nodes, {group:30} {calls:6.1f} calls, torch x{ratio:.1f}, "
-                    f"at most {python:.2f} s of Python"
-                )
+                yield f"~{size:5} nodes, {group:30} {of_group(chosen)}"
+        worst = max(row["minidbg"]["cpu_outside_s"] for row in found if row["asked_for"] == size)
+        yield f"~{size:5} nodes, at most {worst:.2f} s of Python outside the oracle"
+    lost = [(row, list(losses(row))) for row in found]
+    yield f"{sum(bool(what) for _, what in lost)} of {len(found)} rows with a loss"
+    for row, what in lost:
+        if what:
+            yield f"  {row['graph']} {row['calls']} {row['planted']}: {', '.join(what)}"
+
+
+def of_group(chosen: Sequence[dict[str, Any]]) -> str:
+    calls = geometric_mean(row["minidbg"]["calls"] for row in chosen)
+    most = max(row["minidbg"]["calls"] for row in chosen)
+    text = f"{calls:6.1f} calls, at most {most}"
+    beside = [row for row in chosen if row["torch"]]
+    if beside:
+        ratio = geometric_mean(row["torch"]["calls"] / row["minidbg"]["calls"] for row in beside)
+        cut_off = sum(not row["torch"]["finished"] for row in beside)
+        text += f"; torch {'more than ' if cut_off else ''}x{ratio:.1f}"
+        text += f" ({cut_off} of {len(beside)} cut off)" if cut_off else ""
+    return text
 
 
 def main() -> None:
@@ -235,7 +275,9 @@ def main() -> None:
     )
     parser.add_argument("--nodes", default="50,300,1000")
     parser.add_argument("--graphs", default=",".join(GRAPHS))
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds for torch's minifier, a case")
+    parser.add_argument(
+        "--limit", type=float, default=60.0, help="seconds for torch's minifier, a case; 0 leaves it out"
+    )
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--json", default=None, help="where to write the rows")
     options = parser.parse_args()
