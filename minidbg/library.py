@@ -85,8 +85,12 @@ def reduced(
     folder: Path | None = None,
     listener: Listener = silent,
     jobs: int = 1,
+    own_process: bool = False,
 ) -> Written:
-    """As ``reduce``; what became of it in all cases. ``jobs`` oracle calls run at the same time."""
+    """As ``reduce``; what became of it in all cases. ``jobs`` oracle calls run at the same time.
+
+    ``own_process``: nothing but this runs in the process.
+    """
     forms = forms_of(what, backend)
     if forms is None:
         if backend is not None:
@@ -95,7 +99,13 @@ def reduced(
             )
         assert isinstance(what, Path)
         return reducing.reduce_path(
-            what, seconds=seconds, max_calls=max_calls, folder=folder, jobs=jobs, listener=listener
+            what,
+            seconds=seconds,
+            max_calls=max_calls,
+            folder=folder,
+            jobs=jobs,
+            listener=listener,
+            own_process=own_process,
         )
     case = intake.first_that_fails(forms, str(what) if isinstance(what, Path) else "the program")
     return reducing.reduce_and_publish(

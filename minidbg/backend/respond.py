@@ -131,6 +131,9 @@ def reduced_elsewhere(case: Case, capture: Path, settings: Settings) -> Written:
         def reduce_here() -> object:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             with progress.on_stream(stream) as listener:
+                if case.backend.name == "inductor" and case.kind is not Kind.COMPILE:
+                    # its code may have come out of a cache; then each child would have to set up its passes
+                    workers.get_ready(inductor=True)
                 try:
                     written = reducing.reduce_and_publish(
                         case, settings.repro_dir, limits=limits, listener=listener, just_seen=True

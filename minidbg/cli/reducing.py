@@ -69,6 +69,7 @@ def reduce(
             folder=folder,
             listener=listener,
             jobs=jobs,
+            own_process=True,
         )
     if as_json:
         print_json(written.to_json())

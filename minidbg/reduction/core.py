@@ -33,7 +33,7 @@ from minidbg.reduction.problem import (
     Progress,
     ReductionProblem,
 )
-from minidbg.reduction.simplify import SIMPLIFYING, plainness
+from minidbg.reduction.simplify import SIMPLIFYING, plainness, simplify_inputs_at_once
 from minidbg.reduction.suspects import try_suspects
 from minidbg.reduction.windows import narrow_window
 
@@ -162,8 +162,10 @@ def simplify_to_fixed_point(problem: ReductionProblem) -> None:
     """Plainer and plainer, and smaller where that became possible by it, until a whole round changes nothing."""
     before: Candidate | None = None
     while problem.best is not before:
-        before = problem.best
+        first, before = before is None, problem.best
         problem.plainness = plainness
+        if first:
+            run(problem, "all at once", simplify_inputs_at_once)
         for name, reduction_pass in SIMPLIFYING:
             run(problem, name, reduction_pass)
         problem.plainness = None

@@ -149,17 +149,23 @@ def keep_others(folder: Path, session: Session) -> None:
             repro.keep_capture(other, folder, exactness=repro.Exactness.SMALL)
 
 
+SMALL_WHOLE = 50
+"""Nodes up to which a whole that nobody has just seen fail is asked before anything else."""
+
+
 def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Found:
     """The smallest case found and how.
 
-    When nothing smaller than the whole fails on the way through torch.compile, the other call path is tried.
+    A large whole is taken at its word: it was captured because it failed, and compiling it again may take longer than all that
+    follows. When nothing smaller fails on the way through torch.compile, the whole is asked, and the other call path tried.
     Raises NotReproduced.
     """
     known = Reliability(1, 1)
-    if not just_seen:
+    believed = just_seen or (case.signature is not None and call_nodes(case.graph_module) > SMALL_WHOLE)
+    if not believed:
         case, known = reproducing_path(case, session)
     reduced = reduce_graph_of(case, session)
-    if just_seen and not reduced.steps and session.remaining() > 0:
+    if believed and not reduced.steps and session.remaining() > 0:
         # Nothing smaller failed. Either all of it is needed, or this path never shows the failure: ask the whole.
         found, known = reproducing_path(case, session)
         if found.call is not case.call or known.is_flaky:
@@ -280,12 +286,15 @@ def reduce_path(
     folder: Path | None = None,
     jobs: int = 1,
     listener: Listener = silent,
+    own_process: bool = False,
 ) -> Written:
     """Reduce the capture or repro at ``path``. The result goes to ``folder``, or to the repro folder it lies in.
 
-    ``jobs`` oracle calls run at the same time. Goes on where an earlier reduction of it was ended. Raises UnreadableRepro, NotReproduced, and whatever loading
+    ``jobs`` oracle calls run at the same time. ``own_process``: nothing else runs in this process, so that it may be made ready for it. Goes on where an earlier reduction of it was ended. Raises UnreadableRepro, NotReproduced, and whatever loading
     the script's backend raises.
     """
     case = repro.load(path)
+    if own_process and workers.fork_refusal() is None:
+        workers.get_ready(inductor=case.backend.name == "inductor")
     limits = Limits(seconds=seconds, max_calls=max_calls, jobs=jobs)
     return reduce_and_publish(case, folder or repro.folder_of(path), limits=limits, listener=listener)

@@ -24,6 +24,8 @@ Ask: TypeAlias = Callable[[Case], Outcome]
 """One oracle call."""
 
 BEST_FILE = "best.py"
+LARGE = 100
+"""Nodes above which one run may take longer than the time limit of a call."""
 
 ANSWERS: Mapping[Verdict, core.Answer] = {
     Verdict.REPRODUCES: core.Answer.INTERESTING,
@@ -159,7 +161,7 @@ class Session:
         began = time.time()
         outcome = workers.submit(
             case,
-            seconds=self.limits.call_seconds,
+            seconds=self.seconds_for(case),
             memory_bytes=self.limits.memory_bytes,
             to_the_end=False,
         )
@@ -167,6 +169,11 @@ class Session:
         if died and self.kernels is not None:
             workers.remove_unfinished(self.kernels, since=began)
         return outcome
+
+    def seconds_for(self, case: Case) -> float:
+        """The time limit of one run: more for a large graph, which may take a compiler minutes."""
+        large = call_nodes(case.graph_module) > LARGE and case.kind is not Kind.HANG
+        return max(self.limits.call_seconds, self.remaining() / 2) if large else self.limits.call_seconds
 
     def entry(self, case: Case, outcome: Outcome) -> dict[str, object]:
         """One line of the replay log."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from minidbg.graphs import rewrite
 from minidbg.graphs.effects import attribute_of
 from minidbg.graphs.facts import fact_of
 from minidbg.reduction.candidate import Candidate, OwnGraph
-from minidbg.reduction.problem import ReductionProblem
+from minidbg.reduction.problem import Answer, Budget, BudgetSpent, ReductionProblem
 
 MAKERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "ones": torch.ones_like,
@@ -331,3 +332,41 @@ SIMPLIFYING: tuple[tuple[str, Callable[[ReductionProblem], None]], ...] = (
     ("tensors", plain_tensors),
     ("values", plain_values),
 )
+
+# --- all at once ---
+
+OF_INPUTS = (shrink_sizes, plain_dtypes, plain_tensors, plain_values)
+"""Passes whose changes most failures do not care for, so that all of them together are worth a question."""
+MOST_STEPS = 200
+
+
+def simplify_inputs_at_once(problem: ReductionProblem) -> None:
+    """Ask for the plainest inputs that eager takes, then for as much of the way there as still fails.
+
+    Cost: one call where inputs do not matter, which saves a call for each size, stride and value; else ``log2(steps)`` more.
+    """
+    steps = steps_if_nothing_mattered(problem)
+    if len(steps) < 2 or problem.consider(steps[-1]):
+        return
+    low, high = -1, len(steps) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if problem.consider(steps[middle]):
+            low = middle
+        else:
+            high = middle
+
+
+def steps_if_nothing_mattered(problem: ReductionProblem) -> list[Candidate]:
+    """What those passes would accept one after the other if every candidate failed that runs in eager."""
+    optimist = ReductionProblem(
+        problem.best,
+        lambda graph_module, inputs: Answer.INTERESTING,
+        Budget(max_calls=MOST_STEPS),
+        around=problem.around,
+        plainness=plainness,
+    )
+    with suppress(BudgetSpent):
+        for simplifying_pass in OF_INPUTS:
+            simplifying_pass(optimist)
+    return optimist.steps

@@ -5,7 +5,7 @@ from minidbg.workers.kernels import own_kernel_cache, remove_unfinished
 from minidbg.workers.oracle_calls import submit, use_for_travel
 from minidbg.workers.programs import Standby, run_python
 from minidbg.workers.result import ChildResult
-from minidbg.workers.safety import fork_refusal
+from minidbg.workers.safety import fork_refusal, get_ready
 from minidbg.workers.spawned import call_in_spawned, end_worker
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "call_in_spawned",
     "end_worker",
     "fork_refusal",
+    "get_ready",
     "own_kernel_cache",
     "remove_unfinished",
     "run_python",

@@ -11,6 +11,7 @@ import torch
 from minidbg import _torch
 from minidbg.oracle.child import death_name, last_words
 from minidbg.workers.fork import call_in_fork
+from minidbg.workers.kernels import own_kernel_cache
 
 TRIVIAL_QUESTION_S = 20.0
 """Generous: the machine may be busy. A child that hangs does so for ever."""
@@ -43,6 +44,17 @@ def answer_to_trivial_question(pid: int) -> str | None:
     death = death_name(-answer.signal if answer.signal is not None else answer.exit_status or 0)
     why = answer.error.strip().rpartition("\n")[2] or f"{death} {last_words(answer.stderr_tail)}"
     return f"a forked child failed at a trivial question: {why}"
+
+
+def get_ready(*, inductor: bool) -> None:
+    """Import and compile here what each forked child would have to. For a process of our own: torch is changed a little."""
+    threads = torch.get_num_threads()
+    with own_kernel_cache():
+        try:
+            _torch.one_thread_after_fork()
+            _torch.warm_up_compiling(inductor=inductor)
+        finally:
+            torch.set_num_threads(threads)
 
 
 def trivial_question() -> float:
