@@ -187,9 +187,10 @@ def _resized(problem: ReductionProblem, old: int, new: int) -> Candidate | None:
 
 def _with_sizes(problem: ReductionProblem, sizes: Mapping[int, int]) -> Candidate:
     changes: dict[int, Any] = {}
+    starts = {old: _start_of_window(problem, old, new) for old, new in sizes.items()}
     for place, value in enumerate(problem.best.inputs):
         if isinstance(value, Tensor) and any(size in sizes for size in value.shape):
-            changes[place] = _cropped(value, sizes)
+            changes[place] = _cropped(value, sizes, starts)
         elif type(value) is int and value in sizes:
             changes[place] = sizes[value]
     graph_module = rewrite.rewritten(
@@ -202,9 +203,26 @@ def _with_sizes(problem: ReductionProblem, sizes: Mapping[int, int]) -> Candidat
     return with_inputs(problem, changes, ("cropped", tuple(sorted(sizes.items()))), graph_module)
 
 
-def _cropped(value: Tensor, sizes: Mapping[int, int]) -> Tensor:
-    """The first corner of ``value``, laid out as it was; indices that would point outside come back in."""
-    cut = value.detach()[tuple(slice(sizes.get(size, size)) for size in value.shape)].clone()
+def _start_of_window(problem: ReductionProblem, old: int, new: int) -> int:
+    """Where a window of ``new`` of ``old`` begins: at the first, or so that it holds an infinity or NaN among plain numbers."""
+    for _, value in _tensors(problem):
+        if old not in value.shape or not (value.dtype.is_floating_point or value.dtype.is_complex):
+            continue
+        odd = ~torch.isfinite(value.detach())
+        if odd.any() and not odd.all():
+            dim = value.shape.index(old)
+            others = tuple(other for other in range(value.dim()) if other != dim)
+            along = odd.any(dim=others) if others else odd
+            return min(int(along.to(torch.int8).argmax()), old - new)
+    return 0
+
+
+def _cropped(value: Tensor, sizes: Mapping[int, int], starts: Mapping[int, int]) -> Tensor:
+    """A corner of ``value``, laid out as it was; indices that would point outside come back in."""
+    window = tuple(
+        slice(starts.get(size, 0), starts.get(size, 0) + sizes.get(size, size)) for size in value.shape
+    )
+    cut = value.detach()[window].clone()
     if not value.dtype.is_floating_point and not value.dtype.is_complex and value.dtype is not torch.bool:
         limit = max(sizes)
         if cut.numel() and int(cut.to(torch.int64).max()) < limit:
