@@ -2,13 +2,14 @@
 
 Run as a program: ``python tests/benchmarks/bench_memory.py [--nodes 1000] [--seed N]``. Counted are storages that torch's
 ops make and the inputs, each once, while anything holds them; the predicate runs nothing, so that what is counted is
-the reducer's own.
+the reducer's own. ``result`` is what the recorded values take that the result has as inputs: far-apart culprits each need theirs.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import math
 import random
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from minidbg.reduction.core import Answer, reduce_graph
 
 LARGE: dict[str, Callable[[int], tuple[fx.GraphModule, list[Any]]]] = {
-    "chain": lambda calls: (chain(calls)[0], [torch.randn(1 << 22)]),
+    "chain": lambda calls: (chain(calls)[0], [torch.randn(1 << 24)]),
     "mlp": lambda calls: captured(Mlp(calls // 3, 512), torch.randn(256, 512), calls),
     "densenet": lambda calls: captured(DenseBlocks(calls // 4, 12).eval(), torch.randn(8, 4, 64, 64), calls),
     "transformer": lambda calls: captured(Blocks(calls // 32, 256, 4), torch.randn(8, 128, 256), calls),
@@ -81,14 +82,23 @@ def peak_of_eager(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> int:
     return found.peak
 
 
-def peak_of_reduction(graph_module: fx.GraphModule, inputs: Sequence[Any], predicate: Planted) -> int:
+def peak_of_reduction(
+    graph_module: fx.GraphModule, inputs: Sequence[Any], predicate: Planted
+) -> tuple[int, int]:
+    """The peak, and the bytes of recorded values among the inputs of the result."""
     with torch.no_grad(), counting(inputs) as found:
-        reduce_graph(
+        reduced = reduce_graph(
             graph_module,
             inputs,
             lambda candidate, values: Answer.INTERESTING if predicate(candidate, values) else Answer.NOT,
         )
-    return found.peak
+    given = {value.untyped_storage()._cdata for value in inputs if isinstance(value, Tensor)}
+    recorded = {
+        value.untyped_storage()._cdata: value.untyped_storage().nbytes()
+        for value in reduced.inputs
+        if isinstance(value, Tensor)
+    }
+    return found.peak, sum(size for key, size in recorded.items() if key not in given)
 
 
 def main() -> None:
@@ -100,16 +110,22 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     print(f"seed {options.seed}; peak tensor bytes, weights and inputs counted once")
+    ratios = []
     for name, make in LARGE.items():
         graph_module, inputs = make(options.nodes)
         eager = peak_of_eager(graph_module, inputs)
         for predicate in planted(graph_module, inputs, options.seed):
             if isinstance(predicate, Planted):
-                ours = peak_of_reduction(graph_module, inputs, predicate)
+                ours, result = peak_of_reduction(graph_module, inputs, predicate)
+                ratios.append(ours / eager)
                 print(
-                    f"{name:12} {predicate.label:14} eager {eager:12,} reduction {ours:12,} x{ours / eager:.2f}",
+                    f"{name:12} {predicate.label:14} eager {eager:12,} reduction {ours:12,} "
+                    f"x{ours / eager:.2f} result {result:12,}{' OVER' if ours > 1.5 * eager else ''}",
                     flush=True,
                 )
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    over = sum(ratio > 1.5 for ratio in ratios)
+    print(f"geometric mean x{mean:.2f}, most x{max(ratios):.2f}; {over} of {len(ratios)} over 1.5")
 
 
 if __name__ == "__main__":
