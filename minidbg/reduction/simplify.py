@@ -180,17 +180,20 @@ def _resized(problem: ReductionProblem, old: int, new: int) -> Candidate | None:
             if len(sizes) == 1:
                 return None
         candidate = _with_sizes(problem, sizes)
-        if problem.is_valid(candidate):
+        if candidate is not None and problem.is_valid(candidate):
             return candidate
     return None
 
 
-def _with_sizes(problem: ReductionProblem, sizes: Mapping[int, int]) -> Candidate:
+def _with_sizes(problem: ReductionProblem, sizes: Mapping[int, int]) -> Candidate | None:
     changes: dict[int, Any] = {}
     starts = {old: _start_of_window(problem, old, new) for old, new in sizes.items()}
     for place, value in enumerate(problem.best.inputs):
         if isinstance(value, Tensor) and any(size in sizes for size in value.shape):
-            changes[place] = _cropped(value, sizes, starts)
+            try:
+                changes[place] = _cropped(value, sizes, starts)
+            except RuntimeError:  # a sparse tensor has no corner
+                return None
         elif type(value) is int and value in sizes:
             changes[place] = sizes[value]
     graph_module = rewrite.rewritten(
@@ -206,15 +209,22 @@ def _with_sizes(problem: ReductionProblem, sizes: Mapping[int, int]) -> Candidat
 def _start_of_window(problem: ReductionProblem, old: int, new: int) -> int:
     """Where a window of ``new`` of ``old`` begins: at the first, or so that it holds an infinity or NaN among plain numbers."""
     for _, value in _tensors(problem):
-        if old not in value.shape or not (value.dtype.is_floating_point or value.dtype.is_complex):
-            continue
-        odd = ~torch.isfinite(value.detach())
-        if odd.any() and not odd.all():
+        odd = _not_finite(value) if old in value.shape else None
+        if odd is not None:
             dim = value.shape.index(old)
             others = tuple(other for other in range(value.dim()) if other != dim)
             along = odd.any(dim=others) if others else odd
             return min(int(along.to(torch.int8).argmax()), old - new)
     return 0
+
+
+def _not_finite(value: Tensor) -> Tensor | None:
+    """Where the infinities and NaNs are; None where there are none, nothing else, or no telling."""
+    with suppress(RuntimeError):  # a layout, dtype or device without the ops
+        odd = ~torch.isfinite(value.detach())
+        if odd.any() and not odd.all():
+            return odd
+    return None
 
 
 def _cropped(value: Tensor, sizes: Mapping[int, int], starts: Mapping[int, int]) -> Tensor:

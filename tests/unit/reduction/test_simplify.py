@@ -211,3 +211,69 @@ def test_submodules_are_put_in_the_place_of_their_calls() -> None:
 def test_strides_of_sizes_that_are_gone_go_too() -> None:
     result = simplified(lambda x: x.sin(), [torch.randn(1, 4)], has("sin"))
     assert (tuple(result.inputs[0].shape), result.inputs[0].stride()) == ((1, 1), (1, 1))
+
+
+def counted(fails: Callable[[fx.GraphModule, Sequence[Any]], bool]) -> tuple[Callable[..., bool], list[int]]:
+    calls: list[int] = []
+
+    def asked(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+        calls.append(1)
+        return fails(graph_module, inputs)
+
+    return asked, calls
+
+
+def test_inputs_that_do_not_matter_cost_one_question() -> None:
+    inputs = [torch.randn(48, 36, 20).transpose(0, 1), torch.randn(36, 48, 20).requires_grad_()]
+    graph_module = fx.symbolic_trace(lambda x, y: x * y)
+    asked, plain_calls = counted(has_mul)
+    minimize(graph_module, inputs, asked)
+    asked, calls = counted(has_mul)
+    result = minimize(graph_module, inputs, asked, simplify=True)
+    assert [tuple(value.shape) for value in result.inputs] == [(1, 1, 1)]
+    assert len(calls) <= len(plain_calls) + 4, (
+        "one for all sizes, strides, gradients and values; the rest certifies"
+    )
+
+
+def test_as_much_of_the_way_to_plain_inputs_is_taken_as_still_fails() -> None:
+    def fails(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+        return has_mul(graph_module, inputs) and all(value.shape[-1] == 20 for value in inputs)
+
+    result = simplified(lambda x, y: x * y, [torch.randn(48, 36, 20), torch.randn(48, 36, 20)], fails)
+    assert {tuple(value.shape) for value in result.inputs} == {(1, 1, 20)}
+
+
+@pytest.mark.parametrize("odd", [float("inf"), float("nan")])
+@pytest.mark.parametrize("place", [0, 17, 31])
+def test_a_smaller_tensor_keeps_the_number_that_is_none(odd: float, place: int) -> None:
+    value = torch.randn(3, 32)
+    value[1, place] = odd
+    result = simplified(
+        lambda x: x.relu(),
+        [value],
+        lambda graph_module, inputs: any(not torch.isfinite(value).all() for value in inputs),
+    )
+    assert tuple(result.inputs[0].shape) == (1, 1)
+
+
+def test_windows_of_equal_sizes_lie_at_the_same_place() -> None:
+    x, y = torch.arange(32.0), torch.arange(32.0)
+    x[20] = float("inf")
+
+    def fails(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+        return len(inputs) == 2 and bool((torch.isinf(inputs[0]) & (inputs[1] == 20)).any())
+
+    result = simplified(lambda x, y: x * y, [x, y], fails)
+    assert [tuple(value.shape) for value in result.inputs] == [(1,), (1,)]
+    assert result.inputs[1].item() == 20
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.eye(32).to_sparse(), torch.ones(32, 32).to(torch.float8_e4m3fn), torch.ones(32, dtype=torch.bool)],
+    ids=["sparse", "float8", "bool"],
+)
+def test_tensors_of_odd_kinds_are_no_obstacle(value: Tensor) -> None:
+    result = simplified(lambda x: x.clone(), [value], lambda graph_module, inputs: len(inputs) == 1)
+    assert result.inputs[0].layout == value.layout
