@@ -19,6 +19,7 @@ from minidbg.reduction.edits import (
     drop_modes,
     drop_nodes,
     drop_outputs,
+    merge_alike_inputs,
 )
 from minidbg.reduction.interior import keep_culprits
 from minidbg.reduction.islands import try_islands
@@ -77,6 +78,7 @@ POLISHING: tuple[tuple[str, Pass], ...] = (
     ("nodes", drop_nodes),
     ("bypass", bypass_nodes),
     ("inputs", drop_inputs),
+    ("alike inputs", merge_alike_inputs),
     ("branch nodes", drop_nested_nodes),
     ("operands", drop_operands),
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
 
+import torch
 from torch import fx
 
+from minidbg.graphs import rewrite
 from minidbg.graphs.effects import Mode, is_call, mode_of
+from minidbg.graphs.facts import fact_of
 from minidbg.graphs.pieces import alike
-from minidbg.reduction.candidate import Candidate
+from minidbg.reduction.candidate import Candidate, OwnGraph
 from minidbg.reduction.problem import ReductionProblem
 from minidbg.reduction.windows import narrow_window
 
@@ -110,4 +113,33 @@ def _without_input(problem: ReductionProblem, name: str) -> Candidate | None:
     node = next((node for node in problem.recording.placeholders if node.name == name), None)
     return (
         problem.extract(set(problem.best.calls), without={node}) if node is not None and node.users else None
+    )
+
+
+def merge_alike_inputs(problem: ReductionProblem) -> None:
+    """Try with one input for all of the same shape and dtype. Cost: one call, none where no two are alike.
+
+    Culprits far apart each take a recorded value of their own, and few of them care which.
+    """
+    values = problem.recording.input_of
+    first: dict[Hashable, fx.Node] = {}
+    stand_ins: dict[fx.Node, fx.Node] = {}
+    for node in problem.recording.placeholders:
+        if isinstance(values[node], torch.Tensor):
+            kept = first.setdefault(fact_of(values[node]).like, node)
+            if kept is not node:
+                stand_ins[node] = kept
+    problem.consider(merged(problem, stand_ins) if stand_ins else None)
+
+
+def merged(problem: ReductionProblem, stand_ins: Mapping[fx.Node, fx.Node]) -> Candidate:
+    """``best`` with one placeholder in the place of another, for each pair."""
+    best = problem.best
+    left = [place for place, node in enumerate(problem.recording.placeholders) if node not in stand_ins]
+    return Candidate(
+        OwnGraph(rewrite.rewritten(best.graph_module, stand_ins=stand_ins)),
+        tuple(best.inputs[place] for place in left),
+        tuple(best.tokens[place] for place in left),
+        epoch=best.epoch,
+        variant="merged",
     )

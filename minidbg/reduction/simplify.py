@@ -14,6 +14,7 @@ from minidbg.graphs import rewrite
 from minidbg.graphs.effects import attribute_of
 from minidbg.graphs.facts import fact_of
 from minidbg.reduction.candidate import Candidate, OwnGraph
+from minidbg.reduction.edits import merged
 from minidbg.reduction.problem import Answer, Budget, BudgetSpent, ReductionProblem
 
 MAKERS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -97,15 +98,7 @@ def _merged(problem: ReductionProblem, name: str, other: str) -> Candidate | Non
     values = problem.recording.input_of
     if fact_of(values[gone]).like != fact_of(values[kept]).like or not isinstance(values[gone], Tensor):
         return None
-    place = problem.recording.placeholders.index(gone)
-    best = problem.best
-    return Candidate(
-        OwnGraph(rewrite.rewritten(best.graph_module, stand_ins={gone: kept})),
-        (*best.inputs[:place], *best.inputs[place + 1 :]),
-        (*best.tokens[:place], *best.tokens[place + 1 :]),
-        epoch=best.epoch,
-        variant="merged",
-    )
+    return merged(problem, {gone: kept})
 
 
 def flatten_modules(problem: ReductionProblem) -> None:

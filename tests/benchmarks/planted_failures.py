@@ -181,6 +181,29 @@ def planted(graph_module: fx.GraphModule, inputs: Sequence[Any], seed: int) -> I
     yield at("five", chance.sample(range(last + 1), 5))
 
 
+WRONG: dict[str, Callable[[Tensor], Tensor]] = {
+    "wrong result": lambda value: 1 - 2 * value,
+    "wrong in a range": lambda value: torch.where(value > value.mean(), 1 - 2 * value, value),
+    "nan": lambda value: torch.where(value >= value.max(), torch.nan, value),
+}
+
+
+def one_that_shows(
+    label: str,
+    wrong: Callable[[Tensor], Tensor],
+    nodes: Sequence[fx.Node],
+    graph_module: fx.GraphModule,
+    inputs: Sequence[Any],
+    chance: random.Random,
+) -> PlantedResult:
+    """At a random node, but one whose wrong value the rest of the graph does not hide: a chain of sines forgets."""
+    for node in [*chance.sample(nodes, min(20, len(nodes))), *reversed(nodes[-20:])]:
+        found = PlantedResult(label, node.name, wrong)
+        if found(graph_module, inputs):
+            return found
+    return found
+
+
 def by_values(
     graph_module: fx.GraphModule, inputs: Sequence[Any], chance: random.Random
 ) -> Iterator[Predicate]:
@@ -213,15 +236,8 @@ def by_values(
         for node, args in seen
         if any(isinstance(value, Tensor) and value.is_floating_point() for value in args)
     ]
-    yield PlantedResult("wrong result", chance.choice(floats).name, lambda value: value + 1)
-    yield PlantedResult(
-        "wrong in a range",
-        chance.choice(floats).name,
-        lambda value: torch.where(value > value.mean(), value + 1, value),
-    )
-    yield PlantedResult(
-        "nan", chance.choice(floats).name, lambda value: torch.where(value >= value.max(), torch.nan, value)
-    )
+    for label, wrong in WRONG.items():
+        yield one_that_shows(label, wrong, floats, graph_module, inputs, chance)
     chains = [
         (kind_of(source), kind_of(node))
         for node, _ in given
