@@ -51,6 +51,19 @@ def collector_paused() -> Iterator[None]:
         gc.enable()
 
 
+@contextlib.contextmanager
+def collector_spared_what_is_there() -> Iterator[None]:
+    """A block in which the collector of cycles looks only at what is made in it: a large graph and torch itself are many objects."""
+    if gc.get_freeze_count():  # somebody else's, who may not want it undone
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def alike(facts: Mapping[fx.Node, Fact], one: fx.Node, other: fx.Node) -> bool:
     """Whether both are tensors of the same shape, dtype and device."""
     first, second = facts.get(one), facts.get(other)

@@ -10,6 +10,7 @@ from typing import Any
 from torch import fx
 
 from minidbg.errors import NotReproduced
+from minidbg.graphs.pieces import collector_spared_what_is_there
 from minidbg.graphs.record import Around
 from minidbg.reduction.branches import drop_nested_nodes, drop_operands, inline_branches
 from minidbg.reduction.candidate import Candidate, OwnGraph
@@ -85,6 +86,7 @@ POLISHING: tuple[tuple[str, Pass], ...] = (
 """Single removals, repeated until none succeeds."""
 
 
+@collector_spared_what_is_there()
 def reduce_graph(
     graph_module: fx.GraphModule,
     inputs: Sequence[Any],
