@@ -76,10 +76,10 @@ POLISHING: tuple[tuple[str, Pass], ...] = (
     ("branches", inline_branches),
     ("outputs", drop_outputs),
     ("modes", drop_modes),
+    ("alike inputs", merge_alike_inputs),
     ("nodes", drop_nodes),
     ("bypass", bypass_nodes),
     ("inputs", drop_inputs),
-    ("alike inputs", merge_alike_inputs),
     ("branch nodes", drop_nested_nodes),
     ("operands", drop_operands),
 )

@@ -116,11 +116,17 @@ def _without_input(problem: ReductionProblem, name: str) -> Candidate | None:
     )
 
 
+FEW_NODES = 16
+
+
 def merge_alike_inputs(problem: ReductionProblem) -> None:
     """Try with one input for all of the same shape and dtype. Cost: one call, none where no two are alike.
 
-    Culprits far apart each take a recorded value of their own, and few of them care which.
+    Culprits far apart each take a recorded value of their own, and few of them care which. Not in a graph of many nodes: each
+    would have to be proven necessary anew.
     """
+    if len(problem.best.calls) > FEW_NODES:
+        return
     values = problem.recording.input_of
     first: dict[Hashable, fx.Node] = {}
     stand_ins: dict[fx.Node, fx.Node] = {}

@@ -41,7 +41,8 @@ def test_has_mul_minifier() -> None:
         return x + y
 
     inputs = [torch.randn(3), torch.randn(3)]
-    assert sizes(minimize(make_fx(failing)(*inputs), inputs, has(aten.mul.Tensor))) == (4, 2)
+    # torch's minifier leaves (4, 2): two inputs of the same shape, where one will do
+    assert sizes(minimize(make_fx(failing)(*inputs), inputs, has(aten.mul.Tensor))) == (3, 1)
 
 
 def test_has_add_mul() -> None:

@@ -56,7 +56,7 @@ def test_neighbours_that_only_fail_together_are_found() -> None:
 def test_culprits_far_apart_end_as_a_graph_of_just_those() -> None:
     result = minimize(*chain(300), needs := Needs("op_20", "op_140", "op_270"))
     assert call_names(result.graph_module) == ["op_20", "op_140", "op_270"]
-    assert len(result.inputs) == 3
+    assert len(result.inputs) == 1, "which value each of them takes does not matter"
     assert result.certified
     assert needs.calls < 45
 
