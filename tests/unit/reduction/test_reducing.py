@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import fx
 from minidbg import repro
 from minidbg.case import BackendRef, Case, Provenance
 from minidbg.errors import Interrupted, NotReproduced
-from minidbg.failure import Outcome, Verdict
+from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs.size import call_nodes, call_targets
 from minidbg.oracle import execute
 from minidbg.reduction import publishing, reducing, session
@@ -366,3 +367,38 @@ def test_a_failure_seen_again_is_answered_by_its_repro(
     assert not oracle
     monkeypatch.setattr(repro, "run", lambda path, seconds: Outcome(Verdict.GONE))
     assert not reducing.reduce_and_publish(case, tmp_path, limits=limits, just_seen=True).known_before
+
+
+def test_a_large_capture_is_believed_and_its_whole_is_not_compiled(
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reducing, "SMALL_WHOLE", 40)
+    case = with_its_failure(failing_case())
+    oracle.clear()
+    written = reduced(case, tmp_path)
+    assert written.certified
+    assert written.nodes_after == 1
+    assert max(call_nodes(asked.graph_module) for asked in oracle) < call_nodes(case.graph_module)
+
+
+def test_a_large_capture_of_what_was_mended_since_is_found_out(
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reducing, "SMALL_WHOLE", 40)
+    case = with_its_failure(failing_case())
+    mended = failing_case(compiler=lambda graph_module, example_inputs: graph_module.forward)
+    oracle.clear()
+    with pytest.raises(NotReproduced, match="does not show its failure here: gone"):
+        reduced(replace(mended, signature=case.signature), tmp_path)
+    sizes = [call_nodes(asked.graph_module) for asked in oracle]
+    assert sizes.index(call_nodes(case.graph_module)) < 12, "a few small questions, then the whole"
+
+
+def test_a_large_graph_gets_longer_than_a_call(tmp_path: Path) -> None:
+    case, hangs = failing_case(), failing_case(signature=Signature(Kind.HANG))
+    asks = session.Session(Limits(seconds=300.0, call_seconds=60.0))
+    assert asks.seconds_for(case) == 60.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "LARGE", 20)
+        assert 140 < asks.seconds_for(case) <= 150
+        assert asks.seconds_for(hangs) == 60.0, "its limit is what shows it"
