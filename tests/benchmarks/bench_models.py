@@ -1,7 +1,8 @@
 """From the exception to a repro, real failures of inductor inside large models: minidbg beside torch's launcher flow.
 
 Run as a program: ``python tests/benchmarks/bench_models.py [--cold] [--limit 300] [--json PATH] [CASE ...]``. Each run is a process of
-its own, as a user's would be; kernel caches are kept from run to run, or made anew with ``--cold``. ``compile`` is
+its own, as a user's would be; kernel caches are kept from run to run, or made anew with ``--cold``. Graph caches are off for both tools: a second
+run of the program would find its graph compiled, and a compile is what times are told in. ``compile`` is
 the failing ``torch.compile`` call by itself; minidbg's time begins when it has failed and ends when its verified repro is announced. Torch's flow is
 ``TORCHDYNAMO_REPRO_AFTER`` with the level that fits, and then the launcher that it wrote; its time is both without one ``compile``, and whether its
 repro fails is found out by running it.
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+WITHOUT_GRAPH_CACHES = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 CASES = Path(__file__).parents[1] / "cases"
 MODELS = {
     "compile_193265_gpt2_step_schedule": {"after": "dynamo", "level": "2"},
@@ -85,7 +87,7 @@ def program(case: str, tool: str, folder: Path, limit_s: float, **variables: str
 
 
 def measured(case: str, limit_s: float, cold: bool) -> dict[str, Any]:
-    how = dict(MODELS[case])
+    how = {**MODELS[case], **WITHOUT_GRAPH_CACHES}
     after, level = how.pop("after"), how.pop("level")
     with tempfile.TemporaryDirectory() as name:
         top = Path(name)
