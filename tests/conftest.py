@@ -6,10 +6,14 @@ In CI hypothesis tries the same examples each time: what it finds anew belongs t
 from __future__ import annotations
 
 import os
+import signal
 
 import hypothesis
 
 os.environ.setdefault("MINIDBG_STAGES", "false")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background, where a shell has Ctrl-C ignored, and the programs that tests interrupt would ignore it too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     hypothesis.settings.load_profile("ci")

@@ -122,6 +122,9 @@ def test_signal_to_minidbg_reaches_the_program_once(
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(
+            number, signal.SIG_DFL
+        ),  # under nohup, or in the background, it is ignored
     ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
