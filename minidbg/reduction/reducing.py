@@ -120,7 +120,13 @@ def reduced_and_published(case: Case, folder: Path, session: Session, *, just_se
     """The whole way, with one session."""
     try:
         found = reduce_case(case, session, just_seen=just_seen)
-        written = publish_first_that_fails(case, found, folder, session)
+        try:
+            written = publish_first_that_fails(case, found, folder, session)
+        except KeyboardInterrupt:
+            if session.interrupted:
+                raise
+            session.interrupted = True  # the first Ctrl-C ends the search alone, which was over
+            written = publish_first_that_fails(case, found, folder, session)
     except KeyboardInterrupt:
         raise Interrupted(interrupted_sentence(session)) from None
     finally:

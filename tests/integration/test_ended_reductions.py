@@ -58,10 +58,25 @@ def started(command: list[str], folder: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
+def test_ctrl_c_while_the_repro_is_verified_lets_that_end(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM.format(reduce="now"))
+    process = started([sys.executable, "train.py"], tmp_path)
+    until = time.monotonic() + 120
+    while [entry.get("phase") for entry in replay_log(tmp_path)][-1:] != ["verify"]:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=120)
+    assert "ValueError: no kernel" in stderr
+    assert "; run: python minidbg_repros/compile_relu_" in stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
 def test_ctrl_c_in_the_users_program_writes_the_best_and_raises_the_programs_error(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM.format(reduce="now"))
     process = started([sys.executable, "train.py"], tmp_path)
-    wait_for_answers(tmp_path, 4, process)
+    wait_for_answers(tmp_path, 2, process)
     os.kill(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 1

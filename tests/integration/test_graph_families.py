@@ -402,6 +402,7 @@ def test_what_fails_is_reduced_to_just_that(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @by_name([family for family in FAMILIES if family.name not in QUICK])
 def test_so_is_what_fails_more_rarely(
     family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

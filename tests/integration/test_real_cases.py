@@ -65,6 +65,16 @@ IN_MODELS = [
 ]
 
 
+FEW = (
+    "compile_188231_bool_relational",
+    "runtime_143579_custom_op_fake_stride",
+    "accuracy_187027_flip_repeat_interleave",
+    "compile_193265_gpt2_step_schedule",
+    "accuracy_own_unet_remainder_inf",
+)
+"""One of each kind, and the two models that take the shortest."""
+
+
 def run_user_program(expected: Expected, folder: Path) -> subprocess.CompletedProcess[str]:
     program = folder / "train.py"
     program.write_text(PROGRAM.format(folders=[str(CASES), str(CASES / "models")], module=expected.module))
@@ -82,7 +92,14 @@ def run_user_program(expected: Expected, folder: Path) -> subprocess.CompletedPr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("expected", [*SINGLE, *IN_MODELS], ids=lambda expected: expected.module)
+@pytest.mark.parametrize(
+    "expected",
+    [
+        one if one.module in FEW else pytest.param(one, marks=pytest.mark.exhaustive)
+        for one in (*SINGLE, *IN_MODELS)
+    ],
+    ids=lambda expected: expected.module,
+)
 def test_a_real_failure_ends_as_a_small_repro_that_fails_elsewhere(
     expected: Expected, tmp_path: Path
 ) -> None:
