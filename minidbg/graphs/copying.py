@@ -8,7 +8,8 @@ from typing import Any
 from torch import fx
 
 from minidbg import _torch
-from minidbg.graphs.pieces import collector_paused, copy_node
+from minidbg.graphs.collecting import collector_paused
+from minidbg.graphs.pieces import copy_node
 
 _OF_ONE_GRAPH = frozenset({"_graph", "_code", "_lineno_map", "_prologue_start", "meta"})
 """Attributes of a GraphModule that belong to its graph, not to the module."""

@@ -20,6 +20,7 @@ from torch import fx
 
 from minidbg import _torch
 from minidbg.graphs.cloning import with_history
+from minidbg.graphs.collecting import collector_paused
 from minidbg.graphs.effects import Mode, blocks, is_call, mode_of
 from minidbg.graphs.facts import Fact, Kind
 from minidbg.graphs.orphans import without_orphans
@@ -29,7 +30,6 @@ from minidbg.graphs.pieces import (
     Path,
     Piece,
     alike,
-    collector_paused,
     copy_node,
     first_tensor,
     is_tensor,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import operator
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -36,32 +34,6 @@ class Piece:
 
 class CannotExtract(Exception):
     """A value that the kept nodes need has no form as an input or a constant, or could not be recorded."""
-
-
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """A block in which Python's collector of cycles does not run: over thousands of new nodes it takes longer than making them."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-@contextlib.contextmanager
-def collector_spared_what_is_there() -> Iterator[None]:
-    """A block in which the collector of cycles looks only at what is made in it: a large graph and torch itself are many objects."""
-    if gc.get_freeze_count():  # somebody else's, who may not want it undone
-        yield
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def alike(facts: Mapping[fx.Node, Fact], one: fx.Node, other: fx.Node) -> bool:

@@ -117,6 +117,7 @@ def _without_input(problem: ReductionProblem, name: str) -> Candidate | None:
 
 
 FEW_NODES = 16
+"""Nodes of a result up to which its inputs are merged."""
 
 
 def merge_alike_inputs(problem: ReductionProblem) -> None:
