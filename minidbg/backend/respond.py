@@ -133,7 +133,7 @@ def reduced_elsewhere(case: Case, capture: Path, settings: Settings) -> Written:
             with progress.on_stream(stream) as listener:
                 if case.backend.name == "inductor" and case.kind is not Kind.COMPILE:
                     # its code may have come out of a cache; then each child would have to set up its passes
-                    workers.get_ready(inductor=True)
+                    reducing.get_ready_for(case)
                 try:
                     written = reducing.reduce_and_publish(
                         case, settings.repro_dir, limits=limits, listener=listener, just_seen=True

@@ -19,7 +19,7 @@ from torch import fx
 from minidbg import repro, workers
 from minidbg.case import CallPath, Case, Level
 from minidbg.errors import Interrupted, MinidbgError, NotReproduced
-from minidbg.failure import Outcome, Verdict
+from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs.record import Around
 from minidbg.graphs.size import call_nodes
 from minidbg.oracle import harness
@@ -284,6 +284,15 @@ def simplified(
     )
 
 
+def get_ready_for(case: Case) -> None:
+    """Set up in this process, which must be our own, what each child would set up anew.
+
+    Not for a crash or a hang: what ends children would end this process.
+    """
+    if case.kind not in (Kind.CRASH, Kind.HANG):
+        workers.get_ready(inductor=case.backend.name == "inductor")
+
+
 def reduce_path(
     path: Path,
     *,
@@ -296,11 +305,12 @@ def reduce_path(
 ) -> Written:
     """Reduce the capture or repro at ``path``. The result goes to ``folder``, or to the repro folder it lies in.
 
-    ``jobs`` oracle calls run at the same time. ``own_process``: nothing else runs in this process, so that it may be made ready for it. Goes on where an earlier reduction of it was ended. Raises UnreadableRepro, NotReproduced, and whatever loading
-    the script's backend raises.
+    ``jobs`` oracle calls run at the same time. ``own_process``: nothing else runs in this process, so that it may be made
+    ready for them. Goes on where an earlier reduction of it was ended. Raises UnreadableRepro, NotReproduced, and whatever
+    loading the script's backend raises.
     """
     case = repro.load(path)
     if own_process and workers.fork_refusal() is None:
-        workers.get_ready(inductor=case.backend.name == "inductor")
+        get_ready_for(case)
     limits = Limits(seconds=seconds, max_calls=max_calls, jobs=jobs)
     return reduce_and_publish(case, folder or repro.folder_of(path), limits=limits, listener=listener)

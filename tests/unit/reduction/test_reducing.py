@@ -402,3 +402,13 @@ def test_a_large_graph_gets_longer_than_a_call(tmp_path: Path) -> None:
         patch.setattr(session, "LARGE", 20)
         assert 140 < asks.seconds_for(case) <= 150
         assert asks.seconds_for(hangs) == 60.0, "its limit is what shows it"
+
+
+@pytest.mark.parametrize("kind", [Kind.CRASH, Kind.HANG, Kind.RUNTIME])
+def test_this_process_tries_nothing_that_ends_or_hangs_children(
+    monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    tried: list[bool] = []
+    monkeypatch.setattr(reducing.workers, "get_ready", lambda *, inductor: tried.append(inductor))
+    reducing.get_ready_for(failing_case(signature=Signature(kind)))
+    assert tried == ([False] if kind is Kind.RUNTIME else [])
