@@ -368,7 +368,7 @@ def changed_config(module_name: str) -> dict[str, Any]:
 
 
 def config_default(module_name: str, name: str) -> Any:
-    """The default of an option of a torch config module. ``_config`` was seen in 2.13."""
+    """The default of an option of a torch config module. Raises KeyError for an unknown one. ``_config`` was seen in 2.13."""
     return importlib.import_module(module_name)._config[name].default
 
 
@@ -550,11 +550,6 @@ def without_modes() -> contextlib.AbstractContextManager[Any]:
     from torch.utils._python_dispatch import _disable_current_modes
 
     return _disable_current_modes()
-
-
-def marked_dynamic(value: torch.Tensor) -> tuple[int, ...]:
-    """The dimensions that ``torch._dynamo.mark_dynamic`` has marked, in order. The attribute was seen in 2.13."""
-    return tuple(sorted(getattr(value, "_dynamo_dynamic_indices", ())))
 
 
 def cuda_in_use() -> bool:
@@ -789,11 +784,6 @@ def input_reader(save_dir: str | None) -> Any:
         return debug_utils.InputReader(save_dir=save_dir)
     finally:
         debug_utils.log.setLevel(level)
-
-
-def option_default(module: str, option: str) -> Any:
-    """The default of an option of a torch config module. Raises KeyError for one that is not there. Seen in 2.13."""
-    return importlib.import_module(module)._config[option].default
 
 
 def bisect_inductor(fails: Callable[[], bool]) -> tuple[str, str | None, int | None, str] | None:

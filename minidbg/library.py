@@ -65,8 +65,7 @@ def reduce(
     written = reduced(
         what if isinstance(what, torch.export.ExportedProgram) else Path(what),
         backend=backend,
-        seconds=seconds,
-        max_calls=max_calls,
+        limits=Limits(seconds=seconds, max_calls=max_calls),
         folder=Path(folder) if folder else None,
     )
     if written.path is None:
@@ -80,14 +79,12 @@ def reduced(
     what: Path | torch.export.ExportedProgram,
     *,
     backend: str | CompilerFn | None = None,
-    seconds: float = 300.0,
-    max_calls: int | None = None,
+    limits: Limits,
     folder: Path | None = None,
     listener: Listener = silent,
-    jobs: int = 1,
     own_process: bool = False,
 ) -> Written:
-    """As ``reduce``; what became of it in all cases. ``jobs`` oracle calls run at the same time.
+    """As ``reduce``, but also returns a result without a verified repro.
 
     ``own_process``: nothing but this runs in the process.
     """
@@ -99,19 +96,13 @@ def reduced(
             )
         assert isinstance(what, Path)
         return reducing.reduce_path(
-            what,
-            seconds=seconds,
-            max_calls=max_calls,
-            folder=folder,
-            jobs=jobs,
-            listener=listener,
-            own_process=own_process,
+            what, limits=limits, folder=folder, listener=listener, own_process=own_process
         )
     case = intake.first_that_fails(forms, str(what) if isinstance(what, Path) else "the program")
     return reducing.reduce_and_publish(
         case,
         folder or settings.load().repro_dir,
-        limits=Limits(seconds=seconds, max_calls=max_calls, jobs=jobs),
+        limits=limits,
         listener=listener,
         just_seen=True,
     )

@@ -20,10 +20,11 @@ import pytest
 
 from minidbg.errors import MinidbgError
 from minidbg.failure import Outcome, Verdict
+from minidbg.metadata import BLOCK
 from minidbg.watch.devices import Machine, devices_of, parse_devices
 from minidbg.watch.fresh import run_python, run_repro
 from minidbg.watch.outcomes import is_fallback, last_json, outcome_of
-from minidbg.watch.repros import HEADER, HIDDEN, Repro, is_script, read_repro
+from minidbg.watch.repros import HIDDEN, Repro, is_script, read_repro
 from minidbg.watch.runner import DEVICE_SCRIPT
 from minidbg.watch.states import is_expected
 
@@ -94,7 +95,7 @@ def is_repro(path: Path) -> bool:
     if path.suffix != ".py" or not is_script(path) or HIDDEN in path.parts:
         return False
     try:
-        block = HEADER.search(path.read_text(encoding="utf-8-sig"))
+        block = BLOCK.search(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError):
         return False
     return block is not None and "[tool.minidbg]" in block["content"]

@@ -125,7 +125,7 @@ def reduced_elsewhere(case: Case, capture: Path, settings: Settings) -> Written:
     )
     refusal = workers.fork_refusal()
     if refusal is not None:
-        return reduced_from_capture(capture, settings)
+        return reduced_from_capture(capture, limits)
     with stream_to_the_user() as stream:
 
         def reduce_here() -> object:
@@ -151,22 +151,12 @@ def reduced_elsewhere(case: Case, capture: Path, settings: Settings) -> Written:
     return written_by(done)
 
 
-def reduced_from_capture(capture: Path, settings: Settings) -> Written:
+def reduced_from_capture(capture: Path, limits: Limits) -> Written:
     """Reduce the capture in a fresh interpreter: for processes that cannot be forked (CUDA, not Linux)."""
-    command = [
-        sys.executable,
-        "-m",
-        "minidbg",
-        "reduce",
-        str(capture),
-        "--json",
-        "--seconds",
-        f"{settings.seconds:g}",
-    ]
-    if settings.max_calls is not None:
-        command += ["--max-calls", str(settings.max_calls)]
-    limit = settings.seconds + VERIFY_SECONDS + GRACE_S
-    done = workers.run_python(command, seconds=limit)
+    command = ["-m", "minidbg", "reduce", str(capture), "--json", "--seconds", f"{limits.seconds:g}"]
+    for option, limit in (("--max-calls", limits.max_calls), ("--memory-bytes", limits.memory_bytes)):
+        command += [option, str(limit)] if limit is not None else []
+    done = workers.run_python(command, seconds=limits.seconds + VERIFY_SECONDS + GRACE_S)
     return written_by(done)
 
 

@@ -23,7 +23,7 @@ CALLS_COMPILED = (
     "DisableContext",
 )  # dynamo's wrapping of what the backend returns
 GENERATED = ("torch._inductor.runtime.compile_tasks", "torch_compile_debug")
-SCRIPTS = ("__main__", "__mp_main__", __name__)
+SCRIPTS = ("__main__", "__mp_main__", "minidbg_repro", __name__)
 LOADED_BY_PATH = r"\w+_[0-9a-f]{8}"  # the names that load_by_path gives to scripts
 
 

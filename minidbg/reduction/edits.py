@@ -13,22 +13,6 @@ from minidbg.graphs.facts import fact_of
 from minidbg.graphs.pieces import alike
 from minidbg.reduction.candidate import Candidate, OwnGraph
 from minidbg.reduction.problem import ReductionProblem
-from minidbg.reduction.windows import narrow_window
-
-
-def settle_returned_inputs(problem: ReductionProblem) -> None:
-    """Where nothing smaller failed: find out whether inputs that the graph returns are part of the failure.
-
-    Windows leave them out. Cost: one call, none where something was found or no input is returned.
-    """
-    if problem.round_found_something or not any(
-        node.op == "placeholder" for node in problem.recording.outputs
-    ):
-        return
-    if not problem.consider(problem.extract(set(problem.best.calls))):
-        problem.keep_passed_through = True
-        problem.forget_passing()
-        narrow_window(problem)
 
 
 def drop_modes(problem: ReductionProblem) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,15 +14,11 @@ from minidbg.case import CallPath, Case, Context, Provenance
 from minidbg.errors import UnreadableRepro
 from minidbg.failure import Kind, Signature
 from minidbg.graphs.size import call_nodes
+from minidbg.metadata import metadata_of, table_in
 from minidbg.oracle.embed import settings_of
 from minidbg.repro.toml import write_table
 
 SCHEMA = 1
-BLOCK = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
-"""The regular expression of PEP 723, for this type of block."""
-LONG_KEY = re.compile(r"(?:[\w-]+\s*\.\s*){100}")
-"""tomllib takes the square of its length."""
-START = re.compile(r"(?m)^# /// script$")
 DAMAGE = (
     KeyError,
     ValueError,
@@ -35,7 +29,7 @@ DAMAGE = (
     RecursionError,
     MemoryError,
 )
-"""What reading a table raises that a person, or an enemy, has written."""
+"""Exceptions that parsing an untrusted header can raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,23 +160,11 @@ def script_text(path: Path) -> str:
 
 def header_of(text: str, path: Path) -> Header:
     """The header in ``text``, which was read from ``path``. Raises UnreadableRepro."""
-    starts = len(START.findall(text))  # first: the search for a block takes the square of their number
-    block = BLOCK.search(text) if starts == 1 else None
-    if starts > 1:
-        raise UnreadableRepro(f"{path}: {starts} '# /// script' blocks; a script has one")
-    if block is None:
-        raise UnreadableRepro(f"{path}: no '# /// script' block, so this is no repro script of minidbg")
-    lines = [line[2:] if line.startswith("# ") else line[1:] for line in block["content"].split("\n")]
-    if LONG_KEY.search(block["content"]):
-        raise UnreadableRepro(f"{path}: the '# /// script' block has a key of more than 100 parts")
     try:
-        metadata = tomllib.loads("\n".join(lines))
-    except (ValueError, RecursionError) as error:
-        raise UnreadableRepro(f"{path}: the '# /// script' block is no TOML: {error}") from error
-    tools = metadata.get("tool")
-    table = tools.get("minidbg") if isinstance(tools, dict) else None
-    if not isinstance(table, dict):
-        raise UnreadableRepro(f"{path}: the '# /// script' block has no [tool.minidbg] table")
+        metadata = metadata_of(text)
+        table = table_in(metadata)
+    except ValueError as error:
+        raise UnreadableRepro(f"{path}: {error}") from error
     try:
         return _header(path, table, tuple(metadata.get("dependencies", ())))
     except DAMAGE as error:

@@ -1,4 +1,4 @@
-"""A script run in a fresh interpreter, as anybody would run it, and its answer."""
+"""A script in a fresh interpreter: judged by the installed oracle, or run by itself as anybody would run it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 
 from minidbg import workers
 from minidbg.failure import Direction, Kind, Outcome, Signature, Verdict
+from minidbg.oracle import judge_script
 from minidbg.repro.header import Header, read_header
 
+JUDGE_SCRIPT = judge_script.__file__
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -24,7 +26,7 @@ def run(
     seconds: float = 120.0,
     standby: workers.Standby | None = None,
 ) -> Outcome:
-    """Run the script at ``path`` in a fresh interpreter, from an empty folder, for at most ``seconds``.
+    """Judge the script at ``path`` in a fresh interpreter, from an empty folder, for at most ``seconds``.
 
     ``standby`` is an interpreter made by ``start_ahead``, which saves the time that importing torch takes.
     ``tolerances``, relative and absolute, replace those of the script for wrong results.
@@ -32,7 +34,7 @@ def run(
     A run that dies or does not come back is an Outcome too, judged against what the script expects. Raises UnreadableRepro.
     """
     header = read_header(path)
-    argv = [str(header.path.absolute()), "--json"]
+    argv = [JUDGE_SCRIPT, str(header.path.absolute()), "--json"]
     argv += ["--device", device] if device else []
     argv += ["--backend", backend] if backend else []
     argv += ["--tolerances", *map(repr, tolerances)] if tolerances else []

@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 from minidbg.errors import UnreadableRepro
+from minidbg.metadata import BLOCK
 from minidbg.repro.files import replace_file
-from minidbg.repro.header import BLOCK, header_of, script_text
+from minidbg.repro.header import header_of, script_text
 from minidbg.repro.toml import write_table
 from minidbg.repro.wording import USAGE, escaped
 from minidbg.stages.report import StageReport

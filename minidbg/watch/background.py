@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from minidbg.history import History
+from minidbg.metadata import metadata_of, table_in
 from minidbg.watch.announce import Announcer
 from minidbg.watch.flights import Flights
 from minidbg.watch.outcomes import last_json
 from minidbg.watch.pool import Ended, Order, Pool
-from minidbg.watch.repros import HIDDEN, Repro, header_table
+from minidbg.watch.repros import HIDDEN, Repro
 
 REDUCE_SECONDS = 600.0
 """Budget of one reduction; the process gets a minute more to write what it has."""
@@ -89,7 +90,7 @@ class Background:
         for path in captures_in(self.folder):
             try:
                 data = path.read_bytes()
-                table = header_table(data.decode("utf-8-sig"))
+                table = table_in(metadata_of(data.decode("utf-8-sig")))
             except (OSError, ValueError, KeyError):
                 continue  # damaged, or still being written
             found = Waiting(path, hashlib.sha1(data, usedforsecurity=False).hexdigest())

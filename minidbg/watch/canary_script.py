@@ -7,12 +7,11 @@ the backend is broken.
 
 from __future__ import annotations
 
-import ast
 import json
-import runpy
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 Namespace = dict[str, Any]
@@ -21,9 +20,11 @@ Namespace = dict[str, Any]
 def main(argv: list[str]) -> int:
     """Judge the backend of the repro at ``argv[0]`` on the device ``argv[2]``; the exit status says nothing."""
     path, device = argv[0], argv[2]
+    sys.path.append(str(Path(__file__).parents[2]))  # where minidbg is not installed
     try:
-        namespace = runpy.run_path(path, run_name="minidbg_canary")
-        answer, reason = judge(namespace, path, device)
+        from minidbg.oracle.judge_script import definitions_of
+
+        answer, reason = judge(definitions_of(path), path, device)
     except BaseException as error:  # noqa: BLE001 - whatever a foreign backend raises is the answer
         traceback.print_exc()
         answer, reason = "broken", brief(error)
@@ -36,7 +37,9 @@ def judge(namespace: Namespace, path: str, device: str) -> tuple[str, str]:
     if "canary" in namespace:
         namespace["canary"](device)
         return "passes", ""
-    case = namespace["read_case"](path)
+    from minidbg.metadata import read_table
+
+    case = read_table(path)
     try:
         backend = find_backend(namespace, case)
     except ModuleNotFoundError as error:
@@ -46,18 +49,21 @@ def judge(namespace: Namespace, path: str, device: str) -> tuple[str, str]:
 
 def find_backend(namespace: Namespace, case: Namespace) -> Any:
     """What the repro's ``backend()`` gives, with the header's folders on the path if it needs them. Raises what it raises."""
+    own = namespace.get("backend") or (lambda: case["backend"])
     try:
-        return namespace["backend"]()
+        return own()
     except ImportError:
         if not case.get("paths"):
             raise
     sys.path.extend(case["paths"])
-    return namespace["backend"]()
+    return own()
 
 
 def single_ops(backend: Any, case: Namespace, device: str) -> tuple[str, str]:
     """Whether one of a few ops compiles and gives what eager gives; each may be the very bug that a repro shows."""
     import torch
+
+    from minidbg.oracle.harness import literal_in
 
     ops: list[Callable[[Any], Any]] = [
         lambda value: value + 1,
@@ -65,11 +71,7 @@ def single_ops(backend: Any, case: Namespace, device: str) -> tuple[str, str]:
         lambda value: value * 2,
         lambda value: torch.sin(value),
     ]
-    options, mode = case.get("options"), case.get("mode")
-    given: dict[str, Any] = {
-        "options": ast.literal_eval(options) if isinstance(options, str) else options,
-        "mode": mode,
-    }
+    given: dict[str, Any] = {"options": literal_in(case.get("options")), "mode": case.get("mode")}
     given = {name: value for name, value in given.items() if value}
     reason = ""
     value = torch.linspace(-2, 2, 8, device=device)

@@ -22,6 +22,8 @@ from typing import Any, Protocol
 from minidbg.watch.repros import read_repros
 
 SERVER = Path(__file__).parents[1] / "workers" / "server.py"
+JUDGE_SCRIPT = Path(__file__).parents[1] / "oracle" / "judge_script.py"
+"""What runs in place of a repro script: the installed oracle, on the script's definitions."""
 ROOT = Path(__file__).parents[2]
 
 COMPILER_ENVIRONMENT = {
@@ -94,8 +96,8 @@ Listener = Callable[[Ended | Ready | Died], None]
 class Preload:
     """What a server imports before it forks. ``warm``: compile once too (aot, inductor, or empty for no torch)."""
 
-    modules: tuple[str, ...] = ("torch", "argparse", "ast", "safetensors.torch", "tomllib", "traceback")
-    """Torch, and what repro scripts import besides it; what is not installed is left out."""
+    modules: tuple[str, ...] = ("torch", "safetensors.torch", "minidbg.oracle.script", "minidbg.oracle.child")
+    """Torch, what repro scripts import besides it, and their judge; what is not installed is left out."""
     warm: str = "aot"
 
 

@@ -1,7 +1,6 @@
 """The repros that are watched: found, read without running them, told apart when they change.
 
-The header is read here with the standard library alone, since the daemon holds no torch; ``minidbg.repro.read_header``
-reads the same block in full.
+The daemon holds no torch, so only ``minidbg.metadata`` reads the header here; ``minidbg.repro.read_header`` reads it in full.
 """
 
 from __future__ import annotations
@@ -9,8 +8,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import hashlib
-import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +15,8 @@ from typing import Any
 
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Verdict
+from minidbg.metadata import metadata_of, table_in
 
-HEADER = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
-"""The block of PEP 723."""
 NO_REPROS = frozenset({"conftest.py", "__init__.py"})
 HIDDEN = ".minidbg"
 
@@ -134,7 +130,7 @@ def read_repro(path: Path, name: str) -> Repro | None:
 
 def parsed(name: str, path: Path, digest: str, stamp: tuple[int, ...], text: str) -> Repro:
     """The repro of a script's text. Raises what damage can raise."""
-    table = header_table(text)
+    table = table_in(metadata_of(text))
     return Repro(
         name,
         path,
@@ -156,18 +152,6 @@ def digest_of_files(path: Path) -> str:
         while piece := tensors.read(1 << 20):
             total.update(piece)
     return total.hexdigest()
-
-
-def header_table(text: str) -> Mapping[str, Any]:
-    """``[tool.minidbg]`` of the script's header. Raises ValueError or KeyError when there is none."""
-    block = HEADER.search(text)
-    if block is None:
-        raise ValueError("no '# /// script' block, so this is no repro script")
-    lines = [line[2:] if line.startswith("# ") else line[1:] for line in block["content"].split("\n")]
-    table = tomllib.loads("\n".join(lines))["tool"]["minidbg"]
-    if not isinstance(table, dict):
-        raise ValueError("[tool.minidbg] is no table")
-    return table
 
 
 def function_source(text: str, name: str) -> str:

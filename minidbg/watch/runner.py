@@ -13,7 +13,8 @@ import psutil
 
 from minidbg.failure import Kind
 from minidbg.history import State
-from minidbg.watch.pool import Order, Pool
+from minidbg.metadata import HANG_LIMIT_S
+from minidbg.watch.pool import JUDGE_SCRIPT, Order, Pool
 from minidbg.watch.repros import Repro
 from minidbg.watch.settings import WatchSettings, Workers
 from minidbg.watch.sweep import Purpose, Task
@@ -127,7 +128,7 @@ def busyness() -> float:
 
 
 def arguments(task: Task, repro: Repro, mode: str) -> tuple[str, ...]:
-    """The command line of the task's script.
+    """The command line that judges the task's script.
 
     A repro of a crash or hang runs its dangerous part in a process of its own, which is slow to start; in a worker, which is
     such a process already, it is asked to do without (``--child``).
@@ -136,7 +137,7 @@ def arguments(task: Task, repro: Repro, mode: str) -> tuple[str, ...]:
     if task.purpose is Purpose.CANARY:
         return (str(CANARY_SCRIPT), script, "--device", task.job.device)
     form = "--child" if repro.kind in (Kind.CRASH, Kind.HANG) and mode != "fresh" else "--json"
-    return (script, "--device", task.job.device, form)
+    return (str(JUDGE_SCRIPT), script, "--device", task.job.device, form)
 
 
 def forks(settings: WatchSettings) -> bool:
@@ -148,8 +149,8 @@ def forks(settings: WatchSettings) -> bool:
 
 def own_limit(table: Mapping[str, object]) -> float:
     """The time limit in the header, which the script keeps by itself."""
-    limit = table.get("time_limit_s", 120.0)
-    return float(limit) if isinstance(limit, int | float) else 120.0
+    limit = table.get("time_limit_s", HANG_LIMIT_S)
+    return float(limit) if isinstance(limit, int | float) else HANG_LIMIT_S
 
 
 def default_memory_bytes(jobs: int) -> int:

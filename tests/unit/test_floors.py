@@ -36,6 +36,7 @@ FLOORS = {
     "_torch": 1,
     "settings": 1,
     "errors": 0,
+    "metadata": 0,
     "printable": 0,
 }
 
