@@ -174,12 +174,14 @@ def saved(case: Case, path: Path | None, seconds: float) -> Path:
     folder = path.parent if path is not None else settings.load().repro_dir
     last: Outcome | None = None
     for exactness in repro.Exactness:
-        last = publishing.verify(case, exactness, folder, seconds=seconds)
-        if last.verdict not in publishing.SHOWN:
+        last, draft = publishing.verify(case, exactness, folder, seconds=seconds)
+        if draft is None:
             continue
         if path is None:
-            return repro.publish(case, folder, exactness=exactness)
-        return repro.write(case, path, exactness=exactness)
+            return repro.publish(case, draft, folder)
+        repro.move_script(draft, path)
+        repro.discard(draft)
+        return path
     raise NotReproduced(
         f"the failure shows here and not in a fresh interpreter: {last.verdict if last else 'not run'}"
         f"{': ' + last.reason if last and last.reason else ''}",

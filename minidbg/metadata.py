@@ -8,7 +8,9 @@ from typing import Any
 
 # --- embedded from here ---
 
-BLOCK = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")  # the regular expression of PEP 723
+BLOCK = re.compile(
+    r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$"
+)  # the regular expression of PEP 723
 START = re.compile(r"(?m)^# /// script$")
 LONG_KEY = re.compile(r"(?:[\w-]+\s*\.\s*){100}")  # tomllib takes the square of its length
 HANG_LIMIT_S = 120.0  # seconds that a script of the kind hang gets when its header names no limit

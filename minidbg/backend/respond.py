@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

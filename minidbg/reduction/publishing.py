@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from minidbg.reduction.neighbours import sentence
 from minidbg.reduction.result import Written
 from minidbg.reduction.session import Session
 from minidbg.repro import Exactness
+
+log = logging.getLogger("minidbg")
 
 VERIFY_SECONDS = 120.0
 """Time limit of the run in a fresh interpreter; importing torch and inductor is most of a usual one."""
@@ -58,9 +61,9 @@ def publish_first_that_fails(original: Case, found: Found, folder: Path, session
         is_smallest = call_nodes(form.case.graph_module) == call_nodes(found.smallest.graph_module)
         for variant in (form, single_threaded(form)):
             case = with_story(variant, original, found, session, certified=found.certified and is_smallest)
-            last = verify(case, form.exactness, folder, standby=session.take_standby())
-            if last.verdict in SHOWN:
-                path = repro.publish(case, folder, exactness=form.exactness)
+            last, draft = verify(case, form.exactness, folder, take_standby=session.take_standby)
+            if draft is not None:
+                path = repro.publish(case, draft, folder)
                 keep_neighbour(found.neighbour if is_smallest else None, path, folder)
                 return written(path, case, original, last, session)
             if last.verdict is not Verdict.CRASHED:
@@ -133,21 +136,66 @@ def verify(
     folder: Path,
     *,
     seconds: float = VERIFY_SECONDS,
-    standby: workers.Standby | None = None,
-) -> Outcome:
-    """Run the case's script in a fresh interpreter, from a place that is not the repro folder's top."""
-    draft = repro.write(case, repro.drafts(folder) / "draft.py", exactness=exactness)
+    take_standby: Callable[[], workers.Standby | None] = lambda: None,
+) -> tuple[Outcome, Path | None]:
+    """Write a draft of the case's script and run it in fresh interpreters: judged by the installed oracle, then by itself.
+
+    The draft, to be published or discarded, when both say that the failure reproduces; else None. A script whose few
+    lines do not show the failure is written standalone, and says why.
+    """
+    draft = repro.drafts(folder) / "draft.py"
     try:
-        return repro.run(draft, seconds=seconds, standby=standby)
-    finally:
+        why = ""
+        try:
+            repro.write(case, draft, exactness=exactness)
+        except repro.NoShortForm as refusal:
+            why = str(refusal)
+            repro.write(case, draft, repro.Form.CAPTURE, exactness=exactness)
+        outcome = repro.run(draft, seconds=seconds, standby=take_standby())
+        if outcome.verdict in SHOWN:
+            if not why:
+                ended = repro.run_alone(draft, seconds=seconds, standby=take_standby())
+                if ended.exit_status != 1:
+                    why = f"a few lines do not show the failure ({how_it_ended(ended)})"
+            if why:
+                ended = verify_standalone(case, draft, exactness, why, seconds)
+            if ended.exit_status == 1:
+                return outcome, draft
+            reason = f"the oracle says {outcome.verdict}, and the script by itself: {how_it_ended(ended)}"
+            outcome = replace(outcome, verdict=Verdict.INVALID, reason=reason)
+    except BaseException:
         repro.discard(draft)
+        raise
+    repro.discard(draft)
+    return outcome, None
+
+
+def verify_standalone(
+    case: Case, draft: Path, exactness: Exactness, why: str, seconds: float
+) -> workers.ChildResult:
+    """Write the draft as a standalone script that says ``why`` it is one, and run it by itself."""
+    remark = f"It carries minidbg's whole judge: {why}."
+    log.info("standalone_form_needed: %s", why)
+    script = repro.render(case, repro.Form.STANDALONE, exactness=exactness, remark=remark)
+    return repro.run_alone(repro.write_script(script, draft), seconds=seconds)
+
+
+def how_it_ended(ended: workers.ChildResult) -> str:
+    """How a script's run by itself ended, for people."""
+    if ended.timed_out:
+        return f"no end within {ended.seconds:.0f} s"
+    said = ended.stdout.strip().rpartition("\n")[2] or ended.stderr_tail.strip().rpartition("\n")[2]
+    status = f"signal {ended.signal}" if ended.signal is not None else f"exit status {ended.exit_status}"
+    return f"{status}: {said[:200]}" if said else status
 
 
 def keep_neighbour(neighbour: Case | None, path: Path, folder: Path) -> None:
     """Write the passing neighbour of the repro at ``path`` under the same name, among the hidden files of the folder."""
     if neighbour is not None:
         with contextlib.suppress(CannotWrite, OSError):
-            repro.write(neighbour, repro.neighbours(folder) / path.name, exactness=Exactness.SMALL)
+            repro.write(
+                neighbour, repro.neighbours(folder) / path.name, repro.Form.CAPTURE, exactness=Exactness.SMALL
+            )
 
 
 def written(path: Path | None, case: Case, original: Case, last: Outcome, session: Session) -> Written:

@@ -55,8 +55,8 @@ def reduce_and_publish(
                 return published
         log = open_log(place, case, just_seen=just_seen)
         for _ in range(2):
-            with interpreter_ahead(case) as standby:
-                session = Session(limits, listener, log=log, kernels=kernels, folder=place, standby=standby)
+            with interpreters_ahead(case) as standbys:
+                session = Session(limits, listener, log=log, kernels=kernels, folder=place, standbys=standbys)
                 try:
                     return reduced_and_published(case, folder, session, just_seen=bool(log.head["just_seen"]))
                 except AnswersAreStale:
@@ -88,18 +88,16 @@ def own_place(case: Case, folder: Path, limits: Limits, listener: Listener) -> I
 
 
 @contextlib.contextmanager
-def interpreter_ahead(case: Case) -> Iterator[workers.Standby | None]:
-    """An interpreter for the verification, started now, where there is a core to spare for its imports."""
-    if (os.cpu_count() or 1) < 2:
-        yield None
-        return
-    try:
-        standby = repro.start_ahead(case.backend.name)
-    except OSError:  # no process can be made now: the verification tries again
-        yield None
-        return
-    with standby:
-        yield standby
+def interpreters_ahead(case: Case) -> Iterator[list[workers.Standby]]:
+    """Two interpreters for the verification, started now, where there is a core to spare for their imports."""
+    with contextlib.ExitStack() as stack:
+        standbys: list[workers.Standby] = []
+        if (os.cpu_count() or 1) > 1:
+            with contextlib.suppress(OSError):  # no process can be made now: the verification tries again
+                for _ in range(2):
+                    standbys.append(repro.start_ahead(case.backend.name))
+                    stack.enter_context(standbys[-1])
+        yield standbys
 
 
 def still_reproduces(place: Path) -> Written | None:

@@ -16,7 +16,7 @@ from minidbg.failure import Kind, Signature
 from minidbg.graphs.size import call_nodes
 from minidbg.metadata import metadata_of, table_in
 from minidbg.oracle.embed import settings_of
-from minidbg.repro.toml import write_table
+from minidbg.repro.toml import write_lines, write_value
 
 SCHEMA = 1
 DAMAGE = (
@@ -61,16 +61,13 @@ class Header:
 def write_header(case: Case, *, device: str, has_tensors: bool, kind: Kind | None = None) -> str:
     """The block as comment lines, ready to stand in a script. ``kind`` is for a case that shows no failure yet."""
     remarks = [*_torch_remarks(case.provenance.torch_version), *case.backend.remarks]
-    expected = {"kind": str(kind)} if kind is not None else {}
     lines = [
-        'requires-python = ">=3.11"',
         f"dependencies = {_list(dependencies(case, has_tensors=has_tensors))}",
         *(f"# {_one_line(remark)}" for remark in remarks),
-        "",
-        write_table({**table_of(case, device=device), **expected}, ("tool", "minidbg")),
+        "[tool.minidbg]",
+        *write_lines(table_of(case, device=device, kind=kind)),
     ]
-    text = "\n".join(lines)
-    body = "\n".join(f"# {line}" if line else "#" for line in text.split("\n"))
+    body = "\n".join(f"# {line}" for line in lines)
     return f"# /// script\n{body}\n# ///"
 
 
@@ -98,25 +95,44 @@ def _one_line(text: str) -> str:
 
 
 def _list(items: tuple[str, ...]) -> str:
-    return write_table({"x": list(items)}).removeprefix("x = ")
+    return write_value(list(items))
 
 
-def table_of(case: Case, *, device: str) -> dict[str, Any]:
-    """``[tool.minidbg]`` of the case: what the judge reads, and what reading the script back needs."""
+def table_of(case: Case, *, device: str, kind: Kind | None = None) -> dict[str, Any]:
+    """``[tool.minidbg]`` of the case: what the judge reads, and what reading the script back needs.
+
+    What reading supplies is left out: the kind and the forward direction of the signature, modes that are torch's default.
+    """
     settings = settings_of(case)
-    table: dict[str, Any] = {"schema": SCHEMA, "kind": settings.pop("kind"), "expect": "reproduces"}
-    table |= {"backend": settings.pop("backend"), "call": settings.pop("call"), "device": device}
-    table["nodes"] = call_nodes(case.graph_module)
+    table: dict[str, Any] = {
+        "schema": SCHEMA,
+        "kind": str(kind or settings.pop("kind")),
+        "expect": "reproduces",
+        "backend": settings.pop("backend"),
+        "device": device,
+        "nodes": call_nodes(case.graph_module),
+    }
+    settings.pop("kind", None)
+    if case.call is CallPath.TORCH_COMPILE:
+        del settings["call"]
+    if settings["context"] == {"grad": True}:
+        del settings["context"]
+    signature = settings.pop("signature", None)
     table |= settings
+    if signature is not None:
+        left_out = {"kind": table["kind"], "direction": "forward", "types": [], "frames": []}
+        table["signature"] = {key: value for key, value in signature.items() if left_out.get(key) != value}
     table["origin"] = _origin(case)
     reference = {
         name: list(getattr(case.backend, name))
         for name in ("modules", "requirements", "remarks", "files")
         if getattr(case.backend, name)
     }
-    if reference:
-        table["reference"] = reference
-    return table
+    return {**table, "reference": reference} if reference else table
+
+
+IN_STATISTICS = ("oracle_calls", "seconds", "python_version")
+"""What a repro's statistics file holds of its provenance, and its header does not."""
 
 
 def _origin(case: Case) -> dict[str, Any]:
@@ -124,11 +140,8 @@ def _origin(case: Case) -> dict[str, Any]:
     origin: dict[str, Any] = {}
     for name in Provenance.__slots__:
         value = getattr(story, name)
-        if value != getattr(default, name):
-            value = list(value) if isinstance(value, tuple) else value
-            origin[name] = round(value, 3) if isinstance(value, float) else value
-    if case.context.threads is not None:
-        origin["threads"] = case.context.threads
+        if value != getattr(default, name) and name not in IN_STATISTICS:
+            origin[name] = list(value) if isinstance(value, tuple) else value
     if case.context.env:
         origin["env"] = dict(case.context.env)
     return origin

@@ -10,10 +10,9 @@ from pathlib import Path
 
 from minidbg import workers
 from minidbg.failure import Direction, Kind, Outcome, Signature, Verdict
-from minidbg.oracle import judge_script
+from minidbg.judge_script import JUDGE_SCRIPT
 from minidbg.repro.header import Header, read_header
 
-JUDGE_SCRIPT = judge_script.__file__
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -38,17 +37,25 @@ def run(
     argv += ["--device", device] if device else []
     argv += ["--backend", backend] if backend else []
     argv += ["--tolerances", *map(repr, tolerances)] if tolerances else []
-    with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
-        # No fresh bytecode folder: compiling torch's own modules again would cost half a minute a run.
-        # As in a shell of somebody who never set them: a repro that needs a number of threads sets it itself.
-        if standby is not None:
-            ended = standby.run(argv, seconds=seconds, cwd=folder)
-        else:
-            ended = workers.run_python(argv, seconds=seconds, cwd=folder, env=dict.fromkeys(THREAD_VARIABLES))
+    ended = _run(argv, seconds, standby)
     outcome = _answer(ended.stdout)
     if outcome is None:
         outcome = _without_answer(ended, header, seconds)
     return replace(outcome, device=device or outcome.device)
+
+
+def run_alone(path: Path, *, seconds: float, standby: workers.Standby | None = None) -> workers.ChildResult:
+    """How ``python path`` ends, run by itself from an empty folder for at most ``seconds``."""
+    return _run([str(path.absolute())], seconds, standby)
+
+
+def _run(argv: list[str], seconds: float, standby: workers.Standby | None) -> workers.ChildResult:
+    with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
+        # No fresh bytecode folder: compiling torch's own modules again would cost half a minute a run.
+        # As in a shell of somebody who never set them: a repro that needs a number of threads sets it itself.
+        if standby is not None:
+            return standby.run(argv, seconds=seconds, cwd=folder)
+        return workers.run_python(argv, seconds=seconds, cwd=folder, env=dict.fromkeys(THREAD_VARIABLES))
 
 
 def start_ahead(backend: str) -> workers.Standby:

@@ -15,6 +15,7 @@ from minidbg.graphs.specs import Exactness
 from minidbg.oracle import execute
 from minidbg.repro.files import write
 from minidbg.repro.loading import load
+from minidbg.repro.render import Form
 from minidbg.workers.result import ChildResult
 
 LIMIT_BYTES = 1 << 40
@@ -25,7 +26,11 @@ def asked_elsewhere(case: Case, seconds: float, memory_bytes: int | None) -> Out
     with tempfile.TemporaryDirectory(prefix="minidbg-job-") as folder:
         try:
             path = write(
-                case, Path(folder) / "case.py", exactness=Exactness.EXACT, value_limit_bytes=LIMIT_BYTES
+                case,
+                Path(folder) / "case.py",
+                Form.CAPTURE,
+                exactness=Exactness.EXACT,
+                value_limit_bytes=LIMIT_BYTES,
             )
         except CannotWrite as refusal:
             return Outcome(Verdict.INVALID, reason=str(refusal))

@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
     path, device = argv[0], argv[2]
     sys.path.append(str(Path(__file__).parents[2]))  # where minidbg is not installed
     try:
-        from minidbg.oracle.judge_script import definitions_of
+        from minidbg.judge_script import definitions_of
 
         answer, reason = judge(definitions_of(path), path, device)
     except BaseException as error:  # noqa: BLE001 - whatever a foreign backend raises is the answer

@@ -12,13 +12,14 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from minidbg.watch.pool import JUDGE_SCRIPT, Ended
+from minidbg.judge_script import JUDGE_SCRIPT
+from minidbg.watch.pool import Ended
 from minidbg.watch.repros import Repro
 
 
 def run_repro(repro: Repro, device: str, seconds: float, env: Mapping[str, str]) -> Ended:
     """Judge the script in a fresh interpreter, from an empty folder."""
-    return run_python([str(JUDGE_SCRIPT), str(repro.path.absolute()), "--device", device, "--json"], seconds, env)
+    return run_python([JUDGE_SCRIPT, str(repro.path.absolute()), "--device", device, "--json"], seconds, env)
 
 
 def run_python(arguments: Sequence[str], seconds: float, env: Mapping[str, str]) -> Ended:

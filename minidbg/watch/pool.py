@@ -22,8 +22,6 @@ from typing import Any, Protocol
 from minidbg.watch.repros import read_repros
 
 SERVER = Path(__file__).parents[1] / "workers" / "server.py"
-JUDGE_SCRIPT = Path(__file__).parents[1] / "oracle" / "judge_script.py"
-"""What runs in place of a repro script: the installed oracle, on the script's definitions."""
 ROOT = Path(__file__).parents[2]
 
 COMPILER_ENVIRONMENT = {

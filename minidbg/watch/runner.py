@@ -13,8 +13,9 @@ import psutil
 
 from minidbg.failure import Kind
 from minidbg.history import State
+from minidbg.judge_script import JUDGE_SCRIPT
 from minidbg.metadata import HANG_LIMIT_S
-from minidbg.watch.pool import JUDGE_SCRIPT, Order, Pool
+from minidbg.watch.pool import Order, Pool
 from minidbg.watch.repros import Repro
 from minidbg.watch.settings import WatchSettings, Workers
 from minidbg.watch.sweep import Purpose, Task
@@ -137,7 +138,7 @@ def arguments(task: Task, repro: Repro, mode: str) -> tuple[str, ...]:
     if task.purpose is Purpose.CANARY:
         return (str(CANARY_SCRIPT), script, "--device", task.job.device)
     form = "--child" if repro.kind in (Kind.CRASH, Kind.HANG) and mode != "fresh" else "--json"
-    return (str(JUDGE_SCRIPT), script, "--device", task.job.device, form)
+    return (JUDGE_SCRIPT, script, "--device", task.job.device, form)
 
 
 def forks(settings: WatchSettings) -> bool:

@@ -28,6 +28,7 @@ FLOORS = {
     "repro": 6,
     "history": 6,
     "workers": 5,
+    "judge_script": 5,
     "oracle": 4,
     "graphs": 3,
     "references": 3,

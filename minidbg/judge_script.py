@@ -14,6 +14,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+JUDGE_SCRIPT = __file__
 NAME = "minidbg_repro"
 """The module that a repro's definitions live in; signatures call it ``<script>``."""
 
@@ -48,13 +49,13 @@ def definitions_of(path: str) -> dict[str, Any]:
     """
     sys.path[0] = os.path.dirname(path)
     if importlib.util.find_spec("minidbg") is None:
-        sys.path.append(str(Path(__file__).parents[2]))
+        sys.path.append(str(Path(__file__).parents[1]))
     module = types.ModuleType(NAME)
     module.__file__ = path
     sys.modules[NAME] = module  # dynamo looks for the module of a function by its name
     try:
         exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), module.__dict__)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - a script that cannot be executed cannot be judged
         reason = error
 
         def backend() -> Any:
