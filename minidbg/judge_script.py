@@ -62,6 +62,11 @@ def definitions_of(path: str) -> dict[str, Any]:
             raise reason
 
         return {"__file__": path, "backend": backend}
+    if "backend" not in module.__dict__:
+        from minidbg.metadata import backend_named_in
+
+        named = backend_named_in(Path(path).read_text(encoding="utf-8-sig"))
+        module.__dict__.update({"backend": lambda: named} if named else {})
     return module.__dict__
 
 

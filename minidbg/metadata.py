@@ -49,3 +49,11 @@ def read_table(path: str) -> dict[str, Any]:
     """``[tool.minidbg]`` of the script at ``path``. Raises ValueError or OSError."""
     with open(path, encoding="utf-8-sig") as file:
         return table_in(metadata_of(file.read()))
+
+
+def backend_named_in(text: str) -> str | None:
+    """The backend that a script without ``def backend()`` hands to torch.compile by its name, as the text has it now."""
+    found = re.search(
+        r"""\btorch\.(?:compile\([^\n]*\bbackend=|_TorchCompileWrapper\()["']([^"'\n]+)["']""", text
+    )
+    return found[1] if found else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import json
 import re
 import tempfile
 from pathlib import Path
@@ -16,8 +15,8 @@ from minidbg.errors import UnreadableRepro
 from minidbg.failure import Kind
 from minidbg.graphs.size import canonical_text
 from minidbg.graphs.specs import Exactness
-from minidbg.repro.files import discard, for_others_to_read, make_folder, move_script, replace_file, write
-from minidbg.repro.header import IN_STATISTICS, read_header
+from minidbg.repro.files import discard, for_others_to_read, make_folder, move_script, write
+from minidbg.repro.header import read_header
 from minidbg.repro.render import VALUE_LIMIT_BYTES, Form
 from minidbg.repro.wording import telling_op
 
@@ -36,8 +35,6 @@ def publish(case: Case, draft: Path, folder: Path | str) -> Path:
     with FileLock(hidden(folder) / "lock", timeout=LOCK_SECONDS, mode=0o664):
         if not is_readable(path):
             move_script(draft, path)
-            statistics = {name: getattr(case.provenance, name) for name in IN_STATISTICS}
-            replace_file(statistics_of(path), json.dumps(statistics).encode())
     discard(draft)
     return path
 
@@ -64,11 +61,6 @@ def is_readable(path: Path) -> bool:
     except UnreadableRepro:
         return False
     return True
-
-
-def statistics_of(path: Path) -> Path:
-    """The file with the statistics of the reduction that made the repro at ``path``; its folder is made when missing."""
-    return hidden(folder_of(path), "statistics") / f"{path.stem}.json"
 
 
 def hidden(folder: Path | str, *parts: str) -> Path:

@@ -131,8 +131,8 @@ def table_of(case: Case, *, device: str, kind: Kind | None = None) -> dict[str, 
     return {**table, "reference": reference} if reference else table
 
 
-IN_STATISTICS = ("oracle_calls", "seconds", "python_version")
-"""What a repro's statistics file holds of its provenance, and its header does not."""
+IN_THE_LOG = ("oracle_calls", "seconds")
+"""Statistics of the reduction: its replay log in ``.minidbg`` has them."""
 
 
 def _origin(case: Case) -> dict[str, Any]:
@@ -140,8 +140,10 @@ def _origin(case: Case) -> dict[str, Any]:
     origin: dict[str, Any] = {}
     for name in Provenance.__slots__:
         value = getattr(story, name)
-        if value != getattr(default, name) and name not in IN_STATISTICS:
+        if value != getattr(default, name) and name not in IN_THE_LOG:
             origin[name] = list(value) if isinstance(value, tuple) else value
+    if case.context.threads is not None:
+        origin["threads"] = case.context.threads
     if case.context.env:
         origin["env"] = dict(case.context.env)
     return origin

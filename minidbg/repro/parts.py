@@ -11,6 +11,7 @@ from minidbg.errors import UnreadableRepro
 from minidbg.failure import Kind
 from minidbg.graphs.literals import quoted
 from minidbg.graphs.recipes import dedented
+from minidbg.metadata import backend_named_in
 from minidbg.oracle.embed import harness_names
 from minidbg.repro.header import Header, literal_options
 from minidbg.repro.render import DIVIDER, EMBEDDED_MARK, OWN_NAMES, SCRIPT_IMPORTS
@@ -53,7 +54,7 @@ def read_parts(text: str, header: Header) -> Parts:
     return Parts(
         model=source_of(text, model),
         inputs=source_of(text, given),
-        backend=source_of(text, own) if own else f"def backend():\n    return {quoted(header.backend)}",
+        backend=source_of(text, own) if own else named_backend(text, header),
         stored=source_of(text, named["stored"]) if "stored" in named else "",
         imports=tuple(
             line for line in map(ast.unparse, filter(_is_import, others)) if line not in SCRIPT_IMPORTS
@@ -61,6 +62,11 @@ def read_parts(text: str, header: Header) -> Parts:
         copied=_between(text, start, end, named.get("load_by_path")) if start else "",
         added="\n\n\n".join(source_of(text, node) for node in others if not _is_import(node)),
     )
+
+
+def named_backend(text: str, header: Header) -> str:
+    """``def backend()`` for a script that has none, since torch.compile knows its backend by name."""
+    return f"def backend():\n    return {quoted(backend_named_in(text) or header.backend)}"
 
 
 def _is_import(node: ast.stmt) -> bool:

@@ -129,7 +129,7 @@ def render(
     if is_standalone:
         variables |= {
             "divider": DIVIDER,
-            "harness_imports": [line for line in judge_imports if line not in ("import torch", "import sys")],
+            "harness_imports": [line for line in judge_imports if line not in SCRIPT_IMPORTS],
             "harness": harness_source(kind, case.call).rstrip("\n"),
         }
     if contents is not WITH_CARE:  # a record of a flight: templates and checks take longer than all the rest

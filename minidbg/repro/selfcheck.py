@@ -67,9 +67,8 @@ class _Writer:
         self.attempts = int(self.table.get("attempts", 1))
         self.category, self.leaf = "", ""
         if header.kind is Kind.ACCURACY:
-            self.leaf, _, self.category = (header.signature.message if header.signature else "").partition(
-                ": "
-            )
+            known = header.signature.message if header.signature else ""
+            self.leaf, _, self.category = (known or "output: float").partition(": ")
             self.category = self.category.partition(" ")[0]
             if self.category not in (
                 *VALUES,

@@ -15,7 +15,7 @@ from typing import Any
 
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Verdict
-from minidbg.metadata import metadata_of, table_in
+from minidbg.metadata import backend_named_in, metadata_of, table_in
 
 NO_REPROS = frozenset({"conftest.py", "__init__.py"})
 HIDDEN = ".minidbg"
@@ -42,7 +42,7 @@ class Repro:
     table: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """All of ``[tool.minidbg]``."""
     backend_source: str = ""
-    """The text of ``def backend()``."""
+    """The text of ``def backend()``, or the name that stands for it."""
 
     @property
     def backend_key(self) -> str:
@@ -141,7 +141,7 @@ def parsed(name: str, path: Path, digest: str, stamp: tuple[int, ...], text: str
         backend=str(table.get("backend", "")),
         device=str(table.get("device", "cpu")),
         table=table,
-        backend_source=function_source(text, "backend"),
+        backend_source=function_source(text, "backend") or repr(backend_named_in(text)),
     )
 
 
