@@ -55,8 +55,8 @@ def definitions_of(path: str) -> dict[str, Any]:
     sys.modules[NAME] = module  # dynamo looks for the module of a function by its name
     try:
         exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), module.__dict__)
-    except Exception as error:  # noqa: BLE001 - a script that cannot be executed cannot be judged
-        reason = error
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a script that cannot be executed cannot be judged
+        reason = error if isinstance(error, Exception) else RuntimeError(f"it exits by itself: {error}")
 
         def backend() -> Any:
             raise reason

@@ -420,7 +420,7 @@ def canary(tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str) -> dic
 def test_the_canary_tells_passing_missing_and_broken_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    case = "def read_case(path): return {}\n"
+    case = "# /// script\n# [tool.minidbg]\n# backend = 'x'\n# ///\n"
     assert canary(tmp_path, capsys, "def canary(device): pass")["canary"] == "passes"
     missing = canary(tmp_path, capsys, case + "def backend():\n    import wl_never_there\n")
     assert missing == {"canary": "missing", "reason": "ModuleNotFoundError: No module named 'wl_never_there'"}
@@ -432,6 +432,18 @@ def test_the_canary_tells_passing_missing_and_broken_apart(
     broken = canary(tmp_path, capsys, body)
     assert broken["canary"] == "broken"
     assert "wl_broken_one.py, line 1" in broken["reason"]
+
+
+def test_the_canary_reads_options_as_the_judge_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header = "# /// script\n# [tool.minidbg]\n# backend = 'b'\n# options = \"{'dtype': torch.float16, 'limit': float('inf')}\"\n# ///\n"
+    body = (
+        "import torch\n\ndef backend():\n    def b(gm, inputs, options):\n"
+        "        assert options == {'dtype': torch.float16, 'limit': float('inf')}, options\n"
+        "        return gm.forward\n    return b\n"
+    )
+    assert canary(tmp_path, capsys, header + body) == {"canary": "passes", "reason": ""}
 
 
 def test_without_torch_the_machine_is_its_processor(capsys: pytest.CaptureFixture[str]) -> None:
