@@ -11,6 +11,7 @@ from minidbg.case import Case, Context
 from minidbg.failure import Kind
 from minidbg.graphs.size import call_nodes, call_targets
 from minidbg.oracle.signature import meaningful_lines
+from minidbg.references.literals import write_literal
 
 TITLE_WIDTH = 110
 MESSAGE_LINES = 4
@@ -155,5 +156,5 @@ def mode_phrases(context: Context) -> Sequence[str]:
     if context.matmul_precision != "highest":
         found.append(f'torch.set_float32_matmul_precision("{context.matmul_precision}")')
     for module, options in context.config.items():
-        found += [f"{module}.{name} = {value!r}" for name, value in options.items()]
+        found += [f"{module}.{name} = {write_literal(value)}" for name, value in options.items()]
     return found

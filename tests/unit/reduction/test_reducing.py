@@ -43,9 +43,13 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
         asked.append(case)
         return execute(case)
 
-    def verify(case: Case, exactness: Any, folder: Path, **_: Any) -> Outcome:
-        repro.discard(repro.write(case, repro.drafts(folder) / "draft.py", exactness=exactness))
-        return execute(case)
+    def verify(case: Case, exactness: Any, folder: Path, **_: Any) -> tuple[Outcome, Path | None]:
+        draft = repro.write(case, repro.drafts(folder) / "draft.py", exactness=exactness)
+        outcome = execute(case)
+        if outcome.verdict in publishing.SHOWN:
+            return outcome, draft
+        repro.discard(draft)
+        return outcome, None
 
     monkeypatch.setattr(session.workers, "submit", submit)
     monkeypatch.setattr(publishing, "verify", verify)
