@@ -79,9 +79,7 @@ def page(story: Story, errors: ErrorsAlong | None = None, *, complaint: str = ""
 
 def highlighted(source: str) -> str:
     """``source`` as HTML, to stand in ``<pre>``: a span with a class for each kind of word."""
-    text: str = pygments.highlight(
-        source, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)
-    )
+    text: str = pygments.highlight(source, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
     return text
 
 
