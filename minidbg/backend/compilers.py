@@ -26,7 +26,7 @@ from minidbg.failure import Kind
 from minidbg.graphs.copying import copy_graph_module
 from minidbg.graphs.mutation import mutated_placeholders
 from minidbg.oracle.direct import compile_directly
-from minidbg.settings import OnFailure, Settings
+from minidbg.settings import Layout, OnFailure, Settings
 
 
 class WrappedCompiler:
@@ -200,7 +200,9 @@ class AtenGraph:
         if most is not None and self.good_calls >= most:
             return None
         link = called_by_us(self.link)
-        return verify.begin(self.untouched, self.unboxed, link, values, self.mutated, kept, self.settings)
+        # AOTAutograd asks its compilers for the strides that they chose
+        own = replace(self.settings, layout=Layout.IGNORE)
+        return verify.begin(self.untouched, self.unboxed, link, values, self.mutated, kept, own)
 
     def unboxed(self, *args: Any) -> Any:
         """The compiled function with its inputs one by one."""
@@ -275,15 +277,11 @@ def called_by_us(link: Link) -> Link:
     return ours
 
 
-NOT_JUDGED = ("stride", "aliasing")
-"""Differences that AOTAutograd allows its compilers: it asks them for the strides that they chose."""
-
-
 def judged(verification: verify.Verification, result: Any, values: tuple[Any, ...]) -> Failure | None:
-    """What is wrong with ``result`` beside its layout, which is compared when all the rest agrees."""
+    """What is wrong with ``result`` beside its aliasing, which AOTAutograd leaves to its compilers; it is compared last."""
     found = verification.judge(result, values)
-    is_layout = found is not None and getattr(found.error, "category", "") in NOT_JUDGED
-    return None if is_layout else found
+    allowed = found is not None and getattr(found.error, "category", "") == "aliasing"
+    return None if allowed else found
 
 
 def eager(graph: fx.GraphModule, *, boxed: bool) -> CompiledFn:

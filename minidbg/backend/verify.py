@@ -34,7 +34,7 @@ from minidbg.oracle import compare
 from minidbg.oracle.agreement import differ, left_by
 from minidbg.oracle.harness import gradients_of, graph_texts
 from minidbg.oracle.randomness import feed_recorded
-from minidbg.settings import Settings, Verify
+from minidbg.settings import Layout, Settings, Verify
 
 log = logging.getLogger("minidbg")
 
@@ -87,7 +87,10 @@ class Verification:
         """What is wrong with ``result``, which the compiled function gave for ``args``; None when nothing is."""
         try:
             with failures.answering(args), quiet():
-                return self.judged(result, args)
+                found = self.judged(result, args)
+            if found is None or not failures.is_layout_alone(found.error, self.settings):
+                return found
+            failures.warn_of_layout(found, self.settings)
         except compare.CannotCompare as refused:
             not_verified(str(refused))
         except Exception as trouble:  # eager's own failures included: the user's result stands
@@ -106,12 +109,12 @@ class Verification:
         if drew:
             allowed = self.settings.allowed or None
             if compare.mismatch(left_by(actual), left_by(expected), tolerances=allowed) is None:
-                return None
+                return self.layout(actual, expected)
             fed = self.with_recorded_numbers()
             if fed is not None:
                 return fed.compiled_anew()
         found = self.difference(actual, expected)
-        return self.mismatch(found) if found else None
+        return self.mismatch(found) if found else self.layout(actual, expected)
 
     def eager(self) -> tuple[dict[str, Any], bool]:
         """What eager leaves behind (gradients None where its backward fails), and whether it drew random numbers."""
@@ -167,6 +170,16 @@ class Verification:
         return self.mismatch(found, notes) if found else None
 
     # ---- failures
+
+    def layout(self, actual: dict[str, Any], expected: dict[str, Any]) -> Failure | None:
+        """The difference in layout between runs that agree in all else, where anybody wants to hear of it."""
+        if self.settings.layout is Layout.IGNORE:
+            return None
+        found = compare.layout_difference(left_by(actual), left_by(expected))
+        if found is None:
+            return None
+        error = AccuracyError(f"{self.link.name} gives another layout than eager: {found['message']}", found)
+        return self.failure(error, Kind.ACCURACY, Direction.FORWARD)
 
     def mismatch(self, found: compare.Difference, notes: tuple[str, ...] = ()) -> Failure:
         """The failure that ``found`` is."""
