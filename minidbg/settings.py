@@ -190,7 +190,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise BadSetting(f"{path} is no readable TOML: {error}") from error
 
 
-OF_OTHERS = ("MINIDBG_BACKEND", "MINIDBG_COMPILE_ALL", "MINIDBG_TIME_LIMIT_S")
+OF_OTHERS = ("MINIDBG_BACKEND", "MINIDBG_COMPILE_ALL", "MINIDBG_STATS", "MINIDBG_TIME_LIMIT_S")
 """Variables that are no settings: ``minidbg run`` reads the first two, the last one is read by repro scripts."""
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from torch import fx
 
 from minidbg import _torch, settings
-from minidbg.backend import failures, verify
+from minidbg.backend import failures, standing, verify
 from minidbg.backend.capture import Failure
 from minidbg.backend.chain import Link
 from minidbg.backend.failures import Report
@@ -122,6 +122,7 @@ class AtenGraph:
         self.part = _torch.aot_graph_part()
         self.mutated = mutated_placeholders(self.untouched)
         self.held = tuple(self.untouched.buffers())
+        self.standing = standing.of_new_graph()
         self.compiled_fn: CompiledFn = self.untouched.forward
         self.boxed = False
         self.good_calls = 0
@@ -198,11 +199,14 @@ class AtenGraph:
         """What will judge this call; None when it is not compared."""
         most = verify.calls_compared(self.settings.verify)
         if most is not None and self.good_calls >= most:
+            self.standing.why_not = self.standing.why_not or standing.NOT_ASKED
             return None
         link = called_by_us(self.link)
         # AOTAutograd asks its compilers for the strides that they chose
         own = replace(self.settings, layout=Layout.IGNORE)
-        return verify.begin(self.untouched, self.unboxed, link, values, self.mutated, kept, own)
+        return verify.begin(
+            self.untouched, self.unboxed, link, values, self.mutated, kept, own, self.standing
+        )
 
     def unboxed(self, *args: Any) -> Any:
         """The compiled function with its inputs one by one."""
@@ -212,6 +216,7 @@ class AtenGraph:
         """Report ``wrong``. Raises its error, unless eager is to run instead, now and from now on."""
         notes = (*wrong.notes, self.origin)
         failure = replace(wrong, link=self.link, level=Level.ATEN, notes=notes)
+        self.standing.failed = True
         report = failures.answer(failure, self.settings)
         failures.set_report(wrong.error, report)
         if not kept.restore() or self.settings.on_failure is not OnFailure.FALLBACK:
@@ -242,6 +247,7 @@ class AtenGraph:
         known = failures.own_report(error)
         if known is not None:
             return known
+        self.standing.failed = True
         report = failures.answer(self.failure(error, values, kind), self.settings)
         failures.set_report(error, report)
         return report

@@ -23,6 +23,7 @@ from minidbg.backend.budget import PROCESS, is_out_of_memory
 from minidbg.backend.capture import Failure
 from minidbg.backend.chain import Link
 from minidbg.backend.kept import Kept, generator_states
+from minidbg.backend.standing import Standing
 from minidbg.backend.verify_refusals import refusal
 from minidbg.backend.verify_runs import Before, before, run_compiled_anew, run_eager
 from minidbg.backend.verify_taps import first_differing_node
@@ -55,12 +56,6 @@ def is_settled(good_calls: int, verify: Verify | int = Verify.FIRST) -> bool:
     return most is not None and good_calls >= max(1, most)
 
 
-def not_verified(reason: str) -> None:
-    """Say once in this process that a graph is not verified, and why."""
-    if PROCESS.is_new(f"not verified: {reason}"):
-        log.warning("minidbg: a graph is not verified: %s", reason)
-
-
 def tell_if_nothing_was_done(
     link: Link, untouched: fx.GraphModule, given: fx.GraphModule, compiled_fn: CompiledFn
 ) -> None:
@@ -78,6 +73,7 @@ class Verification:
     before: Before
     link: Link
     settings: Settings
+    standing: Standing
     gradients: dict[str, Any] | None = None
     """What the compiled function gave on copies; None when none are needed or had."""
     backward_error: Exception | None = None
@@ -87,14 +83,16 @@ class Verification:
         """What is wrong with ``result``, which the compiled function gave for ``args``; None when nothing is."""
         try:
             with failures.answering(args), quiet():
-                found = self.judged(result, args)
-            if found is None or not failures.is_layout_alone(found.error, self.settings):
-                return found
-            failures.warn_of_layout(found, self.settings)
+                failure = self.judged(result, args)
+            if failure is not None and failures.is_layout_alone(failure.error, self.settings):
+                failures.warn_of_layout(failure, self.settings)
+                failure = None
+            self.standing.verified |= failure is None
+            return failure
         except compare.CannotCompare as refused:
-            not_verified(str(refused))
+            self.standing.not_verified(str(refused))
         except Exception as trouble:  # eager's own failures included: the user's result stands
-            not_verified(reason_of(trouble))
+            self.standing.not_verified(reason_of(trouble))
             log.debug("verification_failed", exc_info=True)
         return None
 
@@ -130,7 +128,7 @@ class Verification:
         case = {"tolerances": self.settings.allowed or None}
         found = differ(actual, expected, self.eager_again, case, self.notes)
         for note in self.notes:
-            not_verified(note)
+            self.standing.leave_out(note)
         return found
 
     def eager_again(self, change: Any = lambda made: made, seed: int | None = None) -> dict[str, Any]:
@@ -151,7 +149,7 @@ class Verification:
         added = fed.inputs[len(self.before.inputs) :]
         inside = replace(self.before, graph=fed.graph_module, inputs=(*self.before.inputs, *added))
         note = "its random numbers were recorded and are inputs here, so that eager and the backend have the same"
-        return Verification(inside, self.link, self.settings, self.gradients, notes=[note])
+        return Verification(inside, self.link, self.settings, self.standing, self.gradients, notes=[note])
 
     def compiled_anew(self) -> Failure | None:
         """What is wrong with the graph when the backend compiles it here, on copies."""
@@ -159,9 +157,9 @@ class Verification:
         wants = self.gradients is not None
         try:
             actual = run_compiled_anew(self.before, self.link, backward=wants)
-        except Exception as error:  # noqa: BLE001 - the graph is not the user's own: whatever it meets is not his
-            not_verified(f"its random numbers could not be taken out: {reason_of(error)}")
-            return None
+        except Exception as error:
+            why = f"its random numbers could not be taken out: {reason_of(error)}"
+            raise compare.CannotCompare(why) from error
         self.before.set_generators()
         expected = run_eager(self.before, backward=wants)
         if not (actual["gradients"] and expected["gradients"]):
@@ -212,6 +210,7 @@ def begin(
     mutated: frozenset[int],
     kept: Kept,
     settings: Settings,
+    standing: Standing,
 ) -> Verification | None:
     """What is needed to judge a call with ``args`` that is about to be made; None when it will not be judged.
 
@@ -219,15 +218,15 @@ def begin(
     """
     why = refusal(graph, args, mutated, settings) if kept.complete else "what it writes to cannot be copied"
     if why:
-        not_verified(why)
+        standing.not_verified(why)
         return None
     try:
         with _torch.outside_tracing():
-            verification = Verification(before(graph, args, mutated), link, settings)
+            verification = Verification(before(graph, args, mutated), link, settings, standing)
         if verification.before.wants_backward():
             run_backward(verification, compiled_fn, kept)
     except Exception as trouble:  # a copy that cannot be made keeps nobody from his own call
-        not_verified(reason_of(trouble))
+        standing.not_verified(reason_of(trouble))
         log.debug("verification_failed", exc_info=True)
         return None
     return verification
