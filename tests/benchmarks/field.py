@@ -49,6 +49,7 @@ STEPS = 3
 LATER_CALLS = 12
 KINDS = ("value", "nan", "dtype", "gradient")
 """What a planted bug does: wrong values of an op, a NaN, an output of another dtype, a wrong gradient of an op."""
+GOOD = ("silent", "found", "no visible bug")
 PLACES = 6
 """Places tried for a bug until its effect shows in the results of the bare backend."""
 
@@ -120,9 +121,13 @@ def run_program(trial: Trial, backend: Any, folder: Path, tool: str) -> dict[str
         forget_peak_memory()
         before, began = memory_bytes("VmRSS"), clocks()
         for index, one in enumerate(inputs):
-            results |= {f"{index}{name}": value for name, value in step(compiled, model, one, trial.mode).items()}
+            results |= {
+                f"{index}{name}": value for name, value in step(compiled, model, one, trial.mode).items()
+            }
             if index == 0:
-                found["first_s"], found["first_cpu_s"] = (now - then for now, then in zip(clocks(), began, strict=True))
+                found["first_s"], found["first_cpu_s"] = (
+                    now - then for now, then in zip(clocks(), began, strict=True)
+                )
                 found["peak_bytes"] = memory_bytes("VmHWM")
                 found["peak_added_bytes"] = found["peak_bytes"] - before
         results |= {f"state {name}": value for name, value in model.state_dict().items()}
@@ -196,7 +201,9 @@ class Planted:
     def plant(self, graph_module: fx.GraphModule) -> None:
         graph = graph_module.graph
         output = graph.output_node()
-        wrong = {"value": wrong_value, "nan": one_nan, "dtype": other_dtype, "gradient": doubled_gradient}[self.kind]
+        wrong = {"value": wrong_value, "nan": one_nan, "dtype": other_dtype, "gradient": doubled_gradient}[
+            self.kind
+        ]
         returned = output.all_input_nodes
         found = [node for node in (returned if self.kind == "dtype" else graph.nodes) if is_float(node)]
         if self.kind == "gradient":
@@ -214,7 +221,12 @@ class Planted:
 
 def is_float(node: fx.Node) -> bool:
     value = node.meta.get("example_value")
-    return node.op.startswith("call") and isinstance(value, Tensor) and value.is_floating_point() and bool(node.users)
+    return (
+        node.op.startswith("call")
+        and isinstance(value, Tensor)
+        and value.is_floating_point()
+        and bool(node.users)
+    )
 
 
 # ---- one trial
@@ -240,12 +252,21 @@ def planted(trial: Trial, folder: Path, limit_s: float) -> dict[str, Any]:
     """The row of one planted bug: the first whose effect shows when nobody verifies."""
     in_a_process(lambda: run_as(trial, "bare", folder), folder / "bare.txt", limit_s)
     for place in range(PLACES):
-        in_a_process(lambda place=place: run_as(trial, "broken", folder, place), folder / "broken.txt", limit_s)
+        in_a_process(
+            lambda place=place: run_as(trial, "broken", folder, place), folder / "broken.txt", limit_s
+        )
         broken = outcome(folder, "broken")
         shows = "error" in broken or clearly_different(folder)
         if shows:
-            in_a_process(lambda place=place: run_as(trial, "wrapped", folder, place), folder / "wrapped.txt", limit_s)
-            return {"bare": outcome(folder, "bare"), "broken": broken, "wrapped": outcome(folder, "wrapped"), "place": place}
+            in_a_process(
+                lambda place=place: run_as(trial, "wrapped", folder, place), folder / "wrapped.txt", limit_s
+            )
+            return {
+                "bare": outcome(folder, "bare"),
+                "broken": broken,
+                "wrapped": outcome(folder, "wrapped"),
+                "place": place,
+            }
         (folder / "broken.json").unlink(missing_ok=True)
     return {"bare": outcome(folder, "bare"), "broken": None, "wrapped": None}
 
@@ -259,7 +280,11 @@ def run_as(trial: Trial, tool: str, folder: Path, place: int = 0) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(own / "cache")
     heard = Heard()
     logging.getLogger("minidbg").addHandler(heard)
-    bug = Planted(trial.backend, str(trial.plant), place) if tool in ("broken", "wrapped") and trial.plant else None
+    bug = (
+        Planted(trial.backend, str(trial.plant), place)
+        if tool in ("broken", "wrapped") and trial.plant
+        else None
+    )
     backend: Any = bug or trial.backend
     if tool == "wrapped":
         import minidbg
@@ -267,6 +292,8 @@ def run_as(trial: Trial, tool: str, folder: Path, place: int = 0) -> None:
         backend = minidbg.wrap(backend, reduce="later", repro_dir=own / "repros")
     warnings.simplefilter("ignore")
     found = run_program(trial, backend, folder, tool)
+    if tool == "wrapped":
+        found["stats"] = asdict(minidbg.stats())
     found |= {"said": heard.said, "planted": bug.nodes if bug else []}
     (folder / f"{tool}.json").write_text(json.dumps(found))
 
@@ -297,7 +324,11 @@ def differences(folder: Path, one: str, other: str) -> list[str]:
 
 
 def same_bits(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None or (one.dtype, one.shape, one.stride()) != (other.dtype, other.shape, other.stride()):
+    if (
+        one is None
+        or other is None
+        or (one.dtype, one.shape, one.stride()) != (other.dtype, other.shape, other.stride())
+    ):
         return False
     return torch.equal(*(value.contiguous().reshape(-1).view(torch.uint8) for value in (one, other)))
 
@@ -399,28 +430,27 @@ def rows_of(trials: Sequence[Trial], jobs: int, limit_s: float) -> Iterator[dict
 
 
 def verdict(row: dict[str, Any]) -> str:
-    """One or two words on a row; ``silent`` and ``found`` are the good ones."""
+    """One or two words on a row."""
     if "trouble" in row:
         return "the trial itself failed"
     bare, wrapped = row["bare"], row["wrapped"]
     if row["plant"]:
         if wrapped is None:
             return "no visible bug"
-        return "found" if wrapped.get("reported") or any("wrong results" in one for one in wrapped["said"]) else "MISSED"
+        return (
+            "found"
+            if wrapped.get("reported") or any("wrong results" in one for one in wrapped["said"])
+            else "MISSED"
+        )
     if "error" in bare:
         return "bare backend fails" if "error" in wrapped else "only the bare backend fails"
     if "error" in wrapped:
         return "ALARM" if "AccuracyError" in wrapped["error"] else "FAILED"
     if row["different"] and not row["bare_differs"]:
         return "DIFFERENT"
-    if reasons(wrapped):
+    if wrapped["stats"]["not_verified"]:
         return "not verified"
     return "said something" if wrapped["said"] else "silent"
-
-
-def reasons(wrapped: dict[str, Any]) -> list[str]:
-    """Why graphs were not verified."""
-    return [line.partition(" is not verified: ")[2] for line in wrapped["said"] if " is not verified: " in line]
 
 
 def ratio(row: dict[str, Any], name: str) -> float | None:
@@ -437,9 +467,11 @@ def line_of(row: dict[str, Any]) -> str:
         for word, name in FIGURES.items()
         if word != "first (wall)" and (found := ratio(row, name)) is not None
     )
-    text = f"{Trial(row['model'], row['mode'], row['backend'], row['plant'])!s:60} {verdict(row):14} {figures}"
+    text = (
+        f"{Trial(row['model'], row['mode'], row['backend'], row['plant'])!s:60} {verdict(row):14} {figures}"
+    )
     more = [row["trouble"]] if "trouble" in row else []
-    if verdict(row) not in ("silent", "found", "no visible bug"):
+    if verdict(row) not in GOOD:
         wrapped = row.get("wrapped") or {}
         more += [*wrapped.get("said", []), *row.get("different", [])[:3]]
         more += [side["error"] for side in (row.get("bare") or {}, wrapped) if "error" in side]
@@ -459,15 +491,24 @@ def summary(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     for backend, mode in sorted({(row["backend"], row["mode"]) for row in rows}):
         chosen = [row for row in rows if (row["backend"], row["mode"]) == (backend, mode)]
         counts = Counter(map(verdict, chosen))
-        yield f"{backend}, {mode}: {len(chosen)} trials: " + ", ".join(f"{number} {word}" for word, number in counts.most_common())
+        yield f"{backend}, {mode}: {len(chosen)} trials: " + ", ".join(
+            f"{number} {word}" for word, number in counts.most_common()
+        )
         for word, name in FIGURES.items():
             found = sorted((value, row["model"]) for row in chosen if (value := ratio(row, name)) is not None)
             if found:
                 mean = math.exp(statistics.fmean(math.log(value) for value, _ in found))
                 yield f"    {word:14} geometric mean x{mean:.2f}, worst x{found[-1][0]:.2f} ({found[-1][1]})"
-    why = Counter(one for row in rows if row.get("wrapped") for one in reasons(row["wrapped"]))
+    graphs, why = Counter[str](), Counter[str]()
+    for stats in (row["wrapped"]["stats"] for row in rows if "stats" in (row.get("wrapped") or {})):
+        graphs.update({name: stats[name] for name in ("graphs", "verified", "failed", "not_run")})
+        why.update({f"not verified: {reason}": number for reason, number in stats["not_verified"].items()})
+        why.update(
+            {f"a part is not verified: {reason}": number for reason, number in stats["left_out"].items()}
+        )
+    yield ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in graphs.items())
     for reason, number in why.most_common():
-        yield f"not verified in {number}: {reason[:200]}"
+        yield f"    {number} {reason[:200]}"
 
 
 # ---- the command
@@ -482,11 +523,15 @@ def chosen_trials(options: argparse.Namespace) -> Iterator[Trial]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="*", default=list(ENTRIES), metavar="NAME", help="default: all")
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--backends", default="inductor,aot_eager")
-    parser.add_argument("--plant", action="store_true", help="plant a bug into each and look whether it is found")
+    parser.add_argument(
+        "--plant", action="store_true", help="plant a bug into each and look whether it is found"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
     parser.add_argument("--limit", type=float, default=240.0, help="seconds for each process")
     parser.add_argument("--json", type=Path, help="a file of rows, one a line, that is gone on with")
@@ -521,7 +566,7 @@ def main(argv: list[str] | None = None) -> int:
                 file.write(json.dumps(row) + "\n")
     rows = [known[trial] for trial in trials if trial in known]
     print("\n".join(summary(rows)))
-    return int(any(verdict(row) not in ("silent", "found", "bare backend fails", "no visible bug") for row in rows))
+    return int(any(verdict(row) not in (*GOOD, "bare backend fails") for row in rows))
 
 
 def import_what_forks_need(libraries: Iterable[str]) -> None:

@@ -144,7 +144,9 @@ transformer("PhiForCausalLM", labelled)
 transformer("Phi3ForCausalLM", labelled)
 transformer("OPTForCausalLM", labelled, ffn_dim=48, word_embed_proj_dim=32)
 transformer("BloomForCausalLM", labelled, n_layer=2, n_head=4)
-transformer("GPTNeoForCausalLM", labelled, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]])
+transformer(
+    "GPTNeoForCausalLM", labelled, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]
+)
 transformer("GPTNeoXForCausalLM", labelled)
 transformer("GPTJForCausalLM", labelled, {**TEXT, **GPT}, rotary_dim=4)
 transformer("FalconForCausalLM", labelled)
@@ -160,7 +162,9 @@ transformer("RobertaModel", masked)
 transformer("DistilBertModel", masked, dim=32, n_layers=2, n_heads=4, hidden_dim=48)
 transformer("AlbertModel", masked, embedding_size=16)
 transformer("ElectraModel", masked, embedding_size=16)
-transformer("DebertaV2Model", masked, relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8)
+transformer(
+    "DebertaV2Model", masked, relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8
+)
 transformer("MPNetModel", masked)
 transformer("FNetModel", text, type_vocab_size=2)
 XLNET = {key: value for key, value in TEXT.items() if key != "max_position_embeddings"}
@@ -188,7 +192,17 @@ transformer("ViTForImageClassification", pixels, IMAGE)
 transformer("DeiTModel", pixels, IMAGE)
 transformer("BeitModel", pixels, IMAGE)
 transformer("Dinov2Model", pixels, IMAGE)
-transformer("SwinModel", pixels, {}, image_size=32, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[2, 2], window_size=2)
+transformer(
+    "SwinModel",
+    pixels,
+    {},
+    image_size=32,
+    patch_size=4,
+    embed_dim=16,
+    depths=[1, 1],
+    num_heads=[2, 2],
+    window_size=2,
+)
 transformer("ConvNextModel", pixels, {}, depths=[1, 1, 1, 1], hidden_sizes=[8, 16, 16, 32])
 transformer("ResNetForImageClassification", pixels, {}, embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])
 transformer(
@@ -200,7 +214,14 @@ transformer(
     num_attention_heads=[1, 1, 2, 2],
     decoder_hidden_size=16,
 )
-transformer("MobileViTModel", partial(pixels, size=64), {}, image_size=64, hidden_sizes=[16, 20, 24], neck_hidden_sizes=[4, 8, 8, 16, 16, 16, 32])
+transformer(
+    "MobileViTModel",
+    partial(pixels, size=64),
+    {},
+    image_size=64,
+    hidden_sizes=[16, 20, 24],
+    neck_hidden_sizes=[4, 8, 8, 16, 16, 16, 32],
+)
 AUDIO = {"conv_dim": [16, 16], "conv_kernel": [10, 3], "conv_stride": [5, 4], "num_feat_extract_layers": 2}
 AUDIO |= {"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2, "mask_time_prob": 0.0}
 transformer("Wav2Vec2Model", sound, {**TEXT, **AUDIO})
@@ -219,7 +240,9 @@ timm_model("deit3_small_patch16_224", **VIT, drop_path_rate=0.1)
 timm_model("beit_base_patch16_224", **VIT)
 timm_model("eva02_tiny_patch14_224", **VIT)
 timm_model("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 8, 16, 16), drop_path_rate=0.1)
-timm_model("swin_tiny_patch4_window7_224", img_size=32, embed_dim=16, depths=(1, 1), num_heads=(2, 2), window_size=4)
+timm_model(
+    "swin_tiny_patch4_window7_224", img_size=32, embed_dim=16, depths=(1, 1), num_heads=(2, 2), window_size=4
+)
 timm_model("MlpMixer", img_size=32, patch_size=8, num_blocks=2, embed_dim=32)
 timm_model("mobilenetv3_small_050")
 timm_model("regnetx_002")

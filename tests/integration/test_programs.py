@@ -30,7 +30,12 @@ def ended(folder: Path, program: str, *start: str) -> tuple[list[str], str]:
     done = subprocess.run(
         [sys.executable, *start, str(PROGRAMS / f"{program}.py")],
         cwd=folder,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")},
+        env={
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
+        },
         capture_output=True,
         text=True,
         timeout=280,

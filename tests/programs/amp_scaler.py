@@ -10,7 +10,9 @@ torch.manual_seed(0)
 class Block(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.SiLU(), torch.nn.Dropout(0.1), torch.nn.Linear(32, 16))
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(16, 32), torch.nn.SiLU(), torch.nn.Dropout(0.1), torch.nn.Linear(32, 16)
+        )
 
     def forward(self, x):
         return x + checkpoint(self.layers, x, use_reentrant=False)

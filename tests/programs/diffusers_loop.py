@@ -24,14 +24,20 @@ for kind in (DDIMScheduler, DDPMScheduler):
     latents = torch.randn(1, 4, 8, 8)
     with torch.inference_mode():
         for t in scheduler.timesteps:
-            unconditional, conditional = compiled(torch.cat([latents] * 2), t, encoder_hidden_states=prompt).sample.chunk(2)
+            unconditional, conditional = compiled(
+                torch.cat([latents] * 2), t, encoder_hidden_states=prompt
+            ).sample.chunk(2)
             noise = unconditional + 5.0 * (conditional - unconditional)
             latents = scheduler.step(noise, t, latents).prev_sample
     images.append(latents)
 optimizer = torch.optim.AdamW(unet.parameters(), lr=1e-3)
 for _ in range(2):
     clean, noise, t = torch.randn(2, 4, 8, 8), torch.randn(2, 4, 8, 8), torch.randint(0, 100, (2,))
-    loss = (compiled(scheduler.add_noise(clean, noise, t), t, encoder_hidden_states=prompt).sample - noise).square().mean()
+    loss = (
+        (compiled(scheduler.add_noise(clean, noise, t), t, encoder_hidden_states=prompt).sample - noise)
+        .square()
+        .mean()
+    )
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()

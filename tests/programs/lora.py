@@ -9,7 +9,9 @@ torch.manual_seed(0)
 base = GPT2LMHeadModel(
     GPT2Config(vocab_size=60, n_embd=16, n_layer=1, n_head=2, n_positions=16, bos_token_id=1, eos_token_id=2)
 )
-model = get_peft_model(base, LoraConfig(r=2, lora_alpha=4, lora_dropout=0.1, target_modules=["c_attn"], fan_in_fan_out=True))
+model = get_peft_model(
+    base, LoraConfig(r=2, lora_alpha=4, lora_dropout=0.1, target_modules=["c_attn"], fan_in_fan_out=True)
+)
 compiled = torch.compile(model)
 optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-2)
 model.train()

@@ -31,5 +31,7 @@ for _ in range(2):
     optimizer.step()
     optimizer.zero_grad()
 window = torch.hann_window(32)
-spectrogram = torch.compile(lambda x: torch.stft(x, 32, 8, window=window, return_complex=True).abs().log1p())(torch.randn(2, 200))
+spectrogram = torch.compile(lambda x: torch.stft(x, 32, 8, window=window, return_complex=True).abs().log1p())(
+    torch.randn(2, 200)
+)
 show(model=model, flags=flags, spectrogram=spectrogram)

@@ -12,7 +12,12 @@ from timm.utils import ModelEmaV3
 torch.manual_seed(0)
 numpy.random.seed(0)
 model = timm.create_model(
-    "convnext_atto", num_classes=5, depths=(1, 1, 1, 1), dims=(8, 8, 16, 16), drop_path_rate=0.2, drop_rate=0.1
+    "convnext_atto",
+    num_classes=5,
+    depths=(1, 1, 1, 1),
+    dims=(8, 8, 16, 16),
+    drop_path_rate=0.2,
+    drop_rate=0.1,
 )
 average = ModelEmaV3(model, decay=0.9)
 compiled = torch.compile(model)

@@ -1,10 +1,5 @@
 """torchao: weights in int8, and in int8 with int8 activations, under torch.compile."""
 
-import logging
-import warnings
-
-warnings.simplefilter("ignore")
-logging.disable(logging.WARNING)
 import torch
 from results import show
 from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
