@@ -151,12 +151,24 @@ def graph_texts(graph_module: Any) -> list[str]:
 
 def compile_by_torch(compiler: Any, model: Any, inputs: tuple[Any, ...], case: dict[str, Any]) -> Any:
     for value, dims in zip(inputs, case.get("dynamic_dims") or (), strict=False):
-        for dim in dims:
-            torch._dynamo.maybe_mark_dynamic(value, dim)
+        if isinstance(value, torch.Tensor):
+            mark_sizes(value, dims)
     options = literal_in(case.get("options"))
     given: dict[str, Any] = {"dynamic": case.get("dynamic"), "mode": case.get("mode"), "options": options}
     given = {name: value for name, value in given.items() if value not in (None, {})}
     return torch.compile(model, backend=compiler, fullgraph=True, **given)
+
+
+def mark_sizes(value: Any, dims: list[int]) -> None:
+    """Have dynamo take ``dims`` as symbols and the other dimensions as numbers, also with ``dynamic=True``.
+
+    ``mark_static`` does nothing while dynamo compiles, which a fork of the failing program still does.
+    """
+    for dim in dims:
+        torch._dynamo.maybe_mark_dynamic(value, dim)
+    value._dynamo_static_indices = set(range(value.dim())).difference(dims)
+    if value._base is not None and not dims:  # dynamo makes symbols for a view's base, too
+        value._base._dynamo_static_indices = set(range(value._base.dim()))
 
 
 def run_once(
