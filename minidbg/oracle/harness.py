@@ -19,7 +19,7 @@ import torch
 from torch._dynamo.backends.registry import lookup_backend
 
 from minidbg.oracle.direct import compile_directly
-from minidbg.oracle.signature import exception_chain, phase_of, signature_of, text_of
+from minidbg.oracle.signature import exception_chain, is_about_guards, phase_of, signature_of, text_of
 
 # --- embedded from here ---
 
@@ -90,8 +90,8 @@ def run_compiled(
 ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """One run through the backend: what it left behind (None if it failed), and the outcome.
 
-    ``unusual`` gets a sentence when the backend did nothing. Where dynamo itself raises, outside the backend,
-    ``trace_for_eager`` tells whose failure that is: the same program must go through dynamo with no backend.
+    ``unusual`` gets a sentence when the backend did nothing. Where dynamo fails over its guards, ``trace_for_eager``
+    tells whose failure that is: the backend's when the same program goes through dynamo without it.
     """
     doing, direction, direct = "compile", "forward", case.get("call") == "direct"
 
@@ -114,14 +114,20 @@ def run_compiled(
     except BaseException as error:  # noqa: BLE001 - whatever a foreign backend raises, SystemExit too, is the answer
         kind = doing if direct and direction == "forward" else phase_of(error, direction)
         if kind == "tracing":
-            try:
-                trace_for_eager()
-            except Exception:  # noqa: BLE001 - the program's failure, or dynamo's
+            if not (is_about_guards(error) and passes(trace_for_eager)):
                 reason = f"dynamo did not call the backend: {brief(error)}"
                 return None, outcome("invalid", reason, message=first_lines(error))
-            kind = "compile"  # dynamo stumbled over what the backend had done to its ShapeEnv or fake tensors
+            kind = "compile"  # dynamo stumbled over what the backend had done to its ShapeEnv or the inputs
         return None, failure(signature_of(error, kind, direction), case, first_lines(error))
     return left, outcome("gone")
+
+
+def passes(call: Callable[[], None]) -> bool:
+    try:
+        call()
+    except Exception:  # noqa: BLE001 - the answer
+        return False
+    return True
 
 
 def told_apart(compiler: Any, unusual: set[str]) -> Any:
