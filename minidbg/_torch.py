@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import importlib
 import inspect
 import io
@@ -713,20 +714,50 @@ def has_effects(target: object) -> bool:
 # ---- a process that children are forked from -------------------------------------------------------
 
 
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/dev/dri", "/dev/accel")
+"""Device files of accelerators that the engine of autograd may find: NVIDIA, WSL, AMD, Intel, others."""
+
+
+def forks_survive_autograd() -> bool:
+    """Whether children that are forked after autograd has run in this process can use it too.
+
+    Autograd's engine starts a thread for each device when it first runs, and no child forked after that may run it. A CUDA
+    build on a machine without a GPU has eight devices as soon as dynamo has made its first FakeTensorMode
+    (``_ensureCUDADeviceGuardSet``), none before: so the engine is started here, before, where there is no device.
+    Seen in 2.12 to 2.14.
+    """
+    if any(map(os.path.exists, DRIVERS)):
+        return torch.version.cuda is None and torch.version.hip is None and not autograd_has_threads()
+    with contextlib.suppress(Exception), without_modes(), torch.inference_mode(False), torch.enable_grad():
+        torch.autograd.backward(torch.ones(1, device="cpu", requires_grad=True).sum())
+    return not autograd_has_threads()
+
+
+def autograd_has_threads() -> bool:
+    """Whether autograd's engine has started threads for devices in this process (Linux). Seen in 2.12 to 2.14."""
+    for task in glob.glob("/proc/self/task/*/comm"):
+        with contextlib.suppress(OSError), open(task) as name:
+            if name.read().startswith("pt_autograd"):
+                return True
+    return False
+
+
 def warm_up_compiling(*, inductor: bool) -> None:
     """Compile a little here, so that processes forked from this one have every import and lazy table already.
 
-    One thread only: a child hangs where its parent had more. Whatever a broken backend raises is left for the
-    children to meet. Seen in 2.13.
+    One thread only: a child hangs where its parent had more. No autograd where children could not use it after that. Whatever
+    a broken backend raises is left for the children to meet. Seen in 2.13.
     """
+    with_autograd = forks_survive_autograd()
     torch.set_num_threads(1)
     hub: Any = torch.hub
     hub.tqdm.monitor_interval = 0  # dynamo's progress bar would start a thread, which no child would have
     for backend in ("aot_eager", *(("inductor",) if inductor else ())):
         with contextlib.suppress(Exception):
             compiled = torch.compile(lambda value: torch.relu(value) + 1, backend=backend, fullgraph=True)
-            result: Any = compiled(torch.ones(4, requires_grad=True))
-            result.sum().backward()
+            if with_autograd:
+                result: Any = compiled(torch.ones(4, requires_grad=True))
+                result.sum().backward()
             with torch.no_grad():
                 compiled(torch.ones(4))
     torch._dynamo.reset()
