@@ -56,9 +56,13 @@ class Log:
     """The daemon's log: JSON lines in a file that is rotated, written by structlog; no other logger is touched."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self.handler = logging.handlers.RotatingFileHandler(
             path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8", delay=True
         )
+        vars(self.handler)["handleError"] = lambda record: (
+            None
+        )  # on a full disk it would write into the terminal
         target = logging.Logger("minidbg.watch", logging.DEBUG)
         target.addHandler(self.handler)
         self.log = structlog.wrap_logger(

@@ -17,7 +17,7 @@ from minidbg.history import History
 from minidbg.watch.announce import Announcer
 from minidbg.watch.flights import Flights
 from minidbg.watch.outcomes import last_json
-from minidbg.watch.pool import Ended, Order, Pool
+from minidbg.watch.pool import IN_WORKER, Ended, Order, Pool
 from minidbg.watch.repros import HIDDEN, Repro, header_table
 
 REDUCE_SECONDS = 600.0
@@ -64,7 +64,7 @@ class Background:
         if self.running:
             return False
         if self.flights.due(self.clock()):
-            argv: tuple[str, ...] = ("-m", "minidbg.watch.flight_script", str(self.folder))
+            argv: tuple[str, ...] = (str(IN_WORKER), "flights", str(self.folder))
             self.order(number, argv, FLIGHT_SECONDS, Work.FLIGHTS, None)
             return True
         found = self.next_capture(repros)

@@ -93,6 +93,7 @@ def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool, htm
     from minidbg.watch.messages import Hint, Inbox
     from minidbg.watch.plain import PlainLines
     from minidbg.watch.pool import ServerPool, preload_for
+    from minidbg.watch.repros import read_repros
     from minidbg.watch.runner import forks
 
     for path in paths:
@@ -113,6 +114,7 @@ def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool, htm
         from minidbg.watch.page import Page
 
         views.append(Page(html))
+    backends = {repro.backend for repro in read_repros(paths, Path()).values()}
     quiet = settings.once or settings.poll_s is not None
     try:
         daemon = Daemon(
@@ -120,7 +122,7 @@ def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool, htm
             settings,
             announce,
             make_pool=lambda inbox, hidden: ServerPool(
-                inbox.put, preload_for(paths, forks=forks(settings)), state=hidden
+                inbox.put, preload_for(backends, forks=forks(settings)), state=hidden
             ),
             make_events=lambda inbox: (
                 NoEvents() if quiet else WatchdogEvents(lambda path: inbox.put(Hint(path)))

@@ -40,8 +40,9 @@ class Recorder:
     ) -> None:
         """Store the answers, then tell them, flips last; with ``quiet`` the flips alone."""
         answers = list(answers)
-        with self.history.transaction():
-            flips = [flip for answer in answers if (flip := self.store(answer)) is not None]
+        flips = self.history.atomically(
+            lambda: [flip for answer in answers if (flip := self.store(answer)) is not None]
+        )
         for answer in () if quiet else answers:
             self.tell(answer, repros[answer.job.repro], sweep)
         for flip in flips:

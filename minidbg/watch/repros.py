@@ -62,6 +62,23 @@ class Repro:
         return tuple(dict.fromkeys([*map(str, named), *imported_in(self.backend_source)]))
 
     @property
+    def failing_modules(self) -> tuple[str, ...]:
+        """The modules that the failure came through, as the signature's frames name them."""
+        signature = self.table.get("signature", {})
+        frames = signature.get("frames", ()) if isinstance(signature, Mapping) else ()
+        return tuple(dict.fromkeys(str(frame).partition(":")[0] for frame in frames))
+
+    @property
+    def muted(self) -> str:
+        """Why nobody wants to hear of this repro's flips; empty when everybody does."""
+        return str(self.table.get("muted", ""))
+
+    def row(self) -> dict[str, Any]:
+        """What views show of it."""
+        notes = {name: str(self.table[name]) for name in ("owner", "issue", "muted") if self.table.get(name)}
+        return {"repro": self.name, **notes}
+
+    @property
     def texts(self) -> Mapping[str, tuple[str, ...]]:
         """``files`` and ``paths`` of the header: scripts loaded by path, and folders tried when an import fails."""
         reference = self.table.get("reference", {})
@@ -197,3 +214,9 @@ def home_of(paths: Sequence[Path]) -> Path:
             raise MinidbgError(f"{path}: no such file or folder; give repro scripts or folders of them")
     first = paths[0]
     return first if first.is_dir() else first.parent
+
+
+def is_module_file(module: str, path: str) -> bool:
+    """Whether the file at ``path`` can be what Python imports as ``module``."""
+    stem = path.removesuffix(".py").removesuffix("/__init__")
+    return path.endswith(".py") and f"/{stem}".endswith("/" + module.replace(".", "/"))

@@ -33,6 +33,11 @@ class Entry:
     racy: bool = False
     """Whether it was so young when it was read that its time stamp proves nothing."""
 
+    @property
+    def stamp(self) -> tuple[int, int, int, int]:
+        """What ``stamp`` gave when it was read."""
+        return self.size, self.mtime_ns, self.ctime_ns, self.inode
+
 
 @dataclass(frozen=True, slots=True)
 class Root:
@@ -193,6 +198,15 @@ def look(path: str, known: Entry | None, now_ns: int, *, read: bool) -> Entry | 
         return None
     racy = now_ns - max(status.st_mtime_ns, status.st_ctime_ns) < RACY_NS
     return Entry(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, digest, racy)
+
+
+def stamp(path: str) -> tuple[int, int, int, int] | None:
+    """Size, modification time, change time and inode, which no write leaves as they were; None without the file."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 def content_digest(path: str, status: os.stat_result) -> str:

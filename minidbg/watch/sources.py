@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import getpass
+import hashlib
 import importlib
 import importlib.util
 import os
+import re
 import site
 import sys
 import sysconfig
@@ -13,7 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from minidbg.watch.repros import Repro
+from minidbg.watch.ignore import JUNK_FOLDERS
+from minidbg.watch.repros import HIDDEN, Repro
 from minidbg.watch.snapshot import Root
 
 TORCH_TREES = ("_inductor", "_dynamo", "_functorch", "_decomp", "_refs", "_higher_order_ops", "fx")
@@ -73,20 +78,23 @@ def find_spec(name: str) -> ModuleSpec | None:
         return None
 
 
-def worth_watching(files: Iterable[str], roots: Sequence[Root]) -> Iterator[str]:
-    """Of the files that a run had loaded, those outside ``roots`` whose change could change a verdict.
+CODE = re.compile(r"\.(py|so|pyd|dylib)$|\.so\.")
+"""What a run loads as code; anything else that it reads is data."""
 
-    Compiled extensions in a build folder, modules that no header names, other installed packages; not the standard
-    library, and not what compilers write into caches and temporary folders.
+
+def worth_watching(files: Iterable[str], roots: Sequence[Root], left_out: tuple[str, ...]) -> Iterator[str]:
+    """Of the files that a run had loaded or read, those whose change could change a verdict, whatever git says of them.
+
+    Code anywhere: extensions built in place, modules that no header names, other installed packages; data inside ``roots``.
+    Not the standard library, and not what compilers write into caches (``left_out``).
     """
     inside = tuple(root.path.rstrip(os.sep) + os.sep for root in roots if root.deep)
-    single = {root.path for root in roots}
-    left_out = left_out_folders()
     for path in files:
-        in_packages = path.startswith(site_packages())
-        if path in single or path.startswith(inside) or (path.startswith(left_out) and not in_packages):
-            continue
-        if os.path.isfile(path):
+        if CODE.search(path):
+            wanted = path.startswith((*inside, *site_packages())) or not path.startswith(left_out)
+        else:
+            wanted = path.startswith(inside) and JUNK_FOLDERS.isdisjoint(path.split(os.sep))
+        if wanted and os.path.isfile(path):
             yield path
 
 
@@ -97,23 +105,34 @@ def site_packages() -> tuple[str, ...]:
     )
 
 
-def left_out_folders() -> tuple[str, ...]:
-    """The standard library, system libraries, and every place for temporary files and caches."""
+def left_out_folders(home: Path) -> tuple[str, ...]:
+    """The standard library, system libraries, compilers' caches, and what is ours in the repro folder ``home``.
+
+    The folder for temporary files is none of them: people build there too.
+    """
     caches = [
         os.environ.get("TORCHINDUCTOR_CACHE_DIR"),
         os.environ.get("TRITON_CACHE_DIR"),
-        tempfile.gettempdir(),
+        str(Path.home() / ".cache"),
     ]
-    system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/proc", "/dev", str(Path.home() / ".cache")]
+    caches += [os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}"), str(home / HIDDEN)]
+    system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/proc", "/dev"]
     standard = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")]
-    bases = [
-        os.path.realpath(path)
-        for path in (*caches, *system, *standard, os.path.join(sys.base_prefix, "lib"))
-        if path
-    ]
-    return tuple(path + os.sep for path in bases)
+    standard.append(os.path.join(sys.base_prefix, "lib"))
+    return tuple(os.path.realpath(path) + os.sep for path in (*caches, *system, *standard) if path)
 
 
 def repositories_worth_building(roots: Iterable[Root]) -> list[str]:
     """The folders of ``roots`` that are not inside an installation."""
     return [root.path for root in roots if not root.path.startswith(site_packages())]
+
+
+def installed_digest(torch: str) -> str:
+    """A digest of what else decides a verdict: torch's version, and the names and versions of installed packages."""
+    names = {torch}
+    for folder in site.getsitepackages():
+        with contextlib.suppress(OSError):
+            names.update(
+                name for name in os.listdir(folder) if name.endswith((".dist-info", ".pth", ".egg-link"))
+            )
+    return hashlib.sha1("\n".join(sorted(names)).encode(), usedforsecurity=False).hexdigest()
