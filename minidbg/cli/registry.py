@@ -32,6 +32,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "config": "minidbg.cli.config:config",
         "doctor": "minidbg.cli.about:doctor",
         "completion": "minidbg.cli.about:completion",
+        "help": "minidbg.cli.about:help_topic",
     },
 }
 """Heading in ``minidbg --help`` -> command -> ``module:attribute``."""

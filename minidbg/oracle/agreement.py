@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from minidbg.oracle.compare import mismatch, snapshot
+from minidbg.oracle.compare import layout_difference, mismatch, snapshot
 from minidbg.oracle.reruns import disturbed, to_float64
 
 MOST_MARGIN = 10.0
@@ -34,8 +34,10 @@ def differ(
     """The first difference that counts, or None. ``eager`` runs the model again: changed, or with another seed.
 
     Of ``case`` it reads ``tolerances`` (dtype name or ``any`` to [relative, absolute]) and ``margin`` (how many times more
-    than allowed is asked for; 1 in scripts). ``notes`` hears what was not judged.
+    than allowed is asked for; 1 in scripts), and ``signature``: a layout differs only where that is the failure looked for.
+    ``notes`` hears what was not judged.
     """
+    left = left_by(actual), left_by(expected)
 
     def in_float64() -> Any:
         try:
@@ -43,15 +45,16 @@ def differ(
         except Exception:  # noqa: BLE001 - not every program has a float64 form; then there is no reference
             return None
 
-    return mismatch(
-        left_by(actual),
-        left_by(expected),
+    found = mismatch(
+        *left,
         in_float64,
         eager_again=lambda: left_by(eager(disturbed, seed=1)),
         tolerances=case.get("tolerances"),
         margin=case.get("margin", 1.0),
         notes=notes,
     )
+    layout = found is None and (case.get("signature") or {}).get("message") == "output: stride"
+    return layout_difference(*left) if layout else found
 
 
 def left_by(run: dict[str, Any]) -> Any:

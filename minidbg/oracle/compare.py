@@ -96,13 +96,14 @@ def mismatch(
 ) -> Difference | None:
     """The first difference that counts between a compiled run (``actual``) and eager's (``expected``), or None.
 
-    Form and values of all leaves come first, in eager's order; then requires_grad, strides and aliasing of outputs.
+    Form and values of all leaves come first, in eager's order; then requires_grad and aliasing of outputs. Strides alone
+    are no mismatch (``layout_difference``).
     ``eager_again`` is a second eager run, best with another seed: a leaf in which eager differs from itself is left
     out, and ``notes`` gets a sentence. ``tolerances`` is a triple as in TOLERANCES, or maps dtypes to that; the
     third number may be missing. ``margin`` above 1 demands a difference so many times larger.
 
     The answer holds ``where``, ``category`` (structure, dtype, device, shape, nan, inf, integer, bool, float,
-    requires_grad, stride, aliasing), ``signature`` (its stable part) and ``message``; for values also ``index``,
+    requires_grad, aliasing), ``signature`` (its stable part) and ``message``; for values also ``index``,
     ``actual``, ``expected``, ``wrong`` of ``elements``, ``excess`` (the largest margin at which it still counts),
     ``max_abs``, ``max_rel``, ``allowed``, ``rmse_compiled`` and ``rmse_eager``.
     Raises CannotCompare when a leaf cannot be judged and nothing else differs.
@@ -127,6 +128,22 @@ def mismatch(
     if refusal:
         raise refusal
     return None
+
+
+def layout_difference(actual: Snapshot, expected: Snapshot) -> Difference | None:
+    """The first output that lies otherwise in memory than eager's, of runs that agree in all that ``mismatch`` compares."""
+    found = [
+        where
+        for where, a, e in ((one, actual[one], leaf) for one, leaf in expected.items() if one in actual)
+        if e.kind == "output" and _are_plain(a.value, e.value) and _strides(a.value) != _strides(e.value)
+    ]
+    if not found:
+        return None
+    got, wanted = (list(run[found[0]].value.stride()) for run in (actual, expected))
+    shape = list(expected[found[0]].value.shape)
+    others = f" (and {len(found) - 1} other outputs)" if found[1:] else ""
+    text = f"{found[0]} of shape {shape} has strides {got}, eager gives {wanted}{others}; all values agree"
+    return _difference(found[0], "output", "stride", text, actual=str(got), expected=str(wanted))
 
 
 class _Judge:
@@ -241,19 +258,15 @@ def _form(where: str, kind: str, a: torch.Tensor, e: torch.Tensor) -> Difference
 
 
 def _first_relation(actual: Snapshot, expected: Snapshot) -> Difference | None:
-    """How outputs differ in what later code sees of them: requires_grad, strides, memory shared with other leaves."""
+    """How outputs differ in what later code sees of them: requires_grad, and memory shared with other leaves."""
     common = (where for where in expected if where in actual)
     both = [where for where in common if _are_plain(actual[where].value, expected[where].value)]
     outputs = [where for where in both if expected[where].kind == "output"]
     for where in outputs:
-        a, e = actual[where], expected[where]
-        for category, got, wanted in (
-            ("requires_grad", str(a.requires_grad), str(e.requires_grad)),
-            ("stride", str(_strides(a.value)), str(_strides(e.value))),
-        ):
-            if got != wanted:
-                text = f"{where} has {category} {got}, eager gives {wanted}"
-                return _difference(where, "output", category, text, actual=got, expected=wanted)
+        got, wanted = (str(run[where].requires_grad) for run in (actual, expected))
+        if got != wanted:
+            text = f"{where} has requires_grad {got}, eager gives {wanted}"
+            return _difference(where, "output", "requires_grad", text, actual=got, expected=wanted)
     inputs = [where for where in both if expected[where].kind == "input"]
     pairs = {pair for run in (actual, expected) for pair in _in_one_storage(run, outputs, inputs)}
     for one, two in sorted(pairs, key=lambda pair: [both.index(where) for where in pair]):

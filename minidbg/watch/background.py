@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from minidbg.failure import LAYOUT
 from minidbg.history import History
 from minidbg.watch.announce import Announcer
 from minidbg.watch.flights import Flights
@@ -92,6 +93,8 @@ class Background:
                 table = header_table(data.decode("utf-8-sig"))
             except (OSError, ValueError, KeyError):
                 continue  # damaged, or still being written
+            if (table.get("signature") or {}).get("message") == LAYOUT:
+                continue  # reduced on request
             found = Waiting(path, hashlib.sha1(data, usedforsecurity=False).hexdigest())
             if known.get(str(path), ("", ""))[0] == found.digest:
                 continue

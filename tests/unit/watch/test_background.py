@@ -77,6 +77,12 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
         yield Desk(tmp_path, history)
 
 
+def test_captures_of_another_layout_wait_for_who_wants_them(desk: Desk) -> None:
+    path = desk.capture("a.py", "KeyError", at=1)
+    path.write_text(path.read_text().replace("# types", '# message = "output: stride"\n# types'))
+    assert not desk.background.start(1, [])
+
+
 def test_captures_are_reduced_one_by_one_the_oldest_first_and_none_twice(desk: Desk) -> None:
     new, old = desk.capture("new.py", "B", at=2), desk.capture("old.py", "A", at=1)
     (desk.captures / "damaged.py").write_text("# ///")

@@ -1,17 +1,19 @@
-"""The top-level statements of a script or of a notebook's cells, with the names each binds and needs."""
+"""Python source read statement by statement, and laid out again."""
 
 from __future__ import annotations
 
 import ast
+import io
 import linecache
 import symtable
 import sys
 import textwrap
-from collections.abc import Iterator
+import tokenize
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from minidbg.references.homes import file_of, source_of
+from minidbg.references.modules import file_of, source_of
 
 _RUN_AT_ONCE = frozenset({"listcomp", "setcomp", "dictcomp", "genexpr"})
 """Function-like scopes whose body runs where it stands."""
@@ -98,7 +100,7 @@ def _imported(node: ast.AST) -> Iterator[str]:
 
 
 def read_statements(text: str, file: str) -> tuple[Statement, ...]:
-    """The statements of one source text; those of the ``__main__`` block stand in its place. Raises SyntaxError."""
+    """The statements of one source text; those of the ``__main__`` block stand in its location. Raises SyntaxError."""
     return tuple(_statements(ast.parse(text).body, text.splitlines(), file, guarded=False))
 
 
@@ -176,3 +178,48 @@ def has_main_block(module: str = "__main__") -> bool:
         return any(is_main_block(node) for node in ast.parse(text).body)
     except SyntaxError:
         return False
+
+
+def indented(text: str, prefix: str = "    ") -> str:
+    """``text`` one level deeper; the inner lines of strings stay as they are, since they are values.
+
+    Docstrings are indented like code.
+    """
+    inside: set[int] = set()
+    before, depth = tokenize.NEWLINE, 0
+    for token in tokenize.generate_tokens(io.StringIO(text + "\n").readline):
+        is_docstring = depth == 0 and before in _BETWEEN_STATEMENTS
+        if token.type in _STRING_TOKENS and not is_docstring:
+            inside.update(range(token.start[0] + 1, token.end[0] + 1))
+        depth += (token.string in "([{") - (token.string in ")]}") if token.type == tokenize.OP else 0
+        before = token.type
+    lines = text.splitlines()
+    return "\n".join(
+        prefix + line if line.strip() and number not in inside else line
+        for number, line in enumerate(lines, 1)
+    )
+
+
+_BETWEEN_STATEMENTS = {tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT}
+_STRING_TOKENS = {
+    tokenize.STRING,
+    *(getattr(tokenize, name, -1) for name in ("FSTRING_MIDDLE", "TSTRING_MIDDLE")),
+}
+
+
+def joined(statements: Sequence[str], gap: int = 2) -> str:
+    """The statements as one text: ``gap`` empty lines around definitions, one below the imports."""
+    parts: list[str] = []
+    for before, text in zip(["", *statements], statements, strict=False):
+        wide = before and (_is_wide(text) or _is_wide(before))
+        below_imports = _is_import(before) and not _is_import(text)
+        parts.append("\n" * (gap if wide else 1 if below_imports else 0) + text)
+    return "\n".join(parts)
+
+
+def _is_wide(text: str) -> bool:
+    return "\n" in text or text.startswith(("def ", "class ", "@", "async def "))
+
+
+def _is_import(text: str) -> bool:
+    return text.startswith(("import ", "from "))

@@ -1,25 +1,106 @@
-"""``Trail``: what has been collected on the way to an expression that gives an object back."""
+"""Builds a ``BackendRef``: imports, copied source and surroundings, collected on the way to one expression."""
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import copy
 import keyword
 import os
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from minidbg.case import BackendRef
-from minidbg.references.blocks import block_of, pieces_of
-from minidbg.references.embedding import Copy
-from minidbg.references.homes import is_foreign, top_level
-from minidbg.references.installed import installed
-from minidbg.references.pieces import Piece
-from minidbg.references.plugins import plugins_of_code
+from minidbg.references.copied_source import CopiedStatement, Copy, NotSelfContained
+from minidbg.references.modules import installed, is_foreign, top_level
+from minidbg.references.registered import plugins_of_code
+from minidbg.references.source_text import joined, read_statements
 
 
-class Trail:
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Copied source in two parts, each whole Python statements.
+
+    ``above`` stands at the top level of the script. ``inside`` runs in ``backend()``: the imports of modules that
+    may be missing elsewhere, so that their absence is noticed there, and all the rest too where it uses them at
+    once. Names are global in both: where a function was defined is part of a failure's signature.
+    ``modules`` are further foreign modules, which functions import when they run.
+    """
+
+    above: str = ""
+    inside: str = ""
+    modules: tuple[str, ...] = ()
+
+
+def block_of(copy: Copy, known: Iterable[CopiedStatement] = ()) -> Block:
+    """What ``copy`` holds beyond the ``known`` pieces. Raises NotSelfContained when a name would be missing."""
+    old = {piece.text for piece in known}
+    pieces = [piece for piece in copy.pieces.values() if piece.text not in old]
+    pieces.sort(key=lambda piece: (piece.order, piece.text if piece.is_import else ""))
+    _check_names(copy)
+    foreign = [piece for piece in pieces if piece.is_import and any(map(is_foreign, piece.imported))]
+    if _runs_at_once(copy, {name for piece in foreign for name in piece.binds}):
+        above, inside = [], pieces
+    else:
+        above, inside = [piece for piece in pieces if piece not in foreign], foreign
+    later = {module for piece in pieces if not piece.is_import for module in piece.imported}
+    # one that is not loaded was never imported: its absence is no reason to stop
+    further = {module for module in later if is_foreign(module) and module in sys.modules}
+    block = Block(joined([piece.text for piece in above]), _inside(copy, inside), tuple(sorted(further)))
+    compile(f"{block.above}\n{block.inside}", "<copy>", "exec")
+    return block
+
+
+def _inside(copy: Copy, pieces: list[CopiedStatement]) -> str:
+    if not pieces:
+        return ""
+    title = [] if all(piece.is_import for piece in pieces) else [copy.title]
+    bound = sorted({name for piece in pieces for name in piece.binds})
+    return "\n".join([f"global {', '.join(bound)}", *title, joined([piece.text for piece in pieces])])
+
+
+def _runs_at_once(copy: Copy, foreign: set[str]) -> bool:
+    """Whether a statement, when it runs, may look up one of the ``foreign`` names: itself or by what it calls."""
+    needs: dict[str, set[str]] = {}
+    for piece in copy.pieces.values():
+        for name in piece.binds:
+            needs.setdefault(name, set()).update(piece.needs)
+    waiting = {name for piece in copy.pieces.values() for name in piece.needs_now}
+    seen: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name in foreign:
+            return True
+        seen.add(name)
+        waiting |= needs.get(name, set()) - seen
+    return False
+
+
+def copied_into(ref: BackendRef) -> list[CopiedStatement]:
+    """The statements that are copied into ``ref`` already."""
+    texts = [ref.embedded, *(text for text in ref.setup if "\n" in text)]
+    return [
+        CopiedStatement((1, 0, found.line), found.text)
+        for text in texts
+        for found in read_statements(text, "<copy>")
+    ]
+
+
+def _check_names(copy: Copy) -> None:
+    """Every name that the copy looks up is bound in it, comes with Python, or was missing before."""
+    bound = {name for piece in copy.pieces.values() for name in piece.binds}
+    needed = {name for piece in copy.pieces.values() for name in piece.needs}
+    absent = {
+        name for name in needed - bound - copy.missing if not hasattr(builtins, name) and name != "__name__"
+    }
+    if absent:
+        raise NotSelfContained(f"{', '.join(sorted(absent))} would be missing")
+
+
+class RefBuilder:
     """Imports and their surroundings, each once and in order, while the parts of a backend are being found.
 
     Names are given out so that two objects of one name from two modules stay apart.
@@ -28,7 +109,7 @@ class Trail:
     def __init__(self, start: BackendRef | None = None) -> None:
         self.setup: dict[str, None] = dict.fromkeys(start.setup if start else ())
         self._embedded: str = start.embedded if start else ""
-        self._known: list[Piece] = pieces_of(start) if start else []
+        self._known: list[CopiedStatement] = copied_into(start) if start else []
         self.copies: dict[str, Copy] = {}
         self.files: dict[str, None] = dict.fromkeys(start.files if start else ())
         self.paths: dict[str, None] = dict.fromkeys(start.paths if start else ())
@@ -41,7 +122,7 @@ class Trail:
 
     @contextlib.contextmanager
     def attempt(self) -> Iterator[None]:
-        """A block after whose exception the trail is as it was before."""
+        """A block after whose exception the builder is as it was before."""
         saved = {name: copy.copy(value) for name, value in vars(self).items()}
         copies = {module: dict(found.pieces) for module, found in self.copies.items()}
         try:

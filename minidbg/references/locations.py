@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from minidbg.references.homes import top_level
-from minidbg.references.statements import statements_of
+from minidbg.references.modules import top_level
+from minidbg.references.source_text import statements_of
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """``path`` inside ``module``: ``my_backend``, ``Compiler.build``, ``BACKENDS['fast']``."""
 
     module: str
@@ -26,8 +26,8 @@ class Place:
         return self.path.partition(".")[0].partition("[")[0]
 
 
-def place_of(value: object) -> Place | None:
-    """A place that leads to ``value`` itself, in a module other than ours; None when there is none.
+def location_of(value: object) -> Location | None:
+    """A location that leads to ``value`` itself, in a module other than ours; None when there is none.
 
     A function or class says where it was defined; any other object is looked for by identity: a global name,
     an attribute of a class, an entry of a global dict.
@@ -35,7 +35,7 @@ def place_of(value: object) -> Place | None:
     return _by_own_name(value) or _by_identity(value)
 
 
-def _by_own_name(value: Any) -> Place | None:
+def _by_own_name(value: Any) -> Location | None:
     module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(path, str) or "<" in path:
         return None
@@ -46,28 +46,28 @@ def _by_own_name(value: Any) -> Place | None:
         found = found.__func__ if isinstance(found, staticmethod) else found
     # a process started by multiprocessing has its script under two names
     known = "__main__" if module == "__mp_main__" else module
-    return Place(known, path) if found is value else None
+    return Location(known, path) if found is value else None
 
 
-def _by_identity(value: object) -> Place | None:
-    places = [place for place in _places(value) if _is_made_by_import(place)]
-    return min(places, key=_awkwardness) if places else None
+def _by_identity(value: object) -> Location | None:
+    locations = [location for location in _locations(value) if _is_made_by_import(location)]
+    return min(locations, key=_awkwardness) if locations else None
 
 
-def _awkwardness(place: Place) -> tuple[bool, bool, int, int]:
+def _awkwardness(location: Location) -> tuple[bool, bool, int, int]:
     """What a reader would rather not see: scripts, borrowed names, table entries, long module names."""
-    return (_is_main(place.module), _is_borrowed(place), place.path.count("["), len(place.module))
+    return (_is_main(location.module), _is_borrowed(location), location.path.count("["), len(location.module))
 
 
 def _is_main(module: str) -> bool:
     return module in ("__main__", "__mp_main__")
 
 
-def _places(value: object) -> Iterator[Place]:
+def _locations(value: object) -> Iterator[Location]:
     for name, module in list(sys.modules.items()):
         if isinstance(module, ModuleType) and top_level(name) != "minidbg" and name != "__mp_main__":
             for path in _paths_in(name, module, value):
-                yield Place(name, path)
+                yield Location(name, path)
 
 
 def _paths_in(name: str, module: ModuleType, value: object) -> Iterator[str]:
@@ -103,23 +103,25 @@ def _is_usable(name: object) -> bool:
     )
 
 
-def _is_made_by_import(place: Place) -> bool:
-    """Whether the module's own source gives the place its value, and not the program while it runs."""
-    statements = statements_of(place.module)
+def _is_made_by_import(location: Location) -> bool:
+    """Whether the module's own source gives the location its value, and not the program while it runs."""
+    statements = statements_of(location.module)
     if not statements:
         return True  # compiled, or nobody kept the source: trust it
-    binders = [found.node for found in statements if place.first in found.binds]
-    if "[" not in place.path:
+    binders = [found.node for found in statements if location.first in found.binds]
+    if "[" not in location.path:
         return bool(binders) or any("import *" in found.text for found in statements)
-    _, _, key = place.path.partition("[")
+    _, _, key = location.path.partition("[")
     tables = [node.value for node in binders if isinstance(node, ast.Assign | ast.AnnAssign)]
     keys = [part for table in tables if isinstance(table, ast.Dict) for part in table.keys]
     return any(isinstance(part, ast.Constant) and f"{part.value!r}]" == key for part in keys)
 
 
-def _is_borrowed(place: Place) -> bool:
+def _is_borrowed(location: Location) -> bool:
     """Whether the module only imported the name, so that its home is another one."""
     imports = (
-        found for found in statements_of(place.module) if isinstance(found.node, ast.Import | ast.ImportFrom)
+        found
+        for found in statements_of(location.module)
+        if isinstance(found.node, ast.Import | ast.ImportFrom)
     )
-    return any(place.first in found.binds for found in imports)
+    return any(location.first in found.binds for found in imports)

@@ -9,26 +9,149 @@ import os
 import textwrap
 import types
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from minidbg.references.homes import finds_again, is_foreign, loaded_module
-from minidbg.references.layout import indented, joined
-from minidbg.references.pieces import (
-    NO_LITERAL,
-    OUTSIDE_WORLD,
-    NotSelfContained,
-    Piece,
-    bound_by,
-    is_assignment,
-    is_calm,
-    is_heavy,
-    literal_in_source,
-    one_import,
-    short_literal,
-    without_registration,
+import torch
+
+from minidbg.references.literals import NotALiteral, write_literal
+from minidbg.references.locations import location_of
+from minidbg.references.modules import finds_again, is_foreign, loaded_module
+from minidbg.references.registered import is_registration
+from minidbg.references.source_text import Statement, indented, joined, read_statements, statements_of
+
+LITERAL_CHARS = 4000
+"""A longer constant is no constant but data."""
+
+OUTSIDE_WORLD = frozenset(
+    {"open", "input", "exec", "eval", "globals", "locals", "sys", "argparse", "__file__"}
 )
-from minidbg.references.places import place_of
-from minidbg.references.statements import Statement, read_statements, statements_of
+"""What a copied assignment must not look at: it would see another program's files and arguments."""
+
+_HEAVY = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, types.GeneratorType)
+
+_CALM = (
+    *(ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef),
+    *(ast.Assign, ast.AnnAssign, ast.Pass, ast.Raise),
+)
+"""What may stand inside an ``if`` or ``try`` that is copied whole."""
+
+NO_LITERAL = object()
+
+
+class NotSelfContained(Exception):
+    """Something cannot be copied; the text is a clause: ``weights is a Tensor``."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedStatement:
+    """One copied statement. ``order`` sorts it: imports first, then as in the source."""
+
+    order: tuple[int, int, int]
+    text: str
+
+    @property
+    def binds(self) -> frozenset[str]:
+        """Names that exist after it ran."""
+        return _names(self.text)[0]
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Global names that it looks up, at once or later."""
+        return _names(self.text)[1]
+
+    @property
+    def needs_now(self) -> frozenset[str]:
+        """Those that it looks up while it runs."""
+        return _names(self.text)[2]
+
+    @property
+    def imported(self) -> frozenset[str]:
+        """Modules that its import statements name, at any depth."""
+        return frozenset(name for found in read_statements(self.text, "<copy>") for name in found.imported)
+
+    @property
+    def is_import(self) -> bool:
+        """Whether it is an import statement and nothing else."""
+        return self.order[0] == 0
+
+
+@lru_cache(maxsize=512)
+def _names(text: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """Names that a text binds, that it needs, and of these the ones that it needs at once."""
+    found = read_statements(text, "<copy>")
+    binds = frozenset(name for part in found for name in part.binds)
+    now = frozenset(name for part in found for name in part.needs_now)
+    return binds, now.union(*(part.needs_later | part.rebinds for part in found)), now
+
+
+def literal_in_source(node: ast.expr | None) -> Any:
+    """The value of a literal expression, or NO_LITERAL."""
+    try:
+        return ast.literal_eval(node) if node is not None else NO_LITERAL
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return NO_LITERAL
+
+
+def short_literal(value: object) -> str | None:
+    """The text of a literal of a size that a person would read, or None."""
+    try:
+        text = write_literal(value)
+    except (NotALiteral, RecursionError):
+        return None
+    return text if len(text) <= LITERAL_CHARS else None
+
+
+def is_heavy(value: object) -> bool:
+    """Whether a value is, or holds, what only the whole program makes: tensors, models, optimizers."""
+    items = (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
+    )
+    return isinstance(value, _HEAVY) or any(isinstance(item, _HEAVY) for item in items)
+
+
+def is_assignment(node: ast.stmt) -> bool:
+    """Whether a statement gives one value to plain names."""
+    if isinstance(node, ast.AnnAssign):
+        return isinstance(node.target, ast.Name) and node.value is not None
+    return isinstance(node, ast.Assign) and all(isinstance(target, ast.Name) for target in node.targets)
+
+
+def is_calm(node: ast.AST) -> bool:
+    """Whether an ``if`` or ``try`` holds nothing but imports, definitions and assignments."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If | ast.Try | ast.ExceptHandler):
+            if not is_calm(child):
+                return False
+        elif isinstance(child, ast.stmt) and not isinstance(child, _CALM):
+            return False
+    return True
+
+
+def one_import(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
+    """An import statement for one of its names only."""
+    if isinstance(node, ast.ImportFrom):
+        return ast.unparse(ast.ImportFrom(node.module, [alias], node.level))
+    return ast.unparse(ast.Import([alias]))
+
+
+def bound_by(alias: ast.alias) -> str:
+    """The name that an import gives to the script."""
+    return alias.asname or alias.name.partition(".")[0]
+
+
+def without_registration(statement: Statement) -> str:
+    """A definition without its ``@register_backend``: registering a name twice in one process is an error."""
+    decorators = getattr(statement.node, "decorator_list", [])
+    if not any(map(is_registration, decorators)):
+        return statement.text
+    (again,) = ast.parse(statement.text).body
+    unwanted = [found for found in getattr(again, "decorator_list", []) if is_registration(found)]
+    lines = {number for found in unwanted for number in range(found.lineno, (found.end_lineno or 0) + 1)}
+    return "\n".join(
+        line for number, line in enumerate(statement.text.splitlines(), 1) if number not in lines
+    )
 
 
 class Copy:
@@ -40,7 +163,7 @@ class Copy:
 
     def __init__(self, module: str, file: str | None = None) -> None:
         self.module = module
-        self.pieces: dict[str, Piece] = {}
+        self.pieces: dict[str, CopiedStatement] = {}
         self.missing: set[str] = set()
         """Names that a function looks up and that did not exist yet when the failure came."""
         self.statements = statements_of(module, file)
@@ -84,7 +207,7 @@ class Copy:
         for part in reversed([part for part in function.__qualname__.split(".")[:-1] if part != "<locals>"]):
             shell = ast.parse(text).body[0]
             text = f"def {part}():\n{indented(text)}\n    return {getattr(shell, 'name', '')}"
-        self._add([Piece((2, 0, 0), text)])  # last: it may use all the others
+        self._add([CopiedStatement((2, 0, 0), text)])  # last: it may use all the others
 
     def add_operators(self, names: Sequence[str], statements: Sequence[Statement]) -> None:
         """Copy the statements that define the operators ``ns::name``.
@@ -95,9 +218,9 @@ class Copy:
         parts = [self._piece(statement) for statement in statements]
         body = indented(joined([part.text for part in parts], gap=1))
         guard = f"if not hasattr(torch.ops.{namespace}, {name!r}):"
-        self._add([Piece(parts[-1].order, f"{guard}\n{body}"), self._import("import torch")])
+        self._add([CopiedStatement(parts[-1].order, f"{guard}\n{body}"), self._import("import torch")])
 
-    def _add(self, first: list[Piece]) -> None:
+    def _add(self, first: list[CopiedStatement]) -> None:
         """Take ``first`` and all that it needs, or nothing."""
         known, waiting = dict(self.pieces), list(first)
         bound = {name for piece in known.values() for name in piece.binds}
@@ -112,7 +235,7 @@ class Copy:
                     waiting += self._for_name(name)
         self.pieces = known
 
-    def _for_name(self, name: str) -> list[Piece]:
+    def _for_name(self, name: str) -> list[CopiedStatement]:
         """The pieces that bind ``name`` to what it stands for now."""
         if name == "__name__":
             return []
@@ -127,7 +250,7 @@ class Copy:
         binders = [found for found in self.statements if name in found.binds]
         return self._imports(name, binders) or [self._defined(name, value, binders)]
 
-    def _imports(self, name: str, binders: list[Statement]) -> list[Piece]:
+    def _imports(self, name: str, binders: list[Statement]) -> list[CopiedStatement]:
         """The import statements of a name that nothing else binds."""
         lines: dict[str, None] = {}
         for found in binders:
@@ -138,12 +261,12 @@ class Copy:
             }
         return [self._import(line) for line in lines]
 
-    def _import(self, line: str) -> Piece:
+    def _import(self, line: str) -> CopiedStatement:
         (statement,) = read_statements(line, "<import>")
         _check_imports(statement)
-        return Piece((0, int(any(map(is_foreign, statement.imported))), 0), line)
+        return CopiedStatement((0, int(any(map(is_foreign, statement.imported))), 0), line)
 
-    def _defined(self, name: str, value: Any, binders: list[Statement]) -> Piece:
+    def _defined(self, name: str, value: Any, binders: list[Statement]) -> CopiedStatement:
         definitions = [found for found in binders if isinstance(found.node, ast.FunctionDef | ast.ClassDef)]
         if definitions and definitions[-1] is binders[-1]:
             return self._piece(_definition_of(value, definitions))
@@ -153,7 +276,7 @@ class Copy:
             return self._piece(binders[0])
         return self._value(name, value, binders)
 
-    def _assignment(self, name: str, value: Any, statement: Statement) -> Piece:
+    def _assignment(self, name: str, value: Any, statement: Statement) -> CopiedStatement:
         """A constant as the source has it while that is still its value, or as it is now; else a calm call."""
         node: Any = statement.node
         in_source = literal_in_source(node.value)
@@ -163,7 +286,9 @@ class Copy:
         if in_source is not NO_LITERAL and starts_as_written:
             return self._piece(statement)
         if literal is not None:
-            return Piece(self._order(statement), f"{name} = {literal}  # its value when this failed")
+            return CopiedStatement(
+                self._order(statement), f"{name} = {literal}  # its value when this failed"
+            )
         if is_heavy(value):
             raise NotSelfContained(f"{name} is a {type(value).__qualname__}")
         used = statement.needs_now & OUTSIDE_WORLD
@@ -171,23 +296,23 @@ class Copy:
             raise NotSelfContained(f"{name} was made with {', '.join(sorted(used))}")
         return self._piece(statement)
 
-    def _value(self, name: str, value: Any, binders: list[Statement]) -> Piece:
+    def _value(self, name: str, value: Any, binders: list[Statement]) -> CopiedStatement:
         """A name without one plain statement (star import, loop, several assignments): by what it stands for."""
         if isinstance(value, types.ModuleType):
             return self._import(f"import {value.__name__} as {name}")
         literal = short_literal(value)
         if literal is not None:
             order = self._order(binders[-1]) if binders else (1, 0, 0)
-            return Piece(order, f"{name} = {literal}  # its value when this failed")
-        place = place_of(value)
-        if place is not None and place.path == place.first and finds_again(place.module):
-            renamed = "" if place.path == name else f" as {name}"
-            return self._import(f"from {place.module} import {place.path}{renamed}")
+            return CopiedStatement(order, f"{name} = {literal}  # its value when this failed")
+        location = location_of(value)
+        if location is not None and location.path == location.first and finds_again(location.module):
+            renamed = "" if location.path == name else f" as {name}"
+            return self._import(f"from {location.module} import {location.path}{renamed}")
         raise NotSelfContained(f"{name} has no single definition that could be copied")
 
-    def _piece(self, statement: Statement) -> Piece:
+    def _piece(self, statement: Statement) -> CopiedStatement:
         _check_imports(statement)
-        return Piece(self._order(statement), without_registration(statement))
+        return CopiedStatement(self._order(statement), without_registration(statement))
 
     def _order(self, statement: Statement) -> tuple[int, int, int]:
         known = statement.file in self._files
