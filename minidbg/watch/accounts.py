@@ -34,9 +34,10 @@ def judged(answer: Answer) -> State | None:
 
 
 def contradictions(answers: Iterable[Answer], repros: Mapping[str, Repro]) -> list[State]:
-    """The states that are not what the repro's header expects."""
+    """The states that are not what the repro's header expects, those of muted repros left out."""
     states = [state for answer in answers if (state := judged(answer)) is not None]
-    return [state for state in states if not is_expected(state.verdict, repros[state.repro].expect)]
+    heard = [state for state in states if not repros[state.repro].muted]
+    return [state for state in heard if not is_expected(state.verdict, repros[state.repro].expect)]
 
 
 def count_standings(answers: Iterable[Answer]) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import logging.handlers
@@ -105,6 +106,7 @@ class Announcer:
                 self.views.remove(view)
 
     def close(self) -> None:
-        """End all views."""
+        """End all views; what they could not write by now is lost."""
         for view in self.views:
-            view.close()
+            with contextlib.suppress(OSError):
+                view.close()

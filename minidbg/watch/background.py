@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ class Work(enum.Enum):
 
     REDUCE = enum.auto()
     FLIGHTS = enum.auto()
+    BISECT = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,18 @@ class Background:
         self.announce("reduction_started", capture=str(found.path))
         return True
 
+    def bisect(self, number: int, path: str, good: str, bad: str) -> str:
+        """Search the commit at which the repro at ``path`` regressed, as order ``number``; why not, or nothing."""
+        commits = [revision.partition("+")[0] for revision in (good, bad)]
+        if "" in commits or ", " in good + bad:
+            return "git does not say which commits lie on both sides"
+        if commits[0] == commits[1]:
+            return f"it regressed by a change that is not committed, on top of {commits[0]}"
+        argv = ("-m", "minidbg", "bisect", *commits, path, "--json")
+        self.order(number, argv, REDUCE_SECONDS, Work.BISECT, Waiting(Path(path), ""))
+        self.announce("bisect_started", repro=path, good=commits[0], bad=commits[1])
+        return ""
+
     def order(
         self, number: int, argv: Sequence[str], seconds: float, work: Work, what: Waiting | None
     ) -> None:
@@ -96,7 +110,7 @@ class Background:
             if (table.get("signature") or {}).get("message") == LAYOUT:
                 continue  # reduced on request
             found = Waiting(path, hashlib.sha1(data, usedforsecurity=False).hexdigest())
-            if known.get(str(path), ("", ""))[0] == found.digest:
+            if found.digest in (known.get(str(path), ("", ""))[0], reduced_digest(path)):
                 continue
             repro = shown.get(failure_in(table))
             if repro is None:
@@ -122,6 +136,13 @@ class Background:
         if work is Work.FLIGHTS:
             for capture in said.get("captures", ()):
                 self.announce("process_died", capture=capture)
+        elif work is Work.BISECT and found is not None:
+            text = (
+                f"{said['commit'][:10]} {said['subject']} ({said['author']})"
+                if said
+                else last_line(message.stderr)
+            )
+            self.announce("bisect_finished", repro=str(found.path), text=text, commit=said.get("commit"))
         elif found is not None:
             self.reduced(found, said, message, now)
         return True
@@ -144,6 +165,14 @@ class Background:
 def captures_in(folder: Path) -> list[Path]:
     """The captures of a repro folder, the oldest first."""
     return sorted((folder / HIDDEN / "captures").glob("*.py"), key=modified)
+
+
+def reduced_digest(path: Path) -> str:
+    """The digest of the capture when somebody last reduced it, be it by ``minidbg run`` or ``minidbg reduce``; empty if nobody."""
+    try:
+        return str(json.loads(path.with_suffix(".reduced").read_text())["digest"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def failure_in(table: Mapping[str, Any]) -> str:

@@ -176,7 +176,7 @@ def run_bisect(tree: Path, job: dict[str, Any], good: str, bad: str, *, fixed: b
             said.append(line.rstrip())
             if line.startswith(STEP):
                 tell(line.removeprefix(STEP).rstrip())
-    steps = sum(line.startswith(STEP) for line in said)
+    steps = 2 + sum(line.startswith(STEP) for line in said)  # with both ends
     if process.wait() != 0:
         raise CannotBisect(f"git bisect came to no end: {why_no_end(said)}")
     commit = git(tree, "rev-parse", "refs/bisect/after")

@@ -173,8 +173,8 @@ class Daemon:
                 self.built(message)
             case Revised(sweep, found):
                 self.recorder.history.set_revisions(sweep, found)
-            case Key(name):
-                self.key(name)
+            case Key():
+                self.key(message)
             case Stop(reason, status):
                 self.announce("stopping", reason=reason)
                 self.status = status
@@ -320,9 +320,11 @@ class Daemon:
         repros = self.watched.repros.values()
         if self.settings.reduce and self.background.start(self.sweeper.runner.last_number + 1, repros):
             self.sweeper.runner.next_number()
+        if self.sweeper.broken or self.watched.needs_build or self.watched.changed_since(Mark.SWEPT):
+            return  # what lies there is not what was judged
         names = seen_too_seldom(self.recorder.states.values(), self.watched.repros, runs=PROBE_RUNS)
         last = self.recorder.history.sweeps(1)
-        if names and last and not self.sweeper.broken:
+        if names and last:
             self.sweeper.begin_probing(names, last[0].id)
 
     # Devices, keys, the end
@@ -345,9 +347,14 @@ class Daemon:
             devices={name: one.name for name, one in machine.environments.items()},
         )
 
-    def key(self, name: str) -> None:
+    def key(self, key: Key) -> None:
         """What a person asked for."""
-        if name == "quit":
+        name = key.name
+        if name == "bisect":
+            refusal = self.background.bisect(self.sweeper.runner.next_number(), key.path, key.good, key.bad)
+            if refusal:
+                self.announce("notice", text=f"{shown(key.path)} is not bisected: {refusal}")
+        elif name == "quit":
             self.inbox.put(Stop("asked to"))
         elif name == "pause":
             self.paused = not self.paused
@@ -359,7 +366,6 @@ class Daemon:
         elif name == "rerun":
             self.sweeper.stop_probing()
             self.watched.ask_for_all()
-            self.sweeper.asked_again = True
 
     def ask_again(self, names: Iterable[str]) -> None:
         """Run these repros although nothing has changed."""
@@ -375,7 +381,10 @@ class Daemon:
             self.recorder.history.end_sweep(self.sweeper.current.number, time.time(), "interrupted")
         self.pool.close()
         self.recorder.close()
-        self.recorder.history.close()
+        history = self.recorder.history
+        if history.trouble and not history.write_back():
+            self.announce("notice", text=f"what was seen since the disk was full is lost: {history.path}")
+        history.close()
         self.announce("stopped", status=self.status)
         self.announce.close()
         self.lock.release()

@@ -21,9 +21,12 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A person asked for something: rerun, failing, pause, quit."""
+    """A person asked for something: rerun, failing, pause, quit; or to bisect the repro at ``path`` between two revisions."""
 
     name: str
+    path: str = ""
+    good: str = ""
+    bad: str = ""
 
 
 @dataclass(frozen=True, slots=True)

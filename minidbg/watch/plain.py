@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TextIO
 
 from minidbg.watch.announce import Event
@@ -92,10 +93,22 @@ def unconfirmed(data: Mapping[str, Any]) -> str:
 
 
 def flip(data: Mapping[str, Any]) -> str:
-    between = ""
-    if data["last_before"] or data["first_after"]:
-        between = f"; last {data['before']} at {data['last_before'] or '?'}, first {data['after']} at {data['first_after'] or '?'}"
-    return f"{data['kind']}: {shown(data['path'])} [{data['device']}] {data['before']} -> {data['after']}{between}"
+    """What happened to which repro comes first, then between which revisions: the end of a long line is cut off."""
+    name = Path(data["path"]).stem
+    verdicts = "" if data["kind"] in ("FIXED", "REGRESSED") else f" {data['before']} -> {data['after']}"
+    return f"{data['kind']} {name} [{data['device']}]{verdicts}{between(data)}"
+
+
+def between(data: Mapping[str, Any]) -> str:
+    """``  abc9cb0964 -> +6c2b27b0``: the revisions on both sides, a commit that is on both only once."""
+    before, after = data["last_before"], data["first_after"]
+    if not (before or after):
+        return ""
+    if before == after:
+        return f"  at {after}, no watched file changed"
+    commit = after.partition("+")[0]
+    same = commit == before.partition("+")[0] and "+" in after and ", " not in after
+    return f"  {before or '?'} -> {after[len(commit) :] if same else after or '?'}"
 
 
 def backend_broken(data: Mapping[str, Any]) -> str:
@@ -103,7 +116,7 @@ def backend_broken(data: Mapping[str, Any]) -> str:
 
 
 def build_failed(data: Mapping[str, Any]) -> str:
-    return f"build failed with status {data['status']}; nothing was judged\n{data['output']}"
+    return f"build failed with status {data['status']}; nothing was judged: {data['error']}\n{data['output']}"
 
 
 def reduction_finished(data: Mapping[str, Any]) -> str:
@@ -123,6 +136,9 @@ WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "backend_back": lambda data: f"backend {data['backend']} works again on {data['device']}",
     "build_failed": build_failed,
     "build_finished": lambda data: f"built in {data['seconds']:.1f} s",
+    "disk_full": lambda data: (
+        f"{data['path']} cannot be written ({data['reason']}): repros are judged, and kept in memory only"
+    ),
     "device_missing": lambda data: str(data["text"]),
     "notice": lambda data: str(data["text"]),
     "repro_added": lambda data: f"new repro {data['repro']}",
@@ -139,6 +155,10 @@ WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "capture_known": lambda data: (
         f"{shown(data['capture'])} shows the failure of {data['repro']}, so it is left as it is"
     ),
+    "bisect_started": lambda data: (
+        f"bisecting {shown(data['repro'])} between {data['good']} and {data['bad']}"
+    ),
+    "bisect_finished": lambda data: f"bisected {shown(data['repro'])}: {data['text']}",
     "stopping": lambda data: f"stopping: {data['reason']}",
     "stopped": lambda data: "",
     "paused": lambda data: "paused: no sweeps until p is pressed again",

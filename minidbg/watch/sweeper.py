@@ -21,7 +21,15 @@ from minidbg.watch.snapshot import Root
 from minidbg.watch.sources import installed_digest
 from minidbg.watch.states import Seen
 from minidbg.watch.sweep import (
-    Answer, CanaryKey, Job, Purpose, Sighting, Sweep, Task, cannot_run, in_order,
+    Answer,
+    CanaryKey,
+    Job,
+    Purpose,
+    Sighting,
+    Sweep,
+    Task,
+    cannot_run,
+    in_order,
 )  # fmt: skip
 from minidbg.watch.watched import Mark, Watched
 
@@ -51,8 +59,6 @@ class Sweeper:
     """When the stale runs under way are to be ended."""
     whole: bool = True
     """Whether the current sweep runs every repro."""
-    asked_again: bool = False
-    """Whether all repros were asked for while the current sweep ran."""
     code: str = ""
     began: float = 0.0
     first_answer: float | None = None
@@ -75,10 +81,10 @@ class Sweeper:
     def begin(self) -> None:
         """Start a sweep of what is wanted."""
         changed = self.watched.changed_since(Mark.SWEPT)
-        self.whole = Mark.SWEPT not in self.watched.marks or bool(changed)
-        names = self.watched.take_due(whole=self.whole)
+        self.whole = self.watched.wants_all
+        names = self.watched.take_due()
         self.watched.mark(Mark.SWEEP)
-        self.edited, self.began, self.first_answer, self.asked_again = False, self.clock(), None, False
+        self.edited, self.began, self.first_answer = False, self.clock(), None
         self.awaiting_canary.clear()
         installed = installed_digest(self.machine.torch)
         digest = self.watched.snapshot.digest() + installed
@@ -105,7 +111,7 @@ class Sweeper:
     def begin_probing(self, names: Iterable[str], number: int) -> None:
         """Run these repros once more although nothing has changed, as part of the last sweep."""
         jobs, _ = self.jobs_of(set(names))
-        self.edited, self.whole, self.asked_again = False, False, False
+        self.edited, self.whole = False, False
         self.watched.mark(Mark.SWEEP)
         self.current = Sweep(
             number, jobs, self.repros, dict(self.recorder.states), slots=self.settings.jobs, probing=True
@@ -362,10 +368,10 @@ class Sweeper:
         self.current = self.cancel_at = None
         if sweep.probing:
             return True
-        if self.whole and not (self.edited or self.asked_again):
-            self.watched.mark(Mark.SWEPT, self.watched.marks[Mark.SWEEP])
+        if self.whole and self.edited:
+            self.watched.every = True
         elif self.whole:
-            self.watched.marks.pop(Mark.SWEPT, None)
+            self.watched.mark(Mark.SWEPT, self.watched.marks[Mark.SWEEP])
         elif self.edited:
             self.watched.ask_for({job.repro for job in sweep.jobs} - {job.repro for job in self.answers})
         end = "superseded" if self.edited else "complete"

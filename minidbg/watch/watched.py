@@ -91,7 +91,7 @@ class Mark(enum.Enum):
     SWEEP = enum.auto()
     """The beginning of the current sweep."""
     SWEPT = enum.auto()
-    """The last whole sweep that was completed; missing when every repro is to run."""
+    """The last whole sweep that was completed."""
     BUILT = enum.auto()
     """The last build that succeeded; missing when a build failed since."""
     BUILD_FAILED = enum.auto()
@@ -120,6 +120,8 @@ class Watched:
     """The last comparisons: they are asked for at every turn of the daemon's loop."""
     due: set[str] = field(default_factory=set)
     """Repros that are to run although the code has not changed."""
+    every: bool = False
+    """Whether all repros are to run although the code has not changed: a person asked, or a sweep was cut short."""
     unlooked: list[str] = field(default_factory=list)
     """Hinted paths of the burst under way that nobody has looked at yet."""
     look_seconds: float = 0.0
@@ -168,9 +170,12 @@ class Watched:
     @property
     def wanted(self) -> bool:
         """Whether there is a reason for a sweep."""
-        if Mark.SWEPT not in self.marks or self.needs_build:
-            return True
-        return not self.due.isdisjoint(self.repros) or bool(self.changed_since(Mark.SWEPT))
+        return self.needs_build or self.wants_all or not self.due.isdisjoint(self.repros)
+
+    @property
+    def wants_all(self) -> bool:
+        """Whether that sweep is to run every repro."""
+        return self.every or Mark.SWEPT not in self.marks or bool(self.changed_since(Mark.SWEPT))
 
     @property
     def build_fails(self) -> bool:
@@ -183,13 +188,14 @@ class Watched:
 
     def ask_for_all(self) -> None:
         """Run every repro, changed or not, and build again what could not be built."""
-        self.marks.pop(Mark.SWEPT, None)
+        self.every = True
         self.marks.pop(Mark.BUILD_FAILED, None)
 
-    def take_due(self, *, whole: bool) -> set[str]:
-        """The repros to run now; of those that were asked for, none is any more."""
-        names = set(self.repros) if whole else self.due & set(self.repros)
+    def take_due(self) -> set[str]:
+        """The repros to run now; from then on none is asked for any more."""
+        names = set(self.repros) if self.wants_all else self.due & set(self.repros)
         self.due.clear()
+        self.every = False
         return names
 
     # Looking

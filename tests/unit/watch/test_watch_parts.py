@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import plistlib
 import queue
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +26,6 @@ from minidbg.watch.settings import FailOn, OnChange, WatchSettings, load
 from minidbg.watch.snapshot import Root
 from minidbg.watch.sources import module_roots, source_roots, worth_watching
 from minidbg.watch.sweep import Job, Purpose, Task
-from minidbg.watch.units import unit, without_option
 
 SCRIPT = """# /// script
 # dependencies = []
@@ -145,30 +142,6 @@ def test_a_folder_that_cannot_be_written_has_its_history_elsewhere(
 
 
 # Service files
-
-
-def test_the_systemd_unit_runs_the_same_command_without_the_option(tmp_path: Path) -> None:
-    words = without_option(
-        ["watch", "my repros", "--print-unit", "systemd", "--devices=cpu", "--print-unit=launchd"],
-        "--print-unit",
-    )
-    text = unit("systemd", words, tmp_path / "50% off")
-    line = next(line for line in text.splitlines() if line.startswith("ExecStart="))
-    assert shlex.split(line.removeprefix("ExecStart=")) == [
-        sys.executable,
-        "-m",
-        "minidbg",
-        "watch",
-        "my repros",
-        "--devices=cpu",
-    ]
-    assert f"WorkingDirectory={tmp_path}/50%% off" in text
-
-
-def test_the_launchd_agent_is_a_property_list(tmp_path: Path) -> None:
-    found = plistlib.loads(unit("launchd", ["watch", "a&b"], tmp_path).encode())
-    assert found["ProgramArguments"] == [sys.executable, "-m", "minidbg", "watch", "a&b"]
-    assert found["WorkingDirectory"] == str(tmp_path)
 
 
 # Repros and their sources
