@@ -64,8 +64,13 @@ def attempt(
             result = outcome("invalid", f"eager itself fails: {brief(error)}", message=first_lines(error))
         else:
             model, inputs = made()
+
+            def trace_for_eager() -> None:
+                model, inputs = made()
+                compile_by_torch("eager", model, inputs, {**case, "options": None, "mode": None})(*inputs)
+
             with wrappers_at_rest(), entered_modes(case.get("context", {})):
-                actual, result = run_compiled(model, inputs, compiler, case, note, unusual)
+                actual, result = run_compiled(model, inputs, compiler, case, note, unusual, trace_for_eager)
             if actual is not None and differ is not None:
                 note("compare")
                 result = compared(lambda: differ(actual, expected, eager, case, notes), case) or result
@@ -81,10 +86,12 @@ def run_compiled(
     case: dict[str, Any],
     note: Callable[[str], object],
     unusual: set[str],
+    trace_for_eager: Callable[[], None],
 ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """One run through the backend: what it left behind (None if it failed), and the outcome.
 
-    ``unusual`` gets a sentence when the backend did nothing.
+    ``unusual`` gets a sentence when the backend did nothing. Where dynamo itself raises, outside the backend,
+    ``trace_for_eager`` tells whose failure that is: the same program must go through dynamo with no backend.
     """
     doing, direction, direct = "compile", "forward", case.get("call") == "direct"
 
@@ -107,8 +114,12 @@ def run_compiled(
     except BaseException as error:  # noqa: BLE001 - whatever a foreign backend raises, SystemExit too, is the answer
         kind = doing if direct and direction == "forward" else phase_of(error, direction)
         if kind == "tracing":
-            reason = f"dynamo did not call the backend: {brief(error)}"
-            return None, outcome("invalid", reason, message=first_lines(error))
+            try:
+                trace_for_eager()
+            except Exception:  # noqa: BLE001 - the program's failure, or dynamo's
+                reason = f"dynamo did not call the backend: {brief(error)}"
+                return None, outcome("invalid", reason, message=first_lines(error))
+            kind = "compile"  # dynamo stumbled over what the backend had done to its ShapeEnv or fake tensors
         return None, failure(signature_of(error, kind, direction), case, first_lines(error))
     return left, outcome("gone")
 

@@ -13,6 +13,8 @@ CARRIERS = (
     "torch.fx",
     "torch._dynamo",
     "torch._compile",
+    "torch._guards",
+    "torch._utils_internal",
     "torch.utils._contextlib",
     "torch.nn.modules.module",
 )
@@ -196,6 +198,7 @@ def meaningful_lines(text: str) -> list[str]:
 
 APPENDIX = r"\s*(args\[\d+\]: |kwargs: |While executing |Original traceback|Found from :|Set TORCHDYNAMO_VERBOSE|from user code)"
 VOLATILE = (
+    (r"(Guard failed on the same frame it was created)\b.*", r"\1"),  # the rest names an input and its sizes
     (r"\b0x[0-9a-fA-F]+\b", "#"),
     (r"\w+://\S+", "<url>"),
     (r"(?:[A-Za-z]:)?(?:[/\\][\w.+@~-]+){2,}(?::\d+)*", "<path>"),

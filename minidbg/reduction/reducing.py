@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
-from collections.abc import Iterator, Sequence
+import signal
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from filelock import FileLock, Timeout
 from torch import fx
@@ -27,7 +29,7 @@ from minidbg.graphs.size import call_nodes
 from minidbg.oracle import harness
 from minidbg.oracle.agreement import margin_for
 from minidbg.oracle.embed import settings_of
-from minidbg.reduction import core, surroundings
+from minidbg.reduction import core, progress, surroundings
 from minidbg.reduction.progress import Event, Listener, silent
 from minidbg.reduction.publishing import SHOWN, VERIFY_SECONDS, Found, publish_first_that_fails, with_failure
 from minidbg.reduction.reliability import RUNS_OF_WHOLE, Reliability, measured, runs_worth_having
@@ -294,6 +296,32 @@ def get_ready_for(case: Case) -> None:
     """
     if case.kind not in (Kind.CRASH, Kind.HANG):
         workers.get_ready(inductor=case.backend.name == "inductor")
+
+
+def reduce_on_stream(case: Case, folder: Path, limits: Limits, stream: TextIO) -> dict[str, Any]:
+    """In a process of its own: the result of reducing a case that has just failed, or ``{"refused": why}``.
+
+    Progress and warnings go to ``stream``. The first Ctrl-C ends the search alone.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    logging.getLogger("minidbg").addHandler(logging.StreamHandler(stream))
+    with progress.on_stream(stream) as listener:
+        if case.backend.name == "inductor" and case.kind is not Kind.COMPILE:
+            # its code may have come out of a cache; then each child would have to set up its passes
+            get_ready_for(case)
+        try:
+            return reduce_and_publish(
+                case, folder, limits=limits, listener=listener, just_seen=True
+            ).to_json()
+        except MinidbgError as refused:
+            return {"refused": str(refused)}
+
+
+def reduce_elsewhere(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
+    """``reduce_on_stream`` in a child of a zygote."""
+    with os.fdopen(argument["stream"], "w", encoding="utf-8", errors="replace") as stream:
+        limits = Limits(**argument["limits"])
+        return reduce_on_stream(repro.load(argument["path"]), Path(argument["folder"]), limits, stream)
 
 
 def reduce_path(

@@ -328,11 +328,11 @@ def test_an_added_and_an_edited_repro_run_alone_and_a_removed_one_is_forgotten(w
     world.settle()
     assert [event.data["repro"] for event in world.names("repro_added")] == ["b.py"]
     assert world.ran() == ["b"]
-    (world.repros / "a.py").write_text(REPRO.format(kind="runtime", expect="reproduces"))
+    (world.repros / "a.py").write_text(REPRO.format(kind="runtime", expect="gone"))
     world.hint(world.repros / "a.py")
     world.settle()
     assert world.ran() == ["a"]
-    (world.repros / "a.py").write_text(REPRO.format(kind="runtime", expect="gone"))
+    (world.repros / "a.py").write_text(REPRO.format(kind="runtime", expect="reproduces"))
     world.hint(world.repros / "a.py")
     world.settle()
     assert world.ran() == [], "another expectation is no other repro"
