@@ -78,11 +78,9 @@ def watch(
 
 def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool, html: Path | None = None) -> int:
     """Watch until stopped; the exit status."""
-    from minidbg.watch.announce import Announcer, JsonLines, View
-    from minidbg.watch.daemon import Daemon, stop_on_signals
+    from minidbg.watch.announce import Announcer, JsonLines, PlainLines, View
+    from minidbg.watch.daemon import Daemon, Hint, Inbox, stop_on_signals
     from minidbg.watch.events import NoEvents, WatchdogEvents
-    from minidbg.watch.messages import Hint, Inbox
-    from minidbg.watch.plain import PlainLines
     from minidbg.watch.pool import ServerPool, preload_for
     from minidbg.watch.repros import read_repros
     from minidbg.watch.runner import forks

@@ -7,32 +7,69 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import TypeAlias
 
-from minidbg.history import NAME, Environment, open_or_begin_anew
-from minidbg.watch.accounts import contradictions, exit_status, seen_too_seldom
-from minidbg.watch.announce import Announcer, Log
+from minidbg.history import NAME, Environment, Revision, open_or_begin_anew
+from minidbg.watch.announce import Announcer, Log, shown
 from minidbg.watch.background import Background
 from minidbg.watch.builder import Builder, Built
 from minidbg.watch.devices import Machine
 from minidbg.watch.events import Events
 from minidbg.watch.lock import Lock, hidden_folder
-from minidbg.watch.messages import Hint, Inbox, Key, Message, Revised, Stop
 from minidbg.watch.outcomes import last_json
-from minidbg.watch.plain import shown
 from minidbg.watch.pool import IN_WORKER, Bytecode, Died, Ended, Order, Pool, Ready
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import home_of
-from minidbg.watch.revisions import repositories_of, revisions
 from minidbg.watch.runner import Runner, forks
 from minidbg.watch.settings import FailOn, WatchSettings
 from minidbg.watch.snapshot import Snapshot
-from minidbg.watch.sources import repositories_worth_building
+from minidbg.watch.sources import repositories_of, repositories_worth_building, revisions
 from minidbg.watch.states import FAILING
+from minidbg.watch.sweep import contradictions, exit_status, seen_too_seldom
 from minidbg.watch.sweeper import Sweeper
 from minidbg.watch.watched import Mark, Watched
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A path may have changed; None: some events were lost."""
+
+    path: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A person asked for something: rerun, failing, pause, quit; or to bisect the repro at ``path`` between two revisions."""
+
+    name: str
+    path: str = ""
+    good: str = ""
+    bad: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The daemon is to end."""
+
+    reason: str
+    status: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Revised:
+    """What git said of the sources at a sweep."""
+
+    sweep: int
+    revisions: Mapping[str, Revision]
+
+
+Message: TypeAlias = Hint | Key | Stop | Revised | Built | Ended | Ready | Died
+Inbox: TypeAlias = "queue.SimpleQueue[Message]"
+
 
 MOST_WAIT_S = 1.0
 PROBE_RUNS = 5

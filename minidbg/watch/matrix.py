@@ -17,8 +17,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from minidbg.watch.announce import Event
-from minidbg.watch.plain import line_of, plural, printable, shown
+from minidbg.watch.announce import Event, line_of, plural, printable, shown
 from minidbg.watch.states import FAILING
 
 STYLES: Mapping[str, str] = {

@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from minidbg.watch.ignore import is_inside
-from minidbg.watch.snapshot import Root
+from minidbg.watch.snapshot import Root, is_inside
 
 SERVER = Path(__file__).parents[1] / "workers" / "server.py"
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from typing import Any
 
 from minidbg.errors import MinidbgError
 from minidbg.history import NAME, Flip, History, Result, State
+from minidbg.watch.announce import plural, printable
 from minidbg.watch.lock import hidden_path, is_stopped, living_holder
-from minidbg.watch.plain import plural, printable
 from minidbg.watch.recorder import revision_text
 from minidbg.watch.repros import Repro, home_of, name_of, read_repros
 from minidbg.watch.states import is_expected

@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from minidbg.failure import Outcome, Verdict
-from minidbg.watch.accounts import count_standings, usual_seconds
-from minidbg.watch.announce import Announcer
+from minidbg.watch.announce import Announcer, shown
 from minidbg.watch.devices import Machine, devices_of, missing, parse_devices, said_aloud
 from minidbg.watch.outcomes import CanaryAnswer, canary_of, expected_signature, is_fallback, outcome_of
-from minidbg.watch.plain import shown
 from minidbg.watch.pool import Bytecode, Ended
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import Repro, is_module_file, stamp_of
@@ -29,7 +27,9 @@ from minidbg.watch.sweep import (
     Sweep,
     Task,
     cannot_run,
+    count_standings,
     in_order,
+    usual_seconds,
 )  # fmt: skip
 from minidbg.watch.watched import Mark, Watched
 

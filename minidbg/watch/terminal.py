@@ -20,10 +20,9 @@ import click
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from minidbg.watch.announce import Event
+from minidbg.watch.announce import Event, shown
+from minidbg.watch.daemon import Inbox, Key
 from minidbg.watch.matrix import Matrix
-from minidbg.watch.messages import Inbox, Key
-from minidbg.watch.plain import shown
 
 ENTER = "\r\n"
 KEY = re.compile(r"\x1b[\[O].|.", re.DOTALL)

@@ -14,12 +14,18 @@ from pathlib import Path
 
 from minidbg.watch.announce import Announcer
 from minidbg.watch.events import Events
-from minidbg.watch.ignore import Ignore, is_inside
 from minidbg.watch.repros import Repro, read_repros
-from minidbg.watch.revisions import GitWork, git_work, repositories_of
 from minidbg.watch.settings import WatchSettings
-from minidbg.watch.snapshot import Root, Snapshot, scan, stamp, update
-from minidbg.watch.sources import left_out_folders, repositories_worth_building, source_roots, worth_watching
+from minidbg.watch.snapshot import Ignore, Root, Snapshot, is_inside, scan, stamp, update
+from minidbg.watch.sources import (
+    GitWork,
+    git_work,
+    left_out_folders,
+    repositories_of,
+    repositories_worth_building,
+    source_roots,
+    worth_watching,
+)
 
 CLOCK_GRAIN_S = 0.01
 """The kernel's time stamps may lag behind its clock by a tick."""

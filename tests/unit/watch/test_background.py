@@ -12,8 +12,7 @@ import pytest
 from minidbg.history import History
 from minidbg.watch import in_worker
 from minidbg.watch.announce import Announcer, Event
-from minidbg.watch.background import Background
-from minidbg.watch.flights import ASK_AGAIN_S, UNTOUCHED_S, Flights
+from minidbg.watch.background import ASK_AGAIN_S, UNTOUCHED_S, Background, Flights
 from minidbg.watch.pool import Ended, Order
 from minidbg.watch.repros import Repro, read_repro
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from minidbg.watch.revisions import GitWork, git_work
+from minidbg.watch.sources import GitWork, git_work
 from minidbg.watch.watched import LOCKED_MAX_S, STEPPING_QUIET_S, Burst
 
 

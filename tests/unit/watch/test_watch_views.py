@@ -13,12 +13,11 @@ from click.testing import CliRunner
 
 from minidbg.failure import Outcome, Verdict
 from minidbg.history import Flip, History, Result, Revision, State
-from minidbg.watch.announce import Announcer, Event, JsonLines, Log
+from minidbg.watch.announce import Announcer, Event, JsonLines, Log, PlainLines, line_of
 from minidbg.watch.commands import accept, list_repros, status
 from minidbg.watch.commands import history as history_command
 from minidbg.watch.lock import Lock
 from minidbg.watch.matrix import Matrix, Page, as_text, clock, span
-from minidbg.watch.plain import PlainLines, line_of
 
 NOW = 1_000_000.0
 
