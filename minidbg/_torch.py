@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import importlib
 import inspect
 import io
@@ -13,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableSet, Sequence
 from types import FrameType
 from typing import Any, TypeGuard
 
@@ -135,6 +136,132 @@ def as_torch_compile_has_it(backend: Callable[..., Any]) -> Any:
     """``backend`` as ``torch.compile(backend=backend)`` hands it on, with its name for messages. Seen in 2.13."""
     wrapper: Any = torch._TorchCompileWrapper
     return wrapper(backend, None, None, None)
+
+
+# ---- the guards that dynamo builds after a backend has returned ------------------------------------
+
+
+class GuardState:
+    """What dynamo will build the guards of the graph in hand from: its ShapeEnv and the example inputs.
+
+    Made before a backend is called. A backend that traces the graph once more may leave symbols in the ShapeEnv that no
+    input has, and one that works in place may reshape an input; dynamo then fails after the backend has returned.
+    ``produce_guards_verbose``, ``tracked_fakes`` and the counters were seen in 2.11 to 2.14; without them nothing is found.
+    """
+
+    def __init__(self, example_inputs: Sequence[Any] = ()) -> None:
+        context = torch._guards.TracingContext.try_get()
+        env: Any = getattr(getattr(context, "fake_mode", None), "shape_env", None)
+        # Under translation validation torch records each call of the ShapeEnv and replays them.
+        usable = hasattr(env, "produce_guards_verbose") and not env._translation_validation_enabled
+        self.env = env if usable else None
+        self.attributes = (
+            {name: (value, _copied(value)) for name, value in vars(env).items()} if usable else {}
+        )
+        self.size = self._size()
+        tensors = (
+            value for value in example_inputs if isinstance(value, torch.Tensor) and not is_fake(value)
+        )
+        self.layouts = [(value, _layout(value)) for value in tensors if value.layout is torch.strided]
+
+    def error_of_guards(self) -> Exception | None:
+        """What dynamo will raise because of what was done since; None when it will go on.
+
+        An error that dynamo would have raised before, too, is none.
+        """
+        for value, before in self.layouts:
+            if _layout(value) != before:
+                return AssertionError(
+                    "Guard failed on the same frame it was created: the backend changed an example input in place, "
+                    f"from shape {before[0]}, strides {before[1]} to {tuple(value.shape)}, {value.stride()}"
+                )
+        if self.env is None or self._size() == self.size:
+            return None
+        error = self._dry_run()
+        if error is None:
+            return None
+        now = GuardState()  # the program goes on from here, or is put back again
+        self.put_back()
+        known = self._dry_run()
+        now.put_back()
+        return error if known is None else None
+
+    def put_back(self) -> None:
+        """Undo what was done since. Counters go on: caches and the names of new symbols hang on them."""
+        for value, layout in self.layouts:
+            if _layout(value) != layout:
+                with torch.no_grad():
+                    value.as_strided_(*layout)
+        if self.env is None or self._size() == self.size:
+            return
+        for name, (value, content) in self.attributes.items():
+            if content is not value:
+                value.clear()
+                (value.extend if isinstance(value, list) else value.update)(_copied(content))
+            if not (isinstance(value, int) and name.endswith("_counter")):
+                setattr(self.env, name, value)
+        for name in ("_version_counter", "_replacements_version_counter"):
+            if hasattr(self.env, name):
+                setattr(self.env, name, getattr(self.env, name) + 1)
+
+    def _size(self) -> list[int]:
+        names = ("guards", "var_to_range", "replacements", "divisible", "_version_counter")
+        values = (getattr(self.env, name, ()) for name in names)
+        return [value if isinstance(value, int) else len(value) for value in values]
+
+    def _dry_run(self) -> Exception | None:
+        tracked = list(getattr(self.env, "tracked_fakes", None) or ())
+        known = {_root_name(one.source) for one in tracked}
+        foreign: list[str] = []
+
+        def name(source: Any) -> str:
+            if source.guard_source.name == "CONSTANT" and _root_name(source) not in known:
+                foreign.append(_root_name(source))  # a name of the backend's own
+            return _name(source)
+
+        was_disabled, self.env.log.disabled = self.env.log.disabled, True  # dynamo will say it itself
+        try:
+            self.env.produce_guards_verbose(
+                [one.fake for one in tracked],
+                [one.source for one in tracked],
+                source_ref=name,
+                input_contexts=[one.symbolic_context for one in tracked],
+                langs=("python",),
+            )
+        except Exception as error:  # noqa: BLE001 - whatever it is, dynamo will meet it
+            assert error.__traceback__ is not None
+            is_ours = error.__traceback__.tb_next is None  # a torch whose method takes other arguments
+            return None if is_ours else error
+        finally:
+            self.env.log.disabled = was_disabled
+        if foreign:
+            return AssertionError(
+                f"Guard failed on the same frame it was created: name {foreign[0]!r} is not defined"
+            )
+        return None
+
+
+def _root_name(source: Any) -> str:
+    while hasattr(source, "base"):
+        source = source.base
+    return _name(source)
+
+
+def _name(source: Any) -> str:
+    return str(source.name() if callable(source.name) else source.name)
+
+
+def _copied(value: Any) -> Any:
+    """A copy of a container, and of the containers in a table; anything else as it is."""
+    if isinstance(value, dict):
+        copy = value.copy()
+        copy.update({key: _copied(one) for key, one in value.items() if isinstance(one, list | set)})
+        return copy
+    return value.copy() if isinstance(value, list | MutableSet) else value
+
+
+def _layout(value: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    return tuple(value.shape), value.stride(), int(value.storage_offset())
 
 
 # ---- what dynamo does with a backend's answer ------------------------------------------------------
@@ -586,20 +713,50 @@ def has_effects(target: object) -> bool:
 # ---- a process that children are forked from -------------------------------------------------------
 
 
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/dev/dri", "/dev/accel")
+"""Device files of accelerators that the engine of autograd may find: NVIDIA, WSL, AMD, Intel, others."""
+
+
+def forks_survive_autograd() -> bool:
+    """Whether children that are forked after autograd has run in this process can use it too.
+
+    Autograd's engine starts a thread for each device when it first runs, and no child forked after that may run it. A CUDA
+    build on a machine without a GPU has eight devices as soon as dynamo has made its first FakeTensorMode
+    (``_ensureCUDADeviceGuardSet``), none before: so the engine is started here, before, where there is no device.
+    Seen in 2.12 to 2.14.
+    """
+    if any(map(os.path.exists, DRIVERS)):
+        return torch.version.cuda is None and torch.version.hip is None and not autograd_has_threads()
+    with contextlib.suppress(Exception), without_modes(), torch.inference_mode(False), torch.enable_grad():
+        torch.autograd.backward(torch.ones(1, device="cpu", requires_grad=True).sum())
+    return not autograd_has_threads()
+
+
+def autograd_has_threads() -> bool:
+    """Whether autograd's engine has started threads for devices in this process (Linux). Seen in 2.12 to 2.14."""
+    for task in glob.glob("/proc/self/task/*/comm"):
+        with contextlib.suppress(OSError), open(task) as name:
+            if name.read().startswith("pt_autograd"):
+                return True
+    return False
+
+
 def warm_up_compiling(*, inductor: bool) -> None:
     """Compile a little here, so that processes forked from this one have every import and lazy table already.
 
-    One thread only: a child hangs where its parent had more. Whatever a broken backend raises is left for the
-    children to meet. Seen in 2.13.
+    One thread only: a child hangs where its parent had more. No autograd where children could not use it after that. Whatever
+    a broken backend raises is left for the children to meet. Seen in 2.13.
     """
+    with_autograd = forks_survive_autograd()
     torch.set_num_threads(1)
     hub: Any = torch.hub
     hub.tqdm.monitor_interval = 0  # dynamo's progress bar would start a thread, which no child would have
     for backend in ("aot_eager", *(("inductor",) if inductor else ())):
         with contextlib.suppress(Exception):
             compiled = torch.compile(lambda value: torch.relu(value) + 1, backend=backend, fullgraph=True)
-            result: Any = compiled(torch.ones(4, requires_grad=True))
-            result.sum().backward()
+            if with_autograd:
+                result: Any = compiled(torch.ones(4, requires_grad=True))
+                result.sum().backward()
             with torch.no_grad():
                 compiled(torch.ones(4))
     torch._dynamo.reset()

@@ -64,6 +64,10 @@ EXIT_STATUS: Mapping[Verdict, int] = {
 }
 
 
+LAYOUT = "output: stride"
+"""The message of a signature where nothing but the strides of results differs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Signature:
     """What makes two failures the same one.
@@ -78,6 +82,11 @@ class Signature:
     types: tuple[str, ...] = ()
     frames: tuple[str, ...] = ()
     message: str = ""
+
+    @property
+    def is_layout(self) -> bool:
+        """Whether only the strides of a result differ: told, and reduced on request."""
+        return self.kind is Kind.ACCURACY and self.message == LAYOUT
 
     def matches(self, other: Signature | None) -> bool:
         """Whether ``other`` is the same failure: every field equal, of the frames the innermost.

@@ -23,6 +23,7 @@ from minidbg.backend.budget import PROCESS, is_out_of_memory
 from minidbg.backend.capture import Failure
 from minidbg.backend.chain import Link
 from minidbg.backend.kept import Kept, generator_states
+from minidbg.backend.standing import Standing
 from minidbg.backend.verify_refusals import refusal
 from minidbg.backend.verify_runs import Before, before, run_compiled_anew, run_eager
 from minidbg.backend.verify_taps import first_differing_node
@@ -34,7 +35,7 @@ from minidbg.oracle import compare
 from minidbg.oracle.agreement import differ, left_by
 from minidbg.oracle.harness import gradients_of, graph_texts
 from minidbg.oracle.randomness import feed_recorded
-from minidbg.settings import Settings, Verify
+from minidbg.settings import Layout, Settings, Verify
 
 log = logging.getLogger("minidbg")
 
@@ -55,12 +56,6 @@ def is_settled(good_calls: int, verify: Verify | int = Verify.FIRST) -> bool:
     return most is not None and good_calls >= max(1, most)
 
 
-def not_verified(reason: str) -> None:
-    """Say once in this process that a graph is not verified, and why."""
-    if PROCESS.is_new(f"not verified: {reason}"):
-        log.warning("minidbg: a graph is not verified: %s", reason)
-
-
 def tell_if_nothing_was_done(
     link: Link, untouched: fx.GraphModule, given: fx.GraphModule, compiled_fn: CompiledFn
 ) -> None:
@@ -78,6 +73,7 @@ class Verification:
     before: Before
     link: Link
     settings: Settings
+    standing: Standing
     gradients: dict[str, Any] | None = None
     """What the compiled function gave on copies; None when none are needed or had."""
     backward_error: Exception | None = None
@@ -87,11 +83,16 @@ class Verification:
         """What is wrong with ``result``, which the compiled function gave for ``args``; None when nothing is."""
         try:
             with failures.answering(args), quiet():
-                return self.judged(result, args)
+                failure = self.judged(result, args)
+            if failure is not None and failures.is_layout_alone(failure.error, self.settings):
+                failures.warn_of_layout(failure, self.settings)
+                failure = None
+            self.standing.verified |= failure is None
+            return failure
         except compare.CannotCompare as refused:
-            not_verified(str(refused))
+            self.standing.not_verified(str(refused))
         except Exception as trouble:  # eager's own failures included: the user's result stands
-            not_verified(reason_of(trouble))
+            self.standing.not_verified(reason_of(trouble))
             log.debug("verification_failed", exc_info=True)
         return None
 
@@ -106,12 +107,12 @@ class Verification:
         if drew:
             allowed = self.settings.allowed or None
             if compare.mismatch(left_by(actual), left_by(expected), tolerances=allowed) is None:
-                return None
+                return self.layout(actual, expected)
             fed = self.with_recorded_numbers()
             if fed is not None:
                 return fed.compiled_anew()
         found = self.difference(actual, expected)
-        return self.mismatch(found) if found else None
+        return self.mismatch(found) if found else self.layout(actual, expected)
 
     def eager(self) -> tuple[dict[str, Any], bool]:
         """What eager leaves behind (gradients None where its backward fails), and whether it drew random numbers."""
@@ -127,7 +128,7 @@ class Verification:
         case = {"tolerances": self.settings.allowed or None}
         found = differ(actual, expected, self.eager_again, case, self.notes)
         for note in self.notes:
-            not_verified(note)
+            self.standing.leave_out(note)
         return found
 
     def eager_again(self, change: Any = lambda made: made, seed: int | None = None) -> dict[str, Any]:
@@ -148,7 +149,7 @@ class Verification:
         added = fed.inputs[len(self.before.inputs) :]
         inside = replace(self.before, graph=fed.graph_module, inputs=(*self.before.inputs, *added))
         note = "its random numbers were recorded and are inputs here, so that eager and the backend have the same"
-        return Verification(inside, self.link, self.settings, self.gradients, notes=[note])
+        return Verification(inside, self.link, self.settings, self.standing, self.gradients, notes=[note])
 
     def compiled_anew(self) -> Failure | None:
         """What is wrong with the graph when the backend compiles it here, on copies."""
@@ -156,9 +157,9 @@ class Verification:
         wants = self.gradients is not None
         try:
             actual = run_compiled_anew(self.before, self.link, backward=wants)
-        except Exception as error:  # noqa: BLE001 - the graph is not the user's own: whatever it meets is not his
-            not_verified(f"its random numbers could not be taken out: {reason_of(error)}")
-            return None
+        except Exception as error:
+            why = f"its random numbers could not be taken out: {reason_of(error)}"
+            raise compare.CannotCompare(why) from error
         self.before.set_generators()
         expected = run_eager(self.before, backward=wants)
         if not (actual["gradients"] and expected["gradients"]):
@@ -167,6 +168,16 @@ class Verification:
         return self.mismatch(found, notes) if found else None
 
     # ---- failures
+
+    def layout(self, actual: dict[str, Any], expected: dict[str, Any]) -> Failure | None:
+        """The difference in layout between runs that agree in all else, where anybody wants to hear of it."""
+        if self.settings.layout is Layout.IGNORE:
+            return None
+        found = compare.layout_difference(left_by(actual), left_by(expected))
+        if found is None:
+            return None
+        error = AccuracyError(f"{self.link.name} gives another layout than eager: {found['message']}", found)
+        return self.failure(error, Kind.ACCURACY, Direction.FORWARD)
 
     def mismatch(self, found: compare.Difference, notes: tuple[str, ...] = ()) -> Failure:
         """The failure that ``found`` is."""
@@ -199,6 +210,7 @@ def begin(
     mutated: frozenset[int],
     kept: Kept,
     settings: Settings,
+    standing: Standing,
 ) -> Verification | None:
     """What is needed to judge a call with ``args`` that is about to be made; None when it will not be judged.
 
@@ -206,15 +218,15 @@ def begin(
     """
     why = refusal(graph, args, mutated, settings) if kept.complete else "what it writes to cannot be copied"
     if why:
-        not_verified(why)
+        standing.not_verified(why)
         return None
     try:
         with _torch.outside_tracing():
-            verification = Verification(before(graph, args, mutated), link, settings)
+            verification = Verification(before(graph, args, mutated), link, settings, standing)
         if verification.before.wants_backward():
             run_backward(verification, compiled_fn, kept)
     except Exception as trouble:  # a copy that cannot be made keeps nobody from his own call
-        not_verified(reason_of(trouble))
+        standing.not_verified(reason_of(trouble))
         log.debug("verification_failed", exc_info=True)
         return None
     return verification

@@ -1,12 +1,14 @@
-"""Commands about minidbg itself: ``demo`` and ``completion``."""
+"""Commands about minidbg itself: ``demo``, ``completion``, ``doctor`` and ``help``."""
 
 from __future__ import annotations
 
 import sys
+from importlib import resources
 
 import click
 
 from minidbg.cli.manners import CANNOT_JUDGE, JSON, print_json
+from minidbg.errors import nearest
 
 SHELLS = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/completions/minidbg.fish"}
 
@@ -64,3 +66,29 @@ def doctor(as_json: bool) -> None:
         if finding.advice:
             click.echo(f"{'':<9}{finding.advice}")
     sys.exit(CANNOT_JUDGE if worst is State.BROKEN else 0)
+
+
+def topics() -> dict[str, str]:
+    """Name of each help topic -> its Markdown, in alphabetical order."""
+    folder = resources.files("minidbg") / "help"
+    found = {file.name.removesuffix(".md"): file.read_text(encoding="utf-8") for file in folder.iterdir()}
+    return dict(sorted(found.items()))
+
+
+@click.command("help")
+@click.argument("topic", required=False)
+def help_topic(topic: str | None) -> None:
+    """Show one topic of the manual, or list them all."""
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    known = topics()
+    if topic is None:
+        for name, text in known.items():
+            click.echo(f"{name:<15}{text.splitlines()[0].lstrip('# ')}")
+    elif topic not in known:
+        raise click.UsageError(f"no topic {topic!r}{nearest(topic, known) or '; see: minidbg help'}")
+    elif sys.stdout.isatty():
+        Console().print(Markdown(known[topic]))
+    else:
+        click.echo(known[topic], nl=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import itertools
 import re
 import tempfile
 from pathlib import Path
@@ -34,6 +35,7 @@ def publish(case: Case, draft: Path, folder: Path | str) -> Path:
     path = Path(folder) / file_name(case)
     with FileLock(hidden(folder) / "lock", timeout=LOCK_SECONDS, mode=0o664):
         if not is_readable(path):
+            path = _free_name(path)
             move_script(draft, path)
     discard(draft)
     return path
@@ -51,16 +53,25 @@ def keep_capture(
     with FileLock(hidden(folder) / "lock", timeout=LOCK_SECONDS, mode=0o664):
         if is_readable(path):
             return path
+        path = _free_name(path)
         return write(case, path, Form.CAPTURE, exactness=exactness, value_limit_bytes=value_limit_bytes)
 
 
 def is_readable(path: Path) -> bool:
-    """Whether a script that tools can read is at ``path``; nothing is lost by writing a damaged one again."""
+    """Whether a script that tools can read is at ``path``."""
     try:
         read_header(path)
     except UnreadableRepro:
         return False
     return True
+
+
+def _free_name(path: Path) -> Path:
+    """``path``, or ``x_2.py`` for a taken ``x.py``: somebody may be editing it just now, and it cannot be read."""
+    if not path.exists():
+        return path
+    names = (path.with_stem(f"{path.stem}_{number}") for number in itertools.count(2))
+    return next(name for name in names if not name.exists())
 
 
 def hidden(folder: Path | str, *parts: str) -> Path:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Protocol
+
+import torch
+from torch import fx
 
 from minidbg.case import Case
 from minidbg.failure import Kind, Outcome, Verdict
@@ -15,7 +18,7 @@ from minidbg.oracle.embed import settings_of
 from minidbg.workers import limits
 from minidbg.workers.fork import Notes, call_in_fork
 from minidbg.workers.result import ChildResult
-from minidbg.workers.safety import fork_refusal
+from minidbg.workers.safety import fork_refusal, say_once
 
 
 def submit(
@@ -23,7 +26,7 @@ def submit(
 ) -> Outcome:
     """The outcome of ``execute(case)`` in a child, judged against the case's signature.
 
-    The child is a fork of this process, or an interpreter of its own where forking is unsafe or settings say so.
+    The child is a fork of this process, or of a fresh interpreter where that is unsafe or ``MINIDBG_WORKERS`` says so.
 
     A child that dies, or passes ``seconds`` or ``memory_bytes`` (by default four fifths of what is free), is an outcome of
     kind crash or hang. One that does so in eager is invalid. A hang is not waited for to the end of ``seconds`` when healthy
@@ -33,8 +36,8 @@ def submit(
     memory_bytes = memory_bytes or memory_limit()
 
     def ask(case: Case, seconds: float) -> Outcome:
-        if TRAVEL and must_spawn():
-            return in_a_spawned_worker(case, seconds, memory_bytes)
+        if TRAVEL and must_spawn(case):
+            return in_a_zygote(case, seconds, memory_bytes, to_the_end=to_the_end)
         return in_a_fork(case, seconds, memory_bytes, to_the_end=to_the_end)
 
     if case.kind is Kind.HANG:
@@ -48,25 +51,76 @@ def submit(
     return outcome
 
 
-Travel: TypeAlias = Callable[[Case, float, int | None], Outcome | ChildResult]
+class Travel(Protocol):
+    """How a case gets to another interpreter, and its outcome back."""
+
+    def __call__(
+        self, case: Case, *, seconds: float, memory_bytes: int | None, to_the_end: bool
+    ) -> Outcome | ChildResult: ...
+
+
 TRAVEL: list[Travel] = []
-"""How a case gets to another interpreter; the room that writes scripts knows, which is above this one."""
+"""The room that writes scripts knows the way; it is above this one."""
+BACKEND_QUESTION_S = 20.0
+"""For one addition in a fork, with a backend that nobody has seen work in one."""
+WORKS_IN_FORKS: dict[tuple[int, str], bool] = {}
+"""By process and backend."""
 
 
 def use_for_travel(travel: Travel) -> None:
-    """Have cases sent to spawned workers by ``travel``."""
+    """Have cases sent to forks of the zygote by ``travel``."""
     TRAVEL[:] = [travel]
 
 
-def must_spawn() -> bool:
-    """Whether children must be interpreters of their own."""
+def must_spawn(case: Case) -> bool:
+    """Whether ``case`` must be asked in another interpreter than a fork of this process. A refusal is said once."""
     wanted = os.environ.get("MINIDBG_WORKERS", "")
-    return wanted == "spawn" or (wanted != "fork" and fork_refusal() is not None)
+    if wanted in ("spawn", "fork"):
+        return wanted == "spawn"
+    refusal = fork_refusal(autograd=may_use_autograd(case)) or hang_in_forks(case)
+    if refusal is not None:
+        say_once(
+            f"{refusal}; questions are asked in forks of a fresh interpreter, "
+            "which costs some seconds once, for its imports, and a copy of the inputs for each question"
+        )
+    return refusal is not None
 
 
-def in_a_spawned_worker(case: Case, seconds: float, memory_bytes: int | None) -> Outcome:
-    """One run in an interpreter of its own."""
-    ended = TRAVEL[0](case, seconds, memory_bytes)
+def may_use_autograd(case: Case) -> bool:
+    """Whether a run of ``case`` may run autograd: AOTAutograd does for each graph with an input that requires grad."""
+    modules = [one for one in case.graph_module.modules() if isinstance(one, fx.GraphModule)]
+    values = [*case.inputs, *case.graph_module.parameters()]
+    return (
+        case.backward
+        or any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
+        or any(AUTOGRAD.search(f"{node.target}") for one in modules for node in one.graph.nodes)
+    )
+
+
+AUTOGRAD = re.compile(r"autograd|grad_|_grad|backward|jvp|vjp|checkpoint")
+"""In the targets of nodes that may run autograd, or make tensors that do."""
+
+
+def hang_in_forks(case: Case) -> str | None:
+    """Why a backend that is not torch's own needs an interpreter of its own: not even one addition ends in a fork.
+
+    Its own threads, started in this process, are missing in each fork of it.
+    """
+    if not case.backend.modules or case.backend.name in ("inductor", "aot_eager", "eager"):
+        return None
+    key = (os.getpid(), f"{case.backend.expression} {case.backend.embedded}")
+    if key not in WORKS_IN_FORKS:
+        outcome = in_a_fork(limits.one_addition(case), BACKEND_QUESTION_S, None)
+        hangs = outcome.signature is not None and outcome.signature.kind is Kind.HANG
+        WORKS_IN_FORKS[key] = not hangs
+    if WORKS_IN_FORKS[key]:
+        return None
+    return f"{case.backend.name} did not end one addition in a fork of this process in {BACKEND_QUESTION_S:.0f} s"
+
+
+def in_a_zygote(case: Case, seconds: float, memory_bytes: int | None, *, to_the_end: bool = True) -> Outcome:
+    """One run in a fork of a fresh interpreter."""
+    ended = TRAVEL[0](case, seconds=seconds, memory_bytes=memory_bytes, to_the_end=to_the_end)
     return ended if isinstance(ended, Outcome) else outcome_of(case, ended, memory_bytes)
 
 

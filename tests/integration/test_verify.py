@@ -20,12 +20,12 @@ import wrong_results as planted
 from torch import fx, nn
 
 from minidbg import AccuracyError
-from minidbg.backend import failures, report_of, wrap
+from minidbg.backend import failures, report_of, stats, wrap
 from minidbg.backend import verify as verify_module
 from minidbg.backend.budget import PROCESS
 from minidbg.case import Case
 from minidbg.failure import Direction, Kind
-from minidbg.settings import Settings
+from minidbg.settings import Reduce, Settings
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,11 @@ class Answers:
     """Stands in for ``minidbg.backend.respond.on_failure`` and remembers what it was asked."""
 
     cases: list[Case] = field(default_factory=list)
+    settings: list[Settings] = field(default_factory=list)
 
     def __call__(self, case: Case, error: BaseException, settings: Settings) -> StubReport:
         self.cases.append(case)
+        self.settings.append(settings)
         torch.rand(3)  # our work may use the RNG; the program must not notice
         return StubReport(f"report {len(self.cases)}", path=Path("r.py"))
 
@@ -96,7 +98,6 @@ WRONG: list[tuple[Any, Callable[..., Any], tuple[Any, ...], str, str, str]] = [
     (planted.nan_for_large, lambda x: torch.tanh(x) * 2, (GRID,), "nan", "output 0", "tanh"),
     (planted.wrong_dtype, lambda x: x.cumsum(0), (GRID,), "dtype", "output 0", "cumsum"),
     (planted.wrong_integer, lambda x: x.argmax(1), (GRID,), "integer", "output 0", "argmax"),
-    (planted.wrong_stride, lambda x: x.sin().transpose(0, 1), (GRID,), "stride", "output 0", ""),
     (planted.loses_aliasing, lambda x: (x.sin(), x.view(-1)), (GRID,), "aliasing", "output 1", ""),
     (planted.loses_mutation, counts_steps, (GRID, torch.zeros(3)), "float", "input 0 after the call", ""),
     (planted.writes_to_an_input, lambda x: torch.relu(x) + 1, (GRID,), "float", "input 0 after the call", ""),
@@ -162,6 +163,51 @@ def test_a_bug_beside_random_numbers_is_found_in_a_graph_that_draws_none(answers
     assert "random numbers were recorded" in " ".join(case.provenance.notes)
 
 
+# ---- another layout
+
+
+def transposed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.sin().transpose(0, 1), torch.relu(x)
+
+
+def test_another_layout_alone_is_one_warning_and_a_capture(
+    answers: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        torch._dynamo.reset()
+        result = call(transposed, GRID, backend=planted.wrong_stride)[0]
+    assert result.stride() == (5, 1), "the program goes on with the backend's result"
+    [warning] = warnings_of(caplog)
+    assert "output 0 of shape [12, 5] has strides [5, 1], eager gives [1, 12]; all values agree" in warning
+    assert warning.endswith("report 1")
+    assert "\n" not in warning
+    [case], [settings] = answers.cases, answers.settings
+    assert case.signature.is_layout
+    assert settings.reduce is Reduce.LATER
+
+
+def test_another_layout_hides_no_wrong_value(answers: Answers) -> None:
+    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        planted.wrong_relu(gm, inputs)
+        return planted.wrong_stride(gm, inputs)
+
+    error = mismatch(transposed, GRID, backend=backend)
+    assert (error.category, error.where) == ("float", "output 1")
+
+
+def test_another_layout_can_be_raised_or_ignored(
+    answers: Answers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = mismatch(transposed, GRID, backend=planted.wrong_stride, layout="raise")
+    assert (error.category, error.where) == ("stride", "output 0")
+    assert "gives another layout than eager" in str(error)
+    call(transposed, GRID, backend=planted.wrong_stride, layout="ignore")
+    monkeypatch.setenv("MINIDBG_LAYOUT", "ignore")
+    call(transposed, GRID, backend=planted.wrong_stride)
+    assert len(answers.cases) == 1
+    assert not warnings_of(caplog)
+
+
 # ---- what passes in silence
 
 
@@ -214,7 +260,7 @@ def test_a_healthy_model_passes_in_silence(
     function, inputs = HEALTHY[name]
     call(function, *inputs, backend=backend)
     assert not answers.cases
-    assert not [text for text in warnings_of(caplog) if "not judged" not in text]
+    assert not [text for text in warnings_of(caplog) if "a part of" not in text]
 
 
 def test_rounding_passes_in_silence(answers: Answers, caplog: pytest.LogCaptureFixture) -> None:
@@ -432,6 +478,20 @@ def test_what_memory_does_not_allow_is_left_out_and_said_once(
     assert not answers.cases
     [text] = warnings_of(caplog)
     assert "not verified" in text
+
+
+def test_stats_count_what_was_verified_and_why_the_rest_was_not(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minidbg.backend.standing.GRAPHS", [])
+    for verify in ("first", "never"):
+        torch._dynamo.reset()
+        call(lambda x: x.sin(), torch.ones(3), backend="aot_eager", verify=verify)
+    mismatch(lambda x: torch.relu(x), GRID, backend=planted.wrong_relu)
+    call(lambda x: torch.relu(x.add_(1)), torch.zeros(5), backend=planted.wrong_relu, value_limit_bytes=8)
+    found = stats()
+    assert (found.graphs, found.verified, found.failed) == (4, 1, 1)
+    assert sorted(found.not_verified) == ["verify='never'", "what it writes to cannot be copied"]
 
 
 def test_a_backend_that_gives_the_graph_back_is_told_apart_once(
