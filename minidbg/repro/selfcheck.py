@@ -271,7 +271,7 @@ class _Writer:
         yield "except Exception:"
         yield "    exact = eager  # the program has no float64 form"
         yield "for got, wanted, true in zip(run(model, device), eager, exact, strict=True):"
-        yield "    relative, absolute = tolerances.get(wanted.dtype, (0, 0))"
+        yield "    relative, absolute = tolerances.get(wanted.dtype.to_real(), (0, 0))"
         yield "    if wanted.is_floating_point() and wanted.numel():"
         yield "        noise = torch.nan_to_num(wanted.double() - true.double(), 0, 0, 0).abs().max().item()"
         yield "        absolute = absolute * min(1, wanted.abs().max().item()) + 3 * noise"

@@ -26,7 +26,7 @@ from minidbg.cli.root import cli
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 MANUAL = "\n".join([README, *topics().values()])
 BLOCK = re.compile(r"(?ms)^```(\w+)\n(.*?)^```$")
-RUN_ELSEWHERE = re.compile(r"^(pip install|\.ci/run|minidbg bisect)")
+RUN_ELSEWHERE = re.compile(r"^(pip install|git bisect run|\.ci/run|minidbg bisect)")
 """By CI itself, and by the tests of bisecting: it needs a repository."""
 
 
