@@ -47,7 +47,8 @@ def definitions_of(path: str) -> dict[str, Any]:
 
     When it cannot be executed, its ``backend`` raises the reason.
     """
-    sys.path[0] = os.path.dirname(path)
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [os.path.dirname(path), *(folder for folder in sys.path if folder != here)]
     if importlib.util.find_spec("minidbg") is None:
         sys.path.append(str(Path(__file__).parents[1]))
     module = types.ModuleType(NAME)
