@@ -142,7 +142,7 @@ class _Writer:
             call += [
                 "roots = [o for o in outputs if torch.is_tensor(o) and o.requires_grad]",
                 f"leaves = [v for v in {owner} if torch.is_tensor(v) and v.requires_grad]",
-                "seeds = [torch.randn(o.shape, dtype=o.dtype, device=o.device) for o in roots]",
+                "seeds = [torch.randn(o.shape, dtype=torch.float32).to(o) for o in roots]",
                 "gradients = torch.autograd.grad(roots, leaves, seeds, allow_unused=True)",
             ]
         body += [f"with {', '.join(modes)}:", *(f"    {line}" for line in call)] if modes else call

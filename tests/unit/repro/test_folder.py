@@ -63,11 +63,13 @@ def test_a_repro_that_a_person_edited_stays(make_case, tmp_path):
     assert read_header(path).expect == "gone"
 
 
-def test_a_damaged_repro_is_written_again(make_case, tmp_path):
+def test_a_damaged_repro_is_left_alone_and_written_again_under_another_name(make_case, tmp_path):
     path = publish(make_case(), tmp_path)
     path.write_text("")
-    publish(make_case(), tmp_path)
-    assert read_header(path).kind is Kind.COMPILE
+    again = publish(make_case(), tmp_path)
+    assert again.stem == f"{path.stem}_2"
+    assert read_header(again).kind is Kind.COMPILE
+    assert path.read_text() == ""
 
 
 def test_only_repros_lie_at_the_top(make_case, tmp_path):
