@@ -29,6 +29,8 @@ READ_AT_START = ("TORCH", "PYTORCH", "PYTHON", "OMP_", "MKL_", "TRITON", "CUDA")
 MOST_BUSY = 10.0
 LONG_NICE = 5
 """Added to the priority of what may hang: it must not slow down what does not."""
+HANG_START_SECONDS = 10.0
+"""For an interpreter of its own to start before the hang begins."""
 LEAST_HANG_SECONDS = 10.0
 """A repro of the kind hang gets at least this long in a warm worker, and ``FACTOR`` times what other repros need."""
 
@@ -75,7 +77,7 @@ class Runner:
         if repro.kind is Kind.HANG:
             own = own_limit(repro.table)
             enough = fixed or max(LEAST_HANG_SECONDS, FACTOR * self.usual_seconds)
-            return min(own, enough) + (least if fresh else 0)
+            return min(own, enough) + (HANG_START_SECONDS * busyness() if fresh else 0)
         if fixed is not None:
             return fixed
         if state is None or state.script != repro.digest:

@@ -359,7 +359,7 @@ def test_time_limits_follow_what_runs_need(tmp_path: Path, monkeypatch: pytest.M
     hang, plain = written(tmp_path, "h.py", kind="hang"), written(tmp_path, "p.py")
     runner = Runner(NoPool(), WatchSettings())
     assert runner.time_limit(task, hang, None, "fork") == 10.0
-    assert runner.time_limit(fresh, hang, None, "prelude") == 40.0, "an interpreter must start first"
+    assert runner.time_limit(fresh, hang, None, "prelude") == 20.0, "an interpreter must start first"
     runner.usual_seconds = 5.0
     assert runner.time_limit(task, hang, None, "fork") == 25.0
     known = State("p.py", "cpu", Verdict.GONE, 1.0, 1.0, plain.digest, "e", "c", seconds=20.0)
