@@ -19,6 +19,7 @@ from minidbg.backend.chain import Link, compile_at_run_time
 from minidbg.backend.kept import generator_states, memory_of, set_generator_state, tensors_in
 from minidbg.graphs.copying import clone_values, copy_graph_module, storage_bytes, storage_key
 from minidbg.oracle.harness import gradients_of, left_behind, needs_gradient
+from minidbg.oracle.randomness import Fed, draws_alone
 from minidbg.oracle.reruns import are_close
 
 SMALL_BYTES = 64 << 20
@@ -133,6 +134,22 @@ def run_compiled_anew(inside: Before, link: Link, *, backward: bool) -> dict[str
     compiled_fn = compile_at_run_time(link, graph, inside.fresh(everything=True))
     inside.set_generators()
     return ran(compiled_fn, graph, inside.fresh(everything=True), backward=backward)
+
+
+def draws_by(link: Link, inside: Before, fed: Fed) -> Fed | None:
+    """``fed`` with the numbers that ``link`` draws when it compiles just the calls that draw; None where it does not.
+
+    Raises what the backend raises.
+    """
+    found = draws_alone(fed)
+    if found is None:
+        return None
+    graph, inputs = found
+    with torch.no_grad():
+        compiled_fn = compile_at_run_time(link, graph, inputs)
+        inside.set_generators()
+        values = compiled_fn(*inputs)
+    return fed.with_values(clone_values(values))
 
 
 def ran(
