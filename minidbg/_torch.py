@@ -155,9 +155,13 @@ class GuardState:
         # Under translation validation torch records each call of the ShapeEnv and replays them.
         usable = hasattr(env, "produce_guards_verbose") and not env._translation_validation_enabled
         self.env = env if usable else None
-        self.attributes = {name: (value, _copied(value)) for name, value in vars(env).items()} if usable else {}
+        self.attributes = (
+            {name: (value, _copied(value)) for name, value in vars(env).items()} if usable else {}
+        )
         self.size = self._size()
-        tensors = (value for value in example_inputs if isinstance(value, torch.Tensor) and not is_fake(value))
+        tensors = (
+            value for value in example_inputs if isinstance(value, torch.Tensor) and not is_fake(value)
+        )
         self.layouts = [(value, _layout(value)) for value in tensors if value.layout is torch.strided]
 
     def error_of_guards(self) -> Exception | None:
