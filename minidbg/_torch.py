@@ -211,11 +211,20 @@ class GuardState:
 
     def _dry_run(self) -> Exception | None:
         tracked = list(getattr(self.env, "tracked_fakes", None) or ())
+        known = {_root_name(one.source) for one in tracked}
+        foreign: list[str] = []
+
+        def name(source: Any) -> str:
+            if source.guard_source.name == "CONSTANT" and _root_name(source) not in known:
+                foreign.append(_root_name(source))  # a name of the backend's own
+            return _name(source)
+
         was_disabled, self.env.log.disabled = self.env.log.disabled, True  # dynamo will say it itself
         try:
             self.env.produce_guards_verbose(
                 [one.fake for one in tracked],
                 [one.source for one in tracked],
+                source_ref=name,
                 input_contexts=[one.symbolic_context for one in tracked],
                 langs=("python",),
             )
@@ -225,7 +234,21 @@ class GuardState:
             return None if is_ours else error
         finally:
             self.env.log.disabled = was_disabled
+        if foreign:
+            return AssertionError(
+                f"Guard failed on the same frame it was created: name {foreign[0]!r} is not defined"
+            )
         return None
+
+
+def _root_name(source: Any) -> str:
+    while hasattr(source, "base"):
+        source = source.base
+    return _name(source)
+
+
+def _name(source: Any) -> str:
+    return str(source.name() if callable(source.name) else source.name)
 
 
 def _copied(value: Any) -> Any:

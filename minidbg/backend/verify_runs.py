@@ -17,8 +17,7 @@ from torch import Tensor, fx
 from minidbg import _torch
 from minidbg.backend.chain import Link, compile_at_run_time
 from minidbg.backend.kept import generator_states, memory_of, set_generator_state, tensors_in
-from minidbg.graphs.cloning import clone_values, storage_bytes, storage_key
-from minidbg.graphs.copying import copy_graph_module
+from minidbg.graphs.copying import clone_values, copy_graph_module, storage_bytes, storage_key
 from minidbg.oracle.harness import gradients_of, left_behind, needs_gradient
 from minidbg.oracle.reruns import are_close
 

@@ -19,7 +19,7 @@ import torch
 from torch._dynamo.backends.registry import lookup_backend
 
 from minidbg.oracle.direct import compile_directly
-from minidbg.oracle.signature import exception_chain, phase_of, signature_of, text_of
+from minidbg.oracle.signature import exception_chain, is_about_guards, phase_of, signature_of, text_of
 
 # --- embedded from here ---
 
@@ -90,8 +90,8 @@ def run_compiled(
 ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """One run through the backend: what it left behind (None if it failed), and the outcome.
 
-    ``unusual`` gets a sentence when the backend did nothing. Where dynamo itself raises, outside the backend,
-    ``trace_for_eager`` tells whose failure that is: the same program must go through dynamo with no backend.
+    ``unusual`` gets a sentence when the backend did nothing. Where dynamo fails over its guards, ``trace_for_eager``
+    tells whose failure that is: the backend's when the same program goes through dynamo without it.
     """
     doing, direction, direct = "compile", "forward", case.get("call") == "direct"
 
@@ -114,14 +114,20 @@ def run_compiled(
     except BaseException as error:  # noqa: BLE001 - whatever a foreign backend raises, SystemExit too, is the answer
         kind = doing if direct and direction == "forward" else phase_of(error, direction)
         if kind == "tracing":
-            try:
-                trace_for_eager()
-            except Exception:  # noqa: BLE001 - the program's failure, or dynamo's
+            if not (is_about_guards(error) and passes(trace_for_eager)):
                 reason = f"dynamo did not call the backend: {brief(error)}"
                 return None, outcome("invalid", reason, message=first_lines(error))
-            kind = "compile"  # dynamo stumbled over what the backend had done to its ShapeEnv or fake tensors
+            kind = "compile"  # dynamo stumbled over what the backend had done to its ShapeEnv or the inputs
         return None, failure(signature_of(error, kind, direction), case, first_lines(error))
     return left, outcome("gone")
+
+
+def passes(call: Callable[[], None]) -> bool:
+    try:
+        call()
+    except Exception:  # noqa: BLE001 - the answer
+        return False
+    return True
 
 
 def told_apart(compiler: Any, unusual: set[str]) -> Any:
@@ -151,12 +157,24 @@ def graph_texts(graph_module: Any) -> list[str]:
 
 def compile_by_torch(compiler: Any, model: Any, inputs: tuple[Any, ...], case: dict[str, Any]) -> Any:
     for value, dims in zip(inputs, case.get("dynamic_dims") or (), strict=False):
-        for dim in dims:
-            torch._dynamo.maybe_mark_dynamic(value, dim)
+        if isinstance(value, torch.Tensor):
+            mark_sizes(value, dims)
     options = literal_in(case.get("options"))
     given: dict[str, Any] = {"dynamic": case.get("dynamic"), "mode": case.get("mode"), "options": options}
     given = {name: value for name, value in given.items() if value not in (None, {})}
     return torch.compile(model, backend=compiler, fullgraph=True, **given)
+
+
+def mark_sizes(value: Any, dims: list[int]) -> None:
+    """Have dynamo take ``dims`` as symbols and the other dimensions as numbers, also with ``dynamic=True``.
+
+    ``mark_static`` does nothing while dynamo compiles, which a fork of the failing program still does.
+    """
+    for dim in dims:
+        torch._dynamo.maybe_mark_dynamic(value, dim)
+    value._dynamo_static_indices = set(range(value.dim())).difference(dims)
+    if value._base is not None and not dims:  # dynamo makes symbols for a view's base, too
+        value._base._dynamo_static_indices = set(range(value._base.dim()))
 
 
 def run_once(

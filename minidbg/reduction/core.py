@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from minidbg.errors import NotReproduced
-from minidbg.graphs.collecting import collector_spared_what_is_there
+from minidbg.graphs.copying import collector_spared_what_is_there
 from minidbg.graphs.record import Around
 from minidbg.reduction.branches import drop_nested_nodes, drop_operands, inline_branches
 from minidbg.reduction.candidate import Candidate, OwnGraph

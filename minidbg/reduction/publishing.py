@@ -12,7 +12,7 @@ from minidbg.case import CallPath, Case
 from minidbg.errors import CannotWrite
 from minidbg.failure import Outcome, Verdict
 from minidbg.graphs import describing, tensors
-from minidbg.graphs.origins import user_line
+from minidbg.graphs.comments import user_line
 from minidbg.graphs.size import call_nodes
 from minidbg.reduction.neighbours import sentence
 from minidbg.reduction.result import Written

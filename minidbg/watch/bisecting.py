@@ -6,22 +6,70 @@ import contextlib
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from minidbg.errors import MinidbgError
 from minidbg.failure import EXIT_STATUS, Verdict
-from minidbg.watch.fresh import run_limited, run_repro
 from minidbg.watch.outcomes import is_fallback, outcome_of
-from minidbg.watch.pool import COMPILER_ENVIRONMENT
+from minidbg.watch.pool import COMPILER_ENVIRONMENT, Ended
 from minidbg.watch.repros import Repro, read_repro
-from minidbg.watch.revisions import repositories_of
-from minidbg.watch.sources import module_roots
+from minidbg.watch.sources import module_roots, repositories_of
+
+
+def run_repro(repro: Repro, device: str, seconds: float, env: Mapping[str, str]) -> Ended:
+    """Run the script as a person would run it, from an empty folder."""
+    return run_python([str(repro.path.absolute()), "--device", device, "--json"], seconds, env)
+
+
+def run_python(arguments: Sequence[str], seconds: float, env: Mapping[str, str]) -> Ended:
+    """Run a fresh interpreter with these arguments, from an empty folder."""
+    with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
+        ended, _ = run_limited([sys.executable, "-X", "faulthandler", *arguments], Path(folder), seconds, env)
+    return ended
+
+
+def run_limited(
+    command: Sequence[str], folder: Path, seconds: float, env: Mapping[str, str]
+) -> tuple[Ended, str]:
+    """Run a command as its own process group for at most ``seconds``; how it ended, and all it wrote."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+        timed_out, began = False, time.monotonic()
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            status = process.wait()
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+    died = -status if status < 0 and not timed_out else None
+    took = time.monotonic() - began
+    ended = Ended(
+        0, None if status < 0 else status, died, timed_out, stdout=texts[0], stderr=texts[1], seconds=took
+    )
+    return ended, texts[0] + texts[1]
+
 
 CANNOT_JUDGE = 125
 STEP = "minidbg: "
@@ -176,7 +224,7 @@ def run_bisect(tree: Path, job: dict[str, Any], good: str, bad: str, *, fixed: b
             said.append(line.rstrip())
             if line.startswith(STEP):
                 tell(line.removeprefix(STEP).rstrip())
-    steps = sum(line.startswith(STEP) for line in said)
+    steps = 2 + sum(line.startswith(STEP) for line in said)  # with both ends
     if process.wait() != 0:
         raise CannotBisect(f"git bisect came to no end: {why_no_end(said)}")
     commit = git(tree, "rev-parse", "refs/bisect/after")

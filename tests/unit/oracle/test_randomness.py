@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.utils.checkpoint import checkpoint
 
 from minidbg.graphs import call_nodes, capture_by_dynamo
-from minidbg.graphs.cloning import clone_values
+from minidbg.graphs.copying import clone_values
 from minidbg.oracle.compare import mismatch, snapshot
 from minidbg.oracle.randomness import Fed, feed_recorded, random_nodes
 

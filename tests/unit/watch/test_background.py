@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from minidbg.history import History
-from minidbg.watch import flight_script
+from minidbg.watch import in_worker
 from minidbg.watch.announce import Announcer, Event
-from minidbg.watch.background import Background
-from minidbg.watch.flights import ASK_AGAIN_S, UNTOUCHED_S, Flights
+from minidbg.watch.background import ASK_AGAIN_S, UNTOUCHED_S, Background, Flights
 from minidbg.watch.pool import Ended, Order
 from minidbg.watch.repros import Repro, read_repro
 
@@ -132,7 +131,7 @@ def test_a_flight_record_that_lies_untouched_is_looked_into_before_captures(desk
     desk.background.ended(Ended(1, 0, stdout=json.dumps({"path": "x.py"})), 5.0)
     desk.now += UNTOUCHED_S
     assert desk.background.start(2, [])
-    assert desk.orders[-1].argv[1:] == ("minidbg.watch.flight_script", str(desk.folder))
+    assert desk.orders[-1].argv[1:] == ("flights", str(desk.folder))
     assert desk.orders[-1].nice == 19
     died = desk.capture("crash_1.py", "B", at=3)
     desk.background.ended(Ended(2, 0, stdout=json.dumps({"captures": [str(died)]})), 6.0)
@@ -167,7 +166,7 @@ def test_records_of_dead_processes_become_captures_and_those_of_living_ones_stay
     dead = f"{living.place}-{2**22 + 1}-{living.started_ms}-2.{Step.COMPILE}.py"
     for name in (str(living), dead):
         (flight_folder(tmp_path) / name).write_text(SCRIPT.format(error="A"))
-    assert flight_script.main([str(tmp_path)]) == 0
+    assert in_worker.main(["flights", str(tmp_path)]) == 0
     (capture,) = json.loads(capsys.readouterr().out)["captures"]
     assert Path(capture).parent == tmp_path / ".minidbg" / "captures"
     assert [path.name for path in flight_folder(tmp_path).iterdir()] == [str(living)]
