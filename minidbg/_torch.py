@@ -288,7 +288,7 @@ class GuardState:
         env: Any = getattr(getattr(context, "fake_mode", None), "shape_env", None)
         # Under translation validation torch records each call of the ShapeEnv and replays them.
         usable = hasattr(env, "produce_guards_verbose") and not env._translation_validation_enabled
-        self.env = env if usable else None
+        self.env: Any = env if usable else None
         self.attributes = (
             {name: (value, _copied(value)) for name, value in vars(env).items()} if usable else {}
         )
@@ -363,9 +363,8 @@ class GuardState:
                 langs=("python",),
             )
         except Exception as error:  # noqa: BLE001 - whatever it is, dynamo will meet it
-            assert error.__traceback__ is not None
-            is_ours = error.__traceback__.tb_next is None  # a torch whose method takes other arguments
-            return None if is_ours else error
+            raised_inside = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+            return error if raised_inside else None  # another torch's method may take other arguments
         finally:
             self.env.log.disabled = was_disabled
         if foreign:
@@ -391,7 +390,8 @@ def _copied(value: Any) -> Any:
         copy = value.copy()
         copy.update({key: _copied(one) for key, one in value.items() if isinstance(one, list | set)})
         return copy
-    return value.copy() if isinstance(value, list | MutableSet) else value
+    make: Any = type(value)
+    return make(value) if isinstance(value, list | MutableSet) else value
 
 
 def _layout(value: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:

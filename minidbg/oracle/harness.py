@@ -348,13 +348,14 @@ def compared(differ: Callable[[], dict[str, Any] | None], case: dict[str, Any]) 
 
 
 def same_failure(expected: dict[str, Any] | None, found: dict[str, Any]) -> bool:
-    """Every field equal, of the frames the innermost. Crashes and hangs are the same by their kind."""
+    """Every field equal, of the frames the innermost; or one of the further forms. Crashes and hangs are the same by their kind."""
     if expected is None or expected["kind"] in ("crash", "hang"):
         return expected is None or bool(expected["kind"] == found["kind"])
     expected = {"direction": "forward", "types": [], "frames": [], "message": "", **expected}
     innermost = [list(one["frames"])[:1] for one in (expected, found)]
     fields = ("kind", "direction", "types", "message")
-    return innermost[0] == innermost[1] and all(expected[name] == found[name] for name in fields)
+    same = innermost[0] == innermost[1] and all(expected[name] == found[name] for name in fields)
+    return same or any(same_failure(one, found) for one in expected.get("others", ()))
 
 
 def outcome(verdict: str, reason: str = "", **more: Any) -> dict[str, Any]:

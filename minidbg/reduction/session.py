@@ -69,8 +69,8 @@ class Session:
     """Nodes of the smallest graph that ran into the time limit: larger ones are not asked."""
     best: Case | None = None
     """The smallest case that was seen to fail."""
-    standby: workers.Standby | None = None
-    """An interpreter that imports torch while the search runs, for the first verification."""
+    standbys: list[workers.Standby] = field(default_factory=list)
+    """Interpreters that import torch while the search runs, for the first verifications."""
 
     def elapsed(self) -> float:
         """Seconds since the session began."""
@@ -217,9 +217,8 @@ class Session:
             repro.write(self.best, self.folder / BEST_FILE, exactness=repro.Exactness.SMALL)
 
     def take_standby(self) -> workers.Standby | None:
-        """The interpreter that was started ahead, for the one who asks first."""
-        standby, self.standby = self.standby, None
-        return standby
+        """An interpreter that was started ahead, if one is left."""
+        return self.standbys.pop() if self.standbys else None
 
     def fails_the_same(self, case: Case) -> bool:
         """Whether an oracle call shows the case's own failure."""
