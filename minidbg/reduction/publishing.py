@@ -162,6 +162,7 @@ def with_story(form: Form, original: Case, found: Found, session: Session, *, ce
         captured_from=where or original.provenance.captured_from,
         line=line if where else original.provenance.line,
         reduced=True,
+        suspects=(),
         certified=certified,
         oracle_calls=session.oracle_calls,
         seconds=session.elapsed(),

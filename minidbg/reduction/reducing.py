@@ -246,6 +246,7 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
 def reduce_graph_of(case: Case, session: Session) -> core.Reduced:
     """Reduce the graph and its inputs with the session's oracle."""
     start = call_nodes(case.graph_module)
+    case_suspects = tuple(tuple(group.split()) for group in case.provenance.suspects)
 
     def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> core.Answer:
         return ANSWERS[session.ask(case.with_graph(graph_module, tuple(inputs))).verdict]
@@ -262,6 +263,7 @@ def reduce_graph_of(case: Case, session: Session) -> core.Reduced:
         case.inputs,
         ask,
         hints=surroundings.hints(case),
+        frames=lambda: session.suspects or case_suspects,
         budget=core.Budget(max_calls=session.max_calls, seconds=session.remaining()),
         on_progress=on_progress,
         on_phase=session.begin,
