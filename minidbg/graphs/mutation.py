@@ -71,6 +71,8 @@ def written_attributes(gm: fx.GraphModule) -> list[Tensor]:
 
 def _written(gm: fx.GraphModule, sources: list[fx.Node]) -> frozenset[int]:
     """Indices of the ``sources``, nodes that compute nothing, whose memory ``gm`` may write to."""
+    if not sources:
+        return frozenset()
     memory = _Memory(sources)
     written: set[int] = set()
     for node in gm.graph.nodes:

@@ -57,7 +57,12 @@ DRAWS: dict[str, Program] = {
     "poisson": lambda x: torch.poisson(x),
     "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.5),
     "attention with shared heads": lambda x: F.scaled_dot_product_attention(
-        x.expand(1, 4, 8, 8), x.expand(1, 2, 8, 8), x.expand(1, 2, 8, 8), dropout_p=0.5, enable_gqa=True, scale=0.1
+        x.expand(1, 4, 8, 8),
+        x.expand(1, 2, 8, 8),
+        x.expand(1, 2, 8, 8),
+        dropout_p=0.5,
+        enable_gqa=True,
+        scale=0.1,
     ),
     "gumbel_softmax": lambda x: F.gumbel_softmax(x),
     "fractional pooling": lambda x: F.fractional_max_pool2d(x[None], 2, output_size=5),
