@@ -202,7 +202,8 @@ def left_behind(
     outputs: Any, model: Any, inputs: tuple[Any, ...], gradients: dict[str, Any]
 ) -> dict[str, Any]:
     after = {str(place): value for place, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
-    return {"outputs": outputs, "inputs_after": after | dict(model.named_buffers()), "gradients": gradients}
+    after |= {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {"outputs": outputs, "inputs_after": after, "gradients": gradients}
 
 
 def gradients_of(

@@ -547,3 +547,65 @@ def test_a_backend_that_gives_the_graph_back_is_told_apart_once(
         torch._dynamo.reset()
         call(lambda x: x.sin(), torch.ones(size), backend=lazy)
     assert warnings_of(caplog) == ["minidbg: fallback: lazy gave a graph back as it was, so eager runs it"]
+
+
+# ---- optimizers, whose parameters dynamo makes attributes of the graph
+
+
+def compiled_steps(backend: Any) -> list[torch.Tensor]:
+    """Parameters and momenta after three compiled steps of SGD."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    step = torch.compile(optimizer.step, backend=backend)
+    for _ in range(3):
+        model(torch.randn(4, 3)).square().sum().backward()
+        step()
+        optimizer.zero_grad()
+    return [
+        *(one.detach() for one in model.parameters()),
+        *(optimizer.state[one]["momentum_buffer"] for one in model.parameters()),
+    ]
+
+
+def test_compiled_optimizer_steps_once(answers: Answers) -> None:
+    """The graph of the first step writes to parameters and holds no buffer."""
+    for alone, wrapped in zip(compiled_steps("aot_eager"), compiled_steps(wrap("aot_eager")), strict=True):
+        assert torch.equal(alone, wrapped)
+    assert not answers.cases
+
+
+def test_wrong_step_of_an_optimizer_is_found() -> None:
+    """Only the parameters show it: the momenta that the graph returns are right."""
+
+    def too_long_a_step(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        return planted.after_each(graph_module, "add", planted.a_little_more)
+
+    with pytest.raises(AccuracyError, match="after the call differs"):
+        compiled_steps(wrap(too_long_a_step))
+
+
+# ---- sparse gradients
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 4, sparse=True)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.table(ids).sin().sum(1)
+
+
+@pytest.mark.parametrize(("backend", "is_right"), [("aot_eager", True), (planted.wrong_gradient, False)])
+def test_sparse_gradients_are_compared(
+    backend: Any, is_right: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled = torch.compile(Words(), backend=wrap(backend))
+    if is_right:
+        compiled(torch.tensor([[1, 2, 2], [0, 1, 8]])).sum().backward()
+        assert not warnings_of(caplog)
+    else:
+        with pytest.raises(AccuracyError, match="gradient of"):
+            compiled(torch.tensor([[1, 2, 2], [0, 1, 8]]))
