@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import enum
 import functools
 import glob
 import importlib
@@ -315,7 +316,7 @@ class GuardState:
         env: Any = getattr(getattr(context, "fake_mode", None), "shape_env", None)
         # Under translation validation torch records each call of the ShapeEnv and replays them.
         usable = hasattr(env, "produce_guards_verbose") and not env._translation_validation_enabled
-        self.env = env if usable else None
+        self.env: Any = env if usable else None
         self.attributes = (
             {name: (value, _copied(value)) for name, value in vars(env).items()} if usable else {}
         )
@@ -390,9 +391,8 @@ class GuardState:
                 langs=("python",),
             )
         except Exception as error:  # noqa: BLE001 - whatever it is, dynamo will meet it
-            assert error.__traceback__ is not None
-            is_ours = error.__traceback__.tb_next is None  # a torch whose method takes other arguments
-            return None if is_ours else error
+            raised_inside = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+            return error if raised_inside else None  # another torch's method may take other arguments
         finally:
             self.env.log.disabled = was_disabled
         if foreign:
@@ -418,7 +418,8 @@ def _copied(value: Any) -> Any:
         copy = value.copy()
         copy.update({key: _copied(one) for key, one in value.items() if isinstance(one, list | set)})
         return copy
-    return value.copy() if isinstance(value, list | MutableSet) else value
+    make: Any = type(value)
+    return make(value) if isinstance(value, list | MutableSet) else value
 
 
 def _layout(value: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
@@ -1021,22 +1022,39 @@ def accelerator_in_use() -> str | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class GivenCall:
+    """A call node of a graph as dynamo gave it to a backend, which may since have changed it."""
+
+    name: str
+    target: object
+    stack_trace: str | None
+    text: str
+    """The same for equal targets."""
+
+    @classmethod
+    def of(cls, node: torch.fx.Node) -> GivenCall:
+        """What ``node`` is now."""
+        text = f"{node.op} {getattr(node.target, '__module__', '')} {node.target}"
+        return cls(node.name, node.target, node.stack_trace, text)
+
+
 @contextlib.contextmanager
 @seen("2.11", "2.14")
-def graphs_given_to_backends() -> Iterator[list[list[str]]]:
-    """A list that receives, for each graph that dynamo hands to a backend in this thread, its call targets.
+def graphs_given_to_backends() -> Iterator[list[list[GivenCall]]]:
+    """A list that receives, for each graph that dynamo hands to a backend in this thread, its calls.
 
     ``OutputGraph.call_user_compiler(self, gm, example_inputs)`` is private.
     """
     from torch._dynamo.output_graph import OutputGraph
 
-    graphs: list[list[str]] = []
+    graphs: list[list[GivenCall]] = []
     original = OutputGraph.call_user_compiler
     thread = threading.get_ident()
 
     def call_user_compiler(self: Any, gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
         if threading.get_ident() == thread:
-            graphs.append(call_targets(gm))
+            graphs.append([GivenCall.of(node) for node in calls_that_count(gm)])
         return original(self, gm, example_inputs)
 
     OutputGraph.call_user_compiler = call_user_compiler  # type: ignore[method-assign]
@@ -1048,12 +1066,10 @@ def graphs_given_to_backends() -> Iterator[list[list[str]]]:
 
 def call_targets(gm: torch.fx.GraphModule) -> list[str]:
     """What each call node of the outermost graph calls, in order, as text that is equal for equal targets."""
-    return [
-        f"{node.op} {getattr(node.target, '__module__', '')} {node.target}" for node in _calls_that_count(gm)
-    ]
+    return [GivenCall.of(node).text for node in calls_that_count(gm)]
 
 
-def _calls_that_count(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+def calls_that_count(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
     """The calls without settings of grad mode under which nothing runs: dynamo leaves those out."""
     state, pending = True, None
     for node in gm.graph.nodes:
@@ -1245,28 +1261,72 @@ def operator_files(name: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-class StoppedBeforeCodegen(Exception):
+class InductorStage(enum.Enum):
+    """A stage of inductor, with the methods of ``GraphLowering`` that begin the next one. Seen in 2.11 to 2.14."""
+
+    LOWERING = ("codegen", "codegen_with_cpp_wrapper")
+    CODEGEN = ("_compile_to_module_lines",)
+    """Scheduling and code generation; the kernels are compiled after it."""
+
+
+class StoppedAfterStage(Exception):
     """Inductor has come as far as it was wanted to."""
 
 
 @contextlib.contextmanager
 @seen("2.11", "2.14")
-def inductor_without_codegen() -> Iterator[list[str]]:
-    """A block in which inductor stops when it would begin to generate code; the list gets an item when it has."""
+def inductor_stopped_after(stage: InductorStage) -> Iterator[list[str]]:
+    """A block in which inductor stops after ``stage``; the list gets an item when it has."""
     from torch._inductor.graph import GraphLowering
 
     stopped: list[str] = []
 
     def stop(self: Any, *args: Any, **kwargs: Any) -> Any:
-        stopped.append("codegen")
-        raise StoppedBeforeCodegen("minidbg needs no code of this graph")
+        stopped.append(stage.name)
+        raise StoppedAfterStage(f"minidbg needs no more of this graph than {stage.name.lower()}")
 
-    names = [name for name in ("codegen", "codegen_with_cpp_wrapper") if hasattr(GraphLowering, name)]
-    kept = {name: getattr(GraphLowering, name) for name in names}
-    for name in names:
+    kept = {name: getattr(GraphLowering, name) for name in stage.value if hasattr(GraphLowering, name)}
+    for name in kept:
         setattr(GraphLowering, name, stop)
     try:
         yield stopped
     finally:
         for name, function in kept.items():
             setattr(GraphLowering, name, function)
+
+
+def fx_nodes_behind(value: object) -> Iterator[torch.fx.Node]:
+    """The fx nodes that an object in a frame of a compiler stands for, none for most objects.
+
+    A node stands for itself, inductor's IR for its ``origins``, its scheduler nodes and buffers for those of their IR, a match
+    of its pattern matcher for ``nodes``. Seen in 2.11 to 2.14.
+    """
+    if isinstance(value, torch.fx.Node):
+        yield value
+    elif _is_of_inductor(value, "scheduler", "BaseSchedulerNode"):
+        for inner in value.get_nodes():  # type: ignore[attr-defined]
+            yield from getattr(getattr(inner, "node", None), "origins", None) or ()
+    elif _is_of_inductor(value, "scheduler", "SchedulerBuffer"):
+        yield from getattr(getattr(value, "node", None), "origins", None) or ()
+    elif _is_of_inductor(value, "ir", "IRNode"):
+        yield from getattr(value, "origins", None) or ()
+    elif _is_of_inductor(value, "pattern_matcher", "Match"):
+        yield from value.nodes  # type: ignore[attr-defined]
+
+
+def _is_of_inductor(value: object, module: str, name: str) -> bool:
+    kind = getattr(sys.modules.get(f"torch._inductor.{module}"), name, None)
+    return isinstance(kind, type) and isinstance(value, kind)
+
+
+def names_of_sources(node: torch.fx.Node) -> list[str]:
+    """Names of the nodes that a compiler's ``node`` was made from, the first maker last; none where it does not say.
+
+    ``meta["from_node"]``, a list of ``NodeSource`` that may hold further ones, was seen in 2.11 to 2.14.
+    """
+    names, sources = [], list(node.meta.get("from_node") or ())
+    while sources:
+        source = sources.pop(0)
+        names.append(str(getattr(source, "name", "")))
+        sources += list(getattr(source, "from_node", None) or ())
+    return names

@@ -368,6 +368,20 @@ def test_each_repro_runs_on_each_device_and_a_missing_one_is_skipped_aloud(world
     assert {order.mode for order in world.pool.orders if "cuda:0" in order.argv} <= {"prelude", "fresh"}
 
 
+def test_variants_are_columns_with_their_own_variables(world: World) -> None:
+    world.repro("a", "gone")
+    world.start(env=("ACME_FUSE=0", "ACME_FUSE=1 ACME_LOG='a b'", "TORCHINDUCTOR_X=1"))
+    world.settle()
+    columns = ["cpu ACME_FUSE=0", "cpu ACME_FUSE=1 ACME_LOG='a b'", "cpu TORCHINDUCTOR_X=1"]
+    assert sorted(event.data["device"] for event in world.names("result")) == columns
+    ran = [order for order in world.pool.orders if order.argv[0].endswith("a.py")]
+    assert {"ACME_FUSE": "1", "ACME_LOG": "a b"} in [order.env for order in ran]
+    assert {order.argv[2] for order in ran} == {"cpu"}
+    modes = {tuple(order.env): order.mode for order in reversed(ran)}
+    assert modes["ACME_FUSE",] == "fork"
+    assert modes["TORCHINDUCTOR_X",] == "prelude", "a fork has read it already"
+
+
 def test_a_crash_is_a_verdict(world: World) -> None:
     world.repro("a", "reproduces")
     world.repro("c", "SEGV", kind="crash")
