@@ -12,9 +12,11 @@ import inspect
 import io
 import logging
 import os
+import re
 import shutil
 import sys
 import tempfile
+import textwrap
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableSet, Sequence
 from dataclasses import dataclass
@@ -48,49 +50,69 @@ TAKEN_AWAY: set[str] = set()
 """Names that are to count as missing: tests of what happens without them."""
 
 
-def seen(first: str, last: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def seen(
+    first: str, last: str, *, otherwise: Callable[..., Any] | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Mark a function that needs private names of torch, which were there in versions ``first`` to ``last``.
 
-    The names are looked up when it is called, and where torch does not have one it raises TorchNameMissing.
+    The names are looked up when it is called. Where torch does not have one, ``otherwise`` is called in its place, after a warning;
+    without it the function raises TorchNameMissing.
     """
 
     def marked(function: Callable[P, R]) -> Callable[P, R]:
         name = function.__name__
         needs = NEEDS[name] = functools.cache(lambda: needs_of(function, first, last))
 
-        def translated(error: ImportError | AttributeError) -> Exception:
-            missing = missing_name(error, function)
-            return error if missing is None else TorchNameMissing(missing, needs().purpose, torch.__version__)
+        def missing(error: ImportError | AttributeError | None = None) -> str | None:
+            if error is not None:
+                return missing_name(error, function)
+            return next(iter(TAKEN_AWAY.intersection(needs().names)), None) if TAKEN_AWAY else None
 
-        def check() -> None:
-            for taken in TAKEN_AWAY.intersection(needs().names):
-                raise TorchNameMissing(taken, needs().purpose, torch.__version__)
+        def stand_in(name: str) -> Callable[..., Any]:
+            refusal = TorchNameMissing(name, needs().purpose, torch.__version__)
+            if otherwise is None:
+                raise refusal
+            warn_once(str(refusal))
+            return otherwise
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            if TAKEN_AWAY:
-                check()
+            if TAKEN_AWAY and (name := missing()):
+                return cast(R, stand_in(name)(*args, **kwargs))
             try:
                 return function(*args, **kwargs)
             except (ImportError, AttributeError) as error:
-                if (told := translated(error)) is error:
+                if (name := missing(error)) is None:
                     raise
-                raise told from error
+                return cast(R, stand_in(name)(*args, **kwargs))
 
         @functools.wraps(function)
         def generate(*args: P.args, **kwargs: P.kwargs) -> Any:
-            if TAKEN_AWAY:
-                check()
+            if TAKEN_AWAY and (name := missing()):
+                yield from stand_in(name)(*args, **kwargs)
+                return
             try:
                 yield from cast(Any, function(*args, **kwargs))
+                return
             except (ImportError, AttributeError) as error:
-                if (told := translated(error)) is error:
+                if (name := missing(error)) is None:
                     raise
-                raise told from error
+            yield from stand_in(name)(*args, **kwargs)
 
         return cast(Callable[P, R], generate) if inspect.isgeneratorfunction(function) else call
 
     return marked
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+    """Warn of ``text``, once in this process."""
+    logging.getLogger("minidbg").warning("minidbg: %s", text)
+
+
+def nothing_around(*_: object) -> Iterator[None]:
+    """What a block does that does nothing."""
+    yield
 
 
 def missing_name(error: ImportError | AttributeError, function: Callable[..., Any]) -> str | None:
@@ -104,7 +126,8 @@ def missing_name(error: ImportError | AttributeError, function: Callable[..., An
     if deeper not in ("", "__getattr__", "_find_and_load"):
         return None
     if isinstance(error, ImportError):
-        name = f"{error.name}.{getattr(error, 'name_from', None) or ''}".rstrip(".")
+        said = re.match(r"cannot import name '(\w+)'", str(error))  # Python 3.12 has it as ``name_from``
+        name = f"{error.name}.{said[1]}" if said else str(error.name)
         return name if name.startswith("torch") else None
     owner = (
         getattr(error.obj, "__name__", "") or f"{type(error.obj).__module__}.{type(error.obj).__qualname__}"
@@ -115,7 +138,7 @@ def missing_name(error: ImportError | AttributeError, function: Callable[..., An
 def needs_of(function: Callable[..., Any], first: str, last: str) -> Needs:
     """What ``function`` needs, read off its source."""
     names: dict[str, None] = {}
-    for node in ast.walk(ast.parse(inspect.getsource(function))):
+    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
         if isinstance(node, ast.ImportFrom):
             names |= dict.fromkeys(f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
@@ -191,15 +214,19 @@ def lazy_graph_module(
 # ---- backends ------------------------------------------------------------------------------------
 
 
-@seen("2.13", "2.14")
 def known_backends() -> list[str]:
     """Every name that torch.compile knows, debugging ones and entry points included."""
-    from torch._dynamo.backends.registry import list_backends
-
-    return sorted(list_backends(exclude_tags=()))
+    return sorted(torch.compiler.list_backends(exclude_tags=()))  # type: ignore[no-untyped-call,unused-ignore]
 
 
-@seen("2.13", "2.14")
+def backend_alone(
+    backend: str | Callable[..., Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
+) -> Callable[..., Any]:
+    """The backend where torch does not say how it would call it: a callable as it is, for a name eager, since nothing leads to it."""
+    return backend if callable(backend) else lambda gm, example_inputs: gm.forward
+
+
+@seen("2.13", "2.14", otherwise=backend_alone)
 def configured_backend(
     backend: str | Callable[..., Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
 ) -> Callable[..., Any]:
@@ -402,7 +429,14 @@ def _layout(value: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]
 # ---- what dynamo does with a backend's answer ------------------------------------------------------
 
 
-@seen("2.13", "2.14")
+CONTROL_FLOW = (
+    "TensorifyScalarRestartAnalysis", "SkipFrame", "DataDependentOutputException", "DynamicOutputShapeException",
+    "UnsupportedFakeTensorException", "UnsupportedOperatorException",
+)  # fmt: skip
+"""Types that dynamo takes as messages, for a torch that does not list them."""
+
+
+@seen("2.13", "2.14", otherwise=lambda error: type(error).__name__ in CONTROL_FLOW)
 def is_control_flow(error: BaseException) -> bool:
     """Whether dynamo takes this exception of a backend as a message to itself, not as a failure.
 
@@ -415,7 +449,7 @@ def is_control_flow(error: BaseException) -> bool:
     return isinstance(error, messages)
 
 
-@seen("2.13", "2.14")
+@seen("2.13", "2.14", otherwise=lambda error: True)
 def dynamo_keeps_type(error: BaseException) -> bool:
     """Whether dynamo lets this exception of a backend through as it is; others it wraps."""
     from torch._dynamo.exc import ShortenTraceback
@@ -423,7 +457,7 @@ def dynamo_keeps_type(error: BaseException) -> bool:
     return isinstance(error, ShortenTraceback | IndexError)
 
 
-@seen("2.13", "2.14")
+@seen("2.13", "2.14", otherwise=lambda backend, error, frame: error)
 def backend_compiler_failed(backend: object, error: Exception, first_useful_frame: FrameType) -> Exception:
     """The exception in which dynamo would wrap ``error``, with its traceback; dynamo does not wrap it again.
 
@@ -591,7 +625,7 @@ def backward_phase(error: Exception) -> str | None:
 # ---- tensors and modes -----------------------------------------------------------------------------
 
 
-@seen("2.13", "2.14")
+@seen("2.13", "2.14", otherwise=lambda value: type(value).__name__ in ("FakeTensor", "FunctionalTensor"))
 def is_fake(value: object) -> bool:
     """Whether ``value`` is a tensor without data: a FakeTensor, or a functional wrapper."""
     from torch._subclasses.fake_tensor import FakeTensor
@@ -624,7 +658,7 @@ def outside_tracing() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-@seen("2.13", "2.14")
+@seen("2.13", "2.14", otherwise=nothing_around)
 def same_versions(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """A block whose writes to ``tensors`` autograd does not count: for putting back what was there before.
 
@@ -678,10 +712,13 @@ def as_given_to_compile(backend: object) -> tuple[Any, dict[str, Any] | None, st
 
     Both wrapper classes are private.
     """
-    if type(backend) is torch._TorchCompileInductorWrapper:
-        return "inductor", dict(backend.config) or None, None
-    if type(backend) is torch._TorchCompileWrapper:
-        return backend.compiler_fn, backend.kwargs.get("options"), backend.kwargs.get("mode")
+    given: Any = backend
+    # a torch without these classes makes no such objects
+    inductor, other = (getattr(torch, f"_TorchCompile{kind}Wrapper", None) for kind in ("Inductor", ""))
+    if type(given) is inductor:
+        return "inductor", dict(given.config) or None, None
+    if type(given) is other:
+        return given.compiler_fn, given.kwargs.get("options"), given.kwargs.get("mode")
     return backend, None, None
 
 
@@ -872,7 +909,7 @@ def many_recompiles() -> contextlib.AbstractContextManager[None]:
     return patch
 
 
-@seen("2.13", "2.14")
+@seen("2.13", "2.14", otherwise=lambda target: True)
 def has_effects(target: object) -> bool:
     """Whether calling ``target`` does something outside the graph: prints, or calls into a torchbind object.
 
