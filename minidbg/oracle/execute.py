@@ -79,7 +79,11 @@ def named_in_case(
 ) -> Suspects:
     """The nodes of the case's graph that the frames of ``error`` name; dynamo may have given them other names."""
     own = [node.name for node in _torch.calls_that_count(case.graph_module)]
-    calls = reached[0] if reached else [_torch.GivenCall.of(node) for node in case.graph_module.graph.nodes if is_call(node)]
+    calls = (
+        reached[0]
+        if reached
+        else [_torch.GivenCall.of(node) for node in case.graph_module.graph.nodes if is_call(node)]
+    )
     suspects = suspects_of(error, calls)
     if len(calls) != len(own) or not reached:
         return suspects

@@ -138,7 +138,14 @@ def gpt2() -> Made:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        vocab_size=100, n_positions=32, n_embd=32, n_layer=6, n_head=4, use_cache=False, bos_token_id=1, eos_token_id=2
+        vocab_size=100,
+        n_positions=32,
+        n_embd=32,
+        n_layer=6,
+        n_head=4,
+        use_cache=False,
+        bos_token_id=1,
+        eos_token_id=2,
     )
     return GPT2LMHeadModel(config), (IDS,)
 
@@ -146,7 +153,9 @@ def gpt2() -> Made:
 def bert() -> Made:
     from transformers import BertConfig, BertModel
 
-    config = BertConfig(vocab_size=100, hidden_size=32, num_hidden_layers=6, num_attention_heads=4, intermediate_size=64)
+    config = BertConfig(
+        vocab_size=100, hidden_size=32, num_hidden_layers=6, num_attention_heads=4, intermediate_size=64
+    )
     return BertModel(config), (IDS,)
 
 
@@ -176,7 +185,12 @@ def vit() -> Made:
     from transformers import ViTConfig, ViTModel
 
     config = ViTConfig(
-        hidden_size=32, num_hidden_layers=6, num_attention_heads=4, intermediate_size=64, image_size=32, patch_size=8
+        hidden_size=32,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        intermediate_size=64,
+        image_size=32,
+        patch_size=8,
     )
     return ViTModel(config), (torch.randn(2, 3, 32, 32),)
 
@@ -185,7 +199,12 @@ def clip() -> Made:
     from transformers import CLIPVisionConfig, CLIPVisionModel
 
     config = CLIPVisionConfig(
-        hidden_size=32, num_hidden_layers=6, num_attention_heads=4, intermediate_size=64, image_size=32, patch_size=8
+        hidden_size=32,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        intermediate_size=64,
+        image_size=32,
+        patch_size=8,
     )
     return CLIPVisionModel(config), (torch.randn(2, 3, 32, 32),)
 
@@ -229,7 +248,7 @@ MODELS: dict[str, Model] = {
     "llama-training": Model(llama, "model.layers.5.mlp", training=True),
     "t5": Model(t5, "encoder.block.3.layer.1"),
     "vit": Model(vit, "layers.3.mlp"),
-    "clip": Model(clip, "vision_model.encoder.layers.3.mlp"),
+    "clip": Model(clip, "encoder.layers.3.mlp"),
     "timm-resnet50": Model(lambda: timm_model("resnet50"), "layer3.2"),
     "timm-densenet121": Model(lambda: timm_model("densenet121"), "features.denseblock3.denselayer9"),
     "timm-mixer": Model(lambda: timm_model("mixer_s32_224", img_size=64), "blocks.4"),

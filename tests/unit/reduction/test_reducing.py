@@ -294,7 +294,9 @@ def flaky_case(share: float, seed: int) -> Case:
     return publishing.with_failure(failing_case(FailsSometimes(share, seed)), always)
 
 
-@pytest.mark.parametrize("seed", [0, 2, 3, 4, 5, 6])  # with 1, the five runs that tell flaky ones apart all fail
+@pytest.mark.parametrize(
+    "seed", [0, 2, 3, 4, 5, 6]
+)  # with 1, the five runs that tell flaky ones apart all fail
 def test_a_failure_in_one_of_two_runs_is_reduced_to_its_culprit(
     tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
