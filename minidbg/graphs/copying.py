@@ -186,9 +186,8 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
     for node in graph.nodes:
         made = copies[node] = copy_node(new, node, copies.__getitem__)
         # AOTAutograd asserts that _dynamo_source is there when the module has _param_name_to_source
-        source = node.__dict__.get("_dynamo_source")
-        if source is not None:
-            made.__dict__["_dynamo_source"] = source
+        if "_dynamo_source" in node.__dict__:
+            made.__dict__["_dynamo_source"] = node.__dict__["_dynamo_source"]
     new.set_codegen(copy.copy(graph._codegen))
     return new
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from minidbg import repro, workers
 from minidbg.case import CallPath, Case
 from minidbg.errors import CannotWrite
-from minidbg.failure import Outcome, Verdict
+from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs import describing, tensors
 from minidbg.graphs.comments import user_line
 from minidbg.graphs.size import call_nodes
@@ -61,14 +61,48 @@ def publish_first_that_fails(original: Case, found: Found, folder: Path, session
         is_smallest = call_nodes(form.case.graph_module) == call_nodes(found.smallest.graph_module)
         for variant in (form, single_threaded(form)):
             case = with_story(variant, original, found, session, certified=found.certified and is_smallest)
-            last, draft = verify(case, form.exactness, folder, take_standby=session.take_standby)
+            last, draft = verify(case, form.exactness, folder, session=session)
             if draft is not None:
+                if last.signature is not None and faces(last.signature) > faces(case.signature):
+                    repro.discard(draft)
+                    raise Alternates(replace(case, signature=last.signature))
                 path = repro.publish(case, draft, folder)
                 keep_neighbour(found.neighbour if is_smallest else None, path, folder)
                 return written(path, case, original, last, session)
             if last.verdict is not Verdict.CRASHED:
                 break
     return written(None, found.smallest, original, last, session)
+
+
+class Alternates(Exception):
+    """The case, whose script shows one of several failures: chance decides which."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        self.case = case
+
+
+MOST_FACES = 4
+RUNS_IN_DOUBT = 3
+"""Further runs of a script, each in a fresh interpreter, when it has shown two faces."""
+
+
+def faces(signature: Signature | None) -> int:
+    """How many forms of the failure are known, no more counted than are looked for."""
+    return min(MOST_FACES, len(signature.others)) if signature is not None else 0
+
+
+def of_several_runs(outcomes: Sequence[Outcome], expected: Signature | None) -> Outcome:
+    """The first outcome, which reproduces, with what the others say: another face of the failure, or none."""
+    first, shown = outcomes[0], [one for one in outcomes if one.verdict in SHOWN]
+    unknown = dict.fromkeys(
+        one.signature for one in outcomes if one.verdict is Verdict.CHANGED and one.signature is not None
+    )
+    if len(shown) + sum(one.verdict is Verdict.CHANGED for one in outcomes) < len(outcomes):
+        return replace(first, verdict=Verdict.FLAKY, reproduced=len(shown), runs=len(outcomes))
+    if expected is None or any(face.kind is not expected.kind for face in unknown):
+        return first
+    return replace(first, signature=replace(expected, others=(*expected.others, *unknown)))
 
 
 def forms(found: Found, original: Case) -> Iterator[Form]:
@@ -115,6 +149,7 @@ def with_story(form: Form, original: Case, found: Found, session: Session, *, ce
         captured_from=where or original.provenance.captured_from,
         line=line if where else original.provenance.line,
         reduced=True,
+        suspects=(),
         certified=certified,
         oracle_calls=session.oracle_calls,
         seconds=session.elapsed(),
@@ -135,39 +170,71 @@ def verify(
     exactness: Exactness,
     folder: Path,
     *,
+    session: Session | None = None,
     seconds: float = VERIFY_SECONDS,
-    take_standby: Callable[[], workers.Standby | None] = lambda: None,
 ) -> tuple[Outcome, Path | None]:
     """Write a draft of the case's script and run it in fresh interpreters: judged by the installed oracle, then by itself.
 
-    The draft, to be published or discarded, when both say that the failure reproduces; else None. A script whose few
-    lines do not show the failure is written standalone, and says why.
+    The draft, to be published or discarded, when both say that the failure reproduces; else None. Further runs follow
+    where the two disagree, or the search has met other failures: a script that shows the expected failure or another
+    one ``reproduces`` with a signature that has both; one that sometimes passes is ``flaky``. A script whose few lines
+    do not show the failure is written standalone, and says why.
     """
     draft = repro.drafts(folder) / "draft.py"
     try:
-        why = ""
-        try:
-            repro.write(case, draft, exactness=exactness)
-        except repro.NoShortForm as refusal:
-            why = str(refusal)
-            repro.write(case, draft, repro.Form.CAPTURE, exactness=exactness)
-        outcome = repro.run(draft, seconds=seconds, standby=take_standby())
-        if outcome.verdict in SHOWN:
-            if not why:
-                ended = repro.run_alone(draft, seconds=seconds, standby=take_standby())
-                if ended.exit_status != 1:
-                    why = f"a few lines do not show the failure ({how_it_ended(ended)})"
-            if why:
-                ended = verify_standalone(case, draft, exactness, why, seconds)
-            if ended.exit_status == 1:
-                return outcome, draft
-            reason = f"the oracle says {outcome.verdict}, and the script by itself: {how_it_ended(ended)}"
-            outcome = replace(outcome, verdict=Verdict.INVALID, reason=reason)
+        outcome, ended = verified(case, draft, exactness, session, seconds)
     except BaseException:
         repro.discard(draft)
         raise
+    if ended is not None and ended.exit_status == 1:
+        return outcome, draft
     repro.discard(draft)
+    if ended is not None:
+        reason = f"the oracle says {outcome.verdict}, and the script by itself: {how_it_ended(ended)}"
+        outcome = replace(outcome, verdict=Verdict.INVALID, reason=reason)
     return outcome, None
+
+
+def verified(
+    case: Case, draft: Path, exactness: Exactness, session: Session | None, seconds: float
+) -> tuple[Outcome, workers.ChildResult | None]:
+    """What the oracle says of the script, written to ``draft``; and how it ends by itself, where the failure shows."""
+    why = ""
+    try:
+        repro.write(case, draft, exactness=exactness)
+    except repro.NoShortForm as refusal:
+        why = str(refusal)
+        repro.write(case, draft, repro.Form.CAPTURE, exactness=exactness)
+    waiting = [session.take_standby() if session else None]  # for one run
+
+    def judged() -> Outcome:
+        return workers.unless_the_machine_failed(
+            lambda: repro.run(draft, seconds=seconds, standby=waiting.pop() if waiting else None),
+            expected=case.signature,
+        )
+
+    outcomes = [judged()]
+    if outcomes[0].verdict not in SHOWN:
+        return outcomes[0], None
+    if session is not None and session.others and case.kind is not Kind.HANG and session.remaining():
+        outcomes.append(judged())
+    ended = None
+    if not why:
+        ended = repro.run_alone(draft, seconds=seconds, standby=session.take_standby() if session else None)
+    others_shown = any(one.verdict in (Verdict.CHANGED, Verdict.GONE) for one in outcomes[1:])
+    if others_shown or (ended is not None and ended.exit_status in (0, 3)):
+        outcomes += [judged() for _ in range(RUNS_IN_DOUBT)]
+    outcome = of_several_runs(outcomes, case.signature)
+    if outcome.verdict is Verdict.FLAKY:
+        for _ in range(RUNS_IN_DOUBT):
+            if ended is not None and ended.exit_status != 1:
+                ended = repro.run_alone(draft, seconds=seconds)
+    if faces(outcome.signature) > faces(case.signature):
+        return outcome, workers.ChildResult(exit_status=1)  # to be reduced again, with all of them
+    if ended is None or ended.exit_status != 1:
+        why = why or f"a few lines do not show the failure ({how_it_ended(ended)})" if ended else why
+        ended = verify_standalone(case, draft, exactness, why, seconds)
+    return outcome, ended
 
 
 def verify_standalone(
@@ -201,6 +268,8 @@ def keep_neighbour(neighbour: Case | None, path: Path, folder: Path) -> None:
 def written(path: Path | None, case: Case, original: Case, last: Outcome, session: Session) -> Written:
     """The session's result in plain values."""
     notes = case.provenance.notes if path else (*case.provenance.notes, last.reason)
+    if last.verdict is Verdict.FLAKY and last.runs:
+        notes = (*notes, f"flaky: its script fails in {last.reproduced} of {last.runs} fresh interpreters")
     return Written(
         path=path,
         nodes_before=call_nodes(original.graph_module),

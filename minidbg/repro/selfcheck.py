@@ -324,15 +324,14 @@ class _Writer:
             return "not close|not equal" if self.category in VALUES else self.category
         if self.table.get("match"):
             return str(self.table["match"])
-        said = header.provenance.message
-        if not said and header.signature is not None:
-            types = header.signature.types
-            said = (
-                f"{types[-1].rpartition('.')[2]}: {header.signature.message}"
-                if types
-                else header.signature.message
-            )
-        return text_pattern(said)
+        known = [header.signature, *header.signature.others] if header.signature else []
+        said = [
+            f"{'.'.join(one.types[-1:]).rpartition('.')[2]}: {one.message}".removeprefix(": ")
+            for one in known
+        ]
+        if header.provenance.message:
+            said[:1] = [header.provenance.message]
+        return "|".join(dict.fromkeys(map(text_pattern, said)))
 
 
 def indented(lines: list[str]) -> str:

@@ -77,7 +77,11 @@ def packed(case: Case, *, value_limit_bytes: int = LIMIT_BYTES) -> Iterator[Path
     Raises CannotWrite, and OSError where there is no room.
     """
     script = render(
-        case, Form.CAPTURE, exactness=Exactness.EXACT, value_limit_bytes=value_limit_bytes, contents=AT_A_GLANCE
+        case,
+        Form.CAPTURE,
+        exactness=Exactness.EXACT,
+        value_limit_bytes=value_limit_bytes,
+        contents=AT_A_GLANCE,
     )
     with folder_for(sum(data.numel() for data in script.tensors.values())) as folder:
         arrays: dict[str, Any] = {

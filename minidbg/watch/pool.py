@@ -104,7 +104,10 @@ Listener = Callable[[Ended | Ready | Died], None]
 class Preload:
     """What a server imports before it forks. ``warm``: compile once too (aot, inductor, or empty for no torch)."""
 
-    modules: tuple[str, ...] = ("torch", "safetensors.torch", "minidbg.oracle.script", "minidbg.oracle.child")
+    modules: tuple[str, ...] = (
+        "torch", "safetensors.torch",
+        "minidbg.oracle.script", "minidbg.oracle.child", "minidbg.oracle.agreement",
+    )  # fmt: skip
     """Torch, what repro scripts import besides it, and their judge; what is not installed is left out."""
     warm: str = "aot"
     untouched: tuple[str, ...] = ("torch._dynamo.backends.common", "functorch.compile")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import json
 import logging
 import math
@@ -383,6 +384,8 @@ def started(task: Callable[[], None], output: Path) -> int:
     if pid:
         return pid
     os.setpgid(0, 0)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG: end with the parent
     try:
         with output.open("w") as file:
             os.dup2(file.fileno(), 1)
