@@ -1,4 +1,4 @@
-"""Judging what may kill the process that judges it. Embedded in repro scripts of the kinds crash and hang."""
+"""Judging what may kill the process that judges it. Embedded in standalone scripts of the kinds crash and hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The harness as text for a repro script, for the kind of failure that it shows.
+"""The judge as text for a standalone script, for the kind of failure that it shows.
 
 A script that embeds it defines, above the text:
 

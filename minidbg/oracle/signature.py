@@ -1,4 +1,4 @@
-"""What makes two failures the same. This text is part of every repro script, so it imports the standard library only."""
+"""What makes two failures the same. Standalone scripts carry this text, so it imports the standard library only."""
 
 from __future__ import annotations
 
