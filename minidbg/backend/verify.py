@@ -114,7 +114,7 @@ class Verification:
             fed = feed_recorded(inside.graph, inside.fresh())
             if fed.fed:
                 if self.agrees_with_the_backends_numbers(fed, actual):
-                    return None
+                    return self.layout(actual, expected)
                 return self.with_numbers(fed).compiled_anew()
         found = self.difference(actual, expected)
         return self.mismatch(found) if found else self.layout(actual, expected)

@@ -202,7 +202,7 @@ class _Judge:
 
     def undefined(self) -> list[str]:
         """A sentence for each leaf of which something is left out since torch does not define it."""
-        what = " and ".join(getattr(self.answers, "met", ()))
+        what = ", ".join(getattr(self.answers, "met", ()))
         return [f"{part} is not judged: torch does not define {what}" for part in self.left_out.values()]
 
     def tolerance(self, kind: str, dtype: torch.dtype) -> tuple[float, float, float]:

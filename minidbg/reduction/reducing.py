@@ -31,7 +31,14 @@ from minidbg.oracle.agreement import margin_for
 from minidbg.oracle.embed import settings_of
 from minidbg.reduction import core, progress, surroundings
 from minidbg.reduction.progress import Event, Listener, silent
-from minidbg.reduction.publishing import SHOWN, VERIFY_SECONDS, Found, publish_first_that_fails, with_failure
+from minidbg.reduction.publishing import (
+    SHOWN,
+    VERIFY_SECONDS,
+    Alternates,
+    Found,
+    publish_first_that_fails,
+    with_failure,
+)
 from minidbg.reduction.reliability import RUNS_OF_WHOLE, Reliability, measured, runs_worth_having
 from minidbg.reduction.replay import last_result, open_log
 from minidbg.reduction.result import Limits, Written
@@ -60,8 +67,8 @@ def reduce_and_publish(
                 return published
         log = open_log(place, case, just_seen=just_seen)
         for _ in range(2):
-            with interpreter_ahead(case) as standby:
-                session = Session(limits, listener, log=log, kernels=kernels, folder=place, standby=standby)
+            with interpreters_ahead(case) as standbys:
+                session = Session(limits, listener, log=log, kernels=kernels, folder=place, standbys=standbys)
                 try:
                     return reduced_and_published(case, folder, session, just_seen=bool(log.head["just_seen"]))
                 except AnswersAreStale:
@@ -92,19 +99,20 @@ def own_place(case: Case, folder: Path, limits: Limits, listener: Listener) -> I
         lock.release()
 
 
+CORES_FOR_TWO = 4
+"""With fewer cores the search would wait for the imports of a second interpreter."""
+
+
 @contextlib.contextmanager
-def interpreter_ahead(case: Case) -> Iterator[workers.Standby | None]:
-    """An interpreter for the verification, started now, where there is a core to spare for its imports."""
-    if (os.cpu_count() or 1) < 2:
-        yield None
-        return
-    try:
-        standby = repro.start_ahead(case.backend.name)
-    except OSError:  # no process can be made now: the verification tries again
-        yield None
-        return
-    with standby:
-        yield standby
+def interpreters_ahead(case: Case) -> Iterator[list[workers.Standby]]:
+    """Interpreters for the verifications, started now, where there are cores to spare for their imports."""
+    cores = os.cpu_count() or 1
+    with contextlib.ExitStack() as stack:
+        standbys: list[workers.Standby] = []
+        for _ in range(0 if cores < 2 else 1 if cores < CORES_FOR_TWO else 2):
+            with contextlib.suppress(OSError):  # no process can be made now: the verification tries again
+                standbys.append(stack.enter_context(repro.start_ahead(case.backend.name)))
+        yield standbys
 
 
 def still_reproduces(place: Path) -> Written | None:
@@ -121,17 +129,27 @@ def still_reproduces(place: Path) -> Written | None:
     return replace(written, known_before=True)
 
 
+ALTERNATES = "chance decides which of several errors is raised; each of them counts"
+
+
 def reduced_and_published(case: Case, folder: Path, session: Session, *, just_seen: bool) -> Written:
     """The whole way, with one session."""
     try:
         found = reduce_case(case, session, just_seen=just_seen)
-        try:
-            written = publish_first_that_fails(case, found, folder, session)
-        except KeyboardInterrupt:
-            if session.interrupted:
-                raise
-            session.interrupted = True  # the first Ctrl-C ends the search alone, which was over
-            written = publish_first_that_fails(case, found, folder, session)
+        written = None
+        while written is None:
+            try:
+                written = publish_first_that_fails(case, found, folder, session)
+            except Alternates as alternates:
+                # Candidates that showed the other face passed for healthy: the search goes on from the smallest.
+                case = replace(case, signature=alternates.case.signature)
+                smallest = replace(found.smallest, signature=case.signature)
+                found = reduce_case(smallest, session, just_seen=True)
+                found = replace(found, notes=(*found.notes, ALTERNATES))
+            except KeyboardInterrupt:
+                if session.interrupted:
+                    raise
+                session.interrupted = True  # the first Ctrl-C ends the search alone, which was over
     except KeyboardInterrupt:
         raise Interrupted(interrupted_sentence(session)) from None
     finally:
@@ -228,6 +246,7 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
 def reduce_graph_of(case: Case, session: Session) -> core.Reduced:
     """Reduce the graph and its inputs with the session's oracle."""
     start = call_nodes(case.graph_module)
+    case_suspects = tuple(tuple(group.split()) for group in case.provenance.suspects)
 
     def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> core.Answer:
         return ANSWERS[session.ask(case.with_graph(graph_module, tuple(inputs))).verdict]
@@ -244,6 +263,7 @@ def reduce_graph_of(case: Case, session: Session) -> core.Reduced:
         case.inputs,
         ask,
         hints=surroundings.hints(case),
+        frames=lambda: session.suspects or case_suspects,
         budget=core.Budget(max_calls=session.max_calls, seconds=session.remaining()),
         on_progress=on_progress,
         on_phase=session.begin,

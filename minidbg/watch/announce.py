@@ -1,4 +1,4 @@
-"""What the daemon tells: events, and those who hear them."""
+"""What the daemon tells: events, those who hear them, and each event as a line for people."""
 
 from __future__ import annotations
 

@@ -90,6 +90,8 @@ class Search:
     repro: Path
     repository: Path | None = None
     build: str | None = None
+    build_folder: Path | None = None
+    """Where the build runs; in the worktree it is the same place below its root."""
     device: str | None = None
     seconds: float = 300.0
 
@@ -131,11 +133,18 @@ def search(wanted: Search, tell: Tell) -> Found:
             "repro": str(repro.path.absolute()),
             "repository": str(repository),
             "build": wanted.build,
+            "build_folder": below(wanted.build_folder, repository),
             "device": wanted.device,
             "seconds": wanted.seconds,
         }
         check_ends(tree, job, good, bad, tell)
         return run_bisect(tree, job, good, bad, fixed=fixed, tell=tell)
+
+
+def below(folder: Path | None, repository: Path) -> str:
+    """The place of ``folder`` in the repository; its root for one that is not in it."""
+    real, root = (folder or repository).resolve(), repository.resolve()
+    return str(real.relative_to(root)) if real.is_relative_to(root) else "."
 
 
 def readable(path: Path) -> Repro:
@@ -258,7 +267,8 @@ def with_path(first: str, rest: str | None) -> str:
 def judge(tree: Path, job: dict[str, Any]) -> tuple[int, str]:
     """Build, run the repro against the code in ``tree``; 0 gone, 1 reproduces, 125 cannot be judged; and why."""
     if job["build"]:
-        built, output = run_limited(["/bin/sh", "-c", job["build"]], tree, job["seconds"], dict(os.environ))
+        where = tree / job["build_folder"]
+        built, output = run_limited(["/bin/sh", "-c", job["build"]], where, job["seconds"], dict(os.environ))
         if built.status != 0:
             return CANNOT_JUDGE, f"the build fails: {last_line(output)}"
     repro = readable(Path(job["repro"]))

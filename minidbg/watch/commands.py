@@ -224,7 +224,11 @@ def bisect(good: str, bad: str, repro: Path, as_json: bool, **options: Any) -> N
     """
     from minidbg.watch.bisecting import Search, search
 
-    options["build"] = options["build"] or load({}).build
+    settings = load({})
+    options |= {
+        "build": options["build"] or settings.build,
+        "build_folder": None if options["build"] else settings.folder,
+    }
     found = search(Search(good, bad, repro, **options), lambda text: click.echo(text, err=True))
     click.echo(json.dumps(found.to_json()) if as_json else found.text())
 

@@ -12,6 +12,7 @@ import psutil
 
 from minidbg.failure import Kind
 from minidbg.history import State
+from minidbg.watch.devices import device_in, variables_in
 from minidbg.watch.pool import IN_WORKER, Order, Pool
 from minidbg.watch.repros import Repro
 from minidbg.watch.settings import WatchSettings, Workers
@@ -23,9 +24,13 @@ LEAST_SECONDS = 30.0
 MOST_SECONDS = 900.0
 FACTOR = 5.0
 """A run may take this many times as long as the last one, within the bounds above."""
+READ_AT_START = ("TORCH", "PYTORCH", "PYTHON", "OMP_", "MKL_", "TRITON", "CUDA")
+"""Variables that an interpreter which has imported torch has read already begin so."""
 MOST_BUSY = 10.0
 LONG_NICE = 5
 """Added to the priority of what may hang: it must not slow down what does not."""
+HANG_START_SECONDS = 10.0
+"""For an interpreter of its own to start before the hang begins."""
 LEAST_HANG_SECONDS = 10.0
 """A repro of the kind hang gets at least this long in a warm worker, and ``FACTOR`` times what other repros need."""
 
@@ -52,13 +57,14 @@ class Runner:
         self.pool.run(
             Order(
                 number,
-                judging(repro, task.job.device, canary=task.purpose is Purpose.CANARY),
+                judging(repro, device_in(task.job.device), canary=task.purpose is Purpose.CANARY),
                 mode,
                 self.time_limit(task, repro, state, mode),
                 memory_bytes=self.settings.memory_bytes or default_memory_bytes(self.settings.jobs),
                 pycache=self.bytecode,
                 nice=LONG_NICE if task.lane is Lane.LONG else 0,
                 one_thread=not task.fresh,
+                env=variables_in(task.job.device),
             )
         )
 
@@ -71,7 +77,7 @@ class Runner:
         if repro.kind is Kind.HANG:
             own = own_limit(repro.table)
             enough = fixed or max(LEAST_HANG_SECONDS, FACTOR * self.usual_seconds)
-            return min(own, enough) + (least if fresh else 0)
+            return min(own, enough) + (HANG_START_SECONDS * busyness() if fresh else 0)
         if fixed is not None:
             return fixed
         if state is None or state.script != repro.digest:
@@ -87,7 +93,9 @@ class Runner:
         """How the task gets its process: see ``mode_for``."""
         if task in self.lost_once:
             return "prelude"
-        return mode_for(self.settings.workers, task.job.device, fresh=task.fresh, turn=task.turn)
+        if any(name.startswith(READ_AT_START) for name in variables_in(task.job.device)):
+            return "prelude"
+        return mode_for(self.settings.workers, device_in(task.job.device), fresh=task.fresh, turn=task.turn)
 
     def ended(self, number: int) -> tuple[Task, float] | None:
         """The task of an order that has ended, and when it was ordered; None for an order of someone else."""

@@ -1,7 +1,8 @@
 """What the watched files hold: the truth that events only hint at.
 
 A snapshot knows each file by size, modification time, change time and the hash of its content. Two snapshots differ where
-the hashes do: a file that was only touched, or written again as it was, has not changed.
+the hashes do: a file that was only touched, or written again as it was, has not changed. The usual junk and what
+``.gitignore`` names is left out, unless a run has loaded it.
 """
 
 from __future__ import annotations

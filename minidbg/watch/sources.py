@@ -1,4 +1,7 @@
-"""Where the code of the watched backends lies: the trees to watch, found without importing any of it."""
+"""Where the code of the watched backends lies, found without importing any of it, and what git says of it.
+
+Nothing here takes git's locks or refreshes its index: a daemon that did would get in a person's way.
+"""
 
 from __future__ import annotations
 

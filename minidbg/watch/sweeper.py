@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from minidbg.failure import Outcome, Verdict
 from minidbg.watch.announce import Announcer, shown
-from minidbg.watch.devices import Machine, devices_of, missing, parse_devices, said_aloud
+from minidbg.watch.devices import Machine, device_in, devices_of, missing, parse_devices, said_aloud
 from minidbg.watch.outcomes import CanaryAnswer, canary_of, expected_signature, is_fallback, outcome_of
 from minidbg.watch.pool import Bytecode, Ended
 from minidbg.watch.recorder import Recorder
@@ -132,13 +132,13 @@ class Sweeper:
         wanted = parse_devices(self.settings.devices)
         for name in sorted(names):
             repro = self.repros[name]
-            devices = devices_of(repro.device, wanted, self.machine)
+            devices = devices_of(repro.device, wanted, self.machine, self.settings.env)
             if repro.damage:
                 unable += cannot_run(repro, devices, self.recorder.states)
                 continue
             gone = missing(devices, self.machine)
             for device in gone:
-                absent[device] = absent.get(device, 0) + 1
+                absent[device_in(device)] = absent.get(device_in(device), 0) + 1
             jobs += [Job(name, device) for device in devices if device not in gone]
         self.tell_missing(absent)
         return jobs, unable
@@ -291,7 +291,7 @@ class Sweeper:
             self.clock(),
             self.current.number,
             repro.digest,
-            self.machine.environments[task.job.device].key,
+            self.machine.environments[device_in(task.job.device)].key,
             self.code,
             self.watched.marks[Mark.SWEEP].digest_of(modules) if modules else "",
             modules,

@@ -2,7 +2,13 @@
 
 from minidbg.workers.fork import Notes, call_in_fork
 from minidbg.workers.kernels import own_kernel_cache, remove_unfinished
-from minidbg.workers.oracle_calls import hang_in_forks, may_use_autograd, submit, use_for_travel
+from minidbg.workers.oracle_calls import (
+    hang_in_forks,
+    may_use_autograd,
+    submit,
+    unless_the_machine_failed,
+    use_for_travel,
+)
 from minidbg.workers.programs import Standby, run_python
 from minidbg.workers.result import ChildResult
 from minidbg.workers.safety import fork_refusal, get_ready, say_once
@@ -25,5 +31,6 @@ __all__ = [
     "say_once",
     "start_zygote",
     "submit",
+    "unless_the_machine_failed",
     "use_for_travel",
 ]

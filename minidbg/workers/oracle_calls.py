@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import time
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import fx
 
 from minidbg.case import Case
-from minidbg.failure import Kind, Outcome, Verdict
+from minidbg.failure import Kind, Outcome, Signature, Verdict
+from minidbg.graphs.effects import is_call
 from minidbg.oracle import execute
 from minidbg.oracle.child import death_name, died, memory_limit
 from minidbg.oracle.embed import settings_of
+from minidbg.oracle.suspects import suspects_in_stack
 from minidbg.workers import limits
 from minidbg.workers.fork import Notes, call_in_fork
+from minidbg.workers.kernels import VARIABLE, remove_unfinished
 from minidbg.workers.result import ChildResult
 from minidbg.workers.safety import fork_refusal, say_once
 
@@ -35,10 +42,13 @@ def submit(
 
     memory_bytes = memory_bytes or memory_limit()
 
-    def ask(case: Case, seconds: float) -> Outcome:
+    def ask_once(case: Case, seconds: float) -> Outcome:
         if TRAVEL and must_spawn(case):
             return in_a_zygote(case, seconds, memory_bytes, to_the_end=to_the_end)
         return in_a_fork(case, seconds, memory_bytes, to_the_end=to_the_end)
+
+    def ask(case: Case, seconds: float) -> Outcome:
+        return unless_the_machine_failed(lambda: ask_once(case, seconds), expected=case.signature)
 
     if case.kind is Kind.HANG:
         enough = limits.time_for(case, ask)
@@ -49,6 +59,69 @@ def submit(
         if enough is not None and enough > seconds:
             return ask(case, enough)
     return outcome
+
+
+PAUSES_S = (0.2, 1.0, 4.0)
+"""Before a question is asked again that the machine has answered: what another process is writing is then there."""
+MACHINE_FAILURES = {
+    "a library in the kernel cache was unfinished": (
+        r"(ImportError|OSError): (?P<file>\S+): (cannot open shared object file|file too short|invalid ELF header"
+        r"|ELF load command|cannot read file data|failed to map segment)"
+    ),
+    "a file in the kernel cache was gone": r"FileNotFoundError: \[Errno 2\][^\n]*'(?P<file>[^'\n]+)'",
+    "no space was left on the device": r"No space left on device|Errno 28\b|\bENOSPC\b|Disk quota exceeded",
+    "the compiler was killed": (
+        r"Killed signal terminated program|terminated with signal 9|internal compiler error: Killed"
+        r"|CalledProcessError: [^\n]*died with <Signals.SIGKILL"
+    ),
+    "no process could be made": r"BlockingIOError: \[Errno 11\]|\bf?v?fork: [^\n]*Resource temporarily unavailable",
+}
+"""Failures of what a question is asked with, never of the backend: why, and what their text looks like.
+
+``file`` must lie in the kernel cache; the same of another file is the backend's own.
+"""
+
+
+def unless_the_machine_failed(ask: Callable[[], Outcome], *, expected: Signature | None) -> Outcome:
+    """The outcome of ``ask()``, which is called again where the machine failed and not the backend.
+
+    Where the machine goes on failing, the outcome is invalid and says why. A failure that is ``expected`` is the answer,
+    whatever it looks like. Raises OSError when no process can be made.
+    """
+    for pause in (*PAUSES_S, None):
+        try:
+            outcome = ask()
+            why = machine_failure(outcome, expected)
+        except OSError:
+            if pause is None:
+                raise
+        else:
+            if why is None:
+                return outcome
+            if pause is None:
+                break
+            with contextlib.suppress(KeyError, OSError):
+                remove_unfinished(Path(os.environ[VARIABLE]))
+        time.sleep(pause)
+    return replace(outcome, verdict=Verdict.INVALID, signature=None, reason=f"{why}, again and again")
+
+
+def machine_failure(outcome: Outcome, expected: Signature | None) -> str | None:
+    """Which failure of the machine ``outcome`` tells of, when it is not the failure that was ``expected``; else None."""
+    unexpected = outcome.verdict in (Verdict.CHANGED, Verdict.INVALID)
+    if not unexpected and (expected is not None or outcome.verdict is not Verdict.REPRODUCES):
+        return None
+    for why, pattern in MACHINE_FAILURES.items():
+        found = re.search(pattern, outcome.message)
+        file = found.groupdict().get("file") if found is not None else None
+        if found is not None and (file is None or is_in_kernel_cache(file)):
+            return why
+    return None
+
+
+def is_in_kernel_cache(file: str) -> bool:
+    folder = os.environ.get(VARIABLE)
+    return folder is not None and Path(file).is_relative_to(folder)
 
 
 class Travel(Protocol):
@@ -147,6 +220,8 @@ def outcome_of(case: Case, done: ChildResult, memory_bytes: int | None) -> Outco
     outcome = Outcome.from_json({**found, "seconds": done.seconds, "signal": done.signal})
     if done.timed_out or done.out_of_memory:
         outcome = replace(outcome, signal=None)  # ours
+    names = {node.name for node in case.graph_module.graph.nodes if is_call(node)}
+    outcome = replace(outcome, suspects=suspects_in_stack(done.stderr_tail, names))
     return outcome.judged_against(case.signature)
 
 

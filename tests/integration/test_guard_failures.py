@@ -9,6 +9,7 @@ from pathlib import Path
 import breaks_guards
 import pytest
 import torch
+from torch._dynamo.exc import BackendCompilerFailed
 
 from minidbg.backend import failures, report_of, wrap
 from minidbg.backend.budget import PROCESS
@@ -48,10 +49,10 @@ def cases(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
 @pytest.mark.parametrize("backend", BROKEN, ids=lambda one: one.__name__)
 def test_guards_that_cannot_be_built_are_a_failure_to_compile(backend: object, cases: list[Case]) -> None:
     dynamic = backend is not breaks_guards.transposes_its_input
-    with pytest.raises(Exception) as plain:
+    with pytest.raises((AssertionError, IndexError)) as plain:
         torch.compile(program, backend=backend, dynamic=dynamic)(torch.ones(5, 3))
     torch._dynamo.reset()
-    with pytest.raises(Exception) as raised:
+    with pytest.raises((BackendCompilerFailed, IndexError)) as raised:
         torch.compile(program, backend=wrap(backend, repro_dir="r"), dynamic=dynamic)(torch.ones(5, 3))
     assert str(plain.value).split(". This")[0].splitlines()[0] in str(raised.value)
     assert report_of(raised.value) is not None
@@ -63,7 +64,7 @@ def test_guards_that_cannot_be_built_are_a_failure_to_compile(backend: object, c
 @pytest.mark.parametrize("backend", BROKEN, ids=lambda one: one.__name__)
 def test_the_oracle_sees_the_failure_that_was_captured(backend: object, cases: list[Case]) -> None:
     dynamic = backend is not breaks_guards.transposes_its_input
-    with pytest.raises(Exception):  # noqa: B017 - dynamo's own, of several types
+    with pytest.raises((BackendCompilerFailed, IndexError)):
         torch.compile(program, backend=wrap(backend), dynamic=dynamic)(torch.ones(5, 3))
     torch._dynamo.reset()
     assert execute(cases[0]).verdict is Verdict.REPRODUCES
@@ -104,7 +105,7 @@ def test_what_the_program_asks_of_dynamo_in_vain_is_not_the_backends_failure(cas
     def only_for_five(x: torch.Tensor) -> torch.Tensor:
         return x.relu() if x.shape[0] == 5 else x
 
-    with pytest.raises(Exception, match="(?i)constraint"):
+    with pytest.raises(Exception, match=r"(?i)constraint"):
         torch.compile(only_for_five, backend=wrap(breaks_guards.guards_on_an_input))(x)
     assert not cases
 
@@ -128,5 +129,6 @@ def test_sizes_that_were_numbers_are_numbers_in_a_candidate() -> None:
     case = Case(graph_module, tuple(inputs), BackendRef("looks", "looks"), compiler=looks, dynamic=True)
     execute(replace(case, dynamic_dims=((0,), ())))
     ((first, second),) = seen
-    assert first[1] == "3" and first[0] != "5"
+    assert first[0] != "5"
+    assert first[1] == "3"
     assert second == ("1", "12")

@@ -25,6 +25,7 @@ from minidbg.backend import verify as verify_module
 from minidbg.backend.budget import PROCESS
 from minidbg.case import Case
 from minidbg.failure import Direction, Kind
+from minidbg.oracle.undefined import OtherAnswers
 from minidbg.settings import Reduce, Settings
 
 
@@ -144,6 +145,24 @@ def test_the_figures_stand_on_the_exception() -> None:
     assert "allowed" in str(error)
 
 
+def test_the_first_differing_node_of_a_large_graph_is_found_in_parts_of_it() -> None:
+    sizes: list[int] = []
+
+    def counted(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
+        sizes.append(sum(node.op.startswith("call") for node in graph_module.graph.nodes))
+        return planted.wrong_relu(graph_module, example_inputs)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        for layer in range(60):
+            x = x.relu() if layer == 41 else x + 0.01
+        return x
+
+    error = mismatch(function, GRID, backend=counted)
+    assert "first differing node: x_41" in str(error), str(error)
+    assert sizes[0] == 60
+    assert max(sizes[1:]) <= 30
+
+
 def test_a_failing_backward_is_found_by_the_first_call(answers: Answers) -> None:
     x = torch.randn(3, requires_grad=True)
     with pytest.raises(RuntimeError, match="no kernel for this backward") as caught:
@@ -206,6 +225,48 @@ def test_another_layout_can_be_raised_or_ignored(
     call(transposed, GRID, backend=planted.wrong_stride)
     assert len(answers.cases) == 1
     assert not warnings_of(caplog)
+
+
+# ---- what torch does not define
+
+
+def other_answers(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    """Right, and nowhere as eager where torch leaves the answer open."""
+    return OtherAnswers(6).around(gm.forward)
+
+
+def wrong_relu_among_other_answers(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    return OtherAnswers(6).around(planted.wrong_relu(gm, inputs))
+
+
+def undefined_in_places(x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    bytes_ = (x * 100).to(torch.uint8)
+    order = x.round().argsort(-1)
+    written = torch.zeros(12).scatter(0, index, x[0])
+    return bytes_, order, written.cos(), torch.relu(x[:, 0]) + 0 * bytes_[:, 0], x.gather(1, order).sum(1)
+
+
+PLACES = torch.tensor([0, 1, 2, 3, 4, 5, 5, 5, 5, 5, 5, 6])
+
+
+def test_other_legal_answers_pass_and_are_told_once(
+    answers: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    call(undefined_in_places, GRID, PLACES, backend=other_answers)
+    assert not answers.cases
+    told = warnings_of(caplog)
+    assert [one.partition(" is not judged")[0].rpartition(": ")[2] for one in told] == [
+        "output 0 (35 of 60 elements)",
+        "output 1 (58 of 60 elements)",
+        "output 2 (1 of 12 elements)",
+    ]
+    assert "casts of floats to integers that cannot hold them" in told[0]
+
+
+def test_a_bug_beside_what_is_undefined_is_found_and_named(answers: Answers) -> None:
+    error = mismatch(undefined_in_places, GRID, PLACES, backend=wrong_relu_among_other_answers)
+    assert (error.category, error.where) == ("float", "output 3")
+    assert "first differing node: relu" in str(error)
 
 
 # ---- what passes in silence

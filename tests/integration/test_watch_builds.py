@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import sysconfig
 import time
 from collections.abc import Iterator
@@ -207,3 +208,37 @@ def test_on_a_full_disk_it_says_so_once_and_judges_without_history(tmp_path: Pat
         assert running.since(0, "notice") == []
         assert (lab.folder / "builds.txt").read_text().split() == ["built"] * 2
         assert running.stop() == 0
+
+
+def test_bisect_builds_as_watch_does_and_counts_every_commit_it_ran(lab: Lab) -> None:
+    (lab.source / "pyproject.toml").write_text('[tool.minidbg.watch]\nbuild = "sh build.sh"\n')
+    commits = []
+    for number, body in enumerate([WORKS, WORKS, WORKS, FAILS, FAILS, FAILS]):
+        lab.write("relu", body)
+        (lab.source / "number.txt").write_text(str(number))
+        git(lab.source, "add", ".")
+        git(lab.source, "commit", "-q", "-m", f"commit {number}")
+        commits.append(git(lab.source, "rev-parse", "HEAD"))
+    command = [
+        sys.executable,
+        "-m",
+        "minidbg",
+        "bisect",
+        commits[0],
+        commits[-1],
+        str(lab.repros / "relu.py"),
+    ]
+    done = subprocess.run(
+        command,
+        cwd=lab.source,
+        env={**os.environ, **lab.env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    first, subject, who = done.stdout.splitlines()
+    ran = [line for line in done.stderr.splitlines() if any(commit[:10] in line for commit in commits)]
+    assert first == f"{commits[3]} is the first that fails ({len(ran)} commits tried)"
+    assert (subject.strip(), who.strip()) == ("commit 3", f"Somebody, {time.strftime('%Y-%m-%d')}")

@@ -359,7 +359,7 @@ def test_time_limits_follow_what_runs_need(tmp_path: Path, monkeypatch: pytest.M
     hang, plain = written(tmp_path, "h.py", kind="hang"), written(tmp_path, "p.py")
     runner = Runner(NoPool(), WatchSettings())
     assert runner.time_limit(task, hang, None, "fork") == 10.0
-    assert runner.time_limit(fresh, hang, None, "prelude") == 40.0, "an interpreter must start first"
+    assert runner.time_limit(fresh, hang, None, "prelude") == 20.0, "an interpreter must start first"
     runner.usual_seconds = 5.0
     assert runner.time_limit(task, hang, None, "fork") == 25.0
     known = State("p.py", "cpu", Verdict.GONE, 1.0, 1.0, plain.digest, "e", "c", seconds=20.0)
@@ -397,6 +397,44 @@ def test_the_canary_tells_passing_missing_and_broken_apart(
     broken = canary(tmp_path, capsys, body)
     assert broken["canary"] == "broken"
     assert "wl_broken_one.py, line 1" in broken["reason"]
+
+
+HEADER_OF_OPTIONS = """# /// script
+# [tool.minidbg]
+# kind = "compile"
+# options = "{'dtype': torch.float16, 'limit': float('inf')}"
+# ///
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "answer", "fallback"),
+    [
+        ("return lambda *args: gm(*args)", "passes", False),
+        ("return gm.forward", "passes", True),
+        ("return lambda *args: (gm(*args)[0] + 1,)", "broken", False),
+        ("raise ValueError('nothing works')", "broken", False),
+    ],
+)
+def test_the_canary_is_judged_as_a_repro_is_with_its_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str, answer: str, fallback: bool
+) -> None:
+    """Issue 15: it read the options in another way, and a repro with torch.float16 among them was 'backend broken' for ever."""
+    backend = f"""
+def backend():
+    import torch
+
+    def made(gm, inputs, options=None):
+        assert options == {{"dtype": torch.float16, "limit": float("inf")}}
+        {body}
+
+    return made
+"""
+    found = canary(tmp_path, capsys, HEADER_OF_OPTIONS + backend)
+    assert found["canary"] == answer
+    assert bool(found.get("fallback")) is fallback
+    if answer == "broken":
+        assert found["reason"]
 
 
 def test_without_torch_the_machine_is_its_processor(capsys: pytest.CaptureFixture[str]) -> None:
