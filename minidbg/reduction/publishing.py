@@ -205,25 +205,17 @@ def verified(
     except repro.NoShortForm as refusal:
         why = str(refusal)
         repro.write(case, draft, repro.Form.CAPTURE, exactness=exactness)
-    waiting = [session.take_standby() if session else None]  # for one run
-
-    def judged() -> Outcome:
-        return workers.unless_the_machine_failed(
-            lambda: repro.run(draft, seconds=seconds, standby=waiting.pop() if waiting else None),
-            expected=case.signature,
-        )
-
-    outcomes = [judged()]
+    outcomes = [judged(case, draft, seconds, session.take_standby() if session else None)]
     if outcomes[0].verdict not in SHOWN:
         return outcomes[0], None
     if session is not None and session.others and case.kind is not Kind.HANG and session.remaining():
-        outcomes.append(judged())
+        outcomes.append(judged(case, draft, seconds))
     ended = None
     if not why:
         ended = repro.run_alone(draft, seconds=seconds, standby=session.take_standby() if session else None)
     others_shown = any(one.verdict in (Verdict.CHANGED, Verdict.GONE) for one in outcomes[1:])
     if others_shown or (ended is not None and ended.exit_status in (0, 3)):
-        outcomes += [judged() for _ in range(RUNS_IN_DOUBT)]
+        outcomes += [judged(case, draft, seconds) for _ in range(RUNS_IN_DOUBT)]
     outcome = of_several_runs(outcomes, case.signature)
     if outcome.verdict is Verdict.FLAKY:
         for _ in range(RUNS_IN_DOUBT):
@@ -235,6 +227,15 @@ def verified(
         why = why or f"a few lines do not show the failure ({how_it_ended(ended)})" if ended else why
         ended = verify_standalone(case, draft, exactness, why, seconds)
     return outcome, ended
+
+
+def judged(case: Case, draft: Path, seconds: float, standby: workers.Standby | None = None) -> Outcome:
+    """What the installed oracle says of the script of ``case`` at ``draft``, in a fresh interpreter."""
+    waiting = [standby]  # for one run
+    return workers.unless_the_machine_failed(
+        lambda: repro.run(draft, seconds=seconds, standby=waiting.pop() if waiting else None),
+        expected=case.signature,
+    )
 
 
 def verify_standalone(

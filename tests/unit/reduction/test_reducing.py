@@ -26,6 +26,7 @@ from minidbg.graphs.size import call_nodes, call_targets
 from minidbg.oracle import execute
 from minidbg.reduction import publishing, reducing, session
 from minidbg.reduction.result import Limits, Written
+from minidbg.workers import ChildResult
 
 LAYERS = 24
 
@@ -43,16 +44,17 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
         asked.append(case)
         return execute(case)
 
-    def verify(case: Case, exactness: Any, folder: Path, **_: Any) -> tuple[Outcome, Path | None]:
-        draft = repro.write(case, repro.drafts(folder) / "draft.py", exactness=exactness)
-        outcome = execute(case)
-        if outcome.verdict in publishing.SHOWN:
-            return outcome, draft
-        repro.discard(draft)
-        return outcome, None
+    drafts: dict[Path, Case] = {}
 
-    monkeypatch.setattr(session.workers, "submit", submit)
-    monkeypatch.setattr(publishing, "verify", verify)
+    def judged(case: Case, draft: Path, *_: Any) -> Outcome:
+        drafts[draft] = case
+        return execute(case)
+
+    def run_alone(draft: Path, **_: Any) -> ChildResult:
+        return ChildResult(exit_status=execute(drafts[draft]).verdict.exit_status)
+
+    monkeypatch.setattr(publishing, "judged", judged)
+    monkeypatch.setattr(publishing.repro, "run_alone", run_alone)
     monkeypatch.setattr(reducing.os, "cpu_count", lambda: 1)  # no interpreter ahead
     return asked
 
