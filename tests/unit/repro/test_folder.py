@@ -47,11 +47,14 @@ def test_a_repro_that_a_person_edited_stays(make_case, tmp_path):
     assert read_header(path).expect == "gone"
 
 
-def test_a_damaged_repro_is_written_again(make_case, tmp_path):
+def test_a_repro_that_cannot_be_read_is_left_as_it_is_and_the_new_one_lies_beside_it(make_case, tmp_path):
+    """Issue 15: somebody was editing it just then."""
     path = publish(make_case(), tmp_path)
-    path.write_text("")
-    publish(make_case(), tmp_path)
-    assert read_header(path).kind is Kind.COMPILE
+    path.write_text("half a sav")
+    again = publish(make_case(), tmp_path)
+    assert path.read_text() == "half a sav"
+    assert again.name == path.stem + "_2.py"
+    assert read_header(again).kind is Kind.COMPILE
 
 
 def test_only_repros_lie_at_the_top(make_case, tmp_path):
