@@ -114,6 +114,8 @@ class Provenance:
     """What one step less looks like: ``passes without torch.relu``."""
     notes: tuple[str, ...] = ()
     """What a reader must know: which values are real, which call path was needed, which budget ran out."""
+    suspects: tuple[str, ...] = ()
+    """Of a failure not yet reduced: the nodes that the frames of its traceback held, ``add_2 linear`` for one frame, innermost first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -150,9 +150,12 @@ class Outcome:
     """Error figures of an accuracy failure, as the harness names them."""
     stderr: str = ""
     """Of a process that died or was ended: the end of what it wrote, with the stack by faulthandler."""
+    suspects: tuple[tuple[str, ...], ...] = ()
+    """Names of nodes that the frames of the failure held, one group a frame, the innermost frame first."""
 
     def to_json(self) -> dict[str, Any]:
         """One JSON object; ``from_json`` reads it back."""
+        suspects = {"suspects": [list(group) for group in self.suspects]} if self.suspects else {}
         return {
             "verdict": str(self.verdict),
             "signature": self.signature.to_table() if self.signature else None,
@@ -165,6 +168,7 @@ class Outcome:
             "runs": self.runs,
             "figures": dict(self.figures),
             "stderr": self.stderr,
+            **suspects,
         }
 
     @classmethod
@@ -183,6 +187,7 @@ class Outcome:
             runs=data.get("runs"),
             figures=data.get("figures") or {},
             stderr=data.get("stderr") or "",
+            suspects=tuple(tuple(map(str, group)) for group in data.get("suspects") or ()),
         )
 
     def judged_against(self, expected: Signature | None) -> Outcome:

@@ -24,7 +24,7 @@ from minidbg.case import CompiledFn, CompilerFn, Level
 from minidbg.errors import BadSetting
 from minidbg.failure import Kind
 from minidbg.graphs.copying import copy_graph_module
-from minidbg.graphs.mutation import mutated_placeholders
+from minidbg.graphs.mutation import mutated_placeholders, written_attributes
 from minidbg.oracle.direct import compile_directly
 from minidbg.settings import Layout, OnFailure, Settings
 
@@ -121,7 +121,7 @@ class AtenGraph:
         self.settings = own_settings
         self.part = _torch.aot_graph_part()
         self.mutated = mutated_placeholders(self.untouched)
-        self.held = tuple(self.untouched.buffers())
+        self.held = tuple(written_attributes(self.untouched))
         self.standing = standing.of_new_graph()
         self.compiled_fn: CompiledFn = self.untouched.forward
         self.boxed = False

@@ -24,7 +24,7 @@ from minidbg.backend.capture import Failure
 from minidbg.backend.context import default_device, enabled_autocasts
 from minidbg.backend.kept import generator_states, set_generator_state
 from minidbg.case import Case
-from minidbg.errors import AccuracyError, MinidbgError
+from minidbg.errors import AccuracyError, MinidbgError, TorchNameMissing
 from minidbg.failure import Kind, Signature
 from minidbg.settings import Layout, Reduce, Settings
 
@@ -137,7 +137,8 @@ def kept_in_words(failure: Failure, refusal: Exception, settings: Settings) -> N
     """The report on a failure that no script can hold."""
     from minidbg.backend.incomplete import keep_what_there_is  # late, as in respond
 
-    with answering(failure.inputs):
+    path = None
+    with contextlib.suppress(TorchNameMissing), answering(failure.inputs):
         path = keep_what_there_is(failure, refusal, settings)
     kept = f"; the graph and what else is known are in {path}" if path else ""
     return NoReport(f"not captured: {refusal}{kept}", capture=path)

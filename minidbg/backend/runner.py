@@ -20,7 +20,7 @@ from minidbg.backend.kept import NOTHING, Kept, keep
 from minidbg.case import CompiledFn
 from minidbg.failure import Kind
 from minidbg.graphs.copying import copy_graph_module
-from minidbg.graphs.mutation import mutated_placeholders
+from minidbg.graphs.mutation import mutated_placeholders, written_attributes
 from minidbg.repro.flights import Step
 from minidbg.settings import OnFailure, Settings
 
@@ -40,8 +40,8 @@ class WrappedGraph:
         self.links = tuple(links)
         self.settings = settings
         self.mutated = mutated_placeholders(self.untouched)
-        self.held = tuple(self.untouched.buffers())
-        """Buffers of modules that dynamo did not inline; a run may write to them too."""
+        self.held = tuple(written_attributes(self.untouched))
+        """What the graph itself holds and a run may write to."""
         self.standing = standing.of_new_graph()
         self.position = 0
         """Of the link in use; ``len(links)`` is eager."""

@@ -46,12 +46,16 @@ STATE_STYLE = {"fine": "green", "missing": "yellow", "broken": "red"}
 
 
 @click.command()
+@click.option("--internals", is_flag=True, help="List torch's private names that minidbg uses instead.")
 @JSON
-def doctor(as_json: bool) -> None:
+def doctor(internals: bool, as_json: bool) -> None:
     """Look at what this machine has of what minidbg needs, and say what to do about the rest.
 
     Exit status 0, or 125 when something is broken without which nothing works.
     """
+    if internals:
+        list_internals(as_json=as_json)
+        return
     from minidbg.doctor import State, examine
 
     worst = State.FINE
@@ -66,6 +70,21 @@ def doctor(as_json: bool) -> None:
         if finding.advice:
             click.echo(f"{'':<9}{finding.advice}")
     sys.exit(CANNOT_JUDGE if worst is State.BROKEN else 0)
+
+
+def list_internals(*, as_json: bool) -> None:
+    """Each private name of torch: whether it is here, the versions it was seen in, and what needs it."""
+    from minidbg import _torch
+
+    for need in _torch.internals():
+        for name in need.names:
+            here = _torch.is_here(name)
+            if as_json:
+                versions = {"first": need.first, "last": need.last}
+                print_json({"name": name, "here": here, **versions, "purpose": need.purpose})
+                continue
+            state = click.style("here   ", fg="green") if here else click.style("missing", fg="red")
+            click.echo(f"{state}  {need.first} to {need.last}  {name}: {need.purpose}")
 
 
 def topics() -> dict[str, str]:

@@ -26,6 +26,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "watch": "minidbg.watch.commands:watch",
         "status": "minidbg.watch.commands:status",
         "history": "minidbg.watch.commands:history",
+        "accept": "minidbg.watch.commands:accept",
         "bisect": "minidbg.watch.commands:bisect",
     },
     "This installation": {

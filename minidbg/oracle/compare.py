@@ -28,13 +28,14 @@ TOLERANCES = {
     torch.bfloat16: (1.6e-2, 1e-5, 3.2e-2),
     torch.float16: (1e-3, 1e-5, 2e-3),
 }
+SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 Snapshot = Mapping[str, "Leaf"]
 Run = Snapshot | Callable[[], Snapshot | None] | None  # a function is called only when its answer is needed
 Difference = dict[str, Any]
 
 
 class CannotCompare(ValueError):
-    """A leaf has no plain values to compare (sparse, quantized, fake): it is neither right nor wrong."""
+    """A leaf has no plain values to compare (quantized, nested, fake): it is neither right nor wrong."""
 
 
 class Leaf(NamedTuple):
@@ -70,6 +71,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         items = [(f"[{key!r}]", item) for key, item in value.items()]
     elif hasattr(value, "__tensor_flatten__"):  # a tensor subclass made of plain tensors
         items = [(f".{name}", getattr(value, name)) for name in value.__tensor_flatten__()[0]]
+    elif isinstance(value, torch.Tensor) and value.layout in SPARSE and value.device.type != "meta":
+        items = [(".layout", _name(value.layout)), ("", value.to_dense())]
     else:
         yield "", value
         return
@@ -199,7 +202,7 @@ class _Judge:
 
     def undefined(self) -> list[str]:
         """A sentence for each leaf of which something is left out since torch does not define it."""
-        what = " and ".join(getattr(self.answers, "met", ()))
+        what = ", ".join(getattr(self.answers, "met", ()))
         return [f"{part} is not judged: torch does not define {what}" for part in self.left_out.values()]
 
     def tolerance(self, kind: str, dtype: torch.dtype) -> tuple[float, float, float]:

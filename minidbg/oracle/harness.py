@@ -33,11 +33,13 @@ def attempt(
     case: dict[str, Any],
     note: Callable[[str], object] = lambda phase: None,
     differ: Callable[..., dict[str, Any] | None] | None = None,
+    witness: Callable[[BaseException], object] = lambda error: None,
 ) -> dict[str, Any]:
     """Run the model in eager, then through the backend. Never raises what the model or the backend raises.
 
     Models and inputs are made anew for each run, since a run may write to both. ``note`` hears which part is
-    about to run, to know what a death was due to. ``differ`` says how two runs differ that should agree.
+    about to run, to know what a death was due to. ``differ`` says how two runs differ that should agree. ``witness`` sees
+    what the backend raised, with its traceback.
     """
     began = time.perf_counter()
     notes: list[str] = []
@@ -70,7 +72,9 @@ def attempt(
                 compile_by_torch("eager", model, inputs, {**case, "options": None, "mode": None})(*inputs)
 
             with wrappers_at_rest(), entered_modes(case.get("context", {})):
-                actual, result = run_compiled(model, inputs, compiler, case, note, unusual, trace_for_eager)
+                actual, result = run_compiled(
+                    model, inputs, compiler, case, note, unusual, trace_for_eager, witness
+                )
             if actual is not None and differ is not None:
                 note("compare")
                 result = compared(lambda: differ(actual, expected, eager, case, notes), case) or result
@@ -87,6 +91,7 @@ def run_compiled(
     note: Callable[[str], object],
     unusual: set[str],
     trace_for_eager: Callable[[], None],
+    witness: Callable[[BaseException], object] = lambda error: None,
 ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """One run through the backend: what it left behind (None if it failed), and the outcome.
 
@@ -112,6 +117,7 @@ def run_compiled(
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - whatever a foreign backend raises, SystemExit too, is the answer
+        witness(error)
         kind = doing if direct and direction == "forward" else phase_of(error, direction)
         if kind == "tracing":
             if not (is_about_guards(error) and passes(trace_for_eager)):
@@ -196,7 +202,8 @@ def left_behind(
     outputs: Any, model: Any, inputs: tuple[Any, ...], gradients: dict[str, Any]
 ) -> dict[str, Any]:
     after = {str(place): value for place, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
-    return {"outputs": outputs, "inputs_after": after | dict(model.named_buffers()), "gradients": gradients}
+    after |= {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {"outputs": outputs, "inputs_after": after, "gradients": gradients}
 
 
 def gradients_of(

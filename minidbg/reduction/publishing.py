@@ -12,7 +12,7 @@ from minidbg.case import CallPath, Case
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs import describing, tensors
-from minidbg.graphs.origins import user_line
+from minidbg.graphs.comments import user_line
 from minidbg.graphs.size import call_nodes
 from minidbg.reduction.neighbours import sentence
 from minidbg.reduction.result import Written
@@ -162,6 +162,7 @@ def with_story(form: Form, original: Case, found: Found, session: Session, *, ce
         captured_from=where or original.provenance.captured_from,
         line=line if where else original.provenance.line,
         reduced=True,
+        suspects=(),
         certified=certified,
         oracle_calls=session.oracle_calls,
         seconds=session.elapsed(),

@@ -7,6 +7,8 @@ is a child of this process. Nothing is announced that was not run in a fresh int
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import logging
 import os
 import signal
@@ -41,6 +43,7 @@ from minidbg.reduction.reliability import RUNS_OF_WHOLE, Reliability, measured, 
 from minidbg.reduction.replay import last_result, open_log
 from minidbg.reduction.result import Limits, Written
 from minidbg.reduction.session import ANSWERS, BEST_FILE, AnswersAreStale, Session
+from minidbg.repro.files import replace_file
 
 OTHERS_KEPT = 5
 """Other failures of one reduction that are kept as captures."""
@@ -243,6 +246,7 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
 def reduce_graph_of(case: Case, session: Session) -> core.Reduced:
     """Reduce the graph and its inputs with the session's oracle."""
     start = call_nodes(case.graph_module)
+    case_suspects = tuple(tuple(group.split()) for group in case.provenance.suspects)
 
     def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> core.Answer:
         return ANSWERS[session.ask(case.with_graph(graph_module, tuple(inputs))).verdict]
@@ -259,6 +263,7 @@ def reduce_graph_of(case: Case, session: Session) -> core.Reduced:
         case.inputs,
         ask,
         hints=surroundings.hints(case),
+        frames=lambda: session.suspects or case_suspects,
         budget=core.Budget(max_calls=session.max_calls, seconds=session.remaining()),
         on_progress=on_progress,
         on_phase=session.begin,
@@ -359,4 +364,12 @@ def reduce_path(
     if own_process and workers.fork_refusal() is None:
         get_ready_for(case)
     limits = Limits(seconds=seconds, max_calls=max_calls, jobs=jobs)
-    return reduce_and_publish(case, folder or repro.folder_of(path), limits=limits, listener=listener)
+    with contextlib.suppress(KeyError, ValueError):  # which repro scripts keep, as the limit of one run
+        limits = replace(limits, call_seconds=float(os.environ["MINIDBG_TIME_LIMIT_S"]))
+    written = reduce_and_publish(case, folder or repro.folder_of(path), limits=limits, listener=listener)
+    if path.absolute().parent == repro.captures(repro.folder_of(path)):
+        with contextlib.suppress(OSError):
+            digest = hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()
+            result = {"digest": digest, "repro": str(written.path or ""), "result": written.line}
+            replace_file(path.with_suffix(".reduced"), json.dumps(result).encode())
+    return written

@@ -17,7 +17,7 @@ from minidbg import workers
 from minidbg.case import Case
 from minidbg.errors import CannotWrite
 from minidbg.failure import Outcome, Verdict
-from minidbg.graphs.glance import AT_A_GLANCE
+from minidbg.graphs.contents import AT_A_GLANCE
 from minidbg.graphs.specs import Exactness
 from minidbg.oracle import execute
 from minidbg.repro.loading import load

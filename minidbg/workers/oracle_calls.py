@@ -16,9 +16,11 @@ from torch import fx
 
 from minidbg.case import Case
 from minidbg.failure import Kind, Outcome, Signature, Verdict
+from minidbg.graphs.effects import is_call
 from minidbg.oracle import execute
 from minidbg.oracle.child import death_name, died, memory_limit
 from minidbg.oracle.embed import settings_of
+from minidbg.oracle.suspects import suspects_in_stack
 from minidbg.workers import limits
 from minidbg.workers.fork import Notes, call_in_fork
 from minidbg.workers.kernels import VARIABLE, remove_unfinished
@@ -218,6 +220,8 @@ def outcome_of(case: Case, done: ChildResult, memory_bytes: int | None) -> Outco
     outcome = Outcome.from_json({**found, "seconds": done.seconds, "signal": done.signal})
     if done.timed_out or done.out_of_memory:
         outcome = replace(outcome, signal=None)  # ours
+    names = {node.name for node in case.graph_module.graph.nodes if is_call(node)}
+    outcome = replace(outcome, suspects=suspects_in_stack(done.stderr_tail, names))
     return outcome.judged_against(case.signature)
 
 

@@ -25,6 +25,7 @@ from minidbg.backend import verify as verify_module
 from minidbg.backend.budget import PROCESS
 from minidbg.case import Case
 from minidbg.failure import Direction, Kind
+from minidbg.oracle.undefined import OtherAnswers
 from minidbg.settings import Reduce, Settings
 
 
@@ -144,6 +145,24 @@ def test_the_figures_stand_on_the_exception() -> None:
     assert "allowed" in str(error)
 
 
+def test_the_first_differing_node_of_a_large_graph_is_found_in_parts_of_it() -> None:
+    sizes: list[int] = []
+
+    def counted(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
+        sizes.append(sum(node.op.startswith("call") for node in graph_module.graph.nodes))
+        return planted.wrong_relu(graph_module, example_inputs)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        for layer in range(60):
+            x = x.relu() if layer == 41 else x + 0.01
+        return x
+
+    error = mismatch(function, GRID, backend=counted)
+    assert "first differing node: x_41" in str(error), str(error)
+    assert sizes[0] == 60
+    assert max(sizes[1:]) <= 30
+
+
 def test_a_failing_backward_is_found_by_the_first_call(answers: Answers) -> None:
     x = torch.randn(3, requires_grad=True)
     with pytest.raises(RuntimeError, match="no kernel for this backward") as caught:
@@ -161,6 +180,82 @@ def test_a_bug_beside_random_numbers_is_found_in_a_graph_that_draws_none(answers
     [case] = answers.cases
     assert not any("dropout" in str(node.target) for node in case.graph_module.graph.nodes)
     assert "random numbers were recorded" in " ".join(case.provenance.notes)
+
+
+class Tied(nn.Module):
+    """One weight used twice, a buffer that a training step writes to, and dropout in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = nn.functional.dropout(self.norm(self.first(x)).sin(), 0.3)
+        q = h.view(2, 2, -1, 4)
+        return nn.functional.dropout(self.second(h), 0.2) + attention(q, q, q, dropout_p=0.2).reshape(h.shape)
+
+
+attention = nn.functional.scaled_dot_product_attention
+
+
+class Checkpointed(Tied):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)  # eager itself fails where a checkpoint holds a buffer that is written to
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
+        return result
+
+
+CONSTRUCTS: dict[str, tuple[type[nn.Module], bool | None, bool]] = {
+    "parameters, tied weights, buffers": (Tied, None, False),
+    "autocast": (Tied, None, True),
+    "checkpoint": (Checkpointed, None, False),
+    "dynamic shapes": (Tied, True, False),
+}
+
+
+def train_once(construct: str, backend: Any) -> None:
+    """One training step of a model with dropout."""
+    model, dynamic, autocast = CONSTRUCTS[construct]
+    compiled = torch.compile(model(), backend=wrap(backend), dynamic=dynamic)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        compiled(torch.randn(8, 8)).sum().backward()
+
+
+@pytest.mark.parametrize("construct", CONSTRUCTS)
+@pytest.mark.parametrize("backend", [planted.other_random_numbers, planted.numbers_of_its_own])
+def test_training_with_dropout_is_verified_whatever_numbers_the_backend_draws(
+    construct: str, backend: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minidbg.backend.standing.GRAPHS", [])
+    train_once(construct, backend)
+    found = stats()
+    assert (found.verified, found.failed, found.not_verified) == (found.graphs - found.not_run, 0, {})
+    assert found.verified
+    assert not warnings_of(caplog)
+
+
+@pytest.mark.parametrize("construct", CONSTRUCTS)
+def test_a_wrong_gradient_beside_dropout_is_found(construct: str) -> None:
+    with pytest.raises(AccuracyError, match="gradient of "):
+        train_once(construct, planted.wrong_gradient_and_numbers_of_its_own)
+
+
+def test_the_whole_graph_is_compiled_once_where_the_drawing_calls_give_the_same_numbers() -> None:
+    compiles = []
+
+    def counted(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        compiles.append([node.target for node in graph_module.graph.nodes if node.op == "call_function"])
+        return planted.other_random_numbers(graph_module, example_inputs)
+
+    call(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3)), torch.randn(4, 8), backend=counted)
+    assert [len(targets) for targets in compiles] == [2, 1]
+    assert compiles[1] == [nn.functional.dropout]
 
 
 # ---- another layout
@@ -206,6 +301,48 @@ def test_another_layout_can_be_raised_or_ignored(
     call(transposed, GRID, backend=planted.wrong_stride)
     assert len(answers.cases) == 1
     assert not warnings_of(caplog)
+
+
+# ---- what torch does not define
+
+
+def other_answers(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    """Right, and nowhere as eager where torch leaves the answer open."""
+    return OtherAnswers(6).around(gm.forward)
+
+
+def wrong_relu_among_other_answers(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    return OtherAnswers(6).around(planted.wrong_relu(gm, inputs))
+
+
+def undefined_in_places(x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    bytes_ = (x * 100).to(torch.uint8)
+    order = x.round().argsort(-1)
+    written = torch.zeros(12).scatter(0, index, x[0])
+    return bytes_, order, written.cos(), torch.relu(x[:, 0]) + 0 * bytes_[:, 0], x.gather(1, order).sum(1)
+
+
+PLACES = torch.tensor([0, 1, 2, 3, 4, 5, 5, 5, 5, 5, 5, 6])
+
+
+def test_other_legal_answers_pass_and_are_told_once(
+    answers: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    call(undefined_in_places, GRID, PLACES, backend=other_answers)
+    assert not answers.cases
+    told = warnings_of(caplog)
+    assert [one.partition(" is not judged")[0].rpartition(": ")[2] for one in told] == [
+        "output 0 (35 of 60 elements)",
+        "output 1 (58 of 60 elements)",
+        "output 2 (1 of 12 elements)",
+    ]
+    assert "casts of floats to integers that cannot hold them" in told[0]
+
+
+def test_a_bug_beside_what_is_undefined_is_found_and_named(answers: Answers) -> None:
+    error = mismatch(undefined_in_places, GRID, PLACES, backend=wrong_relu_among_other_answers)
+    assert (error.category, error.where) == ("float", "output 3")
+    assert "first differing node: relu" in str(error)
 
 
 # ---- what passes in silence
@@ -504,3 +641,65 @@ def test_a_backend_that_gives_the_graph_back_is_told_apart_once(
         torch._dynamo.reset()
         call(lambda x: x.sin(), torch.ones(size), backend=lazy)
     assert warnings_of(caplog) == ["minidbg: fallback: lazy gave a graph back as it was, so eager runs it"]
+
+
+# ---- optimizers, whose parameters dynamo makes attributes of the graph
+
+
+def compiled_steps(backend: Any) -> list[torch.Tensor]:
+    """Parameters and momenta after three compiled steps of SGD."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    step = torch.compile(optimizer.step, backend=backend)
+    for _ in range(3):
+        model(torch.randn(4, 3)).square().sum().backward()
+        step()
+        optimizer.zero_grad()
+    return [
+        *(one.detach() for one in model.parameters()),
+        *(optimizer.state[one]["momentum_buffer"] for one in model.parameters()),
+    ]
+
+
+def test_compiled_optimizer_steps_once(answers: Answers) -> None:
+    """The graph of the first step writes to parameters and holds no buffer."""
+    for alone, wrapped in zip(compiled_steps("aot_eager"), compiled_steps(wrap("aot_eager")), strict=True):
+        assert torch.equal(alone, wrapped)
+    assert not answers.cases
+
+
+def test_wrong_step_of_an_optimizer_is_found() -> None:
+    """Only the parameters show it: the momenta that the graph returns are right."""
+
+    def too_long_a_step(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        return planted.after_each(graph_module, "add", planted.a_little_more)
+
+    with pytest.raises(AccuracyError, match="after the call differs"):
+        compiled_steps(wrap(too_long_a_step))
+
+
+# ---- sparse gradients
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 4, sparse=True)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.table(ids).sin().sum(1)
+
+
+@pytest.mark.parametrize(("backend", "is_right"), [("aot_eager", True), (planted.wrong_gradient, False)])
+def test_sparse_gradients_are_compared(
+    backend: Any, is_right: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled = torch.compile(Words(), backend=wrap(backend))
+    if is_right:
+        compiled(torch.tensor([[1, 2, 2], [0, 1, 8]])).sum().backward()
+        assert not warnings_of(caplog)
+    else:
+        with pytest.raises(AccuracyError, match="gradient of"):
+            compiled(torch.tensor([[1, 2, 2], [0, 1, 8]]))
