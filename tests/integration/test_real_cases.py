@@ -61,7 +61,6 @@ SINGLE = [
     Expected("accuracy_197895_float_floor_divide", 1, "output 0 differs"),
     Expected("accuracy_own_grid_sample_nan", 1, "eager gives nan"),
     Expected("accuracy_own_any_uint8", 1, "has dtype bool, eager gives uint8"),
-    Expected("accuracy_own_nextafter_half", 1, "output 0 differs"),
     Expected("accuracy_own_remainder_inf", 1, "output 0"),
     Expected("compile_own_sum_bool", 2, "CppCompileError"),
     Expected("compile_own_prod_bool", 2, "AssertionError"),
