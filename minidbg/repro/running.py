@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +24,12 @@ def run(
     tolerances: tuple[float, float] | None = None,
     seconds: float = 120.0,
     standby: workers.Standby | None = None,
+    python: str | None = None,
 ) -> Outcome:
     """Run the script at ``path`` in a fresh interpreter, from an empty folder, for at most ``seconds``.
 
     ``standby`` is an interpreter made by ``start_ahead``, which saves the time that importing torch takes.
+    ``python`` is another interpreter, with a torch of its own and without minidbg.
     ``tolerances``, relative and absolute, replace those of the script for wrong results.
 
     A run that dies or does not come back is an Outcome too, judged against what the script expects. Raises UnreadableRepro.
@@ -42,7 +45,10 @@ def run(
         if standby is not None:
             ended = standby.run(argv, seconds=seconds, cwd=folder)
         else:
-            ended = workers.run_python(argv, seconds=seconds, cwd=folder, env=dict.fromkeys(THREAD_VARIABLES))
+            env = dict.fromkeys((*THREAD_VARIABLES, *(["PYTHONHOME"] if python else [])))
+            ended = workers.run_python(
+                argv, seconds=seconds, cwd=folder, env=env, python=python or sys.executable
+            )
     outcome = _answer(ended.stdout)
     if outcome is None:
         outcome = _without_answer(ended, header, seconds)
