@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 
 from minidbg.errors import MinidbgError
-from minidbg.failure import Outcome, Verdict
+from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.watch.devices import Machine, devices_of, parse_devices
 from minidbg.watch.outcomes import is_fallback, last_json, outcome_of
 from minidbg.watch.pool import IN_WORKER, OneByOne, preload_for
 from minidbg.watch.repros import HEADER, HIDDEN, Repro, is_script, read_repro
-from minidbg.watch.runner import judging, mode_for
+from minidbg.watch.runner import judging, mode_for, own_limit
 from minidbg.watch.settings import Workers
 from minidbg.watch.states import is_expected
 
@@ -170,6 +170,8 @@ class ReproItem(pytest.Item):
         pool = pool_of(self.config, backends)
         mode = mode_for(Workers.AUTO, self.device, fresh=fresh)
         limit = self.config.getoption("minidbg_seconds")
+        if self.repro.kind is Kind.HANG:
+            limit = min(limit, own_limit(self.repro.table))
         return outcome_of(self.repro, self.device, pool.run(judging(self.repro, self.device), mode, limit))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:

@@ -90,11 +90,15 @@ def _named_by(frame: FrameType, line: int, known: Mapping[str, _torch.GivenCall]
     generated = source_nodes(frame.f_code.co_filename, line)
     if generated:
         return known.keys() & set(generated)
-    names: set[str] = set()
-    for value in list(frame.f_locals.values()):
-        for part in _parts(value):
-            names |= _names_of(part, known)
-    return names
+    return {name for value in list(frame.f_locals.values()) for name in _names_behind(value, known)}
+
+
+def _names_behind(value: Any, known: Mapping[str, _torch.GivenCall]) -> set[str]:
+    try:
+        nodes = [node for part in _parts(value) for node in _torch.fx_nodes_behind(part)]
+    except Exception:  # noqa: BLE001 - an object of a compiler that has just failed; what it cannot tell is not needed
+        return set()
+    return {name for node in nodes for name in _names_in_graph(node, known)}
 
 
 def _parts(value: Any) -> Iterable[Any]:
@@ -104,14 +108,6 @@ def _parts(value: Any) -> Iterable[Any]:
     if not isinstance(value, list | tuple | Set):
         return (value,)
     return value if len(value) <= MOST_IN_CONTAINER else ()
-
-
-def _names_of(value: Any, known: Mapping[str, _torch.GivenCall]) -> set[str]:
-    try:
-        nodes = list(_torch.fx_nodes_behind(value))
-    except Exception:  # noqa: BLE001 - an object of a compiler that has just failed; what it cannot tell is not needed
-        return set()
-    return {name for node in nodes for name in _names_in_graph(node, known)}
 
 
 def _names_in_graph(node: fx.Node, known: Mapping[str, _torch.GivenCall]) -> Iterable[str]:

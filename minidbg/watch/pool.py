@@ -104,8 +104,11 @@ Listener = Callable[[Ended | Ready | Died], None]
 class Preload:
     """What a server imports before it forks. ``warm``: compile once too (aot, inductor, or empty for no torch)."""
 
-    modules: tuple[str, ...] = ("torch", "argparse", "ast", "safetensors.torch", "tomllib", "traceback")
-    """Torch, and what repro scripts import besides it; what is not installed is left out."""
+    modules: tuple[str, ...] = (
+        "torch", "argparse", "ast", "safetensors.torch", "tomllib", "traceback",
+        "minidbg.oracle.script", "minidbg.oracle.child", "minidbg.oracle.agreement", "minidbg.watch.repros",
+    )  # fmt: skip
+    """Torch, what repro scripts import besides it, and their judge; what is not installed is left out."""
     warm: str = "aot"
     untouched: tuple[str, ...] = ("torch._dynamo.backends.common", "functorch.compile")
     """What the interpreter imports besides that compiles nothing."""

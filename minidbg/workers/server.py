@@ -451,15 +451,15 @@ def preload(names: Sequence[str], root: str, *, warm: str) -> None:
 
     A name that cannot be imported is left to the runs.
     """
-    for name in names:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    if warm and "torch" in sys.modules:
-        sys.path.append(root)
-        try:
+    sys.path.append(root)
+    try:
+        for name in names:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        if warm and "torch" in sys.modules:
             importlib.import_module("minidbg._torch").warm_up_compiling(inductor=warm == "inductor")
-        finally:
-            sys.path.remove(root)
+    finally:
+        sys.path.remove(root)
 
 
 def fingerprints(files: Sequence[str]) -> dict[str, list[int]]:

@@ -248,7 +248,7 @@ MODELS: dict[str, Model] = {
     "llama-training": Model(llama, "model.layers.5.mlp", training=True),
     "t5": Model(t5, "encoder.block.3.layer.1"),
     "vit": Model(vit, "layers.3.mlp"),
-    "clip": Model(clip, "vision_model.encoder.layers.3.mlp"),
+    "clip": Model(clip, "encoder.layers.3.mlp"),
     "timm-resnet50": Model(lambda: timm_model("resnet50"), "layer3.2"),
     "timm-densenet121": Model(lambda: timm_model("densenet121"), "features.denseblock3.denselayer9"),
     "timm-mixer": Model(lambda: timm_model("mixer_s32_224", img_size=64), "blocks.4"),

@@ -145,6 +145,24 @@ def test_the_figures_stand_on_the_exception() -> None:
     assert "allowed" in str(error)
 
 
+def test_the_first_differing_node_of_a_large_graph_is_found_in_parts_of_it() -> None:
+    sizes: list[int] = []
+
+    def counted(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
+        sizes.append(sum(node.op.startswith("call") for node in graph_module.graph.nodes))
+        return planted.wrong_relu(graph_module, example_inputs)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        for layer in range(60):
+            x = x.relu() if layer == 41 else x + 0.01
+        return x
+
+    error = mismatch(function, GRID, backend=counted)
+    assert "first differing node: x_41" in str(error), str(error)
+    assert sizes[0] == 60
+    assert max(sizes[1:]) <= 30
+
+
 def test_a_failing_backward_is_found_by_the_first_call(answers: Answers) -> None:
     x = torch.randn(3, requires_grad=True)
     with pytest.raises(RuntimeError, match="no kernel for this backward") as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -99,6 +100,27 @@ def test_captures_are_reduced_one_by_one_the_oldest_first_and_none_twice(desk: D
         str(old): "x.py",
         str(new): "minidbg: the case does not show its failure here",
     }
+
+
+def test_a_capture_that_somebody_else_has_reduced_is_left_until_it_is_another(desk: Desk) -> None:
+    """Issue 15: crash and hang captures that 'minidbg run' had reduced were reduced again at each start."""
+    path = desk.capture("crash.py", "A", at=1)
+    digest = hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()
+    path.with_suffix(".reduced").write_text(json.dumps({"digest": digest, "repro": "x.py", "result": ""}))
+    assert not desk.background.start(1, [])
+    desk.capture("crash.py", "B", at=2)
+    assert desk.background.start(1, [])
+
+
+def test_a_regression_is_bisected_between_its_commits(desk: Desk) -> None:
+    assert desk.background.bisect(1, "r.py", "aaaa", "bbbb+1234") == ""
+    assert desk.orders[-1].argv == ("-m", "minidbg", "bisect", "aaaa", "bbbb", "r.py", "--json")
+    found = {"commit": "c" * 40, "subject": "optimise", "author": "Ann", "date": "2026-01-01"}
+    desk.background.ended(Ended(1, 0, stdout=json.dumps(found)), 5.0)
+    assert desk.names()[-2:] == ["bisect_started", "bisect_finished"]
+    assert "cccccccccc optimise (Ann)" in desk.told[-1].data["text"]
+    assert "not committed" in desk.background.bisect(2, "r.py", "aaaa", "aaaa+1234")
+    assert "git does not say" in desk.background.bisect(2, "r.py", "", "")
 
 
 def test_a_capture_whose_failure_a_repro_shows_is_left_and_that_is_said_once(desk: Desk) -> None:

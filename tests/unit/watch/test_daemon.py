@@ -368,6 +368,84 @@ def test_each_repro_runs_on_each_device_and_a_missing_one_is_skipped_aloud(world
     assert {order.mode for order in world.pool.orders if "cuda:0" in order.argv} <= {"prelude", "fresh"}
 
 
+def test_a_module_that_is_renamed_is_no_change_of_failure(world: World) -> None:
+    world.repro("a", "reproduces")
+    text = (world.repros / "a.py").read_text()
+    signature = """# [tool.minidbg.signature]
+# kind = "compile"
+# types = ["ValueError"]
+# frames = ["toy_backend.old:lower"]
+# [tool.minidbg.reference]"""
+    (world.repros / "a.py").write_text(text.replace("# [tool.minidbg.reference]", signature))
+    (world.package / "old.py").write_text("")
+    world.start()
+    world.settle()
+    found = {"kind": "compile", "direction": "forward", "types": ["ValueError"], "message": ""}
+
+    def answer(order: Order) -> Ended:
+        said = {
+            "verdict": "changed",
+            "signature": {**found, "frames": [f"toy_backend.{name}:lower"]},
+            "seconds": 0.1,
+        }
+        return Ended(order.id, 0, stdout=json.dumps(said), files=(str(world.package / "a.py"),))
+
+    canary, name = world.pool.answer, "new"
+    world.pool.answer = lambda order: canary(order) if order.argv[1:2] == ("canary",) else answer(order)  # type: ignore[method-assign]
+    (world.package / "old.py").rename(world.package / "new.py")
+    world.hint(world.package / "old.py")
+    world.hint(world.package / "new.py")
+    world.settle()
+    last = world.names("result")[-1].data
+    assert (last["verdict"], last["reason"]) == (
+        "reproduces",
+        "module renamed: toy_backend.old is toy_backend.new now",
+    )
+    assert world.flips() == []
+    (world.package / "old.py").write_text("")
+    world.hint(world.package / "old.py")
+    world.settle()
+    assert world.flips() == [("changed", "a.py")], "with both modules there, the failure has moved"
+
+
+def test_a_muted_repro_flips_without_the_hook(world: World, tmp_path: Path) -> None:
+    world.repro("a", "reproduces")
+    script = world.repros / "a.py"
+    script.write_text(
+        script.read_text().replace("# schema = 1\n", '# schema = 1\n# muted = "waits for #7"\n')
+    )
+    daemon = world.start(on_flip=f"echo told > {tmp_path / 'told'}", folder=tmp_path)
+    world.settle()
+    world.save("a", "gone")
+    world.settle()
+    assert [event.data["muted"] for event in world.names("flip")] == ["waits for #7"]
+    assert daemon.recorder.hooks == []
+
+
+def test_what_the_header_expects_is_nothing_new(world: World) -> None:
+    """Issue 15: the table said 'reproduces -> reproduces?'."""
+    world.repro("a", "reproduces", expect="gone")
+    world.start()
+    world.settle()
+    told = [(event.data["before"], event.data["verdict"]) for event in world.names("unconfirmed")]
+    assert told == [("gone", "reproduces")]
+
+
+def test_a_fault_is_said_once_and_followed_by_a_rest_and_builds_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.repro("a", "gone")
+    daemon = world.start()
+    monkeypatch.setattr(type(daemon.sweeper), "begin", lambda self: 1 // 0)
+    for now in (0.0, 0.1, 0.2):
+        while not daemon.inbox.empty():
+            daemon.handle(daemon.inbox.get())
+        daemon.guarded("step", lambda now=now: daemon.step(now))  # type: ignore[misc]
+    assert len(world.names("notice")) == 1
+    assert "ZeroDivisionError" in world.names("notice")[0].data["text"]
+    assert daemon.resting_until > 0.2
+
+
 def test_variants_are_columns_with_their_own_variables(world: World) -> None:
     world.repro("a", "gone")
     world.start(env=("ACME_FUSE=0", "ACME_FUSE=1 ACME_LOG='a b'", "TORCHINDUCTOR_X=1"))
