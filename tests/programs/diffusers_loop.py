@@ -15,7 +15,7 @@ unet = UNet2DConditionModel(
     down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
     up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
 )
-compiled = torch.compile(unet)
+compiled = torch.compile(unet, backend="aot_eager")
 prompt = torch.randn(2, 5, 16)
 images = []
 for kind in (DDIMScheduler, DDPMScheduler):

@@ -19,7 +19,7 @@ model = LlamaForCausalLM(
         pad_token_id=0,
     )
 ).eval()
-model.forward = torch.compile(model.forward)
+model.forward = torch.compile(model.forward, backend="aot_eager")
 ids = torch.randint(3, 64, (2, 7))
 mask = torch.ones_like(ids)
 mask[1, :2] = 0

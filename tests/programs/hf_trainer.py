@@ -35,6 +35,7 @@ with tempfile.TemporaryDirectory() as folder:
     arguments = TrainingArguments(
         output_dir=folder,
         torch_compile=True,
+        torch_compile_backend="aot_eager",
         use_cpu=True,
         max_steps=4,
         per_device_train_batch_size=4,

@@ -12,7 +12,7 @@ base = GPT2LMHeadModel(
 model = get_peft_model(
     base, LoraConfig(r=2, lora_alpha=4, lora_dropout=0.1, target_modules=["c_attn"], fan_in_fan_out=True)
 )
-compiled = torch.compile(model)
+compiled = torch.compile(model, backend="aot_eager")
 optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-2)
 model.train()
 losses = []
@@ -25,5 +25,5 @@ for _ in range(3):
     losses.append(loss.detach())
 merged = model.merge_and_unload().eval()
 with torch.no_grad():
-    logits = torch.compile(merged)(input_ids=ids).logits
+    logits = torch.compile(merged, backend="aot_eager")(input_ids=ids).logits
 show(losses=losses, merged=merged, logits=logits)

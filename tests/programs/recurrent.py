@@ -1,9 +1,10 @@
-"""LSTM and GRU over time, with the state carried on, packed sequences, and training."""
+"""LSTM and GRU over time, which dynamo traces where it is allowed to, with the state carried on, packed sequences, and training."""
 
 import torch
 from results import show
 
 torch.manual_seed(0)
+torch._dynamo.config.allow_rnn = True
 
 
 class Tagger(torch.nn.Module):
@@ -23,7 +24,7 @@ class Tagger(torch.nn.Module):
 
 
 model = Tagger()
-compiled = torch.compile(model)
+compiled = torch.compile(model, backend="aot_eager")
 optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-2)
 state = None
 for _ in range(2):
@@ -37,5 +38,7 @@ with torch.no_grad():
     evaluated = compiled(torch.randint(0, 20, (3, 5)))
 lstm = torch.nn.LSTM(4, 4)
 packed = torch.nn.utils.rnn.pack_padded_sequence(torch.randn(5, 2, 4), [5, 3])
-unpacked = torch.compile(lambda: torch.nn.utils.rnn.pad_packed_sequence(lstm(packed)[0])[0])()
+unpacked = torch.compile(
+    lambda: torch.nn.utils.rnn.pad_packed_sequence(lstm(packed)[0])[0], backend="aot_eager"
+)()
 show(model=model, evaluated=evaluated, state=state, unpacked=unpacked)

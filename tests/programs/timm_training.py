@@ -20,7 +20,7 @@ model = timm.create_model(
     drop_rate=0.1,
 )
 average = ModelEmaV3(model, decay=0.9)
-compiled = torch.compile(model)
+compiled = torch.compile(model, backend="aot_eager")
 optimizer = create_optimizer_v2(model, opt="lamb", lr=1e-2, weight_decay=0.05)
 mixup = Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, label_smoothing=0.1, num_classes=5)
 losses = []

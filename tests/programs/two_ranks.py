@@ -10,14 +10,25 @@ from torch import distributed, multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
 
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = (
+            torch.nn.Linear(8, 16),
+            torch.nn.BatchNorm1d(16),
+            torch.nn.Linear(16, 2),
+        )
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)).relu())
+
+
 def train(rank, port):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     distributed.init_process_group("gloo", rank=rank, world_size=2)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Linear(16, 2)
-    )
+    model = Net()
     compiled = torch.compile(DistributedDataParallel(model))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(rank)
