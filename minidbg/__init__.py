@@ -1,7 +1,7 @@
 """minidbg: what breaks a torch.compile backend, as the smallest script that still fails the same way.
 
 In a program: ``wrap`` and ``wrap_compiler`` give the backend to compile with, ``report_of`` what was written about an
-exception. With scripts: ``check``, ``reduce``, ``load``, ``save_repro``; a repro script is the only stored form of a
+exception, ``stats`` how many graphs were verified, and why others were not. With scripts: ``check``, ``reduce``, ``load``, ``save_repro``; a repro script is the only stored form of a
 ``Case``. With a predicate of one's own: ``minimize``.
 
 What they answer are values: ``Outcome`` (a ``Verdict``, a ``Signature`` with its ``Kind``, figures), ``Minimized``, ``Case``.
@@ -16,7 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minidbg.backend import report_of, wrap, wrap_compiler
+    from minidbg.backend import Stats, report_of, stats, wrap, wrap_compiler
     from minidbg.case import Case
     from minidbg.errors import AccuracyError, MinidbgError
     from minidbg.failure import Kind, Outcome, Signature, Verdict
@@ -27,6 +27,8 @@ __all__ = [
     "wrap",
     "wrap_compiler",
     "report_of",
+    "stats",
+    "Stats",
     "minimize",
     "Minimized",
     "load",
@@ -46,6 +48,8 @@ HOMES = {
     "wrap": "minidbg.backend",
     "report_of": "minidbg.backend",
     "wrap_compiler": "minidbg.backend",
+    "stats": "minidbg.backend",
+    "Stats": "minidbg.backend",
     "minimize": "minidbg.reduction",
     "Minimized": "minidbg.reduction",
     "load": "minidbg.library",

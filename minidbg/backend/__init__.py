@@ -2,6 +2,17 @@
 
 from minidbg.backend.compilers import wrap_compiler
 from minidbg.backend.failures import Report, report_of
+from minidbg.backend.standing import Stats, stats
 from minidbg.backend.wrapper import EntryPoint, WrappedBackend, entry_point, wrap
 
-__all__ = ["EntryPoint", "Report", "WrappedBackend", "entry_point", "report_of", "wrap", "wrap_compiler"]
+__all__ = [
+    "EntryPoint",
+    "Report",
+    "Stats",
+    "WrappedBackend",
+    "entry_point",
+    "report_of",
+    "stats",
+    "wrap",
+    "wrap_compiler",
+]

@@ -18,8 +18,8 @@ from minidbg.backend.context import current_context
 from minidbg.case import CallPath, Case, Context, Level, Provenance, symbolic_dims
 from minidbg.errors import AccuracyError
 from minidbg.failure import Direction, Kind, Signature
+from minidbg.graphs.comments import user_line
 from minidbg.graphs.effects import is_call
-from minidbg.graphs.origins import user_line
 from minidbg.graphs.size import call_nodes, canonical_text
 from minidbg.oracle.agreement import margin_for
 from minidbg.oracle.signature import signature_of

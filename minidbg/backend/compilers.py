@@ -15,7 +15,7 @@ from typing import Any
 from torch import fx
 
 from minidbg import _torch, settings
-from minidbg.backend import failures, verify
+from minidbg.backend import failures, standing, verify
 from minidbg.backend.capture import Failure
 from minidbg.backend.chain import Link
 from minidbg.backend.failures import Report
@@ -24,9 +24,9 @@ from minidbg.case import CompiledFn, CompilerFn, Level
 from minidbg.errors import BadSetting
 from minidbg.failure import Kind
 from minidbg.graphs.copying import copy_graph_module
-from minidbg.graphs.mutation import mutated_placeholders
+from minidbg.graphs.mutation import mutated_placeholders, written_attributes
 from minidbg.oracle.direct import compile_directly
-from minidbg.settings import OnFailure, Settings
+from minidbg.settings import Layout, OnFailure, Settings
 
 
 class WrappedCompiler:
@@ -121,7 +121,8 @@ class AtenGraph:
         self.settings = own_settings
         self.part = _torch.aot_graph_part()
         self.mutated = mutated_placeholders(self.untouched)
-        self.held = tuple(self.untouched.buffers())
+        self.held = tuple(written_attributes(self.untouched))
+        self.standing = standing.of_new_graph()
         self.compiled_fn: CompiledFn = self.untouched.forward
         self.boxed = False
         self.good_calls = 0
@@ -198,9 +199,14 @@ class AtenGraph:
         """What will judge this call; None when it is not compared."""
         most = verify.calls_compared(self.settings.verify)
         if most is not None and self.good_calls >= most:
+            self.standing.why_not = self.standing.why_not or standing.NOT_ASKED
             return None
         link = called_by_us(self.link)
-        return verify.begin(self.untouched, self.unboxed, link, values, self.mutated, kept, self.settings)
+        # AOTAutograd asks its compilers for the strides that they chose
+        own = replace(self.settings, layout=Layout.IGNORE)
+        return verify.begin(
+            self.untouched, self.unboxed, link, values, self.mutated, kept, own, self.standing
+        )
 
     def unboxed(self, *args: Any) -> Any:
         """The compiled function with its inputs one by one."""
@@ -210,6 +216,7 @@ class AtenGraph:
         """Report ``wrong``. Raises its error, unless eager is to run instead, now and from now on."""
         notes = (*wrong.notes, self.origin)
         failure = replace(wrong, link=self.link, level=Level.ATEN, notes=notes)
+        self.standing.failed = True
         report = failures.answer(failure, self.settings)
         failures.set_report(wrong.error, report)
         if not kept.restore() or self.settings.on_failure is not OnFailure.FALLBACK:
@@ -240,6 +247,7 @@ class AtenGraph:
         known = failures.own_report(error)
         if known is not None:
             return known
+        self.standing.failed = True
         report = failures.answer(self.failure(error, values, kind), self.settings)
         failures.set_report(error, report)
         return report
@@ -275,15 +283,11 @@ def called_by_us(link: Link) -> Link:
     return ours
 
 
-NOT_JUDGED = ("stride", "aliasing")
-"""Differences that AOTAutograd allows its compilers: it asks them for the strides that they chose."""
-
-
 def judged(verification: verify.Verification, result: Any, values: tuple[Any, ...]) -> Failure | None:
-    """What is wrong with ``result`` beside its layout, which is compared when all the rest agrees."""
+    """What is wrong with ``result`` beside its aliasing, which AOTAutograd leaves to its compilers; it is compared last."""
     found = verification.judge(result, values)
-    is_layout = found is not None and getattr(found.error, "category", "") in NOT_JUDGED
-    return None if is_layout else found
+    allowed = found is not None and getattr(found.error, "category", "") == "aliasing"
+    return None if allowed else found
 
 
 def eager(graph: fx.GraphModule, *, boxed: bool) -> CompiledFn:

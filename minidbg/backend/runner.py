@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from minidbg import _torch
-from minidbg.backend import backward, failures, flight, verify
+from minidbg.backend import backward, failures, flight, standing, verify
 from minidbg.backend.capture import Failure
 from minidbg.backend.chain import Link, compile_at_run_time
 from minidbg.backend.failures import Report
@@ -20,10 +20,11 @@ from minidbg.backend.kept import NOTHING, Kept, keep
 from minidbg.case import CompiledFn
 from minidbg.failure import Kind
 from minidbg.graphs.copying import copy_graph_module
-from minidbg.graphs.mutation import mutated_placeholders
+from minidbg.graphs.mutation import mutated_placeholders, written_attributes
 from minidbg.repro.flights import Step
 from minidbg.settings import OnFailure, Settings
 
+GUARDS = "the backend returned, and dynamo could build no guards from what it had done to the ShapeEnv or the inputs"
 STALE = "the graph writes to its inputs and had run before; the values are those after the failing call"
 
 
@@ -39,8 +40,9 @@ class WrappedGraph:
         self.links = tuple(links)
         self.settings = settings
         self.mutated = mutated_placeholders(self.untouched)
-        self.held = tuple(self.untouched.buffers())
-        """Buffers of modules that dynamo did not inline; a run may write to them too."""
+        self.held = tuple(written_attributes(self.untouched))
+        """What the graph itself holds and a run may write to."""
+        self.standing = standing.of_new_graph()
         self.position = 0
         """Of the link in use; ``len(links)`` is eager."""
         self.compiled_fn: CompiledFn = self.untouched.forward
@@ -57,18 +59,25 @@ class WrappedGraph:
     def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
         """What dynamo is to call. Raises what the last link raised, when no link works and eager is not wanted."""
         kept = self.keep(example_inputs) if self.can_go_on() else NOTHING
+        guards = _torch.GuardState(example_inputs)
         self.aot_ids_from = _torch.next_aot_id()
         for position, link in enumerate(self.links):
             self.position = position
+            notes: tuple[str, ...] = ()
             try:
                 with self.record.during(Step.COMPILE, link, example_inputs):
                     compiled_fn = compiled_by(link, gm, example_inputs)
+                error_of_guards = guards.error_of_guards()
+                if error_of_guards is not None:
+                    notes = (GUARDS,)
+                    raise error_of_guards
             except Exception as error:
                 if _torch.is_control_flow(error):
                     raise
-                report = self.answered(error, example_inputs, Kind.COMPILE)
+                report = self.answered(error, example_inputs, Kind.COMPILE, notes)
                 if not self.can_go_on():
                     raise
+                guards.put_back()
                 self.put_back(kept)  # some backends run the graph to compile it
                 self.warn(error, example_inputs, Kind.COMPILE, report)
                 gm = copy_graph_module(self.untouched)
@@ -80,7 +89,7 @@ class WrappedGraph:
     def called_as(self, compiled_fn: CompiledFn) -> CompiledFn:
         """``compiled_fn`` behind the care that an unsettled graph takes."""
         if _torch.is_serializable_callable(compiled_fn):
-            verify.not_verified("dynamo stores what the backend gave for other processes, by its type")
+            self.standing.not_verified("dynamo stores what the backend gave for other processes, by its type")
             return compiled_fn
         self.compiled_fn = _torch.settled_forward(compiled_fn)
 
@@ -137,6 +146,7 @@ class WrappedGraph:
         """What will judge this call; None when it is not compared, or another thread is at it."""
         most = verify.calls_compared(self.settings.verify)
         if (most is not None and self.good_calls >= most) or self.position >= len(self.links):
+            self.standing.why_not = self.standing.why_not or standing.NOT_ASKED
             return None
         if self.comparing or failures.is_answering():
             return None
@@ -144,7 +154,7 @@ class WrappedGraph:
         link = self.links[self.position]
         with self.record.during(Step.RUN, link, args):
             return verify.begin(
-                self.untouched, self.compiled_fn, link, args, self.mutated, kept, self.settings
+                self.untouched, self.compiled_fn, link, args, self.mutated, kept, self.settings, self.standing
             )
 
     def went_well(self, result: Any, args: tuple[Any, ...]) -> None:
@@ -161,7 +171,7 @@ class WrappedGraph:
     ) -> CompiledFn:
         """What to call instead. Raises the failure's error when nothing is left, or may run on what the call has left."""
         error = failure.error
-        report = failures.own_report(error) or failures.answer(failure, self.settings)
+        report = failures.own_report(error) or self.answer(failure)
         failures.set_report(error, report)
         restored = self.put_back(kept)
         if not self.can_go_on():
@@ -215,7 +225,7 @@ class WrappedGraph:
             self.put_back(kept)
             if blameless:
                 return None
-        report = failures.answer(failure, self.settings)
+        report = self.answer(failure)
         failures.set_report(error, report)
         return report
 
@@ -250,7 +260,7 @@ class WrappedGraph:
         def on_failure(error: Exception, phase: str) -> None:
             if failures.own_report(error) is None and not failures.is_answering():
                 failure = call.failure(error, phase)
-                report = failures.answer(failure, self.settings)
+                report = self.answer(failure)
                 failures.set_report(error, report)
                 failures.add_line(error, report)
                 if self.settings.on_failure is OnFailure.FALLBACK and self.position < len(self.links):
@@ -275,14 +285,21 @@ class WrappedGraph:
         """The state that a call with ``values`` may change."""
         return keep(values, self.mutated, self.held, limit_bytes=self.settings.value_limit_bytes)
 
-    def answered(self, error: Exception, values: Sequence[Any], kind: Kind) -> Report:
+    def answered(
+        self, error: Exception, values: Sequence[Any], kind: Kind, notes: tuple[str, ...] = ()
+    ) -> Report:
         """The report on ``error``, which is then readable from it. One that a wrapper below made is kept."""
         known = failures.own_report(error)
         if known is not None:
             return known
-        report = failures.answer(self.failure(error, values, kind), self.settings)
+        report = self.answer(self.failure(error, values, kind, notes))
         failures.set_report(error, report)
         return report
+
+    def answer(self, failure: Failure) -> Report:
+        """What became of ``failure``, which counts against this graph."""
+        self.standing.failed = True
+        return failures.answer(failure, self.settings)
 
     def failure(
         self, error: Exception, values: Sequence[Any], kind: Kind, notes: tuple[str, ...] = ()

@@ -23,8 +23,9 @@ from minidbg.backend.budget import PROCESS, is_out_of_memory
 from minidbg.backend.capture import Failure
 from minidbg.backend.chain import Link
 from minidbg.backend.kept import Kept, generator_states
+from minidbg.backend.standing import Standing
 from minidbg.backend.verify_refusals import refusal
-from minidbg.backend.verify_runs import Before, before, run_compiled_anew, run_eager
+from minidbg.backend.verify_runs import Before, before, draws_by, run_compiled_anew, run_eager
 from minidbg.backend.verify_taps import first_differing_node
 from minidbg.case import CompiledFn
 from minidbg.errors import AccuracyError
@@ -33,10 +34,11 @@ from minidbg.graphs.effects import op_name
 from minidbg.oracle import compare
 from minidbg.oracle.agreement import differ, left_by
 from minidbg.oracle.harness import gradients_of, graph_texts
-from minidbg.oracle.randomness import feed_recorded
-from minidbg.settings import Settings, Verify
+from minidbg.oracle.randomness import Fed, feed_recorded
+from minidbg.settings import Layout, Settings, Verify
 
 log = logging.getLogger("minidbg")
+RECORDED = "its random numbers were recorded and are inputs here, so that eager and the backend have the same"
 
 
 def calls_compared(verify: Verify | int) -> int | None:
@@ -53,12 +55,6 @@ def is_settled(good_calls: int, verify: Verify | int = Verify.FIRST) -> bool:
     """
     most = calls_compared(verify)
     return most is not None and good_calls >= max(1, most)
-
-
-def not_verified(reason: str) -> None:
-    """Say once in this process that a graph is not verified, and why."""
-    if PROCESS.is_new(f"not verified: {reason}"):
-        log.warning("minidbg: a graph is not verified: %s", reason)
 
 
 def tell_if_nothing_was_done(
@@ -78,6 +74,7 @@ class Verification:
     before: Before
     link: Link
     settings: Settings
+    standing: Standing
     gradients: dict[str, Any] | None = None
     """What the compiled function gave on copies; None when none are needed or had."""
     backward_error: Exception | None = None
@@ -87,16 +84,22 @@ class Verification:
         """What is wrong with ``result``, which the compiled function gave for ``args``; None when nothing is."""
         try:
             with failures.answering(args), quiet():
-                return self.judged(result, args)
+                failure = self.judged(result, args)
+            if failure is not None and failures.is_layout_alone(failure.error, self.settings):
+                failures.warn_of_layout(failure, self.settings)
+                failure = None
+            self.standing.verified |= failure is None
+            return failure
         except compare.CannotCompare as refused:
-            not_verified(str(refused))
+            self.standing.not_verified(str(refused))
         except Exception as trouble:  # eager's own failures included: the user's result stands
-            not_verified(reason_of(trouble))
+            self.standing.not_verified(reason_of(trouble))
             log.debug("verification_failed", exc_info=True)
         return None
 
     def judged(self, result: Any, args: Sequence[Any]) -> Failure | None:
         """``judge``, without the fence around it."""
+        inside = self.before
         expected, drew = self.eager()
         if self.backward_error is not None and expected["gradients"] is not None:
             return self.failed_backward(self.backward_error)
@@ -106,12 +109,15 @@ class Verification:
         if drew:
             allowed = self.settings.allowed or None
             if compare.mismatch(left_by(actual), left_by(expected), tolerances=allowed) is None:
-                return None
-            fed = self.with_recorded_numbers()
-            if fed is not None:
-                return fed.compiled_anew()
+                return self.layout(actual, expected)
+            inside.set_generators()
+            fed = feed_recorded(inside.graph, inside.fresh())
+            if fed.fed:
+                if self.agrees_with_the_backends_numbers(fed, actual):
+                    return self.layout(actual, expected)
+                return self.with_numbers(fed).compiled_anew()
         found = self.difference(actual, expected)
-        return self.mismatch(found) if found else None
+        return self.mismatch(found) if found else self.layout(actual, expected)
 
     def eager(self) -> tuple[dict[str, Any], bool]:
         """What eager leaves behind (gradients None where its backward fails), and whether it drew random numbers."""
@@ -127,7 +133,7 @@ class Verification:
         case = {"tolerances": self.settings.allowed or None}
         found = differ(actual, expected, self.eager_again, case, self.notes)
         for note in self.notes:
-            not_verified(note)
+            self.standing.leave_out(note)
         return found
 
     def eager_again(self, change: Any = lambda made: made, seed: int | None = None) -> dict[str, Any]:
@@ -139,34 +145,56 @@ class Verification:
 
     # ---- random numbers
 
-    def with_recorded_numbers(self) -> Verification | None:
-        """The same call of a graph that gets its random numbers as inputs; None where none could be taken out."""
-        self.before.set_generators()
-        fed = feed_recorded(self.before.graph, self.before.fresh())
-        if not fed.fed:
-            return None
+    def agrees_with_the_backends_numbers(self, fed: Fed, actual: dict[str, Any]) -> bool:
+        """Whether eager leaves ``actual`` behind when it gets the numbers that the backend is likely to have drawn.
+
+        If it does, the graph is right. If not, the numbers may be others: nothing is known.
+        """
+        try:
+            drawn = draws_by(self.link, self.before, fed)
+        except Exception:  # a small graph of ours, which the user never asked for
+            log.debug("draws_alone_failed", exc_info=True)
+            return False
+        if drawn is None:
+            return False
+        other = self.with_numbers(drawn)
+        expected = run_eager(other.before, backward=bool(actual["gradients"]))
+        for place in range(len(self.before.inputs), len(drawn.inputs)):
+            expected["inputs_after"].pop(str(place), None)
+        return other.difference(actual, expected) is None
+
+    def with_numbers(self, fed: Fed) -> Verification:
+        """The same call of a graph that gets its random numbers as inputs."""
         added = fed.inputs[len(self.before.inputs) :]
         inside = replace(self.before, graph=fed.graph_module, inputs=(*self.before.inputs, *added))
-        note = "its random numbers were recorded and are inputs here, so that eager and the backend have the same"
-        return Verification(inside, self.link, self.settings, self.gradients, notes=[note])
+        return replace(self, before=inside, notes=[])
 
     def compiled_anew(self) -> Failure | None:
         """What is wrong with the graph when the backend compiles it here, on copies."""
-        notes, self.notes = tuple(self.notes), []
         wants = self.gradients is not None
         try:
             actual = run_compiled_anew(self.before, self.link, backward=wants)
-        except Exception as error:  # noqa: BLE001 - the graph is not the user's own: whatever it meets is not his
-            not_verified(f"its random numbers could not be taken out: {reason_of(error)}")
-            return None
+        except Exception as error:
+            why = f"its random numbers could not be taken out: {reason_of(error)}"
+            raise compare.CannotCompare(why) from error
         self.before.set_generators()
         expected = run_eager(self.before, backward=wants)
         if not (actual["gradients"] and expected["gradients"]):
             actual["gradients"] = expected["gradients"] = {}
         found = self.difference(actual, expected)
-        return self.mismatch(found, notes) if found else None
+        return self.mismatch(found, (RECORDED,)) if found else None
 
     # ---- failures
+
+    def layout(self, actual: dict[str, Any], expected: dict[str, Any]) -> Failure | None:
+        """The difference in layout between runs that agree in all else, where anybody wants to hear of it."""
+        if self.settings.layout is Layout.IGNORE:
+            return None
+        found = compare.layout_difference(left_by(actual), left_by(expected))
+        if found is None:
+            return None
+        error = AccuracyError(f"{self.link.name} gives another layout than eager: {found['message']}", found)
+        return self.failure(error, Kind.ACCURACY, Direction.FORWARD)
 
     def mismatch(self, found: compare.Difference, notes: tuple[str, ...] = ()) -> Failure:
         """The failure that ``found`` is."""
@@ -199,6 +227,7 @@ def begin(
     mutated: frozenset[int],
     kept: Kept,
     settings: Settings,
+    standing: Standing,
 ) -> Verification | None:
     """What is needed to judge a call with ``args`` that is about to be made; None when it will not be judged.
 
@@ -206,15 +235,15 @@ def begin(
     """
     why = refusal(graph, args, mutated, settings) if kept.complete else "what it writes to cannot be copied"
     if why:
-        not_verified(why)
+        standing.not_verified(why)
         return None
     try:
         with _torch.outside_tracing():
-            verification = Verification(before(graph, args, mutated), link, settings)
+            verification = Verification(before(graph, args, mutated), link, settings, standing)
         if verification.before.wants_backward():
             run_backward(verification, compiled_fn, kept)
     except Exception as trouble:  # a copy that cannot be made keeps nobody from his own call
-        not_verified(reason_of(trouble))
+        standing.not_verified(reason_of(trouble))
         log.debug("verification_failed", exc_info=True)
         return None
     return verification
@@ -238,7 +267,7 @@ def run_backward(verification: Verification, compiled_fn: CompiledFn, kept: Kept
                 verification.backward_error = error
     finally:
         inside.set_generators()
-        if any(True for _ in inside.model.buffers()):
+        if inside.graph is not inside.model:
             kept.restore()
 
 

@@ -19,8 +19,7 @@ import torch
 from torch import fx
 
 from minidbg import _torch
-from minidbg.graphs.cloning import with_history
-from minidbg.graphs.collecting import collector_paused
+from minidbg.graphs.copying import collector_paused, with_history
 from minidbg.graphs.effects import Mode, blocks, is_call, mode_of
 from minidbg.graphs.facts import Fact, Kind
 from minidbg.graphs.orphans import without_orphans
@@ -38,7 +37,7 @@ from minidbg.graphs.pieces import (
     without_arguments,
 )
 from minidbg.graphs.record import Recording
-from minidbg.graphs.survey import EagerFailure
+from minidbg.graphs.runs import EagerFailure
 
 
 @dataclass(slots=True)

@@ -2,6 +2,9 @@
 
 Eager and a backend draw different numbers, so what depends on them cannot be compared. A graph that is fed its numbers
 can: a model with dropout gives no false alarm, and a real bug beside the dropout is still found.
+
+The numbers are those that eager drew, or the backend's own: most backends draw the same ones again when they compile the
+drawing calls alone (``draws_alone``), since each call's numbers depend on the generator's state and the call's turn only.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -17,9 +20,8 @@ import torch
 from torch import Tensor, fx
 
 from minidbg.graphs import copy_graph_module
-from minidbg.graphs.cloning import clone_values
-from minidbg.graphs.contexts import FORM_OF_ENTER, FORM_OF_EXIT
-from minidbg.graphs.effects import is_call, nested_graphs, op_name
+from minidbg.graphs.copying import clone_values
+from minidbg.graphs.effects import FORM_OF_ENTER, FORM_OF_EXIT, is_call, nested_graphs, op_name
 from minidbg.graphs.mutation import written_arguments
 from minidbg.graphs.nested import branches
 from minidbg.oracle.reruns import random_states
@@ -27,10 +29,12 @@ from minidbg.oracle.reruns import random_states
 DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"})
 """Ops that multiply their first argument by drawn numbers; here and below without a trailing underscore."""
 
+ATTENTION = "scaled_dot_product_attention"
+"""Gets its mask as an argument of the op behind it."""
+
 DROPOUT_MODULES = frozenset({"Dropout", "Dropout1d", "Dropout2d", "Dropout3d"})
 
 SWITCHES = {
-    "scaled_dot_product_attention": ("dropout_p", 4, 0.0),
     "multi_head_attention_forward": ("dropout_p", 10, 0.0),
     "alpha_dropout": ("p", 1, 0.0),
     "feature_alpha_dropout": ("p", 1, 0.0),
@@ -54,9 +58,31 @@ WRAPPERS = frozenset(
 )
 """Higher-order ops that run their one graph once, on their last arguments."""
 
-NewInput: TypeAlias = Callable[[Any], fx.Node]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """A call that draws, as it can be made by itself."""
+
+    op: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """A recorded value that becomes an input."""
+
+    value: Any
+    call: Call
+    """Gives such a value, from other numbers."""
+    part: int | None = None
+    """Which of the call's results it is."""
+
+
+NewInput: TypeAlias = Callable[[Drawn], fx.Node]
 Edit: TypeAlias = Callable[[fx.GraphModule, fx.Node, NewInput], None]
-"""Takes the drawing out of a node; a value that it needs becomes an input by ``new_input(value)``."""
+"""Takes the drawing out of a node; a value that it needs becomes an input by ``new_input(drawn)``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +96,15 @@ class Fed:
     """Names of the nodes that drew numbers and no longer do."""
     left: tuple[str, ...]
     """Names of the nodes that still draw: in loops, modules and ops that are not known here."""
+    drawn: tuple[Drawn, ...] = ()
+    """What the added inputs hold, in the order in which it was drawn."""
+    switched_off: tuple[str, ...] = ()
+    """Names of the nodes among ``fed`` whose drawing is switched off."""
+
+    def with_values(self, values: Sequence[Any]) -> Fed:
+        """The same graph with other recorded values."""
+        given = len(self.inputs) - len(self.drawn)
+        return replace(self, inputs=(*self.inputs[:given], *values))
 
 
 def random_nodes(gm: fx.GraphModule) -> list[fx.Node]:
@@ -95,6 +130,8 @@ def is_drawing(node: fx.Node, gm: fx.GraphModule) -> bool:
     if name in DROPOUTS or name.endswith("alpha_dropout"):
         on = _argument(node, "training", 2, _argument(node, "train", 2, name in DROPOUTS))
         return bool(on) and bool(_argument(node, "p", 1, 0.5))
+    if name == ATTENTION:
+        return bool(_argument(node, "dropout_p", 4, 0.0))
     if name in SWITCHES:
         keyword, place, off = SWITCHES[name]
         return bool(_argument(node, keyword, place, off) != off)
@@ -107,8 +144,8 @@ def is_drawing(node: fx.Node, gm: fx.GraphModule) -> bool:
 def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any]) -> Fed:
     """``gm`` with its draws turned into inputs, which hold what one eager run on clones of ``inputs`` drew.
 
-    A dropout becomes a product with its mask, so that gradients pass. Ops that hide what they draw (attention,
-    recurrent ones) have it switched off. Everything else becomes the value that it gave, a constant to autograd.
+    A dropout becomes a product with its mask, so that gradients pass; attention takes its mask. Ops that hide what they
+    draw (recurrent ones) have it switched off. Everything else becomes the value that it gave, a constant to autograd.
     ``gm``, ``inputs`` and the random state are left as they were. Raises what the graph raises in eager.
     """
     recorder = _Recorder(gm)
@@ -117,14 +154,17 @@ def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any]) -> Fed:
     kind = others[0].type if others else "cuda"
     with torch.random.fork_rng(devices=others, device_type=kind), torch.no_grad():
         recorder.record(clone_values(inputs))
-    made, values = copy_graph_module(gm), []
+    made, drawn = copy_graph_module(gm), list[Drawn]()
     nodes = {node.name: node for node in made.graph.nodes}
     first_call = next(node for node in made.graph.nodes if node.op != "placeholder")
 
-    def new_input(value: Any) -> fx.Node:
-        values.append(value)
+    def new_input(one: Drawn) -> fx.Node:
+        drawn.append(one)
         with made.graph.inserting_before(first_call):
-            return made.graph.placeholder(f"drawn_{len(values)}")
+            node = made.graph.placeholder(f"drawn_{len(drawn)}")
+        node.__dict__["_dynamo_source"] = None  # AOTAutograd asks each input of a graph of dynamo's for it
+        node.meta["example_value"] = one.value
+        return node
 
     needed = {node for node in made.graph.nodes if node.users}
     for name, edit in recorder.edits.items():
@@ -134,7 +174,52 @@ def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any]) -> Fed:
             made.graph.erase_node(node)
     made.graph.lint()
     made.recompile()
-    return Fed(made, (*inputs, *values), tuple(recorder.edits), tuple(recorder.left))
+    values = (one.value for one in drawn)
+    fed, left, switched_off = map(tuple, (recorder.edits, recorder.left, recorder.switched_off))
+    return Fed(made, (*inputs, *values), fed, left, tuple(drawn), switched_off)
+
+
+def draws_alone(fed: Fed) -> tuple[fx.GraphModule, tuple[Any, ...]] | None:
+    """A graph of just the calls that drew, in their order, and its inputs; it returns what ``fed.drawn`` holds.
+
+    None where the whole graph draws more than those calls do.
+    """
+    if fed.left or fed.switched_off or any(one.call.op == "call_module" for one in fed.drawn):
+        return None
+    graph, inputs = fx.Graph(), list[Any]()
+
+    def as_input(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        inputs.append(value)
+        return placeholders[len(inputs) - 1]
+
+    calls = list(dict.fromkeys(one.call for one in fed.drawn))
+    tensors = [one for call in calls for one in tensors_in(call)]
+    placeholders = [graph.placeholder(f"argument_{place}") for place in range(len(tensors))]
+    for node, value in zip(placeholders, tensors, strict=True):
+        node.meta["example_value"] = value
+    nodes = {}
+    for call in calls:
+        args, kwargs = fx.node.map_aggregate((call.args, call.kwargs), as_input)
+        if call.op == "call_method":  # some write to what they are called on
+            args = (graph.call_method("clone", args[:1]), *args[1:])
+        nodes[call] = graph.create_node(call.op, call.target, args, kwargs)
+    results = []
+    for one in fed.drawn:
+        node = nodes[one.call]
+        results.append(node if one.part is None else graph.call_function(operator.getitem, (node, one.part)))
+    graph.output(tuple(results))
+    return fx.GraphModule({}, graph), tuple(inputs)
+
+
+def tensors_in(call: Call) -> list[Tensor]:
+    """The tensors among the arguments of ``call``."""
+    found: list[Tensor] = []
+    fx.node.map_aggregate(
+        (call.args, call.kwargs), lambda one: found.append(one) if isinstance(one, Tensor) else None
+    )
+    return found
 
 
 class _Recorder(fx.Interpreter):
@@ -144,6 +229,7 @@ class _Recorder(fx.Interpreter):
         super().__init__(gm)
         self.edits: dict[str, Edit] = {}
         self.left: list[str] = []
+        self.switched_off: list[str] = []
         self._open: dict[fx.Node, Any] = {}
         self._attributes: dict[str, Any] = {}
 
@@ -187,10 +273,13 @@ class _Recorder(fx.Interpreter):
         plain = name.rstrip("_")
         if plain in DROPOUTS or name in DROPOUT_MODULES:
             ones = torch.ones_like(args[0])
-            kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
-            mask = getattr(self, node.op)(node.target, (ones, *args[1:3]), kwargs)
+            kwargs = {key: value for key, value in kwargs.items() if key not in ("inplace", "input")}
             in_place = name.endswith("_") or _argument(node, "inplace", 3, False) is True
-            return partial(_multiply, mask, in_place)
+            return partial(_multiply, self.again(node, (ones, *args[1:3]), kwargs), in_place)
+        if plain == ATTENTION:
+            return partial(_give_mask, attention_mask(*args, result=result, **kwargs))
+        if plain in SWITCHES or plain in RECURRENT:
+            self.switched_off.append(node.name)
         if plain in SWITCHES:
             return partial(_set_argument, *SWITCHES[plain])
         if plain in RECURRENT:
@@ -200,13 +289,20 @@ class _Recorder(fx.Interpreter):
             return self._inside(node, args)
         if any(nested_graphs(node)):
             return None
+        call = Call(node.op, node.target, *clone_values((args, kwargs)))
         if name.endswith("_") and isinstance(result, Tensor):
-            return partial(_overwrite, result.clone())
+            return partial(_overwrite, Drawn(result.clone(), call))
         if isinstance(result, Tensor):
-            return partial(_replace, result.clone())
+            return partial(_replace, Drawn(result.clone(), call))
         if isinstance(result, tuple) and all(map(_takes_a_part, node.users)):
-            return partial(_replace_parts, clone_values(result))
+            parts = enumerate(clone_values(result))
+            return partial(_replace_parts, [Drawn(value, call, part) for part, value in parts])
         return None
+
+    def again(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Drawn:
+        """What the call of ``node`` gives for other arguments."""
+        result = getattr(self, node.op)(node.target, args, kwargs)
+        return Drawn(result, Call(node.op, node.target, args, kwargs))
 
     def _inside(self, node: fx.Node, args: Sequence[Any]) -> Edit | None:
         """The edit that feeds the graph which ``node`` runs: more operands for it, and more inputs of this graph."""
@@ -214,26 +310,54 @@ class _Recorder(fx.Interpreter):
         first = len(args) - sum(inner.op == "placeholder" for inner in branch.graph.nodes)
         fed = feed_recorded(branch, args[first:])
         self.left += [f"{node.name}.{name}" for name in fed.left]
-        values = fed.inputs[len(args) - first :]
-        return partial(_put_inside, path, fed.graph_module, values) if fed.fed else None
+        self.switched_off += [f"{node.name}.{name}" for name in fed.switched_off]
+        return partial(_put_inside, path, fed.graph_module, fed.drawn) if fed.fed else None
 
 
-def _multiply(mask: Tensor, in_place: bool, gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
+def attention_mask(
+    query: Tensor, key: Tensor, *others: Any, result: Tensor, dropout_p: float = 0.0, **kwargs: Any
+) -> Drawn:
+    """A mask for the attention weights of that call, whose result is ``result``."""
+    probability = others[2] if len(others) > 2 else dropout_p
+    ones = torch.ones((*result.shape[:-1], key.shape[-2]), dtype=result.dtype, device=result.device)
+    call = Call("call_function", torch.nn.functional.dropout, (ones, probability), {})
+    return Drawn(torch.nn.functional.dropout(ones, probability), call)
+
+
+def _give_mask(mask: Drawn, gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
+    """Weights without dropout, times the mask, times the values."""
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    defaults = {"attn_mask": None, "is_causal": False}
+    given = [_argument(node, name, place, defaults.get(name)) for place, name in enumerate(names)]
+    rest = {name: node.kwargs[name] for name in ("scale", "enable_gqa") if node.kwargs.get(name)}
+    call, values = gm.graph.call_function, given[2]
+    given[4] = 0.0
+    with gm.graph.inserting_before(node):
+        pair = call(torch.ops.aten._scaled_dot_product_attention_math.default, tuple(given), rest)
+        weights = call(torch.mul, (call(operator.getitem, (pair, 1)), new_input(mask)))
+        if "enable_gqa" in rest:
+            heads, groups = (call(torch.Tensor.size, (one, -3)) for one in given[:2])
+            share = call(operator.floordiv, (heads, groups))
+            values = call(torch.repeat_interleave, (values, share, -3))
+    _become(node, "call_function", torch.matmul, (weights, values))
+
+
+def _multiply(mask: Drawn, in_place: bool, gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
     given = (node.args[0], new_input(mask))
     _become(node, "call_method" if in_place else "call_function", "mul_" if in_place else torch.mul, given)
 
 
-def _replace(value: Tensor, gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
+def _replace(value: Drawn, gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
     _become(node, "call_method", "clone", (new_input(value),))  # the graph may write to it
 
 
-def _replace_parts(values: Sequence[Any], gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
+def _replace_parts(values: Sequence[Drawn], gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
     for part in list(node.users):
         _replace(values[part.args[1]], gm, part, new_input)  # type: ignore[index] # getitem of an int
     gm.graph.erase_node(node)
 
 
-def _overwrite(value: Tensor, gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
+def _overwrite(value: Drawn, gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
     _become(node, "call_method", "copy_", (node.args[0], new_input(value)))
 
 
@@ -249,7 +373,7 @@ def _set_argument(
 def _put_inside(
     path: str,
     branch: fx.GraphModule,
-    values: Sequence[Any],
+    values: Sequence[Drawn],
     gm: fx.GraphModule,
     node: fx.Node,
     new_input: NewInput,

@@ -11,7 +11,7 @@ from typing import Any
 from torch import fx
 
 from minidbg.errors import NotReproduced
-from minidbg.graphs.collecting import collector_spared_what_is_there
+from minidbg.graphs.copying import collector_spared_what_is_there
 from minidbg.graphs.record import Around
 from minidbg.oracle.suspects import Suspects
 from minidbg.reduction.branches import drop_nested_nodes, drop_operands, inline_branches

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from minidbg.errors import NotReproduced
-from minidbg.graphs.cloning import storage_bytes, storage_key
+from minidbg.graphs.copying import storage_bytes, storage_key
 from minidbg.graphs.edit import extract
 from minidbg.graphs.pieces import CannotExtract
 from minidbg.graphs.record import Around, Recording, runs_in_eager

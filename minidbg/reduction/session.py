@@ -72,8 +72,8 @@ class Session:
     """The smallest case that was seen to fail."""
     suspects: Suspects = ()
     """The nodes that the frames of its failure held."""
-    standby: workers.Standby | None = None
-    """An interpreter that imports torch while the search runs, for the first verification."""
+    standbys: list[workers.Standby] = field(default_factory=list)
+    """Interpreters that import torch while the search runs, for the first verifications."""
 
     def elapsed(self) -> float:
         """Seconds since the session began."""
@@ -220,9 +220,8 @@ class Session:
             repro.write(self.best, self.folder / BEST_FILE, exactness=repro.Exactness.SMALL)
 
     def take_standby(self) -> workers.Standby | None:
-        """The interpreter that was started ahead, for the one who asks first."""
-        standby, self.standby = self.standby, None
-        return standby
+        """An interpreter that was started ahead, if one is left."""
+        return self.standbys.pop() if self.standbys else None
 
     def fails_the_same(self, case: Case) -> bool:
         """Whether an oracle call shows the case's own failure."""

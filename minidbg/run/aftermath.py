@@ -41,13 +41,28 @@ def summary_of(
             lines.append(line)
             repros += [path] if path else []
     failures = len(lines)
-    return Summary(tuple(lines or [nothing_failed(events)]), failures, tuple(dict.fromkeys(repros)))
+    lines = lines or [nothing_failed(events)]
+    lines += graph_lines(event for event in events if event.get("event") == "graphs")
+    return Summary(tuple(lines), failures, tuple(dict.fromkeys(repros)))
 
 
 def failure_lines(events: Iterable[dict[str, Any]]) -> list[str]:
     """One line for each failure that a process reported; equal ones once, with their number."""
     texts = Counter(f"{event.get('backend')}, {event.get('kind')}: {event.get('line')}" for event in events)
     return [text if times == 1 else f"{text} ({times} times)" for text, times in texts.items()]
+
+
+def graph_lines(events: Iterable[dict[str, Any]]) -> list[str]:
+    """How many graphs all processes verified, and a line for each reason why others were not; none without graphs."""
+    counts, reasons = Counter[str](), Counter[str]()
+    for event in events:
+        counts.update({name: event[name] for name in ("graphs", "verified", "not_run")})
+        reasons.update({f"not verified: {reason}": n for reason, n in event["not_verified"].items()})
+        reasons.update({f"verified in part: {note}": n for note, n in event["left_out"].items()})
+    if not counts["graphs"]:
+        return []
+    first = f"{counts['verified']} of {counts['graphs'] - counts['not_run']} graphs that ran agree with eager"
+    return [first, *(f"{number} {reason}" for reason, number in reasons.most_common())]
 
 
 def nothing_failed(events: Sequence[dict[str, Any]]) -> str:

@@ -5,8 +5,10 @@ Nothing of minidbg but this file is imported before the program compiles somethi
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
+from dataclasses import asdict
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +40,7 @@ def wrapped(backend: Any, orders: Orders) -> Any:
         return backend
     if listener not in failures.LISTENERS:
         failures.LISTENERS.append(listener)
+        atexit.register(tell_stats)
     name = asked if isinstance(asked, str) else str(getattr(asked, "__name__", asked))
     tell(orders.log, {"event": "wrapped", "backend": orders.backend or name})
     if isinstance(asked, WrappedBackend) or name == OWN_NAME:
@@ -76,6 +79,15 @@ def listener(failure: Failure, report: Report) -> None:
                 "capture": str(report.capture) if report.capture else None,
             },
         )
+
+
+def tell_stats() -> None:
+    """At the end of a process: how many of its graphs were verified."""
+    from minidbg.backend import stats
+
+    orders = read_orders(os.environ)
+    if orders is not None and (found := stats()).graphs:
+        tell(orders.log, {"event": "graphs", **asdict(found)})
 
 
 def modules_are_here(module: ModuleType) -> None:

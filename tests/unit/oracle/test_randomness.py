@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.utils.checkpoint import checkpoint
 
 from minidbg.graphs import call_nodes, capture_by_dynamo
-from minidbg.graphs.cloning import clone_values
+from minidbg.graphs.copying import clone_values
 from minidbg.oracle.compare import mismatch, snapshot
 from minidbg.oracle.randomness import Fed, feed_recorded, random_nodes
 
@@ -56,6 +56,14 @@ DRAWS: dict[str, Program] = {
     "multinomial": lambda x: torch.multinomial(x, 3),
     "poisson": lambda x: torch.poisson(x),
     "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.5),
+    "attention with shared heads": lambda x: F.scaled_dot_product_attention(
+        x.expand(1, 4, 8, 8),
+        x.expand(1, 2, 8, 8),
+        x.expand(1, 2, 8, 8),
+        dropout_p=0.5,
+        enable_gqa=True,
+        scale=0.1,
+    ),
     "gumbel_softmax": lambda x: F.gumbel_softmax(x),
     "fractional pooling": lambda x: F.fractional_max_pool2d(x[None], 2, output_size=5),
     "dropout in a checkpoint": lambda x: checkpoint(lambda y: F.dropout(y.sin()), x, use_reentrant=False),
