@@ -114,6 +114,8 @@ class Provenance:
     """What one step less looks like: ``passes without torch.relu``."""
     notes: tuple[str, ...] = ()
     """What a reader must know: which values are real, which call path was needed, which budget ran out."""
+    suspects: tuple[str, ...] = ()
+    """Of a failure not yet reduced: the nodes that the frames of its traceback held, ``add_2 linear`` for one frame, innermost first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,7 +137,7 @@ class Case:
     dynamic: bool | None = False
     """``torch.compile(dynamic=...)``."""
     dynamic_dims: tuple[tuple[int, ...], ...] = ()
-    """Per input the dimensions to ``mark_dynamic``; empty when none."""
+    """Per input the dimensions to ``mark_dynamic``, the others being static; empty where nothing is known."""
     backward: bool = False
     """Whether the run goes on to backward with seeded cotangents."""
     attempts: int = 1
@@ -158,7 +160,7 @@ class Case:
     def with_graph(self, graph_module: fx.GraphModule, inputs: tuple[Any, ...]) -> Case:
         """This case over another graph, whose inputs are dynamic where theirs are known to be."""
         dims = self._dims_of(graph_module, inputs) if self.dynamic_dims else ()
-        return replace(self, graph_module=graph_module, inputs=inputs, dynamic_dims=dims if any(dims) else ())
+        return replace(self, graph_module=graph_module, inputs=inputs, dynamic_dims=dims)
 
     def _dims_of(self, graph_module: fx.GraphModule, inputs: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
         """Per input of another graph its dynamic dimensions: by what its placeholder knows, else by its name here."""

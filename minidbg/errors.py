@@ -23,6 +23,16 @@ class MinidbgError(Exception):
         return (what, rest or self.advice) if not self.advice or rest else (str(self), self.advice)
 
 
+class TorchNameMissing(MinidbgError):
+    """This torch does not have a private name that minidbg needs."""
+
+    advice = "'minidbg doctor --internals' lists all such names; a newer minidbg may know this torch"
+
+    def __init__(self, name: str, purpose: str, version: str) -> None:
+        self.name, self.purpose = name, purpose
+        super().__init__(f"torch {version} has no {name}, which minidbg needs here: {purpose}")
+
+
 class UnknownBackend(MinidbgError):
     """No backend is registered under ``name``."""
 

@@ -64,6 +64,10 @@ EXIT_STATUS: Mapping[Verdict, int] = {
 }
 
 
+LAYOUT = "output: stride"
+"""The message of a signature where nothing but the strides of results differs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Signature:
     """What makes two failures the same one.
@@ -78,13 +82,20 @@ class Signature:
     types: tuple[str, ...] = ()
     frames: tuple[str, ...] = ()
     message: str = ""
+    others: tuple[Signature, ...] = ()
+    """Further forms of the same failure: chance decides, the order of hashes for one, which of them is raised."""
+
+    @property
+    def is_layout(self) -> bool:
+        """Whether only the strides of a result differ: told, and reduced on request."""
+        return self.kind is Kind.ACCURACY and self.message == LAYOUT
 
     def matches(self, other: Signature | None) -> bool:
-        """Whether ``other`` is the same failure: every field equal, of the frames the innermost.
+        """Whether ``other`` is the same failure: every field equal, of the frames the innermost; or one of the further forms.
 
         Outer frames depend on the way to the bug (a pass or a lowering), which reduction changes.
         """
-        return (
+        return any(one.matches(other) for one in self.others) or (
             other is not None
             and (self.kind, self.direction, self.types, self.message)
             == (other.kind, other.direction, other.types, other.message)
@@ -99,6 +110,7 @@ class Signature:
             "types": list(self.types),
             "frames": list(self.frames),
             "message": self.message,
+            **({"others": [one.to_table() for one in self.others]} if self.others else {}),
         }
 
     @classmethod
@@ -110,6 +122,7 @@ class Signature:
             types=tuple(table.get("types", ())),
             frames=tuple(table.get("frames", ())),
             message=str(table.get("message", "")),
+            others=tuple(map(cls.from_table, table.get("others", ()))),
         )
 
 
@@ -137,9 +150,12 @@ class Outcome:
     """Error figures of an accuracy failure, as the harness names them."""
     stderr: str = ""
     """Of a process that died or was ended: the end of what it wrote, with the stack by faulthandler."""
+    suspects: tuple[tuple[str, ...], ...] = ()
+    """Names of nodes that the frames of the failure held, one group a frame, the innermost frame first."""
 
     def to_json(self) -> dict[str, Any]:
         """One JSON object; ``from_json`` reads it back."""
+        suspects = {"suspects": [list(group) for group in self.suspects]} if self.suspects else {}
         return {
             "verdict": str(self.verdict),
             "signature": self.signature.to_table() if self.signature else None,
@@ -152,6 +168,7 @@ class Outcome:
             "runs": self.runs,
             "figures": dict(self.figures),
             "stderr": self.stderr,
+            **suspects,
         }
 
     @classmethod
@@ -170,6 +187,7 @@ class Outcome:
             runs=data.get("runs"),
             figures=data.get("figures") or {},
             stderr=data.get("stderr") or "",
+            suspects=tuple(tuple(map(str, group)) for group in data.get("suspects") or ()),
         )
 
     def judged_against(self, expected: Signature | None) -> Outcome:

@@ -5,29 +5,31 @@ its failure is there.
 
 A repro whose header says ``expect = "reproduces"`` is a strict expected failure: it stays quiet while the failure is there,
 and fails the day it is fixed, so that somebody writes ``expect = "gone"`` and it is a regression test from then on. Each runs
-in a process of its own: a crash is a result like any other, also under pytest-xdist.
+in a process of its own, forked where possible from an interpreter that has imported torch, and what the header does not
+expect is run again in a fresh one: a crash is a result like any other, also under pytest-xdist.
 """
 
 from __future__ import annotations
 
-import os
+import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from minidbg.errors import MinidbgError
-from minidbg.failure import Outcome, Verdict
+from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.watch.devices import Machine, devices_of, parse_devices
-from minidbg.watch.fresh import run_python, run_repro
 from minidbg.watch.outcomes import is_fallback, last_json, outcome_of
+from minidbg.watch.pool import IN_WORKER, OneByOne, preload_for
 from minidbg.watch.repros import HEADER, HIDDEN, Repro, is_script, read_repro
-from minidbg.watch.runner import DEVICE_SCRIPT
+from minidbg.watch.runner import judging, mode_for, own_limit
+from minidbg.watch.settings import Workers
 from minidbg.watch.states import is_expected
 
 CANNOT_JUDGE = (Verdict.SKIPPED, Verdict.INVALID)
+POOL = pytest.StashKey[OneByOne]()
 
 
 class KnownFailure(Exception):
@@ -66,6 +68,20 @@ def pytest_configure(config: pytest.Config) -> None:
         parse_devices(config.getoption("minidbg_devices"))
     except MinidbgError as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the interpreters."""
+    pool = config.stash.get(POOL, None)
+    if pool is not None:
+        pool.close()
+
+
+def pool_of(config: pytest.Config, backends: set[str]) -> OneByOne:
+    """The interpreters of this test session, started when the first repro runs."""
+    if POOL not in config.stash:
+        config.stash[POOL] = OneByOne(preload_for(backends, forks=sys.platform == "linux"))
+    return config.stash[POOL]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -115,7 +131,7 @@ class ReproFile(pytest.File):
         if repro is None or repro.damage:
             raise self.CollectError(f"{self.path}: {repro.damage if repro else 'has gone'}")
         wanted = parse_devices(self.config.getoption("minidbg_devices"))
-        machine = machine_here() if wanted and "all" in wanted else Machine({})
+        machine = machine_here(self.config) if wanted and "all" in wanted else Machine({})
         for device in devices_of(repro.device, wanted, machine):
             yield ReproItem.from_parent(self, name=f"test_repro[{device}]", repro=repro, device=device)
 
@@ -132,9 +148,9 @@ class ReproItem(pytest.Item):
 
     def runtest(self) -> None:
         """Run the script and compare its verdict with what the header expects."""
-        limit = self.config.getoption("minidbg_seconds")
-        ended = run_repro(self.repro, self.device, limit, os.environ)
-        outcome = outcome_of(self.repro, self.device, ended)
+        outcome = self.judged(fresh=False)
+        if outcome.verdict not in CANNOT_JUDGE and not is_expected(outcome.verdict, self.repro.expect):
+            outcome = self.judged(fresh=True)
         if outcome.verdict in CANNOT_JUDGE:
             pytest.skip(f"{outcome.verdict}: {outcome.reason}")
         if is_fallback(outcome):
@@ -147,6 +163,16 @@ class ReproItem(pytest.Item):
             raise KnownFailure(sentence(outcome))
         elif not is_expected(outcome.verdict, self.repro.expect):
             raise UnexpectedVerdict(f"{sentence(outcome)}; the header expects {self.repro.expect}")
+
+    def judged(self, *, fresh: bool) -> Outcome:
+        """What the repro does in a warm interpreter, or in a fresh one."""
+        backends = {item.repro.backend for item in self.session.items if isinstance(item, ReproItem)}
+        pool = pool_of(self.config, backends)
+        mode = mode_for(Workers.AUTO, self.device, fresh=fresh)
+        limit = self.config.getoption("minidbg_seconds")
+        if self.repro.kind is Kind.HANG:
+            limit = min(limit, own_limit(self.repro.table))
+        return outcome_of(self.repro, self.device, pool.run(judging(self.repro, self.device), mode, limit))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """A verdict needs no traceback of ours."""
@@ -165,10 +191,9 @@ def sentence(outcome: Outcome) -> str:
     return ": ".join(part for part in (str(outcome.verdict), outcome.reason, said) if part)
 
 
-@cache
-def machine_here() -> Machine:
+def machine_here(config: pytest.Config) -> Machine:
     """The devices of this machine, asked in a child: this process needs no torch."""
-    ended = run_python([str(DEVICE_SCRIPT)], 120.0, os.environ)
+    ended = pool_of(config, set()).run((str(IN_WORKER), "devices"), "fork", 120.0)
     try:
         return Machine.from_json(last_json(ended.stdout) or {})
     except (KeyError, TypeError):

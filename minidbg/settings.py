@@ -50,12 +50,23 @@ class Verify(enum.StrEnum):
     NEVER = "never"
 
 
+class Layout(enum.StrEnum):
+    """What a result with eager's values and other strides is."""
+
+    WARN = "warn"
+    """One warning for each graph; the program goes on with the backend's result, and the capture is kept."""
+    RAISE = "raise"
+    """A failure like wrong values."""
+    IGNORE = "ignore"
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Checked values, ready to be used, compared and hashed."""
 
     verify: Verify | int = Verify.FIRST
     on_failure: OnFailure = OnFailure.RAISE
+    layout: Layout = Layout.WARN
     reduce: Reduce | None = None
     """None decides at the failure: now, or later in a job of several ranks."""
     repro_dir: Path = DEFAULT_FOLDER
@@ -354,6 +365,7 @@ def existing_folder(value: Any) -> Path:
 CONVERT: Mapping[str, Converter] = {
     "verify": verification,
     "on_failure": choice(OnFailure),
+    "layout": choice(Layout),
     "reduce": choice(Reduce),
     "repro_dir": path,
     "seconds": lambda value: number(value, at_least=0.0),

@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 
 from minidbg.failure import Signature
-from minidbg.settings import Reduce, Settings
+from minidbg.settings import Layout, Reduce, Settings
 
 
 @dataclass(slots=True)
@@ -69,6 +69,8 @@ class Budget:
             return "reduce='later'"
         if settings.reduce is None and several_ranks(os.environ):
             return "a job of several ranks, where the others would wait; reduce='now' reduces here"
+        if signature is not None and signature.is_layout and settings.layout is not Layout.RAISE:
+            return "only the layout differs"
         if settings.match is not None and not re.search(settings.match, str(error)):
             return f"its text does not match {settings.match!r}"
         if is_missing_compiler(error):

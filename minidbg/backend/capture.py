@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,12 +18,15 @@ from minidbg.backend.context import current_context
 from minidbg.case import CallPath, Case, Context, Level, Provenance, symbolic_dims
 from minidbg.errors import AccuracyError
 from minidbg.failure import Direction, Kind, Signature
-from minidbg.graphs.origins import user_line
+from minidbg.graphs.comments import user_line
+from minidbg.graphs.effects import is_call
 from minidbg.graphs.size import call_nodes, canonical_text
 from minidbg.oracle.agreement import margin_for
 from minidbg.oracle.signature import signature_of
+from minidbg.oracle.suspects import Suspects, suspects_of
 from minidbg.settings import Settings
 
+log = logging.getLogger("minidbg")
 MESSAGE_LINES, MESSAGE_CHARACTERS = 20, 4000
 STAND_INS = (
     "values: some inputs had no data when it failed (fake, or freed since); seeded random ones stand in"
@@ -110,7 +114,18 @@ def provenance(failure: Failure, notes: Iterable[str]) -> Provenance:
         torch_version=torch.__version__,
         python_version=platform.python_version(),
         notes=tuple(notes),
+        suspects=tuple(" ".join(group) for group in suspects(failure)),
     )
+
+
+def suspects(failure: Failure) -> Suspects:
+    """The nodes that the frames of the failure name. They are a hint: what cannot be found out is left out."""
+    nodes = failure.graph_module.graph.nodes
+    try:
+        return suspects_of(failure.error, [_torch.GivenCall.of(node) for node in nodes if is_call(node)])
+    except Exception:  # foreign objects in foreign frames
+        log.debug("no_suspects", exc_info=True)
+        return ()
 
 
 def first_lines(message: str) -> str:

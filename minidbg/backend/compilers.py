@@ -24,9 +24,9 @@ from minidbg.case import CompiledFn, CompilerFn, Level
 from minidbg.errors import BadSetting
 from minidbg.failure import Kind
 from minidbg.graphs.copying import copy_graph_module
-from minidbg.graphs.mutation import mutated_placeholders
+from minidbg.graphs.mutation import mutated_placeholders, written_attributes
 from minidbg.oracle.direct import compile_directly
-from minidbg.settings import OnFailure, Settings
+from minidbg.settings import Layout, OnFailure, Settings
 
 
 class WrappedCompiler:
@@ -121,7 +121,7 @@ class AtenGraph:
         self.settings = own_settings
         self.part = _torch.aot_graph_part()
         self.mutated = mutated_placeholders(self.untouched)
-        self.held = tuple(self.untouched.buffers())
+        self.held = tuple(written_attributes(self.untouched))
         self.standing = standing.of_new_graph()
         self.compiled_fn: CompiledFn = self.untouched.forward
         self.boxed = False
@@ -202,8 +202,10 @@ class AtenGraph:
             self.standing.why_not = self.standing.why_not or standing.NOT_ASKED
             return None
         link = called_by_us(self.link)
+        # AOTAutograd asks its compilers for the strides that they chose
+        own = replace(self.settings, layout=Layout.IGNORE)
         return verify.begin(
-            self.untouched, self.unboxed, link, values, self.mutated, kept, self.settings, self.standing
+            self.untouched, self.unboxed, link, values, self.mutated, kept, own, self.standing
         )
 
     def unboxed(self, *args: Any) -> Any:
@@ -281,15 +283,11 @@ def called_by_us(link: Link) -> Link:
     return ours
 
 
-NOT_JUDGED = ("stride", "aliasing")
-"""Differences that AOTAutograd allows its compilers: it asks them for the strides that they chose."""
-
-
 def judged(verification: verify.Verification, result: Any, values: tuple[Any, ...]) -> Failure | None:
-    """What is wrong with ``result`` beside its layout, which is compared when all the rest agrees."""
+    """What is wrong with ``result`` beside its aliasing, which AOTAutograd leaves to its compilers; it is compared last."""
     found = verification.judge(result, values)
-    is_layout = found is not None and getattr(found.error, "category", "") in NOT_JUDGED
-    return None if is_layout else found
+    allowed = found is not None and getattr(found.error, "category", "") == "aliasing"
+    return None if allowed else found
 
 
 def eager(graph: fx.GraphModule, *, boxed: bool) -> CompiledFn:

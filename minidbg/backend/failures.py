@@ -24,9 +24,9 @@ from minidbg.backend.capture import Failure
 from minidbg.backend.context import default_device, enabled_autocasts
 from minidbg.backend.kept import generator_states, set_generator_state
 from minidbg.case import Case
-from minidbg.errors import AccuracyError, MinidbgError
+from minidbg.errors import AccuracyError, MinidbgError, TorchNameMissing
 from minidbg.failure import Kind, Signature
-from minidbg.settings import Reduce, Settings
+from minidbg.settings import Layout, Reduce, Settings
 
 log = logging.getLogger("minidbg")
 ATTRIBUTE = "minidbg_report"
@@ -137,7 +137,8 @@ def kept_in_words(failure: Failure, refusal: Exception, settings: Settings) -> N
     """The report on a failure that no script can hold."""
     from minidbg.backend.incomplete import keep_what_there_is  # late, as in respond
 
-    with answering(failure.inputs):
+    path = None
+    with contextlib.suppress(TorchNameMissing), answering(failure.inputs):
         path = keep_what_there_is(failure, refusal, settings)
     kept = f"; the graph and what else is known are in {path}" if path else ""
     return NoReport(f"not captured: {refusal}{kept}", capture=path)
@@ -223,6 +224,26 @@ def eager_fails_too(failure: Failure, environ: Mapping[str, str]) -> bool:
     except Exception:  # noqa: BLE001 - whatever eager raises is the answer
         return True
     return False
+
+
+def is_layout_alone(error: BaseException, settings: Settings) -> bool:
+    """Whether ``error`` says no more than that strides differ, which is no failure under these settings."""
+    return (
+        isinstance(error, AccuracyError)
+        and error.category == "stride"
+        and settings.layout is not Layout.RAISE
+    )
+
+
+def warn_of_layout(failure: Failure, settings: Settings) -> None:
+    """Say once for each graph that its results lie otherwise in memory, and keep the capture."""
+    if PROCESS.is_new(f"layout: {failure.link.name} {capture.digest(failure)}"):
+        log.warning(
+            "minidbg: %s; the program goes on with this result (layout=%s). %s",
+            failure.error,
+            '"raise" makes it a failure, "ignore" is silent',
+            answered(failure, settings).line,
+        )
 
 
 def warn_going_on(failure: Failure, report: Report, then: str) -> None:

@@ -30,7 +30,7 @@ from minidbg.backend.context import current_context
 from minidbg.case import BackendRef, Case, Provenance, symbolic_dims
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind
-from minidbg.graphs.glance import AT_A_GLANCE
+from minidbg.graphs.contents import AT_A_GLANCE
 from minidbg.graphs.size import call_nodes
 from minidbg.repro import Exactness, flights, render
 from minidbg.repro.files import as_safetensors, for_others_to_read

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import signal
-import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -20,13 +17,15 @@ from minidbg.backend.readable import Readable
 from minidbg.case import Case, Level
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind
-from minidbg.reduction import progress, reducing
+from minidbg.reduction import reducing
 from minidbg.reduction.publishing import VERIFY_SECONDS
 from minidbg.reduction.result import Limits, Written
 from minidbg.settings import Reduce, Settings
 
 GRACE_S = 30.0
 """What the reducing process may take beyond its budget and its verifications before it is ended."""
+COPIED_BYTES = 4 << 30
+"""Inputs up to this size go to another interpreter with all of their values."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -116,63 +115,69 @@ def has_stages(case: Case, path: Path) -> bool:
 
 
 def reduced_elsewhere(case: Case, capture: Path, settings: Settings) -> Written:
-    """Reduce in a fork of this process, which has the live graph and backend; else in a new one, from the capture.
+    """Reduce in a fork of this process, which has the live graph and backend; else in one of a fresh interpreter.
 
     Raises MinidbgError when the reducing process found nothing to reduce, was ended or broke.
     """
     limits = Limits(
         seconds=settings.seconds, max_calls=settings.max_calls, memory_bytes=settings.memory_bytes
     )
-    refusal = workers.fork_refusal()
-    if refusal is not None:
-        return reduced_from_capture(capture, settings)
+    seconds = limits.seconds + VERIFY_SECONDS + GRACE_S
+    refusal = why_not_in_a_fork(case)
     with stream_to_the_user() as stream:
-
-        def reduce_here() -> object:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            with progress.on_stream(stream) as listener:
-                if case.backend.name == "inductor" and case.kind is not Kind.COMPILE:
-                    # its code may have come out of a cache; then each child would have to set up its passes
-                    reducing.get_ready_for(case)
-                try:
-                    written = reducing.reduce_and_publish(
-                        case, settings.repro_dir, limits=limits, listener=listener, just_seen=True
-                    )
-                except MinidbgError as refused:
-                    return {"refused": str(refused)}
-            return written.to_json()
 
         def interrupted() -> None:
             stream.write("\nminidbg: the best so far is verified and written; Ctrl-C again ends it without\n")
             stream.flush()
 
-        seconds = limits.seconds + VERIFY_SECONDS + GRACE_S
-        done = workers.call_in_fork(reduce_here, seconds=seconds, on_interrupt=interrupted)
+        if refusal is None:
+            done = workers.call_in_fork(
+                lambda: reducing.reduce_on_stream(case, settings.repro_dir, limits, stream),
+                seconds=seconds,
+                on_interrupt=interrupted,
+            )
+        else:
+            workers.say_once(
+                f"{refusal}; reductions run in forks of a fresh interpreter, "
+                "which costs some seconds for its imports, once"
+            )
+            with path_for_another_interpreter(case, capture) as path:
+                done = workers.call_in_zygote(
+                    "minidbg.reduction.reducing:reduce_elsewhere",
+                    {
+                        "path": str(path),
+                        "folder": str(settings.repro_dir.absolute()),
+                        "limits": asdict(limits),
+                    },
+                    seconds=seconds,
+                    stream=stream,
+                    on_interrupt=interrupted,
+                    **repro.warmth(case),
+                )
     return written_by(done)
 
 
-def reduced_from_capture(capture: Path, settings: Settings) -> Written:
-    """Reduce the capture in a fresh interpreter: for processes that cannot be forked (CUDA, not Linux)."""
-    command = [
-        sys.executable,
-        "-m",
-        "minidbg",
-        "reduce",
-        str(capture),
-        "--json",
-        "--seconds",
-        f"{settings.seconds:g}",
-    ]
-    if settings.max_calls is not None:
-        command += ["--max-calls", str(settings.max_calls)]
-    limit = settings.seconds + VERIFY_SECONDS + GRACE_S
-    done = workers.run_python(command, seconds=limit)
-    return written_by(done)
+def why_not_in_a_fork(case: Case) -> str | None:
+    """Why ``case`` cannot be reduced in a fork of this process; None when it can."""
+    if os.environ.get("MINIDBG_WORKERS") == "spawn":
+        return "the setting 'workers' is 'spawn'"
+    return workers.fork_refusal(autograd=workers.may_use_autograd(case)) or workers.hang_in_forks(case)
+
+
+@contextlib.contextmanager
+def path_for_another_interpreter(case: Case, capture: Path) -> Iterator[Path]:
+    """A script with all of the case's values; the capture, which has the small ones, where those would not fit."""
+    with contextlib.ExitStack() as stack:
+        try:
+            path = stack.enter_context(repro.packed(case, value_limit_bytes=COPIED_BYTES))
+        except (MinidbgError, OSError):
+            path = capture
+        yield path
 
 
 def written_by(done: workers.ChildResult) -> Written:
     """The answer of a reducing process. Raises MinidbgError that says how it ended when there is none."""
-    value = done.value if done.answered else last_object(done.stdout)
+    value = done.value
     if isinstance(value, dict) and "refused" in value:
         raise MinidbgError(str(value["refused"]))
     if isinstance(value, dict):
@@ -183,15 +188,6 @@ def written_by(done: workers.ChildResult) -> Written:
     raise MinidbgError(
         f"the reducing process ended without an answer (exit status {done.exit_status}, signal {done.signal}): {last[0]}"
     )
-
-
-def last_object(stdout: str) -> object:
-    """The JSON object in the last line of ``stdout``, or None."""
-    lines = stdout.strip().splitlines()
-    try:
-        return json.loads(lines[-1]) if lines else None
-    except json.JSONDecodeError:
-        return None
 
 
 @contextlib.contextmanager

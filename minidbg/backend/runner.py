@@ -20,10 +20,11 @@ from minidbg.backend.kept import NOTHING, Kept, keep
 from minidbg.case import CompiledFn
 from minidbg.failure import Kind
 from minidbg.graphs.copying import copy_graph_module
-from minidbg.graphs.mutation import mutated_placeholders
+from minidbg.graphs.mutation import mutated_placeholders, written_attributes
 from minidbg.repro.flights import Step
 from minidbg.settings import OnFailure, Settings
 
+GUARDS = "the backend returned, and dynamo could build no guards from what it had done to the ShapeEnv or the inputs"
 STALE = "the graph writes to its inputs and had run before; the values are those after the failing call"
 
 
@@ -39,8 +40,8 @@ class WrappedGraph:
         self.links = tuple(links)
         self.settings = settings
         self.mutated = mutated_placeholders(self.untouched)
-        self.held = tuple(self.untouched.buffers())
-        """Buffers of modules that dynamo did not inline; a run may write to them too."""
+        self.held = tuple(written_attributes(self.untouched))
+        """What the graph itself holds and a run may write to."""
         self.standing = standing.of_new_graph()
         self.position = 0
         """Of the link in use; ``len(links)`` is eager."""
@@ -58,18 +59,25 @@ class WrappedGraph:
     def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
         """What dynamo is to call. Raises what the last link raised, when no link works and eager is not wanted."""
         kept = self.keep(example_inputs) if self.can_go_on() else NOTHING
+        guards = _torch.GuardState(example_inputs)
         self.aot_ids_from = _torch.next_aot_id()
         for position, link in enumerate(self.links):
             self.position = position
+            notes: tuple[str, ...] = ()
             try:
                 with self.record.during(Step.COMPILE, link, example_inputs):
                     compiled_fn = compiled_by(link, gm, example_inputs)
+                error_of_guards = guards.error_of_guards()
+                if error_of_guards is not None:
+                    notes = (GUARDS,)
+                    raise error_of_guards
             except Exception as error:
                 if _torch.is_control_flow(error):
                     raise
-                report = self.answered(error, example_inputs, Kind.COMPILE)
+                report = self.answered(error, example_inputs, Kind.COMPILE, notes)
                 if not self.can_go_on():
                     raise
+                guards.put_back()
                 self.put_back(kept)  # some backends run the graph to compile it
                 self.warn(error, example_inputs, Kind.COMPILE, report)
                 gm = copy_graph_module(self.untouched)
@@ -277,12 +285,14 @@ class WrappedGraph:
         """The state that a call with ``values`` may change."""
         return keep(values, self.mutated, self.held, limit_bytes=self.settings.value_limit_bytes)
 
-    def answered(self, error: Exception, values: Sequence[Any], kind: Kind) -> Report:
+    def answered(
+        self, error: Exception, values: Sequence[Any], kind: Kind, notes: tuple[str, ...] = ()
+    ) -> Report:
         """The report on ``error``, which is then readable from it. One that a wrapper below made is kept."""
         known = failures.own_report(error)
         if known is not None:
             return known
-        report = self.answer(self.failure(error, values, kind))
+        report = self.answer(self.failure(error, values, kind, notes))
         failures.set_report(error, report)
         return report
 

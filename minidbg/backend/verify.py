@@ -35,7 +35,7 @@ from minidbg.oracle import compare
 from minidbg.oracle.agreement import differ, left_by
 from minidbg.oracle.harness import gradients_of, graph_texts
 from minidbg.oracle.randomness import Fed, feed_recorded
-from minidbg.settings import Settings, Verify
+from minidbg.settings import Layout, Settings, Verify
 
 log = logging.getLogger("minidbg")
 GRADIENTS_REFUSED = "its gradients are not judged: backward of the graph fails in eager"
@@ -86,6 +86,9 @@ class Verification:
         try:
             with failures.answering(args), quiet():
                 failure = self.judged(result, args)
+            if failure is not None and failures.is_layout_alone(failure.error, self.settings):
+                failures.warn_of_layout(failure, self.settings)
+                failure = None
             self.standing.verified |= failure is None
             return failure
         except compare.CannotCompare as refused:
@@ -109,15 +112,15 @@ class Verification:
         if drew:
             allowed = self.settings.allowed or None
             if compare.mismatch(left_by(actual), left_by(expected), tolerances=allowed) is None:
-                return None
+                return self.layout(actual, expected)
             inside.set_generators()
             fed = feed_recorded(inside.graph, inside.fresh())
             if fed.fed:
                 if self.agrees_with_the_backends_numbers(fed, actual):
-                    return None
+                    return self.layout(actual, expected)
                 return self.with_numbers(fed).compiled_anew()
         found = self.difference(actual, expected)
-        return self.mismatch(found) if found else None
+        return self.mismatch(found) if found else self.layout(actual, expected)
 
     def eager(self) -> tuple[dict[str, Any], bool]:
         """What eager leaves behind (gradients None where its backward fails), and whether it drew random numbers."""
@@ -185,6 +188,16 @@ class Verification:
         return self.mismatch(found, (RECORDED,)) if found else None
 
     # ---- failures
+
+    def layout(self, actual: dict[str, Any], expected: dict[str, Any]) -> Failure | None:
+        """The difference in layout between runs that agree in all else, where anybody wants to hear of it."""
+        if self.settings.layout is Layout.IGNORE:
+            return None
+        found = compare.layout_difference(left_by(actual), left_by(expected))
+        if found is None:
+            return None
+        error = AccuracyError(f"{self.link.name} gives another layout than eager: {found['message']}", found)
+        return self.failure(error, Kind.ACCURACY, Direction.FORWARD)
 
     def mismatch(self, found: compare.Difference, notes: tuple[str, ...] = ()) -> Failure:
         """The failure that ``found`` is."""
@@ -257,7 +270,7 @@ def run_backward(verification: Verification, compiled_fn: CompiledFn, kept: Kept
                 verification.backward_error = error
     finally:
         inside.set_generators()
-        if any(True for _ in inside.model.buffers()):
+        if inside.graph is not inside.model:
             kept.restore()
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from minidbg import _torch
 from minidbg.backend.kept import capturing_device_graph, has_memory, tensors_in
 from minidbg.backend.verify_runs import sharing_memory
-from minidbg.graphs.cloning import storage_bytes, storage_key
+from minidbg.graphs.copying import storage_bytes, storage_key
 from minidbg.settings import Settings
 
 COLLECTIVES = (

@@ -17,8 +17,8 @@ from torch import Tensor, fx
 from minidbg import _torch
 from minidbg.backend.chain import Link, compile_at_run_time
 from minidbg.backend.kept import generator_states, memory_of, set_generator_state, tensors_in
-from minidbg.graphs.cloning import clone_values, storage_bytes, storage_key
-from minidbg.graphs.copying import copy_graph_module
+from minidbg.graphs.copying import clone_values, copy_graph_module, storage_bytes, storage_key
+from minidbg.graphs.mutation import written_attributes
 from minidbg.oracle.harness import gradients_of, left_behind, needs_gradient
 from minidbg.oracle.randomness import Fed, draws_alone
 from minidbg.oracle.reruns import are_close
@@ -32,9 +32,9 @@ class Before:
     """The state that a call starts from."""
 
     graph: fx.GraphModule
-    """With buffers of its own, where it has any."""
+    """With tensors of its own, where it writes to any."""
     model: fx.GraphModule
-    """The user's, whose buffers the compiled function writes to."""
+    """The user's, whose tensors the compiled function writes to."""
     inputs: tuple[Any, ...]
     """Copies, or aliases of what no run may write to."""
     written: frozenset[int]
@@ -72,7 +72,7 @@ class Before:
 
     def changed(self, change: Callable[[Any], Any], *, backward: bool) -> dict[str, Any]:
         """What eager leaves behind when graph and inputs are changed; for float64, or another seed."""
-        own = own_buffers(copy_graph_module(self.graph))
+        own = own_attributes(copy_graph_module(self.graph))
         graph = change(fx.GraphModule(own, own.graph))  # one that is not lazy, since its forward is replaced
         inputs = tuple(change(self.fresh()))
         outputs = graph.forward(*inputs)
@@ -88,7 +88,7 @@ def before(graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int]) 
         copied = frozenset(range(len(args)))
     with torch.inference_mode(False):
         inputs = with_copies(args, copied)
-    return Before(own_buffers(graph), graph, inputs, written, copied, generator_states(args))
+    return Before(own_attributes(graph), graph, inputs, written, copied, generator_states(args))
 
 
 def sharing_memory(values: Sequence[Any], chosen: frozenset[int]) -> list[int]:
@@ -118,20 +118,20 @@ def alias(value: Any) -> Any:
     return value.detach().requires_grad_(value.requires_grad)
 
 
-def own_buffers(graph: fx.GraphModule) -> fx.GraphModule:
-    """``graph``, or a copy whose buffers a run may write to without being seen."""
-    return copy.deepcopy(graph) if any(True for _ in graph.buffers()) else graph
+def own_attributes(graph: fx.GraphModule) -> fx.GraphModule:
+    """``graph``, or a copy whose tensors a run may write to without being seen."""
+    return copy.deepcopy(graph) if written_attributes(graph) else graph
 
 
 def run_eager(inside: Before, *, backward: bool) -> dict[str, Any]:
     """Outputs, inputs afterwards and gradients of one eager run; gradients None where backward fails."""
-    graph = own_buffers(inside.graph)
+    graph = own_attributes(inside.graph)
     return ran(graph.forward, graph, inside.fresh(), backward=backward)
 
 
 def run_compiled_anew(inside: Before, link: Link, *, backward: bool) -> dict[str, Any]:
     """The same of the graph compiled by ``link``, here and now. Raises what the backend raises."""
-    graph = own_buffers(inside.graph)
+    graph = own_attributes(inside.graph)
     compiled_fn = compile_at_run_time(link, graph, inside.fresh(everything=True))
     inside.set_generators()
     return ran(compiled_fn, graph, inside.fresh(everything=True), backward=backward)

@@ -123,6 +123,7 @@ def wrap(
     mode: str | None = None,
     verify: str | int | None = None,
     on_failure: str | None = None,
+    layout: str | None = None,
     reduce: str | None = None,
     repro_dir: str | os.PathLike[str] | None = None,
     seconds: float | None = None,
@@ -147,6 +148,8 @@ def wrap(
     - ``verify``: ``"first"``, ``"always"``, ``"never"`` or a number: which calls of a compiled graph are compared with eager.
     - ``rtol``, ``atol``, ``tolerances``: how far floats may be off; relative to the value, in units of the value, by dtype.
     - ``on_failure``: ``"raise"`` the backend's exception, or ``"fallback"`` to eager (or the next link) with a warning.
+    - ``layout``: what a result is that has eager's values and other strides: one ``"warn"``ing (``minidbg reduce`` makes a
+      repro of it), a failure to ``"raise"``, or nothing (``"ignore"``).
     - ``reduce``: ``"now"``, or ``"later"``: write the capture only. ``seconds`` (of all reductions of this process) and
       ``max_calls`` (oracle calls of one) bound it. ``stages``: find out the guilty stage afterwards, in the background.
     - ``repro_dir``: the folder. ``value_limit_bytes``: most bytes of real tensor values written for one failure.
@@ -164,6 +167,7 @@ def wrap(
     given = {
         "verify": verify,
         "on_failure": on_failure,
+        "layout": layout,
         "reduce": reduce,
         "repro_dir": repro_dir,
         "seconds": seconds,

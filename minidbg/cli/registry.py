@@ -26,12 +26,14 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "watch": "minidbg.watch.commands:watch",
         "status": "minidbg.watch.commands:status",
         "history": "minidbg.watch.commands:history",
+        "accept": "minidbg.watch.commands:accept",
         "bisect": "minidbg.watch.commands:bisect",
     },
     "This installation": {
         "config": "minidbg.cli.config:config",
         "doctor": "minidbg.cli.about:doctor",
         "completion": "minidbg.cli.about:completion",
+        "help": "minidbg.cli.about:help_topic",
     },
 }
 """Heading in ``minidbg --help`` -> command -> ``module:attribute``."""

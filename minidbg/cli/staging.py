@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
@@ -13,7 +12,9 @@ from minidbg.cli.manners import JSON, note, print_json
 @click.command()
 @click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--seconds", default=120.0, show_default=True, help="Most seconds to spend.")
-@click.option("--background", is_flag=True, hidden=True, help="With low priority.")
+@click.option(
+    "--background", is_flag=True, hidden=True, help="When the machine is idle, for a minute at most."
+)
 @JSON
 def stages(path: Path, seconds: float, background: bool, as_json: bool) -> None:
     """Find out at which stage of compiling PATH's failure comes about, and write that into its header.
@@ -23,9 +24,7 @@ def stages(path: Path, seconds: float, background: bool, as_json: bool) -> None:
     """
     from minidbg import stages as room
 
-    if background:
-        os.nice(10)
-    report = room.find_stages(path, seconds=seconds)
+    report = room.find_in_background(path) if background else room.find_stages(path, seconds=seconds)
     room.keep_stages(path, report)
     if as_json:
         print_json({"repro": str(path), "sentence": report.sentence, **report.to_table()})

@@ -79,9 +79,8 @@ def forking() -> Iterator[Finding]:
     if refusal is None:
         yield fine("fork", "oracle calls run in forks of the failing process: 0.1 to 1 s each")
     else:
-        yield missing(
-            "fork", refusal, "nothing to do: reductions run from the capture in new processes, more slowly"
-        )
+        advice = "nothing to do: they run in forks of a fresh interpreter, which costs some seconds once"
+        yield missing("fork", refusal, advice)
 
 
 def shared_memory() -> Iterator[Finding]:

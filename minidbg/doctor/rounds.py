@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from minidbg.doctor.backends import backends
 from minidbg.doctor.finding import Finding, broken
 from minidbg.doctor.machine import caches, compiler, devices, forking, inotify, memory, python, shared_memory
-from minidbg.doctor.setup import configuration, folder, switches, templates, torch_version
+from minidbg.doctor.setup import configuration, folder, private_names, switches, templates, torch_version
 
 Check = Callable[[], Iterator[Finding]]
 
 CHECKS: tuple[Check, ...] = (
-    python, torch_version, devices, compiler, forking, shared_memory, memory, caches, inotify, configuration,
+    python, torch_version, private_names, devices, compiler, forking, shared_memory, memory, caches, inotify, configuration,
     templates, folder, switches, backends,
 )  # fmt: skip
 

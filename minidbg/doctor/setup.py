@@ -10,7 +10,7 @@ import jinja2
 import torch
 from packaging.requirements import Requirement
 
-from minidbg import settings
+from minidbg import _torch, settings
 from minidbg.doctor.finding import Finding, broken, fine, missing
 from minidbg.doctor.machine import refusal_to_write
 from minidbg.errors import BadSetting
@@ -38,6 +38,17 @@ def torch_version() -> Iterator[Finding]:
     else:
         advice = f"minidbg is tested with torch{wanted.specifier}: private parts of torch that it uses may be others"
         yield missing("torch", here, advice)
+
+
+def private_names() -> Iterator[Finding]:
+    """Names that torch may change without notice, and what is off without those that it has changed."""
+    found = list(_torch.internals())
+    lost = [(need, name) for need in found for name in need.names if not _torch.is_here(name)]
+    for need, name in lost:
+        yield missing(name, "not in this torch", f"off without it: {need.purpose}")
+    if not lost:
+        count = len({name for need in found for name in need.names})
+        yield fine("torch's private names", f"all {count} are here; 'minidbg doctor --internals' lists them")
 
 
 def configuration() -> Iterator[Finding]:

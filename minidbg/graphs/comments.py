@@ -1,17 +1,44 @@
-"""The comments of written source: where a line came from, what an input is. Read back, they are meta again."""
+"""Comments of written source, and the user's lines that they name. Read back, comments are meta again."""
 
 from __future__ import annotations
 
 import io
 import os
 import re
+import sys
 import tokenize
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 
-from minidbg.graphs.cells import cell_name
+_IPYTHON = re.compile(r"<ipython-input-(\d+)-[0-9a-f]+>")
+_KERNEL = re.compile(r"[/\\]ipykernel_\d+[/\\]\d+\.py$")
+
+
+def cell_name(file: str) -> str:
+    """``cell 3`` when ``file`` is the source of one, else an empty text.
+
+    A kernel names its cells by a hash; which one it was is asked of the shell, while it runs.
+    """
+    match = _IPYTHON.fullmatch(file)
+    if match:
+        return f"cell {match[1]}"
+    if not _KERNEL.search(file):
+        return ""
+    number = _numbers().get(file)
+    return f"cell {number}" if number is not None else "a notebook cell"
+
+
+def _numbers() -> dict[str, int]:
+    """The shell's own table: file name to the number in ``In [3]``. Empty without a shell."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    # IPython's CachingCompiler keeps it; seen in 8 and 9
+    found = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    return dict(found) if isinstance(found, dict) else {}
+
 
 INPUT_KEY = "input_comment"
 """Key in a placeholder's ``meta``: what its comment said, for a graph that was read from source."""
@@ -77,3 +104,49 @@ def comments_by_line(source: str) -> dict[int, str]:
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type == tokenize.COMMENT
     }
+
+
+TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
+
+
+def user_line(graph_module: fx.GraphModule, message: str, *, last: bool = False) -> tuple[str, str]:
+    """``train.py:41`` and that line's text: of the node that ``message`` names, else of the first or ``last`` one.
+
+    Two empty texts when the graph knows no source lines.
+    """
+    traced = [node for node in graph_module.graph.nodes if node.stack_trace]
+    if last:
+        traced.reverse()
+    named = [node for node in traced if node.op.startswith("call_") and mentions(message, node)]
+    for node in (*named, *traced):
+        lines = [line.strip() for line in str(node.stack_trace).splitlines() if line.strip()]
+        for place, line in reversed(list(enumerate(lines))):
+            file, _, rest = line.removeprefix('File "').partition('", line ')
+            if line.startswith('File "') and is_the_users(file):
+                text = lines[place + 1] if place + 1 < len(lines) else ""
+                return f"{short_path(file)}:{rest.partition(',')[0]}", text
+    return "", ""
+
+
+def is_the_users(file: str) -> bool:
+    """Whether ``file`` is neither torch's own nor code that was generated; a notebook's cells are the user's."""
+    return cell_name(file) != "" or not file.startswith((TORCH_FOLDER, "<"))
+
+
+def mentions(message: str, node: fx.Node) -> bool:
+    """Whether the error text names the node, or the source line that it stands for."""
+    last = str(node.stack_trace).strip().splitlines()[-1].strip()
+    if f"%{node.name} " in message or f"'{node.name}'" in message or (len(last) > 8 and last in message):
+        return True
+    # a name like "add" is also a word of any message; one like "add_3" is not
+    told_apart = re.search(r"[_\d]", node.name) is not None
+    return told_apart and re.search(rf"\b{re.escape(node.name)}\b", message) is not None
+
+
+def short_path(file: str) -> str:
+    """Relative to the working directory where it lies in it, else the file's name: a path may tell too much."""
+    cell = cell_name(file)
+    if cell:
+        return cell
+    relative = os.path.relpath(file)
+    return Path(file).name if relative.startswith("..") else relative

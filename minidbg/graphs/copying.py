@@ -1,15 +1,179 @@
-"""Cheap copies of graph modules: own graphs, shared tensors."""
+"""Copies that a backend cannot tell from the original: graph modules that share tensors, clones of inputs."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import gc
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 
 from minidbg import _torch
-from minidbg.graphs.collecting import collector_paused
 from minidbg.graphs.pieces import copy_node
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """A block in which Python's collector of cycles does not run: over thousands of new nodes it takes longer than making them."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@contextlib.contextmanager
+def collector_spared_what_is_there() -> Iterator[None]:
+    """A block in which the collector of cycles looks only at what is made in it: a large graph and torch itself are many objects."""
+    if gc.get_freeze_count():  # somebody else's, who may not want it undone
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def storage_key(tensor: Tensor) -> int:
+    """A number that tensors share exactly when they share their storage; for those without one, their own."""
+    try:
+        return _torch.storage_identity(tensor)
+    except (RuntimeError, NotImplementedError):  # sparse, opaque and wrapper tensors have none
+        return id(tensor)
+
+
+def storage_bytes(tensor: Tensor) -> int:
+    """Bytes of the storage behind ``tensor``; of a tensor without one, of its elements."""
+    try:
+        return tensor.untyped_storage().nbytes()
+    except (RuntimeError, NotImplementedError):
+        return tensor.numel() * tensor.element_size()
+
+
+def clone_values(values: Sequence[Any]) -> list[Any]:
+    """A clone of each value, the same object for the same object; tensors that shared a storage share a new one.
+
+    What is no tensor is passed on as it is, tuples and lists are opened. No autograd history is kept: what was no leaf
+    gets a short history of its own.
+    """
+    return _Cloner(values).clones()
+
+
+def with_history(value: Any) -> Any:
+    """A tensor that requires grad as one that is no leaf, so that a graph may write to it; anything else as it is."""
+    if not isinstance(value, Tensor) or not value.requires_grad or not value.is_leaf:
+        return value
+    with torch.enable_grad():
+        return value.clone()
+
+
+class _Cloner:
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = values
+        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._seen: dict[int, Any] = {}
+        self._members: dict[int, int] = {}
+        self._keys: dict[int, int] = {}
+        self._count(values)
+
+    def clones(self) -> list[Any]:
+        return [self._clone(value) for value in self._values]
+
+    def _count(self, values: Sequence[Any]) -> None:
+        for value in values:
+            if isinstance(value, Tensor):
+                key = storage_key(value)
+                self._members[key] = self._members.get(key, 0) + 1
+                self._keys[id(value)] = key
+            elif type(value) in (tuple, list):
+                self._count(value)
+
+    def _clone(self, value: Any) -> Any:
+        if type(value) in (tuple, list):
+            return type(value)(map(self._clone, value))
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in self._seen:
+            self._seen[id(value)] = self._clone_tensor(value)
+        return self._seen[id(value)]
+
+    def _clone_tensor(self, value: Tensor) -> Tensor:
+        plain = _has_plain_storage(value)
+        if plain and self._is_simple(value):
+            clone = value.detach().clone()
+        elif value.is_conj() or value.is_neg():
+            clone = _clone_of_lazy(value.detach())
+        elif not plain:
+            clone = value.detach().clone()
+        elif value.is_inference():
+            with torch.inference_mode():
+                clone = self._on_new_storage(value)
+        else:
+            with torch.no_grad():
+                clone = self._on_new_storage(value)
+        if _is_parameter(value) and not _is_parameter(clone):
+            return torch.nn.Parameter(clone, requires_grad=value.requires_grad)
+        if not value.requires_grad:
+            return clone
+        clone.requires_grad_()
+        return clone if value.is_leaf else self._with_history(clone, value)
+
+    def _is_simple(self, value: Tensor) -> bool:
+        """Whether a plain clone keeps all there is to keep: most inputs, and several times faster."""
+        return (
+            value.is_contiguous()
+            and not value.is_inference()
+            and self._members[self._keys[id(value)]] == 1
+            and value.untyped_storage().nbytes() == value.numel() * value.element_size()
+        )
+
+    def _on_new_storage(self, value: Tensor) -> Tensor:
+        key = storage_key(value)
+        if key not in self._storages:
+            self._storages[key] = value.untyped_storage().clone()  # type: ignore[no-untyped-call]
+        empty = torch.empty(0, dtype=value.dtype, device=value.device)
+        return empty.set_(self._storages[key], value.storage_offset(), value.size(), value.stride())
+
+    def _with_history(self, leaf: Tensor, value: Tensor) -> Tensor:
+        """A tensor like ``leaf`` that is none; it may be written in place unless it shares its storage."""
+        with torch.enable_grad():
+            if self._members[storage_key(value)] > 1:
+                return leaf.view_as(leaf)
+            copied = leaf.clone()
+        return copied if copied.stride() == leaf.stride() else leaf.view_as(leaf)
+
+
+def _is_parameter(value: Tensor) -> bool:
+    """``isinstance``, which asks the metaclass and so takes longer than a small clone, for what is neither plain type."""
+    kind = type(value)
+    return kind is torch.nn.Parameter or (kind is not Tensor and isinstance(value, torch.nn.Parameter))
+
+
+def _clone_of_lazy(value: Tensor) -> Tensor:
+    """A clone that is lazily conjugated or negated as ``value`` is: a plain clone would carry it out."""
+    if value.is_conj():
+        plain = value.conj()
+        return (_clone_of_lazy(plain) if plain.is_neg() else plain.clone()).conj()
+    return _torch.negated_view(_torch.negated_view(value).clone())
+
+
+def _has_plain_storage(value: Tensor) -> bool:
+    return (
+        type(value) in (Tensor, torch.nn.Parameter)
+        and value.layout is torch.strided
+        and not value.is_conj()
+        and not value.is_neg()
+        and not value.is_quantized
+        and not value.is_nested
+    )
+
 
 _OF_ONE_GRAPH = frozenset({"_graph", "_code", "_lineno_map", "_prologue_start", "meta"})
 """Attributes of a GraphModule that belong to its graph, not to the module."""

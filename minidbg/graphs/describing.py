@@ -27,9 +27,17 @@ from minidbg.graphs.contents import (
     wanted_exact,
 )
 from minidbg.graphs.fills import Fill, How
-from minidbg.graphs.layouts import CROP_BYTES, Layout, View, generic_view, view_into, view_of
 from minidbg.graphs.literals import python_literal
-from minidbg.graphs.specs import Exactness, InputSpec
+from minidbg.graphs.specs import (
+    CROP_BYTES,
+    Exactness,
+    InputSpec,
+    Layout,
+    View,
+    generic_view,
+    view_into,
+    view_of,
+)
 
 RESERVED = ("torch", "device", "stored", "inputs", "float", "complex")
 """Names that the text of ``inputs()`` uses itself."""

@@ -19,8 +19,7 @@ import torch
 from torch import fx
 
 from minidbg import _torch
-from minidbg.graphs.cloning import with_history
-from minidbg.graphs.collecting import collector_paused
+from minidbg.graphs.copying import collector_paused, with_history
 from minidbg.graphs.effects import Mode, blocks, is_call, mode_of
 from minidbg.graphs.facts import Fact, Kind
 from minidbg.graphs.orphans import without_orphans
@@ -38,7 +37,7 @@ from minidbg.graphs.pieces import (
     without_arguments,
 )
 from minidbg.graphs.record import Recording
-from minidbg.graphs.survey import EagerFailure
+from minidbg.graphs.runs import EagerFailure
 
 
 @dataclass(slots=True)
@@ -267,6 +266,7 @@ class _Extraction:
                 self.plan.outputs.append(node)
         used = {source for node in self.plan.kept for source in self._sources(node)}
         returned = set(self.plan.outputs)
+        self._last_read = self._reads() if self.recording.writing else {}
         for node in self.plan.kept:
             if node not in used and node not in returned and node not in self.recording.mode_changes:
                 self._plan_unused(node)
@@ -294,12 +294,32 @@ class _Extraction:
                 self.plan.unpacked.append((node, path))
 
     def _plan_written(self, node: fx.Node, fact: Fact | None) -> None:
-        """What a kept node wrote must be seen: as its value, as its target's, or in an input that it wrote to."""
+        """Let a write that no later node reads be seen: as the value of the node, of its target, or in an input.
+
+        A write that is read stays inside, as in the whole: a compiler treats a returned value otherwise.
+        """
+        if any(self._last_read.get(storage, -1) > self._position(node) for storage in self._written_by(node)):
+            return
         target = next((source for source in node.all_input_nodes if source in self.kept), None)
         if fact is not None and fact.kind is Kind.TENSOR and (node.users or target is not None):
             self.plan.outputs.append(node)
         elif target is not None and target not in self.plan.outputs and is_tensor(self.facts.get(target)):
             self.plan.outputs.append(target)
+
+    def _written_by(self, node: fx.Node) -> set[int]:
+        """Storages that ``node`` may write to."""
+        storages = self.recording.storages
+        return {storage for target in self.recording.writing[node] for storage in storages.get(target, ())}
+
+    def _reads(self) -> dict[int, int]:
+        """Storages to the position of the last node that takes them, or of the output."""
+        found: dict[int, int] = {}
+        for node in self.plan.kept:
+            for source in self._sources(node):
+                found |= dict.fromkeys(self.recording.storages.get(source, ()), self._position(node))
+        for node in self.plan.outputs:
+            found |= dict.fromkeys(self.recording.storages.get(node, ()), len(self.recording.nodes))
+        return found
 
     def _plan_written_output(self) -> None:
         """A graph that only writes returns what its last writing node gives."""

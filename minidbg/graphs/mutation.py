@@ -1,4 +1,4 @@
-"""Which inputs a graph may write to: a safe guess from schemas, names and storages."""
+"""Which inputs and attributes a graph may write to: a safe guess from schemas, names and storages."""
 
 from __future__ import annotations
 
@@ -55,8 +55,25 @@ def mutated_placeholders(gm: fx.GraphModule) -> frozenset[int]:
     A view of an input counts as the input, inputs that share memory count together, and what an unknown
     function is given counts as written.
     """
-    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    memory = _Memory(placeholders)
+    return _written(gm, [node for node in gm.graph.nodes if node.op == "placeholder"])
+
+
+def written_attributes(gm: fx.GraphModule) -> list[Tensor]:
+    """The tensors of ``gm`` itself that it may write to: all buffers, and the parameters that its graph updates.
+
+    Dynamo makes the parameters of an optimizer that is compiled attributes of the graph.
+    """
+    fetched = [node for node in gm.graph.nodes if node.op == "get_attr"]
+    found = [lookup(gm, str(fetched[index].target)) for index in sorted(_written(gm, fetched))]
+    own = [*gm.buffers(), *(value for value in found if isinstance(value, Tensor))]
+    return list({id(value): value for value in own}.values())
+
+
+def _written(gm: fx.GraphModule, sources: list[fx.Node]) -> frozenset[int]:
+    """Indices of the ``sources``, nodes that compute nothing, whose memory ``gm`` may write to."""
+    if not sources:
+        return frozenset()
+    memory = _Memory(sources)
     written: set[int] = set()
     for node in gm.graph.nodes:
         if node.op in ("placeholder", "output", "get_attr"):
@@ -68,19 +85,19 @@ def mutated_placeholders(gm: fx.GraphModule) -> frozenset[int]:
 
 
 class _Memory:
-    """The placeholders that each node may share memory with."""
+    """The sources that each node may share memory with: placeholders, or attributes."""
 
-    def __init__(self, placeholders: list[fx.Node]) -> None:
+    def __init__(self, sources: list[fx.Node]) -> None:
         self._of: dict[fx.Node, frozenset[int]] = {}
         self._by_storage: dict[int, frozenset[int]] = {}
-        for index, node in enumerate(placeholders):
+        for index, node in enumerate(sources):
             for storage in _storages(node):
                 self._by_storage[storage] = self._by_storage.get(storage, frozenset()) | {index}
-        for index, node in enumerate(placeholders):
+        for index, node in enumerate(sources):
             self._of[node] = self._shared(node) | {index}
 
     def of(self, node: fx.Node) -> frozenset[int]:
-        """Indices of the placeholders whose memory ``node`` may hold."""
+        """Indices of the sources whose memory ``node`` may hold."""
         return self._of.get(node, frozenset())
 
     def add(self, node: fx.Node) -> None:

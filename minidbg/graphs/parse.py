@@ -20,7 +20,7 @@ from minidbg import _torch
 from minidbg.errors import MinidbgError
 from minidbg.graphs.attributes import used_targets
 from minidbg.graphs.comments import INPUT_KEY, comments_by_line, stack_trace
-from minidbg.graphs.contexts import FORMS, ContextForm
+from minidbg.graphs.effects import FORMS, ContextForm
 from minidbg.graphs.expressions import BINARY, GET_DATA, UNARY
 from minidbg.graphs.names import Names
 

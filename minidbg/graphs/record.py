@@ -17,8 +17,16 @@ from torch import Tensor, fx
 from minidbg.graphs.effects import Mode, is_call, mode_of
 from minidbg.graphs.facts import Fact, fact_of
 from minidbg.graphs.mutation import written_arguments
-from minidbg.graphs.runs import Around, Cut, Moment, Runs, standing_alone
-from minidbg.graphs.survey import EagerFailure, StorageSerials, Survey
+from minidbg.graphs.runs import (
+    Around,
+    Cut,
+    EagerFailure,
+    Moment,
+    Runs,
+    StorageSerials,
+    Survey,
+    standing_alone,
+)
 
 __all__ = ["Around", "Moment", "Recording", "runs_in_eager"]
 

@@ -24,7 +24,7 @@ from minidbg.graphs.attributes import (
     used_targets,
 )
 from minidbg.graphs.comments import input_comment, location
-from minidbg.graphs.contexts import paired
+from minidbg.graphs.effects import paired
 from minidbg.graphs.expressions import Expressions
 from minidbg.graphs.names import Names, class_name
 

@@ -1,18 +1,17 @@
-"""A module of torch.nn as the constructor call that builds it."""
+"""A module of torch.nn, or of torch.ao in quantization-aware training, as the constructor call that builds it."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from minidbg.errors import CannotWrite
-from minidbg.graphs import quantization
 from minidbg.graphs.expressions import Expressions
 
 
@@ -33,7 +32,7 @@ def constructor(module: nn.Module, part: str) -> str:
 def _call(module: nn.Module, part: str, *, one_mode: bool) -> str:
     """The constructor call; with ``one_mode`` all modules inside are in the same training mode."""
     kind = type(module)
-    if getattr(nn, kind.__name__, None) is not kind and not quantization.is_quantizing(module):
+    if getattr(nn, kind.__name__, None) is not kind and not is_quantizing(module):
         raise _refusal(part, module, "only modules of torch.nn can be rebuilt")
     if kind is nn.Sequential:  # and no subclass: fused modules are such
         children = [
@@ -48,11 +47,7 @@ def _call(module: nn.Module, part: str, *, one_mode: bool) -> str:
 
 
 def _text(kind: type[nn.Module], arguments: list[str]) -> str:
-    path = (
-        f"torch.nn.{kind.__name__}"
-        if getattr(nn, kind.__name__, None) is kind
-        else quantization.class_path(kind)
-    )
+    path = f"torch.nn.{kind.__name__}" if getattr(nn, kind.__name__, None) is kind else class_path(kind)
     return f"{path}({', '.join(arguments)})"
 
 
@@ -76,11 +71,11 @@ def literal(value: Any) -> str:
 
 def _argument_lists(module: nn.Module) -> Iterator[list[str]]:
     """Arguments that may build ``module``: by its constructor's signature, then by its repr."""
-    if quantization.is_quantizing(module):
-        yield from quantization.argument_lists(module, literal)
+    if is_quantizing(module):
+        yield from argument_lists(module, literal)
         if getattr(module, "qconfig", None) is not None:
             known = _by_signature(module, without="qconfig")
-            yield from ([*known, qconfig] for qconfig in quantization.qconfigs())
+            yield from ([*known, qconfig] for qconfig in qconfigs())
             return
     for propose in (_by_signature, _by_repr):
         try:
@@ -140,7 +135,7 @@ def _settings(module: nn.Module, with_modes: bool) -> dict[str, Any]:
                 found[f"{path}.{key}"] = len(value)  # some constructors set hooks themselves
         state: list[tuple[str, Tensor | None]] = [*inner._parameters.items(), *inner._buffers.items()]
         for key, tensor in state:
-            observed = quantization.is_quantizing(inner) and key in inner._buffers
+            observed = is_quantizing(inner) and key in inner._buffers
             found[f"{path}.{key}"] = None if tensor is None or observed else tuple(tensor.shape)
     return found
 
@@ -151,7 +146,7 @@ def _comparable(value: Any) -> Any:
         return object()  # it equals nothing: no constructor brings a tensor that is no part of the state
     if hasattr(value, "activation") and hasattr(value, "weight"):
         try:
-            return [_settings(part, with_modes=False) for part in quantization.parts_of(value)]
+            return [_settings(part, with_modes=False) for part in parts_of(value)]
         except (TypeError, ValueError, RuntimeError, AssertionError):
             return object()  # settings of a user's own that build nothing here
     return value
@@ -159,3 +154,51 @@ def _comparable(value: Any) -> Any:
 
 def _refusal(part: str, module: nn.Module, why: str) -> CannotWrite:
     return CannotWrite(f"the submodule {part!r} of type {type(module).__name__}", why)
+
+
+ENGINES = ("fbgemm", "x86", "qnnpack", "onednn")
+"""Engines whose default settings are tried; settings made by hand have no name."""
+
+OBSERVER_SETTINGS = ("dtype", "qscheme", "reduce_range", "averaging_constant", "ch_axis")
+
+
+def is_quantizing(module: nn.Module) -> bool:
+    """Whether ``module`` is one of torch's own for quantization."""
+    return type(module).__module__.startswith("torch.ao.")
+
+
+def class_path(kind: type) -> str:
+    """The dotted name of a class of torch.ao; ``import torch`` is all that it needs."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def argument_lists(module: nn.Module, literal: Callable[[Any], str]) -> Iterator[list[str]]:
+    """Arguments that may build a fake-quantize module, by what its observer was given."""
+    observer = getattr(module, "activation_post_process", None)
+    if not isinstance(observer, nn.Module):
+        return
+    settings = {name: getattr(observer, name) for name in OBSERVER_SETTINGS if hasattr(observer, name)}
+    for low, high in ranges(module):
+        given = {"quant_min": low, "quant_max": high, **settings}
+        yield [
+            f"observer={class_path(type(observer))}",
+            *(f"{name}={literal(value)}" for name, value in given.items()),
+        ]
+
+
+def ranges(module: Any) -> Iterator[tuple[int, int]]:
+    """The range of a fake-quantize module as it may have been given: ``reduce_range`` has halved what it holds."""
+    low, high = module.quant_min, module.quant_max
+    yield low, high
+    yield 2 * low, 2 * high + 1
+
+
+def qconfigs() -> Iterator[str]:
+    """Expressions of the settings that torch has names for."""
+    for engine in ENGINES:
+        yield f"qconfig=torch.ao.quantization.get_default_qat_qconfig({engine!r})"
+
+
+def parts_of(qconfig: Any) -> tuple[nn.Module, nn.Module]:
+    """What settings make: settings themselves compare as different always."""
+    return qconfig.activation(), qconfig.weight()

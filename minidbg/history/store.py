@@ -7,17 +7,19 @@ results or none. Times are seconds since the epoch.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from minidbg.errors import MinidbgError
 from minidbg.failure import Outcome, Verdict
 from minidbg.history.records import Environment, Flip, Result, Revision, State, Sweep
+
+T = TypeVar("T")
 
 SCHEMA_VERSION = 1
 NAME = "history.sqlite"
@@ -54,9 +56,11 @@ class DamagedHistory(MinidbgError):
 class History:
     """The open file. Use as a context manager, or call ``close``."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path, *, readonly: bool = False) -> None:
         self.connection = connection
-        self.path = path
+        self.path, self.readonly = path, readonly
+        self.trouble = ""
+        """Why the file cannot be written any more; from then on everything is kept in memory."""
 
     @classmethod
     def open(cls, path: Path, *, readonly: bool = False) -> History:
@@ -74,7 +78,7 @@ class History:
                 raise
         except sqlite3.DatabaseError as error:
             raise DamagedHistory(path, str(error)) from error
-        return cls(connection, path)
+        return cls(connection, path, readonly=readonly)
 
     def close(self) -> None:
         """Close the file; the write-ahead log is folded in by SQLite."""
@@ -86,53 +90,75 @@ class History:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """All writes inside happen, or none. Transactions nest; the outermost decides."""
+    def atomically(self, write: Callable[[], T]) -> T:
+        """All that ``write`` writes, or nothing. Nested calls belong to the outermost one.
+
+        When the disk is full or gone, the same is written in memory instead: see ``trouble`` and ``write_back``.
+        """
         if self.connection.in_transaction:
-            yield
-            return
+            return write()
+        try:
+            return self.in_transaction(write)
+        except sqlite3.OperationalError as error:
+            if self.trouble or self.readonly:
+                raise
+            self.go_on_in_memory(str(error))
+            return self.in_transaction(write)
+
+    def in_transaction(self, write: Callable[[], T]) -> T:
+        """``write`` inside a transaction of its own."""
         with self.connection:
             self.connection.execute("begin immediate")
-            yield
+            return write()
+
+    def write_row(self, query: str, values: Sequence[object]) -> int:
+        """One statement; the new row's id."""
+        return self.atomically(lambda: int(self.connection.execute(query, values).lastrowid or 0))
+
+    def go_on_in_memory(self, trouble: str) -> None:
+        """Copy everything into memory and leave the file as it is."""
+        memory = sqlite3.connect(":memory:", isolation_level=None)
+        self.connection.backup(memory)
+        with contextlib.suppress(sqlite3.Error):
+            self.connection.close()
+        self.connection, self.trouble = memory, trouble
+
+    def write_back(self) -> bool:
+        """Try to write what is in memory to the file; whether that went well, and the file is used again."""
+        try:
+            disk = sqlite3.connect(f"{self.path.resolve().as_uri()}?mode=rwc", uri=True, timeout=1.0)
+            try:
+                self.connection.backup(disk)
+                prepare(disk, readonly=False)
+            except BaseException:
+                disk.close()
+                raise
+        except sqlite3.Error:
+            return False
+        self.connection.close()
+        self.connection, self.trouble = disk, ""
+        return True
 
     # Sweeps
 
     def start_sweep(self, started: float, *, code: str, files: Sequence[str]) -> int:
         """A new running sweep; its id."""
-        with self.transaction():
-            cursor = self.connection.execute(
-                "insert into sweeps(started, code, files) values(?, ?, ?)",
-                (started, code, json.dumps(list(files))),
-            )
-        return int(cursor.lastrowid or 0)
+        values = started, code, json.dumps(list(files))
+        return self.write_row("insert into sweeps(started, code, files) values(?, ?, ?)", values)
 
     def set_revisions(self, sweep: int, revisions: Mapping[str, Revision]) -> None:
         """Store what the source repositories held at the sweep."""
         table = {root: asdict(revision) for root, revision in revisions.items()}
-        with self.transaction():
-            self.connection.execute(
-                "update sweeps set revisions = ? where id = ?", (json.dumps(table), sweep)
-            )
+        self.write_row("update sweeps set revisions = ? where id = ?", (json.dumps(table), sweep))
 
     def end_sweep(self, sweep: int, ended: float, end: str) -> None:
         """Note how the sweep ended."""
-        with self.transaction():
-            self.connection.execute("update sweeps set ended = ?, end = ? where id = ?", (ended, end, sweep))
-
-    def drop_sweep(self, sweep: int) -> None:
-        """Forget a sweep that nobody was told of."""
-        with self.transaction():
-            self.connection.execute("delete from results where sweep = ?", (sweep,))
-            self.connection.execute("delete from sweeps where id = ?", (sweep,))
+        self.write_row("update sweeps set ended = ?, end = ? where id = ?", (ended, end, sweep))
 
     def interrupt_running(self, now: float) -> int:
         """Mark the sweeps that a killed daemon left running; how many there were."""
-        with self.transaction():
-            cursor = self.connection.execute(
-                "update sweeps set ended = ?, end = 'interrupted' where end = 'running'", (now,)
-            )
-        return cursor.rowcount
+        query = "update sweeps set ended = ?, end = 'interrupted' where end = 'running'"
+        return self.atomically(lambda: self.connection.execute(query, (now,)).rowcount)
 
     def sweeps(self, limit: int = 50) -> list[Sweep]:
         """The latest sweeps, newest first."""
@@ -154,16 +180,15 @@ class History:
 
     def add_result(self, sweep: int, result: Result) -> None:
         """Store one run."""
-        with self.transaction():
-            self.connection.execute(
-                "insert into results(sweep, repro, device, at, seconds, verdict, purpose, stale, script, environment,"
-                " torch, outcome) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    sweep, result.repro, result.device, result.at, result.outcome.seconds, str(result.outcome.verdict),
-                    result.purpose, result.stale, result.script, result.environment, result.torch,
-                    json.dumps(result.outcome.to_json()),
-                ),
-            )  # fmt: skip
+        self.write_row(
+            "insert into results(sweep, repro, device, at, seconds, verdict, purpose, stale, script, environment,"
+            " torch, outcome) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                sweep, result.repro, result.device, result.at, result.outcome.seconds, str(result.outcome.verdict),
+                result.purpose, result.stale, result.script, result.environment, result.torch,
+                json.dumps(result.outcome.to_json()),
+            ),
+        )  # fmt: skip
 
     def results(self, repro: str | None = None, *, limit: int = 50) -> list[tuple[int, Result]]:
         """The latest runs with their sweeps, newest first."""
@@ -179,11 +204,10 @@ class History:
 
     def put_state(self, state: State) -> None:
         """Store the present state, in place of the one before."""
-        with self.transaction():
-            self.connection.execute(
-                "insert into states values(?, ?, ?) on conflict do update set state = excluded.state",
-                (state.repro, state.device, json.dumps(asdict(state))),
-            )
+        self.write_row(
+            "insert into states values(?, ?, ?) on conflict do update set state = excluded.state",
+            (state.repro, state.device, json.dumps(asdict(state))),
+        )
 
     def states(self) -> dict[tuple[str, str], State]:
         """The present state by repro and device."""
@@ -195,21 +219,18 @@ class History:
 
     def add_flip(self, flip: Flip) -> int:
         """Store a flip that is not announced yet; its id."""
-        with self.transaction():
-            cursor = self.connection.execute(
-                "insert into flips(sweep, repro, device, at, kind, before, after, last_before)"
-                " values(?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    flip.sweep, flip.repro, flip.device, flip.at, flip.kind, str(flip.before), str(flip.after),
-                    flip.last_before,
-                ),
-            )  # fmt: skip
-        return int(cursor.lastrowid or 0)
+        return self.write_row(
+            "insert into flips(sweep, repro, device, at, kind, before, after, last_before)"
+            " values(?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                flip.sweep, flip.repro, flip.device, flip.at, flip.kind, str(flip.before), str(flip.after),
+                flip.last_before,
+            ),
+        )  # fmt: skip
 
     def mark_announced(self, flip: int) -> None:
         """Note that people have been told, the hook included."""
-        with self.transaction():
-            self.connection.execute("update flips set announced = 1 where id = ?", (flip,))
+        self.write_row("update flips set announced = 1 where id = ?", (flip,))
 
     def flips(self, repro: str | None = None, *, limit: int = 50, unannounced: bool = False) -> list[Flip]:
         """The latest flips, newest first."""
@@ -227,11 +248,10 @@ class History:
 
     def put_environment(self, environment: Environment) -> None:
         """Remember what an environment key stands for."""
-        with self.transaction():
-            self.connection.execute(
-                "insert into environments values(?, ?) on conflict do update set facts = excluded.facts",
-                (environment.key, json.dumps(asdict(environment))),
-            )
+        self.write_row(
+            "insert into environments values(?, ?) on conflict do update set facts = excluded.facts",
+            (environment.key, json.dumps(asdict(environment))),
+        )
 
     def environments(self) -> dict[str, Environment]:
         """What each key stands for, as last seen."""
@@ -240,10 +260,7 @@ class History:
 
     def put_background(self, path: str, digest: str, at: float, result: str) -> None:
         """Note how the reduction of a capture ended, so that it is not tried again unchanged."""
-        with self.transaction():
-            self.connection.execute(
-                "insert or replace into background values(?, ?, ?, ?)", (path, digest, at, result)
-            )
+        self.write_row("insert or replace into background values(?, ?, ?, ?)", (path, digest, at, result))
 
     def background(self) -> dict[str, tuple[str, str]]:
         """Digest and result by the capture's path."""
@@ -260,9 +277,12 @@ class History:
             for row in self.connection.execute("select id from sweeps where id <= ?", (oldest,))
             if row[0] not in needed
         ]
-        with self.transaction():
+
+        def drop() -> None:
             self.connection.executemany("delete from results where sweep = ?", doomed)
             self.connection.executemany("delete from sweeps where id = ?", doomed)
+
+        self.atomically(drop)
 
 
 SWEEP_COLUMNS = "id, started, ended, end, code, files, revisions"

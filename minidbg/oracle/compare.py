@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minidbg.oracle.reruns import are_close, is_noise, largest, wrong_elements
+from minidbg.oracle.reruns import are_close, far_apart, is_noise, largest, wrong_elements
 
 # --- embedded from here ---
 
@@ -28,13 +28,14 @@ TOLERANCES = {
     torch.bfloat16: (1.6e-2, 1e-5, 3.2e-2),
     torch.float16: (1e-3, 1e-5, 2e-3),
 }
+SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 Snapshot = Mapping[str, "Leaf"]
 Run = Snapshot | Callable[[], Snapshot | None] | None  # a function is called only when its answer is needed
 Difference = dict[str, Any]
 
 
 class CannotCompare(ValueError):
-    """A leaf has no plain values to compare (sparse, quantized, fake): it is neither right nor wrong."""
+    """A leaf has no plain values to compare (quantized, nested, fake): it is neither right nor wrong."""
 
 
 class Leaf(NamedTuple):
@@ -70,6 +71,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         items = [(f"[{key!r}]", item) for key, item in value.items()]
     elif hasattr(value, "__tensor_flatten__"):  # a tensor subclass made of plain tensors
         items = [(f".{name}", getattr(value, name)) for name in value.__tensor_flatten__()[0]]
+    elif isinstance(value, torch.Tensor) and value.layout in SPARSE and value.device.type != "meta":
+        items = [(".layout", _name(value.layout)), ("", value.to_dense())]
     else:
         yield "", value
         return
@@ -90,24 +93,27 @@ def mismatch(
     reference64: Run = None,
     *,
     eager_again: Run = None,
+    other_answers: Any = (),
     tolerances: Any = None,
     margin: float = 1.0,
     notes: list[str] | None = None,
 ) -> Difference | None:
     """The first difference that counts between a compiled run (``actual``) and eager's (``expected``), or None.
 
-    Form and values of all leaves come first, in eager's order; then requires_grad, strides and aliasing of outputs.
+    Form and values of all leaves come first, in eager's order; then requires_grad and aliasing of outputs. Strides alone
+    are no mismatch (``layout_difference``).
     ``eager_again`` is a second eager run, best with another seed: a leaf in which eager differs from itself is left
-    out, and ``notes`` gets a sentence. ``tolerances`` is a triple as in TOLERANCES, or maps dtypes to that; the
+    out. ``other_answers`` are eager runs with other results where torch defines none (``agreement.OtherAnswers``):
+    elements that change there are left out. ``notes`` gets a sentence about either. ``tolerances`` is a triple as in TOLERANCES, or maps dtypes to that; the
     third number may be missing. ``margin`` above 1 demands a difference so many times larger.
 
     The answer holds ``where``, ``category`` (structure, dtype, device, shape, nan, inf, integer, bool, float,
-    requires_grad, stride, aliasing), ``signature`` (its stable part) and ``message``; for values also ``index``,
+    requires_grad, aliasing), ``signature`` (its stable part) and ``message``; for values also ``index``,
     ``actual``, ``expected``, ``wrong`` of ``elements``, ``excess`` (the largest margin at which it still counts),
     ``max_abs``, ``max_rel``, ``allowed``, ``rmse_compiled`` and ``rmse_eager``.
     Raises CannotCompare when a leaf cannot be judged and nothing else differs.
     """
-    judge = _Judge(expected, reference64, eager_again, tolerances, margin)
+    judge = _Judge(expected, reference64, eager_again, other_answers, tolerances, margin)
     refusal = None
     try:
         for where in [*expected, *(label for label in actual if label not in expected)]:
@@ -116,7 +122,8 @@ def mismatch(
             except CannotCompare as error:
                 refusal = refusal or error
             else:
-                if difference and judge.is_steady(where):
+                of_values = difference is not None and "elements" in difference
+                if difference and judge.is_steady(where) and (of_values or judge.is_defined(where)):
                     return difference
         if difference := _first_relation(actual, expected):
             return difference
@@ -124,20 +131,45 @@ def mismatch(
         if notes is not None:
             left_out = (where for where, steady in judge.steady.items() if not steady)
             notes += [f"{where} is not judged: eager differs from itself" for where in left_out]
+            notes += judge.undefined()
     if refusal:
         raise refusal
     return None
+
+
+def layout_difference(actual: Snapshot, expected: Snapshot) -> Difference | None:
+    """The first output that lies otherwise in memory than eager's, of runs that agree in all that ``mismatch`` compares."""
+    found = [
+        where
+        for where, a, e in ((one, actual[one], leaf) for one, leaf in expected.items() if one in actual)
+        if e.kind == "output" and _are_plain(a.value, e.value) and _strides(a.value) != _strides(e.value)
+    ]
+    if not found:
+        return None
+    got, wanted = (list(run[found[0]].value.stride()) for run in (actual, expected))
+    shape = list(expected[found[0]].value.shape)
+    others = f" (and {len(found) - 1} other outputs)" if found[1:] else ""
+    text = f"{found[0]} of shape {shape} has strides {got}, eager gives {wanted}{others}; all values agree"
+    return _difference(found[0], "output", "stride", text, actual=str(got), expected=str(wanted))
 
 
 class _Judge:
     """Judges leaf after leaf; holds what they share."""
 
     def __init__(
-        self, expected: Snapshot, reference64: Run, eager_again: Run, tolerances: Any, margin: float
+        self,
+        expected: Snapshot,
+        reference64: Run,
+        eager_again: Run,
+        other_answers: Any,
+        tolerances: Any,
+        margin: float,
     ) -> None:
         self.expected, self.tolerances, self.margin = expected, tolerances, margin
         self.runs = {"float64": reference64, "again": eager_again}
         self.steady: dict[str, bool] = {}
+        self.answers = other_answers
+        self.left_out: dict[str, str] = {}
         self.scales: dict[str, float] = {}
 
     def other(self, run: str, where: str, like: torch.Tensor | None = None) -> Any:
@@ -154,6 +186,24 @@ class _Judge:
             first = self.expected[where].value if where in self.expected else None
             self.steady[where] = again is None or _same_but_for_rounding(first, again)
         return self.steady[where]
+
+    def is_defined(self, where: str) -> bool:
+        """Whether the whole leaf is the same for all answers that torch leaves open."""
+        first = self.expected.get(where)
+        for other in self.answers:
+            again = other.get(where)
+            if not (first and again):
+                is_same = first is again
+            else:
+                is_same = _same_but_for_rounding(first.value, again.value)
+            if not is_same:
+                self.left_out[where] = where
+        return where not in self.left_out
+
+    def undefined(self) -> list[str]:
+        """A sentence for each leaf of which something is left out since torch does not define it."""
+        what = ", ".join(getattr(self.answers, "met", ()))
+        return [f"{part} is not judged: torch does not define {what}" for part in self.left_out.values()]
 
     def tolerance(self, kind: str, dtype: torch.dtype) -> tuple[float, float, float]:
         """The tolerances for a leaf of this kind and dtype; the absolute one is the given one, or scaled."""
@@ -214,6 +264,22 @@ class _Judge:
             return None
         reference, again = (self.other(run, where, e) for run in ("float64", "again"))
         found = wrong_elements(a, e, tolerance, reference, again, self.margin)
+        undefined = torch.zeros_like(e, dtype=torch.bool)
+        for count, other in enumerate(self.answers):
+            value: Any = other[where].value if where in other else None
+            if value is None or isinstance(value, (int, float)):  # no gradient, and what ``.item()`` gave
+                value = torch.full_like(e, value or 0)
+            undefined |= far_apart(value, e, relative, absolute) if _can_stand_for(value, e) else True
+            if undefined.any():  # errors of what is undefined say nothing about the rest
+                part = "" if undefined.all() else f" ({int(undefined.sum())} of {e.numel()} elements)"
+                self.left_out[where] = where + part
+                a = torch.where(undefined, e, a)
+                reference, again = (
+                    one if one is None else torch.where(undefined, e, one) for one in (reference, again)
+                )
+                found = wrong_elements(a, e, tolerance, reference, again, self.margin)
+            if found is None and count:
+                break
         return found and _difference(where, kind, message=f"{where} {found.pop('text')}", **found)
 
 
@@ -241,19 +307,15 @@ def _form(where: str, kind: str, a: torch.Tensor, e: torch.Tensor) -> Difference
 
 
 def _first_relation(actual: Snapshot, expected: Snapshot) -> Difference | None:
-    """How outputs differ in what later code sees of them: requires_grad, strides, memory shared with other leaves."""
+    """How outputs differ in what later code sees of them: requires_grad, and memory shared with other leaves."""
     common = (where for where in expected if where in actual)
     both = [where for where in common if _are_plain(actual[where].value, expected[where].value)]
     outputs = [where for where in both if expected[where].kind == "output"]
     for where in outputs:
-        a, e = actual[where], expected[where]
-        for category, got, wanted in (
-            ("requires_grad", str(a.requires_grad), str(e.requires_grad)),
-            ("stride", str(_strides(a.value)), str(_strides(e.value))),
-        ):
-            if got != wanted:
-                text = f"{where} has {category} {got}, eager gives {wanted}"
-                return _difference(where, "output", category, text, actual=got, expected=wanted)
+        got, wanted = (str(run[where].requires_grad) for run in (actual, expected))
+        if got != wanted:
+            text = f"{where} has requires_grad {got}, eager gives {wanted}"
+            return _difference(where, "output", "requires_grad", text, actual=got, expected=wanted)
     inputs = [where for where in both if expected[where].kind == "input"]
     pairs = {pair for run in (actual, expected) for pair in _in_one_storage(run, outputs, inputs)}
     for one, two in sorted(pairs, key=lambda pair: [both.index(where) for where in pair]):

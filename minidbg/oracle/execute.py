@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -16,10 +17,12 @@ from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs import ModuleSource, instantiate, write_module
 from minidbg.graphs.attributes import by_name
 from minidbg.graphs.builder import write_graph_builder
-from minidbg.graphs.cloning import clone_values
+from minidbg.graphs.copying import clone_values
+from minidbg.graphs.effects import is_call
 from minidbg.oracle import adapters, harness
 from minidbg.oracle.agreement import differ
 from minidbg.oracle.embed import settings_of
+from minidbg.oracle.suspects import Suspects, renamed, suspects_of
 
 Note = Callable[[str], object]
 
@@ -44,6 +47,7 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
         return Outcome(Verdict.INVALID, reason=str(error))
     devices = devices_of(case.inputs)
     others = [device for device in devices if device.type not in ("cpu", "meta")]
+    suspects: list[Suspects] = []
     with (
         torch.random.fork_rng(others, device_type=others[0].type if others else "cuda"),
         _torch.outside_tracing(),
@@ -57,9 +61,10 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
             case={**settings_of(case), "margin": case.margin},
             note=note,
             differ=differ if case.kind in (None, Kind.ACCURACY) else None,
+            witness=lambda error: suspects.append(named_in_case(error, case, reached)),
         )
     device = str(devices[0]) if devices else "cpu"
-    outcome = Outcome.from_json({**found, "device": device})
+    outcome = replace(Outcome.from_json({**found, "device": device}), suspects=next(iter(suspects), ()))
     if stopped:
         outcome = Outcome(
             Verdict.GONE, reason="it passed the stage that fails", seconds=outcome.seconds, device=device
@@ -67,6 +72,22 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
     if case.call is CallPath.TORCH_COMPILE and outcome.verdict is Verdict.GONE:
         outcome = unless_another_graph(outcome, case.graph_module, reached)
     return outcome  # the harness has judged it against the case's signature
+
+
+def named_in_case(
+    error: BaseException, case: Case, reached: Sequence[Sequence[_torch.GivenCall]]
+) -> Suspects:
+    """The nodes of the case's graph that the frames of ``error`` name; dynamo may have given them other names."""
+    own = [node.name for node in _torch.calls_that_count(case.graph_module)]
+    calls = (
+        reached[0]
+        if reached
+        else [_torch.GivenCall.of(node) for node in case.graph_module.graph.nodes if is_call(node)]
+    )
+    suspects = suspects_of(error, calls)
+    if len(calls) != len(own) or not reached:
+        return suspects
+    return renamed(suspects, dict(zip([call.name for call in calls], own, strict=True)))
 
 
 def written(case: Case) -> ModuleSource:
@@ -87,15 +108,15 @@ def devices_of(inputs: Sequence[Any]) -> list[torch.device]:
 
 
 def unless_another_graph(
-    outcome: Outcome, candidate: fx.GraphModule, reached: Sequence[Sequence[str]]
+    outcome: Outcome, candidate: fx.GraphModule, reached: Sequence[Sequence[_torch.GivenCall]]
 ) -> Outcome:
     """``outcome``, or INVALID when what reached the backend was not the candidate: its success proves nothing."""
     if not reached:
         return Outcome(Verdict.INVALID, reason="no graph reached the backend", seconds=outcome.seconds)
     wanted = _torch.call_targets(candidate)
-    if len(reached) == 1 and list(reached[0]) == wanted:
+    if len(reached) == 1 and [call.text for call in reached[0]] == wanted:
         return outcome
-    found = list(reached[-1])
+    found = [call.text for call in reached[-1]]
     first = next((pair for pair in zip_longest(wanted, found) if pair[0] != pair[1]), (None, None))
     reason = (
         f"dynamo handed another graph to the backend: {len(reached)} of them, the last with {len(found)} calls "

@@ -19,7 +19,7 @@ import torch
 from torch._dynamo.backends.registry import lookup_backend
 
 from minidbg.oracle.direct import compile_directly
-from minidbg.oracle.signature import exception_chain, phase_of, signature_of, text_of
+from minidbg.oracle.signature import exception_chain, is_about_guards, phase_of, signature_of, text_of
 
 # --- embedded from here ---
 
@@ -33,11 +33,13 @@ def attempt(
     case: dict[str, Any],
     note: Callable[[str], object] = lambda phase: None,
     differ: Callable[..., dict[str, Any] | None] | None = None,
+    witness: Callable[[BaseException], object] = lambda error: None,
 ) -> dict[str, Any]:
     """Run the model in eager, then through the backend. Never raises what the model or the backend raises.
 
     Models and inputs are made anew for each run, since a run may write to both. ``note`` hears which part is
-    about to run, to know what a death was due to. ``differ`` says how two runs differ that should agree.
+    about to run, to know what a death was due to. ``differ`` says how two runs differ that should agree. ``witness`` sees
+    what the backend raised, with its traceback.
     """
     began = time.perf_counter()
     notes: list[str] = []
@@ -64,8 +66,15 @@ def attempt(
             result = outcome("invalid", f"eager itself fails: {brief(error)}", message=first_lines(error))
         else:
             model, inputs = made()
+
+            def trace_for_eager() -> None:
+                model, inputs = made()
+                compile_by_torch("eager", model, inputs, {**case, "options": None, "mode": None})(*inputs)
+
             with wrappers_at_rest(), entered_modes(case.get("context", {})):
-                actual, result = run_compiled(model, inputs, compiler, case, note, unusual)
+                actual, result = run_compiled(
+                    model, inputs, compiler, case, note, unusual, trace_for_eager, witness
+                )
             if actual is not None and differ is not None:
                 note("compare")
                 result = compared(lambda: differ(actual, expected, eager, case, notes), case) or result
@@ -81,10 +90,13 @@ def run_compiled(
     case: dict[str, Any],
     note: Callable[[str], object],
     unusual: set[str],
+    trace_for_eager: Callable[[], None],
+    witness: Callable[[BaseException], object] = lambda error: None,
 ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """One run through the backend: what it left behind (None if it failed), and the outcome.
 
-    ``unusual`` gets a sentence when the backend did nothing.
+    ``unusual`` gets a sentence when the backend did nothing. Where dynamo fails over its guards, ``trace_for_eager``
+    tells whose failure that is: the backend's when the same program goes through dynamo without it.
     """
     doing, direction, direct = "compile", "forward", case.get("call") == "direct"
 
@@ -105,12 +117,23 @@ def run_compiled(
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - whatever a foreign backend raises, SystemExit too, is the answer
+        witness(error)
         kind = doing if direct and direction == "forward" else phase_of(error, direction)
         if kind == "tracing":
-            reason = f"dynamo did not call the backend: {brief(error)}"
-            return None, outcome("invalid", reason, message=first_lines(error))
+            if not (is_about_guards(error) and passes(trace_for_eager)):
+                reason = f"dynamo did not call the backend: {brief(error)}"
+                return None, outcome("invalid", reason, message=first_lines(error))
+            kind = "compile"  # dynamo stumbled over what the backend had done to its ShapeEnv or the inputs
         return None, failure(signature_of(error, kind, direction), case, first_lines(error))
     return left, outcome("gone")
+
+
+def passes(call: Callable[[], None]) -> bool:
+    try:
+        call()
+    except Exception:  # noqa: BLE001 - the answer
+        return False
+    return True
 
 
 def told_apart(compiler: Any, unusual: set[str]) -> Any:
@@ -140,12 +163,24 @@ def graph_texts(graph_module: Any) -> list[str]:
 
 def compile_by_torch(compiler: Any, model: Any, inputs: tuple[Any, ...], case: dict[str, Any]) -> Any:
     for value, dims in zip(inputs, case.get("dynamic_dims") or (), strict=False):
-        for dim in dims:
-            torch._dynamo.maybe_mark_dynamic(value, dim)
+        if isinstance(value, torch.Tensor):
+            mark_sizes(value, dims)
     options = literal_in(case.get("options"))
     given: dict[str, Any] = {"dynamic": case.get("dynamic"), "mode": case.get("mode"), "options": options}
     given = {name: value for name, value in given.items() if value not in (None, {})}
     return torch.compile(model, backend=compiler, fullgraph=True, **given)
+
+
+def mark_sizes(value: Any, dims: list[int]) -> None:
+    """Have dynamo take ``dims`` as symbols and the other dimensions as numbers, also with ``dynamic=True``.
+
+    ``mark_static`` does nothing while dynamo compiles, which a fork of the failing program still does.
+    """
+    for dim in dims:
+        torch._dynamo.maybe_mark_dynamic(value, dim)
+    value._dynamo_static_indices = set(range(value.dim())).difference(dims)
+    if value._base is not None and not dims:  # dynamo makes symbols for a view's base, too
+        value._base._dynamo_static_indices = set(range(value._base.dim()))
 
 
 def run_once(
@@ -167,7 +202,8 @@ def left_behind(
     outputs: Any, model: Any, inputs: tuple[Any, ...], gradients: dict[str, Any]
 ) -> dict[str, Any]:
     after = {str(place): value for place, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
-    return {"outputs": outputs, "inputs_after": after | dict(model.named_buffers()), "gradients": gradients}
+    after |= {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {"outputs": outputs, "inputs_after": after, "gradients": gradients}
 
 
 def gradients_of(
@@ -319,13 +355,14 @@ def compared(differ: Callable[[], dict[str, Any] | None], case: dict[str, Any]) 
 
 
 def same_failure(expected: dict[str, Any] | None, found: dict[str, Any]) -> bool:
-    """Every field equal, of the frames the innermost. Crashes and hangs are the same by their kind."""
+    """Every field equal, of the frames the innermost; or one of the further forms. Crashes and hangs are the same by their kind."""
     if expected is None or expected["kind"] in ("crash", "hang"):
         return expected is None or bool(expected["kind"] == found["kind"])
     expected = {"direction": "forward", "types": [], "frames": [], "message": "", **expected}
     innermost = [list(one["frames"])[:1] for one in (expected, found)]
     fields = ("kind", "direction", "types", "message")
-    return innermost[0] == innermost[1] and all(expected[name] == found[name] for name in fields)
+    same = innermost[0] == innermost[1] and all(expected[name] == found[name] for name in fields)
+    return same or any(same_failure(one, found) for one in expected.get("others", ()))
 
 
 def outcome(verdict: str, reason: str = "", **more: Any) -> dict[str, Any]:

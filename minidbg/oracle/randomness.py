@@ -20,9 +20,8 @@ import torch
 from torch import Tensor, fx
 
 from minidbg.graphs import copy_graph_module
-from minidbg.graphs.cloning import clone_values
-from minidbg.graphs.contexts import FORM_OF_ENTER, FORM_OF_EXIT
-from minidbg.graphs.effects import is_call, nested_graphs, op_name
+from minidbg.graphs.copying import clone_values
+from minidbg.graphs.effects import FORM_OF_ENTER, FORM_OF_EXIT, is_call, nested_graphs, op_name
 from minidbg.graphs.mutation import written_arguments
 from minidbg.graphs.nested import branches
 from minidbg.oracle.reruns import random_states

@@ -47,14 +47,6 @@ def to_float64(value: Any) -> Any:
     return model
 
 
-def disturbed(value: Any) -> Any:
-    """A module or function whose ``torch.empty`` gives other rubbish than eager's first run had; inputs as they are."""
-    if isinstance(value, torch.nn.Module):
-        value.forward = _within(Rubbish, value.forward)
-        return value
-    return value if isinstance(value, (tuple, list)) else _within(Rubbish, value)
-
-
 def _within(mode: type[TorchFunctionMode], function: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         with mode():
@@ -89,19 +81,6 @@ class Float64(TorchFunctionMode):
         if func is getattr(torch.Tensor, name, None) and name in CASTS:
             func = getattr(torch.Tensor, CASTS[name])
         return func(*map(_in_float64, args), **{key: _in_float64(value) for key, value in kwargs.items()})
-
-
-class Rubbish(TorchFunctionMode):
-    """While active, what ``torch.empty`` and its kin give is full of NaN, or of the integer dtype's largest number."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if "empty" in getattr(func, "__name__", "") and isinstance(made, torch.Tensor) and made.numel():
-            floats = made.is_floating_point() or made.is_complex()
-            made.detach().fill_(
-                float("nan") if floats else made.dtype is torch.bool or torch.iinfo(made.dtype).max
-            )
-        return made
 
 
 def _in_float64(argument: Any) -> Any:
@@ -296,6 +275,13 @@ def are_close(a: torch.Tensor, e: torch.Tensor, relative: float, absolute: float
         return torch.equal(a, e)
     pairs = (pair for _, pair in _chunks(a, e, change=_computable))
     return all(torch.allclose(one, two, relative, absolute, equal_nan=True) for one, two in pairs)
+
+
+def far_apart(one: torch.Tensor, two: torch.Tensor, relative: float, absolute: float) -> torch.Tensor:
+    """Where two tensors of one shape differ by more than the tolerances; integers and bools: at all."""
+    if not _has_floats(two):
+        return one != two
+    return ~torch.isclose(_wide(one), _wide(two), relative, absolute, equal_nan=True).to(two.device)
 
 
 def largest(value: torch.Tensor) -> float:

@@ -13,6 +13,8 @@ CARRIERS = (
     "torch.fx",
     "torch._dynamo",
     "torch._compile",
+    "torch._guards",
+    "torch._utils_internal",
     "torch.utils._contextlib",
     "torch.nn.modules.module",
 )
@@ -22,6 +24,7 @@ CALLS_COMPILED = (
     "torch._dynamo.eval_frame",
     "DisableContext",
 )  # dynamo's wrapping of what the backend returns
+GUARD_FAILED = "Guard failed on the same frame it was created"  # dynamo's words
 GENERATED = ("torch._inductor.runtime.compile_tasks", "torch_compile_debug")
 SCRIPTS = ("__main__", "__mp_main__", __name__)
 LOADED_BY_PATH = r"\w+_[0-9a-f]{8}"  # the names that load_by_path gives to scripts
@@ -30,6 +33,9 @@ LOADED_BY_PATH = r"\w+_[0-9a-f]{8}"  # the names that load_by_path gives to scri
 def signature_of(error: BaseException, kind: str | None = None, direction: str = "forward") -> dict[str, Any]:
     """The failure as a table of plain values; without ``kind``, the traceback tells compile from runtime."""
     chain = exception_chain(error)
+    if is_about_guards(error):  # which of three errors dynamo meets first hangs on the order of hashes
+        said = {"types": [], "frames": [], "message": "dynamo cannot build its guards"}
+        return {"kind": kind or phase_of(error, direction), "direction": direction, **said}
     return {
         "kind": kind or phase_of(error, direction),
         "direction": direction,
@@ -37,6 +43,13 @@ def signature_of(error: BaseException, kind: str | None = None, direction: str =
         "frames": innermost_frames(chain),
         "message": stable_message(chain),
     }
+
+
+def is_about_guards(error: BaseException) -> bool:
+    """Whether dynamo failed over its guards: with no symbolic input of the program, that is the backend's doing."""
+    functions = {last_name(function) for _, function in stack_of(error)}
+    last = exception_chain(error)[-1]
+    return "produce_guards_verbose" in functions or text_of(last).startswith(GUARD_FAILED)
 
 
 def qualified_name(error: BaseException) -> str:

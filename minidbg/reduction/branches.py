@@ -11,7 +11,7 @@ from minidbg.graphs import nested
 from minidbg.graphs.effects import is_call
 from minidbg.graphs.pieces import alike
 from minidbg.graphs.record import Recording
-from minidbg.graphs.survey import EagerFailure
+from minidbg.graphs.runs import EagerFailure
 from minidbg.reduction.candidate import Candidate, OwnGraph
 from minidbg.reduction.problem import ReductionProblem
 

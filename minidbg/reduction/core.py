@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -10,19 +11,21 @@ from typing import Any
 from torch import fx
 
 from minidbg.errors import NotReproduced
-from minidbg.graphs.collecting import collector_spared_what_is_there
+from minidbg.graphs.copying import collector_spared_what_is_there
 from minidbg.graphs.record import Around
+from minidbg.oracle.suspects import Suspects
 from minidbg.reduction.branches import drop_nested_nodes, drop_operands, inline_branches
 from minidbg.reduction.candidate import Candidate, OwnGraph
 from minidbg.reduction.edits import (
     bypass_nodes,
     drop_inputs,
+    drop_inputs_at_once,
     drop_modes,
     drop_nodes,
     drop_outputs,
     merge_alike_inputs,
 )
-from minidbg.reduction.interior import keep_culprits
+from minidbg.reduction.interior import DENSE, drop_chunks, keep_culprits
 from minidbg.reduction.islands import try_islands
 from minidbg.reduction.problem import (
     Answer,
@@ -31,12 +34,14 @@ from minidbg.reduction.problem import (
     Attempt,
     Budget,
     BudgetSpent,
+    NoProgress,
     Pass,
     Progress,
     ReductionProblem,
 )
 from minidbg.reduction.simplify import SIMPLIFYING, plainness, simplify_inputs_at_once
-from minidbg.reduction.suspects import try_suspects
+from minidbg.reduction.subsets import FEW_UNITS
+from minidbg.reduction.suspects import try_frames, try_suspects
 from minidbg.reduction.windows import narrow_window
 
 LEAST_SIMPLIFYING_S = 20.0
@@ -69,14 +74,16 @@ FINDING: tuple[tuple[str, Pass], ...] = (
     ("islands", try_islands),
     ("bisect", narrow_window),
     ("interior", keep_culprits),
+    ("chunks", drop_chunks),
 )
-"""From a large graph to the few nodes that matter; each once."""
+"""From a large graph to the few nodes that matter; each once, and none in a small graph."""
 
 POLISHING: tuple[tuple[str, Pass], ...] = (
     ("branches", inline_branches),
     ("outputs", drop_outputs),
     ("modes", drop_modes),
     ("alike inputs", merge_alike_inputs),
+    ("spare inputs", drop_inputs_at_once),
     ("nodes", drop_nodes),
     ("bypass", bypass_nodes),
     ("inputs", drop_inputs),
@@ -93,6 +100,7 @@ def reduce_graph(
     ask: Ask,
     *,
     hints: Sequence[str] = (),
+    frames: Callable[[], Suspects] = tuple,
     budget: Budget = Budget(),  # noqa: B008 - a frozen value
     on_progress: Callable[[Progress], None] | None = None,
     on_phase: Callable[[str], object] = str,
@@ -106,7 +114,7 @@ def reduce_graph(
     """The smallest graph cut out of ``graph_module`` that ``ask`` finds interesting.
 
     ``ask`` gets a GraphModule of its own each time, and inputs that it must not write to. ``hints`` are words that may name the
-    culprits: nodes or ops. ``simplify`` adds the edits beyond nodes, inputs and outputs. ``around`` makes the modes in which
+    culprits: nodes or ops. ``frames`` gives the nodes that the frames of the last failure held, innermost frame first. ``simplify`` adds the edits beyond nodes, inputs and outputs. ``around`` makes the modes in which
     the graph is run in eager to find the values inside it. ``ask_together`` answers up to ``jobs`` questions in the time of one. ``whole_is_known``: the whole was just seen to fail. Ctrl-C and a spent budget
     end it with the best so far. Raises what ``ask`` raises, and NotReproduced when the whole had to be asked and did not fail;
     where it was said to be known, ``whole_passed`` says so instead.
@@ -130,7 +138,10 @@ def reduce_graph(
     proven: Candidate | None = None
     interrupted, whole_passed = False, False
     try:
-        run(problem, "suspects", lambda problem: try_suspects(problem, hints))
+        problem.frames = frames
+        follow_frames(problem)
+        if not problem.steps:
+            run(problem, "suspects", lambda problem: try_suspects(problem, hints))
         reduce_to_fixed_point(problem)
         problem.confirm_whole()
         proven = problem.best
@@ -152,13 +163,15 @@ def reduce_to_fixed_point(problem: ReductionProblem) -> None:
     """All passes until a whole round changes nothing.
 
     Each round begins as a new reduction would, with nothing presumed: a failure need not be monotone, so it may have gone
-    away with a node and come back when more nodes went. For one or two nodes all answers of a second round are known.
+    away with a node and come back when more nodes went. What is small then is polished alone.
     """
     before: Candidate | None = None
     while problem.best is not before:
-        before = problem.best
+        first, before = before is None, problem.best
         problem.begin_round()
-        find(problem)
+        if first or len(before.calls) > DENSE:
+            find(problem)
+        problem.keep_passed_through = True
         polish(problem)
 
 
@@ -189,10 +202,24 @@ def simplify_for_a_while(problem: ReductionProblem) -> None:
 
 
 def find(problem: ReductionProblem) -> None:
-    """From many nodes to few."""
+    """From many nodes to few. A pass that finds nothing for long gives way to the next."""
+    problem.is_impatient = True
     for name, reduction_pass in FINDING:
-        run(problem, name, reduction_pass)
-    problem.keep_passed_through = True
+        before = problem.best
+        if len(before.calls) > FEW_UNITS:
+            with contextlib.suppress(NoProgress):
+                run(problem, name, reduction_pass)
+        if problem.best is not before:
+            follow_frames(problem)
+    problem.is_impatient = False
+
+
+def follow_frames(problem: ReductionProblem) -> None:
+    """Ask what the frames of the failure of ``best`` name, where it is not small and they name anything new."""
+    groups = problem.frames()
+    if len(problem.best.calls) > FEW_UNITS // 4 and groups != problem.followed:
+        problem.followed = groups
+        run(problem, "frames", lambda problem: try_frames(problem, groups))
 
 
 def polish(problem: ReductionProblem) -> None:

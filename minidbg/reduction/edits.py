@@ -13,22 +13,6 @@ from minidbg.graphs.facts import fact_of
 from minidbg.graphs.pieces import alike
 from minidbg.reduction.candidate import Candidate, OwnGraph
 from minidbg.reduction.problem import ReductionProblem
-from minidbg.reduction.windows import narrow_window
-
-
-def settle_returned_inputs(problem: ReductionProblem) -> None:
-    """Where nothing smaller failed: find out whether inputs that the graph returns are part of the failure.
-
-    Windows leave them out. Cost: one call, none where something was found or no input is returned.
-    """
-    if problem.round_found_something or not any(
-        node.op == "placeholder" for node in problem.recording.outputs
-    ):
-        return
-    if not problem.consider(problem.extract(set(problem.best.calls))):
-        problem.keep_passed_through = True
-        problem.forget_passing()
-        narrow_window(problem)
 
 
 def drop_modes(problem: ReductionProblem) -> None:
@@ -67,8 +51,12 @@ def drop_outputs(problem: ReductionProblem) -> None:
 
 
 def drop_nodes(problem: ReductionProblem) -> None:
-    """Try to put each node's recorded value in its place, last first. Cost: one call for each node."""
-    names = [node.name for node in reversed(problem.best.calls) if mode_of(node) is Mode.NONE]
+    """Try to put each node's recorded value in its place, from both ends inwards. Cost: one call for each node.
+
+    What was cut out of a larger graph has more at its ends than it needs, and each success asks anew what was asked before it.
+    """
+    calls = [node.name for node in reversed(problem.best.calls) if mode_of(node) is Mode.NONE]
+    names = list(dict.fromkeys(name for pair in zip(calls, reversed(calls), strict=True) for name in pair))
     for place, name in enumerate(names):
         problem.ask_ahead(_without_node(problem, other) for other in names[place:])
         candidate = _without_node(problem, name)
@@ -101,6 +89,20 @@ def _bypasses(problem: ReductionProblem, name: str) -> Iterator[Candidate | None
             yield problem.extract(set(problem.best.calls) - {node}, stand_ins={node: source})
 
 
+def drop_inputs_at_once(problem: ReductionProblem) -> None:
+    """Try without all inputs that eager can do without, one by one and together. Cost: one call.
+
+    Before the nodes: each input that goes later asks anew for every node.
+    """
+    spare = set()
+    for node in problem.recording.placeholders:
+        candidate = _without_input(problem, node.name)
+        if candidate is not None and problem.is_valid(candidate):
+            spare.add(node)
+    if len(spare) > 1:
+        problem.consider(problem.extract(set(problem.best.calls), without=spare))
+
+
 def drop_inputs(problem: ReductionProblem) -> None:
     """Try to do without each input: an element of a list, or an argument that may be None. Cost: one call for each."""
     names = [node.name for node in reversed(problem.recording.placeholders)]
@@ -116,7 +118,7 @@ def _without_input(problem: ReductionProblem, name: str) -> Candidate | None:
     )
 
 
-FEW_NODES = 16
+FEW_NODES = 5
 """Nodes of a result up to which its inputs are merged."""
 
 

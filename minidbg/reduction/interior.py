@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from minidbg.reduction.problem import ReductionProblem
-from minidbg.reduction.subsets import Subsets, neighbourhood
+from minidbg.reduction.subsets import FEW_UNITS, Subsets, neighbourhood
 
-NEAR = 2
+SLICES = (2, 8)
 """Units before a culprit, and dependency steps from it, that are tried with it alone before the rest is searched."""
+CHUNKS = 6
+DENSE = 32
+"""Units that are thinned out by chunks: many of so few may be needed, and a search for each costs more."""
 
 
 def keep_culprits(problem: ReductionProblem) -> None:
@@ -19,7 +22,8 @@ def keep_culprits(problem: ReductionProblem) -> None:
     problem.confirm_whole()
     subsets = Subsets(problem)
     everything = list(range(len(subsets)))
-    if len(everything) < 2:
+    if len(everything) <= DENSE:
+        drop_chunks(problem)
         return
     last = _Search(subsets, everything, []).next_needed()
     assert last is not None, "nothing is kept yet"
@@ -27,23 +31,43 @@ def keep_culprits(problem: ReductionProblem) -> None:
         doubtful=True
     )  # all that was asked passed: before much more is asked, does anything fail?
     before = everything[:last]
-    near = _near(subsets, last)
-    if len(before) > 2 * len(near) and subsets.fails([*near, last]):
-        _keep_needed(subsets, near, [last])
-        return
+    for distance in SLICES:
+        near = _near(subsets, last, distance)
+        if len(before) > 2 * len(near) and subsets.fails([*near, last]):
+            drop_chunks(problem)
+            return
     first = _Search(subsets, before[::-1], [last]).next_needed()
     if first is None:
         return
     between = before[first + 1 :]
     if between and (subsets.fails([first, last]) or subsets.fails([first, last], bypass=True)):
         return
-    _keep_needed(subsets, between, [first, last])
+    if len(between) <= DENSE:
+        drop_chunks(problem)
+    else:
+        _keep_needed(subsets, between, [first, last])
 
 
-def _near(subsets: Subsets, unit: int) -> list[int]:
+def drop_chunks(problem: ReductionProblem) -> None:
+    """Drop sixths of the graph, last first, while that helps: the complements of ddmin. Cost: six calls a turn."""
+    while True:
+        subsets = Subsets(problem)
+        left = list(range(len(subsets)))
+        if len(left) <= FEW_UNITS:
+            return
+        size = -(-len(left) // CHUNKS)
+        for end in range(len(left), 0, -size):
+            fewer = [*left[: max(0, end - size)], *left[end:]]
+            if subsets.fails(fewer):
+                left = fewer
+        if len(left) == len(subsets):
+            return
+
+
+def _near(subsets: Subsets, unit: int, distance: int) -> list[int]:
     """Units right before ``unit``, and those that it takes its values from."""
-    found = {other for other in neighbourhood(subsets, [unit], NEAR) if other < unit}
-    return sorted(found | set(range(max(0, unit - NEAR), unit)))
+    found = {other for other in neighbourhood(subsets, [unit], distance) if other < unit}
+    return sorted(found | set(range(max(0, unit - distance), unit)))
 
 
 def _keep_needed(subsets: Subsets, rest: list[int], kept: list[int]) -> None:

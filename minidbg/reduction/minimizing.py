@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from minidbg.errors import MinidbgError
-from minidbg.graphs.cloning import clone_values
+from minidbg.graphs.copying import clone_values
 from minidbg.reduction.core import Answer, Budget, reduce_graph
 
 

@@ -14,10 +14,11 @@ import torch
 from torch import fx
 
 from minidbg.errors import NotReproduced
-from minidbg.graphs.cloning import storage_bytes, storage_key
+from minidbg.graphs.copying import storage_bytes, storage_key
 from minidbg.graphs.edit import extract
 from minidbg.graphs.pieces import CannotExtract
 from minidbg.graphs.record import Around, Recording, runs_in_eager
+from minidbg.oracle.suspects import Suspects
 from minidbg.reduction.candidate import Candidate, OwnGraph
 from minidbg.reduction.fingerprint import fingerprint, structure
 
@@ -59,6 +60,10 @@ class Budget:
 
 class BudgetSpent(Exception):
     """No call is left. Passes let it through; the driver ends the reduction with the best so far."""
+
+
+class NoProgress(Exception):
+    """A third of the budget has gone without a smaller candidate. Passes let it through; the driver goes on with the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +146,10 @@ class ReductionProblem:
     """Whether a graph without any call may be a candidate."""
     plainness: Callable[[Candidate], tuple[float, ...]] | None = None
     """Decides between candidates of equal size, while a reduction simplifies."""
+    frames: Callable[[], Suspects] = tuple
+    """The nodes that the frames of the failure of ``best`` held, as far as that is known; innermost frame first."""
+    followed: Suspects = ()
+    """What was asked of them."""
     spare_bytes: int = 0
     """Bytes of recorded values that may be kept for convenience: a part of what the inputs of the whole take."""
     ask_together: AskTogether | None = None
@@ -156,14 +165,17 @@ class ReductionProblem:
     neighbour: Candidate | None = None
     """A candidate one step smaller than ``best`` that passed."""
     neighbour_phase: str = ""
+    is_impatient: bool = False
+    """Whether a pass ends when it has found nothing for a third of the budget."""
     keep_passed_through: bool = False
     """Whether inputs that the graph returns must stay outputs for the failure to show."""
     _known: dict[Hashable, Answer] = field(default_factory=dict)
     _passing: list[int] = field(default_factory=list)
     _bits: dict[str, int] = field(default_factory=dict)
-    _whole_of_round: Candidate | None = None
     _recording: tuple[Candidate, Recording] | None = None
     _started: float = field(default_factory=time.monotonic)
+    _progress: tuple[int, float] = (0, 0.0)
+    """Calls and seconds when something smaller was last found, or a pass was last given up."""
     _start_nodes: int = 0
     _whole_inputs: tuple[Any, ...] = ()
     _whole_ids: frozenset[int] = frozenset()
@@ -325,6 +337,13 @@ class ReductionProblem:
             raise BudgetSpent
         if seconds is not None and self.elapsed() >= seconds:
             raise BudgetSpent
+        calls, at = self._progress
+        if self.is_impatient and (
+            (limit is not None and self.oracle_calls - calls > limit / 3)
+            or (seconds is not None and self.elapsed() - at > seconds / 3)
+        ):
+            self._progress = self.oracle_calls, self.elapsed()
+            raise NoProgress
 
     def _accept(self, candidate: Candidate, key: str) -> None:
         epoch = candidate.epoch if candidate.faithful else key
@@ -334,6 +353,7 @@ class ReductionProblem:
         self._own_storages.append(self._own_storages_of(self.best))
         self._forget_large_steps()
         self.neighbour, self.neighbour_phase = None, ""
+        self._progress = self.oracle_calls, self.elapsed()
 
     def _forget_large_steps(self) -> None:
         """Drop the largest earlier steps while they hold many bytes that nothing else holds."""
@@ -410,12 +430,6 @@ class ReductionProblem:
         """Look at ``best`` as at a new whole; answers are remembered, nothing is presumed."""
         self.forget_passing()
         self.keep_passed_through = False
-        self._whole_of_round = self.best
-
-    @property
-    def round_found_something(self) -> bool:
-        """Whether anything smaller has failed since the round began."""
-        return self.best is not self._whole_of_round
 
     def remember_passing(self, mask: int) -> None:
         """Note that these nodes passed."""

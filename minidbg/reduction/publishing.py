@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from minidbg import repro, workers
 from minidbg.case import CallPath, Case
 from minidbg.errors import CannotWrite
-from minidbg.failure import Outcome, Verdict
+from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs import describing, tensors
-from minidbg.graphs.origins import user_line
+from minidbg.graphs.comments import user_line
 from minidbg.graphs.size import call_nodes
 from minidbg.reduction.neighbours import sentence
 from minidbg.reduction.result import Written
@@ -58,14 +58,64 @@ def publish_first_that_fails(original: Case, found: Found, folder: Path, session
         is_smallest = call_nodes(form.case.graph_module) == call_nodes(found.smallest.graph_module)
         for variant in (form, single_threaded(form)):
             case = with_story(variant, original, found, session, certified=found.certified and is_smallest)
-            last = verify(case, form.exactness, folder, standby=session.take_standby())
+            last = verify_again(case, form.exactness, folder, session)
             if last.verdict in SHOWN:
+                if last.signature is not None and faces(last.signature) > faces(case.signature):
+                    raise Alternates(replace(case, signature=last.signature))
                 path = repro.publish(case, folder, exactness=form.exactness)
                 keep_neighbour(found.neighbour if is_smallest else None, path, folder)
                 return written(path, case, original, last, session)
             if last.verdict is not Verdict.CRASHED:
                 break
     return written(None, found.smallest, original, last, session)
+
+
+class Alternates(Exception):
+    """The case, whose script shows one of several failures: chance decides which."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        self.case = case
+
+
+MOST_FACES = 4
+RUNS_IN_DOUBT = 3
+"""Further runs of a script, each in a fresh interpreter, when it has shown two faces."""
+
+
+def verify_again(case: Case, exactness: Exactness, folder: Path, session: Session) -> Outcome:
+    """What the case's script shows in fresh interpreters: more than one where time allows, or there is a doubt.
+
+    A script that shows the expected failure or another one ``reproduces`` with a signature that has both; one that
+    sometimes fails and sometimes passes is ``flaky``.
+    """
+    outcomes = [verify(case, exactness, folder, standby=session.take_standby())]
+    in_doubt = bool(session.others) and case.kind is not Kind.HANG  # the search has met other failures
+    second = session.take_standby()
+    if outcomes[0].verdict is not Verdict.REPRODUCES or not (in_doubt or second) or not session.remaining():
+        return outcomes[0]
+    outcomes.append(verify(case, exactness, folder, standby=second))
+    if outcomes[1].verdict in (Verdict.CHANGED, Verdict.GONE):
+        outcomes += [verify(case, exactness, folder) for _ in range(RUNS_IN_DOUBT)]
+    return of_several_runs(outcomes, case.signature)
+
+
+def faces(signature: Signature | None) -> int:
+    """How many forms of the failure are known, no more counted than are looked for."""
+    return min(MOST_FACES, len(signature.others)) if signature is not None else 0
+
+
+def of_several_runs(outcomes: Sequence[Outcome], expected: Signature | None) -> Outcome:
+    """The first outcome, which reproduces, with what the others say: another face of the failure, or none."""
+    first, shown = outcomes[0], [one for one in outcomes if one.verdict in SHOWN]
+    unknown = dict.fromkeys(
+        one.signature for one in outcomes if one.verdict is Verdict.CHANGED and one.signature is not None
+    )
+    if len(shown) + sum(one.verdict is Verdict.CHANGED for one in outcomes) < len(outcomes):
+        return replace(first, verdict=Verdict.FLAKY, reproduced=len(shown), runs=len(outcomes))
+    if expected is None or any(face.kind is not expected.kind for face in unknown):
+        return first
+    return replace(first, signature=replace(expected, others=(*expected.others, *unknown)))
 
 
 def forms(found: Found, original: Case) -> Iterator[Form]:
@@ -112,6 +162,7 @@ def with_story(form: Form, original: Case, found: Found, session: Session, *, ce
         captured_from=where or original.provenance.captured_from,
         line=line if where else original.provenance.line,
         reduced=True,
+        suspects=(),
         certified=certified,
         oracle_calls=session.oracle_calls,
         seconds=session.elapsed(),
@@ -137,8 +188,12 @@ def verify(
 ) -> Outcome:
     """Run the case's script in a fresh interpreter, from a place that is not the repro folder's top."""
     draft = repro.write(case, repro.drafts(folder) / "draft.py", exactness=exactness)
+    waiting = [standby]  # for one run
     try:
-        return repro.run(draft, seconds=seconds, standby=standby)
+        return workers.unless_the_machine_failed(
+            lambda: repro.run(draft, seconds=seconds, standby=waiting.pop() if waiting else None),
+            expected=case.signature,
+        )
     finally:
         repro.discard(draft)
 
@@ -153,6 +208,8 @@ def keep_neighbour(neighbour: Case | None, path: Path, folder: Path) -> None:
 def written(path: Path | None, case: Case, original: Case, last: Outcome, session: Session) -> Written:
     """The session's result in plain values."""
     notes = case.provenance.notes if path else (*case.provenance.notes, last.reason)
+    if last.verdict is Verdict.FLAKY and last.runs:
+        notes = (*notes, f"flaky: its script fails in {last.reproduced} of {last.runs} fresh interpreters")
     return Written(
         path=path,
         nodes_before=call_nodes(original.graph_module),

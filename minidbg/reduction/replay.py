@@ -21,7 +21,7 @@ import torch
 
 from minidbg.case import Case
 from minidbg.failure import Outcome
-from minidbg.graphs.cloning import storage_key
+from minidbg.graphs.copying import storage_key
 from minidbg.graphs.size import canonical_text
 from minidbg.reduction.result import Written
 

@@ -15,6 +15,7 @@ from minidbg.case import Case
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs.size import call_nodes
+from minidbg.oracle.suspects import Suspects
 from minidbg.reduction import core
 from minidbg.reduction.progress import Event, Listener, silent
 from minidbg.reduction.replay import ReplayLog, digest_of
@@ -69,8 +70,10 @@ class Session:
     """Nodes of the smallest graph that ran into the time limit: larger ones are not asked."""
     best: Case | None = None
     """The smallest case that was seen to fail."""
-    standby: workers.Standby | None = None
-    """An interpreter that imports torch while the search runs, for the first verification."""
+    suspects: Suspects = ()
+    """The nodes that the frames of its failure held."""
+    standbys: list[workers.Standby] = field(default_factory=list)
+    """Interpreters that import torch while the search runs, for the first verifications."""
 
     def elapsed(self) -> float:
         """Seconds since the session began."""
@@ -194,7 +197,7 @@ class Session:
             self.too_slow_nodes = call_nodes(case.graph_module)
         answer = ANSWERS[outcome.verdict]
         if answer is core.Answer.INTERESTING and self.is_smaller(case):
-            self.best = case
+            self.best, self.suspects = case, outcome.suspects or self.suspects
             if not self.log.is_replaying:
                 self.keep_best()
         if answer is core.Answer.OTHER and outcome.signature is not None:
@@ -217,9 +220,8 @@ class Session:
             repro.write(self.best, self.folder / BEST_FILE, exactness=repro.Exactness.SMALL)
 
     def take_standby(self) -> workers.Standby | None:
-        """The interpreter that was started ahead, for the one who asks first."""
-        standby, self.standby = self.standby, None
-        return standby
+        """An interpreter that was started ahead, if one is left."""
+        return self.standbys.pop() if self.standbys else None
 
     def fails_the_same(self, case: Case) -> bool:
         """Whether an oracle call shows the case's own failure."""

@@ -17,6 +17,10 @@ Unit: TypeAlias = tuple[fx.Node, ...]
 """Nodes that make sense only together: an op with many results and the nodes that take them apart, a functorch level."""
 
 
+FEW_UNITS = 16
+"""Units up to which single removals say most for their cost."""
+
+
 class Subsets:
     """Questions about subsets of the units of ``problem.best`` as it was when this was made.
 

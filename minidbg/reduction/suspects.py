@@ -1,12 +1,12 @@
-"""The nodes that the error names, and their neighbourhood."""
+"""The nodes that the failure names, by the frames of its traceback or by its text, and what is around them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import fx
 
-from minidbg.graphs.effects import op_name
+from minidbg.graphs.effects import is_call, op_name
 from minidbg.reduction.islands import representatives
 from minidbg.reduction.problem import ReductionProblem
 from minidbg.reduction.subsets import Subsets, neighbourhood
@@ -15,10 +15,58 @@ DISTANCES = (0, 1, 2, 4)
 """Dependency steps around the suspects, tried in this order."""
 FEW = 3
 """Suspects up to which every distance is tried: many are a sign that words of the error only happen to be names of ops."""
+GROUPS = 3
+"""Frames whose nodes are tried by themselves."""
+MOST_MAKERS = 8
+"""Factories and writes that are kept inside with the suspects that take them."""
+
+
+def try_frames(problem: ReductionProblem, groups: Sequence[Sequence[str]]) -> None:
+    """Ask what each frame names, innermost first, then more and more around it. Cost: at most six calls."""
+    subsets = Subsets(problem)
+    named = [units_called(subsets, names) for names in groups[:GROUPS]]
+    for chosen in frames_to_ask(subsets, [units for units in named if units]):
+        if len(chosen) <= len(subsets) // 2 and subsets.fails(chosen):
+            return
+
+
+def frames_to_ask(subsets: Subsets, named: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    """Units to ask for: each frame's own, then with what the innermost one's take and give."""
+    for units in named:
+        yield with_makers(subsets, units)
+    for distance in DISTANCES[1:] if named else ():
+        yield with_makers(subsets, neighbourhood(subsets, named[0], distance))
+
+
+def units_called(subsets: Subsets, names: Iterable[str]) -> list[int]:
+    """The units that hold a node with one of these names."""
+    wanted = set(names)
+    return [number for number, unit in enumerate(subsets.units) if any(node.name in wanted for node in unit)]
+
+
+def with_makers(subsets: Subsets, numbers: Sequence[int]) -> list[int]:
+    """``numbers``, with the calls that make what they take out of nothing, and the writes to it.
+
+    A compiler folds a constant and reorders a write; recorded as inputs they are plain tensors. Unchanged where that is much.
+    """
+    recording = subsets.recording
+    unit_of = {node: number for number, unit in enumerate(subsets.units) for node in unit}
+    found, edge = set(numbers), list(numbers)
+    while edge:
+        nodes = [node for number in edge for node in subsets.units[number]]
+        makers: set[fx.Node] = set()
+        for node in nodes:
+            for source in node.all_input_nodes:
+                makers |= set(recording.writes_to(source, recording.index[node]))
+                if is_call(source) and not source.all_input_nodes:
+                    makers.add(source)
+        edge = [unit_of[node] for node in makers if node in unit_of and unit_of[node] not in found]
+        found |= set(edge)
+    return sorted(found) if len(found) <= len(numbers) + MOST_MAKERS else sorted(numbers)
 
 
 def try_suspects(problem: ReductionProblem, hints: Sequence[str]) -> None:
-    """Ask the suspects alone, then with more and more of what they take and give. Cost: at most one call per distance."""
+    """Ask what the text names, then more and more of what it takes and gives. Cost: at most one call per distance."""
     subsets = Subsets(problem)
     suspects = suspected(subsets, hints)
     if not suspects or len(suspects) > len(subsets) // 2:
@@ -32,9 +80,7 @@ def try_suspects(problem: ReductionProblem, hints: Sequence[str]) -> None:
 def suspected(subsets: Subsets, hints: Sequence[str]) -> list[int]:
     """Units that a hint names: by the node's own name, else one of each kind of op with that name."""
     words = {hint.lower() for hint in hints}
-    by_node = [
-        number for number, unit in enumerate(subsets.units) if any(node.name in words for node in unit)
-    ]
+    by_node = units_called(subsets, words)
     exact = [number for number in by_node if _is_numbered(subsets.units[number][0])]
     if exact:
         return exact

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from minidbg.reduction.problem import ReductionProblem
 from minidbg.reduction.subsets import Subsets
 
 PATIENCE_FIRST = 3
 """Assumptions in a row before one is checked, while nothing smaller than the whole has failed yet."""
 PATIENCE_LATER = 5
-REACH = 3
-"""Units on either side of a cut that are tried when the cause seems to lie across one of the cuts."""
+REACHES = (3, 9, 27)
+"""Units on either side of a cut that are tried, one after the other, when the cause seems to lie across it."""
 
 
 def narrow_window(problem: ReductionProblem) -> None:
@@ -19,7 +17,7 @@ def narrow_window(problem: ReductionProblem) -> None:
 
     When one half passes, the other is assumed to fail and not asked: a half of it is asked next, or it is confirmed at
     the end. A wrong assumption means a cause that lies across a cut, near it or far apart; then this pass leaves
-    ``best`` at the smallest window that was really seen to fail, or at the few nodes around the cuts.
+    ``best`` at the smallest window that was really seen to fail, or at the units around the cut.
     """
     window = _Window(Subsets(problem))
     while len(window) > 1:
@@ -33,8 +31,9 @@ def narrow_window(problem: ReductionProblem) -> None:
             if not window.fails(window.low, window.high):
                 break
             window = _Window(Subsets(problem), found=True)
-    if window.cuts and not window.fails(window.low, window.high) and len(window) <= 4 * REACH:
-        try_around(window.subsets, window.cuts)
+    if window.cuts and not window.fails(window.low, window.high):
+        problem.confirm_whole(doubtful=True)  # all that was asked passed: does anything fail?
+        window.try_around_wrong_cut()
 
 
 class _Window:
@@ -43,8 +42,8 @@ class _Window:
     def __init__(self, subsets: Subsets, *, found: bool = False) -> None:
         self.subsets = subsets
         self.low, self.high = 0, len(subsets)
-        self.cuts: list[int] = []
-        """Where it was cut since a window was last seen to fail."""
+        self.cuts: list[tuple[int, int, int]] = []
+        """The windows that were cut since one was last seen to fail, each with the place of its cut."""
         self.patience = PATIENCE_LATER if found else PATIENCE_FIRST
 
     def __len__(self) -> int:
@@ -72,12 +71,23 @@ class _Window:
         self.subsets.ask_ahead(range(*half), range(*other))
 
     def assume(self, half: tuple[int, int]) -> None:
-        self.cuts.append((self.low + self.high) // 2)
+        self.cuts.append((self.low, self.high, (self.low + self.high) // 2))
         self.low, self.high = half
 
+    def try_around_wrong_cut(self) -> None:
+        """Find the smallest assumed window that fails; ask the units on both sides of its cut, more and more of them.
 
-def try_around(subsets: Subsets, cuts: Sequence[int]) -> None:
-    """Ask the few units on both sides of all the cuts: neighbours that only fail together. Cost: one call."""
-    around = {unit for cut in cuts for unit in range(cut - REACH, cut + REACH) if 0 <= unit < len(subsets)}
-    if len(around) <= len(subsets) // 2:
-        subsets.fails(sorted(around))
+        Cost: about two calls, and one for each reach.
+        """
+        right, wrong = 0, len(self.cuts)  # the first window was seen to fail, the last one to pass
+        while wrong - right > 1:
+            middle = (right + wrong) // 2
+            if self.fails(*self.cuts[middle][:2]):
+                right = middle
+            else:
+                wrong = middle
+        low, high, cut = self.cuts[right]
+        for reach in REACHES:
+            around = range(max(low, cut - reach), min(high, cut + reach))
+            if 4 * len(around) > 3 * (high - low) or self.subsets.fails(around):
+                return

@@ -1,12 +1,10 @@
 """How a fresh process gets a backend back."""
 
-from minidbg.references.by_path import load_by_path
-from minidbg.references.calling import Hooks, compiler_fn, hooks
 from minidbg.references.finding import find
 from minidbg.references.literals import NotALiteral, is_literal, read_literal, write_literal
 from minidbg.references.operators import with_operators
 from minidbg.references.renaming import avoid_names
-from minidbg.references.resolving import backend_function, resolve
+from minidbg.references.resolving import Hooks, backend_function, compiler_fn, hooks, load_by_path, resolve
 
 __all__ = [
     "find",

@@ -1,8 +1,11 @@
-"""``find``: from what was wrapped to how a fresh process gets it back."""
+"""``find``: from what was wrapped, and what the user says of it, to how a fresh process gets it back."""
 
 from __future__ import annotations
 
+import ast
 import functools
+import importlib
+import inspect
 import operator
 import sys
 import types
@@ -12,13 +15,102 @@ from typing import Any
 from minidbg import _torch
 from minidbg.case import BackendRef, CompilerFn
 from minidbg.errors import BackendUnreachable, UnknownBackend
-from minidbg.references.given import as_statements, given_reference, imported_by, run_setup
-from minidbg.references.homes import finds_again, is_foreign
 from minidbg.references.literals import NotALiteral, write_literal
 from minidbg.references.locating import NoWay, expression_for
-from minidbg.references.places import place_of
+from minidbg.references.locations import location_of
+from minidbg.references.modules import finds_again, is_foreign
+from minidbg.references.ref_builder import RefBuilder
 from minidbg.references.registered import NEEDS, entry_point, import_for, registering_module
-from minidbg.references.trail import Trail
+from minidbg.references.source_text import read_statements
+
+_WRITE = 'write "pkg.mod:name", "pkg.mod:make(level=2)" with literal arguments, or a registered name'
+
+
+def as_statements(setup: str | Sequence[str] | None) -> tuple[str, ...]:
+    """``setup`` as a tuple of texts, each of which compiles. Raises BackendUnreachable when one does not."""
+    if setup is None:
+        return ()
+    statements = (setup,) if isinstance(setup, str) else tuple(setup)
+    for statement in statements:
+        try:
+            compile(statement, "<setup>", "exec")
+        except (SyntaxError, ValueError) as error:
+            raise BackendUnreachable(f"setup={statement!r} is not Python: {error}") from None
+    return statements
+
+
+def imported_by(statement: str) -> tuple[str, ...]:
+    """The modules that a text imports at its top level."""
+    return tuple(name for found in read_statements(statement, "<setup>") for name in found.imported)
+
+
+def run_setup(statements: Sequence[str]) -> None:
+    """Run the user's setup in this process: it registers the name that was asked for."""
+    for statement in statements:
+        exec(compile(statement, "<setup>", "exec"), {"__name__": "minidbg_setup"})
+
+
+def given_reference(
+    reference: str, backend: str | CompilerFn, statements: Sequence[str], builder: RefBuilder
+) -> tuple[str, str]:
+    """Name and expression that ``reference`` stands for. Raises BackendUnreachable when it cannot be right."""
+    module, colon, rest = reference.partition(":")
+    if not colon:
+        if not reference.strip() or any(char in reference for char in "()"):
+            raise BackendUnreachable(f"reference={reference!r} names no backend; {_WRITE}")
+        return reference, repr(reference)
+    path, call = _parsed(reference, module, rest)
+    found = _looked_up(reference, module, path, statements)
+    name = builder.import_from(module, path.partition(".")[0])
+    if not call and found is not None and found is not backend and _is_factory(found):
+        call = "()"
+    return f"{module}.{path}", name + path.removeprefix(path.partition(".")[0]) + call
+
+
+def _parsed(reference: str, module: str, rest: str) -> tuple[str, str]:
+    """The dotted path and the call, ``""`` or ``"(level=2)"``, of the part after the colon."""
+    try:
+        tree = ast.parse(rest.strip(), mode="eval").body
+        call = ""
+        if isinstance(tree, ast.Call):
+            for value in (*tree.args, *(keyword.value for keyword in tree.keywords)):
+                ast.literal_eval(value)
+            function = ast.unparse(tree.func)
+            call = ast.unparse(tree).removeprefix(function)
+            tree = tree.func
+        path = ast.unparse(tree)
+    except (SyntaxError, ValueError) as error:
+        raise BackendUnreachable(f"reference={reference!r} cannot be read ({error}); {_WRITE}") from None
+    if not all(part.isidentifier() for part in (*module.split("."), *path.split("."))):
+        raise BackendUnreachable(f"reference={reference!r} cannot be read; {_WRITE}")
+    return path, call
+
+
+def _looked_up(reference: str, module: str, path: str, statements: Sequence[str]) -> Any:
+    """What ``module:path`` is here; None when only the user's setup makes it importable."""
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        if statements:
+            return None
+        raise BackendUnreachable(f"reference={reference!r} leads nowhere here: {error}") from error
+    return found
+
+
+def _is_factory(found: Any) -> bool:
+    """Whether ``found`` can be called with nothing but not with a graph and its inputs."""
+    try:
+        signature = inspect.signature(found)
+        signature.bind()
+    except (TypeError, ValueError):
+        return False
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        return True
+    return False
 
 
 def find(
@@ -40,30 +132,30 @@ def find(
     inner, inner_options, inner_mode = _torch.as_given_to_compile(backend)
     options, mode = options or inner_options or {}, mode or inner_mode
     statements = as_statements(setup)
-    trail = Trail()
+    builder = RefBuilder()
     for statement in statements:
-        trail.setup[statement] = None
+        builder.setup[statement] = None
         for module in filter(is_foreign, imported_by(statement)):
-            trail.uses(module)
-    name, expression = _expression(inner, statements, reference, trail)
+            builder.uses(module)
+    name, expression = _expression(inner, statements, reference, builder)
     _check_options(options, name)
-    return trail.reference(name, expression, options, mode)
+    return builder.reference(name, expression, options, mode)
 
 
 def _expression(
-    backend: str | CompilerFn, statements: Sequence[str], reference: str | None, trail: Trail
+    backend: str | CompilerFn, statements: Sequence[str], reference: str | None, builder: RefBuilder
 ) -> tuple[str, str]:
     """A name for people and the expression."""
     if reference is not None:
-        return given_reference(reference, backend, statements, trail)
+        return given_reference(reference, backend, statements, builder)
     if isinstance(backend, str):
-        return backend, _registered(backend, statements, trail)
+        return backend, _registered(backend, statements, builder)
     names = _torch.names_of_backend(backend)
     if names:
-        return names[0], _registered(names[0], statements, trail)
-    expression = _located(backend, trail)
-    place = place_of(backend) if is_nameless(backend) else None
-    return f"{place.module}.{place.path}" if place else name_of(backend), expression
+        return names[0], _registered(names[0], statements, builder)
+    expression = _located(backend, builder)
+    location = location_of(backend) if is_nameless(backend) else None
+    return f"{location.module}.{location.path}" if location else name_of(backend), expression
 
 
 def is_nameless(backend: object) -> bool:
@@ -84,37 +176,37 @@ def name_of(backend: CompilerFn) -> str:
     return f"{module}{owner.__qualname__}".replace("<locals>.", "").replace("<lambda>", "lambda")
 
 
-def _registered(name: str, statements: Sequence[str], trail: Trail) -> str:
+def _registered(name: str, statements: Sequence[str], builder: RefBuilder) -> str:
     """The expression for a registered name, mostly the name itself after the import that registers it."""
     compiler_fn = _look_up(name, statements)
     declared = entry_point(name)
     if declared is not None and _is_loaded_from(declared.module, compiler_fn, declared.attr):
-        trail.import_module(declared.module, f'entry point "{name}"')
+        builder.import_module(declared.module, f'entry point "{name}"')
         return repr(name)
     defined = getattr(compiler_fn, "__module__", None) or ""
     module = registering_module(name, defined)
     if module is not None and module.partition(".")[0] == "torch":
-        trail.uses("torch")
+        builder.uses("torch")
         if name in NEEDS:
-            trail.import_module(NEEDS[name], f'"{name}" is built on it')
+            builder.import_module(NEEDS[name], f'"{name}" is built on it')
         return repr(name)
     if module is not None and finds_again(module):
-        trail.import_module(import_for(module), f'registers "{name}"')
+        builder.import_module(import_for(module), f'registers "{name}"')
         return repr(name)
-    return _by_itself(name, compiler_fn, defined, statements, trail)
+    return _by_itself(name, compiler_fn, defined, statements, builder)
 
 
 def _by_itself(
-    name: str, compiler_fn: CompilerFn, defined: str, statements: Sequence[str], trail: Trail
+    name: str, compiler_fn: CompilerFn, defined: str, statements: Sequence[str], builder: RefBuilder
 ) -> str:
     """Nothing says which import registers ``name``: the function itself then, or the user's setup."""
     if statements:
         return repr(name)
     try:
-        return expression_for(compiler_fn, trail)
+        return expression_for(compiler_fn, builder)
     except NoWay as error:
         if is_foreign(defined) and finds_again(defined):
-            trail.import_module(defined, f'defines "{name}"')
+            builder.import_module(defined, f'defines "{name}"')
             return repr(name)
         raise unreachable(compiler_fn, error, f"the backend {name!r}") from error
 
@@ -136,9 +228,9 @@ def _is_loaded_from(module: str, compiler_fn: object, attribute: str) -> bool:
         return False
 
 
-def _located(backend: CompilerFn, trail: Trail) -> str:
+def _located(backend: CompilerFn, builder: RefBuilder) -> str:
     try:
-        return expression_for(backend, trail)
+        return expression_for(backend, builder)
     except NoWay as error:
         raise unreachable(backend, error, f"the backend {name_of(backend)}") from error
 

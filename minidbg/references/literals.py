@@ -25,7 +25,7 @@ def write_literal(value: object, path: str = "") -> str:
     Plain Python literals, containers of them, and torch's dtypes, devices, layouts and memory formats.
     Only exact types count: a subclass of ``dict`` or ``int`` would come back as something else.
 
-    Raises NotALiteral with the place (``"['pass'][0]"``) of the first part that has no such text.
+    Raises NotALiteral with the location (``"['pass'][0]"``) of the first part that has no such text.
     """
     kind = type(value)
     if kind is float:

@@ -1,30 +1,211 @@
-"""Custom operators and foreign functions of a graph: what must be imported before the graph can run."""
+"""Where a custom operator is defined, and how a fresh process gets it back."""
 
 from __future__ import annotations
 
+import ast
+import mmap
+import os
+import re
+import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from minidbg import _torch
 from minidbg.case import BackendRef
 from minidbg.errors import BackendUnreachable
-from minidbg.references.definitions import (
-    mentions,
-    modules_of_operator,
-    native_libraries,
-    statements_of_operator,
-)
-from minidbg.references.given import as_statements
-from minidbg.references.homes import file_of, finds_again, is_foreign
-from minidbg.references.locating import NoWay, expression_for
-from minidbg.references.pieces import NotSelfContained
-from minidbg.references.places import place_of
-from minidbg.references.plugins import device_types, plugins_of_devices
-from minidbg.references.scripts import NotLoadable, check_loadable
-from minidbg.references.trail import Trail
+from minidbg.references.copied_source import NotSelfContained
+from minidbg.references.finding import as_statements
+from minidbg.references.locating import NotLoadable, NoWay, check_loadable, expression_for
+from minidbg.references.locations import location_of
+from minidbg.references.modules import file_of, finds_again, foreign_modules, is_foreign, source_of, top_level
+from minidbg.references.ref_builder import RefBuilder
+from minidbg.references.registered import device_types, plugins_of_devices
+from minidbg.references.source_text import Statement, statements_of
+
+NOT_LOADED_BY_TORCH = ("torch.ao.", "torch.testing.", "torch.onnx.", "torch.distributed.")
+"""Parts of torch with operators of their own that ``import torch`` does not bring."""
+
+
+def modules_of_operator(name: str) -> tuple[str, ...]:
+    """Loaded modules that define ``ns::name.overload`` and its kernels, the definition's first.
+
+    Empty for an operator of a C++ library.
+    """
+    plain = name.partition(".")[0]
+    found = [_main_once(function.__module__) for function in _torch.operator_functions(plain)]
+    by_file = _modules_by_file()
+    found += [by_file[file] for file in _torch.operator_files(name) if file in by_file]
+    wanted = [module for module in dict.fromkeys(found) if _counts(module)]
+    if not wanted:
+        wanted = [module for module in _all_foreign() if mentions(source_of(module) or "", plain)]
+    if "__main__" not in wanted and statements_of_operator(name, "__main__"):
+        wanted.append("__main__")
+    return tuple(wanted)
+
+
+def _main_once(module: str) -> str:
+    return "__main__" if module == "__mp_main__" else module
+
+
+def _counts(module: str) -> bool:
+    return is_foreign(module) or module == "__main__" or module.startswith(NOT_LOADED_BY_TORCH)
+
+
+def _modules_by_file() -> dict[str, str]:
+    """Source file to module name; of a script that is also imported, the importable name."""
+    files: dict[str, str] = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) if type(module) is type(sys) else None
+        if isinstance(file, str) and (file not in files or files[file] == "__main__"):
+            files[file] = _main_once(name)
+    return files
+
+
+def _all_foreign() -> Iterator[str]:
+    yield from (name for name, _ in foreign_modules())
+
+
+def mentions(text: str, name: str) -> bool:
+    """Whether a source text says ``"ns::name"``, or makes a Library of ``ns`` and says ``"name"``."""
+    name = name.partition(".")[0]
+    namespace, _, last = name.partition("::")
+    if f"{namespace}::{last}" in text:
+        return re.search(rf"[\"']{re.escape(name)}\b", text) is not None
+    in_library = re.search(rf"Library\(\s*[\"']{re.escape(namespace)}[\"']", text)
+    return in_library is not None and re.search(rf"[\"']{re.escape(last)}\b", text) is not None
+
+
+# --- statements of a script ---
+
+
+def statements_of_operator(name: str, module: str) -> tuple[Statement, ...]:
+    """The top-level statements of a script that define ``ns::name`` or add to it, in order."""
+    plain = name.partition(".")[0]
+    statements = statements_of(module)
+    direct = [found for found in statements if _says(found.node, plain)]
+    libraries = _library_names(statements, plain.partition("::")[0])
+    of_library = [found for found in statements if _uses_library(found, libraries, plain.partition("::")[2])]
+    names = {bound for found in direct for bound in found.binds if _is_definition(module, bound, plain)}
+    further = [found for found in statements if _registers_on(found.node, names)]
+    chosen = {id(found) for found in (*direct, *of_library, *further)}
+    return tuple(found for found in statements if id(found) in chosen)
+
+
+def _says(node: ast.stmt, name: str) -> bool:
+    """Whether a statement, besides the bodies of its functions, says ``"ns::name"`` to ``torch.library``."""
+    calls = (
+        part for part in _outside_functions(node) if isinstance(part, ast.Call) and _is_definer(part.func)
+    )
+    texts = (value.value for call in calls for value in call.args if isinstance(value, ast.Constant))
+    return any(isinstance(text, str) and re.match(rf"{re.escape(name)}(?![\w:])", text) for text in texts)
+
+
+def _is_definer(function: ast.expr) -> bool:
+    last = _last(function)
+    return last.startswith("register_") or last in (
+        "custom_op",
+        "triton_op",
+        "define",
+        "impl",
+        "impl_abstract",
+    )
+
+
+def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    for field, value in ast.iter_fields(node):
+        if field == "body" and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from _outside_functions(child)
+
+
+def _library_names(statements: tuple[Statement, ...], namespace: str) -> set[str]:
+    """Names bound by ``lib = torch.library.Library("ns", ...)``."""
+    names: set[str] = set()
+    for found in statements:
+        value = getattr(found.node, "value", None)
+        if isinstance(value, ast.Call) and _last(value.func) == "Library" and value.args:
+            first = value.args[0]
+            if isinstance(first, ast.Constant) and first.value == namespace:
+                names |= found.binds
+    return names
+
+
+def _uses_library(statement: Statement, libraries: set[str], name: str) -> bool:
+    """Whether a statement makes one of the libraries, or says ``name`` with it."""
+    if statement.binds & libraries:
+        return True
+    parts = list(_outside_functions(statement.node))
+    used = {part.id for part in parts if isinstance(part, ast.Name)}
+    texts = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+    return bool(used & libraries) and any(re.match(rf"{re.escape(name)}\b", text) for text in texts)
+
+
+def _registers_on(node: ast.stmt, names: set[str]) -> bool:
+    """Whether a statement calls a method of an operator's definition, or hands it to ``torch.library``."""
+    for part in _outside_functions(node):
+        values: list[ast.expr] = []
+        if isinstance(part, ast.Attribute) and part.attr.startswith("register_"):
+            values = [part.value]
+        elif isinstance(part, ast.Call) and _last(part.func).startswith("register_"):
+            values = part.args
+        if any(isinstance(value, ast.Name) and value.id in names for value in values):
+            return True
+    return False
+
+
+def _last(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _is_definition(module: str, name: str, operator: str) -> bool:
+    found = getattr(sys.modules.get(module), name, None)
+    return found is not None and found is _torch.operator_definition(operator)
+
+
+# --- shared libraries ---
+
+
+def native_libraries(name: str) -> tuple[str | None, str | None]:
+    """The shared library that defines ``ns::name``, and the importable module that loads it; None for unknown."""
+    namespace, _, last = name.partition(".")[0].partition("::")
+    words = (namespace.encode(), last.encode())
+    for module, loaded in foreign_modules():
+        file = getattr(loaded, "__file__", None)
+        if isinstance(file, str) and not file.endswith(".py") and _holds(file, words):
+            return file, top_level(module)
+    for library in sorted(torch.ops.loaded_libraries):
+        if _holds(library, words):
+            return library, _package_around(library)
+    by_name = [module for module, _ in foreign_modules() if module == namespace]
+    return None, by_name[0] if by_name else None
+
+
+def _holds(file: str, words: tuple[bytes, ...]) -> bool:
+    try:
+        with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return all(content.find(word) >= 0 for word in words)
+    except (OSError, ValueError):
+        return False
+
+
+def _package_around(library: str) -> str | None:
+    """The top-level package in whose folder a library lies."""
+    for name, module in foreign_modules():
+        folders = getattr(module, "__path__", None) if "." not in name else None
+        if any(
+            os.path.realpath(library).startswith(os.path.realpath(folder) + os.sep)
+            for folder in folders or ()
+        ):
+            return name
+    return None
+
 
 BUILT_IN = frozenset(
     {
@@ -60,8 +241,8 @@ def with_operators(
     values and of ``inputs``. Raises BackendUnreachable where nothing leads to a definition; when the user gave a
     ``setup``, that is trusted to bring it.
     """
-    trail = Trail(ref)
-    trail.plugins |= dict.fromkeys(plugins_of_devices(device_types(gm, inputs)))
+    builder = RefBuilder(ref)
+    builder.plugins |= dict.fromkeys(plugins_of_devices(device_types(gm, inputs)))
     given = bool(as_statements(setup))
     names = [
         name
@@ -69,13 +250,13 @@ def with_operators(
         if not any(mentions(text, name) for text in (ref.embedded, *ref.setup))
     ]
     for name in names:
-        _with_part(f"the operator {name}", _operator, name, trail, given)
+        _with_part(f"the operator {name}", _operator, name, builder, given)
     of_script = [name for name in names if statements_of_operator(name, "__main__")]
     if of_script:
-        _with_part(f"the operator {of_script[0]}", _operators_of_script, of_script, trail, given)
+        _with_part(f"the operator {of_script[0]}", _operators_of_script, of_script, builder, given)
     for function in functions_of(gm):
-        _with_part(f"the function {function.__qualname__}", _function, function, trail, given)
-    return trail.reference(ref.name, ref.expression, ref.options, ref.mode)
+        _with_part(f"the function {function.__qualname__}", _function, function, builder, given)
+    return builder.reference(ref.name, ref.expression, ref.options, ref.mode)
 
 
 def operators_of(gm: fx.GraphModule) -> tuple[str, ...]:
@@ -101,10 +282,12 @@ def _is_main(function: types.FunctionType) -> bool:
     return function.__module__ in ("__main__", "__mp_main__")
 
 
-def _with_part(what: str, add: Callable[[Any, Trail], None], part: Any, trail: Trail, given: bool) -> None:
+def _with_part(
+    what: str, add: Callable[[Any, RefBuilder], None], part: Any, builder: RefBuilder, given: bool
+) -> None:
     try:
-        with trail.attempt():
-            add(part, trail)
+        with builder.attempt():
+            add(part, builder)
     except (NoWay, NotLoadable, NotSelfContained) as error:
         if not given:
             raise BackendUnreachable(
@@ -113,50 +296,52 @@ def _with_part(what: str, add: Callable[[Any, Trail], None], part: Any, trail: T
             ) from error
 
 
-def _operator(name: str, trail: Trail) -> None:
+def _operator(name: str, builder: RefBuilder) -> None:
     """Import what defines an operator; one of a script is left to ``_operators_of_script``."""
     modules = modules_of_operator(name)
     for module in modules:
         if finds_again(module):
-            trail.import_module(module, f"defines {name}" if module == modules[0] else f"adds to {name}")
+            builder.import_module(module, f"defines {name}" if module == modules[0] else f"adds to {name}")
         elif module != "__main__":
             if file_of(module) is None:
                 raise NotSelfContained(f"no import leads to its module {module}")
-            trail.load_file(str(file_of(module)), "no import finds it", name=module)
+            builder.load_file(str(file_of(module)), "no import finds it", name=module)
     if not modules:
-        _native(name, trail)
+        _native(name, builder)
 
 
-def _operators_of_script(names: Sequence[str], trail: Trail) -> None:
+def _operators_of_script(names: Sequence[str], builder: RefBuilder) -> None:
     """Copy the statements that define operators in ``__main__``, those of all at once: they may share a Library."""
     statements = {found.line: found for name in names for found in statements_of_operator(name, "__main__")}
     try:
-        with trail.attempt():
-            trail.copy_of("__main__").add_operators(names, [statements[line] for line in sorted(statements)])
+        with builder.attempt():
+            builder.copy_of("__main__").add_operators(
+                names, [statements[line] for line in sorted(statements)]
+            )
     except NotSelfContained as error:
         check_loadable("__main__", "", f"its source cannot be copied ({error})")
-        trail.uses("__main__")
-        trail.load_file(str(file_of("__main__")), str(error))
+        builder.uses("__main__")
+        builder.load_file(str(file_of("__main__")), str(error))
 
 
-def _native(name: str, trail: Trail) -> None:
+def _native(name: str, builder: RefBuilder) -> None:
     """An operator in C++: the package that loads its library, else the library itself."""
     library, module = native_libraries(name)
     if module is not None:
-        trail.import_module(module, f"loads {name}")
+        builder.import_module(module, f"loads {name}")
     elif library is not None:
-        trail.setup[f"torch.ops.load_library({library!r})"] = None
-        trail.remarks[f"{name} is defined in {library}, which is loaded by its path"] = None
+        builder.setup[f"torch.ops.load_library({library!r})"] = None
+        builder.remarks[f"{name} is defined in {library}, which is loaded by its path"] = None
     else:
         raise NotSelfContained("no loaded module mentions it")
 
 
-def _function(function: types.FunctionType, trail: Trail) -> None:
+def _function(function: types.FunctionType, builder: RefBuilder) -> None:
     """Make ``function`` a global of the script under its own name, or importable."""
-    place = place_of(function)
-    expression = expression_for(function, trail)
-    if place is not None and finds_again(place.module):
+    location = location_of(function)
+    expression = expression_for(function, builder)
+    if location is not None and finds_again(location.module):
         return  # the model's own import names it; the one in backend() is what notices its absence
     first = function.__name__
     if expression != first:
-        trail.setup[f"global {first}\n{first} = {expression}"] = None
+        builder.setup[f"global {first}\n{first} = {expression}"] = None

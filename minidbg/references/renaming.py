@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from minidbg.case import BackendRef
-from minidbg.references.pieces import bound_by, one_import
-from minidbg.references.statements import read_statements
+from minidbg.references.copied_source import bound_by, one_import
+from minidbg.references.source_text import read_statements
 
 
 def avoid_names(ref: BackendRef, taken: Collection[str], imports: Iterable[str] = ()) -> BackendRef:
@@ -16,7 +16,7 @@ def avoid_names(ref: BackendRef, taken: Collection[str], imports: Iterable[str] 
 
     A definition keeps its own name, which is part of the failure's signature, and is used by another one:
     ``def run(gm): ...`` and ``run_ = run``. ``imports`` are import statements of the script: a name that both
-    import from one place may stay.
+    import from one location may stay.
     """
     blocks = [ref.embedded, *(text for text in ref.setup if _is_block(text))]
     bound = {name for text in blocks for found in read_statements(text, "<copy>") for name in found.binds}
@@ -78,7 +78,7 @@ def renamed(text: str, names: Mapping[str, str]) -> str:
         raw = lines[line - 1].encode()  # ast counts columns in bytes of UTF-8
         lines[line - 1] = (raw[:start] + new.encode() + raw[end:]).decode()
     written = "\n".join(lines)
-    # before Python 3.12 a name inside an f-string has no right place
+    # before Python 3.12 a name inside an f-string has no right location
     return written if _dump(written) == ast.dump(tree) else ast.unparse(ast.fix_missing_locations(tree))
 
 

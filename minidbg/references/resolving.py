@@ -6,12 +6,89 @@ import hashlib
 import linecache
 import sys
 import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from minidbg import _torch
 from minidbg.case import BackendRef, CompilerFn
-from minidbg.references.by_path import load_by_path
-from minidbg.references.layout import indented
+from minidbg.errors import UnknownBackend
+from minidbg.references.source_text import indented
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+def load_by_path(path: str, name: str = "", package: str = "") -> ModuleType:
+    """The module of the script at ``path``, loaded once per process; its ``__main__`` block does not run.
+
+    ``package`` is what its relative imports start from. Its folder joins the end of ``sys.path``.
+    Raises ModuleNotFoundError when the file is not here.
+    """
+    import hashlib
+    import importlib.util
+    import os
+    import re
+    import sys
+
+    stem = re.sub(r"\W", "_", os.path.splitext(os.path.basename(path))[0])
+    name = name or f"{stem}_{hashlib.sha256(path.encode()).hexdigest()[:8]}"
+    main = sys.modules["__main__"]
+    if os.path.abspath(getattr(main, "__file__", None) or "") == path:
+        return main
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not os.path.isfile(path):
+        raise ModuleNotFoundError(f"no script at {path}", name=stem, path=path)
+    if os.path.dirname(path) not in sys.path:
+        sys.path.append(os.path.dirname(path))
+    module = importlib.util.module_from_spec(spec)
+    if package:
+        importlib.import_module(package)
+        module.__package__, module.__spec__ = package, None
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def compiler_fn(
+    backend: str | CompilerFn, *, options: Mapping[str, Any] | None = None, mode: str | None = None
+) -> CompilerFn:
+    """``backend`` as ``torch.compile(backend=, options=, mode=)`` would build it: ``(gm, example_inputs)``.
+
+    Inductor by name takes options and mode as config patches; every other backend as keyword arguments, and
+    only when given. An object that torch.compile itself has built is taken apart first.
+    Raises UnknownBackend, or RuntimeError for an option that inductor does not know.
+    """
+    inner, inner_options, inner_mode = _torch.as_given_to_compile(backend)
+    if isinstance(inner, str) and inner not in (known := _torch.known_backends()):
+        raise UnknownBackend(inner, known)
+    return _torch.configured_backend(inner, options=options or inner_options, mode=mode or inner_mode)
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What torch.compile asks of a backend beside the call; None where the backend does not have it."""
+
+    reset: Callable[[], Any] | None = None
+    get_compiler_config: Callable[[], Any] | None = None
+
+
+def hooks(compiler: CompilerFn) -> Hooks:
+    """The hooks of what ``compiler_fn`` returned, of the backend behind its keyword arguments."""
+    inner: Any = compiler
+    while hasattr(inner, "func") and not hasattr(
+        inner, "reset"
+    ):  # functools.partial holds the keyword arguments
+        inner = inner.func
+    return Hooks(getattr(inner, "reset", None), getattr(inner, "get_compiler_config", None))
 
 
 def resolve(ref: BackendRef) -> str | CompilerFn:

@@ -19,8 +19,7 @@ from torch import Tensor, fx
 from minidbg import repro, workers
 from minidbg.case import Case
 from minidbg.errors import MinidbgError
-from minidbg.graphs.cloning import clone_values
-from minidbg.graphs.copying import copy_graph_module
+from minidbg.graphs.copying import clone_values, copy_graph_module
 from minidbg.graphs.mutation import written_arguments
 from minidbg.graphs.source import instantiate, write_module
 from minidbg.oracle.compare import TOLERANCES

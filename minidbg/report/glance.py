@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+import difflib
+import os
+import re
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from minidbg.report.difference import difference
-from minidbg.report.places import shown
 from minidbg.report.story import Story
+
+
+def shown(path: Path) -> str:
+    """``path`` relative to the working directory where it lies in it, else whole."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+COMMENT = re.compile(r"\s+#.*$")
+
+
+def difference(fails: str, passes: str) -> Iterator[str]:
+    """The lines of both, ``-`` before what only the failing one has, ``+`` before what only the passing one has.
+
+    Comments do not count: they tell where a line came from.
+    """
+    first, second = uncommented(fails), uncommented(passes)
+    for line in difflib.ndiff(first, second):
+        if not line.startswith("?"):
+            yield line.rstrip()
+
+
+def uncommented(text: str) -> list[str]:
+    """The lines of ``text`` without comments."""
+    return [plain for line in text.split("\n") if (plain := COMMENT.sub("", line)).strip()]
 
 
 def glance(story: Story, *, script: bool = True) -> str:

@@ -13,8 +13,8 @@ from minidbg import repro, workers
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Verdict
 from minidbg.report import forms
-from minidbg.report.difference import difference
 from minidbg.report.forms import NoShortForm
+from minidbg.report.glance import difference
 from minidbg.report.privacy import Private
 from minidbg.report.story import Story
 from minidbg.repro import templates

@@ -6,18 +6,17 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import pygments
 from markupsafe import Markup
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
 
 from minidbg.errors import UnreadableRepro
 from minidbg.history import Result
 from minidbg.report import svg
-from minidbg.report.difference import difference
-from minidbg.report.drawn_graph import DrawnNode, read_graph
+from minidbg.report.drawn_graph import SMALL, DrawnNode, fold, kept_names, read_graph
 from minidbg.report.errors_along import ErrorsAlong
-from minidbg.report.folding import SMALL, fold, kept_names
-from minidbg.report.glance import moment, reduction_line
-from minidbg.report.highlight import highlighted
-from minidbg.report.places import shown
+from minidbg.report.glance import difference, moment, reduction_line, shown
 from minidbg.report.story import Story, story_of
 from minidbg.repro import templates
 from minidbg.repro.render import DIVIDER
@@ -76,6 +75,12 @@ def page(story: Story, errors: ErrorsAlong | None = None, *, complaint: str = ""
         "made": moment(time.time()),
     }
     return templates.fill("page.html.j2", variables)
+
+
+def highlighted(source: str) -> str:
+    """``source`` as HTML, to stand in ``<pre>``: a span with a class for each kind of word."""
+    text: str = pygments.highlight(source, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
+    return text
 
 
 def facts(story: Story) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from minidbg.report.folding import Block
+from minidbg.report.drawn_graph import Block
 from minidbg.report.story import Step
 
 ROW = 40

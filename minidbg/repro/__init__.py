@@ -16,7 +16,7 @@ from minidbg.repro.header import Header, read_header
 from minidbg.repro.loading import load
 from minidbg.repro.render import Script, render
 from minidbg.repro.running import run, start_ahead
-from minidbg.repro.travel import asked_elsewhere
+from minidbg.repro.travel import asked_elsewhere, packed, warmth
 
 __all__ = [
     "Exactness",
@@ -31,12 +31,14 @@ __all__ = [
     "keep_capture",
     "load",
     "neighbours",
+    "packed",
     "publish",
     "read_header",
     "reduction_place",
     "render",
     "run",
     "start_ahead",
+    "warmth",
     "write",
     "write_script",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import itertools
 import re
 import tempfile
 from pathlib import Path
@@ -61,10 +62,16 @@ def _kept_or_written(
             try:
                 read_header(path)
             except UnreadableRepro:
-                pass  # damaged: nothing is lost by writing it again
+                path = _free_name(path)  # somebody may be editing it just now
             else:
                 return path
         return write_script(script, path)
+
+
+def _free_name(path: Path) -> Path:
+    """``x_2.py`` for a taken ``x.py``, or the next number that is free."""
+    names = (path.with_stem(f"{path.stem}_{number}") for number in itertools.count(2))
+    return next(name for name in names if not name.exists())
 
 
 def hidden(folder: Path | str, *parts: str) -> Path:

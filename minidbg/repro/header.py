@@ -242,6 +242,6 @@ def literal_options(value: str | Mapping[str, Any]) -> dict[str, Any]:
 
 def _provenance(origin: Mapping[str, Any]) -> Provenance:
     fields = {name: origin[name] for name in Provenance.__slots__ if name in origin}
-    if "notes" in fields:
-        fields["notes"] = tuple(fields["notes"])
+    for name in {"notes", "suspects"} & fields.keys():
+        fields[name] = tuple(map(str, fields[name]))
     return Provenance(**{"torch_version": "", **fields})

@@ -1,50 +1,124 @@
-"""How a case gets to a worker in another interpreter: as a script with all of its values, and back as an outcome."""
+"""How a case gets to another interpreter: as a script, with its values in files that are written once and mapped there."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import itertools
+import shutil
 import tempfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minidbg import _torch, workers
+from minidbg import workers
 from minidbg.case import Case
 from minidbg.errors import CannotWrite
-from minidbg.failure import Kind, Outcome, Verdict
+from minidbg.failure import Outcome, Verdict
+from minidbg.graphs.contents import AT_A_GLANCE
 from minidbg.graphs.specs import Exactness
 from minidbg.oracle import execute
-from minidbg.repro.files import write
 from minidbg.repro.loading import load
+from minidbg.repro.render import STORED, render
 from minidbg.workers.result import ChildResult
 
 LIMIT_BYTES = 1 << 40
+SPARE_BYTES = 256 << 20
+"""What is left free of the memory that the files take."""
+IN_USE: Counter[str] = Counter()
+"""Names of the files that questions under way have."""
+NUMBERS = itertools.count()
+
+MAPPED = '''\
+def stored(key, dtype, device="cpu"):
+    """A tensor whose bytes another process has put into a file; mapped, and copied only where it is written to."""
+    path, size = {files!r}[key]
+    values = torch.from_file(path, size=size, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
+    return values.view(dtype).to(device)
+'''
 
 
-def asked_elsewhere(case: Case, seconds: float, memory_bytes: int | None) -> Outcome | ChildResult:
-    """The outcome of ``case`` in a spawned worker, or how the worker ended. Raises OSError."""
-    with tempfile.TemporaryDirectory(prefix="minidbg-job-") as folder:
-        try:
-            path = write(
-                case, Path(folder) / "case.py", exactness=Exactness.EXACT, value_limit_bytes=LIMIT_BYTES
+def asked_elsewhere(
+    case: Case, *, seconds: float, memory_bytes: int | None, to_the_end: bool
+) -> Outcome | ChildResult:
+    """The outcome of ``case`` in a fork of the zygote, or how that ended. Raises OSError."""
+    try:
+        with packed(case) as path:
+            done = workers.call_in_zygote(
+                "minidbg.repro.travel:answer",
+                {"path": str(path), "margin": case.margin, "to_the_end": to_the_end},
+                seconds=seconds,
+                memory_bytes=memory_bytes,
+                **warmth(case),
             )
-        except CannotWrite as refusal:
-            return Outcome(Verdict.INVALID, reason=str(refusal))
-        done = workers.call_in_spawned(
-            "minidbg.repro.travel:answer", str(path), seconds=seconds, memory_bytes=memory_bytes
-        )
-    if not done.answered:
-        return done
-    outcome = Outcome.from_json(done.value)
-    failed = outcome.signature is not None and outcome.signature.kind is Kind.RUNTIME
-    if failed and not outcome.device.startswith("cpu"):
-        workers.end_worker()  # an error of the device stays with its process
-    return outcome.judged_against(case.signature)
+    except CannotWrite as refusal:
+        return Outcome(Verdict.INVALID, reason=str(refusal))
+    return Outcome.from_json(done.value).judged_against(case.signature) if done.answered else done
 
 
-def answer(path: str, note: Callable[[str], object]) -> dict[str, Any]:
-    """In the worker: the outcome of the case in the script at ``path``."""
-    _torch.forget_compiled_code()
-    return execute(load(path), note=note).to_json()
+def answer(argument: Mapping[str, Any], note: Callable[[str], object]) -> dict[str, Any]:
+    """In the child: the outcome of the case."""
+    case = replace(load(argument["path"]), margin=argument["margin"])
+    return execute(case, note=note, to_the_end=argument["to_the_end"]).to_json()
+
+
+def warmth(case: Case) -> dict[str, Any]:
+    """What the zygote needs for its children to find ``case``'s backend set up."""
+    return {"imports": case.backend.modules, "warm": "inductor" if case.backend.name == "inductor" else "aot"}
+
+
+@contextlib.contextmanager
+def packed(case: Case, *, value_limit_bytes: int = LIMIT_BYTES) -> Iterator[Path]:
+    """The path of a script that has ``case`` with all of its values, for ``load`` in a child of the zygote.
+
+    The script goes when the block ends; the files with the values stay for the next question, which mostly has the same.
+    Raises CannotWrite, and OSError where there is no room.
+    """
+    script = render(
+        case, exactness=Exactness.EXACT, value_limit_bytes=value_limit_bytes, contents=AT_A_GLANCE
+    )
+    with folder_for(sum(data.numel() for data in script.tensors.values())) as folder:
+        arrays: dict[str, Any] = {
+            key: data.contiguous().cpu().numpy() for key, data in script.tensors.items()
+        }
+        names = {key: hashlib.sha256(data).hexdigest() for key, data in arrays.items()}
+        IN_USE.update(names.values())
+        path = folder / f"case_{next(NUMBERS)}.py"
+        try:
+            for key, data in arrays.items():
+                write_once(folder / names[key], data)
+            files = {key: (str(folder / names[key]), data.size) for key, data in arrays.items()}
+            text = script.text.replace(STORED.rstrip("\n"), MAPPED.format(files=files).rstrip("\n"))
+            path.write_text(text)
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+            IN_USE.subtract(names.values())
+
+
+def write_once(path: Path, data: Any) -> None:
+    """Have the bytes of ``data`` (a NumPy array) at ``path``, whose name says what they are."""
+    if not path.exists():
+        draft = path.with_name(f"draft_{next(NUMBERS)}")
+        data.tofile(draft)
+        draft.replace(path)
+
+
+@contextlib.contextmanager
+def folder_for(size: int) -> Iterator[Path]:
+    """The zygote's folder, where it has room for ``size`` bytes; else one on disk, which goes when the block ends."""
+    folder = workers.start_zygote().folder
+    if shutil.disk_usage(folder).free < size + SPARE_BYTES:
+        for path in folder.iterdir():
+            if not IN_USE[path.name] and path.suffix != ".py":
+                path.unlink(missing_ok=True)
+    if shutil.disk_usage(folder).free >= size + SPARE_BYTES:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="minidbg-") as on_disk:
+        yield Path(on_disk)
 
 
 workers.use_for_travel(asked_elsewhere)

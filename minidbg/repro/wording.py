@@ -29,6 +29,8 @@ HEADER_MARK = re.compile(r"(?m)^# ///")
 def title(case: Case) -> str:
     """One sentence: backend, kind of failure, ops."""
     template = _TITLES.get(case.kind or Kind.COMPILE, "{backend} fails on {ops}.")
+    if case.signature is not None and case.signature.is_layout:
+        template = "{backend} gives the result of {ops} another layout than eager."
     text = template.format(backend=case.backend.name, ops=ops_phrase(case.graph_module))
     way = case.signature.direction if case.signature else "forward"
     return text if way == "forward" else f"{text[:-1]} in backward."

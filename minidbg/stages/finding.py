@@ -1,11 +1,21 @@
-"""The same graph through torch.compile with one stage more each time; for inductor, torch's own bisector then."""
+"""The same graph through torch.compile with one stage more each time; for inductor, torch's own bisector then.
+
+After an announcement nobody waits for it, neither the exception nor the program's end: a process of its own and of lowest
+priority does it, which waits while the machine is busy, works for a minute at most, and ends when its repro is gone.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
 import torch
 
 from minidbg import _torch, references, repro, workers
@@ -14,16 +24,84 @@ from minidbg.errors import NotReproduced
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.stages.report import EARLIER, FAILING, StageReport
 
-CALL_SECONDS = 60.0
+CALL_SECONDS = 20.0
 """Time limit of one run."""
+BACKGROUND_SECONDS = 60.0
+"""Of work, in the background."""
+MOST_WAITING_S = 5.0
+"""For a busy machine, before each run; then the run takes what others leave."""
+LONGEST_S = 600.0
+"""From the start to the end of the process, waits and starved runs included."""
+BUSY_PERCENT = 70.0
+"""Of all processors, used by others while we do nothing."""
+LOOK_S = 0.5
+LAUNCH = '"$@" >/dev/null 2>&1 </dev/null &'
+"""A shell puts the process into the background and ends: no child of ours is left to wait for."""
 
 
 class TimeIsUp(Exception):
     """The budget ran out inside the bisection."""
 
 
-def find_stages(path: Path | str, *, seconds: float = 120.0) -> StageReport:
+def start_in_background(path: Path) -> bool:
+    """Have ``minidbg stages`` run for the repro at ``path``, detached and with low priority; whether it was started."""
+    if os.name != "posix":
+        return False
+    command = [sys.executable, "-m", "minidbg", "stages", "--background", str(path.absolute())]
+    try:
+        done = subprocess.run(
+            ["/bin/sh", "-c", LAUNCH, "minidbg", *command], start_new_session=True, check=False, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.returncode == 0
+
+
+def find_in_background(path: Path) -> StageReport:
+    """``find_stages`` in a process that exists for nothing else, and that nobody is to notice.
+
+    The process ends, with the child that it may have, when ``path`` is gone, or long after its time.
+    """
+    os.nice(19)
+    end = time.monotonic() + LONGEST_S
+
+    def watch() -> None:
+        while path.exists() and time.monotonic() < end:
+            time.sleep(LOOK_S)
+        os._exit(1)  # forked children die with their parent
+
+    threading.Thread(target=watch, daemon=True).start()
+    return find_stages(path, seconds=BACKGROUND_SECONDS, wait=wait_for_idle_machine)
+
+
+def wait_for_idle_machine() -> float:
+    """Seconds waited until others left a processor free, ``MOST_WAITING_S`` at most."""
+    began = time.monotonic()
+    while psutil.cpu_percent(LOOK_S) > BUSY_PERCENT and time.monotonic() - began < MOST_WAITING_S:
+        pass
+    return time.monotonic() - began
+
+
+@dataclass(slots=True)
+class Allowance:
+    """The time that runs may take, waiting for the machine not counted."""
+
+    deadline: float
+    wait: Callable[[], float] = float
+    """Called before each run: the seconds that it waited. By default none."""
+
+    def left(self) -> float:
+        """Seconds left, after a wait."""
+        self.deadline += self.wait()
+        return self.deadline - time.monotonic()
+
+
+def find_stages(
+    path: Path | str, *, seconds: float = 120.0, wait: Callable[[], float] = float
+) -> StageReport:
     """Run the repro's graph through each stage, in child processes, for at most about ``seconds``.
+
+    ``wait`` is called before each run and tells the seconds that it took, which do not count.
 
     Runs the script's code. Raises UnreadableRepro, NotReproduced for a graph that reaches no torch.compile (one of
     AOTAutograd's, for a compiler alone), and whatever loading the script's backend raises.
@@ -34,48 +112,48 @@ def find_stages(path: Path | str, *, seconds: float = 120.0) -> StageReport:
         raise NotReproduced(
             f"{path}: this graph is AOTAutograd's own, called with the compiler alone; there are no stages before it"
         )
-    deadline = began + seconds
+    allowance = Allowance(began + seconds, wait)
     if workers.fork_refusal() is None:
         with workers.own_kernel_cache():
-            report = in_forks(case, deadline)
+            report = in_forks(case, allowance)
     else:
-        report = in_new_processes(Path(path), case, deadline)
+        report = in_new_processes(Path(path), case, allowance)
     return replace(report, seconds=time.monotonic() - began)
 
 
-def in_forks(case: Case, deadline: float) -> StageReport:
+def in_forks(case: Case, allowance: Allowance) -> StageReport:
     """Each run in a fork of this process."""
     verdicts: dict[str, Verdict] = {}
     own = case.backend.name
     for name in (*EARLIER, own):
-        if name in verdicts or (name != own and time.monotonic() > deadline):
+        if name in verdicts or (name != own and time.monotonic() > allowance.deadline):
             continue
-        verdicts[name] = at_stage(case, name if name != own else None, deadline).verdict
+        verdicts[name] = at_stage(case, name if name != own else None, allowance).verdict
     report = StageReport(verdicts, own, torch=torch.__version__)
     bisectable = case.backend.expression.strip("'\"") == "inductor" and case.kind not in (
         Kind.CRASH,
         Kind.HANG,
     )
     if report.guilty == own and verdicts[own] is Verdict.REPRODUCES and bisectable:
-        return bisected(case, report, deadline)
+        return bisected(case, report, allowance)
     return report
 
 
-def at_stage(case: Case, stage: str | None, deadline: float) -> Outcome:
+def at_stage(case: Case, stage: str | None, allowance: Allowance) -> Outcome:
     """The case through torch.compile with ``stage`` as its backend, None for its own."""
     case = replace(case, call=CallPath.TORCH_COMPILE)
     if stage is not None:
         case = replace(case, backend=references.find(stage), compiler=stage)
-    return workers.submit(case, seconds=max(5.0, min(CALL_SECONDS, deadline - time.monotonic())))
+    return workers.submit(case, seconds=max(5.0, min(CALL_SECONDS, allowance.left())))
 
 
-def bisected(case: Case, report: StageReport, deadline: float) -> StageReport:
+def bisected(case: Case, report: StageReport, allowance: Allowance) -> StageReport:
     """The report with the pass, lowering or option of inductor without which the failure is gone."""
 
     def fails() -> bool:
-        if time.monotonic() > deadline:
+        if time.monotonic() > allowance.deadline:
             raise TimeIsUp
-        verdict = at_stage(case, None, deadline).verdict
+        verdict = at_stage(case, None, allowance).verdict
         if verdict is Verdict.TIMEOUT:
             raise TimeIsUp
         if verdict in (Verdict.INVALID, Verdict.SKIPPED):
@@ -101,12 +179,12 @@ def bisected(case: Case, report: StageReport, deadline: float) -> StageReport:
     return replace(report, subsystem=subsystem, number=number, detail=detail)
 
 
-def in_new_processes(path: Path, case: Case, deadline: float) -> StageReport:
+def in_new_processes(path: Path, case: Case, allowance: Allowance) -> StageReport:
     """Each run in a fresh interpreter, where this process cannot be forked; without the bisection."""
     verdicts: dict[str, Verdict] = {}
     own = case.backend.name
     for name in (*EARLIER, own):
-        left = deadline - time.monotonic()
+        left = allowance.left()
         if name not in verdicts and (name == own or left > 0):
             backend = None if name == own else name
             verdicts[name] = repro.run(path, backend=backend, seconds=max(30.0, left)).verdict

@@ -1,12 +1,14 @@
-"""What the daemon tells: events, and those who hear them."""
+"""What the daemon tells: events, those who hear them, and each event as a line for people."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import logging.handlers
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -56,9 +58,13 @@ class Log:
     """The daemon's log: JSON lines in a file that is rotated, written by structlog; no other logger is touched."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self.handler = logging.handlers.RotatingFileHandler(
             path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8", delay=True
         )
+        vars(self.handler)["handleError"] = lambda record: (
+            None
+        )  # on a full disk it would write into the terminal
         target = logging.Logger("minidbg.watch", logging.DEBUG)
         target.addHandler(self.handler)
         self.log = structlog.wrap_logger(
@@ -101,6 +107,163 @@ class Announcer:
                 self.views.remove(view)
 
     def close(self) -> None:
-        """End all views."""
+        """End all views; what they could not write by now is lost."""
         for view in self.views:
-            view.close()
+            with contextlib.suppress(OSError):
+                view.close()
+
+
+UNCHANGED = frozenset({"still failing", "still gone"})
+QUIET = frozenset({"workers_ready", "machine", "build_started", "reduction_started"})
+
+
+class PlainLines:
+    """One line for each thing worth knowing. Unchanged results are only counted, unless ``every_result``."""
+
+    def __init__(self, stream: TextIO, *, every_result: bool = False) -> None:
+        self.stream, self.every_result = stream, every_result
+
+    def show(self, event: Event) -> None:
+        """Write the event's line, if it has one."""
+        if event.name == "result" and not self.every_result and event.data["standing"] in UNCHANGED:
+            return
+        text = line_of(event)
+        if text:
+            clock = time.strftime("%H:%M:%S", time.localtime(event.at))
+            self.stream.write("".join(f"{clock} {line}\n" for line in text.splitlines()))
+            self.stream.flush()
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def line_of(event: Event) -> str:
+    """The event in words; empty when it is not worth a line."""
+    if event.name in QUIET:
+        return ""
+    words = WORDS.get(event.name)
+    return printable(words(event.data)) if words else event.name.replace("_", " ")
+
+
+def printable(text: str) -> str:
+    """``text`` without control sequences: it may come from anywhere."""
+    return "".join(character if character.isprintable() or character == "\n" else "?" for character in text)
+
+
+def shown(path: str) -> str:
+    """A path as people write it: relative when it lies below the current folder."""
+    here = os.getcwd()
+    return path[len(here) + 1 :] if path.startswith(here + os.sep) else path
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 repro``, ``2 repros``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def started(data: Mapping[str, Any]) -> str:
+    sources = ", ".join(data["sources"]) or "no sources"
+    return (
+        f"watching {plural(len(data['repros']), 'repro')} in {shown(data['home'])} and {plural(data['files'], 'file')} in "
+        f"{sources} (process {data['pid']})"
+    )
+
+
+def sweep_started(data: Mapping[str, Any]) -> str:
+    cause = (
+        f"{', '.join(data['files'][:3])}{', ...' if data['changed'] > 3 else ''} changed"
+        if data["changed"]
+        else ""
+    )
+    return f"sweep {data['sweep']}: {plural(data['jobs'], 'run')}{'; ' + cause if cause else ''}"
+
+
+def sweep_finished(data: Mapping[str, Any]) -> str:
+    counts = ", ".join(f"{count} {standing}" for standing, count in sorted(data["standings"].items()))
+    unjudged = f", {data['unjudged']} not judged" if data["unjudged"] else ""
+    how = "" if data["end"] == "complete" else f" ({data['end']}: the code changed)"
+    return f"sweep {data['sweep']} took {data['seconds']:.2f} s{how}: {counts or 'no verdict'}{unjudged}"
+
+
+def result(data: Mapping[str, Any]) -> str:
+    verdict = f" ({data['verdict']})" if data["verdict"] else ""
+    reason = f": {data['reason']}" if data["reason"] else ""
+    return f"  {data['standing']:<17} {data['repro']} [{data['device']}]{verdict}{reason}"
+
+
+def unconfirmed(data: Mapping[str, Any]) -> str:
+    return f"  {data['verdict'] + '?':<17} {data['repro']} [{data['device']}] was {data['before']}; asking a fresh interpreter"
+
+
+def flip(data: Mapping[str, Any]) -> str:
+    """What happened to which repro comes first, then between which revisions: the end of a long line is cut off."""
+    name = Path(data["path"]).stem
+    verdicts = "" if data["kind"] in ("FIXED", "REGRESSED") else f" {data['before']} -> {data['after']}"
+    return f"{data['kind']} {name} [{data['device']}]{verdicts}{between(data)}"
+
+
+def between(data: Mapping[str, Any]) -> str:
+    """``  abc9cb0964 -> +6c2b27b0``: the revisions on both sides, a commit that is on both only once."""
+    before, after = data["last_before"], data["first_after"]
+    if not (before or after):
+        return ""
+    if before == after:
+        return f"  at {after}, no watched file changed"
+    commit = after.partition("+")[0]
+    same = commit == before.partition("+")[0] and "+" in after and ", " not in after
+    return f"  {before or '?'} -> {after[len(commit) :] if same else after or '?'}"
+
+
+def backend_broken(data: Mapping[str, Any]) -> str:
+    return f"backend {data['backend']} is broken on {data['device']}: {data['reason']}; {plural(data['repros'], 'repro')} not judged"
+
+
+def build_failed(data: Mapping[str, Any]) -> str:
+    return f"build failed with status {data['status']}; nothing was judged: {data['error']}\n{data['output']}"
+
+
+def reduction_finished(data: Mapping[str, Any]) -> str:
+    if data["repro"]:
+        return f"reduced {shown(data['capture'])} to {shown(data['repro'])}"
+    return f"could not reduce {shown(data['capture'])}: {data['reason']}"
+
+
+WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "started": started,
+    "sweep_started": sweep_started,
+    "sweep_finished": sweep_finished,
+    "result": result,
+    "flip": flip,
+    "unconfirmed": unconfirmed,
+    "backend_broken": backend_broken,
+    "backend_back": lambda data: f"backend {data['backend']} works again on {data['device']}",
+    "build_failed": build_failed,
+    "build_finished": lambda data: f"built in {data['seconds']:.1f} s",
+    "disk_full": lambda data: (
+        f"{data['path']} cannot be written ({data['reason']}): repros are judged, and kept in memory only"
+    ),
+    "device_missing": lambda data: str(data["text"]),
+    "notice": lambda data: str(data["text"]),
+    "repro_added": lambda data: f"new repro {data['repro']}",
+    "repro_edited": lambda data: f"repro {data['repro']} was edited",
+    "repro_removed": lambda data: f"repro {data['repro']} is gone",
+    "repro_damaged": lambda data: f"repro {data['repro']} cannot be used: {data['reason']}",
+    "reduction_finished": reduction_finished,
+    "unexpected": lambda data: (
+        f"unexpected: {data['repro']} [{data['device']}] is {data['verdict']}, and its header expects {data['expect']}"
+    ),
+    "process_died": lambda data: (
+        f"a process died in a backend; what it was at is in {shown(data['capture'])}"
+    ),
+    "capture_known": lambda data: (
+        f"{shown(data['capture'])} shows the failure of {data['repro']}, so it is left as it is"
+    ),
+    "bisect_started": lambda data: (
+        f"bisecting {shown(data['repro'])} between {data['good']} and {data['bad']}"
+    ),
+    "bisect_finished": lambda data: f"bisected {shown(data['repro'])}: {data['text']}",
+    "stopping": lambda data: f"stopping: {data['reason']}",
+    "stopped": lambda data: "",
+    "paused": lambda data: "paused: no sweeps until p is pressed again",
+    "resumed": lambda data: "going on",
+}

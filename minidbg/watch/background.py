@@ -7,18 +7,48 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from minidbg.failure import LAYOUT
 from minidbg.history import History
 from minidbg.watch.announce import Announcer
-from minidbg.watch.flights import Flights
 from minidbg.watch.outcomes import last_json
-from minidbg.watch.pool import Ended, Order, Pool
+from minidbg.watch.pool import IN_WORKER, Ended, Order, Pool
 from minidbg.watch.repros import HIDDEN, Repro, header_table
+
+FOLDER = "flight"
+UNTOUCHED_S = 10.0
+"""A record that keeps its name for so long belongs to a process that is dead, idle, or long at one step.
+
+``minidbg run`` sees to its own dead within a second or two; until then the record is its own.
+"""
+ASK_AGAIN_S = 60.0
+
+
+@dataclass(slots=True)
+class Flights:
+    """The records in a repro folder, by name; a record gets another name with each step of its process."""
+
+    folder: Path
+    first_seen: dict[str, float] = field(default_factory=dict)
+    asked: float = float("-inf")
+
+    def due(self, now: float) -> bool:
+        """Whether somebody should find out if the process of a record has died. ``now`` in seconds of any clock."""
+        names = {path.name for path in (self.folder / HIDDEN / FOLDER).glob("*.py")}
+        self.first_seen = {name: self.first_seen.get(name, now) for name in names}
+        if now - self.asked < ASK_AGAIN_S or all(
+            now - since < UNTOUCHED_S for since in self.first_seen.values()
+        ):
+            return False
+        self.asked = now
+        return True
+
 
 REDUCE_SECONDS = 600.0
 """Budget of one reduction; the process gets a minute more to write what it has."""
@@ -31,6 +61,7 @@ class Work(enum.Enum):
 
     REDUCE = enum.auto()
     FLIGHTS = enum.auto()
+    BISECT = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +95,7 @@ class Background:
         if self.running:
             return False
         if self.flights.due(self.clock()):
-            argv: tuple[str, ...] = ("-m", "minidbg.watch.flight_script", str(self.folder))
+            argv: tuple[str, ...] = (str(IN_WORKER), "flights", str(self.folder))
             self.order(number, argv, FLIGHT_SECONDS, Work.FLIGHTS, None)
             return True
         found = self.next_capture(repros)
@@ -74,6 +105,18 @@ class Background:
         self.order(number, argv, REDUCE_SECONDS + 60, Work.REDUCE, found)
         self.announce("reduction_started", capture=str(found.path))
         return True
+
+    def bisect(self, number: int, path: str, good: str, bad: str) -> str:
+        """Search the commit at which the repro at ``path`` regressed, as order ``number``; why not, or nothing."""
+        commits = [revision.partition("+")[0] for revision in (good, bad)]
+        if "" in commits or ", " in good + bad:
+            return "git does not say which commits lie on both sides"
+        if commits[0] == commits[1]:
+            return f"it regressed by a change that is not committed, on top of {commits[0]}"
+        argv = ("-m", "minidbg", "bisect", *commits, path, "--json")
+        self.order(number, argv, REDUCE_SECONDS, Work.BISECT, Waiting(Path(path), ""))
+        self.announce("bisect_started", repro=path, good=commits[0], bad=commits[1])
+        return ""
 
     def order(
         self, number: int, argv: Sequence[str], seconds: float, work: Work, what: Waiting | None
@@ -92,8 +135,10 @@ class Background:
                 table = header_table(data.decode("utf-8-sig"))
             except (OSError, ValueError, KeyError):
                 continue  # damaged, or still being written
+            if (table.get("signature") or {}).get("message") == LAYOUT:
+                continue  # reduced on request
             found = Waiting(path, hashlib.sha1(data, usedforsecurity=False).hexdigest())
-            if known.get(str(path), ("", ""))[0] == found.digest:
+            if found.digest in (known.get(str(path), ("", ""))[0], reduced_digest(path)):
                 continue
             repro = shown.get(failure_in(table))
             if repro is None:
@@ -119,6 +164,13 @@ class Background:
         if work is Work.FLIGHTS:
             for capture in said.get("captures", ()):
                 self.announce("process_died", capture=capture)
+        elif work is Work.BISECT and found is not None:
+            text = (
+                f"{said['commit'][:10]} {said['subject']} ({said['author']})"
+                if said
+                else last_line(message.stderr)
+            )
+            self.announce("bisect_finished", repro=str(found.path), text=text, commit=said.get("commit"))
         elif found is not None:
             self.reduced(found, said, message, now)
         return True
@@ -141,6 +193,14 @@ class Background:
 def captures_in(folder: Path) -> list[Path]:
     """The captures of a repro folder, the oldest first."""
     return sorted((folder / HIDDEN / "captures").glob("*.py"), key=modified)
+
+
+def reduced_digest(path: Path) -> str:
+    """The digest of the capture when somebody last reduced it, be it by ``minidbg run`` or ``minidbg reduce``; empty if nobody."""
+    try:
+        return str(json.loads(path.with_suffix(".reduced").read_text())["digest"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def failure_in(table: Mapping[str, Any]) -> str:

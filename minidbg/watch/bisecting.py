@@ -6,22 +6,70 @@ import contextlib
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from minidbg.errors import MinidbgError
 from minidbg.failure import EXIT_STATUS, Verdict
-from minidbg.watch.fresh import run_limited, run_repro
 from minidbg.watch.outcomes import is_fallback, outcome_of
-from minidbg.watch.pool import COMPILER_ENVIRONMENT
+from minidbg.watch.pool import COMPILER_ENVIRONMENT, Ended
 from minidbg.watch.repros import Repro, read_repro
-from minidbg.watch.revisions import repositories_of
-from minidbg.watch.sources import module_roots
+from minidbg.watch.sources import module_roots, repositories_of
+
+
+def run_repro(repro: Repro, device: str, seconds: float, env: Mapping[str, str]) -> Ended:
+    """Run the script as a person would run it, from an empty folder."""
+    return run_python([str(repro.path.absolute()), "--device", device, "--json"], seconds, env)
+
+
+def run_python(arguments: Sequence[str], seconds: float, env: Mapping[str, str]) -> Ended:
+    """Run a fresh interpreter with these arguments, from an empty folder."""
+    with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
+        ended, _ = run_limited([sys.executable, "-X", "faulthandler", *arguments], Path(folder), seconds, env)
+    return ended
+
+
+def run_limited(
+    command: Sequence[str], folder: Path, seconds: float, env: Mapping[str, str]
+) -> tuple[Ended, str]:
+    """Run a command as its own process group for at most ``seconds``; how it ended, and all it wrote."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+        timed_out, began = False, time.monotonic()
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            status = process.wait()
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+    died = -status if status < 0 and not timed_out else None
+    took = time.monotonic() - began
+    ended = Ended(
+        0, None if status < 0 else status, died, timed_out, stdout=texts[0], stderr=texts[1], seconds=took
+    )
+    return ended, texts[0] + texts[1]
+
 
 CANNOT_JUDGE = 125
 STEP = "minidbg: "
@@ -42,6 +90,8 @@ class Search:
     repro: Path
     repository: Path | None = None
     build: str | None = None
+    build_folder: Path | None = None
+    """Where the build runs; in the worktree it is the same place below its root."""
     device: str | None = None
     seconds: float = 300.0
 
@@ -83,11 +133,18 @@ def search(wanted: Search, tell: Tell) -> Found:
             "repro": str(repro.path.absolute()),
             "repository": str(repository),
             "build": wanted.build,
+            "build_folder": below(wanted.build_folder, repository),
             "device": wanted.device,
             "seconds": wanted.seconds,
         }
         check_ends(tree, job, good, bad, tell)
         return run_bisect(tree, job, good, bad, fixed=fixed, tell=tell)
+
+
+def below(folder: Path | None, repository: Path) -> str:
+    """The place of ``folder`` in the repository; its root for one that is not in it."""
+    real, root = (folder or repository).resolve(), repository.resolve()
+    return str(real.relative_to(root)) if real.is_relative_to(root) else "."
 
 
 def readable(path: Path) -> Repro:
@@ -176,7 +233,7 @@ def run_bisect(tree: Path, job: dict[str, Any], good: str, bad: str, *, fixed: b
             said.append(line.rstrip())
             if line.startswith(STEP):
                 tell(line.removeprefix(STEP).rstrip())
-    steps = sum(line.startswith(STEP) for line in said)
+    steps = 2 + sum(line.startswith(STEP) for line in said)  # with both ends
     if process.wait() != 0:
         raise CannotBisect(f"git bisect came to no end: {why_no_end(said)}")
     commit = git(tree, "rev-parse", "refs/bisect/after")
@@ -210,7 +267,8 @@ def with_path(first: str, rest: str | None) -> str:
 def judge(tree: Path, job: dict[str, Any]) -> tuple[int, str]:
     """Build, run the repro against the code in ``tree``; 0 gone, 1 reproduces, 125 cannot be judged; and why."""
     if job["build"]:
-        built, output = run_limited(["/bin/sh", "-c", job["build"]], tree, job["seconds"], dict(os.environ))
+        where = tree / job["build_folder"]
+        built, output = run_limited(["/bin/sh", "-c", job["build"]], where, job["seconds"], dict(os.environ))
         if built.status != 0:
             return CANNOT_JUDGE, f"the build fails: {last_line(output)}"
     repro = readable(Path(job["repro"]))

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 OUTPUT_LINES = 30
+MOST_OUTPUT_BYTES = 1 << 20
+ERROR = re.compile(r"\b(error|fatal|failed|undefined reference|no such file)\b|Error\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A build has ended. ``output``: its last lines."""
+    """A build has ended. ``output``: its last lines; ``error``: the first line that tells of an error."""
 
     number: int
     status: int
     seconds: float
     output: str
+    error: str = ""
 
 
 class Builder:
@@ -57,9 +61,12 @@ class Builder:
         began = time.monotonic()
         status = process.wait()
         with output as file:  # type: ignore[attr-defined]  # a TemporaryFile, whose type has no public name
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 20_000))
-            lines = file.read().decode(errors="replace").splitlines()[-OUTPUT_LINES:]
-        self.listener(Built(number, status, time.monotonic() - began, "\n".join(lines)))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_OUTPUT_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+        last = "\n".join(lines[-OUTPUT_LINES:])
+        self.listener(
+            Built(number, status, time.monotonic() - began, last, first_error(lines) if status else "")
+        )
 
     def ended(self, message: Built) -> bool:
         """Whether the message is of the present build."""
@@ -74,3 +81,9 @@ class Builder:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process = None
+
+
+def first_error(lines: Sequence[str]) -> str:
+    """The first line that tells of an error, else the last that says anything."""
+    told = [line.strip() for line in lines if line.strip()]
+    return next((line for line in told if ERROR.search(line)), told[-1] if told else "")

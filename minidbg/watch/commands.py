@@ -60,15 +60,11 @@ def default_paths() -> list[Path]:
     help="Keep an HTML page of the whole matrix up to date in this file.",
 )
 @click.option("--no-reduce", is_flag=True, help="Do not reduce captures in the background.")
-@click.option(
-    "--print-unit", type=click.Choice(["systemd", "launchd"]), help="Print a service file for this command."
-)
 def watch(
     paths: tuple[Path, ...],
     as_json: bool,
     html: Path | None,
     no_reduce: bool,
-    print_unit: str | None,
     **options: Any,
 ) -> None:
     """Run the repros again on each change of their backends, and say which flipped.
@@ -77,22 +73,16 @@ def watch(
     """
     found = list(paths) or default_paths()
     settings = load({**options, "reduce": False if no_reduce else None})
-    if print_unit:
-        from minidbg.watch.units import unit, without_option
-
-        click.echo(unit(print_unit, without_option(sys.argv[1:], "--print-unit"), Path.cwd()))
-        return
     sys.exit(run_daemon(found, settings, as_json=as_json, html=html))
 
 
 def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool, html: Path | None = None) -> int:
     """Watch until stopped; the exit status."""
-    from minidbg.watch.announce import Announcer, JsonLines, View
-    from minidbg.watch.daemon import Daemon, stop_on_signals
+    from minidbg.watch.announce import Announcer, JsonLines, PlainLines, View
+    from minidbg.watch.daemon import Daemon, Hint, Inbox, stop_on_signals
     from minidbg.watch.events import NoEvents, WatchdogEvents
-    from minidbg.watch.messages import Hint, Inbox
-    from minidbg.watch.plain import PlainLines
     from minidbg.watch.pool import ServerPool, preload_for
+    from minidbg.watch.repros import read_repros
     from minidbg.watch.runner import forks
 
     for path in paths:
@@ -110,9 +100,10 @@ def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool, htm
     else:
         views.append(PlainLines(sys.stdout, every_result=settings.once))
     if html is not None:
-        from minidbg.watch.page import Page
+        from minidbg.watch.matrix import Page
 
         views.append(Page(html))
+    backends = {repro.backend for repro in read_repros(paths, Path()).values()}
     quiet = settings.once or settings.poll_s is not None
     try:
         daemon = Daemon(
@@ -120,7 +111,7 @@ def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool, htm
             settings,
             announce,
             make_pool=lambda inbox, hidden: ServerPool(
-                inbox.put, preload_for(paths, forks=forks(settings)), state=hidden
+                inbox.put, preload_for(backends, forks=forks(settings)), state=hidden
             ),
             make_events=lambda inbox: (
                 NoEvents() if quiet else WatchdogEvents(lambda path: inbox.put(Hint(path)))
@@ -166,18 +157,47 @@ def list_repros(folder: Path | None, as_json: bool) -> None:
 
 @click.command("history")
 @click.argument("repro", required=False, type=click.Path(path_type=Path))
-@click.option("-n", "--limit", default=20, show_default=True, help="How many entries.")
+@click.option("-n", "--limit", default=20, show_default=True, help="How many flips, and how many runs.")
 @JSON
 def history(repro: Path | None, limit: int, as_json: bool) -> None:
-    """Show the flips of all repros, or the runs and flips of one: REPRO is its path, or a folder of repros."""
-    from minidbg.watch import reading
+    """Show the flips of all repros, or the flips and then the runs of one.
 
-    entries = reading.history_of(repro or default_paths()[0], limit)
+    REPRO is its path or enough of its name in the repro folder; or a folder of repros.
+    """
+    from minidbg.watch import reading
+    from minidbg.watch.repros import find_repro
+
+    path = repro or default_paths()[0]
+    if repro is not None and not repro.is_dir():
+        path = find_repro(repro, default_paths()[0])
+    entries = reading.history_of(path, limit)
     if as_json:
         for entry in entries:
             click.echo(json.dumps(entry))
     else:
         click.echo(reading.history_text(entries))
+
+
+@click.command("accept")
+@click.argument("repros", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--mute",
+    metavar="REASON",
+    help="Instead: tell nobody of its flips, for this reason; an empty one ends that.",
+)
+@JSON
+def accept(repros: tuple[Path, ...], mute: str | None, as_json: bool) -> None:
+    """Write expect = "gone" into the header of each repro: it is a regression test from then on.
+
+    REPROS are paths, or enough of their names in the repro folder. A header may name an owner and an issue as well.
+    """
+    from minidbg.watch.repros import find_repro, write_in_header
+
+    folder = default_paths()[0]
+    for path in [find_repro(repro, folder) for repro in repros]:
+        write_in_header(path, {"expect": "gone"} if mute is None else {"muted": mute or None})
+        done = "expects gone" if mute is None else f"is muted: {mute}" if mute else "is heard again"
+        click.echo(json.dumps({"repro": str(path), "done": done}) if as_json else f"{path} {done}")
 
 
 @click.command("bisect")
@@ -189,7 +209,10 @@ def history(repro: Path | None, limit: int, as_json: bool) -> None:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Of the backend; found by itself where possible.",
 )
-@click.option("--build", help="Shell command to run in the worktree at each commit.")
+@click.option(
+    "--build",
+    help="Shell command to run in the worktree at each commit; default: that of [tool.minidbg.watch].",
+)
 @click.option("--device", help="Run on this device.")
 @click.option("--seconds", default=300.0, show_default=True, help="Time limit of a build, and of a run.")
 @JSON
@@ -201,9 +224,14 @@ def bisect(good: str, bad: str, repro: Path, as_json: bool, **options: Any) -> N
     """
     from minidbg.watch.bisecting import Search, search
 
+    settings = load({})
+    options |= {
+        "build": options["build"] or settings.build,
+        "build_folder": None if options["build"] else settings.folder,
+    }
     found = search(Search(good, bad, repro, **options), lambda text: click.echo(text, err=True))
     click.echo(json.dumps(found.to_json()) if as_json else found.text())
 
 
-COMMANDS = (watch, status, list_repros, history, bisect)
+COMMANDS = (watch, status, list_repros, history, accept, bisect)
 """For the command line to add."""

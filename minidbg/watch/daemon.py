@@ -7,40 +7,77 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import TypeAlias
 
-from minidbg.history import NAME, Environment, open_or_begin_anew
-from minidbg.watch.accounts import contradictions, exit_status, seen_too_seldom
-from minidbg.watch.announce import Announcer, Log
+from minidbg.history import NAME, Environment, Revision, open_or_begin_anew
+from minidbg.watch.announce import Announcer, Log, shown
 from minidbg.watch.background import Background
 from minidbg.watch.builder import Builder, Built
-from minidbg.watch.debounce import Debounce
 from minidbg.watch.devices import Machine
 from minidbg.watch.events import Events
-from minidbg.watch.ignore import Ignore
 from minidbg.watch.lock import Lock, hidden_folder
-from minidbg.watch.lookout import Lookout
-from minidbg.watch.messages import Hint, Inbox, Key, Message, Revised, Stop
 from minidbg.watch.outcomes import last_json
-from minidbg.watch.plain import shown
-from minidbg.watch.pool import Died, Ended, Order, Pool, Ready
+from minidbg.watch.pool import IN_WORKER, Bytecode, Died, Ended, Order, Pool, Ready
 from minidbg.watch.recorder import Recorder
-from minidbg.watch.repros import home_of, read_repros
-from minidbg.watch.revisions import repositories_of, revisions
-from minidbg.watch.runner import DEVICE_SCRIPT, Runner, forks
+from minidbg.watch.repros import home_of
+from minidbg.watch.runner import Runner, forks
 from minidbg.watch.settings import FailOn, WatchSettings
 from minidbg.watch.snapshot import Snapshot
-from minidbg.watch.sources import repositories_worth_building
+from minidbg.watch.sources import repositories_of, repositories_worth_building, revisions
 from minidbg.watch.states import FAILING
+from minidbg.watch.sweep import contradictions, exit_status, seen_too_seldom
 from minidbg.watch.sweeper import Sweeper
-from minidbg.watch.watched import Bytecode, Watched
+from minidbg.watch.watched import Mark, Watched
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A path may have changed; None: some events were lost."""
+
+    path: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A person asked for something: rerun, failing, pause, quit; or to bisect the repro at ``path`` between two revisions."""
+
+    name: str
+    path: str = ""
+    good: str = ""
+    bad: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The daemon is to end."""
+
+    reason: str
+    status: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Revised:
+    """What git said of the sources at a sweep."""
+
+    sweep: int
+    revisions: Mapping[str, Revision]
+
+
+Message: TypeAlias = Hint | Key | Stop | Revised | Built | Ended | Ready | Died
+Inbox: TypeAlias = "queue.SimpleQueue[Message]"
+
 
 MOST_WAIT_S = 1.0
 PROBE_RUNS = 5
 QUIET_WORK_S = 1.0
 MOST_SWEEPS_ONCE = 3
+FIRST_REST_S, MOST_REST_S = 1.0, 60.0
+"""After a fault of our own nothing is begun for a while, each time for twice as long."""
+TRY_DISK_S = 30.0
 
 
 class Daemon:
@@ -69,26 +106,23 @@ class Daemon:
         history.interrupt_running(time.time())
         self.recorder = Recorder(history, announce, settings.on_flip, settings.folder, history.states())
         self.pool = make_pool(self.inbox, hidden)
-        watched = Watched(Ignore(settings.ignore))
+        self.watched = Watched(self.paths, self.home, settings, make_events(self.inbox), announce)
         self.sweeper = Sweeper(
-            settings, Machine({}), self.recorder, watched, Bytecode(hidden / "pycache"), Runner(self.pool, settings),
-            announce, time.time,
+            settings, Machine({}), self.recorder, self.watched, Bytecode(hidden / "pycache"),
+            Runner(self.pool, settings), announce, time.time,
         )  # fmt: skip
         self.builder = Builder(settings.build, settings.folder, self.inbox.put) if settings.build else None
         self.background = Background(self.home, history, self.pool, announce)
-        self.lookout = Lookout(
-            self.paths, self.home, settings, self.sweeper, make_events(self.inbox), announce,
-            Debounce(settings.quiet_s, settings.max_wait_s), polling=settings.poll_s is not None,
-        )  # fmt: skip
         self.status: int | None = None
         self.machine_order = 0
         self.paused = False
         self.next_quiet_work = 0.0
         self.build_base: Snapshot | None = None
-        self.failed_build: str | None = None
-        self.held: list[Ended] = []
-        """What the runs of a head start have shown."""
         self.rebuilds = self.sweeps_done = 0
+        self.resting_until = self.rest_s = 0.0
+        self.told_faults: set[str] = set()
+        self.next_disk_try: float | None = None
+        """When to try to write the history again; None while it can be written."""
         if notice:
             announce("notice", text=notice)
 
@@ -101,14 +135,14 @@ class Daemon:
             while self.status is None:
                 try:
                     now = time.monotonic()
-                    wait = min(MOST_WAIT_S, max(0.0, self.lookout.deadline(now) - now))
+                    wait = min(MOST_WAIT_S, max(0.0, self.watched.deadline(now) - now))
                     self.handle(self.inbox.get(timeout=wait))
                     while self.status is None and not self.inbox.empty():
                         self.handle(self.inbox.get())
                 except queue.Empty:
                     pass
                 if self.status is None:
-                    self.step(time.monotonic())
+                    self.guarded("step", lambda: self.step(time.monotonic()))
             return self.status
         finally:
             self.end()
@@ -118,45 +152,54 @@ class Daemon:
         self.machine_order = self.sweeper.runner.next_number()
         no_torch = ("--no-torch",) if os.environ.get("MINIDBG__WATCH_PRELOAD") == "none" else ()
         mode = "fork" if forks(self.settings) else "prelude"
-        self.pool.run(Order(self.machine_order, (str(DEVICE_SCRIPT), *no_torch), mode, 120.0))
-        self.sweeper.repros = read_repros(self.paths, self.home)
-        self.lookout.find_sources()
-        self.sweeper.watched.look(everywhere=True)
+        self.pool.run(Order(self.machine_order, (str(IN_WORKER), "devices", *no_torch), mode, 120.0))
+        self.watched.start()
+        repros = self.watched.repros
         self.announce(
-            "started", pid=os.getpid(), home=str(self.home), repros=sorted(self.sweeper.repros),
-            sources=[shown(root.path) for root in self.sweeper.watched.roots],
-            files=len(self.sweeper.watched.snapshot.files), jobs=self.settings.jobs,
+            "started", pid=os.getpid(), home=str(self.home), repros=sorted(repros),
+            sources=[shown(root.path) for root in self.watched.roots],
+            files=len(self.watched.snapshot.files), jobs=self.settings.jobs,
+            notes=[notes for repro in repros.values() if len(notes := repro.row()) > 1],
             states=[
-                {"repro": name, "device": device, "verdict": str(state.verdict), "since": state.since}
-                for (name, device), state in self.recorder.states.items() if name in self.sweeper.repros
+                {"repro": name, "device": device, "verdict": str(state.verdict), "since": state.since,
+                 "reason": state.reason}
+                for (name, device), state in self.recorder.states.items() if name in repros
             ],
         )  # fmt: skip
-        for name, repro in self.sweeper.repros.items():
+        for name, repro in repros.items():
             if repro.damage:
                 self.announce("repro_damaged", repro=name, reason=repro.damage)
-        self.recorder.tell_forgotten_flips(self.sweeper.repros)
+        self.recorder.tell_forgotten_flips(repros)
 
     def handle(self, message: Message) -> None:
-        """Take in one message. A fault of ours in it is logged, and the daemon lives."""
-        try:
-            self.dispatch(message)
-        except Exception:  # the fence around each job: one broken job must not end the daemon
-            self.log.exception("message_failed", message=repr(message)[:500])
-            self.announce(
-                "notice",
-                text=f"a fault in minidbg itself; its traceback is in {self.log.handler.baseFilename}",
-            )
+        """Take in one message."""
+        if not self.guarded(repr(message)[:500], lambda: self.dispatch(message)):
             self.sweeper.give_up_unanswered()
+
+    def guarded(self, what: str, job: Callable[[], None]) -> bool:
+        """Do ``job``; whether it went well. A fault of ours is logged, said once, and followed by a rest; the daemon lives."""
+        try:
+            job()
+        except Exception as fault:  # the fence around each job: one broken job must not end the daemon
+            self.log.exception("fault", what=what)
+            self.rest_s = min(MOST_REST_S, max(FIRST_REST_S, 2 * self.rest_s))
+            self.resting_until = time.monotonic() + self.rest_s
+            text = f"a fault in minidbg itself ({type(fault).__name__}: {fault}); its traceback is in {self.log.path}"
+            if text not in self.told_faults:
+                self.told_faults.add(text)
+                self.announce("notice", text=text)
+            return False
+        return True
 
     def dispatch(self, message: Message) -> None:
         """Hand the message to whom it concerns."""
         match message:
             case Hint(path):
-                self.lookout.hinted(path)
+                self.watched.hinted(path)
             case Ended():
                 self.order_ended(message)
             case Ready(seconds, files):
-                self.sweeper.bytecode.seed(files, self.sweeper.watched.all_roots())
+                self.sweeper.bytecode.seed(files, self.watched.all_roots())
                 self.announce("workers_ready", seconds=round(seconds, 3))
             case Died(status, stderr):
                 self.announce(
@@ -167,69 +210,56 @@ class Daemon:
                 self.built(message)
             case Revised(sweep, found):
                 self.recorder.history.set_revisions(sweep, found)
-            case Key(name):
-                self.key(name)
+            case Key():
+                self.key(message)
             case Stop(reason, status):
                 self.announce("stopping", reason=reason)
                 self.status = status
 
     def step(self, now: float) -> None:
         """Do what is due now."""
+        self.watch_disk(now)
         if not self.sweeper.machine.environments:
             return
-        self.lookout.tick(now)
-        lull = self.lookout.is_lull(now)
-        if lull:
-            self.lookout.peek()
-        if self.sweeper.opening is not None:
-            self.open_after_burst()
+        self.watched.tick(now)
+        self.sweeper.notice_edits()
         if self.sweeper.current is not None:
             self.sweeper.fill()
             self.sweeper.cancel_late()
             self.end_sweep_if_done()
-        elif self.builder is not None and self.builder.running:
+        elif (self.builder is not None and self.builder.running) or now < self.resting_until:
             return
         elif self.ready_to_sweep():
             self.begin()
-        elif lull and self.may_start_early():
-            self.sweeper.begin(told=False)
         elif not self.settings.once and not self.paused:
             self.use_quiet_time()
 
     def ready_to_sweep(self) -> bool:
         """Whether there is a reason to sweep and nothing against it: a pause, a burst under way, a build that failed."""
-        if self.paused or self.lookout.debounce.first is not None or not self.wanted:
+        if self.paused or self.watched.burst.first is not None or not self.watched.wanted:
             return False
-        return self.failed_build is None or self.failed_build != self.sweeper.watched.snapshot.digest()
+        return not self.watched.build_fails
 
-    def may_start_early(self) -> bool:
-        """Whether runs may begin although the burst may go on: what they show is held back, and dropped if it does."""
-        watch_only = self.builder is None and not self.settings.once and not self.lookout.polling
-        return watch_only and not self.paused and bool(self.sweeper.reasons.changed_files())
-
-    def open_after_burst(self) -> None:
-        """Let a sweep with a head start be seen once the burst is over, or end it when files have changed again."""
-        if not self.sweeper.edited:
-            if self.lookout.debounce.first is not None:
-                return
-            self.opened()
-        held, self.held = self.held, []
-        for message in held:
-            self.sweeper.ended(message)
-
-    @property
-    def wanted(self) -> bool:
-        """Whether there is a reason for a sweep."""
-        return self.sweeper.reasons.wanted(self.sweeper.repros.keys())
+    def watch_disk(self, now: float) -> None:
+        """Say when the history cannot be written, and when it can again; in between all goes on without it."""
+        history = self.recorder.history
+        if self.next_disk_try is None and history.trouble:
+            self.next_disk_try = now + TRY_DISK_S
+            self.announce("disk_full", path=str(history.path), reason=history.trouble)
+            self.pool.refresh()
+        elif self.next_disk_try is not None and now >= self.next_disk_try:
+            self.next_disk_try = None if history.write_back() else now + TRY_DISK_S
+            if self.next_disk_try is None:
+                self.announce("notice", text=f"{history.path} can be written again; nothing was lost")
 
     # Sweeps
 
     def begin(self) -> None:
-        """Begin a sweep, after a build if the code has changed and a build is wanted."""
-        reasons = self.sweeper.reasons
-        if self.builder is None or (reasons.swept is not None and not reasons.changed_files()):
+        """Begin a sweep, after a build if its outputs may be those of other code."""
+        if self.builder is None or not self.watched.needs_build:
             return self.sweep()
-        self.build_base = self.sweeper.watched.snapshot
+        self.build_base = self.watched.snapshot
+        self.watched.marks.pop(Mark.BUILT, None)
         self.builder.start()
         self.announce("build_started", command=self.settings.build)
         return None
@@ -239,41 +269,41 @@ class Daemon:
         assert self.builder is not None
         if not self.builder.ended(message):
             return
-        self.lookout.look((), everywhere=True)
-        snapshot = self.sweeper.watched.snapshot
+        self.watched.look(everywhere=True)
+        snapshot, seconds = self.watched.snapshot, round(message.seconds, 3)
         if message.status != 0:
-            self.failed_build = snapshot.digest()
+            self.watched.mark(Mark.BUILD_FAILED)
             self.announce(
                 "build_failed",
                 status=message.status,
-                seconds=round(message.seconds, 3),
+                seconds=seconds,
                 output=message.output,
+                error=message.error,
             )
-            number = self.recorder.history.start_sweep(time.time(), code=self.failed_build, files=[])
-            self.recorder.history.end_sweep(number, time.time(), "build_failed")
+            history = self.recorder.history
+            number = history.start_sweep(time.time(), code=snapshot.digest(), files=[])
+            history.end_sweep(number, time.time(), "build_failed")
             if self.settings.once:
                 self.status = 125
             return
-        self.announce("build_finished", seconds=round(message.seconds, 3))
-        edited = set(snapshot.changes_since(self.build_base or snapshot)) - self.sweeper.watched.always
+        self.watched.mark(Mark.BUILT)
+        self.watched.marks.pop(Mark.BUILD_FAILED, None)
+        self.announce("build_finished", seconds=seconds)
+        edited = set(snapshot.changes_since(self.build_base or snapshot)) - self.watched.always
         if edited and self.rebuilds < 1:
             self.rebuilds += 1
+            self.watched.marks.pop(Mark.BUILT)
             self.begin()
         else:
             self.sweep()
 
     def sweep(self) -> None:
-        """Begin the sweep itself."""
-        self.sweeper.begin(told=False)
-        self.opened()
-
-    def opened(self) -> None:
-        """The sweep that has begun counts: tell of it, and ask git what the code is."""
-        self.rebuilds, self.failed_build = 0, None
-        self.sweeper.open()
+        """Begin the sweep itself, and ask git what the code is."""
+        self.rebuilds = 0
+        self.sweeper.begin()
         assert self.sweeper.current is not None
         number = self.sweeper.current.number
-        roots = repositories_of(repositories_worth_building(self.sweeper.watched.roots))
+        roots = repositories_of(repositories_worth_building(self.watched.roots))
 
         def ask_git() -> None:
             self.inbox.put(Revised(number, revisions(roots)))
@@ -285,22 +315,24 @@ class Daemon:
         if message.id == self.machine_order:
             self.found_machine(message)
         elif not self.background.ended(message, time.time()):
-            self.lookout.peek()
-            if self.sweeper.opening is not None and not self.sweeper.edited:
-                self.held.append(message)
-            else:
-                self.sweeper.ended(message)
+            self.watched.peek()
+            self.sweeper.notice_edits()
+            self.sweeper.ended(message)
 
     def end_sweep_if_done(self) -> None:
         """End the sweep when all of it is done; with ``--once``, everything when the code stood still."""
         sweep = self.sweeper.current
         assert sweep is not None
         if self.settings.once and sweep.finished and not self.sweeper.runner.under_way:
-            self.lookout.look((), everywhere=True)
-        if not self.sweeper.finish_if_done() or not self.settings.once:
+            self.watched.look(everywhere=True)
+            self.sweeper.notice_edits()
+        if not self.sweeper.finish_if_done():
+            return
+        self.rest_s = 0.0
+        if not self.settings.once:
             return
         self.sweeps_done += 1
-        if not self.wanted:
+        if not self.watched.wanted:
             self.status = self.status_of_once()
         elif self.sweeps_done >= MOST_SWEEPS_ONCE:
             self.announce("notice", text="the code kept changing while it was judged; nothing can be said")
@@ -308,7 +340,7 @@ class Daemon:
 
     def status_of_once(self) -> int:
         """The exit status; what contradicts its header is named when only that counts."""
-        answers, repros = self.sweeper.answers.values(), self.sweeper.repros
+        answers, repros = self.sweeper.answers.values(), self.watched.repros
         unexpected = self.settings.fail_on is FailOn.UNEXPECTED
         for state in contradictions(answers, repros) if unexpected else ():
             self.announce(
@@ -322,12 +354,14 @@ class Daemon:
         if time.monotonic() < self.next_quiet_work:
             return
         self.next_quiet_work = time.monotonic() + QUIET_WORK_S
-        repros = self.sweeper.repros.values()
+        repros = self.watched.repros.values()
         if self.settings.reduce and self.background.start(self.sweeper.runner.last_number + 1, repros):
             self.sweeper.runner.next_number()
-        names = seen_too_seldom(self.recorder.states.values(), self.sweeper.repros, runs=PROBE_RUNS)
+        if self.sweeper.broken or self.watched.needs_build or self.watched.changed_since(Mark.SWEPT):
+            return  # what lies there is not what was judged
+        names = seen_too_seldom(self.recorder.states.values(), self.watched.repros, runs=PROBE_RUNS)
         last = self.recorder.history.sweeps(1)
-        if names and last and not self.sweeper.broken:
+        if names and last:
             self.sweeper.begin_probing(names, last[0].id)
 
     # Devices, keys, the end
@@ -350,9 +384,14 @@ class Daemon:
             devices={name: one.name for name, one in machine.environments.items()},
         )
 
-    def key(self, name: str) -> None:
+    def key(self, key: Key) -> None:
         """What a person asked for."""
-        if name == "quit":
+        name = key.name
+        if name == "bisect":
+            refusal = self.background.bisect(self.sweeper.runner.next_number(), key.path, key.good, key.bad)
+            if refusal:
+                self.announce("notice", text=f"{shown(key.path)} is not bisected: {refusal}")
+        elif name == "quit":
             self.inbox.put(Stop("asked to"))
         elif name == "pause":
             self.paused = not self.paused
@@ -362,25 +401,27 @@ class Daemon:
                 {name for (name, _), state in self.recorder.states.items() if state.verdict in FAILING}
             )
         elif name == "rerun":
-            self.failed_build = None
             self.sweeper.stop_probing()
-            self.sweeper.reasons.ask_for_all(during_sweep=self.sweeper.current is not None)
+            self.watched.ask_for_all()
 
     def ask_again(self, names: Iterable[str]) -> None:
         """Run these repros although nothing has changed."""
         self.sweeper.stop_probing()
-        self.sweeper.reasons.ask_for(names)
+        self.watched.ask_for(names)
 
     def end(self) -> None:
         """Leave nothing behind but the history."""
-        self.lookout.events.stop()
+        self.watched.events.stop()
         if self.builder is not None:
             self.builder.cancel()
         if self.sweeper.current is not None and not self.sweeper.current.probing:
             self.recorder.history.end_sweep(self.sweeper.current.number, time.time(), "interrupted")
         self.pool.close()
         self.recorder.close()
-        self.recorder.history.close()
+        history = self.recorder.history
+        if history.trouble and not history.write_back():
+            self.announce("notice", text=f"what was seen since the disk was full is lost: {history.path}")
+        history.close()
         self.announce("stopped", status=self.status)
         self.announce.close()
         self.lock.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,17 +58,34 @@ def parse_devices(text: str | None) -> tuple[str, ...] | None:
     return names
 
 
-def devices_of(own: str, wanted: Sequence[str] | None, machine: Machine) -> tuple[str, ...]:
-    """The devices that a repro is to run on: those wanted, else its ``own``. Missing ones are among them."""
-    if wanted is None:
-        return (own,)
-    names = [name for one in wanted for name in (machine.present() if one == "all" else (one,))]
-    return tuple(dict.fromkeys(names))
+def devices_of(
+    own: str, wanted: Sequence[str] | None, machine: Machine, variants: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """The columns that a repro is to run in: the devices wanted, else its ``own``, each once for every variant.
+
+    Missing devices are among them. A variant is variables of the environment: ``ACME_FUSE=1``; its column ``cpu ACME_FUSE=1``.
+    """
+    names = [own]
+    if wanted is not None:
+        names = [name for one in wanted for name in (machine.present() if one == "all" else (one,))]
+    return tuple(
+        dict.fromkeys(f"{name} {variant}".strip() for name in names for variant in variants or ("",))
+    )
+
+
+def device_in(column: str) -> str:
+    """The device of a column."""
+    return column.partition(" ")[0]
+
+
+def variables_in(column: str) -> dict[str, str]:
+    """The variables of a column's variant."""
+    return dict(word.split("=", 1) for word in shlex.split(column.partition(" ")[2]))
 
 
 def missing(devices: Iterable[str], machine: Machine) -> tuple[str, ...]:
     """Those of ``devices`` that are not here."""
-    return tuple(device for device in devices if device not in machine.environments)
+    return tuple(device for device in devices if device_in(device) not in machine.environments)
 
 
 def said_aloud(device: str, repros: int, machine: Machine) -> str:

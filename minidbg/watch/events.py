@@ -28,8 +28,7 @@ from watchdog.events import (
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver, ObservedWatch
 
-from minidbg.watch.ignore import JUNK_FOLDERS, is_inside
-from minidbg.watch.snapshot import Root
+from minidbg.watch.snapshot import JUNK_FOLDERS, Root, is_inside
 
 Hint = Callable[[str | None], None]
 """Called with a path, or with None when events were lost; from any thread, so it may only enqueue."""

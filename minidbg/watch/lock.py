@@ -100,3 +100,14 @@ def living_holder(folder: Path) -> Mapping[str, Any]:
     except psutil.Error:
         alive = False
     return about if alive or (about and about["host"] != platform.node()) else {}
+
+
+def is_stopped(holder: Mapping[str, Any]) -> bool:
+    """Whether the daemon's process is stopped, by Ctrl-Z or SIGSTOP; of another machine's nobody knows."""
+    try:
+        return (
+            holder["host"] == platform.node()
+            and psutil.Process(holder["pid"]).status() == psutil.STATUS_STOPPED
+        )
+    except psutil.Error:
+        return False

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import textwrap
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from minidbg.watch.announce import Event
-from minidbg.watch.plain import line_of, plural, printable, shown
+from minidbg.watch.announce import Event, line_of, plural, printable, shown
 from minidbg.watch.states import FAILING
 
 STYLES: Mapping[str, str] = {
@@ -39,9 +44,17 @@ ORDER = (
     "skipped",
     "gone",
 )
+TOLD = frozenset(
+    ("notice", "device_missing", "disk_full", "repro_damaged", "reduction_finished", "process_died", "capture_known",
+     "bisect_started", "bisect_finished")
+)  # fmt: skip
+"""Events that are shown as a line of their own."""
 SHOWN_NOTICES = 4
 SHOWN_FLIPS = 6
-KEYS = "Enter rerun   f failing only, and run them   d device   p pause   o open   q quit"
+SHOWN_DETAILS = 6
+MARK = "*"
+"""Beside a row that has just flipped."""
+KEYS = "Enter rerun  f failing only, and run them  up/down error of a row  o open  b bisect  d device  p pause  q quit"
 
 
 @dataclass(slots=True)
@@ -54,8 +67,11 @@ class Cell:
     fresh: bool = False
     """Whether the sweep that is shown has seen it."""
     note: str = ""
+    """The verdict's reason, or what the backend said."""
     maybe: str = ""
     """A new verdict that is being confirmed."""
+    flip: dict[str, Any] = field(default_factory=dict)
+    """The last flip that was told of while this view was open."""
 
 
 @dataclass(slots=True)
@@ -79,29 +95,31 @@ class Matrix:
     failing_only: bool = False
     """Whether only repros that fail on some device are shown."""
     last_repro: str = ""
-    """The path of the repro that flipped last: what ``o`` opens."""
+    """The path of the repro that flipped last: what ``o`` opens when no row is selected."""
+    selected: str = ""
+    """The repro whose error is shown."""
+    rows: list[str] = field(default_factory=list)
+    """The repros as they are listed. A row keeps its line when its verdict changes; ``sort`` puts what fails first."""
+    notes: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    """Owner, issue and why it is muted, of the repros whose header says so."""
+    build_failure: str = ""
+    """The first error of the build that failed last, and when."""
 
     def hear(self, event: Event) -> None:
         """Take an event in."""
         change = getattr(self, f"on_{event.name}", None)
         if change is not None:
             change(event)
-        elif event.name in (
-            "notice",
-            "device_missing",
-            "repro_damaged",
-            "build_failed",
-            "reduction_finished",
-            "process_died",
-            "capture_known",
-        ):
+        elif event.name in TOLD and (not self.notices or self.notices[-1][1] != line_of(event)):
             self.notices.append((event.at, line_of(event)))
 
     def on_started(self, event: Event) -> None:
         """The states of earlier days."""
         self.home = event.data["home"]
         for state in event.data["states"]:
-            self.cells[state["repro"], state["device"]] = Cell(state["verdict"], state["since"])
+            note = state.get("reason", "")
+            self.cells[state["repro"], state["device"]] = Cell(state["verdict"], state["since"], note=note)
+        self.notes = {notes["repro"]: notes for notes in event.data.get("notes", ())}
 
     def on_sweep_started(self, event: Event) -> None:
         """A sweep begins."""
@@ -118,8 +136,8 @@ class Matrix:
         verdict = data["verdict"] or data["standing"]
         if cell.verdict != verdict:
             cell.since = event.at
-        cell.verdict, cell.seconds, cell.fresh, cell.note = verdict, data["seconds"], True, data["reason"]
-        cell.maybe = ""
+        cell.verdict, cell.seconds, cell.fresh, cell.maybe = verdict, data["seconds"], True, ""
+        cell.note = data["reason"] or data.get("message", "")
         self.seen += 1
 
     def on_unconfirmed(self, event: Event) -> None:
@@ -128,11 +146,13 @@ class Matrix:
         cell.maybe = event.data["verdict"]
 
     def on_flip(self, event: Event) -> None:
-        """A flip goes on top; it may come without a result of a sweep."""
-        self.flips.appendleft((event.at, event.data["kind"], line_of(event)))
-        self.last_repro = event.data["path"]
-        cell = self.cells.setdefault((event.data["repro"], event.data["device"]), Cell())
-        cell.verdict, cell.since = event.data["after"], event.at
+        """A flip goes on top, unless nobody wants to hear of it; it may come without a result of a sweep."""
+        data = event.data
+        cell = self.cells.setdefault((data["repro"], data["device"]), Cell())
+        cell.verdict, cell.since, cell.flip = data["after"], event.at, dict(data)
+        if not data.get("muted"):
+            self.flips.appendleft((event.at, data["kind"], line_of(event)))
+            self.last_repro = data["path"]
 
     def on_sweep_finished(self, event: Event) -> None:
         """The sweep is over."""
@@ -144,6 +164,7 @@ class Matrix:
         )
         self.activity = f"waiting; sweep {data['sweep']} took {data['seconds']:.2f} s{first}"
         self.began = None
+        self.rows = self.names(every=True)
 
     def on_backend_broken(self, event: Event) -> None:
         """A backend that cannot do anything."""
@@ -153,6 +174,15 @@ class Matrix:
         """It can again."""
         self.broken.pop((event.data["backend"], event.data["device"]), None)
 
+    def on_repro_edited(self, event: Event) -> None:
+        """Its header may say something else now."""
+        notes = {
+            name: event.data[name] for name in ("repro", "owner", "issue", "muted") if event.data.get(name)
+        }
+        self.notes[event.data["repro"]] = notes
+
+    on_repro_added = on_repro_edited
+
     def on_repro_removed(self, event: Event) -> None:
         """A repro is gone."""
         for key in [key for key in self.cells if key[0] == event.data["repro"]]:
@@ -161,6 +191,15 @@ class Matrix:
     def on_build_started(self, event: Event) -> None:
         """A build runs."""
         self.activity, self.began, self.total = f"building: {event.data['command']}", event.at, 0
+
+    def on_build_failed(self, event: Event) -> None:
+        """Nothing is judged until a build succeeds."""
+        self.activity, self.began = f"build failed {clock(event.at)}, rows are from before it", None
+        self.build_failure = event.data["error"]
+
+    def on_build_finished(self, event: Event) -> None:
+        """The code is good again."""
+        self.activity, self.began, self.build_failure = "built", None, ""
 
     def on_paused(self, event: Event) -> None:
         """No sweeps for now."""
@@ -177,6 +216,21 @@ class Matrix:
             devices[(devices.index(self.device) + 1) % len(devices)] if self.device in devices else None
         )
 
+    def sort(self) -> None:
+        """What fails first: only when a person asks, since rows that jump about cannot be read."""
+        self.rows = []
+
+    def select(self, step: int) -> None:
+        """Select the row that many lines further down."""
+        names = self.names()
+        place = names.index(self.selected) + step if self.selected in names else (0 if step > 0 else -1)
+        self.selected = names[max(0, min(place, len(names) - 1))] if names else ""
+
+    def flip_of(self, name: str) -> Mapping[str, Any]:
+        """The repro's last flip to a failure, for its bisection; empty without one."""
+        flips = [cell.flip for (one, _), cell in self.cells.items() if one == name]
+        return next((flip for flip in flips if flip.get("kind") == "REGRESSED"), {})
+
     def devices(self) -> list[str]:
         """The devices that have results."""
         return sorted({device for _, device in self.cells})
@@ -186,6 +240,8 @@ class Matrix:
     def render(self, width: int, height: int) -> RenderableType:
         """All of it, in at most ``height`` lines of ``width`` characters."""
         head: list[RenderableType] = [self.headline()]
+        if self.build_failure:
+            head += [line(text, "bold red") for text in wrapped(self.build_failure, width, SHOWN_DETAILS)]
         head += [
             line(f"broken: {backend} on {device}: {why}", "bold red")
             for (backend, device), why in self.broken.items()
@@ -193,10 +249,23 @@ class Matrix:
         head += [
             line(f"{clock(at)} {text}", FLIP_STYLES.get(kind, "bold yellow")) for at, kind, text in self.flips
         ]
-        foot: list[RenderableType] = [line(f"{clock(at)} {text}", "dim") for at, text in self.notices]
+        foot: list[RenderableType] = [line(text, "") for text in self.details(width)]
+        foot += [line(f"{clock(at)} {text}", "dim") for at, text in self.notices]
         foot.append(line(KEYS, "dim"))
         room = max(1, height - len(head) - len(foot) - 3)
         return Group(*head, self.table(room, width), *foot)
+
+    def details(self, width: int) -> list[str]:
+        """The error of the selected row in full, as far as there is room, and what its header says for people."""
+        cells = {device: cell for (name, device), cell in self.cells.items() if name == self.selected}
+        lines = []
+        for device, cell in cells.items():
+            if cell.note:
+                where = f" [{device}]" if len(cells) > 1 else ""
+                lines += wrapped(f"{self.selected}{where}: {cell.note}", width, SHOWN_DETAILS)
+        notes = self.notes.get(self.selected, {})
+        told = [f"{name}: {text}" for name, text in notes.items() if name != "repro"]
+        return [*lines, *(["  ".join(told)] if told else [])]
 
     def headline(self) -> Text:
         """What the daemon does, how far it is, and which files caused it."""
@@ -213,26 +282,55 @@ class Matrix:
         return line("  |  ".join(parts), "bold")
 
     def table(self, room: int, width: int) -> Table:
-        """The matrix, what needs attention first; what does not fit is counted."""
+        """The matrix; what does not fit is counted."""
         devices = [self.device] if self.device else self.devices()
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), width=width)
-        table.add_column("repro", no_wrap=True, overflow="ellipsis", ratio=2)
+        table.add_column("  repro", no_wrap=True, overflow="ellipsis", ratio=4)
         for device in devices:
-            table.add_column(device, no_wrap=True, overflow="ellipsis", ratio=2)
-        table.add_column("", no_wrap=True, overflow="ellipsis", ratio=3, style="dim")
+            table.add_column(device, no_wrap=True, overflow="ellipsis", ratio=3)
+        for name in ("since", "took"):
+            table.add_column(name, no_wrap=True, style="dim", justify="right")
+        table.add_column("", no_wrap=True, overflow="ellipsis", ratio=5, style="dim")
         names = self.names()
-        for name in names[: room if len(names) <= room else room - 1]:
+        first = max(0, names.index(self.selected) - room + 2) if self.selected in names else 0
+        for name in names[first : first + (room if len(names) <= room else room - 1)]:
             cells = [self.cells.get((name, device)) for device in devices]
-            note = next((cell.note for cell in cells if cell and cell.note), "")
-            table.add_row(printable(name), *(self.cell_text(cell) for cell in cells), printable(note))
+            seen = [cell for cell in cells if cell is not None]
+            since = max((cell.since for cell in seen if cell.since is not None), default=None)
+            took = max((cell.seconds for cell in seen if cell.fresh), default=0.0)
+            table.add_row(
+                self.name_text(name),
+                *(self.cell_text(cell) for cell in cells),
+                span(self.clock() - since) if since is not None else "",
+                f"{took:.1f} s" if took else "",
+                self.remark(name, seen),
+            )
         if len(names) > room:
             table.add_row(f"... and {plural(len(names) - room + 1, 'more repro')}")
         return table
 
-    def names(self) -> list[str]:
-        """The repros to show, what fails first."""
-        found = {name for (name, _), cell in self.cells.items() if not self.failing_only or fails(cell)}
-        return sorted(found, key=self.attention)
+    def name_text(self, name: str) -> Text:
+        """The repro, marked when it is selected or has flipped."""
+        flipped = any(cell.flip for (one, _), cell in self.cells.items() if one == name)
+        mark = f"{'>' if name == self.selected else ' '}{MARK if flipped else ' '}"
+        return Text(mark + printable(name), style="bold" if flipped or name == self.selected else "")
+
+    def remark(self, name: str, cells: Sequence[Cell]) -> str:
+        """Why it is muted, else what is said of its verdict."""
+        muted = self.notes.get(name, {}).get("muted", "")
+        note = f"muted: {muted}" if muted else next((cell.note for cell in cells if cell.note), "")
+        return printable(note).partition("\n")[0]
+
+    def names(self, *, every: bool = False) -> list[str]:
+        """The repros to show: listed rows where they are, then others, what fails first."""
+        known = {name for name, _ in self.cells}
+        rows = [name for name in self.rows if name in known]
+        rows += sorted(known.difference(rows), key=self.attention)
+        if every or not self.failing_only:
+            return rows
+        return [
+            name for name in rows if any(fails(cell) for (one, _), cell in self.cells.items() if one == name)
+        ]
 
     def attention(self, name: str) -> tuple[int, str]:
         """Sort key: what fails comes before what does not."""
@@ -244,16 +342,12 @@ class Matrix:
         return min(ranks, default=len(ORDER)), name
 
     def cell_text(self, cell: Cell | None) -> Text:
-        """Verdict, how long it has been so, and how long the run took; dim until the running sweep has seen it."""
+        """The verdict, and a new one that is being confirmed; dim until the running sweep has seen it."""
         if cell is None:
             return Text("-", style="dim")
         text = Text(cell.verdict or "?", style=STYLES.get(cell.verdict or "", ""))
         if cell.maybe:
             text.append(f" -> {cell.maybe}?", style=STYLES.get(cell.maybe, ""))
-        if cell.since is not None:
-            text.append(f" for {span(self.clock() - cell.since)}", style="dim")
-        if cell.fresh and cell.seconds:
-            text.append(f" {cell.seconds:.1f} s", style="dim")
         if self.began is not None and self.total and not cell.fresh:
             text.stylize("dim")
         return text
@@ -267,6 +361,16 @@ def fails(cell: Cell) -> bool:
 def line(text: str, style: str) -> Text:
     """One line that is cut off rather than wrapped."""
     return Text(printable(text).replace("\n", " "), style=style, no_wrap=True, overflow="ellipsis", end="\n")
+
+
+def wrapped(text: str, width: int, most: int) -> list[str]:
+    """``text`` in at most ``most`` lines, the first of which it begins."""
+    lines = [
+        part
+        for one in text.splitlines()
+        for part in textwrap.wrap(printable(one), max(20, width - 2)) or [""]
+    ]
+    return lines if len(lines) <= most else [*lines[: most - 1], lines[most - 1][: width - 6] + " ..."]
 
 
 def clock(at: float) -> str:
@@ -288,3 +392,63 @@ def as_text(matrix: Matrix, width: int = 100, height: int = 30) -> str:
     with console.capture() as capture:
         console.print(matrix.render(width, height))
     return capture.get()
+
+
+class Page:
+    """Hears every event and keeps an HTML file of the matrix up to date; a reader sees the old page or the new one, whole."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self.path, self.clock, self.written = path, clock, 0.0
+        self.matrix = Matrix(clock=clock)
+
+    def show(self, event: Event) -> None:
+        """Take the event in. A file that cannot be written any more ends nothing."""
+        self.matrix.hear(event)
+        if event.name in PAGE_ENDS or self.clock() - self.written >= PAGE_BETWEEN_S:
+            self.write(running=True)
+
+    def close(self) -> None:
+        """The last page: it reloads no more, and says that nobody watches."""
+        self.matrix.activity, self.matrix.began = "not watching any more", None
+        self.write(running=False)
+
+    def write(self, *, running: bool) -> None:
+        """Write the page: the matrix, and the errors of all rows in full."""
+        self.written = self.clock()
+        matrix, console = (
+            self.matrix,
+            Console(width=PAGE_WIDTH, record=True, file=io.StringIO(), force_terminal=True),
+        )
+        console.print(matrix.render(PAGE_WIDTH, 1 << 20))
+        for name in matrix.names():
+            matrix.selected = name
+            for text in matrix.details(PAGE_WIDTH):
+                console.print(text, markup=False, highlight=False)
+        matrix.selected = ""
+        reload = f'<meta http-equiv="refresh" content="{RELOAD_S}">' if running else ""
+        page = console.export_html(code_format=PAGE.replace("RELOAD", reload), inline_styles=True)
+        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+        with contextlib.suppress(OSError):
+            draft.write_text(page, encoding="utf-8")
+            os.replace(draft, self.path)
+
+
+PAGE = """<!doctype html><html><head><meta charset="utf-8">RELOAD<title>minidbg watch</title></head>
+<body style="background: #111; color: #ddd"><pre style="font-family: monospace">{code}</pre></body></html>
+"""
+PAGE_WIDTH = 160
+PAGE_BETWEEN_S = 1.0
+"""Seconds between two writings while a sweep runs."""
+RELOAD_S = 3
+PAGE_ENDS = (
+    "sweep_finished",
+    "flip",
+    "started",
+    "paused",
+    "resumed",
+    "backend_broken",
+    "backend_back",
+    "build_failed",
+    "notice",
+)
+"""Events after which the page is written at once."""

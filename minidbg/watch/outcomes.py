@@ -19,6 +19,8 @@ class CanaryAnswer:
 
     answer: str
     reason: str = ""
+    fallback: bool = False
+    """Whether the backend gave even the single op back for eager to run."""
 
 
 def is_fallback(outcome: Outcome) -> bool:
@@ -103,7 +105,7 @@ def canary_of(ended: Ended) -> CanaryAnswer:
     """What a run of ``canary_script`` says."""
     said = last_json(ended.stdout)
     if said is not None and not ended.timed_out and "canary" in said:
-        return CanaryAnswer(str(said["canary"]), str(said.get("reason", "")))
+        return CanaryAnswer(str(said["canary"]), str(said.get("reason", "")), bool(said.get("fallback")))
     if ended.timed_out:
         return CanaryAnswer("broken", f"a single op did not come back within {ended.seconds:.0f} s")
     if ended.signal is not None:

@@ -6,23 +6,26 @@ The server is started as a plain file, and its protocol is lines of JSON, so tha
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
+import queue
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from minidbg.watch.repros import read_repros
+from minidbg.watch.snapshot import Root, is_inside
 
 SERVER = Path(__file__).parents[1] / "workers" / "server.py"
 ROOT = Path(__file__).parents[2]
+IN_WORKER = Path(__file__).with_name("in_worker.py")
 
 COMPILER_ENVIRONMENT = {
     # A cached graph would hide a change of the compiler; the cache of compiled kernels, keyed by their source, cannot.
@@ -30,6 +33,7 @@ COMPILER_ENVIRONMENT = {
     "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
     "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO": "0",
 }
+LEAST_ROOM_BYTES = 64 << 20
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -39,7 +43,11 @@ ONE_THREAD = {
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One script to run. ``mode``: fork, prelude or fresh, as the server explains them."""
+    """One script to run.
+
+    ``mode``: ``fork`` of the warm interpreter, which has compiled something; fork of the ``untouched`` one, in which nothing has
+    happened but imports; ``prelude``, an interpreter of its own; ``fresh``, the same, and the script is any ``python`` arguments.
+    """
 
     id: int
     argv: tuple[str, ...]
@@ -48,6 +56,8 @@ class Order:
     memory_bytes: int | None = None
     pycache: str = ""
     nice: int = 0
+    one_thread: bool = False
+    """Give an interpreter of its own one thread, as a fork of the warm one has: that would hang with more."""
     env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -94,9 +104,14 @@ Listener = Callable[[Ended | Ready | Died], None]
 class Preload:
     """What a server imports before it forks. ``warm``: compile once too (aot, inductor, or empty for no torch)."""
 
-    modules: tuple[str, ...] = ("torch", "argparse", "ast", "safetensors.torch", "tomllib", "traceback")
-    """Torch, and what repro scripts import besides it; what is not installed is left out."""
+    modules: tuple[str, ...] = (
+        "torch", "argparse", "ast", "safetensors.torch", "tomllib", "traceback",
+        "minidbg.oracle.script", "minidbg.oracle.child", "minidbg.oracle.agreement", "minidbg.watch.repros",
+    )  # fmt: skip
+    """Torch, what repro scripts import besides it, and their judge; what is not installed is left out."""
     warm: str = "aot"
+    untouched: tuple[str, ...] = ("torch._dynamo.backends.common", "functorch.compile")
+    """What the interpreter imports besides that compiles nothing."""
 
 
 class Pool(Protocol):
@@ -109,49 +124,76 @@ class Pool(Protocol):
 
 
 class ServerPool:
-    """One server at a time. Orders given while it starts wait in its socket.
+    """A server with a warm interpreter, and one with an untouched one. Orders given while they start wait in their sockets.
 
-    ``refresh`` replaces it when a file that it has loaded has changed; runs under way end with the old one.
+    ``refresh`` replaces a server when a file that it has loaded has changed; runs under way end with the old one.
     """
 
     def __init__(self, listener: Listener, preload: Preload, *, state: Path) -> None:
         """``state`` is the folder for scratch files and compiled kernels."""
         self.listener = listener
         self.preload = preload
-        self.scratch = state / "scratch"
-        shutil.rmtree(self.scratch, ignore_errors=True)  # of a daemon that was killed
-        kernels = {"TORCHINDUCTOR_CACHE_DIR": str(state / "kernels")}
-        self.env = {**kernels, **os.environ, **COMPILER_ENVIRONMENT}
-        self.server = self.start()
+        self.state = state
+        shutil.rmtree(state / "scratch", ignore_errors=True)  # of a daemon that was killed
+        self.spare_folder: Path | None = None
+        self.servers = {"warm": self.start("warm")}
 
-    def start(self) -> Server:
-        """Start a server process."""
+    def start(self, which: str) -> Server:
+        """Start a server process: ``warm`` or ``untouched``."""
+        state = self.roomy_folder()
+        kernels = {"TORCHINDUCTOR_CACHE_DIR": str(state / "kernels")}
+        env = {**kernels, **os.environ, **COMPILER_ENVIRONMENT}
+        preload = self.preload
+        if which == "untouched":
+            return Server(
+                lambda message: None if isinstance(message, Ready) else self.listener(message),
+                Preload((*preload.modules, *(preload.untouched if preload.warm else ())), ""), state / "scratch", env, {},
+            )  # fmt: skip
         # The limit of threads is for the process that forks. A fresh interpreter gets back what a person would have.
-        own = {name: self.env.get(name) for name in ONE_THREAD}
-        return Server(self.listener, self.preload, self.scratch, {**self.env, **ONE_THREAD}, own)
+        own = {name: env.get(name) for name in ONE_THREAD}
+        return Server(self.listener, preload, state / "scratch", {**env, **ONE_THREAD}, own)
+
+    def roomy_folder(self) -> Path:
+        """Where runs may write: a folder for temporary files when the disk of the history is full."""
+        if shutil.disk_usage(self.state).free > LEAST_ROOM_BYTES:
+            return self.state
+        self.spare_folder = self.spare_folder or Path(tempfile.mkdtemp(prefix="minidbg-watch-"))
+        return self.spare_folder
 
     def run(self, order: Order) -> None:
         """Start a script; its end is told to the listener."""
-        if not self.server.alive:
-            self.server.close()
-            self.server = self.start()
-        self.server.run(order)
+        which = "untouched" if order.mode == "untouched" else "warm"
+        server = self.servers.get(which)
+        if server is None or not server.alive:
+            if server is not None:
+                server.close()
+            server = self.servers[which] = self.start(which)
+        server.run(order)
 
     def cancel(self, number: int) -> None:
         """End a run; its end is told like any other."""
-        self.server.cancel(number)
+        for server in self.servers.values():
+            server.cancel(number)
 
     def refresh(self) -> bool:
-        """Replace the server if it would run old code; whether it did."""
-        if self.server.alive and not self.server.is_stale():
-            return False
-        self.server.close()
-        self.server = self.start()
-        return True
+        """Replace the servers that would run old code; whether the warm one was. The untouched one starts with the first call."""
+        replaced = False
+        for which in ("warm", "untouched") if self.preload.modules else ("warm",):
+            server = self.servers.get(which)
+            if server is not None and server.alive and not server.is_stale():
+                continue
+            if server is not None:
+                server.close()
+            self.servers[which] = self.start(which)
+            replaced = replaced or which == "warm"
+        return replaced
 
     def close(self) -> None:
-        """End the server and everything it runs."""
-        self.server.close()
+        """End the servers and everything they run."""
+        for server in self.servers.values():
+            server.close()
+        if self.spare_folder is not None:
+            shutil.rmtree(self.spare_folder, ignore_errors=True)
 
 
 class Server:
@@ -200,9 +242,11 @@ class Server:
         request = {
             "id": order.id, "argv": list(order.argv), "mode": order.mode, "seconds": order.seconds,
             "memory_bytes": order.memory_bytes, "pycache": order.pycache, "nice": order.nice,
-            "env": dict(order.env), "unset": unset,
+            "env": dict(order.env), "unset": unset, "one_thread": order.one_thread or order.mode == "fork",
         }  # fmt: skip
-        if order.mode == "fresh":
+        if order.mode == "untouched":
+            request["mode"] = "fork"
+        elif not request["one_thread"]:
             request["env"] = {**self.fresh_env, **order.env}
             unset += self.unset
         if order.pycache:
@@ -280,12 +324,107 @@ def log_tail(path: Path) -> str:
     return ""
 
 
-def preload_for(paths: Sequence[Path], *, forks: bool) -> Preload:
-    """What a server for the repros in ``paths`` has to import: inductor only where one of them needs it.
+def preload_for(backends: Iterable[str], *, forks: bool) -> Preload:
+    """What a server for repros of these backends has to import: inductor only where one of them needs it.
 
     Nothing when it is not to fork. ``MINIDBG__WATCH_PRELOAD=none`` leaves torch out, for scripts that need none.
     """
     if not forks or os.environ.get("MINIDBG__WATCH_PRELOAD") == "none":
         return Preload(modules=(), warm="")
-    backends = {repro.backend for repro in read_repros(paths, Path()).values()}
-    return Preload(warm="inductor" if "inductor" in backends else "aot")
+    if "inductor" in backends:
+        return Preload(warm="inductor", untouched=(*Preload().untouched, "torch._inductor.compile_fx"))
+    return Preload()
+
+
+class OneByOne:
+    """A pool for callers that wait for each run, such as pytest."""
+
+    def __init__(self, preload: Preload) -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="minidbg-pool-")
+        self.ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
+        self.pool = ServerPool(self.hear, preload, state=Path(self.folder.name))
+        self.number = 0
+
+    def hear(self, message: Ended | Ready | Died) -> None:
+        """Called from the pool's thread."""
+        if isinstance(message, Ended):
+            self.ended.put(message)
+
+    def run(self, argv: tuple[str, ...], mode: str, seconds: float) -> Ended:
+        """Run a script, and wait for its end; one whose server died under it runs once more, in an interpreter of its own."""
+        for way in (mode, "prelude"):
+            self.number += 1
+            self.pool.run(Order(self.number, argv, way, seconds))
+            ended = self.ended.get()
+            if not ended.lost:
+                break
+        return ended
+
+    def close(self) -> None:
+        """End all processes."""
+        self.pool.close()
+        self.folder.cleanup()
+
+
+class Bytecode:
+    """A folder for ``sys.pycache_prefix`` per snapshot, so that no run sees bytecode of code that has changed.
+
+    A new folder keeps the bytecode of everything that is not watched: other packages need not be compiled again.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.number = 0
+
+    def seed(self, sources: Iterable[str], roots: Iterable[Root]) -> None:
+        """Take over the bytecode that other packages have already: compiling torch anew takes ten seconds."""
+        current = self.newest() or self.folder / "seed"
+        watched = [root.path for root in roots]
+        for source in sources:
+            if not source.endswith(".py") or any(is_inside(source, root) for root in watched):
+                continue
+            cached = Path(importlib.util.cache_from_source(source))
+            target = current / os.path.dirname(source).lstrip(os.sep) / cached.name
+            if cached.exists() and not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                link_or_copy(cached, target)
+
+    def newest(self) -> Path | None:
+        """The folder in use, None before the first."""
+        return max(self.folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, default=None)
+
+    def renew(self, roots: Iterable[Root]) -> str:
+        """A folder without bytecode of the files below ``roots``; empty when the disk is full: then there is none."""
+        try:
+            return str(self.renewed(roots))
+        except OSError:
+            return ""
+
+    def renewed(self, roots: Iterable[Root]) -> Path:
+        """As ``renew``. Raises OSError."""
+        before = self.newest()
+        self.number += 1
+        current = self.folder / f"{os.getpid()}-{self.number}"
+        if before is not None:
+            before.replace(current)
+        current.mkdir(exist_ok=True)
+        os.utime(current)
+        for old in self.folder.iterdir():
+            if old != current:
+                shutil.rmtree(old, ignore_errors=True)
+        for root in roots:
+            below = current / root.path.lstrip(os.sep)
+            shutil.rmtree(below, ignore_errors=True)
+            for single in below.parent.glob(f"{below.stem}.*.pyc"):
+                single.unlink(missing_ok=True)
+        return current
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file a second name, or a copy where links do not reach; a file that cannot be had is left out."""
+    try:
+        os.link(source, target)
+    except OSError:
+        with contextlib.suppress(OSError):
+            shutil.copyfile(source, target)

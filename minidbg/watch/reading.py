@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,8 +11,8 @@ from typing import Any
 
 from minidbg.errors import MinidbgError
 from minidbg.history import NAME, Flip, History, Result, State
-from minidbg.watch.lock import hidden_path, living_holder
-from minidbg.watch.plain import plural, printable
+from minidbg.watch.announce import plural, printable
+from minidbg.watch.lock import hidden_path, is_stopped, living_holder
 from minidbg.watch.recorder import revision_text
 from minidbg.watch.repros import Repro, home_of, name_of, read_repros
 from minidbg.watch.states import is_expected
@@ -109,13 +110,16 @@ def status_of(folder: Path) -> Row:
     return {
         "folder": str(home),
         "running": bool(holder),
+        "stopped": bool(holder) and is_stopped(holder),
         "pid": holder.get("pid"),
         "host": holder.get("host"),
         "started": holder.get("started"),
         "verdicts": counts,
         "last_sweep": last.id if last else None,
         "last_sweep_started": last.started if last else None,
-        "last_sweep_end": last.end if last else None,
+        "last_sweep_end": ("interrupted" if last.end == "running" and not holder else last.end)
+        if last
+        else None,
         "revision": revision_text(last.revisions) if last else "",
     }
 
@@ -124,6 +128,8 @@ def status_text(found: Row) -> str:
     """The status in a few lines."""
     if found["running"]:
         head = f"{found['folder']} is watched by process {found['pid']} on {found['host']} since {moment(found['started'])}"
+        if found["stopped"]:
+            head += f", which is stopped: nothing is judged until it goes on ('kill -CONT {found['pid']}')"
     else:
         head = f"{found['folder']} is not being watched; 'minidbg watch {found['folder']}' does"
     lines = [head]
@@ -138,16 +144,15 @@ def status_text(found: Row) -> str:
 
 
 def history_of(path: Path, limit: int) -> list[Row]:
-    """The flips below a folder; of a single repro its runs as well. Newest first. Raises MinidbgError without a history."""
-    home = home_of([path]) if path.exists() else path.parent
+    """The flips below a folder, newest first; of a single repro its runs after them. Raises MinidbgError without a history."""
+    home = home_of([path])
     name = None if path.is_dir() else name_of(path, home)
     with history_in(home) as found:
         if found is None:
             raise MinidbgError(f"no history in {home}; 'minidbg watch {home}' begins one")
-        entries = [flip_row(found, flip) for flip in found.flips(name, limit=limit)]
-        if name is not None:
-            entries += [result_row(sweep, result) for sweep, result in found.results(name, limit=limit)]
-    return sorted(entries, key=lambda entry: -float(entry["at"]))[:limit]
+        flips = [flip_row(found, flip) for flip in found.flips(name, limit=limit)]
+        runs = found.results(name, limit=limit) if name is not None else []
+        return flips + [result_row(sweep, result) for sweep, result in runs]
 
 
 def flip_row(history: History, flip: Flip) -> Row:
@@ -173,16 +178,21 @@ def result_row(sweep: int, result: Result) -> Row:
 
 
 def history_text(entries: Sequence[Row]) -> str:
-    """The entries, one a line."""
-    return printable("\n".join(entry_line(entry) for entry in entries)) or f"{plural(0, 'flip')}"
+    """Flips one a line, then runs, those that follow each other with the same verdict on one line."""
+    flips = [entry_line(entry) for entry in entries if entry["entry"] == "flip"]
+    runs = [entry for entry in entries if entry["entry"] == "run"]
+    alike = itertools.groupby(runs, lambda run: (run["verdict"], run["device"], run["stale"]))
+    lines = [entry_line(run[0], len(run)) for _, group in alike if (run := list(group))]
+    return printable("\n".join([*(flips or [plural(0, "flip")]), *lines]))
 
 
-def entry_line(entry: Row) -> str:
-    """A flip or a run in words."""
+def entry_line(entry: Row, times: int = 1) -> str:
+    """A flip or some runs in words."""
     at, where = moment(entry["at"]), f"{entry['repro']} [{entry['device']}]"
     if entry["entry"] == "run":
         stale = ", stale: the code changed meanwhile" if entry["stale"] else ""
-        return f"{at}  {entry['verdict']:<11} {where} sweep {entry['sweep']}, {entry['purpose']}{stale}"
+        what = entry["purpose"] if times == 1 else f"the last of {times} runs"
+        return f"{at}  {entry['verdict']:<11} {where} sweep {entry['sweep']}, {what}{stale}"
     between = (
         f" between {entry['last_before'] or '?'} and {entry['first_after'] or '?'}"
         if entry["first_after"]

@@ -40,8 +40,9 @@ class Recorder:
     ) -> None:
         """Store the answers, then tell them, flips last; with ``quiet`` the flips alone."""
         answers = list(answers)
-        with self.history.transaction():
-            flips = [flip for answer in answers if (flip := self.store(answer)) is not None]
+        flips = self.history.atomically(
+            lambda: [flip for answer in answers if (flip := self.store(answer)) is not None]
+        )
         for answer in () if quiet else answers:
             self.tell(answer, repros[answer.job.repro], sweep)
         for flip in flips:
@@ -83,6 +84,7 @@ class Recorder:
             "seconds": round(answer.sightings[0].seen.seconds, 3) if answer.sightings else 0.0,
             "runs": len(answer.sightings),
             "reason": answer.reason,
+            "message": answer.sightings[-1].outcome.message[:MESSAGE_CHARACTERS] if answer.sightings else "",
         }
         if settled.state and verdict is settled.state.verdict:
             data["expected"] = is_expected(settled.state.verdict, repro.expect)
@@ -92,7 +94,7 @@ class Recorder:
         """Announce a flip, run the hook, and note that it was told."""
         event = self.flip_event(flip, repro)
         self.announce("flip", **event)
-        if self.hook:
+        if self.hook and not event["muted"]:
             self.hooks = [thread for thread in self.hooks if thread.is_alive()]
             self.hooks.append(run_hook(self.hook, event, self.hook_folder))
         self.history.mark_announced(flip.id)
@@ -104,6 +106,7 @@ class Recorder:
             "repro": flip.repro,
             "path": str(repro.path) if repro else flip.repro,
             "device": flip.device,
+            "muted": repro.muted if repro else "",
             "kind": flip.kind,
             "before": str(flip.before),
             "after": str(flip.after),

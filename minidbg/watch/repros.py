@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 import contextlib
 import hashlib
+import json
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +23,8 @@ from minidbg.failure import Kind, Verdict
 
 HEADER = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
 """The block of PEP 723."""
+FOR_PEOPLE = re.compile(rb"(?m)^# (expect|owner|issue|muted) = .*\n")
+"""What somebody may write into a header without its being another repro."""
 NO_REPROS = frozenset({"conftest.py", "__init__.py"})
 HIDDEN = ".minidbg"
 
@@ -60,6 +64,23 @@ class Repro:
         reference = self.table.get("reference", {})
         named = reference.get("modules", ()) if isinstance(reference, Mapping) else ()
         return tuple(dict.fromkeys([*map(str, named), *imported_in(self.backend_source)]))
+
+    @property
+    def failing_modules(self) -> tuple[str, ...]:
+        """The modules that the failure came through, as the signature's frames name them."""
+        signature = self.table.get("signature", {})
+        frames = signature.get("frames", ()) if isinstance(signature, Mapping) else ()
+        return tuple(dict.fromkeys(str(frame).partition(":")[0] for frame in frames))
+
+    @property
+    def muted(self) -> str:
+        """Why nobody wants to hear of this repro's flips; empty when everybody does."""
+        return str(self.table.get("muted", ""))
+
+    def row(self) -> dict[str, Any]:
+        """What views show of it."""
+        notes = {name: str(self.table[name]) for name in ("owner", "issue", "muted") if self.table.get(name)}
+        return {"repro": self.name, **notes}
 
     @property
     def texts(self) -> Mapping[str, tuple[str, ...]]:
@@ -150,8 +171,8 @@ def parsed(name: str, path: Path, digest: str, stamp: tuple[int, ...], text: str
 
 
 def digest_of_files(path: Path) -> str:
-    """Of a script and of the tensors beside it. Raises OSError."""
-    total = hashlib.sha1(path.read_bytes(), usedforsecurity=False)
+    """Of a script and of the tensors beside it, without what the header says to people. Raises OSError."""
+    total = hashlib.sha1(FOR_PEOPLE.sub(b"", path.read_bytes()), usedforsecurity=False)
     with contextlib.suppress(FileNotFoundError), path.with_suffix(".safetensors").open("rb") as tensors:
         while piece := tensors.read(1 << 20):
             total.update(piece)
@@ -197,3 +218,49 @@ def home_of(paths: Sequence[Path]) -> Path:
             raise MinidbgError(f"{path}: no such file or folder; give repro scripts or folders of them")
     first = paths[0]
     return first if first.is_dir() else first.parent
+
+
+def is_module_file(module: str, path: str) -> bool:
+    """Whether the file at ``path`` can be what Python imports as ``module``."""
+    stem = path.removesuffix(".py").removesuffix("/__init__")
+    return path.endswith(".py") and f"/{stem}".endswith("/" + module.replace(".", "/"))
+
+
+def find_repro(text: Path, folder: Path) -> Path:
+    """The script that a person means by ``text``: a path, or enough of a name in ``folder``. Raises MinidbgError."""
+    for candidate in (text, folder / text, folder / f"{text}.py"):
+        if candidate.is_file():
+            return candidate
+    names = [path.stem for path in find_repros([folder])] if folder.is_dir() else []
+    matches = [name for name in names if str(text) in name]
+    if len(matches) == 1:
+        return folder / f"{matches[0]}.py"
+    which = matches or names
+    known = (
+        f"{folder} has {', '.join(which[:5])}{', ...' if len(which) > 5 else ''}" if which else "give a path"
+    )
+    raise MinidbgError(
+        f"{text}: {'several repros have' if matches else 'no repro has'} that in their name; {known}"
+    )
+
+
+def write_in_header(path: Path, values: Mapping[str, str | None]) -> None:
+    """Write texts into the header of the script at ``path``, each in place of an earlier one; None takes one out.
+
+    Raises MinidbgError when that cannot be done, and OSError.
+    """
+    text = path.read_text(encoding="utf-8-sig")
+    before = header_table(text)
+    for name, value in values.items():
+        text = re.sub(rf"(?m)^# {name} = .*\n", "", text)
+        if value is not None:
+            line = f"# {name} = {json.dumps(value, ensure_ascii=False)}\n"
+            text = text.replace("# [tool.minidbg]\n", f"# [tool.minidbg]\n{line}", 1)
+    wanted = {**{name: value for name, value in before.items() if name not in values}}
+    wanted |= {name: value for name, value in values.items() if value is not None}
+    if header_table(text) != wanted:
+        raise MinidbgError(f"{path}: its header has a form in which nothing can be written; edit it by hand")
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    draft.write_text(text, encoding="utf-8")
+    draft.chmod(path.stat().st_mode)
+    draft.replace(path)

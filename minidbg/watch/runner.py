@@ -7,26 +7,30 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import psutil
 
 from minidbg.failure import Kind
 from minidbg.history import State
-from minidbg.watch.pool import Order, Pool
+from minidbg.watch.devices import device_in, variables_in
+from minidbg.watch.pool import IN_WORKER, Order, Pool
 from minidbg.watch.repros import Repro
 from minidbg.watch.settings import WatchSettings, Workers
-from minidbg.watch.sweep import Purpose, Task
+from minidbg.watch.sweep import Lane, Purpose, Task
 
-CANARY_SCRIPT = Path(__file__).with_name("canary_script.py")
-DEVICE_SCRIPT = Path(__file__).with_name("device_script.py")
 CANARY_SECONDS = 120.0
 FIRST_RUN_SECONDS = 180.0
 LEAST_SECONDS = 30.0
 MOST_SECONDS = 900.0
 FACTOR = 5.0
 """A run may take this many times as long as the last one, within the bounds above."""
+READ_AT_START = ("TORCH", "PYTORCH", "PYTHON", "OMP_", "MKL_", "TRITON", "CUDA")
+"""Variables that an interpreter which has imported torch has read already begin so."""
 MOST_BUSY = 10.0
+LONG_NICE = 5
+"""Added to the priority of what may hang: it must not slow down what does not."""
+HANG_START_SECONDS = 10.0
+"""For an interpreter of its own to start before the hang begins."""
 LEAST_HANG_SECONDS = 10.0
 """A repro of the kind hang gets at least this long in a warm worker, and ``FACTOR`` times what other repros need."""
 
@@ -46,36 +50,34 @@ class Runner:
     usual_seconds: float = 0.0
     """The longest that a repro which came back has taken."""
 
-    @property
-    def free(self) -> int:
-        """Workers without work."""
-        return max(0, self.settings.jobs - len(self.under_way))
-
     def start(self, task: Task, repro: Repro, state: State | None) -> None:
         """Order the task."""
-        number = self.next_number()
+        number, mode = self.next_number(), self.mode(task)
         self.under_way[number] = task, time.time()
         self.pool.run(
             Order(
                 number,
-                arguments(task, repro, self.mode(task)),
-                self.mode(task),
-                self.time_limit(task, repro, state),
+                judging(repro, device_in(task.job.device), canary=task.purpose is Purpose.CANARY),
+                mode,
+                self.time_limit(task, repro, state, mode),
                 memory_bytes=self.settings.memory_bytes or default_memory_bytes(self.settings.jobs),
                 pycache=self.bytecode,
+                nice=LONG_NICE if task.lane is Lane.LONG else 0,
+                one_thread=not task.fresh,
+                env=variables_in(task.job.device),
             )
         )
 
-    def time_limit(self, task: Task, repro: Repro, state: State | None) -> float:
+    def time_limit(self, task: Task, repro: Repro, state: State | None, mode: str) -> float:
         """Seconds that the task may take."""
         if task.purpose is Purpose.CANARY:
             return CANARY_SECONDS
-        fresh, fixed = self.mode(task) == "fresh", self.settings.seconds
+        fresh, fixed = mode == "prelude", self.settings.seconds
         least = LEAST_SECONDS * busyness()
         if repro.kind is Kind.HANG:
             own = own_limit(repro.table)
             enough = fixed or max(LEAST_HANG_SECONDS, FACTOR * self.usual_seconds)
-            return own + least if fresh else min(own, enough)
+            return min(own, enough) + (HANG_START_SECONDS * busyness() if fresh else 0)
         if fixed is not None:
             return fixed
         if state is None or state.script != repro.digest:
@@ -88,13 +90,12 @@ class Runner:
         return self.last_number
 
     def mode(self, task: Task) -> str:
-        """Warm workers are forked where that is safe: Linux, and no device that a forked process cannot use."""
-        if task.fresh:
-            return "fresh"
-        forked = forks(self.settings) and task not in self.lost_once
-        if self.settings.workers is Workers.AUTO:
-            forked = forked and task.job.device == "cpu"
-        return "fork" if forked else "prelude"
+        """How the task gets its process: see ``mode_for``."""
+        if task in self.lost_once:
+            return "prelude"
+        if any(name.startswith(READ_AT_START) for name in variables_in(task.job.device)):
+            return "prelude"
+        return mode_for(self.settings.workers, device_in(task.job.device), fresh=task.fresh, turn=task.turn)
 
     def ended(self, number: int) -> tuple[Task, float] | None:
         """The task of an order that has ended, and when it was ordered; None for an order of someone else."""
@@ -126,17 +127,16 @@ def busyness() -> float:
     return min(MOST_BUSY, max(1.0, waiting))
 
 
-def arguments(task: Task, repro: Repro, mode: str) -> tuple[str, ...]:
-    """The command line of the task's script.
+def judging(repro: Repro, device: str, *, canary: bool = False) -> tuple[str, ...]:
+    """The command that judges a repro on a device in a worker and prints the outcome as JSON: the only way in which we do.
 
     A repro of a crash or hang runs its dangerous part in a process of its own, which is slow to start; in a worker, which is
     such a process already, it is asked to do without (``--child``).
     """
     script = str(repro.path.absolute())
-    if task.purpose is Purpose.CANARY:
-        return (str(CANARY_SCRIPT), script, "--device", task.job.device)
-    form = "--child" if repro.kind in (Kind.CRASH, Kind.HANG) and mode != "fresh" else "--json"
-    return (script, "--device", task.job.device, form)
+    if canary:
+        return (str(IN_WORKER), "canary", script, device)
+    return (script, "--device", device, "--child" if repro.kind in (Kind.CRASH, Kind.HANG) else "--json")
 
 
 def forks(settings: WatchSettings) -> bool:
@@ -144,6 +144,20 @@ def forks(settings: WatchSettings) -> bool:
     if settings.workers is Workers.AUTO:
         return sys.platform == "linux"
     return settings.workers is Workers.FORK
+
+
+def mode_for(workers: Workers, device: str, *, fresh: bool, turn: int = 1) -> str:
+    """The mode of an order. Forks are for Linux and for devices that a fork can use.
+
+    The first confirmation (``turn`` 1) comes from a fork of the untouched interpreter; if that contradicts the warm one, or more
+    are needed, interpreters of their own decide: they differ in what a fork inherits, such as the order of sets.
+    """
+    forked = workers is Workers.FORK or (
+        workers is Workers.AUTO and sys.platform == "linux" and device == "cpu"
+    )
+    if not forked or (fresh and turn != 1):
+        return "prelude"
+    return "untouched" if fresh else "fork"
 
 
 def own_limit(table: Mapping[str, object]) -> float:

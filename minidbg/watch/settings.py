@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
+import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +48,8 @@ class WatchSettings:
 
     devices: str | None = None
     """``cpu,cuda:1`` or ``all``; None runs each repro on the device its header names."""
+    env: tuple[str, ...] = ()
+    """Variants: each repro runs once with each of these assignments, ``ACME_FUSE=1`` or several of them, as its own column."""
     sources: tuple[Path, ...] = ()
     """Folders to watch besides those of the repros' backends."""
     ignore: tuple[str, ...] = ()
@@ -87,8 +91,18 @@ def word(kind: type[enum.StrEnum]) -> Callable[[Any], Any]:
     return convert
 
 
+def assignments(value: Any) -> tuple[str, ...]:
+    """Texts of one or more ``NAME=value``."""
+    found = base.texts(value)
+    for text in found:
+        if not all(re.match(r"[A-Za-z_]\w*=", word) for word in shlex.split(text)):
+            raise ValueError(f"{text!r} is no assignment; variants look like ACME_FUSE=1")
+    return found
+
+
 CONVERT: Mapping[str, Callable[[Any], Any]] = {
     "devices": lambda value: value if isinstance(value, str) else ",".join(value),
+    "env": assignments,
     "sources": lambda value: tuple(Path(one).expanduser() for one in value),
     "ignore": base.texts,
     "build": base.text,

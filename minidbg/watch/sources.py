@@ -1,20 +1,119 @@
-"""Where the code of the watched backends lies: the trees to watch, found without importing any of it."""
+"""Where the code of the watched backends lies, found without importing any of it, and what git says of it.
+
+Nothing here takes git's locks or refreshes its index: a daemon that did would get in a person's way.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import enum
+import getpass
+import hashlib
 import importlib
 import importlib.util
 import os
+import re
 import site
+import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from minidbg.watch.repros import Repro
-from minidbg.watch.snapshot import Root
+from minidbg.history import Revision
+from minidbg.watch.repros import HIDDEN, Repro
+from minidbg.watch.snapshot import JUNK_FOLDERS, Root, repository_of
+
+GIT_SECONDS = 20.0
+LOCKS = ("index.lock", "HEAD.lock")
+UNDER_WAY = ("rebase-merge", "rebase-apply", "MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "sequencer")
+
+
+class GitWork(enum.Enum):
+    """Whether git may be in the middle of changing the files of a repository."""
+
+    NONE = enum.auto()
+    LOCKED = enum.auto()
+    """A checkout, commit or reset is writing right now."""
+    STEPPING = enum.auto()
+    """A rebase, merge or cherry-pick is between two steps; it may also be waiting for a person."""
+
+
+def repositories_of(paths: Iterable[str]) -> tuple[str, ...]:
+    """The roots of the git working trees that hold ``paths``, each once."""
+    found = (repository_of(path if os.path.isdir(path) else os.path.dirname(path)) for path in paths)
+    return tuple(dict.fromkeys(root for root in found if root is not None))
+
+
+def git_folder(repository: str) -> Path:
+    """Where git keeps the state of this working tree: ``.git``, or what that file points to (worktree, submodule)."""
+    inner = Path(repository, ".git")
+    try:
+        text = inner.read_text() if inner.is_file() else ""
+    except OSError:
+        return inner
+    return Path(repository, text.removeprefix("gitdir:").strip()) if text.startswith("gitdir:") else inner
+
+
+def git_work(repositories: Iterable[str]) -> GitWork:
+    """The busiest state among the repositories."""
+    folders = [git_folder(repository) for repository in repositories]
+    if any((folder / name).exists() for folder in folders for name in LOCKS):
+        return GitWork.LOCKED
+    if any((folder / name).exists() for folder in folders for name in UNDER_WAY):
+        return GitWork.STEPPING
+    return GitWork.NONE
+
+
+def revisions(repositories: Iterable[str]) -> Mapping[str, Revision]:
+    """The revision of each repository that has a commit."""
+    found = ((root, revision_of(root)) for root in repositories)
+    return {root: revision for root, revision in found if revision is not None}
+
+
+def revision_of(repository: str) -> Revision | None:
+    """Commit, and a digest of the difference to it, untracked files included. None when git cannot say."""
+    commit = git(repository, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    change = git(repository, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv") or b""
+    names = git(repository, "ls-files", "--others", "--exclude-standard", "-z") or b""
+    untracked = [name for name in names.split(b"\0") if name]
+    if not change and not untracked:
+        return Revision(commit.decode().strip())
+    total = hashlib.sha1(change, usedforsecurity=False)
+    for name in untracked:
+        total.update(name + b"\0" + content_of(os.path.join(os.fsencode(repository), name)))
+    return Revision(commit.decode().strip(), total.hexdigest())
+
+
+def content_of(path: bytes) -> bytes:
+    """A file's bytes; of a large one, its size."""
+    try:
+        if os.path.getsize(path) > 1 << 20:
+            return str(os.path.getsize(path)).encode()
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def git(repository: str, *arguments: str) -> bytes | None:
+    """What git prints, or None when it fails, takes too long or is not installed."""
+    try:
+        done = subprocess.run(
+            ["git", "--no-optional-locks", "-C", repository, *arguments],
+            capture_output=True,
+            timeout=GIT_SECONDS,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
 
 TORCH_TREES = ("_inductor", "_dynamo", "_functorch", "_decomp", "_refs", "_higher_order_ops", "fx")
 """The parts of torch that a backend of torch's own is made of."""
@@ -73,20 +172,23 @@ def find_spec(name: str) -> ModuleSpec | None:
         return None
 
 
-def worth_watching(files: Iterable[str], roots: Sequence[Root]) -> Iterator[str]:
-    """Of the files that a run had loaded, those outside ``roots`` whose change could change a verdict.
+CODE = re.compile(r"\.(py|so|pyd|dylib)$|\.so\.")
+"""What a run loads as code; anything else that it reads is data."""
 
-    Compiled extensions in a build folder, modules that no header names, other installed packages; not the standard
-    library, and not what compilers write into caches and temporary folders.
+
+def worth_watching(files: Iterable[str], roots: Sequence[Root], left_out: tuple[str, ...]) -> Iterator[str]:
+    """Of the files that a run had loaded or read, those whose change could change a verdict, whatever git says of them.
+
+    Code anywhere: extensions built in place, modules that no header names, other installed packages; data inside ``roots``.
+    Not the standard library, and not what compilers write into caches (``left_out``).
     """
     inside = tuple(root.path.rstrip(os.sep) + os.sep for root in roots if root.deep)
-    single = {root.path for root in roots}
-    left_out = left_out_folders()
     for path in files:
-        in_packages = path.startswith(site_packages())
-        if path in single or path.startswith(inside) or (path.startswith(left_out) and not in_packages):
-            continue
-        if os.path.isfile(path):
+        if CODE.search(path):
+            wanted = path.startswith((*inside, *site_packages())) or not path.startswith(left_out)
+        else:
+            wanted = path.startswith(inside) and JUNK_FOLDERS.isdisjoint(path.split(os.sep))
+        if wanted and os.path.isfile(path):
             yield path
 
 
@@ -97,23 +199,34 @@ def site_packages() -> tuple[str, ...]:
     )
 
 
-def left_out_folders() -> tuple[str, ...]:
-    """The standard library, system libraries, and every place for temporary files and caches."""
+def left_out_folders(home: Path) -> tuple[str, ...]:
+    """The standard library, system libraries, compilers' caches, and what is ours in the repro folder ``home``.
+
+    The folder for temporary files is none of them: people build there too.
+    """
     caches = [
         os.environ.get("TORCHINDUCTOR_CACHE_DIR"),
         os.environ.get("TRITON_CACHE_DIR"),
-        tempfile.gettempdir(),
+        str(Path.home() / ".cache"),
     ]
-    system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/proc", "/dev", str(Path.home() / ".cache")]
+    caches += [os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}"), str(home / HIDDEN)]
+    system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/proc", "/dev"]
     standard = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")]
-    bases = [
-        os.path.realpath(path)
-        for path in (*caches, *system, *standard, os.path.join(sys.base_prefix, "lib"))
-        if path
-    ]
-    return tuple(path + os.sep for path in bases)
+    standard.append(os.path.join(sys.base_prefix, "lib"))
+    return tuple(os.path.realpath(path) + os.sep for path in (*caches, *system, *standard) if path)
 
 
 def repositories_worth_building(roots: Iterable[Root]) -> list[str]:
     """The folders of ``roots`` that are not inside an installation."""
     return [root.path for root in roots if not root.path.startswith(site_packages())]
+
+
+def installed_digest(torch: str) -> str:
+    """A digest of what else decides a verdict: torch's version, and the names and versions of installed packages."""
+    names = {torch}
+    for folder in site.getsitepackages():
+        with contextlib.suppress(OSError):
+            names.update(
+                name for name in os.listdir(folder) if name.endswith((".dist-info", ".pth", ".egg-link"))
+            )
+    return hashlib.sha1("\n".join(sorted(names)).encode(), usedforsecurity=False).hexdigest()

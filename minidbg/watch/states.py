@@ -6,7 +6,8 @@ Everything here is a pure function of what was seen. The rules, in order:
   eager to run (fallback): the failure is not there, but nothing was fixed.
 - The first run of a repro, of an edited repro, or on another machine is where its history begins: no flip.
 - A verdict unlike the last one is asked again in fresh interpreters before it counts.
-- The same code cannot give two verdicts: that is flaky. So is a repro whose fresh runs disagree.
+- A repro is flaky when fresh runs of one sweep disagree. A new verdict although no watched file has changed is asked for more
+  often: something that is not watched may have changed. Between sweeps that nobody asked for, it is flaky.
 - A flaky repro is taken to be fixed only after so many quiet runs that luck is ruled out.
 """
 
@@ -27,6 +28,8 @@ JUDGING = FAILING | {Verdict.GONE}
 LUCK = 0.01
 """Largest accepted chance that a flaky repro only seemed fixed."""
 LEAST_STREAK = 5
+SAME_CODE_RUNS = 4
+"""Fresh runs that must agree on a new verdict of code that seems to be the same."""
 
 
 class Standing(enum.StrEnum):
@@ -37,7 +40,7 @@ class Standing(enum.StrEnum):
     STILL_GONE = "still gone"
     FIXED = "FIXED"
     REGRESSED = "REGRESSED"
-    FAILS_DIFFERENTLY = "fails differently"
+    CHANGED = "changed"
     CRASHED = "crashed"
     TIMEOUT = "timeout"
     REPRODUCES_AGAIN = "reproduces again"
@@ -68,6 +71,8 @@ class Seen:
     reason: str = ""
     fallback: bool = False
     """Whether the backend gave the graph back as it was, so that eager ran it."""
+    unasked: bool = False
+    """Whether it ran although nothing had changed and nobody asked."""
 
     @property
     def judges(self) -> bool:
@@ -146,10 +151,10 @@ def after_difference(before: State, runs: Sequence[Seen]) -> Ask | Settled:
     unaffected = same_code or (first.loaded != "" and before.loaded == first.loaded)
     votes = Counter(run.verdict for run in fresh)
     if votes[first.verdict] == len(fresh):
-        if len(fresh) < (2 if unaffected else 1):
-            return Ask()
-        if same_code:
+        if same_code and first.unasked and len(fresh) >= 2:
             return became_flaky(before, runs)
+        if len(fresh) < (SAME_CODE_RUNS if same_code else 2 if unaffected else 1):
+            return Ask()
         return flipped(before, first.verdict, runs)
     if len(fresh) < 2:
         return Ask()
@@ -247,7 +252,7 @@ def standing_of(verdict: Verdict) -> Standing:
     return {
         Verdict.GONE: Standing.STILL_GONE,
         Verdict.REPRODUCES: Standing.STILL_FAILING,
-        Verdict.CHANGED: Standing.FAILS_DIFFERENTLY,
+        Verdict.CHANGED: Standing.CHANGED,
         Verdict.CRASHED: Standing.CRASHED,
         Verdict.TIMEOUT: Standing.TIMEOUT,
         Verdict.FLAKY: Standing.FLAKY,

@@ -7,17 +7,21 @@ Jobs need not wait for the canary: they run beside it and their answers are held
 from __future__ import annotations
 
 import enum
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import statistics
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from minidbg.failure import Outcome
+from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.history import State
 from minidbg.watch.outcomes import CanaryAnswer
-from minidbg.watch.plan import Job, slow_jobs
-from minidbg.watch.repros import Repro
-from minidbg.watch.states import Ask, Seen, Settled, Standing, decide
+from minidbg.watch.repros import Repro, is_module_file
+from minidbg.watch.states import FAILING, NOT_JUDGED, Ask, Seen, Settled, Standing, decide, is_expected
 
+SLOW_S = 5.0
+SLOW_FACTOR = 4.0
+HANDED_BACK = "graph handed back"
+"""Of a repro that is gone because its backend leaves everything to eager."""
 MOST_RUNS = 6
 """Runs of one job in one sweep; who cannot be confirmed by then keeps its state."""
 
@@ -32,6 +36,25 @@ class Purpose(enum.StrEnum):
     """Again although nothing changed, while there is nothing else to do: to notice what is flaky."""
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Job:
+    """One repro on one device."""
+
+    repro: str
+    device: str
+
+
+class Lane(enum.Enum):
+    """Which slots a task may take, so that none waits for what takes longer than itself."""
+
+    WARM = enum.auto()
+    """Forks of the warm interpreter; the first verdicts come from here."""
+    FRESH = enum.auto()
+    """Fresh interpreters: one slot while warm runs are left, all slots after that."""
+    LONG = enum.auto()
+    """What may hang, after everything else has been started."""
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """Something to run now. Of a canary, ``job`` names a repro that uses the backend."""
@@ -39,6 +62,9 @@ class Task:
     purpose: Purpose
     job: Job
     fresh: bool = False
+    lane: Lane = Lane.WARM
+    turn: int = 0
+    """How many runs of the job came before it in this sweep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,94 +104,127 @@ class Sweep:
     states: Mapping[tuple[str, str], State]
     slots: int = 2
     probing: bool = False
-    pending: deque[Job] = field(init=False)
+    pending: dict[Lane, deque[Job]] = field(init=False)
     confirmations: deque[Task] = field(default_factory=deque)
     running: set[Task] = field(default_factory=set)
     sightings: dict[Job, list[Sighting]] = field(default_factory=dict)
     canaries: dict[CanaryKey, CanaryAnswer | None] = field(default_factory=dict)
     """None while it runs."""
     held: dict[CanaryKey, list[Answer]] = field(default_factory=dict)
+    handed_back: dict[CanaryKey, list[tuple[Task, Seen, Outcome]]] = field(default_factory=dict)
+    """Runs whose graph the backend gave back; whether it does so with healthy graphs too, the canary will tell."""
     slow: frozenset[Job] = field(init=False)
     unjudged: int = 0
     """Jobs without an answer because their backend is broken."""
 
     def __post_init__(self) -> None:
-        self.pending = deque(self.jobs)
+        self.pending = {lane: deque() for lane in Lane}
+        for job in self.jobs:
+            self.pending[self.lane(job)].append(job)
         self.slow = slow_jobs(self.jobs, self.states)
 
     @property
     def finished(self) -> bool:
         """Whether there is nothing left to run or to wait for."""
-        return not (self.pending or self.confirmations or self.running)
+        return not (any(self.pending.values()) or self.confirmations or self.running)
 
     def key(self, job: Job) -> CanaryKey:
         """The canary that stands for the job."""
         return CanaryKey(self.repros[job.repro].backend_key, job.device)
 
+    def lane(self, job: Job) -> Lane:
+        """Where the job's own run belongs."""
+        state, repro = self.states.get((job.repro, job.device)), self.repros[job.repro]
+        if repro.kind is Kind.HANG or (state is not None and state.verdict is Verdict.TIMEOUT):
+            return Lane.LONG
+        fresh = state is not None and state.fresh and state.script == repro.digest
+        return Lane.FRESH if fresh else Lane.WARM
+
     def next_task(self) -> Task | None:
-        """What to start on a free worker, or None for now. It counts as running until it is reported or given up."""
+        """What to start now, or None. It counts as running until it is reported or given up."""
         task = self.choose()
         if task is not None:
             self.running.add(task)
         return task
 
     def choose(self) -> Task | None:
-        """Confirmations first: they announce flips. A job whose backend has no canary yet sends the canary."""
-        if self.confirmations:
-            return self.confirmations.popleft()
-        job = self.next_job()
-        if job is None:
-            return None
-        key = self.key(job)
+        """Warm runs first, confirmations beside them, what may hang last. A backend without a canary sends it ahead."""
+        running = Counter(task.lane for task in self.running)
+        warm = self.pending[Lane.WARM]
+        if warm and running[Lane.WARM] < self.slots:
+            return self.started(self.next_warm())
+        fresh_slots = 1 if warm or running[Lane.WARM] else self.slots
+        room = {
+            Lane.FRESH: fresh_slots - running[Lane.FRESH],
+            Lane.LONG: 0 if warm else self.slots - running[Lane.LONG],
+        }
+        for task in self.confirmations:
+            if room[task.lane] > 0:
+                self.confirmations.remove(task)
+                return task
+        return next(
+            (self.started(self.pending[lane][0]) for lane in room if self.pending[lane] and room[lane] > 0),
+            None,
+        )
+
+    def started(self, job: Job) -> Task:
+        """The job's task, or the canary that must go first."""
+        key, lane = self.key(job), self.lane(job)
         if not self.probing and key not in self.canaries:
             self.canaries[key] = None
             return Task(Purpose.CANARY, job)
-        self.pending.remove(job)
-        state = self.states.get((job.repro, job.device))
-        fresh = state is not None and state.fresh and state.script == self.repros[job.repro].digest
-        return Task(Purpose.PROBE if self.probing else Purpose.RUN, job, fresh)
+        self.pending[lane].remove(job)
+        return Task(Purpose.PROBE if self.probing else Purpose.RUN, job, lane is Lane.FRESH, lane)
 
-    def next_job(self) -> Job | None:
+    def next_warm(self) -> Job:
         """The first pending job; slow ones leave one worker for the others."""
+        pending = self.pending[Lane.WARM]
         crowded = sum(task.job in self.slow for task in self.running) >= max(1, self.slots - 1)
-        if crowded:
-            quick = next((job for job in self.pending if job not in self.slow), None)
-            if quick is not None:
-                return quick
-        return self.pending[0] if self.pending else None
+        quick = (job for job in pending if not crowded or job not in self.slow)
+        return next(quick, pending[0])
 
     def saw_canary(self, task: Task, answer: CanaryAnswer) -> list[Answer]:
         """A canary has reported. Returns the answers that waited for it, or those that it makes itself."""
         self.running.discard(task)
         key = self.key(task.job)
         self.canaries[key] = answer
-        held = self.held.pop(key, [])
+        held, handed_back = self.held.pop(key, []), self.handed_back.pop(key, [])
         if answer.answer == "passes":
-            return held
-        waiting = [job for job in self.pending if self.key(job) == key]
-        self.pending = deque(job for job in self.pending if self.key(job) != key)
+            return held + [done for one in handed_back for done in self.saw(*one)]
+        waiting = [job for jobs in self.pending.values() for job in jobs if self.key(job) == key]
+        for lane, jobs in self.pending.items():
+            self.pending[lane] = deque(job for job in jobs if self.key(job) != key)
         self.confirmations = deque(task for task in self.confirmations if self.key(task.job) != key)
         if answer.answer == "missing":
             return [self.unable(job, Standing.SKIPPED, answer.reason) for job in waiting]
-        self.unjudged += len(held) + len(waiting)
+        self.unjudged += len(held) + len(handed_back) + len(waiting)
         return []
 
     def saw(self, task: Task, seen: Seen, outcome: Outcome) -> list[Answer]:
         """A job has reported. Returns its answer if that is final."""
         self.running.discard(task)
-        canary = self.canaries.get(self.key(task.job))
+        key = self.key(task.job)
+        canary = self.canaries.get(key)
         if canary is not None and canary.answer != "passes":
             self.unjudged += 1
             return []
+        if seen.fallback and not self.probing:
+            if canary is None:
+                self.handed_back.setdefault(key, []).append((task, seen, outcome))
+                return []
+            if canary.fallback:  # a backend that does so with any graph: this one is as mended as it can be
+                seen = replace(seen, fallback=False, reason=HANDED_BACK)
+                outcome = replace(outcome, reason=HANDED_BACK)
         sightings = self.sightings.setdefault(task.job, [])
         sightings.append(Sighting(task.purpose, seen, outcome))
         before = self.states.get((task.job.repro, task.job.device))
-        expect = self.repros[task.job.repro].expect
+        repro = self.repros[task.job.repro]
         runs = [sighting.seen for sighting in sightings]
-        settled = decide(task.job.repro, task.job.device, before, runs, expect=expect)
+        settled = decide(task.job.repro, task.job.device, before, runs, expect=repro.expect)
         if isinstance(settled, Ask):
             if len(runs) < MOST_RUNS:
-                self.confirmations.append(Task(Purpose.CONFIRM, task.job, fresh=True))
+                lane = Lane.LONG if seen.verdict is Verdict.TIMEOUT or repro.kind is Kind.HANG else Lane.FRESH
+                self.confirmations.append(Task(Purpose.CONFIRM, task.job, True, lane, len(runs)))
                 return []
             reason = f"{runs[0].verdict} could not be confirmed in a fresh interpreter: {runs[-1].reason}"
             return self.released(self.unable(task.job, Standing.INVALID, reason))
@@ -190,9 +249,11 @@ class Sweep:
 
     def cut_short(self) -> None:
         """The code has changed: start nothing more, and drop what no canary has vouched for."""
-        self.pending.clear()
+        for jobs in self.pending.values():
+            jobs.clear()
         self.confirmations.clear()
         self.held.clear()
+        self.handed_back.clear()
 
 
 def cannot_run(repro: Repro, devices: Iterable[str], states: Mapping[tuple[str, str], State]) -> list[Answer]:
@@ -206,3 +267,101 @@ def cannot_run(repro: Repro, devices: Iterable[str], states: Mapping[tuple[str, 
         )
         for device in devices
     ]
+
+
+def in_order(
+    jobs: Iterable[Job],
+    states: Mapping[tuple[str, str], State],
+    changed: Collection[str],
+    repros: Mapping[str, Repro],
+) -> list[Job]:
+    """All ``jobs``, what the change is likely to concern first; among equals the quickest, so that a verdict is there soon."""
+    files = frozenset(changed)
+    return sorted(
+        jobs, key=lambda job: rank(job, states.get((job.repro, job.device)), files, repros[job.repro])
+    )
+
+
+def rank(job: Job, state: State | None, changed: frozenset[str], repro: Repro) -> tuple[int, float, Job]:
+    """Sort key: failed in a changed file, failing and loads one, failing, new, loads one, the rest."""
+    if state is None:
+        return 3, 0.0, job
+    if state.verdict in FAILING and any(
+        is_module_file(module, path) for module in repro.failing_modules for path in changed
+    ):
+        return 0, state.seconds, job
+    touched = not changed.isdisjoint(state.modules)
+    group = {(True, True): 1, (True, False): 2, (False, True): 3, (False, False): 4}
+    return group[state.verdict in FAILING, touched], state.seconds, job
+
+
+def slow_jobs(jobs: Sequence[Job], states: Mapping[tuple[str, str], State]) -> frozenset[Job]:
+    """Jobs that took so much longer than the others that they must not occupy every worker at once."""
+    seconds = {
+        job: state.seconds for job in jobs if (state := states.get((job.repro, job.device))) is not None
+    }
+    if not seconds:
+        return frozenset()
+    limit = max(SLOW_S, SLOW_FACTOR * statistics.median(seconds.values()))
+    return frozenset(job for job, took in seconds.items() if took > limit)
+
+
+FLAKY_FACTOR = 6
+"""A flaky repro is run this many times as often as another before it is left alone."""
+
+
+def exit_status(answers: Iterable[Answer], repros: dict[str, Repro], *, unexpected_only: bool) -> int:
+    """What ``--once`` exits with: see DESIGN's table; with ``unexpected_only`` 1 when a header is contradicted."""
+    answers = list(answers)
+    verdicts = {state.verdict for answer in answers if (state := judged(answer)) is not None}
+    if not verdicts:
+        return 125
+    if unexpected_only:
+        return 1 if contradictions(answers, repros) else 0
+    failing = verdicts & FAILING
+    if failing & {Verdict.REPRODUCES, Verdict.FLAKY}:
+        return 1
+    return 3 if failing else 0
+
+
+def judged(answer: Answer) -> State | None:
+    """The state that an answer comes to; None when nothing could be said."""
+    return None if answer.settled.standing in NOT_JUDGED else answer.settled.state
+
+
+def contradictions(answers: Iterable[Answer], repros: Mapping[str, Repro]) -> list[State]:
+    """The states that are not what the repro's header expects, those of muted repros left out."""
+    states = [state for answer in answers if (state := judged(answer)) is not None]
+    heard = [state for state in states if not repros[state.repro].muted]
+    return [state for state in heard if not is_expected(state.verdict, repros[state.repro].expect)]
+
+
+def count_standings(answers: Iterable[Answer]) -> dict[str, int]:
+    """How many repros came to what."""
+    counts: dict[str, int] = {}
+    for answer in answers:
+        standing = str(answer.settled.standing)
+        counts[standing] = counts.get(standing, 0) + 1
+    return counts
+
+
+def usual_seconds(states: Iterable[State], repros: Mapping[str, Repro]) -> float:
+    """The longest that a repro which came back has taken."""
+    return max((state.seconds for state in states if came_back(state, repros.get(state.repro))), default=0.0)
+
+
+def came_back(state: State, repro: Repro | None) -> bool:
+    """Whether the state is of a repro that ends by itself."""
+    return repro is not None and repro.kind is not Kind.HANG and state.verdict is not Verdict.TIMEOUT
+
+
+def seen_too_seldom(states: Iterable[State], repros: Mapping[str, Repro], *, runs: int) -> list[str]:
+    """Repros whose present verdict rests on fewer than ``runs`` runs, and flaky ones, which may have become quiet."""
+    found = set()
+    for state in states:
+        repro = repros.get(state.repro)
+        if repro is None or repro.damage or repro.kind is Kind.HANG or repro.digest != state.script:
+            continue
+        if state.runs < (FLAKY_FACTOR * runs if state.verdict is Verdict.FLAKY else runs):
+            found.add(state.repro)
+    return sorted(found)

@@ -4,29 +4,38 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from minidbg.failure import Outcome, Verdict
-from minidbg.watch.accounts import count_standings, usual_seconds
-from minidbg.watch.announce import Announcer
-from minidbg.watch.devices import Machine, devices_of, missing, parse_devices, said_aloud
-from minidbg.watch.outcomes import CanaryAnswer, canary_of, is_fallback, outcome_of
-from minidbg.watch.plain import shown
-from minidbg.watch.plan import Job, in_order
-from minidbg.watch.pool import Ended
-from minidbg.watch.reasons import Reasons
+from minidbg.watch.announce import Announcer, shown
+from minidbg.watch.devices import Machine, device_in, devices_of, missing, parse_devices, said_aloud
+from minidbg.watch.outcomes import CanaryAnswer, canary_of, expected_signature, is_fallback, outcome_of
+from minidbg.watch.pool import Bytecode, Ended
 from minidbg.watch.recorder import Recorder
-from minidbg.watch.repros import Repro, stamp_of
+from minidbg.watch.repros import Repro, is_module_file, stamp_of
 from minidbg.watch.runner import Runner
 from minidbg.watch.settings import OnChange, WatchSettings
-from minidbg.watch.snapshot import Root, Snapshot
-from minidbg.watch.sources import worth_watching
+from minidbg.watch.snapshot import Root
+from minidbg.watch.sources import installed_digest
 from minidbg.watch.states import Seen
-from minidbg.watch.sweep import Answer, CanaryKey, Purpose, Sighting, Sweep, Task, cannot_run
-from minidbg.watch.watched import Bytecode, Watched, installed_digest
+from minidbg.watch.sweep import (
+    Answer,
+    CanaryKey,
+    Job,
+    Purpose,
+    Sighting,
+    Sweep,
+    Task,
+    cannot_run,
+    count_standings,
+    in_order,
+    usual_seconds,
+)  # fmt: skip
+from minidbg.watch.watched import Mark, Watched
 
 MOST_FILES_TOLD = 200
 MOST_TOUCHES = 2
+JUST_BEGUN_S = 0.5
 GRACE_S = 2.0
 """How long runs that a change has made stale may go on (``on_change = "queue"``)."""
 
@@ -43,19 +52,11 @@ class Sweeper:
     runner: Runner
     announce: Announcer
     clock: Callable[[], float]
-    reasons: Reasons = field(init=False)
-    repros: dict[str, Repro] = field(default_factory=dict)
     current: Sweep | None = None
-    base: Snapshot = field(default_factory=Snapshot)
-    """The code at the beginning of the current sweep."""
-    opening: Callable[[], None] | None = None
-    """Tells of the current sweep, whose runs got a head start; None once that is done. Until then it can be undone."""
     edited: bool = False
     """Whether the code has changed since the current sweep began."""
     cancel_at: float | None = None
     """When the stale runs under way are to be ended."""
-    due_taken: set[str] = field(default_factory=set)
-    """The repros of the current sweep."""
     whole: bool = True
     """Whether the current sweep runs every repro."""
     code: str = ""
@@ -65,66 +66,53 @@ class Sweeper:
     """Of the last sweep that was no probing."""
     broken: dict[CanaryKey, str] = field(default_factory=dict)
     told_missing: set[str] = field(default_factory=set)
-    loaded_elsewhere: set[str] = field(default_factory=set)
     awaiting_canary: list[tuple[Job, Seen]] = field(default_factory=list)
     """What runs have shown that is new, and is told once the backend is known to work."""
     touches: dict[Job, int] = field(default_factory=dict)
     """How many times in a row a job's own files were written while it ran, without another content."""
 
-    def __post_init__(self) -> None:
-        self.reasons = Reasons(self.watched)
+    @property
+    def repros(self) -> dict[str, Repro]:
+        """The repros as they are now."""
+        return self.watched.repros
 
     # Beginning
 
-    def begin(self, *, told: bool = True) -> None:
-        """Start a sweep of what is wanted. ``told=False``: say nothing of it before ``open`` is called."""
-        changed = self.reasons.changed_files()
-        self.whole = self.reasons.swept is None or bool(changed)
-        names = self.reasons.take_due(self.repros.keys(), whole=self.whole)
-        self.base, self.edited, self.began, self.first_answer = (
-            self.watched.snapshot,
-            False,
-            self.clock(),
-            None,
-        )
+    def begin(self) -> None:
+        """Start a sweep of what is wanted."""
+        changed = self.watched.changed_since(Mark.SWEPT)
+        self.whole = self.watched.wants_all
+        names = self.watched.take_due()
+        self.watched.mark(Mark.SWEEP)
+        self.edited, self.began, self.first_answer = False, self.clock(), None
+        self.awaiting_canary.clear()
         installed = installed_digest(self.machine.torch)
-        self.code = hashlib.sha1((self.base.digest() + installed).encode(), usedforsecurity=False).hexdigest()
+        digest = self.watched.snapshot.digest() + installed
+        self.code = hashlib.sha1(digest.encode(), usedforsecurity=False).hexdigest()
         self.runner.usual_seconds = usual_seconds(self.recorder.states.values(), self.repros)
         self.runner.pool.refresh()
-        self.runner.bytecode = str(self.bytecode.renew([*self.watched.all_roots(), *self.script_folders()]))
+        self.runner.bytecode = self.bytecode.renew([*self.watched.all_roots(), *self.script_folders()])
         number = self.recorder.history.start_sweep(
             self.began, code=self.code, files=[shown(path) for path in changed[:MOST_FILES_TOLD]]
         )
         jobs, unable = self.jobs_of(names)
         self.current = Sweep(
-            number, in_order(jobs, self.recorder.states, changed), self.repros, dict(self.recorder.states),
+            number, in_order(jobs, self.recorder.states, changed, self.repros), self.repros, dict(self.recorder.states),
             slots=self.settings.jobs,
         )  # fmt: skip
-
-        def opening() -> None:
-            self.answers.clear()
-            self.announce(
-                "sweep_started", sweep=number, jobs=len(jobs), repros=len(names),
-                files=[shown(path) for path in changed[:20]], changed=len(changed), devices=sorted({job.device for job in jobs}),
-            )  # fmt: skip
-            self.take(unable)
-
-        self.opening, self.due_taken = opening, names
-        self.awaiting_canary.clear()
-        if told:
-            self.open()
+        self.answers.clear()
+        self.announce(
+            "sweep_started", sweep=number, jobs=len(jobs), repros=len(names),
+            files=[shown(path) for path in changed[:20]], changed=len(changed), devices=sorted({job.device for job in jobs}),
+        )  # fmt: skip
+        self.take(unable)
         self.fill()
-
-    def open(self) -> None:
-        """Tell that the current sweep has begun; from now on its results count."""
-        if self.opening is not None:
-            opening, self.opening = self.opening, None
-            opening()
 
     def begin_probing(self, names: Iterable[str], number: int) -> None:
         """Run these repros once more although nothing has changed, as part of the last sweep."""
         jobs, _ = self.jobs_of(set(names))
         self.edited, self.whole = False, False
+        self.watched.mark(Mark.SWEEP)
         self.current = Sweep(
             number, jobs, self.repros, dict(self.recorder.states), slots=self.settings.jobs, probing=True
         )
@@ -144,13 +132,13 @@ class Sweeper:
         wanted = parse_devices(self.settings.devices)
         for name in sorted(names):
             repro = self.repros[name]
-            devices = devices_of(repro.device, wanted, self.machine)
+            devices = devices_of(repro.device, wanted, self.machine, self.settings.env)
             if repro.damage:
                 unable += cannot_run(repro, devices, self.recorder.states)
                 continue
             gone = missing(devices, self.machine)
             for device in gone:
-                absent[device] = absent.get(device, 0) + 1
+                absent[device_in(device)] = absent.get(device_in(device), 0) + 1
             jobs += [Job(name, device) for device in devices if device not in gone]
         self.tell_missing(absent)
         return jobs, unable
@@ -167,18 +155,24 @@ class Sweeper:
     def fill(self) -> None:
         """Give work to free workers."""
         sweep = self.current
-        while sweep is not None and self.runner.free and (task := sweep.next_task()) is not None:
+        while sweep is not None and (task := sweep.next_task()) is not None:
             state = self.recorder.states.get((task.job.repro, task.job.device))
             self.runner.start(task, sweep.repros[task.job.repro], state)
 
+    def notice_edits(self) -> None:
+        """Supersede the current sweep when the code is no longer what it began with: what runs now is stale."""
+        if self.current is None or self.edited or not self.watched.changed_since(Mark.SWEEP):
+            return
+        self.supersede()
+
     def supersede(self) -> None:
-        """The code has changed: what runs now is stale."""
-        if self.current is None or self.edited:
+        """Start nothing more in the current sweep, and let its runs end soon."""
+        if self.current is None:
             return
         self.edited = True
         self.current.cut_short()
-        nobody_knows = self.current.probing or self.opening is not None
-        at_once = self.settings.on_change is OnChange.RESTART or nobody_knows
+        just_begun = self.clock() < self.began + JUST_BEGUN_S  # by the first of several writes of one save
+        at_once = self.settings.on_change is OnChange.RESTART or self.current.probing or just_begun
         self.cancel_at = self.clock() + (0.0 if at_once else GRACE_S)
         self.cancel_late()
 
@@ -246,8 +240,8 @@ class Sweeper:
     def job_ended(self, sweep: Sweep, task: Task, message: Ended, started: float) -> None:
         """A run has reported: judge it if the code stood still meanwhile."""
         repro = sweep.repros[task.job.repro]
+        self.watched.adopt(message.files or ())
         files = message.files if message.files is not None else self.known_files(sweep, task.job)
-        self.loaded_elsewhere.update(message.files or ())
         seen, outcome = self.sighting(repro, task, message, files)
         if self.is_stale(task.job, repro, files, started):
             sighting = Sighting(task.purpose, seen, outcome)
@@ -262,14 +256,15 @@ class Sweeper:
     def tell_unconfirmed(self, sweep: Sweep, job: Job, seen: Seen) -> None:
         """Say at once what a run has shown, when a working backend showed something new; whether it holds comes later."""
         canary = sweep.canaries.get(sweep.key(job))
-        before = self.recorder.states.get((job.repro, job.device))
+        state, repro = self.recorder.states.get((job.repro, job.device)), sweep.repros[job.repro]
+        before = state.verdict if state is not None and state.script == repro.digest else repro.expect
         if canary is None:
             self.awaiting_canary.append((job, seen))
-        elif canary.answer == "passes" and before is not None:
+        elif canary.answer == "passes" and seen.verdict is not before:
             if self.first_answer is None:
                 self.first_answer = self.clock()
             self.announce(
-                "unconfirmed", sweep=sweep.number, repro=job.repro, device=job.device, before=str(before.verdict),
+                "unconfirmed", sweep=sweep.number, repro=job.repro, device=job.device, before=str(before),
                 verdict=str(seen.verdict), seconds=round(seen.seconds, 3),
             )  # fmt: skip
 
@@ -288,6 +283,7 @@ class Sweeper:
             outcome = Outcome(
                 Verdict.INVALID, reason="the worker process died twice under it", device=task.job.device
             )
+        outcome = self.as_renamed(outcome, repro)
         modules = self.watched.loaded(files)
         assert self.current is not None
         seen = Seen(
@@ -295,27 +291,44 @@ class Sweeper:
             self.clock(),
             self.current.number,
             repro.digest,
-            self.machine.environments[task.job.device].key,
+            self.machine.environments[device_in(task.job.device)].key,
             self.code,
-            self.base.digest_of(modules) if modules else "",
+            self.watched.marks[Mark.SWEEP].digest_of(modules) if modules else "",
             modules,
             message.seconds,
             task.fresh,
             outcome.reason or outcome.message.partition("\n")[0][:200],
             is_fallback(outcome),
+            self.current.probing,
         )
         return seen, outcome
+
+    def as_renamed(self, outcome: Outcome, repro: Repro) -> Outcome:
+        """``outcome``, unless it is the expected failure in a module that has only been renamed: then it reproduces."""
+        expected, found = expected_signature(repro), outcome.signature
+        if outcome.verdict is not Verdict.CHANGED or not (
+            expected and expected.frames and found and found.frames
+        ):
+            return outcome
+        (old, where), (new, now_where) = (one.frames[0].partition(":")[::2] for one in (expected, found))
+        same = replace(found, frames=expected.frames) == replace(expected, frames=expected.frames)
+        if not same or where != now_where or self.is_watched_module(old) or not self.is_watched_module(new):
+            return outcome
+        return replace(outcome, verdict=Verdict.REPRODUCES, reason=f"module renamed: {old} is {new} now")
+
+    def is_watched_module(self, name: str) -> bool:
+        """Whether one of the watched files holds the module."""
+        return any(is_module_file(name, path) for path in self.watched.snapshot.files)
 
     def is_stale(self, job: Job, repro: Repro, files: Iterable[str], started: float) -> bool:
         """Whether the code or the script changed while the run went on. Looks at the files themselves, not at events."""
         if stamp_of(repro.path) != repro.stamp:
-            self.reasons.ask_for([repro.name])
+            self.watched.ask_for([repro.name])
             return True
         loaded = self.watched.loaded(files)
         if suspects := self.watched.edited(loaded):
-            self.watched.look(suspects)
-        if self.watched.snapshot is not self.base and self.watched.snapshot.changes_since(self.base):
-            self.supersede()
+            self.watched.read_files(suspects)
+        self.notice_edits()
         if self.edited:
             return True
         # Written during the run, and yet the same: it may have read something else in between. A file that is written by
@@ -323,7 +336,7 @@ class Sweeper:
         if self.touches.get(job, 0) < MOST_TOUCHES and self.watched.written_since(loaded, started):
             self.touches[job] = self.touches.get(job, 0) + 1
             if self.current is not None and not self.current.probing:
-                self.reasons.ask_for([repro.name])
+                self.watched.ask_for([repro.name])
             return True
         self.touches.pop(job, None)
         return False
@@ -355,13 +368,12 @@ class Sweeper:
         self.current = self.cancel_at = None
         if sweep.probing:
             return True
-        if self.opening is not None:
-            self.forget(sweep.number)
-            return True
-        if self.whole:
-            self.reasons.swept_whole(self.base, edited=self.edited)
+        if self.whole and self.edited:
+            self.watched.every = True
+        elif self.whole:
+            self.watched.mark(Mark.SWEPT, self.watched.marks[Mark.SWEEP])
         elif self.edited:
-            self.reasons.ask_for({job.repro for job in sweep.jobs} - {job.repro for job in self.answers})
+            self.watched.ask_for({job.repro for job in sweep.jobs} - {job.repro for job in self.answers})
         end = "superseded" if self.edited else "complete"
         now = self.clock()
         self.recorder.history.end_sweep(sweep.number, now, end)
@@ -370,20 +382,7 @@ class Sweeper:
             first_verdict_seconds=None if self.first_answer is None else round(self.first_answer - self.began, 3),
             standings=count_standings(self.answers.values()), unjudged=sweep.unjudged,
         )  # fmt: skip
-        self.watch_what_was_loaded()
+        self.watched.forget_missing()
         if sweep.number % 50 == 0:
             self.recorder.history.prune()
         return True
-
-    def forget(self, number: int) -> None:
-        """A head start was in vain: all is as if it had not been."""
-        self.opening = None
-        self.recorder.history.drop_sweep(number)
-        if not self.whole:
-            self.reasons.ask_for(self.due_taken)
-
-    def watch_what_was_loaded(self) -> None:
-        """Watch also the single files outside the roots that runs have loaded."""
-        found = set(worth_watching(self.loaded_elsewhere, self.watched.roots))
-        self.loaded_elsewhere.clear()
-        self.reasons.adopt_roots(self.watched.roots, self.watched.always | found)

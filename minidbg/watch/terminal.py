@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import shlex
 import subprocess
@@ -19,13 +20,14 @@ import click
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from minidbg.watch.announce import Event
+from minidbg.watch.announce import Event, shown
+from minidbg.watch.daemon import Inbox, Key
 from minidbg.watch.matrix import Matrix
-from minidbg.watch.messages import Inbox, Key
-from minidbg.watch.plain import shown
 
 ENTER = "\r\n"
+KEY = re.compile(r"\x1b[\[O].|.", re.DOTALL)
 MESSAGES = {"p": "pause", "q": "quit"}
+ARROWS = {"\x1b[A": -1, "\x1b[B": 1, "\x1bOA": -1, "\x1bOB": 1, "k": -1, "j": 1}
 REFRESHES_A_SECOND = 4
 
 
@@ -56,7 +58,7 @@ class Terminal:
         """Take an event in; a flip rings the bell."""
         with self.lock:
             self.matrix.hear(event)
-        if event.name == "flip":
+        if event.name == "flip" and not event.data.get("muted"):
             self.console.bell()
 
     def read_keys(self) -> None:
@@ -74,33 +76,55 @@ class Terminal:
             ready, _, _ = select.select([sys.stdin, self.wake_reader], [], [])
             if self.wake_reader in ready:
                 return False
-            pressed = os.read(sys.stdin.fileno(), 1).decode(errors="replace")
+            pressed = os.read(sys.stdin.fileno(), 64).decode(errors="replace")
             if not pressed:
                 return False
-            if pressed == "o":
-                return True
-            self.pressed(pressed)
+            for key in KEY.findall(pressed):
+                if key == "o":
+                    return True
+                self.pressed(key)
 
     def pressed(self, key: str) -> None:
         """Do what a key stands for."""
         if key == "d":
             with self.lock:
                 self.matrix.next_device()
+        elif key in ARROWS:
+            with self.lock:
+                self.matrix.select(ARROWS[key])
+        elif key == "b":
+            self.bisect()
         elif key == "f":
             with self.lock:
                 self.matrix.failing_only = not self.matrix.failing_only
+                self.matrix.sort()
             if self.matrix.failing_only:
                 self.inbox.put(Key("failing"))
         elif key in ENTER:
+            with self.lock:
+                self.matrix.sort()
             self.inbox.put(Key("failing" if self.matrix.failing_only else "rerun"))
         elif key in MESSAGES:
             self.inbox.put(Key(MESSAGES[key]))
 
-    def open_repro(self) -> None:
-        """Open the repro that flipped last, else the first of the list: in the person's editor, else as the system does."""
+    def bisect(self) -> None:
+        """Search the commit at which the selected repro regressed, or the one that regressed last."""
         with self.lock:
-            names = self.matrix.names()
-            path = self.matrix.last_repro or (str(Path(self.matrix.home, names[0])) if names else "")
+            name = self.matrix.selected or next(
+                (name for name in self.matrix.names() if self.matrix.flip_of(name)), ""
+            )
+            flip = self.matrix.flip_of(name)
+        if flip:
+            self.inbox.put(Key("bisect", flip["path"], flip["last_before"], flip["first_after"]))
+        else:
+            self.note(f"{name or 'no repro'} has not regressed while this was watched; nothing to bisect")
+
+    def open_repro(self) -> None:
+        """Open the selected repro, else the one that flipped last or the first: in the person's editor, else as the system does."""
+        with self.lock:
+            names = [self.matrix.selected] if self.matrix.selected else self.matrix.names()
+            flipped = "" if self.matrix.selected else self.matrix.last_repro
+            path = flipped or (str(Path(self.matrix.home, names[0])) if names else "")
         if not path:
             return
         editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")

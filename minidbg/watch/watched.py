@@ -1,163 +1,381 @@
-"""The watched code as the daemon keeps it: roots, the latest snapshot, and bytecode folders that go with it."""
+"""What is watched, and what of it no sweep has judged yet: source trees, single files that runs load, and the repros.
+
+The files themselves are the truth. Events only hint at paths to look at, and a snapshot holds what was read there.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import importlib.util
+import enum
 import os
-import shutil
-import site
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from minidbg.watch.ignore import Ignore, is_inside
-from minidbg.watch.snapshot import Root, Snapshot, scan, update
+from minidbg.watch.announce import Announcer
+from minidbg.watch.events import Events
+from minidbg.watch.repros import Repro, read_repros
+from minidbg.watch.settings import WatchSettings
+from minidbg.watch.snapshot import Ignore, Root, Snapshot, is_inside, scan, stamp, update
+from minidbg.watch.sources import (
+    GitWork,
+    git_work,
+    left_out_folders,
+    repositories_of,
+    repositories_worth_building,
+    source_roots,
+    worth_watching,
+)
 
 CLOCK_GRAIN_S = 0.01
 """The kernel's time stamps may lag behind its clock by a tick."""
+POLL_S = 2.0
+CHECK_ROOTS_S = 2.0
+GIT_POLL_S = 0.1
+LULL_S = 0.03
+"""A burst of few events is over after so long: an edit that still follows supersedes the sweep that has begun."""
+LULL_PATHS = 20
+STEPPING_QUIET_S = 3.0
+"""A rebase applies its next commit sooner than this; one that is quiet for longer waits for a person."""
+LOCKED_MAX_S = 60.0
+"""A lock older than this was left by a git that died."""
+SCRIPTS = (".py", ".safetensors")
 
 
+@dataclass(slots=True)
+class Burst:
+    """Hinted paths that arrive together, until it has been quiet for a while. Each question brings its ``now``."""
+
+    quiet_s: float = 0.2
+    max_wait_s: float = 5.0
+    small_quiet_s: float = LULL_S
+    """How long it must be quiet after a burst of few paths."""
+    first: float | None = None
+    last: float = 0.0
+    paths: dict[str, None] = field(default_factory=dict)
+    lost: bool = False
+    """Whether events were lost or too many to list: everything must be looked at."""
+
+    LIMIT = 5_000
+
+    def note(self, now: float, path: str | None) -> None:
+        """An event for ``path`` has arrived; None when events were lost."""
+        self.first = now if self.first is None else self.first
+        self.last = now
+        if path is None or len(self.paths) >= self.LIMIT:
+            self.lost = True
+        else:
+            self.paths[path] = None
+
+    def deadline(self, work: GitWork = GitWork.NONE) -> float | None:
+        """When the burst will be over if nothing more arrives; None without a burst."""
+        if self.first is None:
+            return None
+        if work is GitWork.LOCKED:
+            return self.last + LOCKED_MAX_S
+        if work is GitWork.STEPPING:
+            return self.last + STEPPING_QUIET_S
+        is_small = not self.lost and len(self.paths) <= LULL_PATHS
+        quiet_s = min(self.quiet_s, self.small_quiet_s) if is_small else self.quiet_s
+        return min(self.last + quiet_s, self.first + self.max_wait_s)
+
+    def is_due(self, now: float, work: GitWork = GitWork.NONE) -> bool:
+        """Whether the burst is over."""
+        deadline = self.deadline(work)
+        return deadline is not None and now >= deadline
+
+    def take(self) -> tuple[tuple[str, ...], bool]:
+        """The burst's paths and whether some were lost; the next burst begins empty."""
+        taken = tuple(self.paths), self.lost
+        self.first, self.paths, self.lost = None, {}, False
+        return taken
+
+
+class Mark(enum.Enum):
+    """A moment at which the code was remembered, to be compared with what it is now."""
+
+    SWEEP = enum.auto()
+    """The beginning of the current sweep."""
+    SWEPT = enum.auto()
+    """The last whole sweep that was completed."""
+    BUILT = enum.auto()
+    """The last build that succeeded; missing when a build failed since."""
+    BUILD_FAILED = enum.auto()
+    """The last build, which failed."""
+
+
+@dataclass(slots=True)
 class Watched:
-    """What is watched, and what it held when last looked at."""
+    """The repros in ``paths``, which are called by their path in ``home``, and the code of their backends."""
 
-    def __init__(self, ignore: Ignore) -> None:
-        self.ignore = ignore
-        self.roots: tuple[Root, ...] = ()
-        self.always: frozenset[str] = frozenset()
-        """Single files that runs have loaded from elsewhere."""
-        self.snapshot = Snapshot()
-        self.seconds = 0.0
-        """How long the last look at everything took."""
+    paths: Sequence[Path]
+    home: Path
+    settings: WatchSettings
+    events: Events
+    announce: Announcer
+    ignore: Ignore = field(init=False)
+    burst: Burst = field(init=False)
+    polling: bool = field(init=False)
+    repros: dict[str, Repro] = field(default_factory=dict)
+    roots: tuple[Root, ...] = ()
+    always: frozenset[str] = frozenset()
+    """Single files that runs have loaded and no root covers: from elsewhere, or ignored by git as build outputs are."""
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    marks: dict[Mark, Snapshot] = field(default_factory=dict)
+    compared: dict[Mark, tuple[Snapshot, Snapshot, tuple[str, ...]]] = field(default_factory=dict)
+    """The last comparisons: they are asked for at every turn of the daemon's loop."""
+    due: set[str] = field(default_factory=set)
+    """Repros that are to run although the code has not changed."""
+    every: bool = False
+    """Whether all repros are to run although the code has not changed: a person asked, or a sweep was cut short."""
+    unlooked: list[str] = field(default_factory=list)
+    """Hinted paths of the burst under way that nobody has looked at yet."""
+    look_seconds: float = 0.0
+    """How long the last look at everything took."""
+    next_look: float = 0.0
+    next_check: float = 0.0
+    told_stepping: bool = False
 
-    def set_roots(self, roots: Sequence[Root], always: Iterable[str] = ()) -> bool:
-        """Watch these; whether that is something new."""
-        wanted = tuple(roots), frozenset(always)
-        if wanted == (self.roots, self.always):
-            return False
-        self.roots, self.always = wanted
-        return True
+    def __post_init__(self) -> None:
+        self.ignore = Ignore(self.settings.ignore)
+        # A build must not begin on a half-saved tree: nothing supersedes what it writes.
+        small = self.settings.quiet_s if self.settings.build else LULL_S
+        self.burst = Burst(self.settings.quiet_s, self.settings.max_wait_s, small)
+        self.polling = self.settings.poll_s is not None
 
-    def all_roots(self) -> list[Root]:
-        """Everything that needs events."""
-        return [*self.roots, *(Root(path) for path in sorted(self.always))]
+    def start(self) -> None:
+        """Read the repros, find their sources, and look at everything."""
+        self.repros = read_repros(self.paths, self.home)
+        self.find_sources()
+        self.look(everywhere=True)
+
+    # What differs from what
+
+    def mark(self, mark: Mark, snapshot: Snapshot | None = None) -> None:
+        """Remember the code as it is now, or as it was in ``snapshot``."""
+        self.marks[mark] = snapshot or self.snapshot
+
+    def changed_since(self, mark: Mark) -> tuple[str, ...]:
+        """The watched files that differ from what they were at ``mark``; none when there is no such mark."""
+        then = self.marks.get(mark)
+        if then is None or then is self.snapshot:
+            return ()
+        now, known, found = self.compared.get(mark, (None, None, ()))
+        if now is not self.snapshot or known is not then:
+            found = self.snapshot.changes_since(then)
+            self.compared[mark] = self.snapshot, then, found
+        return found
+
+    @property
+    def needs_build(self) -> bool:
+        """Whether the build's outputs may not be those of the present code: also when that code was judged before."""
+        return bool(self.settings.build) and (
+            Mark.BUILT not in self.marks or bool(self.changed_since(Mark.BUILT))
+        )
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is a reason for a sweep."""
+        return self.needs_build or self.wants_all or not self.due.isdisjoint(self.repros)
+
+    @property
+    def wants_all(self) -> bool:
+        """Whether that sweep is to run every repro."""
+        return self.every or Mark.SWEPT not in self.marks or bool(self.changed_since(Mark.SWEPT))
+
+    @property
+    def build_fails(self) -> bool:
+        """Whether the code is still what the last build failed on."""
+        return Mark.BUILD_FAILED in self.marks and not self.changed_since(Mark.BUILD_FAILED)
+
+    def ask_for(self, names: Iterable[str]) -> None:
+        """Run these repros although nothing has changed."""
+        self.due |= set(names)
+
+    def ask_for_all(self) -> None:
+        """Run every repro, changed or not, and build again what could not be built."""
+        self.every = True
+        self.marks.pop(Mark.BUILD_FAILED, None)
+
+    def take_due(self) -> set[str]:
+        """The repros to run now; from then on none is asked for any more."""
+        names = set(self.repros) if self.wants_all else self.due & set(self.repros)
+        self.due.clear()
+        self.every = False
+        return names
+
+    # Looking
+
+    def deadline(self, now: float) -> float:
+        """When ``tick`` has something to do although no message came."""
+        moments = [self.next_look, self.next_check]
+        burst = self.burst.deadline()
+        if burst is not None:
+            moments.append(max(burst, now + (GIT_POLL_S if burst <= now else 0.0)))
+        return min(moments)
+
+    def tick(self, now: float) -> None:
+        """Do what is due: renew watches, look at everything once in a while, end a burst."""
+        if now >= self.next_check:
+            self.next_check = now + CHECK_ROOTS_S
+            self.watch_events()
+        if now >= self.next_look:
+            self.look(everywhere=True)
+            self.next_look = time.monotonic() + self.look_interval()
+        if self.burst.first is not None:
+            self.end_burst_if_over(now)
+
+    def end_burst_if_over(self, now: float) -> None:
+        """When files have been quiet for long enough and git is not at work, see what has changed."""
+        work = git_work(repositories_of(root.path for root in self.roots))
+        if work is GitWork.STEPPING and not self.told_stepping:
+            self.announce("notice", text="a rebase or merge is under way: sweeps wait until it is quiet")
+        self.told_stepping = work is GitWork.STEPPING
+        if self.burst.is_due(now, work):
+            paths, lost = self.burst.take()
+            self.look(paths, everywhere=lost)
+
+    def hinted(self, path: str | None) -> None:
+        """An event has arrived."""
+        if path is None:
+            self.burst.note(time.monotonic(), None)
+        elif self.concerns(path) or self.concerns_repros(path):
+            self.burst.note(time.monotonic(), path)
+            self.unlooked.append(path)
+
+    def peek(self) -> None:
+        """Look at what was hinted, without waiting for the end of the burst: a run's result depends on it."""
+        paths = [path for path in self.unlooked if self.concerns(path)]
+        self.unlooked.clear()
+        if paths:
+            self.read_files(paths)
+
+    def look(self, paths: Sequence[str] = (), *, everywhere: bool = False) -> None:
+        """See what the hinted files hold now, or all files; and which repros there are."""
+        self.unlooked.clear()
+        changed = self.read_files([path for path in paths if self.concerns(path)], everywhere=everywhere)
+        if everywhere or any(self.concerns_repros(path) for path in paths):
+            self.read_repros_again()
+        if changed and self.polling:
+            for path in changed:
+                self.burst.note(time.monotonic(), path)  # it may still be being written
+
+    def read_files(self, hints: Iterable[str], *, everywhere: bool = False) -> tuple[str, ...]:
+        """Read the hinted paths, or everything; the paths that hold something else than before."""
+        before, hints, now_ns = self.snapshot, tuple(hints), time.time_ns()
+        if everywhere or any(os.path.basename(path) == ".gitignore" for path in hints):
+            self.ignore.forget()
+            began = time.monotonic()
+            self.snapshot = scan(
+                self.roots, self.ignore, before, now_ns=now_ns, hinted=hints, always=self.always
+            )
+            self.look_seconds = time.monotonic() - began
+        else:
+            self.snapshot = update(self.roots, self.ignore, before, hints, now_ns=now_ns, always=self.always)
+        return self.snapshot.changes_since(before)
 
     def concerns(self, path: str) -> bool:
         """Whether a hint for ``path`` is worth a look."""
         return path in self.always or any(is_inside(path, root.path) for root in self.roots)
 
-    def look(self, hints: Iterable[str] = (), *, everywhere: bool = False) -> tuple[str, ...]:
-        """Look at the hinted paths, or at everything; the paths that hold something else than before."""
-        before, hints = self.snapshot, tuple(hints)
-        if any(os.path.basename(path) == ".gitignore" for path in hints):
-            everywhere = True
-        if everywhere:
-            self.ignore.forget()
-            began = time.monotonic()
-            self.snapshot = scan(
-                self.roots, self.ignore, before, now_ns=time.time_ns(), hinted=hints, always=self.always
-            )
-            self.seconds = time.monotonic() - began
-        else:
-            self.snapshot = update(
-                self.roots, self.ignore, before, hints, now_ns=time.time_ns(), always=self.always
-            )
-        return self.snapshot.changes_since(before)
-
-    def edited(self, files: Iterable[str]) -> list[str]:
-        """Those of ``files`` whose time stamps are no longer those of the snapshot: exact, and without any event."""
-        found = []
-        for path in files:
-            entry = self.snapshot.files.get(path)
-            if entry is None:
-                continue
-            try:
-                status = os.stat(path)
-                now = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-            except OSError:
-                now = (-1, 0, 0, 0)
-            if now != (entry.size, entry.mtime_ns, entry.ctime_ns, entry.inode):
-                found.append(path)
-        return found
-
-    def written_since(self, files: Iterable[str], moment: float) -> bool:
-        """Whether one of ``files`` was written at or after ``moment``, by the kernel's own clock."""
-        limit = (moment - CLOCK_GRAIN_S) * 1e9
-        for path in files:
-            with contextlib.suppress(OSError):
-                if os.stat(path).st_ctime_ns >= limit:
-                    return True
-        return False
+    def concerns_repros(self, path: str) -> bool:
+        """Whether the path is a script that is watched, or may be one."""
+        return any(
+            path == str(one)
+            or (one.is_dir() and os.path.dirname(path) == str(one) and path.endswith(SCRIPTS))
+            for one in self.paths
+        )
 
     def loaded(self, files: Iterable[str]) -> tuple[str, ...]:
         """Those of ``files`` that are watched."""
         return tuple(sorted(path for path in set(files) if path in self.snapshot.files))
 
+    def edited(self, files: Iterable[str]) -> list[str]:
+        """Those of ``files`` whose time stamps are no longer those of the snapshot: exact, and without any event."""
+        entries = ((path, self.snapshot.files.get(path)) for path in files)
+        return [path for path, entry in entries if entry is not None and stamp(path) != entry.stamp]
 
-def installed_digest(torch: str) -> str:
-    """A digest of what else decides a verdict: torch's version, and the names and versions of installed packages."""
-    names = {torch}
-    for folder in site.getsitepackages():
-        with contextlib.suppress(OSError):
-            names.update(
-                name for name in os.listdir(folder) if name.endswith((".dist-info", ".pth", ".egg-link"))
+    def written_since(self, files: Iterable[str], moment: float) -> bool:
+        """Whether one of ``files`` was written at or after ``moment``, by the kernel's own clock."""
+        limit = (moment - CLOCK_GRAIN_S) * 1e9
+        return any((found := stamp(path)) is not None and found[2] >= limit for path in files)
+
+    # Repros and roots
+
+    def read_repros_again(self) -> None:
+        """Notice new, edited and deleted repros."""
+        before, after = self.repros, read_repros(self.paths, self.home, self.repros)
+        self.repros = after
+        changed = {name for name in after if name not in before or before[name].digest != after[name].digest}
+        for name in sorted(changed):
+            what = "repro_edited" if name in before else "repro_added"
+            self.announce(
+                "repro_damaged" if after[name].damage else what,
+                reason=after[name].damage,
+                **after[name].row(),
             )
-    return hashlib.sha1("\n".join(sorted(names)).encode(), usedforsecurity=False).hexdigest()
+        for name in sorted(before.keys() - after.keys()):
+            self.announce("repro_removed", repro=name)
+        self.ask_for(changed)
+        if changed or before.keys() != after.keys():
+            self.find_sources()
 
+    def find_sources(self) -> None:
+        """Find the trees to watch, and watch them."""
+        roots = source_roots(self.repros.values(), self.settings.sources)
+        if self.settings.build:
+            roots += [Root(root) for root in repositories_of(repositories_worth_building(roots))]
+        if self.roots != (found := tuple(dict.fromkeys(roots))):
+            before, self.roots = self.snapshot, found
+            self.read_files((), everywhere=True)
+            self.take_for_unchanged(before)
+        self.watch_events()
 
-class Bytecode:
-    """A folder for ``sys.pycache_prefix`` per snapshot, so that no run sees bytecode of code that has changed.
+    def adopt(self, files: Iterable[str]) -> None:
+        """Watch also these files, which a run has loaded, where no root covers them."""
+        found = {
+            path for path in worth_watching(files, self.roots, left_out_folders(self.home))
+            if path not in self.snapshot.files
+        }  # fmt: skip
+        if found:
+            before, self.always = self.snapshot, self.always | found
+            self.read_files(found)
+            self.take_for_unchanged(before)
+            self.watch_events()
 
-    A new folder keeps the bytecode of everything that is not watched: other packages need not be compiled again.
-    """
+    def take_for_unchanged(self, before: Snapshot) -> None:
+        """What is watched for the first time since ``before``, or no longer, has not changed."""
+        now = self.snapshot.files
+        fresh, gone = now.keys() - before.files.keys(), before.files.keys() - now.keys()
+        for mark, then in self.marks.items():
+            kept = {path: entry for path, entry in then.files.items() if path not in gone}
+            self.marks[mark] = Snapshot({**kept, **{path: now[path] for path in fresh}})
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        self.number = 0
+    def forget_missing(self) -> None:
+        """Watch no longer for single files that are gone, such as an extension that is named anew by each build."""
+        self.always = frozenset(path for path in self.always if path in self.snapshot.files)
 
-    def seed(self, sources: Iterable[str], roots: Iterable[Root]) -> None:
-        """Take over the bytecode that other packages have already: compiling torch anew takes ten seconds."""
-        current = self.newest() or self.folder / "seed"
-        watched = [root.path for root in roots]
-        for source in sources:
-            if not source.endswith(".py") or any(is_inside(source, root) for root in watched):
-                continue
-            cached = Path(importlib.util.cache_from_source(source))
-            target = current / os.path.dirname(source).lstrip(os.sep) / cached.name
-            if cached.exists() and not target.exists():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                link_or_copy(cached, target)
+    def all_roots(self) -> list[Root]:
+        """Everything that needs events."""
+        return [*self.roots, *(Root(path) for path in sorted(self.always))]
 
-    def newest(self) -> Path | None:
-        """The folder in use, None before the first."""
-        return max(self.folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, default=None)
+    def watch_events(self) -> None:
+        """Have events sent for everything that is watched; poll where that cannot be."""
+        if self.settings.poll_s is not None:
+            return
+        scripts = [Root(str(one), SCRIPTS, deep=False) for one in self.paths]
+        why = self.events.watch([*self.all_roots(), *scripts])
+        if bool(why) != self.polling:
+            self.polling = bool(why)
+            self.next_look = 0.0
+            text = (
+                f"polling every {self.look_interval():g} s: {why}"
+                if why
+                else "events are back: no more polling"
+            )
+            self.announce("notice", text=text)
 
-    def renew(self, roots: Iterable[Root]) -> Path:
-        """A folder without bytecode of the files below ``roots``."""
-        before = self.newest()
-        self.number += 1
-        current = self.folder / f"{os.getpid()}-{self.number}"
-        if before is not None:
-            before.replace(current)
-        current.mkdir(exist_ok=True)
-        os.utime(current)
-        for old in self.folder.iterdir():
-            if old != current:
-                shutil.rmtree(old, ignore_errors=True)
-        for root in roots:
-            below = current / root.path.lstrip(os.sep)
-            shutil.rmtree(below, ignore_errors=True)
-            for single in below.parent.glob(f"{below.stem}.*.pyc"):
-                single.unlink(missing_ok=True)
-        return current
-
-
-def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file a second name, or a copy where links do not reach; a file that cannot be had is left out."""
-    try:
-        os.link(source, target)
-    except OSError:
-        with contextlib.suppress(OSError):
-            shutil.copyfile(source, target)
+    def look_interval(self) -> float:
+        """Seconds between looks at everything: often when polling, but never more than a part of the time."""
+        wish = (self.settings.poll_s or POLL_S) if self.polling else self.settings.rescan_s
+        return max(wish, 10 * self.look_seconds)

@@ -18,6 +18,7 @@ import os
 import resource
 import selectors
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -60,8 +61,11 @@ def call_in_fork(
     memory_bytes: int | None = None,
     note: Notes | None = None,
     on_interrupt: Callable[[], object] | None = None,
+    asker: socket.socket | None = None,
 ) -> ChildResult:
     """Run ``fn`` in a forked child with a time limit and a memory limit.
+
+    ``asker``: whatever arrives there, its end included, is a KeyboardInterrupt.
 
     A KeyboardInterrupt here ends the child; with ``on_interrupt`` the first one is passed on to the child (which must let
     SIGINT in) after a call of it, and only the second one ends it.
@@ -70,7 +74,7 @@ def call_in_fork(
     ``note`` may be written to by ``fn``; its last text is in the result. Raises OSError when no process can be made.
     """
     began = time.monotonic()
-    limit_bytes = None if memory_bytes is None else memory_bytes + psutil.Process().memory_info().rss
+    limit_bytes = None if memory_bytes is None else memory_bytes + own_bytes(psutil.Process())
     with contextlib.ExitStack() as stack:
         answer, stderr = (stack.enter_context(Pipe()) for _ in range(2))
         parent = os.getpid()
@@ -79,7 +83,7 @@ def call_in_fork(
             pid = fork()
             if pid == 0:
                 be_the_child(fn, answer.write_end, stderr.write_end, parent)
-            child = Child(pid, answer, stderr)
+            child = Child(pid, answer, stderr, asker)
             try:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 try:
@@ -101,6 +105,14 @@ def call_in_fork(
         stderr_tail=child.stderr.text(),
         seconds=time.monotonic() - began,
     )
+
+
+def own_bytes(process: psutil.Process) -> int:
+    """Resident bytes of ``process`` without the files it has mapped: a child of ours maps hundreds of megabytes of torch anew."""
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{process.pid}/status") as status:
+        lines = (line.split() for line in status)
+        return sum(int(line[1]) * 1024 for line in lines if line[0] in ("RssAnon:", "RssShmem:"))
+    return int(process.memory_info().rss)
 
 
 def fork() -> int:
@@ -150,8 +162,8 @@ class Pipe:
 class Child:
     """The parent's side of a forked child."""
 
-    def __init__(self, pid: int, answer: Pipe, stderr: Pipe) -> None:
-        self.pid, self.answer, self.stderr = pid, answer, stderr
+    def __init__(self, pid: int, answer: Pipe, stderr: Pipe, asker: socket.socket | None) -> None:
+        self.pid, self.answer, self.stderr, self.asker = pid, answer, stderr, asker
         self.timed_out = self.out_of_memory = False
         self.status: int | None = None
         self.family: dict[int, float] = {}
@@ -164,6 +176,8 @@ class Child:
         with selectors.DefaultSelector() as selector, self.exit_event(selector):
             selector.register(self.answer.read_end, selectors.EVENT_READ)
             selector.register(self.stderr.read_end, selectors.EVENT_READ)
+            if self.asker is not None:
+                selector.register(self.asker, selectors.EVENT_READ)
             while not self.is_dead():
                 now = time.monotonic()
                 if now >= deadline:
@@ -179,6 +193,9 @@ class Child:
         return None
 
     def read(self, selector: selectors.BaseSelector, descriptor: int) -> None:
+        if self.asker is not None and descriptor == self.asker.fileno():
+            self.asker.recv(1)
+            raise KeyboardInterrupt
         for pipe, keep in ((self.answer, None), (self.stderr, TAIL_BYTES)):
             if descriptor == pipe.read_end and not pipe.drain(keep):
                 selector.unregister(descriptor)
@@ -224,7 +241,7 @@ class Child:
             for process in [child, *child.children(recursive=True)]:
                 with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                     self.family[process.pid] = process.create_time()
-                    total += process.memory_info().rss
+                    total += own_bytes(process)
         return total
 
     def end(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,17 +43,36 @@ def own_kernel_cache(folder: Path | None = None) -> Iterator[Path]:
 def remove_unfinished(folder: Path, *, since: float | None = None) -> list[Path]:
     """Delete libraries that are cut short, and headers compiled after ``since`` (seconds of the epoch); what went.
 
-    Another process that is writing such a file at this moment compiles it once more.
+    A file that a process has open stays: another minidbg's compiler is just writing it.
     """
-    removed = []
+    unfinished = []
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):
             written = path.stat().st_mtime
             header = path.suffix in (".gch", ".pch") and since is not None and written >= since
             if header or (path.suffix == ".so" and is_cut_short(path)):
+                unfinished.append(path)
+    removed = []
+    in_use = open_files() if unfinished else set()
+    for path in unfinished:
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            # looked at again: it may have been finished since
+            if (status.st_dev, status.st_ino) not in in_use and (path.suffix != ".so" or is_cut_short(path)):
                 path.unlink()
                 removed.append(path)
     return removed
+
+
+def open_files() -> set[tuple[int, int]]:
+    """Device and inode of every file that a process has open for writing, as far as this user may see (Linux)."""
+    found = set()
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if os.lstat(descriptor).st_mode & stat.S_IWUSR:  # of the link: how the file was opened
+                status = descriptor.stat()
+                found.add((status.st_dev, status.st_ino))
+    return found
 
 
 def is_cut_short(library: Path) -> bool:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeAlias
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import fx
 
 from minidbg.case import Case
-from minidbg.failure import Kind, Outcome, Verdict
+from minidbg.failure import Kind, Outcome, Signature, Verdict
+from minidbg.graphs.effects import is_call
 from minidbg.oracle import execute
 from minidbg.oracle.child import death_name, died, memory_limit
 from minidbg.oracle.embed import settings_of
+from minidbg.oracle.suspects import suspects_in_stack
 from minidbg.workers import limits
 from minidbg.workers.fork import Notes, call_in_fork
+from minidbg.workers.kernels import VARIABLE, remove_unfinished
 from minidbg.workers.result import ChildResult
-from minidbg.workers.safety import fork_refusal
+from minidbg.workers.safety import fork_refusal, say_once
 
 
 def submit(
@@ -23,7 +33,7 @@ def submit(
 ) -> Outcome:
     """The outcome of ``execute(case)`` in a child, judged against the case's signature.
 
-    The child is a fork of this process, or an interpreter of its own where forking is unsafe or settings say so.
+    The child is a fork of this process, or of a fresh interpreter where that is unsafe or ``MINIDBG_WORKERS`` says so.
 
     A child that dies, or passes ``seconds`` or ``memory_bytes`` (by default four fifths of what is free), is an outcome of
     kind crash or hang. One that does so in eager is invalid. A hang is not waited for to the end of ``seconds`` when healthy
@@ -32,10 +42,13 @@ def submit(
 
     memory_bytes = memory_bytes or memory_limit()
 
-    def ask(case: Case, seconds: float) -> Outcome:
-        if TRAVEL and must_spawn():
-            return in_a_spawned_worker(case, seconds, memory_bytes)
+    def ask_once(case: Case, seconds: float) -> Outcome:
+        if TRAVEL and must_spawn(case):
+            return in_a_zygote(case, seconds, memory_bytes, to_the_end=to_the_end)
         return in_a_fork(case, seconds, memory_bytes, to_the_end=to_the_end)
+
+    def ask(case: Case, seconds: float) -> Outcome:
+        return unless_the_machine_failed(lambda: ask_once(case, seconds), expected=case.signature)
 
     if case.kind is Kind.HANG:
         enough = limits.time_for(case, ask)
@@ -48,25 +61,139 @@ def submit(
     return outcome
 
 
-Travel: TypeAlias = Callable[[Case, float, int | None], Outcome | ChildResult]
+PAUSES_S = (0.2, 1.0, 4.0)
+"""Before a question is asked again that the machine has answered: what another process is writing is then there."""
+MACHINE_FAILURES = {
+    "a library in the kernel cache was unfinished": (
+        r"(ImportError|OSError): (?P<file>\S+): (cannot open shared object file|file too short|invalid ELF header"
+        r"|ELF load command|cannot read file data|failed to map segment)"
+    ),
+    "a file in the kernel cache was gone": r"FileNotFoundError: \[Errno 2\][^\n]*'(?P<file>[^'\n]+)'",
+    "no space was left on the device": r"No space left on device|Errno 28\b|\bENOSPC\b|Disk quota exceeded",
+    "the compiler was killed": (
+        r"Killed signal terminated program|terminated with signal 9|internal compiler error: Killed"
+        r"|CalledProcessError: [^\n]*died with <Signals.SIGKILL"
+    ),
+    "no process could be made": r"BlockingIOError: \[Errno 11\]|\bf?v?fork: [^\n]*Resource temporarily unavailable",
+}
+"""Failures of what a question is asked with, never of the backend: why, and what their text looks like.
+
+``file`` must lie in the kernel cache; the same of another file is the backend's own.
+"""
+
+
+def unless_the_machine_failed(ask: Callable[[], Outcome], *, expected: Signature | None) -> Outcome:
+    """The outcome of ``ask()``, which is called again where the machine failed and not the backend.
+
+    Where the machine goes on failing, the outcome is invalid and says why. A failure that is ``expected`` is the answer,
+    whatever it looks like. Raises OSError when no process can be made.
+    """
+    for pause in (*PAUSES_S, None):
+        try:
+            outcome = ask()
+            why = machine_failure(outcome, expected)
+        except OSError:
+            if pause is None:
+                raise
+        else:
+            if why is None:
+                return outcome
+            if pause is None:
+                break
+            with contextlib.suppress(KeyError, OSError):
+                remove_unfinished(Path(os.environ[VARIABLE]))
+        time.sleep(pause)
+    return replace(outcome, verdict=Verdict.INVALID, signature=None, reason=f"{why}, again and again")
+
+
+def machine_failure(outcome: Outcome, expected: Signature | None) -> str | None:
+    """Which failure of the machine ``outcome`` tells of, when it is not the failure that was ``expected``; else None."""
+    unexpected = outcome.verdict in (Verdict.CHANGED, Verdict.INVALID)
+    if not unexpected and (expected is not None or outcome.verdict is not Verdict.REPRODUCES):
+        return None
+    for why, pattern in MACHINE_FAILURES.items():
+        found = re.search(pattern, outcome.message)
+        file = found.groupdict().get("file") if found is not None else None
+        if found is not None and (file is None or is_in_kernel_cache(file)):
+            return why
+    return None
+
+
+def is_in_kernel_cache(file: str) -> bool:
+    folder = os.environ.get(VARIABLE)
+    return folder is not None and Path(file).is_relative_to(folder)
+
+
+class Travel(Protocol):
+    """How a case gets to another interpreter, and its outcome back."""
+
+    def __call__(
+        self, case: Case, *, seconds: float, memory_bytes: int | None, to_the_end: bool
+    ) -> Outcome | ChildResult: ...
+
+
 TRAVEL: list[Travel] = []
-"""How a case gets to another interpreter; the room that writes scripts knows, which is above this one."""
+"""The room that writes scripts knows the way; it is above this one."""
+BACKEND_QUESTION_S = 20.0
+"""For one addition in a fork, with a backend that nobody has seen work in one."""
+WORKS_IN_FORKS: dict[tuple[int, str], bool] = {}
+"""By process and backend."""
 
 
 def use_for_travel(travel: Travel) -> None:
-    """Have cases sent to spawned workers by ``travel``."""
+    """Have cases sent to forks of the zygote by ``travel``."""
     TRAVEL[:] = [travel]
 
 
-def must_spawn() -> bool:
-    """Whether children must be interpreters of their own."""
+def must_spawn(case: Case) -> bool:
+    """Whether ``case`` must be asked in another interpreter than a fork of this process. A refusal is said once."""
     wanted = os.environ.get("MINIDBG_WORKERS", "")
-    return wanted == "spawn" or (wanted != "fork" and fork_refusal() is not None)
+    if wanted in ("spawn", "fork"):
+        return wanted == "spawn"
+    refusal = fork_refusal(autograd=may_use_autograd(case)) or hang_in_forks(case)
+    if refusal is not None:
+        say_once(
+            f"{refusal}; questions are asked in forks of a fresh interpreter, "
+            "which costs some seconds once, for its imports, and a copy of the inputs for each question"
+        )
+    return refusal is not None
 
 
-def in_a_spawned_worker(case: Case, seconds: float, memory_bytes: int | None) -> Outcome:
-    """One run in an interpreter of its own."""
-    ended = TRAVEL[0](case, seconds, memory_bytes)
+def may_use_autograd(case: Case) -> bool:
+    """Whether a run of ``case`` may run autograd: AOTAutograd does for each graph with an input that requires grad."""
+    modules = [one for one in case.graph_module.modules() if isinstance(one, fx.GraphModule)]
+    values = [*case.inputs, *case.graph_module.parameters()]
+    return (
+        case.backward
+        or any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
+        or any(AUTOGRAD.search(f"{node.target}") for one in modules for node in one.graph.nodes)
+    )
+
+
+AUTOGRAD = re.compile(r"autograd|grad_|_grad|backward|jvp|vjp|checkpoint")
+"""In the targets of nodes that may run autograd, or make tensors that do."""
+
+
+def hang_in_forks(case: Case) -> str | None:
+    """Why a backend that is not torch's own needs an interpreter of its own: not even one addition ends in a fork.
+
+    Its own threads, started in this process, are missing in each fork of it.
+    """
+    if not case.backend.modules or case.backend.name in ("inductor", "aot_eager", "eager"):
+        return None
+    key = (os.getpid(), f"{case.backend.expression} {case.backend.embedded}")
+    if key not in WORKS_IN_FORKS:
+        outcome = in_a_fork(limits.one_addition(case), BACKEND_QUESTION_S, None)
+        hangs = outcome.signature is not None and outcome.signature.kind is Kind.HANG
+        WORKS_IN_FORKS[key] = not hangs
+    if WORKS_IN_FORKS[key]:
+        return None
+    return f"{case.backend.name} did not end one addition in a fork of this process in {BACKEND_QUESTION_S:.0f} s"
+
+
+def in_a_zygote(case: Case, seconds: float, memory_bytes: int | None, *, to_the_end: bool = True) -> Outcome:
+    """One run in a fork of a fresh interpreter."""
+    ended = TRAVEL[0](case, seconds=seconds, memory_bytes=memory_bytes, to_the_end=to_the_end)
     return ended if isinstance(ended, Outcome) else outcome_of(case, ended, memory_bytes)
 
 
@@ -93,6 +220,8 @@ def outcome_of(case: Case, done: ChildResult, memory_bytes: int | None) -> Outco
     outcome = Outcome.from_json({**found, "seconds": done.seconds, "signal": done.signal})
     if done.timed_out or done.out_of_memory:
         outcome = replace(outcome, signal=None)  # ours
+    names = {node.name for node in case.graph_module.graph.nodes if is_call(node)}
+    outcome = replace(outcome, suspects=suspects_in_stack(done.stderr_tail, names))
     return outcome.judged_against(case.signature)
 
 

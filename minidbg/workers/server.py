@@ -40,7 +40,7 @@ import tempfile
 import time
 import traceback
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -52,6 +52,7 @@ LAST_WORDS_S = 0.3
 TAIL_BYTES = 64_000
 SCRIPT_CODE = "scripts"
 """Below the folder for bytecode: the compiled scripts."""
+MOST_FILES_READ = 10_000
 NO_VERDICT = 70
 """Exit status of a script that ended by an uncaught exception; Python's own is 1, which means "reproduces"."""
 
@@ -354,8 +355,9 @@ def run_script(request: dict[str, Any], folder: Path, base: Base) -> int:
     linecache.clearcache()
     sys.argv = list(request["argv"])
     sys.path.insert(0, str(Path(sys.argv[0]).parent))
-    if torch := sys.modules.get("torch"):
+    if request.get("one_thread") and (torch := sys.modules.get("torch")):
         torch.set_num_threads(1)  # a forked process hangs where its parent had more
+    read = files_read()
     try:
         run_as_main(sys.argv[0], Path(request["pycache"], SCRIPT_CODE) if request["pycache"] else None)
         return 0
@@ -365,8 +367,24 @@ def run_script(request: dict[str, Any], folder: Path, base: Base) -> int:
         traceback.print_exc()
         return NO_VERDICT
     finally:
-        files = sorted({os.path.realpath(path) for path in set(loaded_files(base.last_module)) - base.files})
+        loaded = set(loaded_files(base.last_module)) - base.files
+        files = sorted({os.path.realpath(path) for path in loaded | read()})
         (folder / "files.json").write_text(json.dumps(files))
+
+
+def files_read() -> Callable[[], set[str]]:
+    """From now on, the files that this process opens to read and never opens to write: a table is as good as code."""
+    read: set[str] = set()
+    written: set[str] = set()
+
+    def hear(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], str) and len(read) < MOST_FILES_READ:
+            (written if arguments[2] & (os.O_WRONLY | os.O_RDWR) else read).add(arguments[0])
+
+    sys.addaudithook(hear)
+    return lambda: {
+        path for path in read - written if not path.endswith((".py", ".pyc")) and os.path.isfile(path)
+    }
 
 
 def run_as_main(path: str, folder: Path | None) -> None:
@@ -433,15 +451,15 @@ def preload(names: Sequence[str], root: str, *, warm: str) -> None:
 
     A name that cannot be imported is left to the runs.
     """
-    for name in names:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    if warm and "torch" in sys.modules:
-        sys.path.append(root)
-        try:
+    sys.path.append(root)
+    try:
+        for name in names:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        if warm and "torch" in sys.modules:
             importlib.import_module("minidbg._torch").warm_up_compiling(inductor=warm == "inductor")
-        finally:
-            sys.path.remove(root)
+    finally:
+        sys.path.remove(root)
 
 
 def fingerprints(files: Sequence[str]) -> dict[str, list[int]]:

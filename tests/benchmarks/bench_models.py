@@ -1,59 +1,110 @@
-"""From the exception to a repro, real failures of inductor inside large models: minidbg beside torch's launcher flow.
+"""From the exception to a repro, real failures of inductor inside real models: minidbg beside torch's launcher flow.
 
-Run as a program: ``python tests/benchmarks/bench_models.py [--cold] [--limit 300] [--json PATH] [CASE ...]``. Each run is a process of
+Run as a program: ``python tests/benchmarks/bench_models.py [--bugs A,B] [--models C,D] [--torch-flow] [--cold] [--limit 300] [--json PATH]``:
+each bug of ``real_failures`` in each model, and the cases of ``tests/cases/models`` with ``--models cases``. Each run is a process of
 its own, as a user's would be; kernel caches are kept from run to run, or made anew with ``--cold``. Graph caches are off for both tools: a second
 run of the program would find its graph compiled, and a compile is what times are told in. ``compile`` is
-the failing ``torch.compile`` call by itself; minidbg's time begins when it has failed and ends when its verified repro is announced. Torch's flow is
+the failing ``torch.compile`` call by itself; minidbg's time begins when it has failed and ends when its verified repro is announced. ``found`` are the questions
+until the nodes were those of the result, the others prove it and make it plainer. Torch's flow is
 ``TORCHDYNAMO_REPRO_AFTER`` with the level that fits, and then the launcher that it wrote; its time is both without one ``compile``, and whether its
-repro fails is found out by running it.
+repro fails is found out by running it. A failure that does not show in this build of torch is left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from real_failures import BUGS, MODELS
+
 WITHOUT_GRAPH_CACHES = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
-CASES = Path(__file__).parents[1] / "cases"
-MODELS = {
-    "compile_193265_gpt2_step_schedule": {"after": "dynamo", "level": "2"},
-    "runtime_190272_densenet121_fractional_pool": {"after": "dynamo", "level": "2", "OMP_NUM_THREADS": "1"},
-    "accuracy_own_unet_remainder_inf": {"after": "dynamo", "level": "4"},
-}
+HERE = Path(__file__).parent
+CASES = HERE.parent / "cases" / "models"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A failure in a model, and how torch's flow is told about it."""
+
+    name: str
+    make: str
+    """The expression that makes model and inputs."""
+    nodes: int
+    """Calls that the failure needs by itself."""
+    training: bool = False
+    dies: bool = False
+    after: str = "dynamo"
+    level: str = "2"
+    variables: tuple[tuple[str, str], ...] = ()
+
+
+OF_CASES = (
+    Row("compile_193265_gpt2_step_schedule", "", 2),
+    Row("runtime_190272_densenet121_fractional_pool", "", 1, variables=(("OMP_NUM_THREADS", "1"),)),
+    Row("accuracy_own_unet_remainder_inf", "", 1, level="4"),
+)
+
+
+def rows(bugs: Sequence[str], models: Sequence[str]) -> Iterator[Row]:
+    """The table: every bug in every model."""
+    for model in models:
+        if model == "cases":
+            for row in OF_CASES:
+                make = f"__import__({row.name!r}).make()"
+                yield Row(row.name, make, row.nodes, level=row.level, variables=row.variables)
+            continue
+        for name in bugs:
+            bug = BUGS[name]
+            make = f"__import__('real_failures').make({name!r}, {model!r})"
+            one_thread = (("OMP_NUM_THREADS", "1"),) if bug.kind == "runtime" else ()
+            training = MODELS[model].training
+            yield Row(
+                f"{name} in {model}",
+                make,
+                bug.nodes,
+                training,
+                bug.kind == "crash",
+                bug.after,
+                bug.level,
+                one_thread,
+            )
+
 
 PROGRAM = """
-import importlib, json, sys, time
+import json, sys, time
 sys.path[:0] = {folders!r}
 import torch
-case = importlib.import_module({case!r})
-model, inputs = case.make()
-if hasattr(model, "eval"):
+model, inputs = {make}
+training = {training!r}
+if hasattr(model, "eval") and not training:
     model.eval()
 tool = {tool!r}
+backend = "inductor"
 if tool == "minidbg":
     import minidbg
-    backend = minidbg.wrap(case.BACKEND)
-else:
-    backend = case.BACKEND
+    backend = minidbg.wrap(backend)
 compiled = torch.compile(model, backend=backend)
 began = time.perf_counter()
 found = {{}}
 try:
-    with torch.no_grad():
+    with torch.set_grad_enabled(training):
         compiled(*inputs)
 except Exception as error:
     found["error"] = type(error).__name__
     if tool == "minidbg":
         report = minidbg.report_of(error)
-        found |= {{"path": str(report.path), "line": report.line}}
+        found |= {{"path": str(report.path or ""), "line": report.line}}
 found["seconds"] = time.perf_counter() - began
 print("FOUND " + json.dumps(found))
 """
@@ -76,19 +127,18 @@ def run(command: list[str], folder: Path, limit_s: float, **variables: str) -> t
     return done.stdout, time.perf_counter() - began, done.returncode
 
 
-def program(case: str, tool: str, folder: Path, limit_s: float, **variables: str) -> dict[str, Any]:
+def program(row: Row, tool: str, folder: Path, limit_s: float, **variables: str) -> dict[str, Any]:
     """What one run of the user's program found, with the seconds of the failing call and of the whole."""
-    (folder / "train.py").write_text(
-        PROGRAM.format(folders=[str(CASES), str(CASES / "models")], case=case, tool=tool)
-    )
+    text = PROGRAM.format(folders=[str(HERE), str(CASES)], make=row.make, training=row.training, tool=tool)
+    (folder / "train.py").write_text(text)
     stdout, seconds, status = run([sys.executable, "train.py"], folder, limit_s, **variables)
     lines = [line.removeprefix("FOUND ") for line in stdout.splitlines() if line.startswith("FOUND ")]
     return {"whole": seconds, "status": status, **(json.loads(lines[-1]) if lines else {})}
 
 
-def measured(case: str, limit_s: float, cold: bool) -> dict[str, Any]:
-    how = {**MODELS[case], **WITHOUT_GRAPH_CACHES}
-    after, level = how.pop("after"), how.pop("level")
+def measured(row: Row, limit_s: float, cold: bool, torch_flow: bool) -> dict[str, Any] | None:
+    """One row of the table; None where the failure does not show in this build."""
+    how = {**WITHOUT_GRAPH_CACHES, **dict(row.variables)}
     with tempfile.TemporaryDirectory() as name:
         top = Path(name)
 
@@ -103,33 +153,67 @@ def measured(case: str, limit_s: float, cold: bool) -> dict[str, Any]:
 
         for tool in ("plain", "minidbg", "torch"):
             (top / tool).mkdir()
-        plain = program(case, "plain", top / "plain", limit_s, **variables("plain"))
-        ours = program(case, "minidbg", top / "minidbg", limit_s, **variables("minidbg"))
-        compile_s = plain.get("seconds", float("nan"))
-        row: dict[str, Any] = {
-            "case": case,
-            "compile_s": compile_s,
-            "minidbg_s": ours.get("seconds", float("nan")) - compile_s,
-        }
-        row["minidbg"] = ours.get("line", "no repro")
+        plain = program(row, "plain", top / "plain", limit_s, **variables("plain"))
+        compile_s = plain.get("seconds", plain["whole"])
+        ours = program(row, "minidbg", top / "minidbg", limit_s, **variables("minidbg"))
+        if "error" not in ours and plain["status"] == 0:
+            return None
+        found = {"case": row.name, "compile_s": compile_s, "nodes_alone": row.nodes}
+        if row.dies and "line" not in ours:  # the program died: what the next one would do
+            ours |= after_death(top / "minidbg", limit_s, **variables("minidbg"))
+        found["minidbg_s"] = ours.get("seconds", ours["whole"]) - compile_s
+        found["minidbg"] = ours.get("line", "no repro")
+        found |= questions(top / "minidbg")
         if ours.get("path"):
             stdout, _, status = run([sys.executable, ours["path"]], top / "minidbg", limit_s, **how)
-            row["minidbg_repro"] = f"status {status}: {stdout.splitlines()[0][:60] if stdout else ''}"
-        return row | by_torch(case, after, level, top / "torch", compile_s, limit_s, variables("torch"))
+            found["minidbg_repro"] = f"status {status}: {stdout.splitlines()[0][:60] if stdout else ''}"
+            found["ok"] = status == 1 and found.get("nodes", math.inf) <= 1.5 * row.nodes
+        if torch_flow:
+            found |= by_torch(row, top / "torch", compile_s, limit_s, variables("torch"))
+        return found
+
+
+def after_death(folder: Path, limit_s: float, **variables: str) -> dict[str, Any]:
+    """What ``minidbg reduce`` makes of the flight record that the dead program left."""
+    records = sorted(folder.glob("minidbg_repros/.minidbg/flight/*.py"))
+    if not records:
+        return {}
+    command = [sys.executable, "-m", "minidbg", "reduce", str(records[-1]), "--json"]
+    stdout, seconds, _ = run(command, folder, limit_s, **variables)
+    try:
+        written = json.loads(stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        return {}
+    line = (
+        f"{written['nodes_before']} -> {written['nodes_after']} nodes, {written['oracle_calls']} oracle calls"
+    )
+    return {"path": written["path"] or "", "line": line, "seconds": seconds}
+
+
+def questions(folder: Path) -> dict[str, Any]:
+    """Questions of the largest replay log: all, those until the nodes were found, and those of the first reduction."""
+    logs = folder.glob("minidbg_repros/.minidbg/reductions/*/*.jsonl")
+    found = [[json.loads(line) for line in log.read_text().splitlines()] for log in logs]
+    asked = [entry for entry in max(found, key=len, default=[]) if "phase" in entry]
+    failing = [place for place, entry in enumerate(asked) if entry["answer"] == "interesting"]
+    if not failing:
+        return {"questions": len(asked)}
+    nodes = min(asked[place]["nodes"] for place in failing)
+    first = next(place for place in failing if asked[place]["nodes"] == nodes)
+    phases = [entry["phase"] for entry in asked]
+    return {"questions": len(asked), "found": first + 1, "nodes": nodes, "phases": phases}
 
 
 def by_torch(
-    case: str,
-    after: str,
-    level: str,
+    row: Row,
     folder: Path,
     compile_s: float,
     limit_s: float,
     variables: dict[str, str],
 ) -> dict[str, Any]:
     """Torch's own flow: the failing run that writes a launcher, the launcher, and its repro run once."""
-    debug = {**variables, "TORCHDYNAMO_REPRO_AFTER": after, "TORCHDYNAMO_REPRO_LEVEL": level}
-    first = program(case, "plain", folder, limit_s, **debug)
+    debug = {**variables, "TORCHDYNAMO_REPRO_AFTER": row.after, "TORCHDYNAMO_REPRO_LEVEL": row.level}
+    first = program(row, "plain", folder, limit_s, **debug)
     launchers = sorted(folder.glob("**/minifier_launcher.py"))
     if not launchers:
         return {"torch_s": first["whole"], "torch": "no launcher written"}
@@ -149,28 +233,52 @@ def by_torch(
 
 
 def lines(row: dict[str, Any]) -> Iterator[str]:
-    yield row["case"]
+    yield f"{row['case']}  {'ok' if row.get('ok') else 'NOT OK'}"
     yield f"  failing compile {row['compile_s']:8.1f} s"
-    yield f"  minidbg         {row['minidbg_s']:8.1f} s  x{row['minidbg_s'] / row['compile_s']:.1f} of a compile; {row['minidbg']}; {row.get('minidbg_repro', '')}"
-    more = ">" if row.get("torch_cut_off") else ""
-    yield f"  torch           {row['torch_s']:8.1f} s  x{more}{row['torch_s'] / row['minidbg_s']:.1f} of minidbg; {row['torch']}"
+    times = row["minidbg_s"] / row["compile_s"]
+    yield f"  minidbg         {row['minidbg_s']:8.1f} s  x{times:.1f} of a compile; found in {row.get('found')} of {row.get('questions')}; {row['minidbg']}; {row.get('minidbg_repro', '')}"
+    if "torch_s" in row:
+        more = ">" if row.get("torch_cut_off") else ""
+        yield f"  torch           {row['torch_s']:8.1f} s  x{more}{row['torch_s'] / row['minidbg_s']:.1f} of minidbg; {row['torch']}"
+
+
+def summary(found: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The goals of the table, each with what was met."""
+    asked = [row["found"] for row in found if "found" in row]
+    yield f"{sum(bool(row.get('ok')) for row in found)} of {len(found)} end in a repro that fails and is at most 1.5 times the failure alone"
+    if asked:
+        every = [row["questions"] for row in found if "found" in row]
+        yield f"questions until the nodes were found: median {statistics.median(asked):g}, at most {max(asked)}; in all: median {statistics.median(every):g}, at most {max(every)}"
+    ended = [row for row in found if "torch_s" in row and "repro.py ends" in row["torch"]]
+    if ended:
+        ratio = math.exp(
+            statistics.fmean(math.log(row["torch_s"] / max(row["minidbg_s"], 0.1)) for row in ended)
+        )
+        yield f"torch's flow ended in {len(ended)} of {len(found)}, and took {ratio:.1f} times as long there"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("cases", nargs="*", default=list(MODELS), metavar="CASE")
+    parser.add_argument("--bugs", default=",".join(BUGS), help="names of real_failures.BUGS")
+    parser.add_argument("--models", default="cases", help="names of real_failures.MODELS, and 'cases'")
+    parser.add_argument("--torch-flow", action="store_true", help="run torch's launcher flow beside it")
     parser.add_argument("--cold", action="store_true", help="new kernel caches for each run")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for each process")
     parser.add_argument("--json", help="where to write the rows")
     options = parser.parse_args()
-    rows = []
-    for case in options.cases:
-        rows.append(measured(case, options.limit, options.cold))
-        print("\n".join(lines(rows[-1])), flush=True)
-    if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=1))
+    found = []
+    for row in rows(options.bugs.split(","), options.models.split(",")):
+        result = measured(row, options.limit, options.cold, options.torch_flow)
+        if result is None:
+            print(f"{row.name}: does not fail in this build of torch")
+            continue
+        found.append(result)
+        print("\n".join(lines(result)), flush=True)
+        if options.json:
+            Path(options.json).write_text(json.dumps(found, indent=1))
+    print("\n".join(summary(found)))
 
 
 if __name__ == "__main__":

@@ -237,6 +237,7 @@ GROUPS = {
     "one culprit, an op of its own": ("unique op",),
     "adjacent pair": ("adjacent pair",),
     "two to five spread": ("far pair", "three", "five"),
+    "cluster of neighbours": ("cluster of 6", "cluster of 12", "cluster of 20"),
 }
 
 

@@ -179,6 +179,25 @@ def planted(graph_module: fx.GraphModule, inputs: Sequence[Any], seed: int) -> I
     yield at("far pair", [chance.randrange(last // 3), last - chance.randrange(last // 3)])
     yield at("three", chance.sample(range(last + 1), 3))
     yield at("five", chance.sample(range(last + 1), 5))
+    nodes = [node for node in graph_module.graph.nodes if node.op.startswith("call")]
+    for size in (6, 12, 20):
+        yield Planted(f"cluster of {size}", frozenset(neighbours(chance.choice(nodes), size, chance)))
+
+
+def neighbours(node: fx.Node, size: int, chance: random.Random) -> list[str]:
+    """The names of so many calls that take from each other, grown from ``node``."""
+    found = {node: None}
+    while len(found) < size:
+        edge = [
+            other
+            for one in found
+            for other in (*one.all_input_nodes, *one.users)
+            if other.op.startswith("call") and other not in found
+        ]
+        if not edge:
+            break
+        found[chance.choice(edge)] = None
+    return [one.name for one in found]
 
 
 WRONG: dict[str, Callable[[Tensor], Tensor]] = {

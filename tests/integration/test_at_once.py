@@ -1,7 +1,8 @@
-"""Eight processes run into the same failure at the same moment, and leave one good repro."""
+"""Several minidbg processes at once on one machine: they share a kernel cache, and perhaps a failure."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -64,3 +65,52 @@ def test_eight_processes_leave_one_repro(tmp_path: Path) -> None:
     hidden = tmp_path / "minidbg_repros" / ".minidbg"
     assert len(list((hidden / "captures").glob("*.py"))) == 1
     assert not [path for place in ("drafts", "flight") for path in (hidden / place).glob("*")]
+
+
+FLOORED = """
+import torch, minidbg
+
+def model(a, b):
+    a = torch.sin(a) + 2
+    return torch.cos(((a + 1) // b).relu()) * 2
+
+a, b = torch.tensor([1.0, 0.5, 6.0, 1.0]).asin() - 2, torch.tensor([0.1, 0.1, 0.2, 1 / 3])
+try:
+    torch.compile(model, backend=minidbg.wrap("inductor", seconds=200))(torch.linspace(-1, 1, 64), torch.full((64,), 0.1))
+except Exception as error:
+    print(minidbg.report_of(error).path)
+"""
+
+
+@pytest.mark.timeout(500)
+def test_four_processes_with_one_kernel_cache_find_the_same_repro(tmp_path: Path) -> None:
+    """All start with an empty cache, so that each compiles, and loads, what the others are just writing."""
+    folders = [tmp_path / f"{place}" for place in range(4)]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "train.py").write_text(FLOORED)
+    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "train.py"],
+            cwd=folder,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for folder in folders
+    ]
+    found = []
+    for program, folder in zip(programs, folders, strict=True):
+        out, err = program.communicate(timeout=480)
+        assert out.strip(), err
+        found.append(folder / out.strip().splitlines()[-1])
+    models = {path.read_text().partition("class Repro")[2].partition("\n# /// script")[0] for path in found}
+    assert len(models) == 1, models
+    assert {repro.read_header(path).nodes for path in found} == {1}
+    logs = tmp_path.glob("*/minidbg_repros/.minidbg/reductions/*/replay.jsonl")
+    answers = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
+    outcomes = [answer["outcome"] for answer in answers if "outcome" in answer]
+    assert outcomes
+    assert not [one for one in outcomes if "again and again" in one["reason"] or ".so:" in one["message"]]

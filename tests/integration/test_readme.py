@@ -1,4 +1,4 @@
-"""Every command and snippet of the README: read by the parsers by default, run when slow tests are.
+"""Every command and snippet of the README and of the help topics: read by the parsers by default, run when slow tests are.
 
 A fenced block of Python whose first line is ``# NAME.py`` is that file; other Python runs in one namespace, in order.
 Each line of a console block that begins with ``$`` is run in a folder that has those files.
@@ -19,23 +19,25 @@ from pathlib import Path
 import click
 import pytest
 
+from minidbg.cli.about import topics
 from minidbg.cli.registry import PLACES
 from minidbg.cli.root import cli
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+MANUAL = "\n".join([README, *topics().values()])
 BLOCK = re.compile(r"(?ms)^```(\w+)\n(.*?)^```$")
 RUN_ELSEWHERE = re.compile(r"^(pip install|\.ci/run|minidbg bisect)")
 """By CI itself, and by the tests of bisecting: it needs a repository."""
 
 
 def blocks(language: str) -> list[str]:
-    return [text for found, text in BLOCK.findall(README) if found == language]
+    return [text for found, text in BLOCK.findall(MANUAL) if found == language]
 
 
 def commands() -> list[str]:
     """Every command, without its comment."""
     lines = (line[2:] for text in blocks("console") for line in text.splitlines() if line.startswith("$ "))
-    return [re.sub(r"\s+#.*", "", line) for line in lines]
+    return list(dict.fromkeys(re.sub(r"\s+#.*", "", line) for line in lines))
 
 
 def snippets() -> list[str]:
@@ -53,14 +55,16 @@ def ours() -> list[str]:
 
 
 @pytest.mark.parametrize("command", ours())
-def test_every_command_is_one_that_the_command_line_takes(command: str) -> None:
+def test_every_command_is_one_that_the_command_line_takes(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name, *arguments = shlex.split(command)[1:]
     found = cli.get_command(click.Context(cli), name)
     assert found is not None, f"no command {name}"
     # paths of the README need not be here: it is names of options that may go stale
     for parameter in found.params:
         if isinstance(parameter.type, click.Path):
-            parameter.type.exists = False
+            monkeypatch.setattr(parameter.type, "exists", False)
     found.make_context(name, arguments)
 
 
@@ -84,11 +88,15 @@ def test_the_configuration_shown_is_one_that_is_read() -> None:
         assert set(table) <= set(settings.CONVERT)
 
 
-def test_every_variable_of_templates_is_in_the_readme() -> None:
+def test_every_variable_of_templates_is_in_its_topic() -> None:
     from minidbg.report.forms import VARIABLES
 
-    section = README[README.index("## Templates") : README.index("## Configuration")]
-    assert [name for name in VARIABLES if f"`{name}`" not in section] == []
+    assert [name for name in VARIABLES if f"`{name}`" not in topics()["templates"]] == []
+
+
+def test_the_readme_is_short_and_names_every_topic() -> None:
+    assert len(README.splitlines()) <= 200
+    assert [name for name in topics() if f"[{name}](minidbg/help/{name}.md)" not in README] == []
 
 
 # --- all of it, run ---

@@ -29,7 +29,7 @@ def _spawned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("MINIDBG_WORKERS", "spawn")
     monkeypatch.setenv("PYTHONPATH", PLANTED)
     yield
-    workers.end_worker()
+    workers.end_zygote()
     assert psutil.Process().children(recursive=True) == []
 
 
@@ -53,9 +53,9 @@ def test_spawned_worker_answers_as_a_fork_does_and_is_used_again(monkeypatch: py
     for backend in backends:
         spawned.append(asked(backend))
         processes.append([child.pid for child in psutil.Process().children()])
-    assert processes[0] == processes[1] != processes[2]
+    assert processes[0] == processes[1] == processes[2]
     monkeypatch.setenv("MINIDBG_WORKERS", "fork")
-    workers.end_worker()
+    workers.end_zygote()
     forked = [asked(backend) for backend in backends]
     assert [one.verdict for one in spawned] == [one.verdict for one in forked] == expected
     assert [one.signature for one in spawned] == [one.signature for one in forked]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import planted_backends as planted
 import planted_compilers
+import psutil
 import pytest
 import torch
 
@@ -32,6 +35,7 @@ def test_a_backend_of_its_own_is_told_from_the_stages_before_it(script: Path) ->
     assert "aot_eager_decomp_partition pass;" in report.sentence
 
 
+@pytest.mark.slow
 def test_a_detached_process_leaves_the_report_in_the_header(script: Path) -> None:
     began = time.monotonic()
     assert start_in_background(script)
@@ -74,6 +78,62 @@ def test_a_run_that_did_not_end_counts_for_nothing(monkeypatch: pytest.MonkeyPat
     outcomes = iter([Verdict.REPRODUCES, Verdict.REPRODUCES, Verdict.TIMEOUT])
     monkeypatch.setattr(finding, "at_stage", lambda *args: Outcome(next(outcomes)))
     report = StageReport({"inductor": Verdict.REPRODUCES}, "inductor")
-    found = finding.bisected(minidbg.load(script), report, time.monotonic() + 60)
+    found = finding.bisected(minidbg.load(script), report, finding.Allowance(time.monotonic() + 60))
     assert not found.subsystem
     assert found.notes == ("the bisection of inductor ran out of time",)
+
+
+def test_a_busy_machine_is_waited_for_and_the_wait_costs_no_run(
+    monkeypatch: pytest.MonkeyPatch, script: Path
+) -> None:
+    """Each run is begun after a wait of an hour, and has its whole time limit all the same."""
+    limits = []
+    waits: list[float] = []
+
+    def submit(case: object, *, seconds: float) -> Outcome:
+        limits.append(seconds)
+        return Outcome(Verdict.GONE)
+
+    def wait() -> float:
+        waits.append(3600.0)
+        return waits[-1]
+
+    monkeypatch.setattr(finding.workers, "submit", submit)
+    find_stages(script, seconds=60, wait=wait)
+    assert len(waits) == len(limits) == 4
+    assert set(limits) == {finding.CALL_SECONDS}
+
+
+def test_others_work_is_waited_for_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = iter([100.0, 90.0, 10.0])
+    monkeypatch.setattr(finding.psutil, "cpu_percent", lambda seconds: next(used))
+    assert finding.wait_for_idle_machine() >= 0
+    assert next(used, None) is None
+    monkeypatch.setattr(finding.psutil, "cpu_percent", lambda seconds: 100.0)
+    monkeypatch.setattr(finding, "MOST_WAITING_S", 0.01)
+    assert finding.wait_for_idle_machine() >= 0.01
+
+
+@pytest.mark.slow
+def test_nothing_runs_on_when_the_folder_is_gone(tmp_path: Path) -> None:
+    path = minidbg.save_repro(
+        lambda x: torch.relu(x), [torch.randn(3)], planted.hangs_on_relu, tmp_path / "r" / "relu.py"
+    )
+    assert start_in_background(path)
+    deadline = time.monotonic() + 60
+    while not (mine := processes_for(path)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert mine
+    shutil.rmtree(path.parent)
+    while processes_for(path) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not processes_for(path)
+
+
+def processes_for(path: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if str(path.absolute()) in process.cmdline():
+                found.append(process)
+    return found

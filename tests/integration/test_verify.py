@@ -26,7 +26,8 @@ from minidbg.backend.budget import PROCESS
 from minidbg.backend.verify import GRADIENTS_REFUSED
 from minidbg.case import Case
 from minidbg.failure import Direction, Kind
-from minidbg.settings import Settings
+from minidbg.oracle.undefined import OtherAnswers
+from minidbg.settings import Reduce, Settings
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,11 @@ class Answers:
     """Stands in for ``minidbg.backend.respond.on_failure`` and remembers what it was asked."""
 
     cases: list[Case] = field(default_factory=list)
+    settings: list[Settings] = field(default_factory=list)
 
     def __call__(self, case: Case, error: BaseException, settings: Settings) -> StubReport:
         self.cases.append(case)
+        self.settings.append(settings)
         torch.rand(3)  # our work may use the RNG; the program must not notice
         return StubReport(f"report {len(self.cases)}", path=Path("r.py"))
 
@@ -97,7 +100,6 @@ WRONG: list[tuple[Any, Callable[..., Any], tuple[Any, ...], str, str, str]] = [
     (planted.nan_for_large, lambda x: torch.tanh(x) * 2, (GRID,), "nan", "output 0", "tanh"),
     (planted.wrong_dtype, lambda x: x.cumsum(0), (GRID,), "dtype", "output 0", "cumsum"),
     (planted.wrong_integer, lambda x: x.argmax(1), (GRID,), "integer", "output 0", "argmax"),
-    (planted.wrong_stride, lambda x: x.sin().transpose(0, 1), (GRID,), "stride", "output 0", ""),
     (planted.loses_aliasing, lambda x: (x.sin(), x.view(-1)), (GRID,), "aliasing", "output 1", ""),
     (planted.loses_mutation, counts_steps, (GRID, torch.zeros(3)), "float", "input 0 after the call", ""),
     (planted.writes_to_an_input, lambda x: torch.relu(x) + 1, (GRID,), "float", "input 0 after the call", ""),
@@ -142,6 +144,24 @@ def test_the_figures_stand_on_the_exception() -> None:
     assert 100 < error.figures["excess"] < 1e5
     assert error.figures["rmse_compiled"] == pytest.approx(1e-2, rel=1e-3)
     assert "allowed" in str(error)
+
+
+def test_the_first_differing_node_of_a_large_graph_is_found_in_parts_of_it() -> None:
+    sizes: list[int] = []
+
+    def counted(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
+        sizes.append(sum(node.op.startswith("call") for node in graph_module.graph.nodes))
+        return planted.wrong_relu(graph_module, example_inputs)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        for layer in range(60):
+            x = x.relu() if layer == 41 else x + 0.01
+        return x
+
+    error = mismatch(function, GRID, backend=counted)
+    assert "first differing node: x_41" in str(error), str(error)
+    assert sizes[0] == 60
+    assert max(sizes[1:]) <= 30
 
 
 def test_a_failing_backward_is_found_by_the_first_call(answers: Answers) -> None:
@@ -249,6 +269,93 @@ def test_the_whole_graph_is_compiled_once_where_the_drawing_calls_give_the_same_
     call(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3)), torch.randn(4, 8), backend=counted)
     assert [len(targets) for targets in compiles] == [2, 1]
     assert compiles[1] == [nn.functional.dropout]
+
+
+# ---- another layout
+
+
+def transposed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.sin().transpose(0, 1), torch.relu(x)
+
+
+def test_another_layout_alone_is_one_warning_and_a_capture(
+    answers: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        torch._dynamo.reset()
+        result = call(transposed, GRID, backend=planted.wrong_stride)[0]
+    assert result.stride() == (5, 1), "the program goes on with the backend's result"
+    [warning] = warnings_of(caplog)
+    assert "output 0 of shape [12, 5] has strides [5, 1], eager gives [1, 12]; all values agree" in warning
+    assert warning.endswith("report 1")
+    assert "\n" not in warning
+    [case], [settings] = answers.cases, answers.settings
+    assert case.signature.is_layout
+    assert settings.reduce is Reduce.LATER
+
+
+def test_another_layout_hides_no_wrong_value(answers: Answers) -> None:
+    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        planted.wrong_relu(gm, inputs)
+        return planted.wrong_stride(gm, inputs)
+
+    error = mismatch(transposed, GRID, backend=backend)
+    assert (error.category, error.where) == ("float", "output 1")
+
+
+def test_another_layout_can_be_raised_or_ignored(
+    answers: Answers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = mismatch(transposed, GRID, backend=planted.wrong_stride, layout="raise")
+    assert (error.category, error.where) == ("stride", "output 0")
+    assert "gives another layout than eager" in str(error)
+    call(transposed, GRID, backend=planted.wrong_stride, layout="ignore")
+    monkeypatch.setenv("MINIDBG_LAYOUT", "ignore")
+    call(transposed, GRID, backend=planted.wrong_stride)
+    assert len(answers.cases) == 1
+    assert not warnings_of(caplog)
+
+
+# ---- what torch does not define
+
+
+def other_answers(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    """Right, and nowhere as eager where torch leaves the answer open."""
+    return OtherAnswers(6).around(gm.forward)
+
+
+def wrong_relu_among_other_answers(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    return OtherAnswers(6).around(planted.wrong_relu(gm, inputs))
+
+
+def undefined_in_places(x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    bytes_ = (x * 100).to(torch.uint8)
+    order = x.round().argsort(-1)
+    written = torch.zeros(12).scatter(0, index, x[0])
+    return bytes_, order, written.cos(), torch.relu(x[:, 0]) + 0 * bytes_[:, 0], x.gather(1, order).sum(1)
+
+
+PLACES = torch.tensor([0, 1, 2, 3, 4, 5, 5, 5, 5, 5, 5, 6])
+
+
+def test_other_legal_answers_pass_and_are_told_once(
+    answers: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    call(undefined_in_places, GRID, PLACES, backend=other_answers)
+    assert not answers.cases
+    told = warnings_of(caplog)
+    assert [one.partition(" is not judged")[0].rpartition(": ")[2] for one in told] == [
+        "output 0 (35 of 60 elements)",
+        "output 1 (58 of 60 elements)",
+        "output 2 (1 of 12 elements)",
+    ]
+    assert "casts of floats to integers that cannot hold them" in told[0]
+
+
+def test_a_bug_beside_what_is_undefined_is_found_and_named(answers: Answers) -> None:
+    error = mismatch(undefined_in_places, GRID, PLACES, backend=wrong_relu_among_other_answers)
+    assert (error.category, error.where) == ("float", "output 3")
+    assert "first differing node: relu" in str(error)
 
 
 # ---- what passes in silence
@@ -547,3 +654,65 @@ def test_a_backend_that_gives_the_graph_back_is_told_apart_once(
         torch._dynamo.reset()
         call(lambda x: x.sin(), torch.ones(size), backend=lazy)
     assert warnings_of(caplog) == ["minidbg: fallback: lazy gave a graph back as it was, so eager runs it"]
+
+
+# ---- optimizers, whose parameters dynamo makes attributes of the graph
+
+
+def compiled_steps(backend: Any) -> list[torch.Tensor]:
+    """Parameters and momenta after three compiled steps of SGD."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    step = torch.compile(optimizer.step, backend=backend)
+    for _ in range(3):
+        model(torch.randn(4, 3)).square().sum().backward()
+        step()
+        optimizer.zero_grad()
+    return [
+        *(one.detach() for one in model.parameters()),
+        *(optimizer.state[one]["momentum_buffer"] for one in model.parameters()),
+    ]
+
+
+def test_compiled_optimizer_steps_once(answers: Answers) -> None:
+    """The graph of the first step writes to parameters and holds no buffer."""
+    for alone, wrapped in zip(compiled_steps("aot_eager"), compiled_steps(wrap("aot_eager")), strict=True):
+        assert torch.equal(alone, wrapped)
+    assert not answers.cases
+
+
+def test_wrong_step_of_an_optimizer_is_found() -> None:
+    """Only the parameters show it: the momenta that the graph returns are right."""
+
+    def too_long_a_step(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        return planted.after_each(graph_module, "add", planted.a_little_more)
+
+    with pytest.raises(AccuracyError, match="after the call differs"):
+        compiled_steps(wrap(too_long_a_step))
+
+
+# ---- sparse gradients
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 4, sparse=True)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.table(ids).sin().sum(1)
+
+
+@pytest.mark.parametrize(("backend", "is_right"), [("aot_eager", True), (planted.wrong_gradient, False)])
+def test_sparse_gradients_are_compared(
+    backend: Any, is_right: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled = torch.compile(Words(), backend=wrap(backend))
+    if is_right:
+        compiled(torch.tensor([[1, 2, 2], [0, 1, 8]])).sum().backward()
+        assert not warnings_of(caplog)
+    else:
+        with pytest.raises(AccuracyError, match="gradient of"):
+            compiled(torch.tensor([[1, 2, 2], [0, 1, 8]]))

@@ -123,7 +123,7 @@ def test_edits_that_fix_break_and_change_are_told_once_each(desk: Desk, daemon: 
         ("relu", WORKS, "FIXED"),
         ("cos", BROKEN, "REGRESSED"),
         ("relu", BROKEN, "REGRESSED"),
-        ("sin", OTHERWISE, "fails differently"),
+        ("sin", OTHERWISE, "changed"),
         ("tan", CRASHES, "REGRESSED"),
         ("exp", CRASHES, "crashed"),
         ("crash", WORKS, "FIXED"),
@@ -384,6 +384,7 @@ def test_a_build_runs_first_and_its_failure_flips_nothing(desk: Desk) -> None:
     (desk.package / "relu.src").write_text(BROKEN.format(op="relu"))
     with watching(desk.folder, "--build", build, env=desk.env) as running:
         running.wait_for_sweep(since=0)
+        running.wait_until_quiet()  # what loads a file that was built just before is run again
         mark = running.mark()
         (desk.package / "relu.src").write_text(WORKS.format(op="relu"))
         running.wait_for_sweep(since=mark)

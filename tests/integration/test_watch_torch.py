@@ -77,7 +77,7 @@ def test_a_save_is_answered_at_once_and_confirmed_as_a_person_would_see_it(folde
         assert told(running, mark, "flip") == [("tanh.py", "FIXED")]
 
         mark = save(running, RULES.replace("no relu", "relu is not supported").replace('"tanh"', '"nothing"'))
-        assert told(running, mark, "flip") == [("relu.py", "fails differently")]
+        assert told(running, mark, "flip") == [("relu.py", "changed")]
 
         mark = save(running, "def check(node:\n")
         assert [event["backend"] for event in running.since(mark, "backend_broken")] == ["watched_backend"]

@@ -38,7 +38,7 @@ class Model(nn.Module):
         return self.last(h).softmax(-1), c, h.transpose(0, 1), h.view(-1), h.argmax(1)
 
 torch.manual_seed(0)
-compiled = torch.compile(Model(), backend=minidbg.wrap(wrong_results.{backend}))
+compiled = torch.compile(Model(), backend=minidbg.wrap(wrong_results.{backend}, layout="raise"))
 compiled(torch.randn(32, 6))
 """
 

@@ -32,7 +32,7 @@ def take_the_quick_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Oracle calls and runs of scripts start no interpreter from here on."""
     monkeypatch.setattr(workers, "submit", ask_here)
     monkeypatch.setattr(repro, "run", run_in_fork)
-    monkeypatch.setattr(reducing, "interpreter_ahead", lambda case: nullcontext(None))
+    monkeypatch.setattr(reducing, "interpreters_ahead", lambda case: nullcontext([]))
 
 
 def ask_here(case: Case, **limits: Any) -> Outcome:

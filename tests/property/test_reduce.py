@@ -13,7 +13,7 @@ from random_graphs import GraphMaker, Predicate, calls, random_predicate
 from torch import fx
 
 from minidbg.errors import NotReproduced
-from minidbg.graphs.cloning import clone_values
+from minidbg.graphs.copying import clone_values
 from minidbg.graphs.size import canonical_text
 from minidbg.reduction.core import Answer, reduce_graph
 from minidbg.reduction.minimizing import Minimized, minimize

@@ -40,7 +40,13 @@ FLOORS = {
 }
 
 # The harness is text that every repro script carries, so it cannot import _torch; the comparison likewise.
-MAY_NAME_PRIVATE_TORCH = {"_torch.py", "oracle/harness.py", "oracle/direct.py", "oracle/compare.py"}
+MAY_NAME_PRIVATE_TORCH = {
+    "_torch.py",
+    "oracle/harness.py",
+    "oracle/direct.py",
+    "oracle/compare.py",
+    "oracle/undefined.py",
+}
 
 
 def room_of(path: Path) -> str:

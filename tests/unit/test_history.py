@@ -97,9 +97,13 @@ def test_readers_see_what_is_committed_while_the_writer_is_in_a_transaction(
     history: History, path: Path
 ) -> None:
     history.put_state(state())
-    with History.open(path, readonly=True) as reader, history.transaction():
+
+    def write_and_look() -> None:
         history.put_state(state(verdict=Verdict.REPRODUCES))
         assert reader.states()["r.py", "cpu"].verdict is Verdict.GONE
+
+    with History.open(path, readonly=True) as reader:
+        history.atomically(write_and_look)
     with History.open(path, readonly=True) as reader:
         assert reader.states()["r.py", "cpu"].verdict is Verdict.REPRODUCES
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
@@ -109,12 +113,11 @@ def test_readers_see_what_is_committed_while_the_writer_is_in_a_transaction(
 def test_a_failed_transaction_leaves_nothing(history: History) -> None:
 
     def write_and_fail() -> None:
-        with history.transaction():
-            history.put_state(state())
-            raise ZeroDivisionError
+        history.put_state(state())
+        raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        write_and_fail()
+        history.atomically(write_and_fail)
     assert history.states() == {}
 
 
@@ -185,3 +188,22 @@ def test_background_results_are_remembered_by_path(history: History) -> None:
     here = Environment("cpu", "some processor", "x86_64", torch="2.13.0")
     history.put_environment(here)
     assert history.environments() == {here.key: here}
+
+
+def test_on_a_full_disk_all_goes_on_in_memory_and_is_written_once_there_is_room(
+    history: History, path: Path
+) -> None:
+    history.put_state(state())
+    (pages,) = history.connection.execute("pragma page_count").fetchone()
+    history.connection.execute(f"pragma max_page_count = {pages}")
+    for number in range(200):
+        history.put_state(state(repro=f"r{number}.py"))
+    assert "full" in history.trouble
+    assert len(history.states()) == 201
+    with History.open(path, readonly=True) as reader:
+        assert len(reader.states()) < 201
+    assert history.write_back()
+    assert history.trouble == ""
+    history.put_state(state(repro="last.py"))
+    with History.open(path, readonly=True) as reader:
+        assert len(reader.states()) == 202

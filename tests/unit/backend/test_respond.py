@@ -38,9 +38,3 @@ def test_a_reducing_process_without_an_answer_says_how_it_ended() -> None:
         respond.written_by(workers.ChildResult(signal=11, stderr_tail="first\nlast words\n"))
     with pytest.raises(MinidbgError, match="does not show its failure"):
         respond.written_by(workers.ChildResult(answered=True, value={"refused": "does not show its failure"}))
-
-
-def test_the_answer_of_a_fresh_interpreter_is_its_last_line() -> None:
-    assert respond.last_object('noise\n{"path": null}\n') == {"path": None}
-    assert respond.last_object("no json") is None
-    assert respond.last_object("") is None

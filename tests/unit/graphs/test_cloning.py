@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from minidbg.graphs.cloning import clone_values
+from minidbg.graphs.copying import clone_values
 
 
 def test_clone_is_independent() -> None:

@@ -167,6 +167,20 @@ def test_what_is_only_written_comes_out_when_the_graph_made_it() -> None:
     assert body(cut(recording, "sin", "setitem"))[-1] == "return (sin,)"
 
 
+def masked(x: Tensor, rows: Tensor) -> Tensor:
+    mask = x * 2
+    mask.index_fill_(0, rows, 0.0)
+    return (x.sin() + mask).cos()
+
+
+def test_what_is_written_and_then_read_stays_inside() -> None:
+    """Returned, it would be allocated: a compiler fuses otherwise, and the failure may be gone."""
+    recording = recorded(masked, torch.ones(3), torch.tensor([1]))
+    assert body(cut(recording, "mul", "index_fill_", "add"))[-1] == "return (add,)"
+    assert body(cut(recording, "mul", "index_fill_", "cos"))[-1] == "return (cos, index_fill_)"
+    assert body(cut(recording, "mul", "index_fill_"))[-1] == "return (index_fill_,)"
+
+
 def test_write_to_an_input_needs_no_output() -> None:
     def function(x: Tensor) -> Tensor:
         x.add_(1)

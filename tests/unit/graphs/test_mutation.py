@@ -13,7 +13,7 @@ from graphs_to_write import graph_of
 from torch import Tensor, fx, nn
 
 from minidbg.graphs.capture import capture_by_dynamo
-from minidbg.graphs.mutation import mutated_placeholders
+from minidbg.graphs.mutation import mutated_placeholders, written_attributes
 
 
 def written_inputs(build: Callable[..., Any], root: Any = None) -> set[int]:
@@ -100,3 +100,21 @@ def test_inputs_that_share_memory_count_together() -> None:
 
     gm, _ = capture_by_dynamo(step, (base[:2], base[2:]))
     assert mutated_placeholders(gm) >= {0}
+
+
+class Step(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.other = (nn.Parameter(torch.ones(2)) for _ in range(2))
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, gradient: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.view(1, 2)[0].sub_(gradient)
+        return self.other * gradient + self.steps
+
+
+def test_parameters_that_the_graph_updates_are_written_attributes() -> None:
+    gm = fx.symbolic_trace(Step())
+    assert [id(value) for value in written_attributes(gm)] == [id(gm.steps), id(gm.weight)]
+    assert not mutated_placeholders(gm)

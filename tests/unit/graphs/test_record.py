@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from minidbg import _torch
 from minidbg.graphs.facts import Kind
 from minidbg.graphs.record import Recording, runs_in_eager
-from minidbg.graphs.survey import EagerFailure
+from minidbg.graphs.runs import EagerFailure
 
 
 def recording(function: Callable[..., Any], *inputs: Any) -> Recording:

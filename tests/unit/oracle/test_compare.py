@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from minidbg.oracle.compare import CannotCompare, Leaf, mismatch, snapshot
+from minidbg.oracle.compare import CannotCompare, Leaf, layout_difference, mismatch, snapshot
 
 Snapshot = dict[str, Leaf]
+ONES = torch.ones(3)
 
 
 def outputs(*values: Any) -> Snapshot:
@@ -435,43 +436,75 @@ def test_rounding_noise_between_eager_runs_widens_the_tolerance_and_does_not_bli
 
 
 @pytest.mark.filterwarnings("ignore:.*quantiz.*", "ignore:.*deprecated.*")
-def test_sparse_and_quantized_tensors_are_refused_by_name() -> None:
-    sparse = torch.ones(3).to_sparse()
+def test_quantized_tensors_are_refused_by_name() -> None:
     quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
-    for value, named in ((sparse, "sparse_coo"), (quantized, "qint8")):
-        with pytest.raises(CannotCompare, match=f"output 0 .*{named}"):
-            mismatch(outputs(value), outputs(value))
+    with pytest.raises(CannotCompare, match=r"output 0 .*qint8"):
+        mismatch(outputs(quantized), outputs(quantized))
 
 
+@pytest.mark.filterwarnings("ignore:.*quantiz.*", "ignore:.*deprecated.*")
 def test_a_difference_elsewhere_comes_before_a_refusal() -> None:
-    sparse = torch.ones(3).to_sparse()
-    difference = mismatch(outputs(sparse, torch.ones(2)), outputs(sparse, torch.zeros(2)))
+    quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+    difference = mismatch(outputs(quantized, torch.ones(2)), outputs(quantized, torch.zeros(2)))
     assert difference is not None
     assert difference["where"] == "output 1"
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Sparse CSR tensor support:UserWarning", "ignore:Sparse invariant:UserWarning"
+)
+def test_sparse_tensors_agree_when_what_they_stand_for_does() -> None:
+    indices, values = torch.tensor([[0, 2, 2]]), torch.tensor([1.0, 2.0, 3.0])
+    twice = torch.sparse_coo_tensor(indices, values, (4,))
+    once = twice.coalesce()
+    assert is_silent(once, twice)
+    difference = found(once * 1.01, twice)
+    assert difference["category"] == "float"
+    rows = torch.eye(3).to_sparse()
+    assert found(rows.to_sparse_csr(), rows)["category"] == "structure"
 
 
 # ---- relations -------------------------------------------------------------------------------------------
 
 
-def test_strides_of_outputs_count_where_they_address_something() -> None:
-    expected = random(3, 4)
-    assert found(expected.t().contiguous().t(), expected)["category"] == "stride"
-    one_row = torch.ones(1, 4)
-    assert is_silent(one_row.as_strided((1, 4), (99, 1)), one_row)
-    assert is_silent(torch.empty(0, 4).as_strided((0, 4), (99, 7)), torch.empty(0, 4))
+def transposed_in_memory(value: torch.Tensor) -> torch.Tensor:
+    return value.t().contiguous().t()
 
 
-def test_strides_of_gradients_do_not_count() -> None:
-    x = random(3, 4)
-    runs = [snapshot((), (), {"x": value}) for value in (x.t().contiguous().t(), x)]
+def test_other_strides_alone_are_no_mismatch_but_a_difference_in_layout() -> None:
+    x, y = random(3, 4), torch.ones(2)
+    runs = outputs(y, transposed_in_memory(x), transposed_in_memory(x)), outputs(y, x, x.clone())
     assert mismatch(*runs) is None
-
-
-def test_wrong_values_come_before_wrong_strides() -> None:
-    x = random(3, 4)
-    difference = mismatch(outputs(x.t().contiguous().t(), torch.ones(2)), outputs(x, torch.zeros(2)))
+    difference = layout_difference(*runs)
     assert difference is not None
-    assert difference["where"] == "output 1"
+    assert (difference["where"], difference["signature"]["message"]) == ("output 1", "output: stride")
+    assert difference["message"] == (
+        "output 1 of shape [3, 4] has strides [1, 3], eager gives [4, 1] (and 1 other outputs); all values agree"
+    )
+
+
+def test_strides_count_where_they_address_something_that_a_program_holds() -> None:
+    one_row, none = torch.ones(1, 4), torch.empty(0, 4)
+    assert layout_difference(outputs(one_row.as_strided((1, 4), (99, 1))), outputs(one_row)) is None
+    assert layout_difference(outputs(none.as_strided((0, 4), (99, 7))), outputs(none)) is None
+    x = random(3, 4)
+    gradients = [snapshot((), (), {"x": value}) for value in (transposed_in_memory(x), x)]
+    assert layout_difference(*gradients) is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "category"),
+    [
+        ((torch.ones(2),), (torch.zeros(2),), "float"),
+        ((torch.ones(2, requires_grad=True),), (torch.ones(2),), "requires_grad"),
+        ((ONES, ONES), (ONES, ONES.clone()), "aliasing"),
+    ],
+)
+def test_other_strides_hide_no_difference_in_a_later_output(wrong: Any, right: Any, category: str) -> None:
+    x = random(3, 4)
+    difference = mismatch(outputs(transposed_in_memory(x), *wrong), outputs(x, *right))
+    assert difference is not None
+    assert difference["category"] == category
 
 
 def test_requires_grad_of_an_output_counts() -> None:

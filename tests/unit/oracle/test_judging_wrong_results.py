@@ -11,8 +11,9 @@ import torch
 import wrong_results as planted
 from torch import fx
 
+from minidbg import references
 from minidbg.case import Case
-from minidbg.failure import Kind, Signature, Verdict
+from minidbg.failure import LAYOUT, Kind, Signature, Verdict
 from minidbg.graphs import capture_by_dynamo
 from minidbg.oracle import execute, harness
 from minidbg.oracle.agreement import differ, margin_for
@@ -52,6 +53,19 @@ def test_tolerances_of_the_case_count(
     case_of: MakeCase, tolerances: dict[str, tuple[float, float]], verdict: Verdict
 ) -> None:
     assert execute(case_of(planted.wrong_relu, signature=WRONG, tolerances=tolerances)).verdict is verdict
+
+
+def test_another_layout_is_a_failure_where_it_is_the_one_looked_for() -> None:
+    graph, inputs = capture_by_dynamo(lambda x: x.transpose(0, 1) + 1, (torch.ones(3, 4),))
+    backend = references.find(planted.wrong_stride)
+    case = Case(graph, inputs, backend, compiler=planted.wrong_stride)
+    for signature, verdict in (
+        (Signature(Kind.ACCURACY, message=LAYOUT), Verdict.REPRODUCES),
+        (WRONG, Verdict.GONE),
+    ):
+        assert execute(replace(case, signature=signature)).verdict is verdict
+    aot = replace(case, signature=Signature(Kind.ACCURACY, message=LAYOUT), compiler="aot_eager")
+    assert execute(aot).verdict is Verdict.GONE
 
 
 def test_match_narrows_the_failure(case_of: MakeCase) -> None:

@@ -11,7 +11,7 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch.utils.checkpoint import checkpoint
 
 from minidbg.graphs import call_nodes, capture_by_dynamo, copy_graph_module
-from minidbg.graphs.cloning import clone_values
+from minidbg.graphs.copying import clone_values
 from minidbg.oracle.compare import mismatch, snapshot
 from minidbg.oracle.randomness import Fed, draws_alone, feed_recorded, random_nodes
 

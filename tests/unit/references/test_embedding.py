@@ -8,9 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from minidbg.references.blocks import Block, block_of
-from minidbg.references.embedding import Copy
-from minidbg.references.pieces import NotSelfContained
+from minidbg.references.copied_source import Copy, NotSelfContained
+from minidbg.references.ref_builder import Block, block_of
 
 MODULE = "a_notebook"
 

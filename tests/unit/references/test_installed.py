@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from minidbg.references.installed import installed, public_version
+from minidbg.references.modules import installed, public_version
 
 Install = Callable[..., Path]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minidbg.references.layout import indented, joined
+from minidbg.references.source_text import indented, joined
 
 
 def run(text: str) -> dict[str, object]:

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from minidbg.references.statements import (
+from minidbg.references.source_text import (
     Statement,
     has_main_block,
     is_main_block,

@@ -11,11 +11,9 @@ from lying_repro import LARGE, SMALL, lay, long_capture
 
 from minidbg.graphs.builder import write_graph_builder
 from minidbg.report import story_of, svg
-from minidbg.report.drawn_graph import DrawnNode, module_of, read_graph
+from minidbg.report.drawn_graph import MOST_BLOCKS, DrawnNode, fold, kept_names, module_of, read_graph
 from minidbg.report.errors_along import ErrorsAlong
-from minidbg.report.folding import MOST_BLOCKS, fold, kept_names
-from minidbg.report.highlight import highlighted
-from minidbg.report.page import page
+from minidbg.report.page import highlighted, page
 
 
 def model_in(script: str) -> str:
@@ -106,12 +104,14 @@ def test_names_cannot_break_out_of_the_drawing() -> None:
 def test_highlighting_changes_no_character(path: Path) -> None:
     source = path.read_text()
     shown = highlighted(source)
-    assert 'class="k"' in shown
+    assert '<span class="k' in shown
     assert html.unescape(re.sub(r"</?span[^>]*>", "", shown)) == source
 
 
-def test_source_that_is_no_python_is_shown_plain() -> None:
-    assert highlighted("'''open <b>") == "&#x27;&#x27;&#x27;open &lt;b&gt;"
+def test_source_that_is_no_python_is_shown_and_escaped() -> None:
+    shown = highlighted("'''open <b>\n")
+    assert html.unescape(re.sub(r"</?span[^>]*>", "", shown)) == "'''open <b>\n"
+    assert "<b>" not in shown
 
 
 def test_errors_along_a_graph_name_the_first_wrong_node() -> None:

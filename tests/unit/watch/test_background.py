@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -10,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from minidbg.history import History
-from minidbg.watch import flight_script
+from minidbg.watch import in_worker
 from minidbg.watch.announce import Announcer, Event
-from minidbg.watch.background import Background
-from minidbg.watch.flights import ASK_AGAIN_S, UNTOUCHED_S, Flights
+from minidbg.watch.background import ASK_AGAIN_S, UNTOUCHED_S, Background, Flights
 from minidbg.watch.pool import Ended, Order
 from minidbg.watch.repros import Repro, read_repro
 
@@ -77,6 +77,12 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
         yield Desk(tmp_path, history)
 
 
+def test_captures_of_another_layout_wait_for_who_wants_them(desk: Desk) -> None:
+    path = desk.capture("a.py", "KeyError", at=1)
+    path.write_text(path.read_text().replace("# types", '# message = "output: stride"\n# types'))
+    assert not desk.background.start(1, [])
+
+
 def test_captures_are_reduced_one_by_one_the_oldest_first_and_none_twice(desk: Desk) -> None:
     new, old = desk.capture("new.py", "B", at=2), desk.capture("old.py", "A", at=1)
     (desk.captures / "damaged.py").write_text("# ///")
@@ -94,6 +100,27 @@ def test_captures_are_reduced_one_by_one_the_oldest_first_and_none_twice(desk: D
         str(old): "x.py",
         str(new): "minidbg: the case does not show its failure here",
     }
+
+
+def test_a_capture_that_somebody_else_has_reduced_is_left_until_it_is_another(desk: Desk) -> None:
+    """Issue 15: crash and hang captures that 'minidbg run' had reduced were reduced again at each start."""
+    path = desk.capture("crash.py", "A", at=1)
+    digest = hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()
+    path.with_suffix(".reduced").write_text(json.dumps({"digest": digest, "repro": "x.py", "result": ""}))
+    assert not desk.background.start(1, [])
+    desk.capture("crash.py", "B", at=2)
+    assert desk.background.start(1, [])
+
+
+def test_a_regression_is_bisected_between_its_commits(desk: Desk) -> None:
+    assert desk.background.bisect(1, "r.py", "aaaa", "bbbb+1234") == ""
+    assert desk.orders[-1].argv == ("-m", "minidbg", "bisect", "aaaa", "bbbb", "r.py", "--json")
+    found = {"commit": "c" * 40, "subject": "optimise", "author": "Ann", "date": "2026-01-01"}
+    desk.background.ended(Ended(1, 0, stdout=json.dumps(found)), 5.0)
+    assert desk.names()[-2:] == ["bisect_started", "bisect_finished"]
+    assert "cccccccccc optimise (Ann)" in desk.told[-1].data["text"]
+    assert "not committed" in desk.background.bisect(2, "r.py", "aaaa", "aaaa+1234")
+    assert "git does not say" in desk.background.bisect(2, "r.py", "", "")
 
 
 def test_a_capture_whose_failure_a_repro_shows_is_left_and_that_is_said_once(desk: Desk) -> None:
@@ -126,7 +153,7 @@ def test_a_flight_record_that_lies_untouched_is_looked_into_before_captures(desk
     desk.background.ended(Ended(1, 0, stdout=json.dumps({"path": "x.py"})), 5.0)
     desk.now += UNTOUCHED_S
     assert desk.background.start(2, [])
-    assert desk.orders[-1].argv[1:] == ("minidbg.watch.flight_script", str(desk.folder))
+    assert desk.orders[-1].argv[1:] == ("flights", str(desk.folder))
     assert desk.orders[-1].nice == 19
     died = desk.capture("crash_1.py", "B", at=3)
     desk.background.ended(Ended(2, 0, stdout=json.dumps({"captures": [str(died)]})), 6.0)
@@ -161,7 +188,7 @@ def test_records_of_dead_processes_become_captures_and_those_of_living_ones_stay
     dead = f"{living.place}-{2**22 + 1}-{living.started_ms}-2.{Step.COMPILE}.py"
     for name in (str(living), dead):
         (flight_folder(tmp_path) / name).write_text(SCRIPT.format(error="A"))
-    assert flight_script.main([str(tmp_path)]) == 0
+    assert in_worker.main(["flights", str(tmp_path)]) == 0
     (capture,) = json.loads(capsys.readouterr().out)["captures"]
     assert Path(capture).parent == tmp_path / ".minidbg" / "captures"
     assert [path.name for path in flight_folder(tmp_path).iterdir()] == [str(living)]

@@ -6,7 +6,6 @@ import json
 import os
 import queue
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +15,8 @@ import pytest
 from minidbg.history import History
 from minidbg.watch import watched
 from minidbg.watch.announce import Announcer, Event
-from minidbg.watch.daemon import Daemon
+from minidbg.watch.daemon import Daemon, Hint, Inbox, Key, Stop
 from minidbg.watch.lock import AlreadyWatched
-from minidbg.watch.lookout import LULL_S
-from minidbg.watch.messages import Hint, Inbox, Key, Stop
 from minidbg.watch.pool import Ended, Order
 from minidbg.watch.settings import FailOn, OnChange, WatchSettings
 from minidbg.watch.snapshot import Root
@@ -61,22 +58,22 @@ class TablePool:
     def run(self, order: Order) -> None:
         self.orders.append(order)
         self.during(order)
-        if self.lose and not order.argv[0].endswith("device_script.py"):
+        if self.lose and order.argv[1:2] != ("devices",):
             self.lose -= 1
             self.inbox.put(Ended(order.id, lost=True))
             return
         self.inbox.put(self.answer(order))
 
     def answer(self, order: Order) -> Ended:
-        if order.argv[0].endswith("device_script.py"):
+        if order.argv[1:2] == ("devices",):
             return Ended(order.id, 0, stdout=json.dumps(MACHINE))
-        if order.argv[0].endswith("canary_script.py"):
+        if order.argv[1:2] == ("canary",):
             return Ended(order.id, 0, stdout=json.dumps({"canary": self.canary, "reason": "because"}))
         source = self.package / Path(order.argv[0]).name
         verdict = source.read_text().strip()
         if verdict == "SEGV":
             return Ended(order.id, signal=11)
-        files = None if order.mode == "fresh" else (str(source), str(self.package / "__init__.py"))
+        files = None if order.mode == "prelude" else (str(source), str(self.package / "__init__.py"))
         return Ended(order.id, 0, stdout=json.dumps({"verdict": verdict, "seconds": 0.1}), files=files)
 
     def cancel(self, number: int) -> None:
@@ -140,9 +137,9 @@ class World:
                 self.daemon.handle(self.daemon.inbox.get())
             if self.daemon.status is not None:
                 return
-            self.daemon.step(0.0 if self.daemon.lookout.debounce.first is None else float("inf"))
+            self.daemon.step(0.0 if self.daemon.watched.burst.first is None else float("inf"))
             idle = self.daemon.sweeper.current is None and not self.daemon.ready_to_sweep()
-            if idle and self.daemon.inbox.empty() and self.daemon.lookout.debounce.first is None:
+            if idle and self.daemon.inbox.empty() and self.daemon.watched.burst.first is None:
                 return
         raise AssertionError(f"the daemon does not come to rest: {self.told[-12:]}")
 
@@ -171,7 +168,7 @@ class World:
     def ran(self) -> list[str]:
         """The repros that were run since the last call, canaries left out."""
         orders, self.pool.orders = self.pool.orders, []
-        return [Path(order.argv[0]).stem for order in orders if "_script" not in order.argv[0]]
+        return [Path(order.argv[0]).stem for order in orders if not order.argv[0].endswith("in_worker.py")]
 
 
 @pytest.fixture
@@ -207,7 +204,10 @@ def test_a_flip_is_confirmed_in_a_fresh_interpreter_and_told_once(world: World) 
     world.pool.orders.clear()
     world.save("a", "gone")
     world.settle()
-    assert [order.mode for order in world.pool.orders if order.argv[0].endswith("a.py")] == ["fork", "fresh"]
+    assert [order.mode for order in world.pool.orders if order.argv[0].endswith("a.py")] == [
+        "fork",
+        "untouched",
+    ]
     assert world.flips() == [("FIXED", "a.py")]
     (flip,) = world.names("flip")
     assert flip.data["files"] == ["src/toy_backend/a.py"]
@@ -307,59 +307,6 @@ def test_an_edit_that_no_event_told_of_is_seen_at_the_end_of_the_run(world: Worl
     assert world.flips() == [("FIXED", "a.py")]
 
 
-def head_start(world: World, name: str, text: str) -> float:
-    """Save, and let the daemon hear of it and pause for a moment; the time then."""
-    assert world.daemon is not None
-    world.ran()
-    world.save(name, text)
-    world.daemon.handle(world.daemon.inbox.get())
-    now = time.monotonic() + LULL_S
-    world.daemon.step(now)
-    return now
-
-
-def hear_all(daemon: Daemon) -> None:
-    while not daemon.inbox.empty():
-        daemon.handle(daemon.inbox.get())
-
-
-def test_runs_get_a_head_start_and_nothing_is_said_before_the_burst_is_over(world: World) -> None:
-    world.repro("a", "reproduces")
-    daemon = world.start(quiet_s=10.0, jobs=2)
-    world.settle()
-    world.told.clear()
-    now = head_start(world, "a", "gone")
-    hear_all(daemon)
-    daemon.step(now + 1.0)
-    assert world.ran() == ["a"]
-    assert world.told == []
-    daemon.step(now + 11.0)
-    world.settle()
-    assert [event.name for event in world.told][:2] == ["sweep_started", "unconfirmed"]
-    assert world.flips() == [("FIXED", "a.py")]
-    assert [sweep.end for sweep in daemon.recorder.history.sweeps()] == ["complete", "complete"]
-
-
-def test_a_head_start_that_an_edit_overtakes_leaves_no_trace(world: World) -> None:
-    world.repro("a", "reproduces")
-    daemon = world.start(quiet_s=10.0, jobs=2)
-    world.settle()
-    world.told.clear()
-    now = head_start(world, "a", "changed")
-    hear_all(daemon)
-    (world.package / "a.py").write_text("reproduces ")
-    daemon.handle(Hint(str(world.package / "a.py")))
-    daemon.step(now + LULL_S)
-    hear_all(daemon)
-    assert world.told == []
-    daemon.step(now + 30.0)
-    world.settle()
-    assert [event.data["sweep"] for event in world.names("sweep_started")] == [2]
-    assert world.flips() == []
-    assert world.names("unconfirmed") == []
-    assert not any(result.stale for _, result in daemon.recorder.history.results())
-
-
 def test_a_file_that_every_run_writes_anew_does_not_keep_the_daemon_busy_for_ever(world: World) -> None:
     world.repro("a", "reproduces")
     world.start()
@@ -380,10 +327,14 @@ def test_an_added_and_an_edited_repro_run_alone_and_a_removed_one_is_forgotten(w
     world.settle()
     assert [event.data["repro"] for event in world.names("repro_added")] == ["b.py"]
     assert world.ran() == ["b"]
-    (world.repros / "a.py").write_text(REPRO.format(kind="compile", expect="gone"))
+    (world.repros / "a.py").write_text(REPRO.format(kind="runtime", expect="gone"))
     world.hint(world.repros / "a.py")
     world.settle()
     assert world.ran() == ["a"]
+    (world.repros / "a.py").write_text(REPRO.format(kind="runtime", expect="reproduces"))
+    world.hint(world.repros / "a.py")
+    world.settle()
+    assert world.ran() == [], "another expectation is no other repro"
     (world.repros / "b.py").unlink()
     world.hint(world.repros / "b.py")
     world.settle()
@@ -415,6 +366,98 @@ def test_each_repro_runs_on_each_device_and_a_missing_one_is_skipped_aloud(world
         "cuda:1 not present (found cpu, cuda:0); 1 repro skipped there; 'minidbg doctor' lists what is here"
     )
     assert {order.mode for order in world.pool.orders if "cuda:0" in order.argv} <= {"prelude", "fresh"}
+
+
+def test_a_module_that_is_renamed_is_no_change_of_failure(world: World) -> None:
+    world.repro("a", "reproduces")
+    text = (world.repros / "a.py").read_text()
+    signature = """# [tool.minidbg.signature]
+# kind = "compile"
+# types = ["ValueError"]
+# frames = ["toy_backend.old:lower"]
+# [tool.minidbg.reference]"""
+    (world.repros / "a.py").write_text(text.replace("# [tool.minidbg.reference]", signature))
+    (world.package / "old.py").write_text("")
+    world.start()
+    world.settle()
+    found = {"kind": "compile", "direction": "forward", "types": ["ValueError"], "message": ""}
+
+    def answer(order: Order) -> Ended:
+        said = {
+            "verdict": "changed",
+            "signature": {**found, "frames": [f"toy_backend.{name}:lower"]},
+            "seconds": 0.1,
+        }
+        return Ended(order.id, 0, stdout=json.dumps(said), files=(str(world.package / "a.py"),))
+
+    canary, name = world.pool.answer, "new"
+    world.pool.answer = lambda order: canary(order) if order.argv[1:2] == ("canary",) else answer(order)  # type: ignore[method-assign]
+    (world.package / "old.py").rename(world.package / "new.py")
+    world.hint(world.package / "old.py")
+    world.hint(world.package / "new.py")
+    world.settle()
+    last = world.names("result")[-1].data
+    assert (last["verdict"], last["reason"]) == (
+        "reproduces",
+        "module renamed: toy_backend.old is toy_backend.new now",
+    )
+    assert world.flips() == []
+    (world.package / "old.py").write_text("")
+    world.hint(world.package / "old.py")
+    world.settle()
+    assert world.flips() == [("changed", "a.py")], "with both modules there, the failure has moved"
+
+
+def test_a_muted_repro_flips_without_the_hook(world: World, tmp_path: Path) -> None:
+    world.repro("a", "reproduces")
+    script = world.repros / "a.py"
+    script.write_text(
+        script.read_text().replace("# schema = 1\n", '# schema = 1\n# muted = "waits for #7"\n')
+    )
+    daemon = world.start(on_flip=f"echo told > {tmp_path / 'told'}", folder=tmp_path)
+    world.settle()
+    world.save("a", "gone")
+    world.settle()
+    assert [event.data["muted"] for event in world.names("flip")] == ["waits for #7"]
+    assert daemon.recorder.hooks == []
+
+
+def test_what_the_header_expects_is_nothing_new(world: World) -> None:
+    """Issue 15: the table said 'reproduces -> reproduces?'."""
+    world.repro("a", "reproduces", expect="gone")
+    world.start()
+    world.settle()
+    told = [(event.data["before"], event.data["verdict"]) for event in world.names("unconfirmed")]
+    assert told == [("gone", "reproduces")]
+
+
+def test_a_fault_is_said_once_and_followed_by_a_rest_and_builds_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.repro("a", "gone")
+    daemon = world.start()
+    monkeypatch.setattr(type(daemon.sweeper), "begin", lambda self: 1 // 0)
+    for now in (0.0, 0.1, 0.2):
+        while not daemon.inbox.empty():
+            daemon.handle(daemon.inbox.get())
+        daemon.guarded("step", lambda now=now: daemon.step(now))  # type: ignore[misc]
+    assert len(world.names("notice")) == 1
+    assert "ZeroDivisionError" in world.names("notice")[0].data["text"]
+    assert daemon.resting_until > 0.2
+
+
+def test_variants_are_columns_with_their_own_variables(world: World) -> None:
+    world.repro("a", "gone")
+    world.start(env=("ACME_FUSE=0", "ACME_FUSE=1 ACME_LOG='a b'", "TORCHINDUCTOR_X=1"))
+    world.settle()
+    columns = ["cpu ACME_FUSE=0", "cpu ACME_FUSE=1 ACME_LOG='a b'", "cpu TORCHINDUCTOR_X=1"]
+    assert sorted(event.data["device"] for event in world.names("result")) == columns
+    ran = [order for order in world.pool.orders if order.argv[0].endswith("a.py")]
+    assert {"ACME_FUSE": "1", "ACME_LOG": "a b"} in [order.env for order in ran]
+    assert {order.argv[2] for order in ran} == {"cpu"}
+    modes = {tuple(order.env): order.mode for order in reversed(ran)}
+    assert modes["ACME_FUSE",] == "fork"
+    assert modes["TORCHINDUCTOR_X",] == "prelude", "a fork has read it already"
 
 
 def test_a_crash_is_a_verdict(world: World) -> None:
@@ -560,11 +603,11 @@ def test_polling_is_announced_with_its_reason(world: World) -> None:
     world.repro("a", "reproduces")
     daemon = world.start()
     world.events.why = "no more watches"
-    daemon.lookout.next_check = 0.0
+    daemon.watched.next_check = 0.0
     world.settle()
     assert [event.data["text"] for event in world.names("notice")] == ["polling every 2 s: no more watches"]
     (world.package / "a.py").write_text("gone")
-    daemon.lookout.next_look = 0.0
+    daemon.watched.next_look = 0.0
     world.settle()
     assert world.flips() == [("FIXED", "a.py")]
 

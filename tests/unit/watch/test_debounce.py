@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from minidbg.watch.debounce import LOCKED_MAX_S, STEPPING_QUIET_S, Debounce
-from minidbg.watch.revisions import GitWork, git_work
+from minidbg.watch.sources import GitWork, git_work
+from minidbg.watch.watched import LOCKED_MAX_S, STEPPING_QUIET_S, Burst
 
 
 def test_a_burst_is_over_after_the_quiet_time() -> None:
-    burst = Debounce(quiet_s=0.2)
+    burst = Burst(quiet_s=0.2, small_quiet_s=0.2)
     assert burst.deadline() is None
     burst.note(10.0, "a.py")
     burst.note(10.15, "b.py")
@@ -22,7 +22,7 @@ def test_a_burst_is_over_after_the_quiet_time() -> None:
 
 
 def test_a_burst_without_end_is_cut_off_at_the_longest_wait() -> None:
-    burst = Debounce(quiet_s=0.2, max_wait_s=1.0)
+    burst = Burst(quiet_s=0.2, max_wait_s=1.0, small_quiet_s=0.2)
     times = [10 + 0.1 * step for step in range(20)]
     for now in times:
         burst.note(now, "always.py")
@@ -32,22 +32,22 @@ def test_a_burst_without_end_is_cut_off_at_the_longest_wait() -> None:
 
 
 def test_thousands_of_events_are_one_burst_and_then_one_look_at_everything() -> None:
-    burst = Debounce()
-    for number in range(Debounce.LIMIT + 10):
+    burst = Burst()
+    for number in range(Burst.LIMIT + 10):
         burst.note(10.0, f"{number}.py")
     paths, lost = burst.take()
     assert lost
-    assert len(paths) == Debounce.LIMIT
+    assert len(paths) == Burst.LIMIT
 
 
 def test_lost_events_ask_for_a_look_at_everything() -> None:
-    burst = Debounce()
+    burst = Burst()
     burst.note(10.0, None)
     assert burst.take() == ((), True)
 
 
 def test_a_checkout_under_way_is_waited_out_and_a_forgotten_lock_is_not() -> None:
-    burst = Debounce(quiet_s=0.2, max_wait_s=1.0)
+    burst = Burst(quiet_s=0.2, max_wait_s=1.0, small_quiet_s=0.2)
     burst.note(10.0, "a.py")
     assert not burst.is_due(15.0, GitWork.LOCKED)
     assert burst.is_due(15.0, GitWork.NONE)
@@ -55,7 +55,7 @@ def test_a_checkout_under_way_is_waited_out_and_a_forgotten_lock_is_not() -> Non
 
 
 def test_a_rebase_is_waited_out_until_it_stops_for_a_person() -> None:
-    burst = Debounce(quiet_s=0.2)
+    burst = Burst(quiet_s=0.2, small_quiet_s=0.2)
     burst.note(10.0, "a.py")
     assert not burst.is_due(10.0 + STEPPING_QUIET_S - 0.1, GitWork.STEPPING)
     assert burst.is_due(10.0 + STEPPING_QUIET_S, GitWork.STEPPING)
@@ -81,3 +81,13 @@ def test_git_at_work_is_seen_from_its_folder(
         (tmp_path / ".git").write_text(f"gitdir: {folder}\n")
     (folder / name).write_text("")
     assert git_work([str(tmp_path)]) is work
+
+
+def test_a_burst_of_few_files_is_over_sooner_than_one_of_many() -> None:
+    """An edit that follows supersedes the sweep; a checkout of hundreds of files must not begin one in its middle."""
+    small, large = Burst(quiet_s=0.2, small_quiet_s=0.03), Burst(quiet_s=0.2, small_quiet_s=0.03)
+    small.note(10.0, "a.py")
+    for number in range(100):
+        large.note(10.0, f"{number}.py")
+    assert small.deadline() == pytest.approx(10.03)
+    assert large.deadline() == pytest.approx(10.2)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from minidbg.watch.device_script import accelerators
 from minidbg.watch.devices import Machine, devices_of, missing, parse_devices, said_aloud
+from minidbg.watch.in_worker import accelerators
 
 
 def torch_with(

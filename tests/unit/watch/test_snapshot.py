@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minidbg.watch.ignore import Ignore
-from minidbg.watch.snapshot import Root, Snapshot, scan, update
+from minidbg.watch.snapshot import Ignore, Root, Snapshot, scan, update
 
 LATER = 10**18 * 4
 

@@ -91,7 +91,7 @@ def test_an_unchanged_verdict_needs_no_second_run() -> None:
         (CRASHED, GONE, Standing.FIXED),
         (GONE, REPRODUCES, Standing.REGRESSED),
         (GONE, CRASHED, Standing.REGRESSED),
-        (REPRODUCES, CHANGED, Standing.FAILS_DIFFERENTLY),
+        (REPRODUCES, CHANGED, Standing.CHANGED),
         (REPRODUCES, CRASHED, Standing.CRASHED),
         (REPRODUCES, TIMEOUT, Standing.TIMEOUT),
         (CHANGED, REPRODUCES, Standing.REPRODUCES_AGAIN),
@@ -120,12 +120,29 @@ def test_a_flip_of_a_repro_that_loads_none_of_the_changed_files_is_asked_twice()
     assert settled(state(REPRODUCES), *runs, seen(GONE, fresh=True)).standing is Standing.FIXED
 
 
-def test_the_same_code_with_two_verdicts_is_flaky_and_never_fixed() -> None:
-    runs = [seen(GONE, code="code 1"), *[seen(GONE, code="code 1", fresh=True)] * 2]
-    result = settled(state(REPRODUCES), *runs)
+def test_the_same_code_with_two_verdicts_in_quiet_time_is_flaky_and_never_fixed() -> None:
+    first = replace(seen(GONE, code="code 1"), unasked=True)
+    result = settled(state(REPRODUCES), first, *[seen(GONE, code="code 1", fresh=True)] * 2)
     assert result.standing is Standing.FLAKY
     assert result.state is not None
     assert (result.state.failures, result.state.runs) == (1, 4)
+
+
+def test_a_rerun_in_which_every_run_agrees_is_no_flakiness_though_no_watched_file_changed() -> None:
+    """What changed may be a file that nobody watches; issue 15."""
+    first, fresh = seen(GONE, code="code 1"), seen(GONE, code="code 1", fresh=True)
+    assert [answer(state(REPRODUCES), first, *[fresh] * count) for count in range(4)] == [Ask()] * 4
+    result = settled(state(REPRODUCES), first, *[fresh] * 4)
+    assert result.standing is Standing.FIXED
+
+
+def test_a_rerun_whose_fresh_runs_disagree_is_flaky() -> None:
+    runs = [
+        seen(GONE, code="code 1"),
+        seen(GONE, code="code 1", fresh=True),
+        seen(REPRODUCES, code="code 1", fresh=True),
+    ]
+    assert settled(state(REPRODUCES), *runs).standing is Standing.FLAKY
 
 
 def test_a_warm_worker_contradicted_by_two_fresh_interpreters_changes_nothing() -> None:

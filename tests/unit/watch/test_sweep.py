@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from minidbg.failure import Outcome, Verdict
+from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.history import State
 from minidbg.watch.outcomes import CanaryAnswer
-from minidbg.watch.plan import Job, in_order
 from minidbg.watch.repros import Repro
 from minidbg.watch.states import Seen, Standing
-from minidbg.watch.sweep import MOST_RUNS, Answer, Purpose, Sweep, Task
+from minidbg.watch.sweep import HANDED_BACK, MOST_RUNS, Answer, Job, Lane, Purpose, Sweep, Task, in_order
 
 PASSES = CanaryAnswer("passes")
 GONE, REPRODUCES, SKIPPED = Verdict.GONE, Verdict.REPRODUCES, Verdict.SKIPPED
@@ -36,8 +35,11 @@ def sweep_over(*states: State, backends: dict[str, str] | None = None, **more: o
     return Sweep(2, [Job(one.repro, "cpu") for one in states], repros, table, **more)
 
 
-def report(sweep: Sweep, task: Task, verdict: Verdict) -> list[Answer]:
-    seen = Seen(verdict, 2.0, 2, "script", "machine", "code 2", "loaded 2", fresh=task.fresh)
+def report(sweep: Sweep, task: Task, verdict: Verdict, *, fallback: bool = False) -> list[Answer]:
+    seen = Seen(
+        verdict, 2.0, 2, "script", "machine", "code 2", "loaded 2", fresh=task.fresh, fallback=fallback,
+        unasked=sweep.probing,
+    )  # fmt: skip
     return sweep.saw(task, seen, Outcome(verdict))
 
 
@@ -45,7 +47,9 @@ def started(sweep: Sweep, count: int) -> list[Task]:
     return [task for _ in range(count) if (task := sweep.next_task()) is not None]
 
 
-def test_failing_repros_come_first_then_touched_ones_then_the_rest_and_none_is_left_out() -> None:
+def test_what_failed_in_the_saved_file_comes_first_then_failing_repros_then_touched_ones_then_the_rest_and_none_is_left_out() -> (
+    None
+):
     table = {
         ("rest.py", "cpu"): state("rest.py", GONE),
         ("touched.py", "cpu"): state("touched.py", GONE, modules=("a.py",)),
@@ -53,9 +57,17 @@ def test_failing_repros_come_first_then_touched_ones_then_the_rest_and_none_is_l
         ("failing_quick.py", "cpu"): state("failing_quick.py", seconds=0.1),
         ("failing_touched.py", "cpu"): state("failing_touched.py", modules=("a.py", "b.py"), seconds=1.0),
     }
+    table["in_the_file.py", "cpu"] = state("in_the_file.py", seconds=20.0)
     jobs = [Job("new.py", "cpu"), *(Job(*key) for key in table)]
-    assert [job.repro for job in in_order(jobs, table, ["a.py"])] == [
-        "failing_touched.py", "failing_quick.py", "failing_slow.py", "new.py", "touched.py", "rest.py",
+    repros = {job.repro: repro(job.repro) for job in jobs}
+    signature = {"signature": {"frames": ["pkg.a:lower", "pkg.main:run"]}}
+    repros["in_the_file.py"] = replace(repros["in_the_file.py"], table=signature)
+    table = {
+        key: replace(one, modules=tuple(f"/src/pkg/{name}" for name in one.modules))
+        for key, one in table.items()
+    }
+    assert [job.repro for job in in_order(jobs, table, ["/src/pkg/a.py"], repros)] == [
+        "in_the_file.py", "failing_touched.py", "failing_quick.py", "failing_slow.py", "new.py", "touched.py", "rest.py",
     ]  # fmt: skip
 
 
@@ -75,10 +87,11 @@ def test_a_broken_backend_changes_no_state_and_runs_nothing_more() -> None:
     sweep = sweep_over(state("a.py"), state("b.py"), state("c.py"))
     canary, first = started(sweep, 2)
     assert report(sweep, first, GONE) == []
-    second = started(sweep, 1)[0]
-    assert second.purpose is Purpose.CONFIRM
+    run, confirmation = started(sweep, 2)
+    assert (run.purpose, confirmation.purpose) == (Purpose.RUN, Purpose.CONFIRM)
     assert sweep.saw_canary(canary, CanaryAnswer("broken", "SyntaxError")) == []
-    assert report(sweep, second, GONE) == []
+    assert report(sweep, confirmation, GONE) == []
+    assert report(sweep, run, GONE) == []
     assert sweep.finished
     assert sweep.unjudged == 3
 
@@ -102,12 +115,13 @@ def test_a_missing_backend_skips_its_repros_with_the_reason() -> None:
     assert [answer.settled.state for answer in answers] == [state("a.py"), state("b.py")]
 
 
-def test_a_flip_is_answered_only_after_its_confirmation_and_that_comes_next() -> None:
-    sweep = sweep_over(state("a.py"), state("b.py"))
+def test_a_flip_is_answered_only_after_its_confirmation_which_runs_beside_the_warm_runs() -> None:
+    sweep = sweep_over(state("a.py"), state("b.py"), state("c.py"), state("d.py"))
     canary, run = started(sweep, 2)
     sweep.saw_canary(canary, PASSES)
     assert report(sweep, run, GONE) == []
-    confirmation = started(sweep, 1)[0]
+    *warm, confirmation = started(sweep, 9)
+    assert [task.job.repro for task in warm] == ["b.py", "c.py"], "a confirmation takes no slot of a warm run"
     assert (confirmation.purpose, confirmation.job.repro, confirmation.fresh) == (
         Purpose.CONFIRM,
         "a.py",
@@ -175,6 +189,50 @@ def test_probing_needs_no_canary_and_finds_a_flaky_repro() -> None:
     while not answers:
         answers = report(sweep, started(sweep, 1)[0], GONE)
     assert answers[0].settled.standing is Standing.FLAKY
+
+
+def test_all_warm_runs_are_started_before_what_may_hang_and_confirmations_do_not_wait_for_it() -> None:
+    hangs = [state(f"hang{number}.py") for number in range(3)]
+    quick = [state(f"quick{number}.py") for number in range(3)]
+    sweep = sweep_over(*hangs, *quick)
+    sweep.repros = {
+        name: replace(one, kind=Kind.HANG) if name.startswith("hang") else one
+        for name, one in sweep.repros.items()
+    }
+    sweep = Sweep(2, sweep.jobs, sweep.repros, sweep.states)
+    sweep.canaries[sweep.key(Job("hang0.py", "cpu"))] = PASSES
+    tasks = started(sweep, 9)
+    assert [task.job.repro for task in tasks] == ["quick0.py", "quick1.py"]
+    for task in tasks:
+        report(sweep, task, GONE)
+    order = [(task.job.repro, task.lane) for task in started(sweep, 9)]
+    assert order == [
+        ("quick2.py", Lane.WARM), ("quick0.py", Lane.FRESH), ("hang0.py", Lane.LONG), ("hang1.py", Lane.LONG),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_backend_that_hands_every_graph_back_can_be_mended(late: bool) -> None:
+    """A beginner's backend does so: nothing else can be seen of a mended one."""
+    hands_back = CanaryAnswer("passes", fallback=True)
+    sweep = sweep_over(state("a.py"))
+    canary, run = started(sweep, 2)
+    if not late:
+        sweep.saw_canary(canary, hands_back)
+    assert report(sweep, run, GONE, fallback=True) == []
+    if late:
+        assert started(sweep, 1) == []
+        assert sweep.saw_canary(canary, hands_back) == []
+    (answer,) = report(sweep, started(sweep, 1)[0], GONE, fallback=True)
+    assert (answer.settled.standing, answer.reason) == (Standing.FIXED, HANDED_BACK)
+
+
+def test_a_backend_that_hands_only_this_graph_back_mends_nothing() -> None:
+    sweep = sweep_over(state("a.py"))
+    canary, run = started(sweep, 2)
+    sweep.saw_canary(canary, PASSES)
+    (answer,) = report(sweep, run, GONE, fallback=True)
+    assert (answer.settled.standing, answer.settled.state) == (Standing.FALLBACK, state("a.py"))
 
 
 @pytest.mark.parametrize("verdicts", [[REPRODUCES], [GONE, GONE], [GONE, REPRODUCES, REPRODUCES]])

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import plistlib
 import queue
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,20 +14,18 @@ import pytest
 from minidbg.errors import BadSetting, MinidbgError
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.history import State
-from minidbg.watch import canary_script, device_script
+from minidbg.watch import in_worker
 from minidbg.watch.builder import Builder, Built
 from minidbg.watch.devices import parse_devices
 from minidbg.watch.lock import AlreadyWatched, Lock, living_holder
 from minidbg.watch.outcomes import canary_of, outcome_of
-from minidbg.watch.pool import Ended, Order
+from minidbg.watch.pool import Bytecode, Ended, Order
 from minidbg.watch.repros import Repro, home_of, read_repro, read_repros
-from minidbg.watch.runner import Runner, arguments
+from minidbg.watch.runner import Runner, judging
 from minidbg.watch.settings import FailOn, OnChange, WatchSettings, load
 from minidbg.watch.snapshot import Root
 from minidbg.watch.sources import module_roots, source_roots, worth_watching
 from minidbg.watch.sweep import Job, Purpose, Task
-from minidbg.watch.units import unit, without_option
-from minidbg.watch.watched import Bytecode
 
 SCRIPT = """# /// script
 # dependencies = []
@@ -146,30 +142,6 @@ def test_a_folder_that_cannot_be_written_has_its_history_elsewhere(
 
 
 # Service files
-
-
-def test_the_systemd_unit_runs_the_same_command_without_the_option(tmp_path: Path) -> None:
-    words = without_option(
-        ["watch", "my repros", "--print-unit", "systemd", "--devices=cpu", "--print-unit=launchd"],
-        "--print-unit",
-    )
-    text = unit("systemd", words, tmp_path / "50% off")
-    line = next(line for line in text.splitlines() if line.startswith("ExecStart="))
-    assert shlex.split(line.removeprefix("ExecStart=")) == [
-        sys.executable,
-        "-m",
-        "minidbg",
-        "watch",
-        "my repros",
-        "--devices=cpu",
-    ]
-    assert f"WorkingDirectory={tmp_path}/50%% off" in text
-
-
-def test_the_launchd_agent_is_a_property_list(tmp_path: Path) -> None:
-    found = plistlib.loads(unit("launchd", ["watch", "a&b"], tmp_path).encode())
-    assert found["ProgramArguments"] == [sys.executable, "-m", "minidbg", "watch", "a&b"]
-    assert found["WorkingDirectory"] == str(tmp_path)
 
 
 # Repros and their sources
@@ -290,24 +262,23 @@ def test_of_loaded_files_only_those_are_watched_that_can_change_a_verdict(
 ) -> None:
     import click
 
-    monkeypatch.setattr(
-        "minidbg.watch.sources.left_out_folders",
-        lambda: (os.path.dirname(os.__file__) + os.sep, "/usr/lib/", "/tmp/torchinductor_"),
-    )
+    left_out = (os.path.dirname(os.__file__) + os.sep, "/usr/lib/", "/tmp/torchinductor_")
     build = tmp_path / "build" / "ext.so"
     build.parent.mkdir()
     build.write_bytes(b"")
-    inside = tmp_path / "src" / "a.py"
+    source = tmp_path / "src"
+    (source / ".git").mkdir(parents=True)
+    for name in ("ext.so", "table.json", ".git/HEAD"):
+        (source / name).write_text("")
+    data_elsewhere = tmp_path / "notes.txt"
+    data_elsewhere.write_text("")
+    inside = [str(source / name) for name in ("ext.so", "table.json")]
     files = [
-        os.__file__,
-        click.__file__,
-        str(build),
-        str(inside),
-        "/tmp/torchinductor_x/ab/cab.py",
-        "/usr/lib/libc.so.6",
-    ]
-    roots = [Root(str(tmp_path / "src"))]
-    assert set(worth_watching(files, roots)) == {click.__file__, str(build)}
+        os.__file__, click.__file__, str(build), *inside, str(source / ".git/HEAD"), str(data_elsewhere),
+        "/tmp/torchinductor_x/ab/cab.py", "/usr/lib/libc.so.6",
+    ]  # fmt: skip
+    found = set(worth_watching(files, [Root(str(source))], left_out))
+    assert found == {click.__file__, str(build), *inside}
 
 
 # Runs and outcomes
@@ -366,17 +337,9 @@ def test_a_canary_that_says_nothing_is_a_broken_backend(fields: dict[str, object
     assert canary_of(ended(**fields)).answer == answer
 
 
-def test_workers_judge_crashes_in_their_own_process_and_fresh_interpreters_as_a_person_would(
-    tmp_path: Path,
-) -> None:
+def test_workers_judge_crashes_in_their_own_process(tmp_path: Path) -> None:
     crash, plain = written(tmp_path, "c.py", kind="crash"), written(tmp_path, "p.py")
-    task = Task(Purpose.RUN, Job("c.py", "cpu"))
-    assert [arguments(task, crash, mode)[-1] for mode in ("fork", "prelude", "fresh")] == [
-        "--child",
-        "--child",
-        "--json",
-    ]
-    assert arguments(task, plain, "fork")[-1] == "--json"
+    assert [judging(repro, "cpu")[-1] for repro in (crash, plain)] == ["--child", "--json"]
 
 
 class NoPool:
@@ -395,24 +358,26 @@ def test_time_limits_follow_what_runs_need(tmp_path: Path, monkeypatch: pytest.M
     task, fresh = Task(Purpose.RUN, Job("a.py", "cpu")), Task(Purpose.CONFIRM, Job("a.py", "cpu"), fresh=True)
     hang, plain = written(tmp_path, "h.py", kind="hang"), written(tmp_path, "p.py")
     runner = Runner(NoPool(), WatchSettings())
-    assert runner.time_limit(task, hang, None) == 10.0
-    assert runner.time_limit(fresh, hang, None) == 150.0, "a fresh script keeps its own limit, which is 120 s"
+    assert runner.time_limit(task, hang, None, "fork") == 10.0
+    assert runner.time_limit(fresh, hang, None, "prelude") == 20.0, "an interpreter must start first"
     runner.usual_seconds = 5.0
-    assert runner.time_limit(task, hang, None) == 25.0
+    assert runner.time_limit(task, hang, None, "fork") == 25.0
     known = State("p.py", "cpu", Verdict.GONE, 1.0, 1.0, plain.digest, "e", "c", seconds=20.0)
-    assert [runner.time_limit(task, plain, state) for state in (None, known)] == [180.0, 100.0]
+    assert [runner.time_limit(task, plain, state, "fork") for state in (None, known)] == [180.0, 100.0]
     monkeypatch.setattr(os, "getloadavg", lambda: (4.0 * (os.cpu_count() or 1), 0.0, 0.0))
-    assert runner.time_limit(fresh, plain, known) == 240.0, "a busy machine is slow to start an interpreter"
-    assert Runner(NoPool(), WatchSettings(seconds=7.0)).time_limit(task, plain, known) == 7.0
+    assert runner.time_limit(fresh, plain, known, "prelude") == 240.0, (
+        "a busy machine is slow to start an interpreter"
+    )
+    assert Runner(NoPool(), WatchSettings(seconds=7.0)).time_limit(task, plain, known, "fork") == 7.0
 
 
-# The two scripts
+# What workers are asked besides
 
 
 def canary(tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str) -> dict[str, str]:
     script = tmp_path / "a.py"
     script.write_text(body)
-    assert canary_script.main([str(script), "--device", "cpu"]) == 0
+    assert in_worker.main(["canary", str(script), "cpu"]) == 0
     found: dict[str, str] = json.loads(capsys.readouterr().out.splitlines()[-1])
     return found
 
@@ -420,7 +385,7 @@ def canary(tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str) -> dic
 def test_the_canary_tells_passing_missing_and_broken_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    case = "def read_case(path): return {}\n"
+    case = "# /// script\n# [tool.minidbg]\n# kind = 'compile'\n# ///\n"
     assert canary(tmp_path, capsys, "def canary(device): pass")["canary"] == "passes"
     missing = canary(tmp_path, capsys, case + "def backend():\n    import wl_never_there\n")
     assert missing == {"canary": "missing", "reason": "ModuleNotFoundError: No module named 'wl_never_there'"}
@@ -434,8 +399,46 @@ def test_the_canary_tells_passing_missing_and_broken_apart(
     assert "wl_broken_one.py, line 1" in broken["reason"]
 
 
+HEADER_OF_OPTIONS = """# /// script
+# [tool.minidbg]
+# kind = "compile"
+# options = "{'dtype': torch.float16, 'limit': float('inf')}"
+# ///
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "answer", "fallback"),
+    [
+        ("return lambda *args: gm(*args)", "passes", False),
+        ("return gm.forward", "passes", True),
+        ("return lambda *args: (gm(*args)[0] + 1,)", "broken", False),
+        ("raise ValueError('nothing works')", "broken", False),
+    ],
+)
+def test_the_canary_is_judged_as_a_repro_is_with_its_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str, answer: str, fallback: bool
+) -> None:
+    """Issue 15: it read the options in another way, and a repro with torch.float16 among them was 'backend broken' for ever."""
+    backend = f"""
+def backend():
+    import torch
+
+    def made(gm, inputs, options=None):
+        assert options == {{"dtype": torch.float16, "limit": float("inf")}}
+        {body}
+
+    return made
+"""
+    found = canary(tmp_path, capsys, HEADER_OF_OPTIONS + backend)
+    assert found["canary"] == answer
+    assert bool(found.get("fallback")) is fallback
+    if answer == "broken":
+        assert found["reason"]
+
+
 def test_without_torch_the_machine_is_its_processor(capsys: pytest.CaptureFixture[str]) -> None:
-    assert device_script.main(["--no-torch"]) == 0
+    assert in_worker.main(["devices", "--no-torch"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert list(found["devices"]) == ["cpu"]
     assert found["devices"]["cpu"]["name"]
@@ -448,13 +451,13 @@ def test_new_bytecode_folders_keep_what_is_not_watched(tmp_path: Path) -> None:
     bytecode = Bytecode(tmp_path / "pycache")
     source = package(tmp_path, "watched") / "a.py"
     source.write_text("")
-    first = bytecode.renew([Root(str(source.parent))])
+    first = Path(bytecode.renew([Root(str(source.parent))]))
     below = first / str(source.parent).lstrip("/")
     other = first / "usr" / "lib" / "other"
     for folder in (below, other, below.parent / "sibling"):
         folder.mkdir(parents=True)
         (folder / "a.cpython-311.pyc").write_bytes(b"")
-    second = bytecode.renew([Root(str(source.parent))])
+    second = Path(bytecode.renew([Root(str(source.parent))]))
     assert not first.exists()
     kept = sorted(str(path.relative_to(second).parent) for path in second.rglob("*.pyc"))
     assert kept == sorted([str(tmp_path).lstrip("/") + "/sibling", "usr/lib/other"])
@@ -473,7 +476,7 @@ def test_bytecode_of_other_packages_is_taken_over_and_that_of_watched_ones_is_no
         paths.append(str(source))
     bytecode = Bytecode(tmp_path / "pycache")
     bytecode.seed(paths, [Root(str(tmp_path / "watched"))])
-    folder = bytecode.renew([Root(str(tmp_path / "watched"))])
+    folder = Path(bytecode.renew([Root(str(tmp_path / "watched"))]))
     assert [path.parent.name for path in folder.rglob("*.pyc")] == ["torch_like"]
 
 
@@ -486,6 +489,16 @@ def test_a_build_tells_its_status_and_its_last_lines(tmp_path: Path) -> None:
     assert (built.status, builder.running) == (3, False)
     assert built.output.splitlines()[-2:] == ["100", "trouble"]
     assert len(built.output.splitlines()) == 30
+    assert built.error == "trouble"
+
+
+def test_a_build_tells_its_first_error_also_when_hundreds_of_lines_follow(tmp_path: Path) -> None:
+    told: queue.SimpleQueue[Built] = queue.SimpleQueue()
+    builder = Builder(
+        "echo 'gcc -c x.c'; echo 'x.c:3: error: no such thing'; seq 500; exit 1", tmp_path, told.put
+    )
+    builder.start()
+    assert told.get(timeout=30).error == "x.c:3: error: no such thing"
 
 
 def test_a_cancelled_build_is_forgotten(tmp_path: Path) -> None:

@@ -13,12 +13,11 @@ from click.testing import CliRunner
 
 from minidbg.failure import Outcome, Verdict
 from minidbg.history import Flip, History, Result, Revision, State
-from minidbg.watch.announce import Announcer, Event, JsonLines, Log
+from minidbg.watch.announce import Announcer, Event, JsonLines, Log, PlainLines, line_of
+from minidbg.watch.commands import accept, list_repros, status
 from minidbg.watch.commands import history as history_command
-from minidbg.watch.commands import list_repros, status, watch
 from minidbg.watch.lock import Lock
-from minidbg.watch.matrix import Matrix, as_text, span
-from minidbg.watch.plain import PlainLines, line_of
+from minidbg.watch.matrix import Matrix, Page, as_text, clock, span
 
 NOW = 1_000_000.0
 
@@ -71,10 +70,22 @@ def flip(repro: str, kind: str = "FIXED", after: str = "gone") -> Event:
 # Plain lines
 
 
-def test_a_flip_is_one_line_with_both_revisions() -> None:
-    assert line_of(flip("a.py")) == (
-        "FIXED: /r/a.py [cpu] reproduces -> gone; last reproduces at aaaaaaaaaa, first gone at aaaaaaaaaa+12345678"
-    )
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        ("aaaaaaaaaa", "aaaaaaaaaa+12345678", "aaaaaaaaaa -> +12345678"),
+        ("aaaaaaaaaa+1", "bbbbbbbbbb", "aaaaaaaaaa+1 -> bbbbbbbbbb"),
+        ("aaaaaaaaaa", "aaaaaaaaaa", "at aaaaaaaaaa, no watched file changed"),
+        ("one a, two b", "one a, two b+1", "one a, two b -> one a, two b+1"),
+    ],
+)
+def test_a_flip_says_what_happened_before_the_revisions(before: str, after: str, text: str) -> None:
+    told = Event("flip", {**flip("a.py").data, "last_before": before, "first_after": after}, NOW)
+    assert line_of(told) == f"FIXED a [cpu]  {text}"
+
+
+def test_a_flip_that_is_no_fix_and_no_regression_names_its_verdicts() -> None:
+    assert line_of(flip("a.py", "changed", "changed")).startswith("changed a [cpu] reproduces -> changed  ")
 
 
 def test_unchanged_results_are_not_listed_unless_every_one_is_wanted() -> None:
@@ -133,9 +144,9 @@ def test_the_matrix_shows_repros_by_devices_what_needs_attention_first(matrix: M
     matrix.hear(result("c.py", "crashed", standing="crashed", reason="died of SIGSEGV"))
     lines = as_text(matrix, width=120).splitlines()
     assert "sweep 1  |  3/3 in 1.0 s  |  changed: src/x.py" in lines[0]
-    assert lines[1].split() == ["repro", "cpu", "cuda:0"]
+    assert lines[1].split() == ["repro", "cpu", "cuda:0", "since", "took"]
     assert [line.split()[0] for line in lines[2:5]] == ["c.py", "a.py", "b.py"]
-    assert "reproduces for 2 h" in lines[3]
+    assert lines[3].split() == ["a.py", "reproduces", "-", "2", "h", "0.2", "s"]
     assert "died of SIGSEGV" in lines[2]
 
 
@@ -158,9 +169,84 @@ def test_a_flip_stands_on_top_and_an_unconfirmed_one_in_its_cell(matrix: Matrix)
     matrix.hear(result("a.py", "gone", standing="FIXED"))
     matrix.hear(flip("a.py"))
     text = as_text(matrix, width=160)
-    assert "FIXED: /r/a.py" in text.splitlines()[1]
+    assert "FIXED a [cpu]" in text.splitlines()[1]
+    assert "*a.py" in text, "its row is marked"
     assert "gone?" not in text
     assert matrix.last_repro == "/r/a.py"
+
+
+def build_failed(error: str) -> Event:
+    return Event("build_failed", {"status": 1, "seconds": 1.0, "output": "long", "error": error}, NOW)
+
+
+def test_a_failed_build_is_told_until_the_code_is_good_again(matrix: Matrix) -> None:
+    """Issue 15: the head line said 'building' for ever."""
+    matrix.hear(Event("build_started", {"command": "make"}, NOW))
+    assert "building: make" in as_text(matrix)
+    error = "acme/src/kernels.c:17:5: error: " + "too few arguments to function " * 5
+    matrix.hear(build_failed(error))
+    first, *rest = as_text(matrix, width=100).splitlines()
+    assert f"build failed {clock(NOW)}, rows are from before it" in first
+    assert " ".join(line.strip() for line in rest[:3]).startswith(error.strip()), "in full"
+    matrix.hear(Event("build_finished", {"seconds": 1.0}, NOW))
+    assert "build failed" not in as_text(matrix)
+    assert "too few" not in as_text(matrix)
+
+
+def test_a_row_keeps_its_line_when_its_verdict_changes_until_a_person_sorts(matrix: Matrix) -> None:
+    for number in range(1, 3):
+        matrix.hear(sweep_started(number))
+        matrix.hear(result("a.py", "reproduces" if number == 1 else "gone"))
+        matrix.hear(result("b.py", "gone"))
+        matrix.hear(
+            Event("sweep_finished", {"sweep": number, "seconds": 1.0, "first_verdict_seconds": None}, NOW)
+        )
+    matrix.hear(result("c.py", "reproduces"))
+    assert matrix.names() == ["a.py", "b.py", "c.py"]
+    matrix.sort()
+    assert matrix.names() == ["c.py", "a.py", "b.py"]
+
+
+def test_the_error_of_the_selected_row_is_shown_in_full(matrix: Matrix) -> None:
+    message = "LoweringException: " + "no lowering for aten.tanh.default " * 8
+    failed = result("b.py", "reproduces")
+    matrix.hear(Event("result", {**failed.data, "message": message}, NOW))
+    matrix.hear(Event("repro_edited", {"repro": "b.py", "reason": "", "owner": "ann", "issue": "#12"}, NOW))
+    assert "ann" not in as_text(matrix, width=80)
+    matrix.select(1)
+    matrix.select(1)
+    assert matrix.selected == "b.py"
+    text = as_text(matrix, width=80)
+    assert " ".join(message.split()) in " ".join(text.split())
+    assert "owner: ann  issue: #12" in text
+    assert ">" in next(line for line in text.splitlines() if line.lstrip(" >*").startswith("b.py"))
+
+
+def test_a_muted_repro_flips_in_its_row_alone(matrix: Matrix) -> None:
+    matrix.hear(Event("repro_edited", {"repro": "a.py", "reason": "", "muted": "waits for #7"}, NOW))
+    matrix.hear(Event("flip", {**flip("a.py").data, "muted": "waits for #7"}, NOW))
+    text = as_text(matrix)
+    assert "FIXED" not in text
+    assert "muted: waits for #7" in text
+
+
+def test_the_page_has_the_matrix_and_all_errors_and_at_the_end_reloads_no_more(tmp_path: Path) -> None:
+    now = [100.0]
+    view = Page(tmp_path / "matrix.html", clock=lambda: now[0])
+    view.show(Event("started", {"home": "/repros", "states": []}, 1.0))
+    text = view.path.read_text()
+    assert 'http-equiv="refresh"' in text
+    view.show(result("a.py", "reproduces", reason="<b>no kernel</b> " * 20))
+    assert "a.py" not in view.path.read_text(), "not more often than once a second"
+    now[0] += 1.5
+    view.show(result("b.py", "gone"))
+    text = view.path.read_text()
+    assert text.index("a.py") < text.index("b.py"), "what fails comes first"
+    assert text.count("&lt;b&gt;no kernel") >= 20
+    view.close()
+    text = view.path.read_text()
+    assert 'http-equiv="refresh"' not in text
+    assert "not watching" in text
 
 
 def test_a_broken_backend_stays_on_top_until_it_is_back(matrix: Matrix) -> None:
@@ -178,7 +264,7 @@ def test_more_repros_than_lines_are_counted(matrix: Matrix, height: int) -> None
         matrix.hear(result(f"r{number:03d}.py", "gone"))
     lines = as_text(matrix, height=height).splitlines()
     assert len(lines) <= height
-    shown = sum(line.startswith(("r0", "a.py")) for line in lines)
+    shown = sum(line.lstrip().startswith(("r0", "a.py")) for line in lines)
     assert f"... and {101 - shown} more repros" in "\n".join(lines)
 
 
@@ -279,22 +365,64 @@ def test_list_says_that_a_repro_was_edited_since(folder: Path) -> None:
     assert "gone (before an edit)" in run(list_repros, folder)[1]
 
 
-def test_history_of_one_repro_has_its_runs_and_flips_with_revisions(folder: Path) -> None:
+def test_history_of_one_repro_has_its_flips_with_revisions_and_then_its_runs(folder: Path) -> None:
+    with History.open(folder / ".minidbg" / "history.sqlite") as opened:
+        for _ in range(18):
+            again = Result("a.py", "cpu", NOW + 9, Outcome(Verdict.GONE), "probe", "s", "e")
+            opened.add_result(2, again)
     _, text = run(history_command, folder / "a.py")
     lines = text.splitlines()
-    assert len(lines) == 3
-    assert "FIXED" in lines[0]
     assert "reproduces -> gone between aaaaaaaaaa and bbbbbbbbbb (src/x.py)" in lines[0]
+    assert lines[1].endswith("sweep 2, the last of 20 runs"), "runs with one verdict are one line"
+    assert len(lines) == 2
     assert len(run(history_command, folder)[1].splitlines()) == 1
-    assert len(run(history_command, folder / "a.py", "-n", 1, "--json")[1].splitlines()) == 1
+    assert len(run(history_command, folder / "a.py", "-n", 1, "--json")[1].splitlines()) == 2
 
 
-def test_status_tells_whether_somebody_watches(folder: Path) -> None:
+def test_history_takes_a_part_of_a_name_as_show_does(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue 15: it answered "no history in ." and a wrong hint."""
+    (folder / "accuracy_neg_ab12cd.py").write_text((folder / "b.py").read_text())
+    monkeypatch.setenv("MINIDBG_DIR", str(folder))
+    assert run(history_command, "accuracy_neg") == (0, "0 flips\n")
+    code, text = CliRunner().invoke(history_command, ["nowhere"]).exit_code, ""
+    assert code != 0, text
+
+
+def test_accept_makes_a_regression_test_and_begins_no_new_history(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from minidbg.watch.repros import read_repro
+
+    monkeypatch.setenv("MINIDBG_DIR", str(folder))
+    before = read_repro(folder / "b.py", "b.py")
+    assert run(accept, "b") == (0, f"{folder / 'b.py'} expects gone\n")
+    run(accept, "b.py", "--mute", 'waits for "#7"')
+    after = read_repro(folder / "b.py", "b.py")
+    assert before is not None
+    assert after is not None
+    assert (after.expect, after.muted) == (Verdict.GONE, 'waits for "#7"')
+    assert after.digest == before.digest
+    assert "header" not in next(
+        line for line in run(list_repros, folder)[1].splitlines() if line.startswith("b.py")
+    )
+    run(accept, "b.py", "--mute", "")
+    heard = read_repro(folder / "b.py", "b.py")
+    assert heard is not None
+    assert heard.muted == ""
+
+
+def test_status_tells_whether_somebody_watches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status_now, text = run(status, folder)
     assert status_now == 1
     assert "is not being watched" in text
     assert "last sweep: 2" in text
     assert "1 damaged, 2 gone, 1 not seen" in text
+    with History.open(folder / ".minidbg" / "history.sqlite") as opened:
+        opened.start_sweep(NOW, code="c", files=[])
+    assert "last sweep: 3" in run(status, folder)[1]
+    assert "interrupted" in run(status, folder)[1], "nothing runs where nobody watches"
+    with History.open(folder / ".minidbg" / "history.sqlite") as opened:
+        opened.connection.execute("delete from sweeps where id = 3")
     lock = Lock(folder)
     try:
         status_now, text = run(status, folder, "--json")
@@ -303,6 +431,8 @@ def test_status_tells_whether_somebody_watches(folder: Path) -> None:
             True,
             "bbbbbbbbbb",
         )
+        monkeypatch.setattr("psutil.Process.status", lambda self: "stopped")
+        assert "which is stopped: nothing is judged until it goes on" in run(status, folder)[1]
     finally:
         lock.release()
 
@@ -318,11 +448,3 @@ def test_reading_writes_nothing(folder: Path) -> None:
     for command in (list_repros, history_command, status):
         run(command, folder)
     assert contents() == before
-
-
-def test_print_unit_prints_and_watches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["minidbg", "watch", str(tmp_path), "--print-unit", "systemd"])
-    code, text = run(watch, tmp_path, "--print-unit", "systemd")
-    assert code == 0
-    assert f"watch {tmp_path}\n" in text
-    assert not (tmp_path / ".minidbg").exists()

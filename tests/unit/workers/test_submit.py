@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import fx
 
+from minidbg import references
 from minidbg.case import BackendRef, CallPath, Case
 from minidbg.failure import Direction, Kind, Outcome, Signature, Verdict
 from minidbg.graphs import capture_by_dynamo
@@ -39,15 +40,26 @@ def case_of(relu_graph: tuple[fx.GraphModule, tuple[Any, ...]]) -> CaseOf:
     def make(backend: Any, **fields: Any) -> Case:
         name = getattr(backend, "__name__", str(backend))
         given = {"graph_module": relu_graph[0], "inputs": relu_graph[1], "compiler": backend, **fields}
-        return Case(backend=BackendRef(name, name), **given)
+        known = getattr(planted, name, None) is backend
+        return Case(backend=references.find(backend) if known else BackendRef(name, name), **given)
 
     return make
+
+
+@pytest.fixture(params=["fork", "spawn"])
+def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test is run with forks of this process, and with forks of a fresh interpreter, started once for all of them."""
+    monkeypatch.setenv("MINIDBG_WORKERS", request.param)
+
+
+BOTH_WAYS = pytest.mark.usefixtures("_both_ways")
 
 
 def ask(case: Case, seconds: float = 30.0) -> Outcome:
     return submit(case, seconds=seconds, memory_bytes=MEMORY)
 
 
+@BOTH_WAYS
 @BOTH_PATHS
 @pytest.mark.parametrize(
     ("backend", "death"),
@@ -69,6 +81,7 @@ def test_death_is_a_crash_with_its_cause(case_of: CaseOf, call: CallPath, backen
     assert death in outcome.message
 
 
+@BOTH_WAYS
 @BOTH_PATHS
 def test_crash_shows_where_it_was(case_of: CaseOf, call: CallPath) -> None:
     compiling = ask(case_of(planted.segfaults_on_relu, call=call)).signature
@@ -79,6 +92,7 @@ def test_crash_shows_where_it_was(case_of: CaseOf, call: CallPath) -> None:
     assert running.frames == ("ctypes:string_at", "planted_backends:compiled_fn")
 
 
+@BOTH_WAYS
 @BOTH_PATHS
 @pytest.mark.parametrize(
     ("backend", "phase", "innermost"),
@@ -118,12 +132,14 @@ def test_hang_in_backward_is_told(case_of: CaseOf) -> None:
     assert outcome.signature.types == ("runtime",)
 
 
+@BOTH_WAYS
 def test_backend_that_takes_all_memory_is_ended(case_of: CaseOf) -> None:
     outcome = ask(case_of(planted.takes_all_memory_on_relu), seconds=100)
     assert outcome.signature is not None
     assert (outcome.signature.kind, outcome.signature.types) == (Kind.CRASH, ("memory limit",))
 
 
+@BOTH_WAYS
 def test_processes_that_a_hanging_backend_started_are_ended(case_of: CaseOf) -> None:
     outcome = ask(case_of(planted.leaves_processes_on_relu), seconds=2)
     assert outcome.signature is not None
@@ -162,6 +178,7 @@ def test_verdict_is_against_the_expected_kind(
     assert ask(case_of(backend, signature=expected), seconds=2).verdict is verdict
 
 
+@BOTH_WAYS
 def test_what_is_raised_in_the_child_is_what_is_raised_here(case_of: CaseOf) -> None:
     from minidbg.oracle import execute
 
@@ -191,6 +208,7 @@ def test_fault_of_the_oracle_is_invalid_and_says_so(case_of: CaseOf, monkeypatch
     assert "ZeroDivisionError" in outcome.reason
 
 
+@BOTH_WAYS
 def test_outcome_is_read_back_whole(case_of: CaseOf) -> None:
     outcome = ask(case_of(planted.adds_one_to_relu))
     assert outcome.signature is not None

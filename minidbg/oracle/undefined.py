@@ -1,0 +1,314 @@
+"""Eager once more, with other answers where torch leaves the answer open: such values are nobody's mistake.
+
+Standing alone, since it is also part of repro scripts as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# --- embedded from here ---
+
+
+class OtherAnswers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While active, an op whose result torch does not define for its arguments gives another result that it may give.
+
+    ``number`` selects the answers: extremes and reversed orders first, then random ones. ``met`` says afterwards what the
+    program left open. Each answer is legal, so what depends on one differs legally too, gradients included.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, number: int = 0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.number = number
+        self.met: dict[str, None] = {}
+        self.generator = torch.Generator().manual_seed(number)
+
+    def applied_to(self, value: Any) -> Any:
+        """A module or function that runs in this mode; inputs as they are."""
+        if isinstance(value, torch.nn.Module):
+            value.forward = self.around(value.forward)
+            return value
+        return value if isinstance(value, (tuple, list)) else self.around(value)
+
+    def around(self, function: Any) -> Any:
+        if not callable(function) or isinstance(function, (type, torch.Tensor)):
+            return function
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return run
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not hasattr(
+            func, "overloadpacket"
+        ):  # of higher order; the mode is off in here, so its bodies bring it
+            return func(*map(self.around, args), **kwargs)
+        rule = RULES.get(func.overloadpacket.__name__.strip("_"))
+        if rule is None or any(argument.is_out for argument in func._schema.arguments):
+            with self:  # in inference mode ops arrive that are made of others
+                made = func.decompose(*args, **kwargs)
+            return func(*args, **kwargs) if made is NotImplemented else made
+        arguments = func._schema.arguments
+        given = {one.name: one.default_value for one in arguments if one.has_default_value()}
+        given |= dict(zip([one.name for one in arguments], args, strict=False)) | kwargs
+        return rule(self, func, given)
+
+    # ---- other answers, elsewhere the same
+
+    def filled(self, result: torch.Tensor, open_: torch.Tensor, what: str) -> torch.Tensor:
+        """``result`` with other integers where it is open."""
+        if bool(open_.any()):
+            self.met[what] = None
+            result.copy_(torch.where(open_, self.other_than(result), result))
+        return result
+
+    def other_than(self, result: torch.Tensor) -> torch.Tensor:
+        """Values of the dtype, none of them those of ``result``."""
+        if result.dtype is torch.bool:
+            return ~result
+        if result.is_floating_point() or result.is_complex():
+            return torch.full_like(result, (float("nan"), 1e4, -1e4, 0.0)[self.number % 4])
+        bounds = torch.iinfo(result.dtype)
+        if self.number < 3:
+            values = torch.full_like(result, (bounds.max, bounds.min, 0)[self.number])
+        else:
+            below = 4 ** min(self.number - 2, 7)
+            values = torch.randint(0, below, result.shape, generator=self.generator).to(result)
+        return torch.where(values == result, values ^ 1, values)
+
+    def order(self, size: int, device: torch.device) -> torch.Tensor:
+        """The numbers below ``size`` in another order: the reverse, or a random one."""
+        order = torch.randperm(size, generator=self.generator)
+        return (torch.arange(size - 1, -1, -1) if self.number == 0 else order).to(device)
+
+    def phases(self, count: int, like: torch.Tensor) -> torch.Tensor:
+        """Numbers of size 1: -1, then random ones."""
+        if self.number == 0:
+            return -like.new_ones(count)
+        random = torch.rand(count, generator=self.generator, dtype=torch.float64)
+        if like.is_complex():
+            return torch.polar(torch.ones_like(random), 2 * torch.pi * random).to(like)
+        return torch.where(random < 0.5, -1.0, 1.0).to(like)
+
+    def rotation(self, size: int, like: torch.Tensor) -> torch.Tensor:
+        """A random orthogonal or unitary matrix."""
+        values = torch.randn(size, size, generator=self.generator, dtype=like.dtype)
+        turn: torch.Tensor = torch.linalg.qr(values)[0].to(like.device)
+        return turn
+
+    # ---- rules: of an op, whose arguments are ``given``
+
+    def cast(self, func: Any, given: dict[str, Any]) -> Any:
+        source = next(given[name] for name in ("src", "self", "a") if name in given)
+        result = func(**given)
+        to_integer = not (result.is_floating_point() or result.is_complex() or result.dtype is torch.bool)
+        if not (to_integer and isinstance(source, torch.Tensor) and source.is_floating_point()):
+            return result
+        whole, bounds = source.detach().trunc(), torch.iinfo(result.dtype)
+        fits = (whole >= float(bounds.min)) & (whole < float(bounds.max) + 1)
+        return self.filled(
+            result, ~fits.to(result.device), "casts of floats to integers that cannot hold them"
+        )
+
+    def divide(self, func: Any, given: dict[str, Any]) -> Any:
+        by_zero = torch.as_tensor(given["other"]) == 0
+        result = func(**given)
+        if result.is_floating_point() or result.is_complex():
+            return result
+        return self.filled(result, by_zero.to(result.device), "integer division by zero")
+
+    def shift(self, func: Any, given: dict[str, Any]) -> Any:
+        by = torch.as_tensor(given["other"])
+        too_far = (by < 0) | (by >= 8 * torch.as_tensor(given["self"]).element_size())
+        result = func(**given)
+        return self.filled(result, too_far.to(result.device), "shifts by the width or more")
+
+    def choose(self, func: Any, given: dict[str, Any]) -> Any:
+        """Sorting, and indices of extremes: of the elements in another order, which only shows where some are equal."""
+        result, values, dim = func(**given), given["self"], given.get("dim", "none")
+        if dim == "none" or given.get("stable") or not values.dim() or not values.numel():
+            return result
+        if dim is None:
+            values, dim = values.reshape(-1), 0
+        order = self.order(values.shape[dim], values.device)
+        again = func(**{**given, "self": values.index_select(dim, order), "dim": dim})
+        indices, found = (one if isinstance(one, torch.Tensor) else one[1] for one in (result, again))
+        found = order[found].reshape(indices.shape)
+        if torch.equal(found, indices):
+            return result
+        self.met["the order of equal elements"] = None
+        return found if isinstance(result, torch.Tensor) else (again[0].reshape(result[0].shape), found)
+
+    def running(self, func: Any, given: dict[str, Any]) -> Any:
+        """Indices of running extremes: the first of equal ones, where the op may give the last."""
+        best, indices = func(**given)
+        if not best.dim() or best.shape[given["dim"]] < 2:
+            return best, indices
+        dim, size = given["dim"], best.shape[given["dim"]]
+        before, after = best.narrow(dim, 0, size - 1), best.narrow(dim, 1, size - 1)
+        stays = (before == after) | (before.isnan() & after.isnan())
+        places = (
+            torch.arange(1, size, device=best.device).reshape([-1] + [1] * (best.dim() - 1)).movedim(0, dim)
+        )
+        moved = torch.where(stays, 0, places)
+        first = torch.cat([torch.zeros_like(indices.narrow(dim, 0, 1)), moved], dim).cummax(dim)[0]
+        if not torch.equal(first, indices):
+            self.met["the order of equal elements"] = None
+        return best, first
+
+    def pool(self, func: Any, given: dict[str, Any]) -> Any:
+        """Where the largest elements are, when equal ones are told apart by chance."""
+        result, values = func(**given), given["self"]
+        rank = torch.unique(values.detach(), return_inverse=True)[1].double()
+        chance = torch.rand(rank.shape, generator=self.generator).to(rank)
+        again = func(**{**given, "self": rank + chance / 2})[1]
+        if torch.equal(again, result[1]):
+            return result
+        self.met["the order of equal elements"] = None
+        return result[0], again
+
+    def unique(self, func: Any, given: dict[str, Any]) -> Any:
+        values, inverse, counts = func(**given)
+        dim = given.get("dim", 0)
+        if given["sorted"] or values.shape[dim] < 2:
+            return values, inverse, counts
+        self.met["the order of unsorted results"] = None
+        order = self.order(values.shape[dim], values.device)
+        inverse = order.argsort()[inverse] if inverse.numel() else inverse
+        return values.index_select(dim, order), inverse, counts[order] if counts.numel() else counts
+
+    def write(self, func: Any, given: dict[str, Any]) -> Any:
+        """Writes in another order, which shows where several go to one place; for sums it is only other rounding."""
+        changed = self.with_writes_reordered(given)
+        is_sum = given.get("accumulate") or "add" in func.__name__ or "reduce" in func.__name__
+        if func._schema.is_mutable:
+            changed["self"] = given["self"].clone()
+        again, result = func(**changed), func(**given)
+        if not same(again, result):
+            if not is_sum:
+                self.met["which of several writes to one place stays"] = None
+            result.copy_(again)
+        return result
+
+    def with_writes_reordered(self, given: dict[str, Any]) -> dict[str, Any]:
+        source = next((name for name in ("src", "source", "values") if name in given), None)
+        if source is None:  # one value, whatever the order
+            return dict(given)
+        values = given[source]
+        if "indices" in given:
+            places = [(at, one) for at, one in enumerate(given["indices"]) if one is not None]
+            if any(one.dtype in (torch.bool, torch.uint8) for _, one in places):
+                return dict(given)
+            every = torch.broadcast_tensors(*(one for _, one in places))  # type: ignore[no-untyped-call]
+            adjacent = places[-1][0] - places[0][0] + 1 == len(places)
+            first, last = (places[0][0] if adjacent else 0), every[0].dim()
+            order = self.order(every[0].numel(), every[0].device)
+            indices = list(given["indices"])
+            for (at, _), one in zip(places, every, strict=True):
+                indices[at] = one.reshape(-1)[order]
+            if values.numel() > 1:
+                shape = torch.ops.aten.index.Tensor(given["self"], given["indices"]).shape
+                values = values.expand(shape)
+                flat = [*shape[:first], order.numel(), *shape[first + last :]]
+                values = values.reshape(flat).index_select(first, order.to(values.device))
+            return {**given, "indices": indices, source: values}
+        index, dim = given["index"], given.get("dim", 0)
+        if not (index.numel() and index.dim()):
+            return dict(given)
+        if "dim" not in given:  # put
+            order = self.order(index.numel(), index.device)
+            return {**given, "index": index.reshape(-1)[order], source: values.reshape(-1)[order]}
+        along = 0
+        if index.dim() == values.dim():  # scatter takes a part of larger values
+            along, values = dim, values[tuple(slice(size) for size in index.shape)]
+        order = self.order(index.shape[along], index.device)
+        return {**given, "index": index.index_select(along, order), source: values.index_select(dim, order)}
+
+    def empty(self, func: Any, given: dict[str, Any]) -> Any:
+        result = func(**given)
+        if result.numel():
+            self.met["uninitialised memory"] = None
+            result.copy_(self.other_than(result))
+        return result
+
+    def svd(self, func: Any, given: dict[str, Any]) -> Any:
+        """That of a rotated matrix, rotated back: other signs, and other vectors where singular values are equal."""
+        left, values, right = func(**given)
+        if not left.numel():
+            return left, values, right
+        self.met["signs and phases of singular vectors"] = None
+        rows, columns = given["A"].shape[-2:]
+        before, after = self.rotation(rows, left), self.rotation(columns, left)
+        again = func(**{**given, "A": before @ given["A"] @ after})
+        phases = self.phases(values.shape[-1], left)
+        left, right = before.mH @ again[0], again[2] @ after.mH
+        left[..., : phases.numel()] *= phases
+        right[..., : phases.numel(), :] *= phases.conj()[:, None]
+        return left, values, right
+
+    def eigh(self, func: Any, given: dict[str, Any]) -> Any:
+        values, vectors = func(**given)
+        if not vectors.numel():
+            return values, vectors
+        self.met["signs and phases of eigenvectors"] = None
+        half = given["A"].triu(1).mH if given["UPLO"].upper() == "U" else given["A"].tril(-1)
+        whole = half + half.mH + torch.diag_embed(torch.diagonal(given["A"], dim1=-2, dim2=-1))
+        turn = self.rotation(vectors.shape[-1], vectors)
+        again = func(**{**given, "A": turn @ whole @ turn.mH})[1]
+        return values, (turn.mH @ again) * self.phases(values.shape[-1], vectors)
+
+    def eig(self, func: Any, given: dict[str, Any]) -> Any:
+        """Eigenvalues come in any order, vectors with any phase."""
+        result = func(**given)
+        values = result if isinstance(result, torch.Tensor) else result[0]
+        if not values.numel():
+            return result
+        self.met["order and phases of eigenvalues"] = None
+        order = self.order(values.shape[-1], values.device)
+        if isinstance(result, torch.Tensor):
+            return values[..., order]
+        return values[..., order], result[1][..., order] * self.phases(values.shape[-1], result[1])
+
+    def qr(self, func: Any, given: dict[str, Any]) -> Any:
+        q, r = func(**given)
+        if not r.numel():
+            return q, r
+        self.met["signs and phases of the factors of qr"] = None
+        phases = self.phases(r.shape[-2], r)
+        return (q * phases if q.numel() else q), r * phases.conj()[:, None]
+
+
+ORDERED = "sort argsort topk argmax argmin max min median nanmedian mode kthvalue"
+WRITTEN = "scatter index_put _index_put_impl _unsafe_index_put index_copy put index_add scatter_add scatter_reduce index_reduce"
+RULES: dict[str, Callable[[OtherAnswers, Any, dict[str, Any]], Any]] = {
+    name.strip("_"): rule
+    for names, rule in {
+        "_to_copy copy convert_element_type": OtherAnswers.cast,
+        "div floor_divide remainder fmod": OtherAnswers.divide,
+        "bitwise_left_shift bitwise_right_shift lshift rshift ilshift irshift": OtherAnswers.shift,
+        ORDERED: OtherAnswers.choose,
+        "cummax cummin": OtherAnswers.running,
+        "max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d": OtherAnswers.pool,
+        "_unique2 unique_dim": OtherAnswers.unique,
+        WRITTEN: OtherAnswers.write,
+        "empty empty_like empty_strided empty_permuted new_empty new_empty_strided": OtherAnswers.empty,
+        "_linalg_svd": OtherAnswers.svd,
+        "_linalg_eigh": OtherAnswers.eigh,
+        "linalg_eig linalg_eigvals _linalg_eigvals": OtherAnswers.eig,
+        "linalg_qr": OtherAnswers.qr,
+    }.items()
+    for name in names.split()
+}
+
+
+def same(one: torch.Tensor, two: torch.Tensor) -> bool:
+    return bool(((one == two) | ((one != one) & (two != two))).all())

@@ -1,0 +1,195 @@
+"""Run as a plain script in a worker, since the daemon holds no torch: what it asks besides the verdict of a repro.
+
+    in_worker.py devices [--no-torch]     {"devices": {name: {...}}, "torch", "python", "machine", "host"}
+    in_worker.py canary REPRO DEVICE      {"canary": "passes" | "missing" | "broken", "reason", "fallback"}
+    in_worker.py flights FOLDER           {"captures": [path, ...]}
+
+Each prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+BACKEND_SETTINGS = ("backend", "options", "mode", "paths", "level")
+"""What of a repro's header says how its backend is called; the rest is about the failure."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Do what ``argv`` asks for; the exit status says nothing."""
+    here = str(Path(__file__).parent)
+    sys.path[:] = [*(path for path in sys.path if path != here), str(Path(__file__).parents[2])]
+    wanted: Mapping[str, Callable[..., dict[str, Any]]] = {
+        "devices": devices,
+        "canary": canary,
+        "flights": flights,
+    }
+    print(json.dumps(wanted[argv[0]](*argv[1:])), flush=True)
+    return 0
+
+
+# The canary: does a repro's backend handle any op at all?
+
+
+def canary(path: str, device: str) -> dict[str, Any]:
+    """The answer for the backend of the repro at ``path``. A script may define ``canary(device)``, which raises when it is broken."""
+    from minidbg.watch.repros import header_table
+
+    try:
+        script = runpy.run_path(path, run_name="minidbg_canary")
+        if "canary" in script:
+            script["canary"](device)
+            return {"canary": "passes", "reason": ""}
+        case = header_table(Path(path).read_text(encoding="utf-8-sig"))
+        try:
+            import_backend(script, case.get("paths", ()))
+        except ModuleNotFoundError as error:
+            return {"canary": "missing", "reason": brief(error)}
+        return judged(script, {name: case[name] for name in BACKEND_SETTINGS if name in case}, device)
+    except BaseException as error:  # noqa: BLE001 - whatever a foreign backend raises is the answer
+        traceback.print_exc()
+        return {"canary": "broken", "reason": brief(error)}
+
+
+def judged(script: Mapping[str, Any], settings: dict[str, Any], device: str) -> dict[str, Any]:
+    """Judge a few cases of one op as any other case is judged: one must be as in eager, since each may be a repro's very bug."""
+    import torch
+
+    from minidbg.oracle.agreement import differ
+    from minidbg.oracle.script import judge_script
+
+    ops: list[Callable[[Any], Any]] = [
+        lambda value: value + 1,
+        torch.relu,
+        lambda value: value * 2,
+        torch.sin,
+    ]
+    reason = ""
+    for op in ops:
+        one_op = {**script, "graph": one_op_model(op), "inputs": one_input, "differ": differ}
+        found = judge_script(one_op, settings, device, None, lambda phase: None)
+        if found["verdict"] == "gone":
+            return {"canary": "passes", "reason": "", "fallback": found["reason"].startswith("fallback:")}
+        reason = reason or found["message"].partition("\n")[0] or found["reason"]
+    return {"canary": "broken", "reason": reason[:300]}
+
+
+def one_op_model(op: Callable[[Any], Any]) -> Callable[[], Any]:
+    """Makes a graph module of one op, which every level and call path takes."""
+    import torch
+
+    class OneOp(torch.nn.Module):
+        def forward(self, value: Any) -> Any:
+            return (op(value),)
+
+    return lambda: torch.fx.symbolic_trace(OneOp())
+
+
+def one_input(device: str) -> tuple[Any, ...]:
+    """What the op is called with."""
+    import torch
+
+    return (torch.linspace(-2, 2, 8, device=device),)
+
+
+def import_backend(script: Mapping[str, Any], paths: Sequence[str]) -> None:
+    """Call the repro's ``backend()``, with the header's folders on the path if it needs them. Raises what it raises."""
+    try:
+        script["backend"]()
+    except ImportError:
+        if not paths:
+            raise
+        sys.path.extend(paths)
+        script["backend"]()
+
+
+def brief(error: BaseException) -> str:
+    """Type and first line; of a syntax error, where it is."""
+    inner = getattr(error, "inner_exception", None) or error
+    if isinstance(inner, SyntaxError):
+        return f"{type(inner).__name__}: {inner.msg} ({inner.filename}, line {inner.lineno})"
+    text = str(inner).strip().partition("\n")[0]
+    return f"{type(inner).__name__}: {text}"[:300]
+
+
+# Flight records
+
+
+def flights(folder: str) -> dict[str, Any]:
+    """Make captures of what dead processes left in the repro folder."""
+    from minidbg.repro.flights import as_capture, dead_flights
+
+    captures = []
+    for record in dead_flights(Path(folder)):
+        with contextlib.suppress(OSError):  # 'minidbg run' and 'minidbg reduce --last-crash' may be faster
+            captures.append(str(as_capture(record)))
+    return {"captures": captures}
+
+
+# Devices
+
+
+def devices(option: str = "") -> dict[str, Any]:
+    """What torch sees here; with ``--no-torch`` only the processor is looked at."""
+    found, version = {"cpu": {"name": processor(), "driver": ""}}, ""
+    if option != "--no-torch":
+        import torch
+
+        version = torch.__version__
+        found |= accelerators(torch)
+    return {
+        "devices": found, "torch": version, "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}", "host": platform.node(),
+    }  # fmt: skip
+
+
+def accelerators(torch: Any) -> dict[str, dict[str, str]]:
+    """Every device that torch sees besides the processor, under all names it can be asked for by."""
+    if not torch.accelerator.is_available():
+        return {}
+    kind = torch.accelerator.current_accelerator().type
+    found = {
+        f"{kind}:{index}": about(torch, kind, index) for index in range(torch.accelerator.device_count())
+    }
+    return {kind: found[f"{kind}:{torch.accelerator.current_device_index()}"], **found}
+
+
+def about(torch: Any, kind: str, index: int) -> dict[str, str]:
+    """A device's own name and its driver, as far as torch or the system tells."""
+    module = getattr(torch, kind, None)
+    name = getattr(module, "get_device_name", lambda index: kind)(index)
+    return {"name": str(name), "driver": driver(torch, kind)}
+
+
+def driver(torch: Any, kind: str) -> str:
+    """The version of the kernel driver and of the runtime that torch was built for."""
+    runtime = str(getattr(torch.version, kind, None) or "")
+    try:
+        words = Path("/proc/driver/nvidia/version").read_text().split() if kind == "cuda" else []
+    except OSError:
+        words = []
+    kernel = next((word for word in words if word[:1].isdigit() and "." in word), "")
+    return " ".join(part for part in (kernel, f"{kind} {runtime}" if runtime else "") if part)
+
+
+def processor() -> str:
+    """The processor's model name."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,55 @@
+"""A part of the field trial: a dozen models that people run notice nothing of minidbg, and bugs planted into them are found."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FIELD = Path(__file__).parents[1] / "benchmarks" / "field.py"
+DOZEN = [
+    "GPT2LMHeadModel",
+    "LlamaForCausalLM",
+    "MixtralForCausalLM",
+    "Gemma2ForCausalLM",
+    "MambaForCausalLM",
+    "BertForMaskedLM",
+    "DebertaV2Model",
+    "T5ForConditionalGeneration",
+    "ViTForImageClassification",
+    "SwinModel",
+    "Wav2Vec2Model",
+    "ResNetForImageClassification",
+]
+
+
+def rows_of(folder: Path, *arguments: str) -> list[dict[str, object]]:
+    command = [sys.executable, str(FIELD), *arguments, "--json", str(folder / "rows.jsonl")]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=580, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("backend", "modes", "models"),
+    [("aot_eager", "eval,train", DOZEN), ("inductor", "train", ["GPT2LMHeadModel", "SwinModel"])],
+)
+def test_models_run_in_silence_with_the_same_bits(
+    tmp_path: Path, backend: str, modes: str, models: list[str]
+) -> None:
+    rows = rows_of(tmp_path, "--backends", backend, "--modes", modes, "--models", *models)
+    assert len(rows) == len(models) * len(modes.split(","))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_bugs_planted_into_models_are_found(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, "--backends", "aot_eager", "--modes", "train", "--plant", "--models", *DOZEN[:8])
+    assert (
+        sum(row["wrapped"] is not None for row in rows) >= 6
+    )  # the others have no place where the bug shows

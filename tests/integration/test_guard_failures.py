@@ -1,0 +1,134 @@
+"""What dynamo raises after a backend has returned, because of what the backend did, is the backend's failure."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import breaks_guards
+import pytest
+import torch
+from torch._dynamo.exc import BackendCompilerFailed
+
+from minidbg.backend import failures, report_of, wrap
+from minidbg.backend.budget import PROCESS
+from minidbg.backend.respond import Answered
+from minidbg.case import BackendRef, Case
+from minidbg.failure import Kind, Verdict
+from minidbg.graphs.capture import capture_by_dynamo
+from minidbg.oracle import execute
+from minidbg.settings import Settings
+
+BROKEN = [
+    breaks_guards.guards_on_its_own_symbol,
+    breaks_guards.compares_its_own_symbols,
+    breaks_guards.names_what_no_guard_knows,
+    breaks_guards.transposes_its_input,
+]
+
+
+def program(x: torch.Tensor) -> torch.Tensor:
+    return (x + 1).relu() * x.shape[0]
+
+
+@pytest.fixture(autouse=True)
+def cases(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
+    """The cases that were to be reduced; nothing is."""
+    PROCESS.reset()
+    found: list[Case] = []
+
+    def respond(case: Case, error: BaseException, settings: Settings) -> Answered:
+        found.append(case)
+        return Answered(Path("r.py"), None, "reduced")
+
+    monkeypatch.setattr(failures, "respond", respond)
+    return found
+
+
+@pytest.mark.parametrize("backend", BROKEN, ids=lambda one: one.__name__)
+def test_guards_that_cannot_be_built_are_a_failure_to_compile(backend: object, cases: list[Case]) -> None:
+    dynamic = backend is not breaks_guards.transposes_its_input
+    with pytest.raises((AssertionError, IndexError)) as plain:
+        torch.compile(program, backend=backend, dynamic=dynamic)(torch.ones(5, 3))
+    torch._dynamo.reset()
+    with pytest.raises((BackendCompilerFailed, IndexError)) as raised:
+        torch.compile(program, backend=wrap(backend, repro_dir="r"), dynamic=dynamic)(torch.ones(5, 3))
+    assert str(plain.value).split(". This")[0].splitlines()[0] in str(raised.value)
+    assert report_of(raised.value) is not None
+    (case,) = cases
+    assert case.kind is Kind.COMPILE
+    assert "guards" in case.provenance.notes[-1]
+
+
+@pytest.mark.parametrize("backend", BROKEN, ids=lambda one: one.__name__)
+def test_the_oracle_sees_the_failure_that_was_captured(backend: object, cases: list[Case]) -> None:
+    dynamic = backend is not breaks_guards.transposes_its_input
+    with pytest.raises((BackendCompilerFailed, IndexError)):
+        torch.compile(program, backend=wrap(backend), dynamic=dynamic)(torch.ones(5, 3))
+    torch._dynamo.reset()
+    assert execute(cases[0]).verdict is Verdict.REPRODUCES
+
+
+@pytest.mark.parametrize("backend", BROKEN, ids=lambda one: one.__name__)
+def test_fallback_goes_on_as_if_the_backend_had_done_nothing(
+    backend: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    x = torch.ones(5, 3)
+    dynamic = backend is not breaks_guards.transposes_its_input
+    compiled = torch.compile(program, backend=wrap(backend, on_failure="fallback"), dynamic=dynamic)
+    with caplog.at_level(logging.WARNING, "minidbg"):
+        assert torch.equal(compiled(x), program(x))
+    assert x.shape == (5, 3)
+    assert "going on with eager" in caplog.text
+
+
+def test_the_next_link_of_a_chain_gets_a_clean_shape_env() -> None:
+    chain = [breaks_guards.compares_its_own_symbols, breaks_guards.guards_on_an_input]
+    compiled = torch.compile(program, backend=wrap(chain), dynamic=True)
+    for size in (5, 7):
+        assert torch.equal(compiled(torch.ones(size, 3)), program(torch.ones(size, 3)))
+
+
+def test_guards_that_a_backend_may_add_are_no_failure(cases: list[Case]) -> None:
+    """Each shape that the guard refuses is compiled anew, as without minidbg."""
+    compiled = torch.compile(program, backend=wrap(breaks_guards.guards_on_an_input), dynamic=True)
+    for size in (5, 7, 8):
+        assert torch.equal(compiled(torch.ones(size, 3)), program(torch.ones(size, 3)))
+    assert not cases
+
+
+def test_what_the_program_asks_of_dynamo_in_vain_is_not_the_backends_failure(cases: list[Case]) -> None:
+    x = torch.ones(5, 3)
+    torch._dynamo.mark_dynamic(x, 0)
+
+    def only_for_five(x: torch.Tensor) -> torch.Tensor:
+        return x.relu() if x.shape[0] == 5 else x
+
+    with pytest.raises(Exception, match=r"(?i)constraint"):
+        torch.compile(only_for_five, backend=wrap(breaks_guards.guards_on_an_input))(x)
+    assert not cases
+
+
+def test_sizes_that_were_numbers_are_numbers_in_a_candidate() -> None:
+    """With ``dynamic=True``, which symbolic ints need, dynamo would make symbols of them all, of a view's base too."""
+    seen: list[list[object]] = []
+
+    def looks(gm: torch.fx.GraphModule, example_inputs: list[object]) -> object:
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        examples = (node.meta["example_value"] for node in placeholders)
+        seen.append([tuple(map(str, one.shape)) for one in examples if isinstance(one, torch.Tensor)])
+        return gm.forward
+
+    x, table = torch.ones(5, 3), torch.arange(12).unsqueeze(0)
+
+    def sliced(x: torch.Tensor, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + 1, table + 1
+
+    graph_module, inputs = capture_by_dynamo(sliced, (x, table))
+    case = Case(graph_module, tuple(inputs), BackendRef("looks", "looks"), compiler=looks, dynamic=True)
+    execute(replace(case, dynamic_dims=((0,), ())))
+    ((first, second),) = seen
+    assert first[0] != "5"
+    assert first[1] == "3"
+    assert second == ("1", "12")

@@ -1,0 +1,70 @@
+"""Programs as people write them, not only models: under ``minidbg run`` each ends with the same bits as alone, in silence, all graphs verified."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+NEEDED = {
+    "accelerate_loop": ("accelerate",),
+    "diffusers_loop": ("diffusers",),
+    "generate": ("transformers",),
+    "hf_trainer": ("transformers", "accelerate"),
+    "lightning_fit": ("lightning",),
+    "lora": ("peft", "transformers"),
+    "timm_training": ("timm",),
+    "weight_only": ("torchao",),
+}
+"""Libraries that are no dependency of the tests; ``pip install -e ".[field]"`` brings them."""
+
+
+def ended(folder: Path, program: str, *start: str) -> tuple[list[str], str]:
+    """The results of a program that has ended well, and what it wrote to stderr."""
+    done = subprocess.run(
+        [sys.executable, *start, str(PROGRAMS / f"{program}.py")],
+        cwd=folder,
+        env={
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return [line for line in done.stdout.splitlines() if line.startswith("RESULT ")], done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "program", sorted(path.stem for path in PROGRAMS.glob("*.py") if path.stem != "results")
+)
+def test_program_ends_with_the_same_bits_and_in_silence(tmp_path: Path, program: str) -> None:
+    for library in NEEDED.get(program, ()):
+        if importlib.util.find_spec(library) is None:
+            pytest.skip(f"{library} is not installed; pip install -e '.[field]' brings it")
+    under, said = ended(tmp_path, program, "-m", "minidbg", "run")
+    alone, _ = ended(tmp_path, program)
+    assert len(under) > 1
+    assert under == alone
+    own = [line for line in said.splitlines() if line.startswith("minidbg: ")]
+    own = [
+        line for line in own if "gives another layout than eager" not in line
+    ]  # a warning, and meant as one
+    assert len(own) == 2, "\n".join(own)
+    assert re.match(r"minidbg: no backend failed \(wrapped: ", own[0]), own[0]
+    verified = re.match(r"minidbg: (\d+) of (\d+) graphs that ran agree with eager$", own[1])
+    assert verified, own[1]
+    assert verified[1] == verified[2] != "0", own[1]

@@ -1,0 +1,244 @@
+"""``minidbg watch`` over a backend with compiled parts and data: real compilers, real daemons. No torch (issue 15)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_repros import git, script, toy_package
+from watch_driver import WatchProcess, watching
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc"),
+]
+
+MODULE = """
+#include <Python.h>
+static PyObject *call(PyObject *self, PyObject *value) {{
+    {body}
+}}
+static PyMethodDef methods[] = {{{{"call", call, METH_O, ""}}, {{NULL}}}};
+static struct PyModuleDef module = {{PyModuleDef_HEAD_INIT, "{name}", "", -1, methods}};
+PyMODINIT_FUNC PyInit_{name}(void) {{ return PyModule_Create(&module); }}
+"""
+FAILS = 'PyErr_SetString(PyExc_ValueError, "{op} is broken"); return NULL;'
+WORKS = "return PyLong_FromLong(PyLong_AsLong(value) + 1);"
+OPS = {"relu": FAILS, "sin": FAILS}
+CALLS = "def {op}(value):\n    from toy import _{op}\n\n    return _{op}.call(value)\n"
+TABLE = """
+import json
+from pathlib import Path
+
+def table(value):
+    if not json.loads(Path(__file__).with_name("table.json").read_text())["works"]:
+        raise ValueError("table is broken")
+    return value + 1
+"""
+
+
+class Lab:
+    """An editable package with C extensions that are built in place and ignored by git, a table, and its repros."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.source, self.repros = folder, folder / "backend", folder / "minidbg_repros"
+        self.package = toy_package(
+            self.source, {**dict.fromkeys(OPS, CALLS), "table": TABLE.replace("{", "{{").replace("}", "}}")}
+        )
+        self.repros.mkdir(exist_ok=True)
+        for op in (*OPS, "table"):
+            (self.repros / f"{op}.py").write_text(script(op))
+        for op, body in OPS.items():
+            self.write(op, body)
+        (self.package / "table.json").write_text('{"works": false}')
+        (self.source / "build.sh").write_text("set -e\n" + "".join(f"{self.compiler(op)}\n" for op in OPS))
+        git(self.source, "init", "-q", "-b", "main")
+        (self.source / ".gitignore").write_text("__pycache__/\n*.so\n")
+        git(self.source, "add", ".")
+        git(self.source, "commit", "-q", "-m", "first")
+        self.build()
+        self.env = {"MINIDBG__WATCH_PRELOAD": "none", "PYTHONPATH": str(self.source)}
+
+    def write(self, op: str, body: str) -> None:
+        name = f"_{op}"
+        (self.package / f"{name}.c").write_text(MODULE.format(name=name, body=body.format(op=op)))
+
+    def compiler(self, op: str) -> str:
+        include = sysconfig.get_paths()["include"]
+        return f"gcc -O0 -shared -fPIC -I{include} toy/_{op}.c -o toy/_{op}.so"
+
+    def build(self) -> None:
+        subprocess.run(["sh", "build.sh"], cwd=self.source, check=True)
+
+    @property
+    def build_command(self) -> str:
+        return f"cd {self.source} && sh build.sh"
+
+    def status_of(self, op: str) -> str:
+        """What a person sees who runs the repro."""
+        done = subprocess.run(
+            ["python", str(self.repros / f"{op}.py"), "--json"], env={**os.environ, **self.env}, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        return str(json.loads(done.stdout.splitlines()[-1])["verdict"])
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return Lab(tmp_path)
+
+
+@pytest.fixture
+def daemon(lab: Lab) -> Iterator[WatchProcess]:
+    with watching(lab.folder, "--jobs", "2", env=lab.env) as running:
+        running.wait_for_sweep(since=0)
+        yield running
+        assert running.stop() == 0
+
+
+def last_verdict(running: WatchProcess, op: str) -> str:
+    return str([event for event in running.since(0, "result") if event["repro"] == f"{op}.py"][-1]["verdict"])
+
+
+def test_an_extension_that_git_ignores_is_seen_when_it_is_built_again(lab: Lab, daemon: WatchProcess) -> None:
+    lab.write("relu", WORKS)
+    mark = daemon.mark()
+    lab.build()
+    flip = daemon.wait_for(lambda event: event["event"] == "flip", since=mark, seconds=20)
+    assert (flip["kind"], flip["repro"]) == ("FIXED", "relu.py")
+    assert any(name.endswith("_relu.so") for name in flip["files"])
+    daemon.wait_until_quiet()
+    assert daemon.flips() == [("FIXED", "relu.py")]
+
+
+def test_an_extension_that_is_built_while_the_first_sweep_runs_is_seen(lab: Lab) -> None:
+    (lab.package / "sin.py").write_text("import time\n\n" + CALLS.format(op="sin") + "\n\ntime.sleep(1.5)\n")
+    lab.write("relu", WORKS)
+    with watching(lab.folder, "--jobs", "2", env=lab.env) as running:
+        running.wait_for(lambda event: event["event"] == "result" and event["repro"] == "relu.py")
+        lab.build()
+        running.wait_for(lambda event: event["event"] == "flip" and event["kind"] == "FIXED", seconds=30)
+        assert running.stop() == 0
+
+
+def test_a_table_that_a_run_reads_is_part_of_what_it_is_judged_on(lab: Lab, daemon: WatchProcess) -> None:
+    mark = daemon.mark()
+    (lab.package / "table.json").write_text('{"works": true}')
+    daemon.wait_for(
+        lambda event: event["event"] == "flip" and event["repro"] == "table.py", since=mark, seconds=20
+    )
+    (result,) = [event for event in daemon.since(mark, "result") if event["repro"] == "table.py"]
+    assert result["runs"] == 2, "one fresh run is enough where something it had loaded has changed"
+
+
+def test_after_a_failed_build_known_code_is_built_too(lab: Lab) -> None:
+    """The first of two outputs is already that of the edit when the second cannot be built; then the edit is taken back."""
+    with watching(lab.folder, "--build", lab.build_command, env=lab.env) as running:
+        running.wait_for_sweep(since=0)
+        mark = running.mark()
+        lab.write("relu", WORKS)
+        lab.write("sin", "this is no C;")
+        failed = running.wait_for(lambda event: event["event"] == "build_failed", since=mark)
+        assert "error:" in failed["error"]
+        assert "_sin.c" in failed["error"]
+        time.sleep(1.0)
+        assert running.since(mark, "sweep_started") == []
+        mark = running.mark()
+        git(lab.source, "checkout", "-q", ".")
+        running.wait_for_sweep(since=mark, seconds=30)
+        running.wait_until_quiet()
+        assert last_verdict(running, "relu") == lab.status_of("relu") == "reproduces"
+        assert running.flips() == []
+        assert running.stop() == 0
+
+
+def test_each_state_of_the_sources_is_built_once(lab: Lab) -> None:
+    command = f"echo built >> {lab.folder}/builds.txt; {lab.build_command}"
+    with watching(lab.folder, "--build", command, env=lab.env) as running:
+        running.wait_for_sweep(since=0)
+        mark = running.mark()
+        lab.write("relu", WORKS)
+        running.wait_for(lambda event: event["event"] == "flip", since=mark)
+        running.wait_until_quiet(for_s=3.0)
+        assert (lab.folder / "builds.txt").read_text().split() == ["built"] * 2
+        assert running.flips() == [("FIXED", "relu.py")]
+        assert running.stop() == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "minidbg_repros" / ".minidbg"
+    disk.mkdir(parents=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=900k", "tmpfs", str(disk)], check=False, capture_output=True
+    )
+    if done.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {done.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_on_a_full_disk_it_says_so_once_and_judges_without_history(tmp_path: Path, small_disk: Path) -> None:
+    lab = Lab(tmp_path)
+    command = f"echo built >> {lab.folder}/builds.txt; {lab.build_command}"
+    with watching(lab.folder, "--build", command, env=lab.env) as running:
+        running.wait_for_sweep(since=0)
+        with pytest.raises(OSError, match="No space"), (small_disk / "filler").open("wb") as file:  # noqa: PT012
+            while True:
+                file.write(b"x" * 4096)
+                file.flush()
+        mark = running.mark()
+        lab.write("relu", WORKS)
+        running.wait_for(
+            lambda event: event["event"] == "flip" and event["kind"] == "FIXED", since=mark, seconds=40
+        )
+        time.sleep(3.0)
+        told: list[dict[str, Any]] = running.since(0, "disk_full")
+        assert len(told) == 1
+        assert running.since(0, "notice") == []
+        assert (lab.folder / "builds.txt").read_text().split() == ["built"] * 2
+        assert running.stop() == 0
+
+
+def test_bisect_builds_as_watch_does_and_counts_every_commit_it_ran(lab: Lab) -> None:
+    (lab.source / "pyproject.toml").write_text('[tool.minidbg.watch]\nbuild = "sh build.sh"\n')
+    commits = []
+    for number, body in enumerate([WORKS, WORKS, WORKS, FAILS, FAILS, FAILS]):
+        lab.write("relu", body)
+        (lab.source / "number.txt").write_text(str(number))
+        git(lab.source, "add", ".")
+        git(lab.source, "commit", "-q", "-m", f"commit {number}")
+        commits.append(git(lab.source, "rev-parse", "HEAD"))
+    command = [
+        sys.executable,
+        "-m",
+        "minidbg",
+        "bisect",
+        commits[0],
+        commits[-1],
+        str(lab.repros / "relu.py"),
+    ]
+    done = subprocess.run(
+        command,
+        cwd=lab.source,
+        env={**os.environ, **lab.env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    first, subject, who = done.stdout.splitlines()
+    ran = [line for line in done.stderr.splitlines() if any(commit[:10] in line for commit in commits)]
+    assert first == f"{commits[3]} is the first that fails ({len(ran)} commits tried)"
+    assert (subject.strip(), who.strip()) == ("commit 3", f"Somebody, {time.strftime('%Y-%m-%d')}")
