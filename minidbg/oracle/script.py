@@ -152,6 +152,8 @@ def sentence(found: dict[str, Any], backend: str) -> str:
         "crash": f"the process dies in {backend}",
         "hang": f"{backend} does not come back",
     }[signature["kind"]]
+    if signature["message"] == "output: stride":
+        what = f"the code that {backend} made gives another layout than eager"
     where = " in backward" if signature["direction"] == "backward" else ""
     said = " ".join(found["message"].split())[:200]
     if verdict == "flaky":
