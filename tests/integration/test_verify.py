@@ -9,7 +9,7 @@ import gc
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -220,6 +220,11 @@ CONSTRUCTS: dict[str, tuple[type[nn.Module], bool | None, bool]] = {
 }
 
 
+def first_of(names: Iterable[str], fast: int = 1) -> list[Any]:
+    """``names`` as parameters; all but the first ``fast`` are slow."""
+    return [pytest.param(name, marks=[pytest.mark.slow] * (n >= fast)) for n, name in enumerate(names)]
+
+
 def train_once(construct: str, backend: Any) -> None:
     """One training step of a model with dropout."""
     model, dynamic, autocast = CONSTRUCTS[construct]
@@ -228,7 +233,7 @@ def train_once(construct: str, backend: Any) -> None:
         compiled(torch.randn(8, 8)).sum().backward()
 
 
-@pytest.mark.parametrize("construct", CONSTRUCTS)
+@pytest.mark.parametrize("construct", first_of(CONSTRUCTS))
 @pytest.mark.parametrize("backend", [planted.other_random_numbers, planted.numbers_of_its_own])
 def test_training_with_dropout_is_verified_whatever_numbers_the_backend_draws(
     construct: str, backend: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -253,7 +258,7 @@ def test_gradients_that_eager_refuses_are_counted_as_left_out(monkeypatch: pytes
     assert (stats().verified, list(stats().left_out)) == (1, [GRADIENTS_REFUSED])
 
 
-@pytest.mark.parametrize("construct", CONSTRUCTS)
+@pytest.mark.parametrize("construct", first_of(CONSTRUCTS))
 def test_a_wrong_gradient_beside_dropout_is_found(construct: str) -> None:
     with pytest.raises(AccuracyError, match="gradient of "):
         train_once(construct, planted.wrong_gradient_and_numbers_of_its_own)
@@ -420,7 +425,9 @@ def test_rounding_passes_in_silence(answers: Answers, caplog: pytest.LogCaptureF
     assert not warnings_of(caplog)
 
 
-@pytest.mark.parametrize("mode", ["train", "no_grad", "inference", "autocast", "dynamic", "float64"])
+@pytest.mark.parametrize(
+    "mode", first_of(["train", "no_grad", "inference", "autocast", "dynamic", "float64"], fast=2)
+)
 @pytest.mark.parametrize("draws", [False, True])
 def test_the_program_is_what_it_is_without_us(mode: str, draws: bool, answers: Answers) -> None:
     """Results, gradients, buffers and the RNG stream after two steps, bit by bit."""
