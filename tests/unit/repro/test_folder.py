@@ -63,13 +63,14 @@ def test_a_repro_that_a_person_edited_stays(make_case, tmp_path):
     assert read_header(path).expect == "gone"
 
 
-def test_a_damaged_repro_is_left_alone_and_written_again_under_another_name(make_case, tmp_path):
+def test_a_repro_that_cannot_be_read_is_left_as_it_is_and_the_new_one_lies_beside_it(make_case, tmp_path):
+    """Issue 15: somebody was editing it just then."""
     path = publish(make_case(), tmp_path)
-    path.write_text("")
+    path.write_text("half a sav")
     again = publish(make_case(), tmp_path)
-    assert again.stem == f"{path.stem}_2"
+    assert path.read_text() == "half a sav"
+    assert again.name == path.stem + "_2.py"
     assert read_header(again).kind is Kind.COMPILE
-    assert path.read_text() == ""
 
 
 def test_only_repros_lie_at_the_top(make_case, tmp_path):
