@@ -119,25 +119,28 @@ def load(arguments: Mapping[str, Any], *, folder: Path | None = None) -> WatchSe
     project = next(
         (file for one in (start, *start.parents) if (file := one / "pyproject.toml").is_file()), None
     )
-    values: dict[str, Any] = {}
-    if project is not None:
-        table = base.read_toml(project).get("tool", {}).get("minidbg", {}).get("watch", {})
-        source = f"[tool.minidbg.watch] of {project}"
-        for name, value in table.items():
-            if name not in CONVERT:
-                known = sorted(CONVERT)
-                near = nearest(name, known)
-                raise BadSetting(
-                    f"no setting named {name!r} (in {source}){near}. Settings: {', '.join(known)}"
-                )
-            values[name] = checked(name, value, source)
-        if values:
-            values["folder"] = project.parent
-            values["sources"] = tuple(project.parent / path for path in values.get("sources", ()))
+    values = from_table(project) if project is not None else {}
     given = {name: value for name, value in arguments.items() if value not in (None, ())}
     return WatchSettings(
         **values | {name: checked(name, value, "the arguments") for name, value in given.items()}
     )
+
+
+def from_table(project: Path) -> dict[str, Any]:
+    """``[tool.minidbg.watch]`` of the file, checked; paths in it are relative to it."""
+    table = base.read_toml(project).get("tool", {}).get("minidbg", {}).get("watch", {})
+    source = f"[tool.minidbg.watch] of {project}"
+    values: dict[str, Any] = {}
+    for name, value in table.items():
+        if name not in CONVERT:
+            known = sorted(CONVERT)
+            near = nearest(name, known)
+            raise BadSetting(f"no setting named {name!r} (in {source}){near}. Settings: {', '.join(known)}")
+        values[name] = checked(name, value, source)
+    if values:
+        values["folder"] = project.parent
+        values["sources"] = tuple(project.parent / path for path in values.get("sources", ()))
+    return values
 
 
 def checked(name: str, value: Any, source: str) -> Any:

@@ -14,6 +14,7 @@ from minidbg.repro import load, render, run, run_alone, write
 
 FOLDER = Path(__file__).parent
 
+
 @pytest.mark.parametrize("name", GOLDEN)
 def test_script_is_written_as_it_must_be(name):
     golden = GOLDEN[name]()

@@ -81,7 +81,14 @@ WRONG = {
     "stride": (twice, torch.randn(4, 8), RESULTS, "v.t().contiguous().t()", "v", "output: stride"),
     "aliasing": (lambda x: x.view(-1), torch.randn(4, 8), RESULTS, "v.clone()", "v", "output: aliasing"),
     "input": (in_place, torch.randn(4), MUTATES, "a[0].add_(1)", "pass", "input: float"),
-    "gradient": (torch.sin, torch.randn(4, 8, requires_grad=True), GRADIENTS, "v * 2", "v", "gradient: float"),
+    "gradient": (
+        torch.sin,
+        torch.randn(4, 8, requires_grad=True),
+        GRADIENTS,
+        "v * 2",
+        "v",
+        "gradient: float",
+    ),
 }
 
 
