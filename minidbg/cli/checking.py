@@ -33,6 +33,7 @@ VERDICT_STYLE = {
     "--rtol", type=click.FloatRange(min=0.0), help="Relative tolerance of wrong results; with --atol."
 )
 @click.option("--atol", type=click.FloatRange(min=0.0), help="Absolute tolerance of wrong results.")
+@click.option("--bisect", is_flag=True, help="For git bisect run: exit with 125 in place of 3.")
 @click.option("--seconds", default=300.0, show_default=True, help="Time limit of each run.")
 @click.option(
     "--python",
@@ -48,6 +49,7 @@ def check(
     backend: str | None,
     rtol: float | None,
     atol: float | None,
+    bisect: bool,
     seconds: float,
     pythons: tuple[str, ...],
 ) -> None:
@@ -74,7 +76,8 @@ def check(
             print_json({"repro": str(path), **outcome.to_json()})
         else:
             print_outcome(path, outcome)
-    sys.exit(min(statuses, key=WORST_FIRST.index))
+    worst = min(statuses, key=WORST_FIRST.index)
+    sys.exit(CANNOT_JUDGE if bisect and worst == Verdict.CHANGED.exit_status else worst)
 
 
 def compare(repros: list[Path], pythons: tuple[str, ...], seconds: float, *, as_json: bool) -> list[int]:
