@@ -56,13 +56,13 @@ def test_a_case_holds_graph_inputs_backend_and_signature() -> None:
 def test_a_case_says_which_nodes_the_frames_of_its_failure_held() -> None:
     graph = small_graph()
 
-    def call_user_compiler() -> None:
+    def refuse_relu() -> None:
         for node in graph.graph.nodes:
             if node.target is torch.relu:
                 raise ValueError("no kernel")
 
     try:
-        call_user_compiler()
+        refuse_relu()
     except ValueError as error:
         case = case_of(Failure(graph, (torch.ones(2),), Link("eager"), Kind.COMPILE, error), Settings())
     assert case.provenance.suspects == ("relu",)
