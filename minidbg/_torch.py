@@ -195,6 +195,12 @@ def grad_mode_function() -> Callable[..., Any]:
 
 
 @seen("2.13", "2.14")
+def attention_with_weights() -> Callable[..., Any]:
+    """Attention that returns its result and its weights; the arguments are those of the public one. Seen in 2.13."""
+    function: Callable[..., Any] = torch.ops.aten._scaled_dot_product_attention_math.default
+    return function
+
+
 def get_data_function() -> Callable[..., Any] | None:
     """The call that dynamo puts into a graph for ``x.data``; None where it is a plain getattr."""
     function: Callable[..., Any] | None = getattr(torch._C._autograd, "_get_data_attr", None)
@@ -683,7 +689,7 @@ def changed_config(module_name: str) -> dict[str, Any]:
 
 @seen("2.13", "2.14")
 def config_default(module_name: str, name: str) -> Any:
-    """The default of an option of a torch config module. ``_config`` is private."""
+    """The default of an option of a torch config module. Raises KeyError for an unknown one. ``_config`` is private."""
     return importlib.import_module(module_name)._config[name].default
 
 
@@ -881,12 +887,6 @@ def without_modes() -> contextlib.AbstractContextManager[Any]:
     from torch.utils._python_dispatch import _disable_current_modes
 
     return _disable_current_modes()
-
-
-@seen("2.13", "2.14")
-def marked_dynamic(value: torch.Tensor) -> tuple[int, ...]:
-    """The dimensions that ``torch._dynamo.mark_dynamic`` has marked, in order. The attribute is private."""
-    return tuple(sorted(getattr(value, "_dynamo_dynamic_indices", ())))
 
 
 def cuda_in_use() -> bool:
@@ -1176,12 +1176,6 @@ def input_reader(save_dir: str | None) -> Any:
         return debug_utils.InputReader(save_dir=save_dir)
     finally:
         debug_utils.log.setLevel(level)
-
-
-@seen("2.13", "2.14")
-def option_default(module: str, option: str) -> Any:
-    """The default of an option of a torch config module. Raises KeyError for one that is not there."""
-    return importlib.import_module(module)._config[option].default
 
 
 @seen("2.13", "2.14")

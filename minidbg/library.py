@@ -65,8 +65,7 @@ def reduce(
     written = reduced(
         what if isinstance(what, torch.export.ExportedProgram) else Path(what),
         backend=backend,
-        seconds=seconds,
-        max_calls=max_calls,
+        limits=Limits(seconds=seconds, max_calls=max_calls),
         folder=Path(folder) if folder else None,
     )
     if written.path is None:
@@ -80,14 +79,12 @@ def reduced(
     what: Path | torch.export.ExportedProgram,
     *,
     backend: str | CompilerFn | None = None,
-    seconds: float = 300.0,
-    max_calls: int | None = None,
+    limits: Limits,
     folder: Path | None = None,
     listener: Listener = silent,
-    jobs: int = 1,
     own_process: bool = False,
 ) -> Written:
-    """As ``reduce``; what became of it in all cases. ``jobs`` oracle calls run at the same time.
+    """As ``reduce``, but also returns a result without a verified repro.
 
     ``own_process``: nothing but this runs in the process.
     """
@@ -99,19 +96,13 @@ def reduced(
             )
         assert isinstance(what, Path)
         return reducing.reduce_path(
-            what,
-            seconds=seconds,
-            max_calls=max_calls,
-            folder=folder,
-            jobs=jobs,
-            listener=listener,
-            own_process=own_process,
+            what, limits=limits, folder=folder, listener=listener, own_process=own_process
         )
     case = intake.first_that_fails(forms, str(what) if isinstance(what, Path) else "the program")
     return reducing.reduce_and_publish(
         case,
         folder or settings.load().repro_dir,
-        limits=Limits(seconds=seconds, max_calls=max_calls, jobs=jobs),
+        limits=limits,
         listener=listener,
         just_seen=True,
     )
@@ -183,12 +174,14 @@ def saved(case: Case, path: Path | None, seconds: float) -> Path:
     folder = path.parent if path is not None else settings.load().repro_dir
     last: Outcome | None = None
     for exactness in repro.Exactness:
-        last = publishing.verify(case, exactness, folder, seconds=seconds)
-        if last.verdict not in publishing.SHOWN:
+        last, draft = publishing.verify(case, exactness, folder, seconds=seconds)
+        if draft is None:
             continue
         if path is None:
-            return repro.publish(case, folder, exactness=exactness)
-        return repro.write(case, path, exactness=exactness)
+            return repro.publish(case, draft, folder)
+        repro.move_script(draft, path)
+        repro.discard(draft)
+        return path
     raise NotReproduced(
         f"the failure shows here and not in a fresh interpreter: {last.verdict if last else 'not run'}"
         f"{': ' + last.reason if last and last.reason else ''}",

@@ -11,8 +11,10 @@ expect is run again in a fresh one: a crash is a result like any other, also und
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +22,18 @@ import pytest
 
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Outcome, Verdict
+from minidbg.metadata import BLOCK
 from minidbg.watch.devices import Machine, devices_of, parse_devices
 from minidbg.watch.outcomes import is_fallback, last_json, outcome_of
 from minidbg.watch.pool import IN_WORKER, OneByOne, preload_for
-from minidbg.watch.repros import HEADER, HIDDEN, Repro, is_script, read_repro
+from minidbg.watch.repros import HIDDEN, Repro, is_script, read_repro
 from minidbg.watch.runner import judging, mode_for, own_limit
 from minidbg.watch.settings import Workers
 from minidbg.watch.states import is_expected
 
 CANNOT_JUDGE = (Verdict.SKIPPED, Verdict.INVALID)
+WORTH_WARMING = 3
+"""With more repros than this for each process of pytest, an interpreter that has imported torch is worth its start."""
 POOL = pytest.StashKey[OneByOne]()
 
 
@@ -77,10 +82,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         pool.close()
 
 
-def pool_of(config: pytest.Config, backends: set[str]) -> OneByOne:
-    """The interpreters of this test session, started when the first repro runs."""
+def pool_of(config: pytest.Config, backends: set[str] | None) -> OneByOne:
+    """The interpreters of this test session, started when the first repro runs; none that is warm without ``backends``."""
     if POOL not in config.stash:
-        config.stash[POOL] = OneByOne(preload_for(backends, forks=sys.platform == "linux"))
+        forks = sys.platform == "linux" and backends is not None
+        config.stash[POOL] = OneByOne(preload_for(backends or (), forks=forks))
     return config.stash[POOL]
 
 
@@ -110,7 +116,7 @@ def is_repro(path: Path) -> bool:
     if path.suffix != ".py" or not is_script(path) or HIDDEN in path.parts:
         return False
     try:
-        block = HEADER.search(path.read_text(encoding="utf-8-sig"))
+        block = BLOCK.search(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError):
         return False
     return block is not None and "[tool.minidbg]" in block["content"]
@@ -131,7 +137,7 @@ class ReproFile(pytest.File):
         if repro is None or repro.damage:
             raise self.CollectError(f"{self.path}: {repro.damage if repro else 'has gone'}")
         wanted = parse_devices(self.config.getoption("minidbg_devices"))
-        machine = machine_here(self.config) if wanted and "all" in wanted else Machine({})
+        machine = machine_here() if wanted and "all" in wanted else Machine({})
         for device in devices_of(repro.device, wanted, machine):
             yield ReproItem.from_parent(self, name=f"test_repro[{device}]", repro=repro, device=device)
 
@@ -166,9 +172,11 @@ class ReproItem(pytest.Item):
 
     def judged(self, *, fresh: bool) -> Outcome:
         """What the repro does in a warm interpreter, or in a fresh one."""
-        backends = {item.repro.backend for item in self.session.items if isinstance(item, ReproItem)}
-        pool = pool_of(self.config, backends)
-        mode = mode_for(Workers.AUTO, self.device, fresh=fresh)
+        repros = [item.repro for item in self.session.items if isinstance(item, ReproItem)]
+        workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+        warm = len(repros) > WORTH_WARMING * workers
+        pool = pool_of(self.config, {repro.backend for repro in repros} if warm else None)
+        mode = mode_for(Workers.AUTO, self.device, fresh=False) if warm and not fresh else "prelude"
         limit = self.config.getoption("minidbg_seconds")
         if self.repro.kind is Kind.HANG:
             limit = min(limit, own_limit(self.repro.table))
@@ -191,9 +199,14 @@ def sentence(outcome: Outcome) -> str:
     return ": ".join(part for part in (str(outcome.verdict), outcome.reason, said) if part)
 
 
-def machine_here(config: pytest.Config) -> Machine:
+@cache
+def machine_here() -> Machine:
     """The devices of this machine, asked in a child: this process needs no torch."""
-    ended = pool_of(config, set()).run((str(IN_WORKER), "devices"), "fork", 120.0)
+    pool = OneByOne(preload_for((), forks=False))
+    try:
+        ended = pool.run((str(IN_WORKER), "devices"), "prelude", 120.0)
+    finally:
+        pool.close()
     try:
         return Machine.from_json(last_json(ended.stdout) or {})
     except (KeyError, TypeError):

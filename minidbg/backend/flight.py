@@ -32,7 +32,7 @@ from minidbg.errors import MinidbgError
 from minidbg.failure import Kind
 from minidbg.graphs.contents import AT_A_GLANCE
 from minidbg.graphs.size import call_nodes
-from minidbg.repro import Exactness, flights, render
+from minidbg.repro import Exactness, Form, flights, render
 from minidbg.repro.files import as_safetensors, for_others_to_read
 from minidbg.repro.flights import RecordName, Step
 from minidbg.settings import Settings
@@ -92,6 +92,7 @@ class Record:
             case = case_about_to_run(self.graph_module, link, values, self.settings)
             script = render(
                 case,
+                Form.CAPTURE,
                 exactness=Exactness.SMALL,
                 value_limit_bytes=VALUE_LIMIT_BYTES,
                 contents=AT_A_GLANCE,

@@ -39,12 +39,8 @@ def config(as_json: bool) -> None:
 
 def of_watch(folder: Path) -> Iterator[Origin]:
     """The settings of watch. Raises BadSetting."""
-    source, table = "default", {}
-    for parent in (folder, *folder.parents):
-        if (parent / "pyproject.toml").is_file():
-            source = f"[tool.minidbg.watch] of {parent / 'pyproject.toml'}"
-            table = watching.from_table(parent / "pyproject.toml")
-            break
+    table, project = watching.from_project(folder)
+    source = f"[tool.minidbg.watch] of {project}"
     default = watching.WatchSettings()
     for field in dataclasses.fields(default):
         if field.name in watching.CONVERT:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     help="Oracle calls at the same time.",
 )
+@click.option("--memory-bytes", type=click.IntRange(min=1), help="Memory limit of an oracle call.")
 @click.option("--events", is_flag=True, help="Progress as JSON objects on stderr, one for each oracle call.")
 @JSON
 def reduce(
@@ -46,6 +47,7 @@ def reduce(
     max_calls: int | None,
     folder: Path | None,
     jobs: int,
+    memory_bytes: int | None,
     events: bool,
     as_json: bool,
 ) -> None:
@@ -58,17 +60,16 @@ def reduce(
     (kill -9, power loss) goes on where it was when it is started again.
     """
     from minidbg import library
+    from minidbg.reduction.result import Limits
 
     path = asked_for(path, last_crash, folder)
     with listener_on_stderr(events) as listener:
         written = library.reduced(
             path,
             backend=backend,
-            seconds=seconds,
-            max_calls=max_calls,
+            limits=Limits(seconds=seconds, max_calls=max_calls, memory_bytes=memory_bytes, jobs=jobs),
             folder=folder,
             listener=listener,
-            jobs=jobs,
             own_process=True,
         )
     if as_json:

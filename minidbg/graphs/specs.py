@@ -116,11 +116,6 @@ def _apply(base: Tensor, text: str) -> Tensor:
     return found
 
 
-def apply_view(base: Tensor, text: str) -> Tensor:
-    """``base`` seen through the text of a ``View``."""
-    return _apply(base, text) if text else base
-
-
 def _candidates(layout: Layout) -> Iterator[View]:
     shape = layout.shape
     yield View(shape, "")

@@ -181,7 +181,7 @@ def config_in(tree: ast.Module) -> dict[str, dict[str, Any]]:
             continue
         try:
             value = ast.literal_eval(node.value)
-            default = _torch.option_default(*place)
+            default = _torch.config_default(*place)
         except (ValueError, KeyError, ImportError, AttributeError):
             continue
         if value != default and place not in HARMLESS:

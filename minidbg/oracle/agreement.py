@@ -1,4 +1,4 @@
-"""Holds a compiled run against eager's. Embedded in repro scripts of kind accuracy, after the comparison itself."""
+"""Holds a compiled run against eager's. Embedded in standalone scripts of kind accuracy, after the comparison itself."""
 
 from __future__ import annotations
 

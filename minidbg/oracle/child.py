@@ -1,4 +1,4 @@
-"""Judging what may kill the process that judges it. Embedded in repro scripts of the kinds crash and hang."""
+"""Judging what may kill the process that judges it. Embedded in standalone scripts of the kinds crash and hang."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ import tempfile
 import time
 from typing import Any
 
+from minidbg.metadata import HANG_LIMIT_S
 from minidbg.oracle.harness import failure, outcome
 from minidbg.oracle.signature import CALLS_BACKEND, CARRIERS
 
 # --- embedded from here ---
 
 START_LIMIT_S = 300.0  # for imports and the eager run
-TIME_LIMIT_S = 300.0
 STDERR_KEPT = 4000
 
 
 def judge_in_child(
-    path: str, case: dict[str, Any], device: str | None, backend: str | None
+    command: list[str], case: dict[str, Any], device: str | None, backend: str | None
 ) -> dict[str, Any]:
-    """The outcome that the script at ``path`` finds in a process of its own, or what its death says."""
-    command = [sys.executable, "-X", "faulthandler", path, "--child"]
+    """The outcome that ``command`` finds in a process of its own, or what its death says."""
+    command = [*command, "--child"]
     command += ["--device", device] if device else []
     command += ["--backend", backend] if backend else []
     began = time.perf_counter()
@@ -62,7 +62,7 @@ def judge_in_child(
 
 def time_limit(case: dict[str, Any]) -> float:
     """Seconds for compiling and running: ``MINIDBG_TIME_LIMIT_S``, or what the header says."""
-    return float(os.environ.get("MINIDBG_TIME_LIMIT_S") or case.get("time_limit_s", TIME_LIMIT_S))
+    return float(os.environ.get("MINIDBG_TIME_LIMIT_S") or case.get("time_limit_s", HANG_LIMIT_S))
 
 
 def limit_reached(child: subprocess.Popen[bytes], out: Any, limit: float) -> str:

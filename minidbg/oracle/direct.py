@@ -1,4 +1,4 @@
-"""Calling a backend without dynamo. Embedded in repro scripts whose graph dynamo would change on the way."""
+"""Calling a backend without dynamo. Embedded in standalone scripts whose graph dynamo would change on the way."""
 
 from __future__ import annotations
 

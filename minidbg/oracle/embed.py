@@ -1,4 +1,4 @@
-"""The harness as text for a repro script, for the kind of failure that it shows.
+"""The judge as text for a standalone script, for the kind of failure that it shows.
 
 A script that embeds it defines, above the text:
 
@@ -45,7 +45,7 @@ def parts_of(kind: str, call: str = CallPath.DIRECT) -> tuple[str, ...]:
         Kind.HANG: ("child.py",),
     }
     direct = ("direct.py",) if call == CallPath.DIRECT else ()
-    return ("signature.py", *extra.get(Kind(kind), ()), *direct, "harness.py", "script.py")
+    return ("../metadata.py", "signature.py", *extra.get(Kind(kind), ()), *direct, "harness.py", "script.py")
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The one judge: runs a case and says what happened. Every repro script carries this text below its model.
+"""The one judge: runs a case and says what happened. Standalone scripts carry its text below their model.
 
 Stands on torch, the standard library and ``signature.py``, which is embedded with it. A *case* is here the plain
 table that a script's ``[tool.minidbg]`` header holds (``minidbg.oracle.embed.settings_of`` writes it); an *outcome*

@@ -1,6 +1,6 @@
 """A repro script as a command and as a pytest module: finds the backend, asks the judge, prints the verdict.
 
-Embedded in every repro script, after the judge. ``script`` is the script's ``globals()``.
+``judge_script.py`` runs it on any repro; standalone scripts embed it after the judge. ``script`` is the script's ``globals()``.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ import contextlib
 import importlib
 import json
 import os
-import re
 import sys
-import tomllib
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from minidbg.metadata import read_table
 from minidbg.oracle.harness import attempt, brief, outcome
 
 # --- embedded from here ---
@@ -46,7 +45,8 @@ def judge_script(
     moved = device is not None
     device = device or case.get("device", "cpu")
     try:
-        compiler = find_backend(script, case.get("paths", []), backend)
+        own = script.get("backend") or (lambda: case["backend"])
+        compiler = find_backend(own, case.get("paths", []), backend)
         need_device(device)
     except Unavailable as missing:
         return outcome("skipped", str(missing), device=device)
@@ -65,13 +65,13 @@ def judge_script(
     return {**result, "device": device}
 
 
-def find_backend(script: dict[str, Any], paths: list[str], wanted: str | None) -> Any:
-    """What ``backend()`` gives, or ``--backend``: a registered name or ``module:attribute``."""
+def find_backend(own: Callable[[], Any], paths: list[str], wanted: str | None) -> Any:
+    """What ``own()`` gives, the script's ``backend()``, or ``--backend``: a registered name or ``module:attribute``."""
     found = None
     for folders in ([], paths) if paths else ([],):
         sys.path += folders
         try:
-            found = script["backend"]()
+            found = own()
             break
         except ImportError as error:
             missing = Unavailable(f"the backend's modules are not all here: {brief(error)}")
@@ -99,16 +99,6 @@ def need_device(device: str) -> None:
         raise Unavailable(f"no device {device!r} here: {brief(error)}") from None
 
 
-def read_case(path: str) -> dict[str, Any]:
-    """The ``[tool.minidbg]`` table of the header that the file at ``path`` has (PEP 723)."""
-    with open(path, encoding="utf-8") as file:
-        header = re.search(r"(?m)^# /// script$\s((?:^#(?:| .*)$\s)+)^# ///$", file.read())
-    if header is None:
-        raise ValueError(f"{path} has no '# /// script' header")
-    lines = [line[2:] if line.startswith("# ") else line[1:] for line in header[1].splitlines()]
-    return dict(tomllib.loads("\n".join(lines))["tool"]["minidbg"])
-
-
 def outcome_of(
     script: dict[str, Any],
     device: str | None = None,
@@ -121,7 +111,7 @@ def outcome_of(
     A flaky failure gets the header's number of ``attempts``. A fault of the script itself is ``invalid``.
     """
     try:
-        case = {**read_case(script["__file__"]), **(changes or {})}
+        case = {**read_table(script["__file__"]), **(changes or {})}
         if tell is not None:
             return judge_script(script, case, device, backend, lambda phase: tell("phase " + phase))
         return shown_in(case.get("attempts", 1), lambda: one_outcome(script, case, device, backend))
@@ -134,7 +124,8 @@ def one_outcome(
     script: dict[str, Any], case: dict[str, Any], device: str | None, backend: str | None
 ) -> dict[str, Any]:
     if "judge_in_child" in script:
-        return dict(script["judge_in_child"](script["__file__"], case, device, backend))
+        command = script.get("judge_command") or [sys.executable, "-X", "faulthandler", script["__file__"]]
+        return dict(script["judge_in_child"](command, case, device, backend))
     return judge_script(script, case, device, backend, lambda phase: None)
 
 
@@ -193,7 +184,7 @@ def printable(line: str) -> str:
 def report(found: dict[str, Any], path: str, options: argparse.Namespace) -> Iterator[str]:
     """The lines to print: the verdict first, or one JSON object."""
     try:
-        case = read_case(path)
+        case = read_table(path)
     except Exception:  # noqa: BLE001 - the outcome says so already
         case = {}
     backend = options.backend or case.get("backend", "the backend")

@@ -1,4 +1,4 @@
-"""What makes two failures the same. This text is part of every repro script, so it imports the standard library only."""
+"""What makes two failures the same. Standalone scripts carry this text, so it imports the standard library only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CALLS_COMPILED = (
 )  # dynamo's wrapping of what the backend returns
 GUARD_FAILED = "Guard failed on the same frame it was created"  # dynamo's words
 GENERATED = ("torch._inductor.runtime.compile_tasks", "torch_compile_debug")
-SCRIPTS = ("__main__", "__mp_main__", __name__)
+SCRIPTS = ("__main__", "__mp_main__", "minidbg_repro", __name__)
 LOADED_BY_PATH = r"\w+_[0-9a-f]{8}"  # the names that load_by_path gives to scripts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from minidbg.reduction.neighbours import sentence
 from minidbg.reduction.result import Written
 from minidbg.reduction.session import Session
 from minidbg.repro import Exactness
+
+log = logging.getLogger("minidbg")
 
 VERIFY_SECONDS = 120.0
 """Time limit of the run in a fresh interpreter; importing torch and inductor is most of a usual one."""
@@ -58,11 +61,12 @@ def publish_first_that_fails(original: Case, found: Found, folder: Path, session
         is_smallest = call_nodes(form.case.graph_module) == call_nodes(found.smallest.graph_module)
         for variant in (form, single_threaded(form)):
             case = with_story(variant, original, found, session, certified=found.certified and is_smallest)
-            last = verify_again(case, form.exactness, folder, session)
-            if last.verdict in SHOWN:
+            last, draft = verify(case, form.exactness, folder, session=session)
+            if draft is not None:
                 if last.signature is not None and faces(last.signature) > faces(case.signature):
+                    repro.discard(draft)
                     raise Alternates(replace(case, signature=last.signature))
-                path = repro.publish(case, folder, exactness=form.exactness)
+                path = repro.publish(case, draft, folder)
                 keep_neighbour(found.neighbour if is_smallest else None, path, folder)
                 return written(path, case, original, last, session)
             if last.verdict is not Verdict.CRASHED:
@@ -81,23 +85,6 @@ class Alternates(Exception):
 MOST_FACES = 4
 RUNS_IN_DOUBT = 3
 """Further runs of a script, each in a fresh interpreter, when it has shown two faces."""
-
-
-def verify_again(case: Case, exactness: Exactness, folder: Path, session: Session) -> Outcome:
-    """What the case's script shows in fresh interpreters: more than one where time allows, or there is a doubt.
-
-    A script that shows the expected failure or another one ``reproduces`` with a signature that has both; one that
-    sometimes fails and sometimes passes is ``flaky``.
-    """
-    outcomes = [verify(case, exactness, folder, standby=session.take_standby())]
-    in_doubt = bool(session.others) and case.kind is not Kind.HANG  # the search has met other failures
-    second = session.take_standby()
-    if outcomes[0].verdict is not Verdict.REPRODUCES or not (in_doubt or second) or not session.remaining():
-        return outcomes[0]
-    outcomes.append(verify(case, exactness, folder, standby=second))
-    if outcomes[1].verdict in (Verdict.CHANGED, Verdict.GONE):
-        outcomes += [verify(case, exactness, folder) for _ in range(RUNS_IN_DOUBT)]
-    return of_several_runs(outcomes, case.signature)
 
 
 def faces(signature: Signature | None) -> int:
@@ -183,26 +170,100 @@ def verify(
     exactness: Exactness,
     folder: Path,
     *,
+    session: Session | None = None,
     seconds: float = VERIFY_SECONDS,
-    standby: workers.Standby | None = None,
-) -> Outcome:
-    """Run the case's script in a fresh interpreter, from a place that is not the repro folder's top."""
-    draft = repro.write(case, repro.drafts(folder) / "draft.py", exactness=exactness)
-    waiting = [standby]  # for one run
+) -> tuple[Outcome, Path | None]:
+    """Write a draft of the case's script and run it in fresh interpreters: judged by the installed oracle, then by itself.
+
+    The draft, to be published or discarded, when both say that the failure reproduces; else None. Further runs follow
+    where the two disagree, or the search has met other failures: a script that shows the expected failure or another
+    one ``reproduces`` with a signature that has both; one that sometimes passes is ``flaky``. A script whose few lines
+    do not show the failure is written standalone, and says why.
+    """
+    draft = repro.drafts(folder) / "draft.py"
     try:
-        return workers.unless_the_machine_failed(
-            lambda: repro.run(draft, seconds=seconds, standby=waiting.pop() if waiting else None),
-            expected=case.signature,
-        )
-    finally:
+        outcome, ended = verified(case, draft, exactness, session, seconds)
+    except BaseException:
         repro.discard(draft)
+        raise
+    if ended is not None and ended.exit_status == 1:
+        return outcome, draft
+    repro.discard(draft)
+    if ended is not None:
+        reason = f"the oracle says {outcome.verdict}, and the script by itself: {how_it_ended(ended)}"
+        outcome = replace(outcome, verdict=Verdict.INVALID, reason=reason)
+    return outcome, None
+
+
+def verified(
+    case: Case, draft: Path, exactness: Exactness, session: Session | None, seconds: float
+) -> tuple[Outcome, workers.ChildResult | None]:
+    """What the oracle says of the script, written to ``draft``; and how it ends by itself, where the failure shows."""
+    why = ""
+    try:
+        repro.write(case, draft, exactness=exactness)
+    except repro.NoShortForm as refusal:
+        why = str(refusal)
+        repro.write(case, draft, repro.Form.CAPTURE, exactness=exactness)
+    outcomes = [judged(case, draft, seconds, session.take_standby() if session else None)]
+    if outcomes[0].verdict not in SHOWN:
+        return outcomes[0], None
+    if session is not None and session.others and case.kind is not Kind.HANG and session.remaining():
+        outcomes.append(judged(case, draft, seconds))
+    ended = None
+    if not why:
+        ended = repro.run_alone(draft, seconds=seconds, standby=session.take_standby() if session else None)
+    others_shown = any(one.verdict in (Verdict.CHANGED, Verdict.GONE) for one in outcomes[1:])
+    if others_shown or (ended is not None and ended.exit_status in (0, 3)):
+        outcomes += [judged(case, draft, seconds) for _ in range(RUNS_IN_DOUBT)]
+    outcome = of_several_runs(outcomes, case.signature)
+    if outcome.verdict is Verdict.FLAKY:
+        for _ in range(RUNS_IN_DOUBT):
+            if ended is not None and ended.exit_status != 1:
+                ended = repro.run_alone(draft, seconds=seconds)
+    if faces(outcome.signature) > faces(case.signature):
+        return outcome, workers.ChildResult(exit_status=1)  # to be reduced again, with all of them
+    if ended is None or ended.exit_status != 1:
+        why = why or f"a few lines do not show the failure ({how_it_ended(ended)})" if ended else why
+        ended = verify_standalone(case, draft, exactness, why, seconds)
+    return outcome, ended
+
+
+def judged(case: Case, draft: Path, seconds: float, standby: workers.Standby | None = None) -> Outcome:
+    """What the installed oracle says of the script of ``case`` at ``draft``, in a fresh interpreter."""
+    waiting = [standby]  # for one run
+    return workers.unless_the_machine_failed(
+        lambda: repro.run(draft, seconds=seconds, standby=waiting.pop() if waiting else None),
+        expected=case.signature,
+    )
+
+
+def verify_standalone(
+    case: Case, draft: Path, exactness: Exactness, why: str, seconds: float
+) -> workers.ChildResult:
+    """Write the draft as a standalone script that says ``why`` it is one, and run it by itself."""
+    remark = f"It carries minidbg's whole judge: {why}."
+    log.info("standalone_form_needed: %s", why)
+    script = repro.render(case, repro.Form.STANDALONE, exactness=exactness, remark=remark)
+    return repro.run_alone(repro.write_script(script, draft), seconds=seconds)
+
+
+def how_it_ended(ended: workers.ChildResult) -> str:
+    """How a script's run by itself ended, for people."""
+    if ended.timed_out:
+        return f"no end within {ended.seconds:.0f} s"
+    said = ended.stdout.strip().rpartition("\n")[2] or ended.stderr_tail.strip().rpartition("\n")[2]
+    status = f"signal {ended.signal}" if ended.signal is not None else f"exit status {ended.exit_status}"
+    return f"{status}: {said[:200]}" if said else status
 
 
 def keep_neighbour(neighbour: Case | None, path: Path, folder: Path) -> None:
     """Write the passing neighbour of the repro at ``path`` under the same name, among the hidden files of the folder."""
     if neighbour is not None:
         with contextlib.suppress(CannotWrite, OSError):
-            repro.write(neighbour, repro.neighbours(folder) / path.name, exactness=Exactness.SMALL)
+            repro.write(
+                neighbour, repro.neighbours(folder) / path.name, repro.Form.CAPTURE, exactness=Exactness.SMALL
+            )
 
 
 def written(path: Path | None, case: Case, original: Case, last: Outcome, session: Session) -> Written:

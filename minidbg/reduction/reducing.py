@@ -347,23 +347,19 @@ def reduce_elsewhere(argument: Mapping[str, Any], note: object) -> dict[str, Any
 def reduce_path(
     path: Path,
     *,
-    seconds: float = 300.0,
-    max_calls: int | None = None,
+    limits: Limits,
     folder: Path | None = None,
-    jobs: int = 1,
     listener: Listener = silent,
     own_process: bool = False,
 ) -> Written:
     """Reduce the capture or repro at ``path``. The result goes to ``folder``, or to the repro folder it lies in.
 
-    ``jobs`` oracle calls run at the same time. ``own_process``: nothing else runs in this process, so that it may be made
-    ready for them. Goes on where an earlier reduction of it was ended. Raises UnreadableRepro, NotReproduced, and whatever
+    ``own_process``: nothing else runs in this process, so that it may be made ready for oracle calls. Goes on where an earlier reduction of it was ended. Raises UnreadableRepro, NotReproduced, and whatever
     loading the script's backend raises.
     """
     case = repro.load(path)
     if own_process and workers.fork_refusal() is None:
         get_ready_for(case)
-    limits = Limits(seconds=seconds, max_calls=max_calls, jobs=jobs)
     with contextlib.suppress(KeyError, ValueError):  # which repro scripts keep, as the limit of one run
         limits = replace(limits, call_seconds=float(os.environ["MINIDBG_TIME_LIMIT_S"]))
     written = reduce_and_publish(case, folder or repro.folder_of(path), limits=limits, listener=listener)

@@ -217,7 +217,9 @@ class Session:
         if self.folder is None or self.best is None:
             return
         with contextlib.suppress(CannotWrite, OSError):
-            repro.write(self.best, self.folder / BEST_FILE, exactness=repro.Exactness.SMALL)
+            repro.write(
+                self.best, self.folder / BEST_FILE, repro.Form.CAPTURE, exactness=repro.Exactness.SMALL
+            )
 
     def take_standby(self) -> workers.Standby | None:
         """An interpreter that was started ahead, if one is left."""

@@ -47,7 +47,7 @@ def lines(story: Story, *, script: bool) -> Iterator[str]:
     """The text, line by line."""
     header = story.header
     yield story.title
-    yield from (f"    {line}" for line in story.message.splitlines()[:8])
+    yield from (f"    {line}" for line in story.message.splitlines()[:8] if line not in story.title)
     yield ""
     yield f"script    {shown(story.path)}"
     yield f"failure   {header.kind} in {header.backend}, on {header.device}, called by {header.call}"

@@ -7,13 +7,11 @@ minimal reproducer it asks for), Error logs, Versions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from minidbg import repro, workers
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Verdict
 from minidbg.report import forms
-from minidbg.report.forms import NoShortForm
 from minidbg.report.glance import difference
 from minidbg.report.privacy import Private
 from minidbg.report.story import Story
@@ -21,6 +19,8 @@ from minidbg.repro import templates
 from minidbg.stages import StageReport, find_stages
 
 LOG_LINES = 60
+LONG_LINES = 150
+"""A longer script is folded away."""
 VERSIONS_SECONDS = 120.0
 STAGES_SECONDS = 120.0
 
@@ -47,13 +47,13 @@ class Issue:
 def issue(story: Story, *, run: bool = True, keep_private: bool = False, versions: bool = True) -> Issue:
     """The bug report for ``story``.
 
-    ``run`` runs the short script and, where the header has no stages, the stages of compiling: a fresh process each.
+    ``run`` runs the script and, where the header has no stages, the stages of compiling: a fresh process each.
     ``keep_private`` leaves paths and names as they are. ``versions`` runs ``torch.utils.collect_env``.
     """
-    script, logs, ran = script_and_logs(story, run=run)
+    logs, ran = logs_of(story, run=run)
     extra = {
         "said": SAID[story.header.kind],
-        "script": script,
+        "script": story.text,
         "needs_file": bool(story.parts.stored),
         "remarks": forms.remarks_of(story),
         "passes": story.header.provenance.neighbour,
@@ -63,62 +63,39 @@ def issue(story: Story, *, run: bool = True, keep_private: bool = False, version
         if story.neighbour
         else "",
         "versions": environment() if versions else "",
-        "whole_script": script == story.text,
+        "is_long": len(story.text.splitlines()) > LONG_LINES,
         "ran": ran,
     }
     title = title_of(story)
-    body = templates.fill("issue.md.j2", {**safe_variables(story), "issue_title": title, **extra})
+    body = templates.fill("issue.md.j2", {**forms.variables_of(story), "issue_title": title, **extra})
     if not keep_private:
         private = Private.of_this_process()
         title, body = private.left_out(title), private.left_out(body)
     return Issue(title, body, ran)
 
 
-def safe_variables(story: Story) -> dict[str, Any]:
-    """The variables of every form; those of a short form are empty where there is none."""
-    try:
-        return forms.variables_of(story)
-    except NoShortForm:
-        empty = dict.fromkeys(forms.VARIABLES, "")
-        return {
-            **empty,
-            "title": story.title,
-            "kind": str(story.header.kind),
-            "backend_name": story.header.backend,
-            "message": story.message,
-            "captured_from": story.header.provenance.captured_from,
-            "line": story.header.provenance.line,
-            "notes": list(story.header.provenance.notes),
-            "figures": dict(story.figures),
-            "torch_version": story.header.provenance.torch_version,
-            "model": story.parts.model,
-            "header": dict(story.header.table),
-        }
-
-
 def title_of(story: Story) -> str:
     """``[inductor] fails to compile full and cumsum: IndexError: tuple index out of range``."""
-    first = story.message.partition("\n")[0][:120]
     title = story.title.rstrip(".")
+    first = story.message.partition("\n")[0][:120]
+    first = "" if first in title else first
     if title.startswith(f"{story.header.backend} "):
         title = f"[{story.header.backend}] {title.removeprefix(story.header.backend).strip()}"
     return f"{title}: {first}" if first else title
 
 
-def script_and_logs(story: Story, *, run: bool) -> tuple[str, str, bool]:
-    """The script to paste, what it printed (else what was captured), and whether it was seen to fail just now."""
-    try:
-        text = templates.fill("plain.py.j2", forms.variables_of(story))
-        if not run:
-            return text, story.message, False
-        return text, forms.check_that_it_fails(text, "repro.py", story), True
-    except NoShortForm:
-        pass
+def logs_of(story: Story, *, run: bool) -> tuple[str, bool]:
+    """What the script printed when it was run just now, else what was captured; and whether it was seen to fail."""
     if not run:
-        return story.text, story.message, False
+        return story.message, False
+    ended = repro.run_alone(story.path, seconds=forms.RUN_SECONDS)
+    if ended.exit_status == 1:
+        return ended.stderr_tail.replace(f"{story.path.absolute().parent}/", "") or ended.stdout, True
     outcome = repro.run(story.path, seconds=forms.RUN_SECONDS)
-    failed = outcome.verdict in (Verdict.REPRODUCES, Verdict.FLAKY)
-    return story.text, outcome.message or outcome.reason or story.message, failed
+    return outcome.message or outcome.reason or story.message, outcome.verdict in (
+        Verdict.REPRODUCES,
+        Verdict.FLAKY,
+    )
 
 
 def ablation(story: Story, *, run: bool) -> StageReport | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from minidbg import repro
+from minidbg.case import Provenance
 from minidbg.errors import MinidbgError, UnreadableRepro
 from minidbg.history import NAME, DamagedHistory, Flip, History, Result, State
 from minidbg.repro.folder import HIDDEN
@@ -157,6 +158,8 @@ def story_of(path: Path) -> Story:
     parts = read_parts(text, header)
     home = repro.folder_of(path)
     capture = capture_of(path, header, home)
+    log = log_of(path, capture, home)
+    header = replace(header, provenance=with_statistics(header.provenance, log))
     return Story(
         path=path,
         text=text,
@@ -165,7 +168,7 @@ def story_of(path: Path) -> Story:
         docstring=ast.get_docstring(ast.parse(text)) or "",
         capture=capture,
         neighbour=neighbour_of(path, home),
-        steps=read_steps(log) if (log := log_of(path, capture, home)) else (),
+        steps=read_steps(log) if log else (),
         past=past_of(path, home),
     )
 
@@ -227,14 +230,29 @@ def log_of(path: Path, capture: Path | None, home: Path) -> Path | None:
 
 def published_by(log: Path) -> str:
     """The file name of the repro that a finished reduction wrote; empty when it is not finished, or cannot be read."""
+    path = result_in(log).get("path")
+    return Path(path).name if isinstance(path, str) else ""
+
+
+def with_statistics(provenance: Provenance, log: Path | None) -> Provenance:
+    """``provenance`` with the oracle calls and seconds of the reduction, which its log holds and a header does not."""
+    result = result_in(log) if log else {}
+    calls, seconds = result.get("oracle_calls"), result.get("seconds")
+    if not isinstance(calls, int) or not isinstance(seconds, int | float):
+        return provenance
+    return replace(provenance, oracle_calls=calls, seconds=float(seconds))
+
+
+def result_in(log: Path) -> Mapping[str, Any]:
+    """What a finished reduction wrote down as its result; empty when it is not finished, or cannot be read."""
     for line in reversed(log_lines(log)):
         try:
             entry = json.loads(line)
             if "end" in entry:
-                return Path(str(entry["written"]["path"])).name
+                return as_table(entry["written"])
         except (ValueError, KeyError, TypeError):
             continue
-    return ""
+    return {}
 
 
 def log_lines(log: Path) -> list[str]:

@@ -1,7 +1,7 @@
 """Repro scripts: written, published, read, run."""
 
 from minidbg.graphs.specs import Exactness
-from minidbg.repro.files import discard, write, write_script
+from minidbg.repro.files import discard, move_script, write, write_script
 from minidbg.repro.folder import (
     captures,
     drafts,
@@ -14,13 +14,16 @@ from minidbg.repro.folder import (
 )
 from minidbg.repro.header import Header, read_header
 from minidbg.repro.loading import load
-from minidbg.repro.render import Script, render
-from minidbg.repro.running import run, start_ahead
+from minidbg.repro.render import Form, Script, render
+from minidbg.repro.running import run, run_alone, start_ahead
+from minidbg.repro.selfcheck import NoShortForm
 from minidbg.repro.travel import asked_elsewhere, packed, warmth
 
 __all__ = [
     "Exactness",
+    "Form",
     "Header",
+    "NoShortForm",
     "Script",
     "asked_elsewhere",
     "captures",
@@ -30,6 +33,7 @@ __all__ = [
     "folder_of",
     "keep_capture",
     "load",
+    "move_script",
     "neighbours",
     "packed",
     "publish",
@@ -37,6 +41,7 @@ __all__ = [
     "reduction_place",
     "render",
     "run",
+    "run_alone",
     "start_ahead",
     "warmth",
     "write",

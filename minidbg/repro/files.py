@@ -12,21 +12,35 @@ from torch import Tensor
 
 from minidbg.case import Case
 from minidbg.graphs.specs import Exactness
-from minidbg.repro.render import VALUE_LIMIT_BYTES, Script, render
+from minidbg.repro.render import VALUE_LIMIT_BYTES, Form, Script, render
 
 
 def write(
     case: Case,
     path: Path | str,
+    form: Form = Form.SHORT,
     *,
     exactness: Exactness = Exactness.SEEDED,
     value_limit_bytes: int = VALUE_LIMIT_BYTES,
 ) -> Path:
     """Write the script of ``case`` to ``path``, and its tensors beside it; an earlier one is replaced.
 
-    Folders are made. Raises CannotWrite naming the part of the case that has no form, and then leaves what was there.
+    Folders are made. Raises CannotWrite naming the part of the case that has no form, and NoShortForm; both leave the
+    file that was there.
     """
-    return write_script(render(case, exactness=exactness, value_limit_bytes=value_limit_bytes), Path(path))
+    script = render(case, form, exactness=exactness, value_limit_bytes=value_limit_bytes)
+    return write_script(script, Path(path))
+
+
+def move_script(source: Path, target: Path) -> None:
+    """Put the script at ``source`` and its tensors at ``target``, in place of an earlier one."""
+    has_tensors = tensors_of(source).exists()
+    if has_tensors:
+        os.replace(tensors_of(source), tensors_of(target))
+    os.replace(source, target)
+    if not has_tensors:
+        tensors_of(target).unlink(missing_ok=True)
+    _sync_folder(target.parent)
 
 
 def write_script(script: Script, path: Path) -> Path:

@@ -16,9 +16,9 @@ from minidbg.errors import UnreadableRepro
 from minidbg.failure import Kind
 from minidbg.graphs.size import canonical_text
 from minidbg.graphs.specs import Exactness
-from minidbg.repro.files import for_others_to_read, make_folder, write_script
+from minidbg.repro.files import discard, for_others_to_read, make_folder, move_script, write
 from minidbg.repro.header import read_header
-from minidbg.repro.render import VALUE_LIMIT_BYTES, render
+from minidbg.repro.render import VALUE_LIMIT_BYTES, Form
 from minidbg.repro.wording import telling_op
 
 HIDDEN = ".minidbg"
@@ -26,19 +26,19 @@ IGNORE = ".gitignore"
 LOCK_SECONDS = 60.0
 
 
-def publish(
-    case: Case,
-    folder: Path | str,
-    *,
-    exactness: Exactness = Exactness.SEEDED,
-    value_limit_bytes: int = VALUE_LIMIT_BYTES,
-) -> Path:
-    """Write a verified case to the top of ``folder``; the same failure gives the same file.
+def publish(case: Case, draft: Path, folder: Path | str) -> Path:
+    """Move the verified script ``draft`` of ``case`` to the top of ``folder``; the same failure gives the same file.
 
     A readable repro of the same failure stays as it is: it was verified then, and somebody may have edited it or
     marked it as fixed. Several processes may publish into one folder at once.
     """
-    return _kept_or_written(case, Path(folder), Path(folder), exactness, value_limit_bytes)
+    path = Path(folder) / file_name(case)
+    with FileLock(hidden(folder) / "lock", timeout=LOCK_SECONDS, mode=0o664):
+        if not is_readable(path):
+            path = _free_name(path)
+            move_script(draft, path)
+    discard(draft)
+    return path
 
 
 def keep_capture(
@@ -49,27 +49,27 @@ def keep_capture(
     value_limit_bytes: int = VALUE_LIMIT_BYTES,
 ) -> Path:
     """Write a case that was not verified to ``folder``'s captures; the same failure gives the same file."""
-    return _kept_or_written(case, Path(folder), captures(folder), exactness, value_limit_bytes)
-
-
-def _kept_or_written(
-    case: Case, folder: Path, place: Path, exactness: Exactness, value_limit_bytes: int
-) -> Path:
-    script = render(case, exactness=exactness, value_limit_bytes=value_limit_bytes)
-    path = place / file_name(case)
+    path = captures(folder) / file_name(case)
     with FileLock(hidden(folder) / "lock", timeout=LOCK_SECONDS, mode=0o664):
-        if path.exists():
-            try:
-                read_header(path)
-            except UnreadableRepro:
-                path = _free_name(path)  # somebody may be editing it just now
-            else:
-                return path
-        return write_script(script, path)
+        if is_readable(path):
+            return path
+        path = _free_name(path)
+        return write(case, path, Form.CAPTURE, exactness=exactness, value_limit_bytes=value_limit_bytes)
+
+
+def is_readable(path: Path) -> bool:
+    """Whether a script that tools can read is at ``path``."""
+    try:
+        read_header(path)
+    except UnreadableRepro:
+        return False
+    return True
 
 
 def _free_name(path: Path) -> Path:
-    """``x_2.py`` for a taken ``x.py``, or the next number that is free."""
+    """``path``, or ``x_2.py`` for a taken ``x.py``: somebody may be editing it just now, and it cannot be read."""
+    if not path.exists():
+        return path
     names = (path.with_stem(f"{path.stem}_{number}") for number in itertools.count(2))
     return next(name for name in names if not name.exists())
 

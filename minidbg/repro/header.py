@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,15 +14,11 @@ from minidbg.case import CallPath, Case, Context, Provenance
 from minidbg.errors import UnreadableRepro
 from minidbg.failure import Kind, Signature
 from minidbg.graphs.size import call_nodes
+from minidbg.metadata import metadata_of, table_in
 from minidbg.oracle.embed import settings_of
-from minidbg.repro.toml import write_table
+from minidbg.repro.toml import write_lines, write_value
 
 SCHEMA = 1
-BLOCK = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
-"""The regular expression of PEP 723, for this type of block."""
-LONG_KEY = re.compile(r"(?:[\w-]+\s*\.\s*){100}")
-"""tomllib takes the square of its length."""
-START = re.compile(r"(?m)^# /// script$")
 DAMAGE = (
     KeyError,
     ValueError,
@@ -35,7 +29,7 @@ DAMAGE = (
     RecursionError,
     MemoryError,
 )
-"""What reading a table raises that a person, or an enemy, has written."""
+"""Exceptions that parsing an untrusted header can raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +61,13 @@ class Header:
 def write_header(case: Case, *, device: str, has_tensors: bool, kind: Kind | None = None) -> str:
     """The block as comment lines, ready to stand in a script. ``kind`` is for a case that shows no failure yet."""
     remarks = [*_torch_remarks(case.provenance.torch_version), *case.backend.remarks]
-    expected = {"kind": str(kind)} if kind is not None else {}
     lines = [
-        'requires-python = ">=3.11"',
         f"dependencies = {_list(dependencies(case, has_tensors=has_tensors))}",
         *(f"# {_one_line(remark)}" for remark in remarks),
-        "",
-        write_table({**table_of(case, device=device), **expected}, ("tool", "minidbg")),
+        "[tool.minidbg]",
+        *write_lines(table_of(case, device=device, kind=kind)),
     ]
-    text = "\n".join(lines)
-    body = "\n".join(f"# {line}" if line else "#" for line in text.split("\n"))
+    body = "\n".join(f"# {line}" for line in lines)
     return f"# /// script\n{body}\n# ///"
 
 
@@ -104,25 +95,44 @@ def _one_line(text: str) -> str:
 
 
 def _list(items: tuple[str, ...]) -> str:
-    return write_table({"x": list(items)}).removeprefix("x = ")
+    return write_value(list(items))
 
 
-def table_of(case: Case, *, device: str) -> dict[str, Any]:
-    """``[tool.minidbg]`` of the case: what the judge reads, and what reading the script back needs."""
+def table_of(case: Case, *, device: str, kind: Kind | None = None) -> dict[str, Any]:
+    """``[tool.minidbg]`` of the case: what the judge reads, and what reading the script back needs.
+
+    What reading supplies is left out: the kind and the forward direction of the signature, modes that are torch's default.
+    """
     settings = settings_of(case)
-    table: dict[str, Any] = {"schema": SCHEMA, "kind": settings.pop("kind"), "expect": "reproduces"}
-    table |= {"backend": settings.pop("backend"), "call": settings.pop("call"), "device": device}
-    table["nodes"] = call_nodes(case.graph_module)
+    table: dict[str, Any] = {
+        "schema": SCHEMA,
+        "kind": str(kind or settings.pop("kind")),
+        "expect": "reproduces",
+        "backend": settings.pop("backend"),
+        "device": device,
+        "nodes": call_nodes(case.graph_module),
+    }
+    settings.pop("kind", None)
+    if case.call is CallPath.TORCH_COMPILE:
+        del settings["call"]
+    if settings["context"] == {"grad": True}:
+        del settings["context"]
+    signature = settings.pop("signature", None)
     table |= settings
+    if signature is not None:
+        left_out = {"kind": table["kind"], "direction": "forward", "types": [], "frames": []}
+        table["signature"] = {key: value for key, value in signature.items() if left_out.get(key) != value}
     table["origin"] = _origin(case)
     reference = {
         name: list(getattr(case.backend, name))
         for name in ("modules", "requirements", "remarks", "files")
         if getattr(case.backend, name)
     }
-    if reference:
-        table["reference"] = reference
-    return table
+    return {**table, "reference": reference} if reference else table
+
+
+IN_THE_LOG = ("oracle_calls", "seconds")
+"""Statistics of the reduction: its replay log in ``.minidbg`` has them."""
 
 
 def _origin(case: Case) -> dict[str, Any]:
@@ -130,9 +140,8 @@ def _origin(case: Case) -> dict[str, Any]:
     origin: dict[str, Any] = {}
     for name in Provenance.__slots__:
         value = getattr(story, name)
-        if value != getattr(default, name):
-            value = list(value) if isinstance(value, tuple) else value
-            origin[name] = round(value, 3) if isinstance(value, float) else value
+        if value != getattr(default, name) and name not in IN_THE_LOG:
+            origin[name] = list(value) if isinstance(value, tuple) else value
     if case.context.threads is not None:
         origin["threads"] = case.context.threads
     if case.context.env:
@@ -166,23 +175,11 @@ def script_text(path: Path) -> str:
 
 def header_of(text: str, path: Path) -> Header:
     """The header in ``text``, which was read from ``path``. Raises UnreadableRepro."""
-    starts = len(START.findall(text))  # first: the search for a block takes the square of their number
-    block = BLOCK.search(text) if starts == 1 else None
-    if starts > 1:
-        raise UnreadableRepro(f"{path}: {starts} '# /// script' blocks; a script has one")
-    if block is None:
-        raise UnreadableRepro(f"{path}: no '# /// script' block, so this is no repro script of minidbg")
-    lines = [line[2:] if line.startswith("# ") else line[1:] for line in block["content"].split("\n")]
-    if LONG_KEY.search(block["content"]):
-        raise UnreadableRepro(f"{path}: the '# /// script' block has a key of more than 100 parts")
     try:
-        metadata = tomllib.loads("\n".join(lines))
-    except (ValueError, RecursionError) as error:
-        raise UnreadableRepro(f"{path}: the '# /// script' block is no TOML: {error}") from error
-    tools = metadata.get("tool")
-    table = tools.get("minidbg") if isinstance(tools, dict) else None
-    if not isinstance(table, dict):
-        raise UnreadableRepro(f"{path}: the '# /// script' block has no [tool.minidbg] table")
+        metadata = metadata_of(text)
+        table = table_in(metadata)
+    except ValueError as error:
+        raise UnreadableRepro(f"{path}: {error}") from error
     try:
         return _header(path, table, tuple(metadata.get("dependencies", ())))
     except DAMAGE as error:

@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from minidbg.case import BackendRef
 from minidbg.errors import UnreadableRepro
 from minidbg.failure import Kind
+from minidbg.graphs.literals import quoted
 from minidbg.graphs.recipes import dedented
+from minidbg.metadata import backend_named_in
 from minidbg.oracle.embed import harness_names
 from minidbg.repro.header import Header, literal_options
-from minidbg.repro.render import DIVIDER, EMBEDDED_MARK, OWN_NAMES, TOP_IMPORTS
+from minidbg.repro.render import DIVIDER, EMBEDDED_MARK, OWN_NAMES, SCRIPT_IMPORTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +42,31 @@ def read_parts(text: str, header: Header) -> Parts:
         raise UnreadableRepro(f"{header.path}: not a Python script any more: {error}") from error
     named = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     model = named.get("graph" if header.call == "direct" else "Repro")
-    for name, node in (
-        ("Repro" if header.call != "direct" else "graph", model),
-        *((n, named.get(n)) for n in ("inputs", "backend")),
-    ):
-        if node is None:
-            raise UnreadableRepro(f"{header.path}: no definition of {name!r} is left in it")
-    assert model is not None
+    given = named.get("inputs")
+    if model is None or given is None:
+        missing = "inputs" if model else "graph" if header.call == "direct" else "Repro"
+        raise UnreadableRepro(f"{header.path}: no definition of {missing!r} is left in it")
+    own = named.get("backend")
     upper = _above_judge(text, nodes, header.kind)
     start = _mark_line(text)
-    end = _first_line(named["backend"])
+    end = _first_line(own or model)
     others = [node for node in upper if not start < node.lineno < end] if start else upper
     return Parts(
         model=source_of(text, model),
-        inputs=source_of(text, named["inputs"]),
-        backend=source_of(text, named["backend"]),
+        inputs=source_of(text, given),
+        backend=source_of(text, own) if own else named_backend(text, header),
         stored=source_of(text, named["stored"]) if "stored" in named else "",
         imports=tuple(
-            line for line in map(ast.unparse, filter(_is_import, others)) if line not in TOP_IMPORTS
+            line for line in map(ast.unparse, filter(_is_import, others)) if line not in SCRIPT_IMPORTS
         ),
         copied=_between(text, start, end, named.get("load_by_path")) if start else "",
         added="\n\n\n".join(source_of(text, node) for node in others if not _is_import(node)),
     )
+
+
+def named_backend(text: str, header: Header) -> str:
+    """``def backend()`` for a script that has none, since torch.compile knows its backend by name."""
+    return f"def backend():\n    return {quoted(backend_named_in(text) or header.backend)}"
 
 
 def _is_import(node: ast.stmt) -> bool:
@@ -102,6 +107,7 @@ def _above_judge(text: str, nodes: list[ast.stmt], kind: Kind) -> list[ast.stmt]
             and name not in judge
             and not is_docstring
             and not is_main
+            and not (isinstance(node, ast.AugAssign) and ast.unparse(node.target) == "sys.path")
         ):
             found.append(node)
     return found
@@ -142,7 +148,8 @@ def backend_of(parts: Parts, header: Header) -> BackendRef:
 
 def _embedded(parts: Parts, added: str) -> str:
     """What was embedded, and what a person added, with the imports at the top of the script that they count on."""
-    imports = TOP_IMPORTS if added else TOP_IMPORTS[:1] if parts.copied else ()
+    future, torch = SCRIPT_IMPORTS[0], SCRIPT_IMPORTS[-1]
+    imports = (future, torch) if added else (future,) if parts.copied else ()
     more = parts.imports if added else ()
     head = "\n".join(line for line in (*imports, *more) if line not in parts.copied.split("\n"))
     return "\n\n\n".join(part for part in (head, parts.copied, added) if part)

@@ -1,17 +1,20 @@
-"""A case as the text of a script that stands on its own, and the tensors that lie beside it."""
+"""A case as the text of a script, in one of three forms, and the tensors that lie beside it."""
 
 from __future__ import annotations
 
+import enum
 import functools
 import inspect
 import itertools
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from minidbg.case import CallPath, Case
+from minidbg.case import BackendRef, CallPath, Case
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind
 from minidbg.graphs import recipes, source, tensors
@@ -23,18 +26,26 @@ from minidbg.graphs.literals import quoted
 from minidbg.graphs.specs import Exactness, InputSpec
 from minidbg.oracle.embed import harness_imports, harness_names, harness_source
 from minidbg.references import avoid_names, backend_function, load_by_path
-from minidbg.repro.header import write_header
+from minidbg.repro import selfcheck
+from minidbg.repro.header import header_of, write_header
 from minidbg.repro.templates import built_in, fill
 from minidbg.repro.wording import docstring
 
-TOP_IMPORTS = ("from __future__ import annotations", "import torch")
-"""Every script begins with these; the judge's annotations name what is defined below them."""
+SCRIPT_IMPORTS = (
+    "from __future__ import annotations",
+    "import os, re, sys, traceback",
+    "import os, re, subprocess, sys, traceback",
+    "import sys",
+    "from getopt import getopt",
+    "import torch",
+)
+"""Imports that a script has for itself; the judge's annotations in a standalone one name what is defined below them."""
 EMBEDDED_MARK = "# Copied from the program that failed:"
 DIVIDER = (
     "# ---- Below is nothing about the failure: what tools read, and how this script judges itself. ----"
 )
 VALUE_LIMIT_BYTES = 1 << 30
-OWN_NAMES = ("backend", "Repro", "graph", "inputs", "stored", "test_repro", "load_by_path")
+OWN_NAMES = ("backend", "Repro", "graph", "inputs", "stored", "test_repro", "load_by_path", *selfcheck.NAMES)
 
 STORED = '''\
 def stored(key, dtype, device="cpu"):
@@ -44,6 +55,17 @@ def stored(key, dtype, device="cpu"):
     with safe_open(__file__.removesuffix(".py") + ".safetensors", "pt") as file:
         return file.get_tensor(key).clone().view(dtype).to(device)
 '''
+
+
+class Form(enum.Enum):
+    """What a script holds beside graph, inputs, backend and header."""
+
+    SHORT = "script.py.j2"
+    """A few lines that judge it: what is published."""
+    STANDALONE = "standalone.py.j2"
+    """The whole oracle as text, for a failure that those lines cannot show, and on request."""
+    CAPTURE = "capture.py.j2"
+    """Nothing: for tools only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +78,29 @@ class Script:
 
 def render(
     case: Case,
+    form: Form = Form.SHORT,
     *,
     exactness: Exactness = Exactness.SEEDED,
     value_limit_bytes: int = VALUE_LIMIT_BYTES,
     contents: Contents = WITH_CARE,
     kind: Kind | None = None,
+    remark: str = "",
 ) -> Script:
     """The script of ``case``; ``contents`` is how its inputs are looked at, with care or at a glance.
 
-    ``kind`` is the one to expect of a case that has not failed yet. Raises CannotWrite naming the part of the case that has no form in a script, or values beyond ``value_limit_bytes``.
+    ``kind`` is the one to expect of a case that has not failed yet; ``remark`` is one more sentence for the docstring.
+    Raises CannotWrite naming the part of the case that has no form in a script, or values beyond ``value_limit_bytes``,
+    and NoShortForm for a case that a short script cannot show.
     """
     size = tensors.bytes_to_store(case.inputs, exactness)
     if size > value_limit_bytes:
         told = f"they take {size / 1e6:.1f} MB, and value_limit_bytes allows {value_limit_bytes / 1e6:.1f} MB"
         raise CannotWrite("the values of the inputs", told)
     kind = case.kind or kind or Kind.COMPILE
-    needed = (*TOP_IMPORTS, *harness_imports(kind, case.call))
-    reference = avoid_names(case.backend, harness_names(kind) | set(OWN_NAMES), needed)
-    case = replace(case, backend=reference)
+    is_standalone = form is Form.STANDALONE
+    judge_imports = harness_imports(kind, case.call) if is_standalone else ()
+    taken = set(OWN_NAMES) | (harness_names(kind) if is_standalone else frozenset())
+    case = replace(case, backend=avoid_names(case.backend, taken, (*SCRIPT_IMPORTS, *judge_imports)))
     stored: dict[str, Tensor] = {}
     explicit = case.context.default_dtype != "torch.float32"
     model = _model(case, exactness, stored, explicit=explicit)
@@ -81,26 +108,41 @@ def render(
         case.inputs, model.input_names, exactness, stored, dynamic_dims=case.dynamic_dims, contents=contents
     )
     device = tensors.main_device(specs)
-    embedded = _embedded(case)
-    variables = {
-        "docstring": docstring(case, values=values_line(stored)),
-        "imports": (*TOP_IMPORTS, *model.imports),
-        "embedded": embedded,
+    header = write_header(case, device=device, has_tensors=bool(stored), kind=kind)
+    literal_backend = plain_name(case.backend)
+    variables: dict[str, Any] = {
+        "docstring": docstring(case, values=values_line(stored), remark=remark),
+        "imports": ("import torch", *model.imports),
+        "embedded": _embedded(case),
         "embedded_mark": EMBEDDED_MARK,
-        "backend": backend_function(case.backend).rstrip("\n"),
+        "backend": "" if literal_backend else backend_function(case.backend).rstrip("\n"),
         "model": model.text.rstrip("\n"),
         "inputs": inputs_function(specs, device, explicit=explicit),
         "stored": STORED.rstrip("\n") if stored else "",
-        "divider": DIVIDER,
-        "header": write_header(case, device=device, has_tensors=bool(stored), kind=kind),
-        "harness_imports": [line for line in harness_imports(kind, case.call) if line not in TOP_IMPORTS],
-        "harness": harness_source(kind, case.call).rstrip("\n"),
+        "device": device,
+        "header": header,
     }
+    if form is Form.SHORT:
+        read = header_of(header, Path("the header"))
+        variables |= selfcheck.lines_for(read, model=model.text, literal_backend=literal_backend)
+        variables |= {"paths": list(case.backend.paths), "limit": f"{selfcheck.hang_limit(read):g}"}
+    if is_standalone:
+        variables |= {
+            "divider": DIVIDER,
+            "harness_imports": [line for line in judge_imports if line not in SCRIPT_IMPORTS],
+            "harness": harness_source(kind, case.call).rstrip("\n"),
+        }
     if contents is not WITH_CARE:  # a record of a flight: templates and checks take longer than all the rest
-        return Script(built_in("script.py.j2", variables), stored)
-    text = fill("script.py.j2", variables, functools.partial(_check_own, case=case))
+        return Script(built_in(form.value, variables), stored)
+    text = fill(form.value, variables, functools.partial(_check_own, case=case))
     _check(text)
     return Script(text, stored)
+
+
+def plain_name(backend: BackendRef) -> str:
+    """The expression of a backend that is a name torch.compile knows, in double quotes; empty for all others."""
+    is_name = backend.expression == repr(backend.name) or backend.expression == f'"{backend.name}"'
+    return quoted(backend.name) if is_name and not (backend.setup or backend.embedded) else ""
 
 
 def values_line(stored: Mapping[str, Tensor]) -> str:
@@ -167,7 +209,7 @@ def constant_expression(
 def _embedded(case: Case) -> str:
     """The definitions that no import reaches, with the loader of scripts where the backend needs one."""
     lines = case.backend.embedded.split("\n")
-    text = "\n".join(line for line in lines if line != TOP_IMPORTS[0]).strip("\n")
+    text = "\n".join(line for line in lines if line != SCRIPT_IMPORTS[0]).strip("\n")
     if not case.backend.files:
         return text
     loader = inspect.getsource(load_by_path).rstrip("\n")
@@ -181,14 +223,7 @@ def _check_own(text: str, case: Case) -> None:
     """
     compile(text, "<repro script>", "exec")
     model = "def graph(" if case.call is CallPath.DIRECT else "class Repro("
-    for needed in (
-        "# /// script",
-        model,
-        "def inputs(",
-        "def backend(",
-        "def test_repro(",
-        "main(globals())",
-    ):
+    for needed in ("# /// script", model, "def inputs(", "__main__"):
         if needed not in text:
             raise ValueError(f"the script would have no {needed!r}")
 

@@ -1,4 +1,4 @@
-"""A small TOML writer: ``tomllib.loads(write_table(table))`` gives ``table`` back, whatever its strings hold."""
+"""A small TOML writer: ``tomllib.loads`` of the lines gives the table back, whatever its strings hold."""
 
 from __future__ import annotations
 
@@ -9,33 +9,29 @@ from typing import Any
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _SHORT_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
+DOTTED = frozenset({"signature"})
+"""Tables whose values get a line each; others are written in one line."""
 
 
-def write_table(table: Mapping[str, Any], path: Sequence[str] = ()) -> str:
-    """``table`` as TOML under ``[path]``, its plain values first, then a ``[path.key]`` for each table in it.
+def write_lines(table: Mapping[str, Any]) -> Iterator[str]:
+    """A line ``key = value`` for each value of ``table``, without the table's own name.
 
     Values: bool, int, float, str, lists and mappings of these. Half surrogates, which TOML cannot hold, become U+FFFD.
     No line holds a character that any reader takes for a line break.
     """
-    return "\n".join(_lines(table, tuple(path)))
-
-
-def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
-    plain = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
-    if path and (plain or not table):
-        yield f"[{'.'.join(map(_key, path))}]"
-    for key, value in plain.items():
-        yield f"{_key(key)} = {_value(value)}"
     for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _lines(value, (*path, key))
+        if key in DOTTED and isinstance(value, Mapping) and value:
+            yield from (f"{_key(key)}.{_key(part)} = {write_value(item)}" for part, item in value.items())
+        else:
+            yield f"{_key(key)} = {write_value(value)}"
 
 
 def _key(key: str) -> str:
     return key if _BARE_KEY.fullmatch(key) else _string(key)
 
 
-def _value(value: Any) -> str:
+def write_value(value: Any) -> str:
+    """``value`` as TOML, on one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
@@ -45,9 +41,9 @@ def _value(value: Any) -> str:
     if isinstance(value, str):
         return _string(value)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{_key(key)} = {write_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, Sequence):
-        return "[" + ", ".join(map(_value, value)) + "]"
+        return "[" + ", ".join(map(write_value, value)) + "]"
     raise TypeError(f"TOML has no form for a {type(value).__name__}: {value!r}")
 
 

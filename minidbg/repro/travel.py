@@ -21,7 +21,7 @@ from minidbg.graphs.contents import AT_A_GLANCE
 from minidbg.graphs.specs import Exactness
 from minidbg.oracle import execute
 from minidbg.repro.loading import load
-from minidbg.repro.render import STORED, render
+from minidbg.repro.render import STORED, Form, render
 from minidbg.workers.result import ChildResult
 
 LIMIT_BYTES = 1 << 40
@@ -77,7 +77,11 @@ def packed(case: Case, *, value_limit_bytes: int = LIMIT_BYTES) -> Iterator[Path
     Raises CannotWrite, and OSError where there is no room.
     """
     script = render(
-        case, exactness=Exactness.EXACT, value_limit_bytes=value_limit_bytes, contents=AT_A_GLANCE
+        case,
+        Form.CAPTURE,
+        exactness=Exactness.EXACT,
+        value_limit_bytes=value_limit_bytes,
+        contents=AT_A_GLANCE,
     )
     with folder_for(sum(data.numel() for data in script.tensors.values())) as folder:
         arrays: dict[str, Any] = {

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 
 from torch import fx
 
-from minidbg.case import CallPath, Case, Context, Level
+from minidbg.case import Case, Context
 from minidbg.failure import Kind
-from minidbg.graphs.literals import quoted
 from minidbg.graphs.size import call_nodes, call_targets
+from minidbg.oracle.signature import meaningful_lines
+from minidbg.references.literals import write_literal
 
-MESSAGE_LINES = 8
+TITLE_WIDTH = 110
+MESSAGE_LINES = 4
 MESSAGE_WIDTH = 160
 
 _TITLES = {
@@ -70,39 +72,20 @@ def ops_phrase(gm: fx.GraphModule) -> str:
     return f"a graph of {call_nodes(gm)} nodes"
 
 
-USAGE = (
-    "Run this file with python, or with pytest; --help lists its options.\n"
-    "Exit status: 0 gone, 1 reproduces, 3 fails differently, 125 cannot be judged here."
-)
+USAGE = "Exit status: 0 gone, 1 reproduces, 3 fails differently (125 with --bisect), 125 cannot be judged here; --device D."
 
 
-def docstring(case: Case, *, values: str) -> str:
+def docstring(case: Case, *, values: str, remark: str = "") -> str:
     """The script's docstring, ready to stand between triple quotes; ``values`` says what the inputs hold."""
-    message = "\n".join(f"    {line}" for line in _message_lines(case.provenance.message))
-    parts = [title(case), message, call_line(case), "\n".join(_story(case, values)), USAGE]
+    first, *more = [*_message_lines(case.provenance.message), ""]
+    headline = title(case)
+    if first and len(first) <= TITLE_WIDTH:
+        headline = f"{headline[:-1]}: {first}"
+    else:
+        more = [first, *more]
+    message = "\n".join(f"    {line}" for line in more if line)
+    parts = [headline, message, "\n".join([*([remark] if remark else []), *_story(case, values), USAGE])]
     return escaped("\n\n".join(part for part in parts if part)) + "\n"
-
-
-def call_line(case: Case) -> str:
-    """The one line of code that fails, for who wants it without the rest."""
-    modes = mode_phrases(case.context)
-    under = f"\nunder {', '.join(modes)}" if modes else ""
-    if case.level is Level.ATEN:
-        return f"The compiler that backend() gives is called as AOTAutograd does: compiler(graph(), fake_inputs).{under}"
-    if case.call is CallPath.DIRECT:
-        return f"The backend is called directly with graph() and inputs(): torch.compile would change this graph.{under}"
-    is_name = (
-        case.backend.expression[:1] in ("'", '"') and not case.backend.setup and not case.backend.embedded
-    )
-    arguments = [
-        f"backend={quoted(case.backend.expression[1:-1]) if is_name else 'backend()'}",
-        "fullgraph=True",
-    ]
-    arguments += ["dynamic=True"] if case.dynamic else []
-    arguments += [f"mode={quoted(case.backend.mode)}"] if case.backend.mode else []
-    arguments += [f"options={dict(case.backend.options)}"] if case.backend.options else []
-    call = f"torch.compile(Repro(), {', '.join(arguments)})(*inputs())"
-    return f"In short: {call}{', then backward' if case.backward else ''}{under}"
 
 
 def escaped(text: str) -> str:
@@ -127,6 +110,9 @@ def _escape(character: str) -> str:
 
 def _message_lines(message: str) -> Iterator[str]:
     lines = [line.rstrip() for line in message.splitlines() if line.strip()]
+    telling = meaningful_lines(message)
+    if len(telling) <= 2 and lines and telling and telling[0] not in lines:
+        lines = [lines[0], *telling]  # the compiler's own errors, without the rest of its output
     for line in lines[:MESSAGE_LINES]:
         yield line if len(line) <= MESSAGE_WIDTH else f"{line[:MESSAGE_WIDTH]}..."
     if len(lines) > MESSAGE_LINES:
@@ -135,15 +121,17 @@ def _message_lines(message: str) -> Iterator[str]:
 
 def _story(case: Case, values: str) -> Iterator[str]:
     story = case.provenance
+    seen = []
     if story.reduced and story.nodes:
         counts = f"{call_nodes(case.graph_module)} of {story.nodes} nodes, {len(case.inputs)} of {story.inputs} inputs"
-        proven = "no single one can be left out" if story.certified else "perhaps more could be left out"
-        yield f"{counts} ({proven})."
+        seen.append(f"{counts}, {'1-minimal' if story.certified else 'perhaps not minimal'}.")
     if story.captured_from:
         line = f" `{story.line}`" if story.line else ""
-        yield f"Captured from {story.captured_from}{line}, torch {story.torch_version}."
+        seen.append(f"From {story.captured_from}{line}, torch {story.torch_version}.")
     elif story.torch_version:
-        yield f"Seen with torch {story.torch_version}."
+        seen.append(f"Seen with torch {story.torch_version}.")
+    if seen:
+        yield " ".join(seen)
     if values:
         yield values
     if case.context.env:
@@ -170,5 +158,5 @@ def mode_phrases(context: Context) -> Sequence[str]:
     if context.matmul_precision != "highest":
         found.append(f'torch.set_float32_matmul_precision("{context.matmul_precision}")')
     for module, options in context.config.items():
-        found += [f"{module}.{name} = {value!r}" for name, value in options.items()]
+        found += [f"{module}.{name} = {write_literal(value)}" for name, value in options.items()]
     return found

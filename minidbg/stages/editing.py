@@ -7,13 +7,14 @@ import re
 from pathlib import Path
 
 from minidbg.errors import UnreadableRepro
+from minidbg.metadata import BLOCK
 from minidbg.repro.files import replace_file
-from minidbg.repro.header import BLOCK, header_of, script_text
-from minidbg.repro.toml import write_table
+from minidbg.repro.header import header_of, script_text
+from minidbg.repro.toml import write_value
 from minidbg.repro.wording import USAGE, escaped
 from minidbg.stages.report import StageReport
 
-LINE = re.compile(r"(?m)^Stages: .*\n\n")
+LINE = re.compile(r"(?m)^Stages: .*\n\n?")
 
 
 def keep_stages(path: Path | str, report: StageReport) -> None:
@@ -35,26 +36,25 @@ def keep_stages(path: Path | str, report: StageReport) -> None:
 
 
 def with_table(text: str, report: StageReport) -> str:
-    """``text`` whose header ends with ``[tool.minidbg.stages]``."""
+    """``text`` with ``stages = {...}`` as the first line of ``[tool.minidbg]``."""
     block = BLOCK.search(text)
     assert block is not None, "header_of has read it"
-    lines = block["content"].rstrip("\n").split("\n")
     kept, inside = [], False
-    for line in lines:
+    for line in block["content"].rstrip("\n").split("\n"):
         if line.startswith("# ["):
             inside = line.startswith(("# [tool.minidbg.stages]", "# [tool.minidbg.stages."))
-        if not inside:
+        if not inside and not line.startswith("# stages = "):
             kept.append(line)
-    added = write_table(report.to_table(), ("tool", "minidbg", "stages"))
-    kept += [f"# {line}" for line in added.split("\n")]
+            if line == "# [tool.minidbg]":
+                kept.append(f"# stages = {write_value(report.to_table())}")
     return text[: block.start("content")] + "\n".join(kept) + "\n" + text[block.end("content") :]
 
 
 def with_line(text: str, report: StageReport) -> str:
-    """``text`` whose docstring says the report's sentence before it says how the script is run."""
-    place = text.find("\n\n" + USAGE.partition("\n")[0])
-    if place < 0:
+    """``text`` whose docstring says the report's sentence before the exit statuses."""
+    usage = text.find("\n" + USAGE.partition("\n")[0])
+    if usage < 0:
         return text
-    docstring, rest = text[: place + 2], text[place + 2 :]
+    docstring, rest = text[: usage + 1], text[usage + 1 :]
     line = escaped(f"Stages: {report.sentence}.")
-    return LINE.sub("", docstring) + f"{line}\n\n{rest}"
+    return LINE.sub("", docstring) + f"{line}\n{rest}"

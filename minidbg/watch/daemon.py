@@ -300,7 +300,11 @@ class Daemon:
     def sweep(self) -> None:
         """Begin the sweep itself, and ask git what the code is."""
         self.rebuilds = 0
-        self.sweeper.begin()
+        try:
+            self.sweeper.begin()
+        except Exception:
+            self.watched.every = True  # what it was to run is still to be run
+            raise
         assert self.sweeper.current is not None
         number = self.sweeper.current.number
         roots = repositories_of(repositories_worth_building(self.watched.roots))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
-import runpy
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -41,14 +40,16 @@ def main(argv: Sequence[str]) -> int:
 
 def canary(path: str, device: str) -> dict[str, Any]:
     """The answer for the backend of the repro at ``path``. A script may define ``canary(device)``, which raises when it is broken."""
-    from minidbg.watch.repros import header_table
+    from minidbg.judge_script import definitions_of
+    from minidbg.metadata import read_table
 
     try:
-        script = runpy.run_path(path, run_name="minidbg_canary")
+        script = definitions_of(path)
         if "canary" in script:
             script["canary"](device)
             return {"canary": "passes", "reason": ""}
-        case = header_table(Path(path).read_text(encoding="utf-8-sig"))
+        case = read_table(path)
+        script.setdefault("backend", lambda: case["backend"])
         try:
             import_backend(script, case.get("paths", ()))
         except ModuleNotFoundError as error:

@@ -105,8 +105,8 @@ class Preload:
     """What a server imports before it forks. ``warm``: compile once too (aot, inductor, or empty for no torch)."""
 
     modules: tuple[str, ...] = (
-        "torch", "argparse", "ast", "safetensors.torch", "tomllib", "traceback",
-        "minidbg.oracle.script", "minidbg.oracle.child", "minidbg.oracle.agreement", "minidbg.watch.repros",
+        "torch", "safetensors.torch",
+        "minidbg.oracle.script", "minidbg.oracle.child", "minidbg.oracle.agreement",
     )  # fmt: skip
     """Torch, what repro scripts import besides it, and their judge; what is not installed is left out."""
     warm: str = "aot"

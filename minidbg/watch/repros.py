@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +19,8 @@ from typing import Any
 
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Verdict
+from minidbg.metadata import backend_named_in, metadata_of, table_in
 
-HEADER = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
-"""The block of PEP 723."""
 FOR_PEOPLE = re.compile(rb"(?m)^# (expect|owner|issue|muted) = .*\n")
 """What somebody may write into a header without its being another repro."""
 NO_REPROS = frozenset({"conftest.py", "__init__.py"})
@@ -50,7 +48,7 @@ class Repro:
     table: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """All of ``[tool.minidbg]``."""
     backend_source: str = ""
-    """The text of ``def backend()``."""
+    """The text of ``def backend()``, or the name that stands for it."""
 
     @property
     def backend_key(self) -> str:
@@ -166,7 +164,7 @@ def parsed(name: str, path: Path, digest: str, stamp: tuple[int, ...], text: str
         backend=str(table.get("backend", "")),
         device=str(table.get("device", "cpu")),
         table=table,
-        backend_source=function_source(text, "backend"),
+        backend_source=function_source(text, "backend") or repr(backend_named_in(text)),
     )
 
 
@@ -179,16 +177,9 @@ def digest_of_files(path: Path) -> str:
     return total.hexdigest()
 
 
-def header_table(text: str) -> Mapping[str, Any]:
-    """``[tool.minidbg]`` of the script's header. Raises ValueError or KeyError when there is none."""
-    block = HEADER.search(text)
-    if block is None:
-        raise ValueError("no '# /// script' block, so this is no repro script")
-    lines = [line[2:] if line.startswith("# ") else line[1:] for line in block["content"].split("\n")]
-    table = tomllib.loads("\n".join(lines))["tool"]["minidbg"]
-    if not isinstance(table, dict):
-        raise ValueError("[tool.minidbg] is no table")
-    return table
+def header_table(text: str) -> dict[str, Any]:
+    """``[tool.minidbg]`` of the script's header. Raises ValueError when there is none."""
+    return table_in(metadata_of(text))
 
 
 def function_source(text: str, name: str) -> str:

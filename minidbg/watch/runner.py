@@ -12,6 +12,8 @@ import psutil
 
 from minidbg.failure import Kind
 from minidbg.history import State
+from minidbg.judge_script import JUDGE_SCRIPT
+from minidbg.metadata import HANG_LIMIT_S
 from minidbg.watch.devices import device_in, variables_in
 from minidbg.watch.pool import IN_WORKER, Order, Pool
 from minidbg.watch.repros import Repro
@@ -136,7 +138,13 @@ def judging(repro: Repro, device: str, *, canary: bool = False) -> tuple[str, ..
     script = str(repro.path.absolute())
     if canary:
         return (str(IN_WORKER), "canary", script, device)
-    return (script, "--device", device, "--child" if repro.kind in (Kind.CRASH, Kind.HANG) else "--json")
+    return (
+        JUDGE_SCRIPT,
+        script,
+        "--device",
+        device,
+        "--child" if repro.kind in (Kind.CRASH, Kind.HANG) else "--json",
+    )
 
 
 def forks(settings: WatchSettings) -> bool:
@@ -162,8 +170,8 @@ def mode_for(workers: Workers, device: str, *, fresh: bool, turn: int = 1) -> st
 
 def own_limit(table: Mapping[str, object]) -> float:
     """The time limit in the header, which the script keeps by itself."""
-    limit = table.get("time_limit_s", 120.0)
-    return float(limit) if isinstance(limit, int | float) else 120.0
+    limit = table.get("time_limit_s", HANG_LIMIT_S)
+    return float(limit) if isinstance(limit, int | float) else HANG_LIMIT_S
 
 
 def default_memory_bytes(jobs: int) -> int:

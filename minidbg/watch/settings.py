@@ -79,18 +79,6 @@ class WatchSettings:
     """Where the build command and the hook run: the folder of the settings file, else the current one."""
 
 
-def word(kind: type[enum.StrEnum]) -> Callable[[Any], Any]:
-    """One of the words of ``kind``."""
-
-    def convert(value: Any) -> Any:
-        if value in list(kind):
-            return kind(value)
-        words = [str(member) for member in kind]
-        raise ValueError(f"must be one of {', '.join(map(repr, words))}{nearest(str(value), words)}")
-
-    return convert
-
-
 def assignments(value: Any) -> tuple[str, ...]:
     """Texts of one or more ``NAME=value``."""
     found = base.texts(value)
@@ -107,7 +95,7 @@ CONVERT: Mapping[str, Callable[[Any], Any]] = {
     "ignore": base.texts,
     "build": base.text,
     "on_flip": base.text,
-    "on_change": word(OnChange),
+    "on_change": base.choice(OnChange),
     "poll_s": lambda value: base.number(value, at_least=0.05),
     "quiet_s": lambda value: base.number(value, at_least=0.0),
     "max_wait_s": lambda value: base.number(value, at_least=0.1),
@@ -115,26 +103,41 @@ CONVERT: Mapping[str, Callable[[Any], Any]] = {
     "jobs": lambda value: base.whole(value, at_least=1),
     "seconds": lambda value: base.number(value, at_least=0.1),
     "memory_bytes": lambda value: base.whole(value, at_least=1 << 20),
-    "workers": word(Workers),
+    "workers": base.choice(Workers),
     "reduce": base.flag,
-    "fail_on": word(FailOn),
+    "fail_on": base.choice(FailOn),
 }
 """Of the settings that a file may hold."""
 
 
 def load(arguments: Mapping[str, Any], *, folder: Path | None = None) -> WatchSettings:
-    """Settings of the nearest pyproject.toml, overridden by the arguments that are not None. Raises BadSetting."""
-    start = folder or Path.cwd()
-    values: dict[str, Any] = {}
-    for parent in (start, *start.parents):
-        project = parent / "pyproject.toml"
-        if project.is_file():
-            values = from_table(project)
-            break
-    for name, value in arguments.items():
-        if value not in (None, ()):
-            values[name] = checked(name, value, "the arguments")
-    return WatchSettings(**values)
+    """``[tool.minidbg.watch]`` of the nearest pyproject.toml, overridden by the arguments that are not None. Raises BadSetting.
+
+    Paths in the file are relative to it.
+    """
+    values, project = from_project(folder or Path.cwd())
+    if values and project is not None:
+        values["folder"] = project.parent
+        values["sources"] = tuple(project.parent / path for path in values.get("sources", ()))
+    given = {name: value for name, value in arguments.items() if value not in (None, ())}
+    return WatchSettings(
+        **values | {name: checked(name, value, "the arguments") for name, value in given.items()}
+    )
+
+
+def from_project(folder: Path) -> tuple[dict[str, Any], Path | None]:
+    """``[tool.minidbg.watch]`` of the nearest pyproject.toml, and that file. Raises BadSetting."""
+    files = (one / "pyproject.toml" for one in (folder, *folder.parents))
+    project = next((file for file in files if file.is_file()), None)
+    if project is None:
+        return {}, None
+    table = base.read_toml(project).get("tool", {}).get("minidbg", {}).get("watch", {})
+    source = f"[tool.minidbg.watch] of {project}"
+    for name in table.keys() - CONVERT.keys():
+        known = sorted(CONVERT)
+        near = nearest(name, known)
+        raise BadSetting(f"no setting named {name!r} (in {source}){near}. Settings: {', '.join(known)}")
+    return {name: checked(name, value, source) for name, value in table.items()}, project
 
 
 def checked(name: str, value: Any, source: str) -> Any:
@@ -143,21 +146,3 @@ def checked(name: str, value: Any, source: str) -> Any:
         return CONVERT[name](value) if name in CONVERT else value
     except (ValueError, TypeError) as error:
         raise BadSetting(f"{name}={value!r} (in {source}): {error}") from None
-
-
-def from_table(project: Path) -> dict[str, Any]:
-    """``[tool.minidbg.watch]`` of the file, checked; paths in it are relative to it."""
-    table = base.read_toml(project).get("tool", {}).get("minidbg", {}).get("watch", {})
-    source = f"[tool.minidbg.watch] of {project}"
-    values: dict[str, Any] = {}
-    for name, value in table.items():
-        if name not in CONVERT:
-            known = sorted(CONVERT)
-            raise BadSetting(
-                f"no setting named {name!r} (in {source}){nearest(name, known)}. Settings: {', '.join(known)}"
-            )
-        values[name] = checked(name, value, source)
-    if values:
-        values["folder"] = project.parent
-        values["sources"] = tuple(project.parent / path for path in values.get("sources", ()))
-    return values

@@ -24,6 +24,8 @@ from pathlib import Path
 
 import psutil
 
+from minidbg.judge_script import JUDGE_SCRIPT
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
 from watch_driver import WatchProcess
@@ -137,7 +139,11 @@ def fresh_runs(scripts: list[Path], env: dict[str, str]) -> tuple[float, float, 
 
     def run(script: Path) -> str:
         done = subprocess.run(
-            [sys.executable, str(script), "--json"], env=env, capture_output=True, text=True, check=False
+            [sys.executable, JUDGE_SCRIPT, str(script), "--json"],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         return str(json.loads(done.stdout.splitlines()[-1])["verdict"])
 

@@ -18,6 +18,7 @@ import pytest
 from minidbg import repro
 from minidbg.failure import Verdict
 from minidbg.reduction import reducing
+from minidbg.reduction.result import Limits
 from minidbg.repro import flights
 
 pytestmark = pytest.mark.slow
@@ -137,7 +138,7 @@ def test_death_becomes_a_verified_repro_of_one_node(
     monkeypatch.setenv("PYTHONPATH", str(PLANTED))
     capture = flights.as_capture(left_behind[death])
     ast.parse(capture.read_text())
-    written = reducing.reduce_path(capture, seconds=200)
+    written = reducing.reduce_path(capture, limits=Limits(seconds=200))
     assert written.path is not None, written.line
     assert written.verdict is Verdict.REPRODUCES
     header = repro.read_header(written.path)

@@ -5,14 +5,17 @@ Each case runs in a process of its own, as a user's program would; its repro run
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 CASES = Path(__file__).parents[1] / "cases"
 
@@ -57,6 +60,13 @@ SINGLE = [
     Expected("accuracy_189518_cumsum_dtype", 2, "has dtype int64, eager gives bfloat16"),
     Expected("accuracy_197895_float_floor_divide", 1, "output 0 differs"),
     Expected("accuracy_own_grid_sample_nan", 1, "eager gives nan"),
+    Expected("accuracy_own_any_uint8", 1, "has dtype bool, eager gives uint8"),
+    Expected("accuracy_own_remainder_inf", 1, "output 0"),
+    Expected("compile_own_sum_bool", 2, "CppCompileError"),
+    Expected("compile_own_prod_bool", 2, "AssertionError"),
+    Expected("compile_own_add_complex_empty", 1, "stride(-1) must be 1"),
+    Expected("compile_own_view_copy_transposed", 1, "Cannot view a tensor"),
+    Expected("compile_own_lerp_complex", 1, "not supported between instances of 'complex'"),
 ]
 IN_MODELS = [
     Expected("compile_193265_gpt2_step_schedule", 2, "IndexError"),
@@ -65,14 +75,29 @@ IN_MODELS = [
 ]
 
 
+TRIED = ("2.13", "2.14")
+"""Versions of torch on which it is known of each case whether it fails: its ``FAILS``."""
+
 FEW = (
-    "compile_188231_bool_relational",
+    "compile_own_lerp_complex",
     "runtime_143579_custom_op_fake_stride",
     "accuracy_187027_flip_repeat_interleave",
+    "accuracy_own_any_uint8",
     "compile_193265_gpt2_step_schedule",
     "accuracy_own_unet_remainder_inf",
 )
 """One of each kind, and the two models that take the shortest."""
+
+
+def skip_unless_it_fails_here(expected: Expected, status: int | None = None) -> None:
+    """Skip aloud a case that the installed torch has cured; on a torch that nobody has tried, ``status`` tells."""
+    folder = CASES / "models" if (CASES / "models" / f"{expected.module}.py").exists() else CASES
+    found = re.search(r"(?m)^FAILS = (.*)$", (folder / f"{expected.module}.py").read_text())
+    assert found is not None, f"{expected.module} does not say on which versions it fails"
+    fails = ast.literal_eval(found[1])
+    here = ".".join(torch.__version__.split(".")[:2])
+    if here not in fails and (here in TRIED or status == 0):
+        pytest.skip(f"{expected.module} is gone on torch {torch.__version__}; it fails on {', '.join(fails)}")
 
 
 def run_user_program(expected: Expected, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -103,7 +128,9 @@ def run_user_program(expected: Expected, folder: Path) -> subprocess.CompletedPr
 def test_a_real_failure_ends_as_a_small_repro_that_fails_elsewhere(
     expected: Expected, tmp_path: Path
 ) -> None:
+    skip_unless_it_fails_here(expected)
     done = run_user_program(expected, tmp_path)
+    skip_unless_it_fails_here(expected, done.returncode)
     assert done.returncode == 1, done.stderr[-4000:]
     report = json.loads(done.stdout.strip().splitlines()[-1])
     assert expected.says in report["text"]
@@ -114,12 +141,11 @@ def test_a_real_failure_ends_as_a_small_repro_that_fails_elsewhere(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     again = subprocess.run(
-        [sys.executable, str(script), "--json"], cwd=elsewhere, capture_output=True, text=True, timeout=200
+        [sys.executable, str(script)], cwd=elsewhere, capture_output=True, text=True, timeout=200
     )
     assert again.returncode == 1, again.stdout + again.stderr[-4000:]
-    outcome = json.loads(again.stdout)
-    assert outcome["verdict"] == "reproduces"
-    assert expected.says in outcome["message"]
+    assert again.stdout.endswith("reproduces\n")
+    assert "minidbg's whole judge" not in script.read_text()
 
     from minidbg import repro
     from minidbg.graphs.size import call_nodes

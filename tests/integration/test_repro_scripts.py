@@ -17,7 +17,8 @@ from minidbg import references, workers
 from minidbg.case import BackendRef, Case, Context
 from minidbg.failure import Kind, Signature, Verdict
 from minidbg.graphs import capture_by_dynamo
-from minidbg.repro import Exactness, run, write
+from minidbg.judge_script import JUDGE_SCRIPT
+from minidbg.repro import Exactness, Form, run, run_alone, write
 
 pytestmark = pytest.mark.slow
 
@@ -57,18 +58,22 @@ def elsewhere(tmp_path):
     return folder
 
 
-def test_a_script_prints_its_verdict_first_and_exits_with_it(tmp_path, elsewhere):
-    script = write(relu_case(), tmp_path / "r.py")
-    status, said, _ = python(script, cwd=elsewhere)
-    assert status == 1
-    assert said.splitlines()[0].startswith("reproduces: raises_on_relu fails to compile")
-    assert "no relu here" in said
+def judged(script, *options, cwd):
+    """What the installed oracle says of the script: exit status and the JSON object."""
+    status, said, _ = python(JUDGE_SCRIPT, script, "--json", *options, cwd=cwd)
+    return status, json.loads(said)
 
 
-def test_the_answer_for_programs_is_one_line(tmp_path, elsewhere):
+def test_a_script_shows_the_traceback_says_its_verdict_and_exits_with_it(tmp_path, elsewhere):
     script = write(relu_case(), tmp_path / "r.py")
-    status, said, _ = python(script, "--json", cwd=elsewhere)
-    answer = json.loads(said)
+    status, said, erred = python(script, cwd=elsewhere)
+    assert (status, said) == (1, "reproduces\n")
+    assert "raise ValueError" in erred
+
+
+def test_the_oracle_answers_for_programs_on_one_line(tmp_path, elsewhere):
+    script = write(relu_case(), tmp_path / "r.py")
+    status, answer = judged(script, cwd=elsewhere)
     assert status == 1
     assert (answer["verdict"], answer["backend"], answer["torch"]) == (
         "reproduces",
@@ -80,42 +85,70 @@ def test_the_answer_for_programs_is_one_line(tmp_path, elsewhere):
 
 def test_another_backend_can_be_asked(tmp_path, elsewhere):
     script = write(relu_case(), tmp_path / "r.py")
-    status, said, _ = python(script, "--backend", "eager", cwd=elsewhere)
-    assert (status, said.split(":")[0]) == (0, "gone")
+    assert judged(script, "--backend", "eager", cwd=elsewhere)[1]["verdict"] == "gone"
 
 
 def test_another_failure_is_told_apart_and_skipped_by_git_bisect(tmp_path, elsewhere):
     other = replace(SIGNATURE, message="something else", types=("KeyError",))
     script = write(relu_case(signature=other), tmp_path / "r.py")
-    status, said, _ = python(script, cwd=elsewhere)
-    assert (status, said.split(":")[0]) == (3, "changed")
-    assert "something else" in said
-    assert "no relu here" in said
+    assert python(script, cwd=elsewhere)[:2] == (3, "fails differently\n")
     assert python(script, "--bisect", cwd=elsewhere)[0] == 125
+    assert judged(script, cwd=elsewhere)[0] == 3
+    assert judged(script, "--bisect", cwd=elsewhere)[0] == 125
 
 
 @pytest.mark.parametrize(
     ("backend", "arguments", "why"),
     [
         (BackendRef("b", '"b"', setup=("import no_such_package",)), (), "no_such_package"),
-        (BackendRef("b", '"not_registered"'), (), "not_registered"),
+        (
+            BackendRef("b", "b", embedded="import no_such_package\n\n\ndef b(gm, x):\n    return gm"),
+            (),
+            "no_such_package",
+        ),
+        (BackendRef("not_registered", '"not_registered"'), (), "not_registered"),
         (None, ("--device", "nonsense"), "nonsense"),
         (None, ("--no-such-option",), "no-such-option"),
     ],
 )
-def test_what_cannot_be_judged_here_is_125(tmp_path, elsewhere, backend, arguments, why):
-    case = relu_case(backend=backend) if backend else relu_case()
-    status, said, erred = python(write(case, tmp_path / "r.py"), *arguments, cwd=elsewhere)
+@pytest.mark.parametrize("form", [Form.SHORT, Form.STANDALONE])
+def test_what_cannot_be_judged_here_is_125(tmp_path, elsewhere, backend, arguments, why, form):
+    script = write(relu_case(backend=backend) if backend else relu_case(), tmp_path / "r.py", form)
+    for command in ((script, *arguments), (JUDGE_SCRIPT, script, *arguments)):
+        status, said, erred = python(*command, cwd=elsewhere)
+        assert status == 125
+        assert why in said + erred
+
+
+@pytest.mark.parametrize("form", [Form.SHORT, Form.STANDALONE])
+def test_without_torch_nothing_is_judged(tmp_path, elsewhere, form):
+    """``python -S`` finds no installed package; status 1 would mean that the failure reproduces."""
+    script = write(relu_case(), tmp_path / "r.py", form)
+    status, _, erred = python("-S", script, cwd=elsewhere)
     assert status == 125
-    assert why in said + erred
+    assert "No module named 'torch'" in erred
+
+
+def test_a_torch_without_a_private_name_of_the_judge_is_125(tmp_path, elsewhere):
+    script = write(relu_case(), tmp_path / "r.py", Form.STANDALONE)
+    script.write_text(script.read_text().replace("import lookup_backend", "import lookup_backend_"))
+    assert python(script, cwd=elsewhere)[0] == 125
+
+
+def test_a_capture_says_that_it_judges_nothing(tmp_path, elsewhere):
+    script = write(relu_case(), tmp_path / "r.py", Form.CAPTURE)
+    status, said, erred = python(script, cwd=elsewhere)
+    assert (status, said) == (125, "")
+    assert "minidbg reduce" in erred
+    assert judged(script, cwd=elsewhere)[1]["verdict"] == "reproduces"
 
 
 def test_a_missing_file_of_tensors_is_125_and_named(tmp_path, elsewhere):
     script = write(relu_case(), tmp_path / "r.py", exactness=Exactness.EXACT)
     script.with_suffix(".safetensors").unlink()
-    status, said, _ = python(script, cwd=elsewhere)
+    status, said, erred = python(script, cwd=elsewhere)
     assert status == 125
-    assert "r.safetensors" in said
+    assert "r.safetensors" in said + erred
 
 
 def test_script_and_tensors_can_move_together(tmp_path, elsewhere):
@@ -129,7 +162,7 @@ def test_a_script_is_a_pytest_module(tmp_path, elsewhere):
     failing = write(relu_case(), tmp_path / "r.py")
     status, said, _ = python("-m", "pytest", "-q", "-p", "no:cacheprovider", failing, cwd=elsewhere)
     assert status == 1
-    assert "reproduces" in said
+    assert "ValueError: no relu here" in said
     fixed = write(relu_case(backend=BackendRef("eager", '"eager"')), tmp_path / "fixed.py")
     assert python("-m", "pytest", "-q", "-p", "no:cacheprovider", fixed, cwd=elsewhere)[0] == 0
 
@@ -169,3 +202,4 @@ def test_a_real_failure_of_inductor_is_shown_elsewhere(tmp_path, name, monkeypat
     outcome = run(script)
     assert outcome.verdict is Verdict.REPRODUCES
     assert outcome.signature == seen.signature
+    assert run_alone(script, seconds=100).exit_status == 1

@@ -23,6 +23,7 @@ from minidbg import AccuracyError
 from minidbg.backend import failures, report_of, stats, wrap
 from minidbg.backend import verify as verify_module
 from minidbg.backend.budget import PROCESS
+from minidbg.backend.verify import GRADIENTS_REFUSED
 from minidbg.case import Case
 from minidbg.failure import Direction, Kind
 from minidbg.oracle.undefined import OtherAnswers
@@ -180,6 +181,94 @@ def test_a_bug_beside_random_numbers_is_found_in_a_graph_that_draws_none(answers
     [case] = answers.cases
     assert not any("dropout" in str(node.target) for node in case.graph_module.graph.nodes)
     assert "random numbers were recorded" in " ".join(case.provenance.notes)
+
+
+class Tied(nn.Module):
+    """One weight used twice, a buffer that a training step writes to, and dropout in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = nn.functional.dropout(self.norm(self.first(x)).sin(), 0.3)
+        q = h.view(2, 2, -1, 4)
+        return nn.functional.dropout(self.second(h), 0.2) + attention(q, q, q, dropout_p=0.2).reshape(h.shape)
+
+
+attention = nn.functional.scaled_dot_product_attention
+
+
+class Checkpointed(Tied):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)  # eager itself fails where a checkpoint holds a buffer that is written to
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
+        return result
+
+
+CONSTRUCTS: dict[str, tuple[type[nn.Module], bool | None, bool]] = {
+    "parameters, tied weights, buffers": (Tied, None, False),
+    "autocast": (Tied, None, True),
+    "checkpoint": (Checkpointed, None, False),
+    "dynamic shapes": (Tied, True, False),
+}
+
+
+def train_once(construct: str, backend: Any) -> None:
+    """One training step of a model with dropout."""
+    model, dynamic, autocast = CONSTRUCTS[construct]
+    compiled = torch.compile(model(), backend=wrap(backend), dynamic=dynamic)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        compiled(torch.randn(8, 8)).sum().backward()
+
+
+@pytest.mark.parametrize("construct", CONSTRUCTS)
+@pytest.mark.parametrize("backend", [planted.other_random_numbers, planted.numbers_of_its_own])
+def test_training_with_dropout_is_verified_whatever_numbers_the_backend_draws(
+    construct: str, backend: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minidbg.backend.standing.GRAPHS", [])
+    train_once(construct, backend)
+    found = stats()
+    assert (found.verified, found.failed, found.not_verified) == (found.graphs - found.not_run, 0, {})
+    assert found.verified
+    assert not warnings_of(caplog)
+
+
+def test_gradients_that_eager_refuses_are_counted_as_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NormInCheckpoint(Checkpointed):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(8)  # writes to buffers, which dynamo hands to the checkpoint
+
+    monkeypatch.setattr("minidbg.backend.standing.GRAPHS", [])
+    compiled = torch.compile(NormInCheckpoint(), backend=wrap(planted.numbers_of_its_own))
+    compiled(torch.randn(8, 8))
+    assert (stats().verified, list(stats().left_out)) == (1, [GRADIENTS_REFUSED])
+
+
+@pytest.mark.parametrize("construct", CONSTRUCTS)
+def test_a_wrong_gradient_beside_dropout_is_found(construct: str) -> None:
+    with pytest.raises(AccuracyError, match="gradient of "):
+        train_once(construct, planted.wrong_gradient_and_numbers_of_its_own)
+
+
+def test_the_whole_graph_is_compiled_once_where_the_drawing_calls_give_the_same_numbers() -> None:
+    compiles = []
+
+    def counted(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        compiles.append([node.target for node in graph_module.graph.nodes if node.op == "call_function"])
+        return planted.other_random_numbers(graph_module, example_inputs)
+
+    call(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3)), torch.randn(4, 8), backend=counted)
+    assert [len(targets) for targets in compiles] == [2, 1]
+    assert compiles[1] == [nn.functional.dropout]
 
 
 # ---- another layout

@@ -14,6 +14,7 @@ import pytest
 from minidbg import repro
 from minidbg.failure import Verdict
 from minidbg.graphs.effects import op_name
+from minidbg.judge_script import JUDGE_SCRIPT
 
 PLANTED = Path(__file__).parents[1] / "planted"
 
@@ -92,7 +93,11 @@ def test_wrong_results_end_as_the_minimal_graph_that_gives_them(expected: Expect
     scripts = list((tmp_path / "minidbg_repros").glob("*.py"))
     assert len(scripts) == 1, done.stderr[-3000:]
     again = subprocess.run(
-        [sys.executable, str(scripts[0]), "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=100
+        [sys.executable, JUDGE_SCRIPT, str(scripts[0]), "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
     assert again.returncode == 1, again.stdout + again.stderr[-3000:]
     found = json.loads(again.stdout)

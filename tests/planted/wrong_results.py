@@ -5,6 +5,7 @@ Each takes a graph at dynamo level and runs it in eager otherwise. The wrong op 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -154,6 +155,31 @@ def wrong_relu_and_other_random_numbers(
         return wrong(*args)
 
     return compiled_fn
+
+
+def numbers_of_its_own(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """Right, by way of AOTAutograd; no two compiles draw the same numbers."""
+    compiled_fn = aot_autograd(fw_compiler=lambda gm, _: make_boxed_func(gm.forward))(
+        graph_module, example_inputs
+    )
+    turn = next(COMPILES)
+
+    def call_compiled(*args: Any) -> Any:
+        torch.rand(turn)
+        return compiled_fn(*args)
+
+    return call_compiled
+
+
+def wrong_gradient_and_numbers_of_its_own(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any]
+) -> CompiledFn:
+    """The gradient of sin is twice what it is, beside such numbers."""
+    wrong_gradient(graph_module, example_inputs)
+    return numbers_of_its_own(graph_module, example_inputs)
+
+
+COMPILES = itertools.count(1)
 
 
 def raises_in_backward(x: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from minidbg.errors import UnreadableRepro
 from minidbg.printable import in_one_line, printable
 from minidbg.repro import Header, read_header
 from minidbg.repro.header import header_of
-from minidbg.repro.toml import write_table
+from minidbg.repro.toml import write_lines
 
 FILE = Path("repro.py")
 KEYS = [
@@ -28,6 +28,10 @@ tables: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
     max_leaves=12,
 )
+
+
+def tool_table(table):
+    return "\n".join(["[tool.minidbg]", *write_lines(table)])
 
 
 def script(body: str) -> str:
@@ -49,7 +53,7 @@ def is_header_or_refusal(text: str) -> None:
 @given(st.dictionaries(st.sampled_from(KEYS), tables, max_size=9))
 def test_any_table_is_read_or_refused(table: dict[str, Any]) -> None:
     whole = {"schema": 1, "kind": "compile", "backend": "x", **table}
-    is_header_or_refusal(script(write_table(whole, ("tool", "minidbg"))))
+    is_header_or_refusal(script(tool_table(whole)))
 
 
 @settings(max_examples=60, deadline=None)
@@ -131,7 +135,7 @@ def test_commands_print_no_control_sequence_of_a_header(
     table = {"schema": 1, "kind": "compile", "backend": EVIL, "signature": signature, "origin": told}
     folder = tmp_path / "minidbg_repros"
     folder.mkdir()
-    (folder / "compile_x_1.py").write_text(PROGRAM + script(write_table(table, ("tool", "minidbg"))))
+    (folder / "compile_x_1.py").write_text(PROGRAM + script(tool_table(table)))
     monkeypatch.chdir(tmp_path)
     target = str(folder) if arguments == ["list"] else str(folder / "compile_x_1.py")
     done = CliRunner().invoke(cli, [*arguments, target])

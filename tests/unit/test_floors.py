@@ -28,6 +28,7 @@ FLOORS = {
     "repro": 6,
     "history": 6,
     "workers": 5,
+    "judge_script": 5,
     "oracle": 4,
     "graphs": 3,
     "references": 3,
@@ -36,6 +37,7 @@ FLOORS = {
     "_torch": 1,
     "settings": 1,
     "errors": 0,
+    "metadata": 0,
     "printable": 0,
 }
 

@@ -7,12 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
+from torch._dynamo.backends.registry import lookup_backend
 from torch.utils.checkpoint import checkpoint
 
-from minidbg.graphs import call_nodes, capture_by_dynamo
+from minidbg.graphs import call_nodes, capture_by_dynamo, copy_graph_module
 from minidbg.graphs.copying import clone_values
 from minidbg.oracle.compare import mismatch, snapshot
-from minidbg.oracle.randomness import Fed, feed_recorded, random_nodes
+from minidbg.oracle.randomness import Fed, draws_alone, feed_recorded, random_nodes
 
 Program = Callable[..., Any]
 
@@ -115,6 +116,39 @@ def test_a_fed_dropout_zeroes_some_scales_the_rest_and_passes_gradients() -> Non
     [gradient] = torch.autograd.grad(result.sum(), x)
     assert torch.equal(result, x * mask)
     assert torch.equal(gradient, mask)
+
+
+@pytest.mark.parametrize("name", sorted(set(DRAWS) - {"alpha_dropout", "rrelu"}))
+def test_the_drawing_calls_alone_draw_what_the_whole_graph_draws(name: str) -> None:
+    def program(x: Tensor) -> Any:
+        return F.dropout(x, 0.2), DRAWS[name](x), torch.rand_like(x)
+
+    gm, inputs = captured(program, X)
+    one = feed_recorded(gm, inputs)
+    alone = draws_alone(one)
+    assert alone is not None
+    again = one.with_values(run(*alone, seed=5))
+    wanted = snapshot(run(gm, inputs, 5))
+    assert mismatch(snapshot(again.graph_module(*clone_values(again.inputs))), wanted) is None
+    assert mismatch(snapshot(one.graph_module(*clone_values(one.inputs))), wanted) is not None
+
+
+def test_no_call_is_tried_alone_where_others_draw_too() -> None:
+    hidden = fed(lambda x: F.dropout(x) + F.alpha_dropout(x, training=True), X)
+    assert hidden.switched_off == ("alpha_dropout",)
+    assert draws_alone(hidden) is None
+    left = fed(
+        lambda x: torch.cond(x.sum() > 0, lambda y: F.dropout(y), lambda y: y.cos(), (F.dropout(x),)), X
+    )
+    assert draws_alone(left) is None
+
+
+def test_aot_autograd_takes_a_fed_graph_of_dynamos() -> None:
+    one = fed(lambda x: F.dropout(x.sin()), X)
+    one.graph_module.meta["dynamo_compile_id"] = 0
+    one.graph_module._param_name_to_source = {}
+    compiled = lookup_backend("aot_eager")(copy_graph_module(one.graph_module), list(one.inputs))
+    assert torch.equal(compiled(*one.inputs)[0], one.graph_module(*one.inputs)[0])
 
 
 def test_names_and_number_of_nodes_stay() -> None:

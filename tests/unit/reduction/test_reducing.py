@@ -6,11 +6,13 @@ things. tests/integration has the real children and interpreters.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import planted_backends
@@ -26,6 +28,8 @@ from minidbg.graphs.size import call_nodes, call_targets
 from minidbg.oracle import execute
 from minidbg.reduction import publishing, reducing, session
 from minidbg.reduction.result import Limits, Written
+from minidbg.watch.background import reduced_digest
+from minidbg.workers import ChildResult
 
 LAYERS = 24
 
@@ -43,12 +47,17 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
         asked.append(case)
         return execute(case)
 
-    def verify(case: Case, exactness: Any, folder: Path, **_: Any) -> Outcome:
-        repro.discard(repro.write(case, repro.drafts(folder) / "draft.py", exactness=exactness))
+    drafts: dict[Path, Case] = {}
+
+    def judged(case: Case, draft: Path, *_: Any) -> Outcome:
+        drafts[draft] = case
         return execute(case)
 
-    monkeypatch.setattr(session.workers, "submit", submit)
-    monkeypatch.setattr(publishing, "verify", verify)
+    def run_alone(draft: Path, **_: Any) -> ChildResult:
+        return ChildResult(exit_status=execute(drafts[draft]).verdict.exit_status)
+
+    monkeypatch.setattr(publishing, "judged", judged)
+    monkeypatch.setattr(publishing.repro, "run_alone", run_alone)
     monkeypatch.setattr(reducing.os, "cpu_count", lambda: 1)  # no interpreter ahead
     return asked
 
@@ -300,14 +309,12 @@ def flaky_case(share: float, seed: int) -> Case:
 def test_a_failure_in_one_of_two_runs_is_reduced_to_its_culprit(
     tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(
-        publishing,
-        "verify",
-        lambda case, exactness, folder, **_: next(
-            (found for _ in range(case.attempts) if (found := execute(case)).verdict is Verdict.REPRODUCES),
-            Outcome(Verdict.GONE),
-        ),
-    )
+    def verify(case: Case, exactness: Any, folder: Path, **_: Any) -> tuple[Outcome, Path | None]:
+        runs = (execute(case) for _ in range(case.attempts))
+        seen = next((one for one in runs if one.verdict is Verdict.REPRODUCES), Outcome(Verdict.GONE))
+        return seen, repro.write(case, repro.drafts(folder) / "draft.py") if seen.signature else None
+
+    monkeypatch.setattr(publishing, "verify", verify)
     case = flaky_case(0.5, seed)
     written = reduced(case, tmp_path)
     assert written.path is not None
@@ -468,3 +475,28 @@ def test_several_runs_of_a_script_make_one_outcome(verdicts: Sequence[Verdict], 
     assert outcome.verdict is verdict
     assert outcome.signature is not None
     assert outcome.signature.matches(other) is (Verdict.CHANGED in verdicts)
+
+
+def test_reducing_a_capture_keeps_the_time_limit_asked_for_and_says_so_for_the_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 15: a crash took limits of its own, and the daemon reduced again what was reduced already."""
+    path = tmp_path / ".minidbg" / "captures" / "crash.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("a capture")
+    asked: list[Limits] = []
+
+    def reduced(case: object, folder: Path, *, limits: Limits, listener: object) -> object:
+        asked.append(limits)
+        return SimpleNamespace(path=folder / "crash_small.py", line="one node")
+
+    monkeypatch.setattr(reducing.repro, "load", lambda path: "a case")
+    monkeypatch.setattr(reducing, "reduce_and_publish", reduced)
+    monkeypatch.setenv("MINIDBG_TIME_LIMIT_S", "8")
+    reducing.reduce_path(path)
+    assert asked[0].call_seconds == 8.0
+    assert reduced_digest(path) == hashlib.sha1(b"a capture", usedforsecurity=False).hexdigest()
+    path.write_text("another")
+    monkeypatch.delenv("MINIDBG_TIME_LIMIT_S")
+    reducing.reduce_path(path)
+    assert asked[1].call_seconds == Limits().call_seconds

@@ -35,37 +35,28 @@ def edited(repro: Path, old: str, new: str) -> Story:
     return story_of(repro)
 
 
-def test_the_short_script_is_run_and_has_no_judge(story: Story) -> None:
-    form = forms.export(story, "script")
+def test_an_old_repro_is_written_anew_short_and_runs(story: Story) -> None:
+    form = forms.rewritten(story, standalone=False)
     assert form.complaint == ""
     assert "class Repro" in form.text
-    assert "minidbg" not in form.text
-    assert len(form.text.splitlines()) < 40
+    assert len(form.text.splitlines()) < 80
 
 
 @pytest.mark.slow
-def test_a_backend_that_is_not_installed_is_imported_from_where_it_was(repro: Path, tmp_path: Path) -> None:
-    text = repro.read_text()
-    start, end = text.index("def no_relu"), text.index("def backend()")
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "their_backend.py").write_text("import torch\n\n\n" + text[start:end])
-    text = text[:start] + text[end:].replace(
-        "    return no_relu", "    from their_backend import no_relu\n\n    return no_relu"
-    )
-    paths = (
-        f'# paths = ["{tmp_path / "elsewhere"}"]\n# [tool.minidbg.reference]\n# remarks = ["not installed"]\n'
-    )
-    repro.write_text(text.replace("# [tool.minidbg.signature]", paths + "# [tool.minidbg.signature]"))
-    form = forms.export(story_of(repro), "script")
-    assert (form.complaint, form.remarks) == ("", ("not installed",))
+def test_the_standalone_form_judges_by_itself(story: Story, tmp_path: Path) -> None:
+    form = forms.rewritten(story, standalone=True)
+    assert (form.complaint, form.name) == ("", "compile_relu_aaaaaa_standalone.py")
+    assert "def same_failure" in form.text
+    script = tmp_path / form.name
+    script.write_text(form.text)
+    done = subprocess.run([sys.executable, script, "--json"], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, json.loads(done.stdout)["verdict"]) == (1, "reproduces")
 
 
 @pytest.mark.slow
-def test_the_pytest_form_fails_in_pytest_while_the_bug_is_there(story: Story, tmp_path: Path) -> None:
-    form = forms.export(story, "pytest")
-    assert form.complaint == ""
-    test = tmp_path / form.name
-    test.write_text(form.text)
+def test_the_repro_fails_in_pytest_while_the_bug_is_there(story: Story, tmp_path: Path) -> None:
+    test = tmp_path / "test_it.py"
+    test.write_text(forms.rewritten(story, standalone=False).text)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)],
         capture_output=True,
@@ -77,19 +68,9 @@ def test_the_pytest_form_fails_in_pytest_while_the_bug_is_there(story: Story, tm
     assert "ValueError: no kernel for relu" in done.stdout
 
 
-def test_a_short_form_that_does_not_fail_is_never_handed_out(repro: Path) -> None:
+def test_a_form_that_does_not_fail_is_never_handed_out_without_a_word(repro: Path) -> None:
     story = edited(repro, "if node.target is torch.relu:", "if node.target is torch.sigmoid:")
-    form = forms.export(story, "script")
-    assert form.text == story.text
-    assert "does not fail as the repro does" in form.complaint
-
-
-@pytest.mark.parametrize("kind", ["crash", "hang"])
-def test_what_needs_its_judge_stays_the_whole_script(repro: Path, kind: str) -> None:
-    story = edited(repro, 'kind = "compile"', f'kind = "{kind}"')
-    form = forms.export(story, "script")
-    assert form.text == story.text
-    assert "process of its own" in form.complaint
+    assert "did not show its failure" in forms.rewritten(story, standalone=False).complaint
 
 
 def test_modes_options_and_dynamic_shapes_are_in_the_short_form(repro: Path) -> None:
@@ -98,16 +79,16 @@ def test_modes_options_and_dynamic_shapes_are_in_the_short_form(repro: Path) -> 
         '# autocast = [["cpu", "torch.bfloat16", true]]\n# deterministic = true\n'
     )
     story = edited(repro, "# dynamic = false\n", modes)
-    text = forms.export(story, "script", run=False).text
-    assert "dynamic=True, mode='reduce-overhead'" in text
+    text = forms.rewritten(story, standalone=False, run=False).text
+    assert 'dynamic=True, mode="reduce-overhead"' in text
     assert 'with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):' in text
     assert "torch.use_deterministic_algorithms(True)" in text
     compile(text, "form", "exec")
 
 
 def test_an_unknown_template_is_answered_with_those_there_are(story: Story) -> None:
-    with pytest.raises(MinidbgError, match="did you mean 'pytest'"):
-        forms.export(story, "pitest")
+    with pytest.raises(MinidbgError, match="did you mean 'issue'"):
+        forms.export(story, "isue")
 
 
 def test_a_template_of_ones_own_gets_every_documented_variable(
@@ -143,6 +124,7 @@ def test_a_report_tells_what_other_stages_do(repro: Path) -> None:
 def test_a_report_is_run_asks_other_backends_and_has_the_versions(
     repro: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    repro.write_text(forms.rewritten(story_of(repro), standalone=False).text)
     with pytest.raises(SystemExit):
         cli.main(["report", str(repro), "--json"])
     told = json.loads(capsys.readouterr().out)

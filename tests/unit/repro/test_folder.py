@@ -10,7 +10,23 @@ import torch
 
 from minidbg.case import BackendRef, CallPath
 from minidbg.failure import Kind, Signature
-from minidbg.repro import captures, drafts, file_name, folder_of, keep_capture, publish, read_header
+from minidbg.graphs.specs import Exactness
+from minidbg.repro import captures, drafts, file_name, folder_of, keep_capture, read_header, write
+from minidbg.repro import publish as publish_draft
+
+
+def publish(case, folder):
+    return publish_draft(case, write(case, drafts(folder) / "draft.py"), folder)
+
+
+def test_the_file_that_was_verified_is_the_one_that_is_announced(make_case, tmp_path):
+    draft = write(
+        make_case(inputs=(torch.randn(30, 30),)), drafts(tmp_path) / "draft.py", exactness=Exactness.EXACT
+    )
+    stamps = [file.stat().st_ino for file in (draft, draft.with_suffix(".safetensors"))]
+    path = publish_draft(make_case(), draft, tmp_path)
+    assert [file.stat().st_ino for file in (path, path.with_suffix(".safetensors"))] == stamps
+    assert not draft.parent.exists()
 
 
 def test_the_name_says_kind_op_and_digest(make_case):
@@ -47,11 +63,14 @@ def test_a_repro_that_a_person_edited_stays(make_case, tmp_path):
     assert read_header(path).expect == "gone"
 
 
-def test_a_damaged_repro_is_written_again(make_case, tmp_path):
+def test_a_repro_that_cannot_be_read_is_left_as_it_is_and_the_new_one_lies_beside_it(make_case, tmp_path):
+    """Issue 15: somebody was editing it just then."""
     path = publish(make_case(), tmp_path)
-    path.write_text("")
-    publish(make_case(), tmp_path)
-    assert read_header(path).kind is Kind.COMPILE
+    path.write_text("half a sav")
+    again = publish(make_case(), tmp_path)
+    assert path.read_text() == "half a sav"
+    assert again.name == path.stem + "_2.py"
+    assert read_header(again).kind is Kind.COMPILE
 
 
 def test_only_repros_lie_at_the_top(make_case, tmp_path):
@@ -93,13 +112,15 @@ from torch import fx
 from minidbg import repro
 from minidbg.case import BackendRef, Case
 from minidbg.failure import Kind, Signature
+from minidbg.graphs.specs import Exactness
 graph = fx.Graph()
 graph.output((graph.call_method("relu", (graph.placeholder("x"),)),))
 gm = fx.GraphModule(torch.nn.Module(), graph)
 for number in range(3):
     signature = Signature(Kind.COMPILE, message=f"number {number}")
     case = Case(gm, (torch.randn(200, 200),), BackendRef("b", '"b"'), signature=signature)
-    print(repro.publish(case, sys.argv[1], exactness=repro.Exactness.EXACT))
+    draft = repro.write(case, repro.drafts(sys.argv[1]) / "draft.py", exactness=repro.Exactness.EXACT)
+    print(repro.publish(case, draft, sys.argv[1]))
 """
     run = [sys.executable, "-c", program, str(tmp_path)]
     children = [subprocess.Popen(run, stdout=subprocess.PIPE, text=True) for _ in range(2)]

@@ -10,18 +10,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import fx
 
-from minidbg.case import BackendRef, CallPath, Provenance
+from minidbg.case import BackendRef, CallPath, Context, Provenance
 from minidbg.errors import CannotWrite
-from minidbg.failure import Kind, Signature
-from minidbg.repro import Exactness, render, write
-from minidbg.repro.header import BLOCK
-from minidbg.repro.render import DIVIDER
+from minidbg.failure import Direction, Kind, Signature
+from minidbg.metadata import BLOCK
+from minidbg.repro import Exactness, Form, render, write
 
 
 def top_of(case, **arguments):
-    """What stands above the divider, docstring aside."""
-    text = render(case, **arguments).text.split(DIVIDER)[0]
-    return text[text.index('"""\nfrom') + 4 :]
+    """The parts of the failure: imports, backend, model and inputs."""
+    text = render(case, Form.CAPTURE, **arguments).text.split('if __name__ == "__main__"')[0]
+    return text[text.index('"""\n') + 4 :]
 
 
 def with_constant(value):
@@ -35,13 +34,9 @@ def with_constant(value):
 
 def test_the_model_and_its_inputs_come_first(make_case):
     assert top_of(make_case()).rstrip() == (
-        "from __future__ import annotations\n"
+        "import sys\n"
         "\n"
         "import torch\n"
-        "\n"
-        "\n"
-        "def backend():\n"
-        '    return "eager"\n'
         "\n"
         "\n"
         "class Repro(torch.nn.Module):\n"
@@ -58,14 +53,36 @@ def test_the_model_and_its_inputs_come_first(make_case):
     )
 
 
-def test_a_reader_sees_model_and_inputs_in_the_first_forty_lines(make_case):
-    lines = render(make_case()).text.splitlines()[:40]
-    assert any(line.startswith("class Repro") for line in lines)
-    assert any("return (x,)" in line for line in lines)
+def test_a_compile_repro_has_at_most_sixty_lines_and_model_and_inputs_come_first(make_case):
+    story = Provenance(
+        nodes=43,
+        inputs=2,
+        captured_from="train.py:9",
+        line="y = x.relu()",
+        message="ValueError: no relu here",
+        reduced=True,
+    )
+    lines = render(make_case(provenance=story)).text.splitlines()
+    assert len(lines) <= 60
+    assert any(line.startswith("class Repro") for line in lines[:20])
+    assert any("return (x,)" in line for line in lines[:30])
+    assert "no relu here" in lines[0]
 
 
-def test_a_script_never_names_minidbg_in_its_code(make_case):
-    tree = ast.parse(render(make_case()).text)
+def test_a_repro_of_wrong_results_has_at_most_120_lines(make_case):
+    signature = Signature(Kind.ACCURACY, Direction.BACKWARD, message="gradient: float")
+    context = Context(
+        autocast=(("cpu", "torch.bfloat16", True),), config={"torch._inductor.config": {"max_autotune": True}}
+    )
+    case = make_case(
+        signature=signature, backward=True, dynamic=True, dynamic_dims=((0, 1),), context=context
+    )
+    assert len(render(case).text.splitlines()) <= 120
+
+
+@pytest.mark.parametrize("form", Form)
+def test_a_script_never_names_minidbg_in_its_code(make_case, form):
+    tree = ast.parse(render(make_case(), form).text)
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     assert imports
     assert not any("minidbg" in ast.unparse(node) for node in imports)
@@ -96,7 +113,7 @@ def test_no_message_breaks_out(make_case, message, line):
     assert len(list(BLOCK.finditer(text))) == 1
     body = ast.parse(text).body
     assert ast.get_docstring(ast.parse(text))
-    assert isinstance(body[2], ast.Import)
+    assert isinstance(body[1], ast.Import)
 
 
 def test_options_and_config_are_written_so_that_they_are_read(make_case):
@@ -116,7 +133,7 @@ def test_embedded_definitions_stand_above_the_backend(make_case):
 def test_a_definition_that_the_judge_would_overwrite_is_used_by_another_name(make_case):
     backend = BackendRef("main", "main", embedded="def main(gm, example_inputs):\n    return gm.forward\n")
     namespace: dict[str, object] = {"__name__": "script", "__file__": "script.py"}
-    exec(compile(render(make_case(backend=backend)).text, "script.py", "exec"), namespace)
+    exec(compile(render(make_case(backend=backend), Form.STANDALONE).text, "script.py", "exec"), namespace)
     found = namespace["backend"]()
     assert found is namespace["main_"] is not namespace["main"]
 
@@ -141,8 +158,6 @@ def test_dynamic_dimensions_are_marked(make_case):
 
 
 def test_float32_is_written_out_where_the_default_is_another(make_case):
-    from minidbg.case import Context
-
     case = make_case(context=Context(default_dtype="torch.float64"))
     assert "torch.randn(4, 8, dtype=torch.float32, device=device)" in top_of(case)
 
@@ -207,10 +222,11 @@ def test_templates_are_found_in_the_package_first(tmp_path, monkeypatch):
         templates.environment.cache_clear()
 
 
+@pytest.mark.parametrize("form", [Form.SHORT, Form.STANDALONE])
 @pytest.mark.parametrize("call", CallPath)
 @pytest.mark.parametrize("kind", Kind)
-def test_every_script_can_be_imported(make_case, tmp_path, kind, call):
-    path = write(make_case(signature=Signature(kind), call=call), tmp_path / "r.py")
+def test_every_script_can_be_imported(make_case, tmp_path, kind, call, form):
+    path = write(make_case(signature=Signature(kind), call=call), tmp_path / "r.py", form)
     namespace = {"__name__": "r", "__file__": str(path)}
     exec(compile(path.read_text(), str(path), "exec"), namespace)
     assert callable(namespace["test_repro"])

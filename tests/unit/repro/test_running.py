@@ -42,7 +42,7 @@ def test_the_scripts_own_answer_counts(ended):
 
 def test_device_and_backend_are_passed_on(ended, tmp_path):
     outcome = ended(arguments={"device": "cuda:1", "backend": "mod:attr"}, stdout=line(verdict="skipped"))
-    assert ended.argv == [str(tmp_path / "r.py"), "--json", "--device", "cuda:1", "--backend", "mod:attr"]
+    assert ended.argv[1:] == [str(tmp_path / "r.py"), "--json", "--device", "cuda:1", "--backend", "mod:attr"]
     assert outcome.device == "cuda:1"
 
 

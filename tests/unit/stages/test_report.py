@@ -66,7 +66,7 @@ def script(tmp_path: Path) -> Path:
         signature=Signature(Kind.COMPILE, types=("ValueError",)),
         provenance=Provenance(message="broken"),
     )
-    return repro.publish(case, tmp_path)
+    return repro.publish(case, repro.write(case, repro.drafts(tmp_path) / "draft.py"), tmp_path)
 
 
 @pytest.mark.parametrize(("report", "sentence"), SENTENCES.values(), ids=SENTENCES)

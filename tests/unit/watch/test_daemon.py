@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from minidbg.history import History
+from minidbg.judge_script import JUDGE_SCRIPT
 from minidbg.watch import watched
 from minidbg.watch.announce import Announcer, Event
 from minidbg.watch.daemon import Daemon, Hint, Inbox, Key, Stop
@@ -38,6 +39,11 @@ MACHINE = {
     "devices": {"cpu": {"name": "a processor", "driver": ""}, "cuda:0": {"name": "a GPU", "driver": "1"}},
     "torch": "2.13.0", "python": "3.11", "machine": "Linux x86_64", "host": "here",
 }  # fmt: skip
+
+
+def script_of(order: Order) -> str:
+    """The script that an order is about, without the judge in front of it."""
+    return order.argv[order.argv[0] == JUDGE_SCRIPT]
 
 
 @dataclass
@@ -69,7 +75,7 @@ class TablePool:
             return Ended(order.id, 0, stdout=json.dumps(MACHINE))
         if order.argv[1:2] == ("canary",):
             return Ended(order.id, 0, stdout=json.dumps({"canary": self.canary, "reason": "because"}))
-        source = self.package / Path(order.argv[0]).name
+        source = self.package / Path(script_of(order)).name
         verdict = source.read_text().strip()
         if verdict == "SEGV":
             return Ended(order.id, signal=11)
@@ -168,7 +174,9 @@ class World:
     def ran(self) -> list[str]:
         """The repros that were run since the last call, canaries left out."""
         orders, self.pool.orders = self.pool.orders, []
-        return [Path(order.argv[0]).stem for order in orders if not order.argv[0].endswith("in_worker.py")]
+        return [
+            Path(script_of(order)).stem for order in orders if not script_of(order).endswith("in_worker.py")
+        ]
 
 
 @pytest.fixture
@@ -204,7 +212,7 @@ def test_a_flip_is_confirmed_in_a_fresh_interpreter_and_told_once(world: World) 
     world.pool.orders.clear()
     world.save("a", "gone")
     world.settle()
-    assert [order.mode for order in world.pool.orders if order.argv[0].endswith("a.py")] == [
+    assert [order.mode for order in world.pool.orders if script_of(order).endswith("a.py")] == [
         "fork",
         "untouched",
     ]
@@ -271,7 +279,7 @@ def test_an_edit_while_a_run_goes_on_makes_its_result_stale(world: World, on_cha
     world.settle()
 
     def edit_once(order: Order) -> None:
-        if order.argv[0].endswith("a.py"):
+        if script_of(order).endswith("a.py"):
             world.pool.during = lambda order: None
             (world.package / "a.py").write_text("gone")
             world.save("b", "gone  ")
@@ -296,7 +304,7 @@ def test_an_edit_that_no_event_told_of_is_seen_at_the_end_of_the_run(world: Worl
     world.settle()
 
     def edit_in_silence(order: Order) -> None:
-        if order.argv[0].endswith("a.py") and order.mode == "fork":
+        if script_of(order).endswith("a.py") and order.mode == "fork":
             world.pool.during = lambda order: None
             (world.package / "a.py").write_text("gone")
 
@@ -452,9 +460,9 @@ def test_variants_are_columns_with_their_own_variables(world: World) -> None:
     world.settle()
     columns = ["cpu ACME_FUSE=0", "cpu ACME_FUSE=1 ACME_LOG='a b'", "cpu TORCHINDUCTOR_X=1"]
     assert sorted(event.data["device"] for event in world.names("result")) == columns
-    ran = [order for order in world.pool.orders if order.argv[0].endswith("a.py")]
+    ran = [order for order in world.pool.orders if script_of(order).endswith("a.py")]
     assert {"ACME_FUSE": "1", "ACME_LOG": "a b"} in [order.env for order in ran]
-    assert {order.argv[2] for order in ran} == {"cpu"}
+    assert {order.argv[3] for order in ran} == {"cpu"}
     modes = {tuple(order.env): order.mode for order in reversed(ran)}
     assert modes["ACME_FUSE",] == "fork"
     assert modes["TORCHINDUCTOR_X",] == "prelude", "a fork has read it already"
@@ -470,7 +478,7 @@ def test_a_crash_is_a_verdict(world: World) -> None:
     assert world.flips() == [("crashed", "a.py")]
     states = {name: str(state.verdict) for (name, _), state in world.daemon.recorder.states.items()}
     assert states == {"a.py": "crashed", "c.py": "reproduces"}
-    asked = [order.argv[-1] for order in world.pool.orders if order.argv[0].endswith("c.py")]
+    asked = [order.argv[-1] for order in world.pool.orders if script_of(order).endswith("c.py")]
     assert asked[0] == "--child", "a worker is a process of its own already"
 
 
@@ -619,7 +627,7 @@ def test_a_fault_of_our_own_is_logged_and_survived(world: World, monkeypatch: py
     judge = daemon.sweeper.job_ended
 
     def faulty(sweep: object, task: object, message: Ended, started: float) -> None:
-        if any(order.id == message.id and order.argv[0].endswith("a.py") for order in world.pool.orders):
+        if any(order.id == message.id and script_of(order).endswith("a.py") for order in world.pool.orders):
             raise ZeroDivisionError("ours")
         judge(sweep, task, message, started)  # type: ignore[arg-type]
 

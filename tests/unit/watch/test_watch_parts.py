@@ -24,7 +24,7 @@ from minidbg.watch.repros import Repro, home_of, read_repro, read_repros
 from minidbg.watch.runner import Runner, judging
 from minidbg.watch.settings import FailOn, OnChange, WatchSettings, load
 from minidbg.watch.snapshot import Root
-from minidbg.watch.sources import module_roots, source_roots, worth_watching
+from minidbg.watch.sources import left_out_folders, module_roots, source_roots, worth_watching
 from minidbg.watch.sweep import Job, Purpose, Task
 
 SCRIPT = """# /// script
@@ -279,6 +279,9 @@ def test_of_loaded_files_only_those_are_watched_that_can_change_a_verdict(
     ]  # fmt: skip
     found = set(worth_watching(files, [Root(str(source))], left_out))
     assert found == {click.__file__, str(build), *inside}
+    assert list(worth_watching([str(build)], [], left_out_folders(tmp_path))) == [str(build)], (
+        "people build in /tmp too"
+    )
 
 
 # Runs and outcomes
@@ -402,6 +405,7 @@ def test_the_canary_tells_passing_missing_and_broken_apart(
 HEADER_OF_OPTIONS = """# /// script
 # [tool.minidbg]
 # kind = "compile"
+# backend = "b"
 # options = "{'dtype': torch.float16, 'limit': float('inf')}"
 # ///
 """

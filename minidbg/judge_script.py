@@ -1,0 +1,75 @@
+"""Run as a plain file, ``judge_script.py REPRO [--device D] [--json] ...``: judge a repro script with the installed oracle.
+
+The script is executed for its definitions; its own few lines of judgement are not used. Options and exit status are those
+of ``minidbg.oracle.script``. A script may bring a judge of its own: ``judge_itself(argv)``, which prints the outcome as one
+line of JSON and returns the exit status.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+JUDGE_SCRIPT = __file__
+NAME = "minidbg_repro"
+"""The module that a repro's definitions live in; signatures call it ``<script>``."""
+
+
+def main(argv: list[str]) -> int:
+    """Judge the repro at ``argv[0]``; the rest of ``argv`` are options."""
+    path = os.path.abspath(argv[0])
+    namespace = definitions_of(path)
+    if "judge_itself" in namespace:
+        return int(namespace["judge_itself"](argv[1:]))
+    from minidbg.metadata import read_table
+    from minidbg.oracle import agreement, child, script
+
+    try:
+        kind = read_table(path).get("kind")
+    except (OSError, ValueError) as error:
+        print(f"{path}: {error}", file=sys.stderr)
+        return 125
+    namespace = {name: value for name, value in namespace.items() if name not in ("differ", "judge_in_child")}
+    namespace["judge_command"] = [sys.executable, "-X", "faulthandler", __file__, path]
+    if kind == "accuracy":
+        namespace["differ"] = agreement.differ
+    if kind in ("crash", "hang"):
+        namespace["judge_in_child"] = child.judge_in_child
+    return script.main(namespace, argv[1:])
+
+
+def definitions_of(path: str) -> dict[str, Any]:
+    """What the script at ``path`` defines, executed in a module of its own as if from its own folder.
+
+    When it cannot be executed, its ``backend`` raises the reason.
+    """
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [os.path.dirname(path), *(folder for folder in sys.path if folder != here)]
+    if importlib.util.find_spec("minidbg") is None:
+        sys.path.append(str(Path(__file__).parents[1]))
+    module = types.ModuleType(NAME)
+    module.__file__ = path
+    sys.modules[NAME] = module  # dynamo looks for the module of a function by its name
+    try:
+        exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), module.__dict__)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a script that cannot be executed cannot be judged
+        reason = error if isinstance(error, Exception) else RuntimeError(f"it exits by itself: {error}")
+
+        def backend() -> Any:
+            raise reason
+
+        return {"__file__": path, "backend": backend}
+    if "backend" not in module.__dict__:
+        from minidbg.metadata import backend_named_in
+
+        named = backend_named_in(Path(path).read_text(encoding="utf-8-sig"))
+        module.__dict__.update({"backend": lambda: named} if named else {})
+    return module.__dict__
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

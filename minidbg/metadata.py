@@ -1,0 +1,59 @@
+"""The PEP 723 header of a repro script, as tools read it: the standard library only, and nothing of the script is executed."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any
+
+# --- embedded from here ---
+
+BLOCK = re.compile(
+    r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$"
+)  # the regular expression of PEP 723
+START = re.compile(r"(?m)^# /// script$")
+LONG_KEY = re.compile(r"(?:[\w-]+\s*\.\s*){100}")  # tomllib takes the square of its length
+HANG_LIMIT_S = 120.0  # seconds that a script of the kind hang gets when its header names no limit
+
+
+def metadata_of(text: str) -> dict[str, Any]:
+    """The whole TOML table of the script's header. Raises ValueError for a text that has none, several, or a damaged one."""
+    starts = len(START.findall(text))  # first: the search for a block takes the square of their number
+    if starts > 1:
+        raise ValueError(f"{starts} '# /// script' blocks; a script has one")
+    block = BLOCK.search(text) if starts else None
+    if block is None:
+        raise ValueError("no '# /// script' block, so this is no repro script of minidbg")
+    if LONG_KEY.search(block["content"]):
+        raise ValueError("the '# /// script' block has a key of more than 100 parts")
+    lines = [line[2:] if line.startswith("# ") else line[1:] for line in block["content"].split("\n")]
+    try:
+        return tomllib.loads("\n".join(lines))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the '# /// script' block is no TOML: {error}") from error
+
+
+def table_in(metadata: dict[str, Any]) -> dict[str, Any]:
+    """``[tool.minidbg]`` of the header, its signature complete. Raises ValueError when there is none."""
+    tools = metadata.get("tool")
+    table = tools.get("minidbg") if isinstance(tools, dict) else None
+    if not isinstance(table, dict):
+        raise ValueError("the '# /// script' block has no [tool.minidbg] table")
+    signature = table.get("signature")
+    if isinstance(signature, dict):
+        table["signature"] = {"kind": table.get("kind"), "direction": "forward", **signature}
+    return table
+
+
+def read_table(path: str) -> dict[str, Any]:
+    """``[tool.minidbg]`` of the script at ``path``. Raises ValueError or OSError."""
+    with open(path, encoding="utf-8-sig") as file:
+        return table_in(metadata_of(file.read()))
+
+
+def backend_named_in(text: str) -> str | None:
+    """The backend that a script without ``def backend()`` hands to torch.compile by its name, as the text has it now."""
+    found = re.search(
+        r"""\btorch\.(?:compile\([^\n]*\bbackend=|_TorchCompileWrapper\()["']([^"'\n]+)["']""", text
+    )
+    return found[1] if found else None

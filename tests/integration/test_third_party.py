@@ -1,0 +1,185 @@
+"""Backends that nobody here wrote: those of the extra ``backends``, and those that tutorials show.
+
+Each program runs in a process of its own, as a stranger's would.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minidbg import repro
+from minidbg.failure import Verdict
+
+PROGRAM = """
+import json, warnings
+import torch, minidbg
+{setup}
+calls, paths = 0, []
+compiled = torch.compile(model, backend=minidbg.wrap({backend}, seconds=120, stages=False{more}))
+with torch.no_grad():
+    for inputs in runs:
+        try:
+            assert torch.allclose(compiled(*inputs), model(*inputs), atol=1e-2)
+            calls += 1
+        except Exception as error:
+            report = minidbg.report_of(error)
+            paths.append([str(report.path), report.line] if report else ["", repr(error)])
+print(json.dumps([calls, paths]))
+"""
+
+SLICES = """
+table, weight = torch.arange(512).unsqueeze(0), torch.randn(99, 32)
+
+def model(ids):
+    places = table[:, : ids.shape[1]]
+    x = torch.nn.functional.embedding(ids, weight) + torch.nn.functional.embedding(places, weight.repeat(6, 1))
+    return torch.tanh(torch.nn.functional.layer_norm(x, (32,))) * 2
+
+runs = [(torch.randint(0, 99, (2, length)),) for length in (7, 9)]
+"""
+BAG = """
+def model(x):
+    x = (x * 2).view(2, -1) % 10
+    return torch.nn.functional.embedding_bag(x, torch.ones(10, 3)).tanh() + 1
+
+runs = [(torch.arange(8),)]
+"""
+MLP = """
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4)).eval()
+runs = [(torch.randn(2, 8),)] * 2
+"""
+INVERSE = """
+def model(x):
+    y = torch.tanh(x) + 1
+    for _ in range(4):
+        y = torch.sin(y) * 2
+    return torch.linalg.inv(y @ y.T + torch.eye(2)).sum() + y.sum()
+
+runs = [(torch.randn(2, 8),)]
+"""
+WARM = """
+torch.compile(torch.nn.Linear(8, 4), backend="turbine_cpu")(torch.randn(2, 8))  # its threads are started
+"""
+TUTORIALS = """
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+from torch import fx
+
+def traces(gm, example_inputs):
+    return torch.jit.trace(gm, example_inputs, check_trace=False)
+
+class Interpreter(fx.Interpreter):
+    def call_function(self, target, args, kwargs):
+        if target is torch.relu:
+            raise NotImplementedError("no relu here")
+        return super().call_function(target, args, kwargs)
+
+def interprets(gm, example_inputs):
+    return Interpreter(gm).run
+
+def boxed(gm, example_inputs):
+    return make_boxed_func(gm.forward)
+
+def refuses_relu(gm, example_inputs):
+    if "relu" in str(gm.graph):
+        raise NotImplementedError("no relu here")
+    return make_boxed_func(gm.forward)
+
+aot, aot_refuses = aot_autograd(fw_compiler=boxed), aot_autograd(fw_compiler=refuses_relu)
+
+def model(x):
+    x = torch.tanh(x) + 1
+    return torch.relu(torch.sin(x)) * 2
+
+runs = [(torch.randn(2, 8),)]
+warnings.simplefilter("ignore")
+"""
+
+
+def ran(folder: Path, setup: str, backend: str, more: str = "") -> tuple[int, list[list[str]], str]:
+    """Calls that went well, path and line of each report, and what minidbg said."""
+    (folder / "program.py").write_text(PROGRAM.format(setup=setup, backend=backend, more=more))
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=folder,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    calls, paths = json.loads(done.stdout.splitlines()[-1])
+    return calls, paths, "\n".join(line for line in done.stderr.splitlines() if "minidbg" in line)
+
+
+def judged(folder: Path, paths: list[list[str]], nodes: int) -> None:
+    """One verified repro of at most ``nodes`` nodes, which reproduces each of three times."""
+    ((path, line),) = paths
+    script = folder / path
+    assert script.is_file(), line
+    assert (repro.read_header(script).nodes or 0) <= nodes
+    assert {repro.run(script).verdict for _ in range(3)} == {Verdict.REPRODUCES}
+
+
+def needs(module: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(
+        importlib.util.find_spec(module) is None,
+        reason=f"{module} is not here; pip install 'minidbg[backends]'",
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("backend", ["traces", "interprets", "aot", "aot_refuses"])
+def test_backends_of_tutorials(backend: str, tmp_path: Path) -> None:
+    calls, paths, said = ran(tmp_path, TUTORIALS, backend)
+    if backend in ("traces", "aot"):
+        assert (calls, paths, said) == (1, [], "")
+    else:
+        judged(tmp_path, paths, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+@needs("openvino")
+class TestOpenvino:
+    def test_a_healthy_model_is_left_alone(self, tmp_path: Path) -> None:
+        assert ran(tmp_path, MLP, '"openvino"', ', verify="never"') == (2, [], "")
+
+    def test_guards_that_dynamo_cannot_build(self, tmp_path: Path) -> None:
+        """Torch 2.13: ``sources must not be empty for symbol s9``, after openvino has returned."""
+        calls, paths, _ = ran(tmp_path, SLICES, '"openvino"', ', verify="never"')
+        assert calls == 1
+        judged(tmp_path, paths, 2)
+
+    def test_guards_that_dynamo_cannot_build_with_fallback(self, tmp_path: Path) -> None:
+        more = ', verify="never", on_failure="fallback", reduce="later"'
+        calls, paths, said = ran(tmp_path, SLICES, '"openvino"', more)
+        assert (calls, paths) == (2, [])
+        assert "going on with eager" in said
+
+    def test_a_list_that_is_too_short(self, tmp_path: Path) -> None:
+        _, paths, _ = ran(tmp_path, BAG, '"openvino"', ', verify="never"')
+        judged(tmp_path, paths, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+@needs("iree.turbine")
+class TestIree:
+    """Its threads are missing in each fork, so that each question there would hang."""
+
+    def test_a_healthy_model_is_left_alone(self, tmp_path: Path) -> None:
+        assert ran(tmp_path, MLP, '"turbine_cpu"') == (2, [], "")
+
+    def test_questions_move_to_a_process_without_its_threads(self, tmp_path: Path) -> None:
+        _, paths, said = ran(tmp_path, WARM + INVERSE, '"turbine_cpu"')
+        judged(tmp_path, paths, 1)
+        assert "fresh interpreter" in said
