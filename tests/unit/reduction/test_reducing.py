@@ -56,6 +56,7 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
     def run_alone(draft: Path, **_: Any) -> ChildResult:
         return ChildResult(exit_status=execute(drafts[draft]).verdict.exit_status)
 
+    monkeypatch.setattr(session.workers, "submit", submit)
     monkeypatch.setattr(publishing, "judged", judged)
     monkeypatch.setattr(publishing.repro, "run_alone", run_alone)
     monkeypatch.setattr(reducing.os, "cpu_count", lambda: 1)  # no interpreter ahead
