@@ -195,6 +195,12 @@ def grad_mode_function() -> Callable[..., Any]:
 
 
 @seen("2.13", "2.14")
+def attention_with_weights() -> Callable[..., Any]:
+    """Attention that returns its result and its weights; the arguments are those of the public one. Seen in 2.13."""
+    function: Callable[..., Any] = torch.ops.aten._scaled_dot_product_attention_math.default
+    return function
+
+
 def get_data_function() -> Callable[..., Any] | None:
     """The call that dynamo puts into a graph for ``x.data``; None where it is a plain getattr."""
     function: Callable[..., Any] | None = getattr(torch._C._autograd, "_get_data_attr", None)

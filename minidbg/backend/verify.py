@@ -38,6 +38,7 @@ from minidbg.oracle.randomness import Fed, feed_recorded
 from minidbg.settings import Layout, Settings, Verify
 
 log = logging.getLogger("minidbg")
+GRADIENTS_REFUSED = "its gradients are not judged: backward of the graph fails in eager"
 RECORDED = "its random numbers were recorded and are inputs here, so that eager and the backend have the same"
 
 
@@ -104,6 +105,8 @@ class Verification:
         if self.backward_error is not None and expected["gradients"] is not None:
             return self.failed_backward(self.backward_error)
         actual = self.before.left(result, args, self.gradients)
+        if expected["gradients"] is None:
+            self.standing.leave_out(GRADIENTS_REFUSED)
         if not (actual["gradients"] and expected["gradients"]):
             actual["gradients"] = expected["gradients"] = {}
         if drew:

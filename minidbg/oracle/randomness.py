@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx
 
+from minidbg import _torch
 from minidbg.graphs import copy_graph_module
 from minidbg.graphs.copying import clone_values
 from minidbg.graphs.effects import FORM_OF_ENTER, FORM_OF_EXIT, is_call, nested_graphs, op_name
@@ -333,7 +334,7 @@ def _give_mask(mask: Drawn, gm: fx.GraphModule, node: fx.Node, new_input: NewInp
     call, values = gm.graph.call_function, given[2]
     given[4] = 0.0
     with gm.graph.inserting_before(node):
-        pair = call(torch.ops.aten._scaled_dot_product_attention_math.default, tuple(given), rest)
+        pair = call(_torch.attention_with_weights(), tuple(given), rest)
         weights = call(torch.mul, (call(operator.getitem, (pair, 1)), new_input(mask)))
         if "enable_gqa" in rest:
             heads, groups = (call(torch.Tensor.size, (one, -3)) for one in given[:2])

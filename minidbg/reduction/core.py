@@ -41,7 +41,7 @@ from minidbg.reduction.problem import (
 )
 from minidbg.reduction.simplify import SIMPLIFYING, plainness, simplify_inputs_at_once
 from minidbg.reduction.subsets import FEW_UNITS
-from minidbg.reduction.suspects import try_frames, try_suspects
+from minidbg.reduction.suspects import follow_frames, try_suspects
 from minidbg.reduction.windows import narrow_window
 
 LEAST_SIMPLIFYING_S = 20.0
@@ -214,14 +214,6 @@ def find(problem: ReductionProblem) -> None:
     problem.is_impatient = False
 
 
-def follow_frames(problem: ReductionProblem) -> None:
-    """Ask what the frames of the failure of ``best`` name, where it is not small and they name anything new."""
-    groups = problem.frames()
-    if len(problem.best.calls) > FEW_UNITS // 4 and groups != problem.followed:
-        problem.followed = groups
-        run(problem, "frames", lambda problem: try_frames(problem, groups))
-
-
 def polish(problem: ReductionProblem) -> None:
     """Single removals until a whole round changes nothing."""
     before: Candidate | None = None
@@ -233,8 +225,7 @@ def polish(problem: ReductionProblem) -> None:
 
 def run(problem: ReductionProblem, name: str, reduction_pass: Pass) -> None:
     """One pass, under its name."""
-    problem.phase = name
-    problem.on_phase(name)
+    problem.begin_phase(name)
     reduction_pass(problem)
 
 

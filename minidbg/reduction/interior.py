@@ -9,6 +9,8 @@ from minidbg.reduction.subsets import FEW_UNITS, Subsets, neighbourhood
 
 SLICES = (2, 8)
 """Units before a culprit, and dependency steps from it, that are tried with it alone before the rest is searched."""
+CLOSE = 2
+"""Units between two needed ones that are neighbours."""
 CHUNKS = 6
 DENSE = 32
 """Units that are thinned out by chunks: many of so few may be needed, and a search for each costs more."""
@@ -42,10 +44,7 @@ def keep_culprits(problem: ReductionProblem) -> None:
     between = before[first + 1 :]
     if between and (subsets.fails([first, last]) or subsets.fails([first, last], bypass=True)):
         return
-    if len(between) <= DENSE:
-        drop_chunks(problem)
-    else:
-        _keep_needed(subsets, between, [first, last])
+    _keep_needed(subsets, between, [first, last])
 
 
 def drop_chunks(problem: ReductionProblem) -> None:
@@ -71,14 +70,21 @@ def _near(subsets: Subsets, unit: int, distance: int) -> list[int]:
 
 
 def _keep_needed(subsets: Subsets, rest: list[int], kept: list[int]) -> None:
-    """Drop what is not needed of ``rest``; groups are as large as the gaps met before let expect."""
-    gap = max(1, len(rest) // 2)
+    """Drop what is not needed of ``rest``; groups are as large as the gaps met before let expect.
+
+    Where needed units stand close together, chunks say more for their cost.
+    """
+    gap, close = max(1, len(rest) // 2), 0
     while rest:
         needed = _Search(subsets, rest, kept, gap).next_needed()
         if needed is None:
             return
         place = rest.index(needed)
         gap = max(1, 2 * (len(rest) - 1 - place))
+        close = close + 1 if len(rest) - 1 - place <= CLOSE else 0
+        if close == 2:
+            drop_chunks(subsets.problem)
+            return
         kept, rest = [*kept, needed], rest[:place]
 
 

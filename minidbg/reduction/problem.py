@@ -325,6 +325,11 @@ class ReductionProblem:
             return False
         return not self.neighbour_phase or TELLING.index(phase) <= TELLING.index(self.neighbour_phase)
 
+    def begin_phase(self, name: str) -> None:
+        """What is asked from now on belongs to the phase called ``name``."""
+        self.phase = name
+        self.on_phase(name)
+
     def limit_to(self, seconds: float) -> None:
         """Let what follows take ``seconds`` at most, or what is left of the budget."""
         until = self.elapsed() + seconds

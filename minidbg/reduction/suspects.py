@@ -17,8 +17,21 @@ FEW = 3
 """Suspects up to which every distance is tried: many are a sign that words of the error only happen to be names of ops."""
 GROUPS = 3
 """Frames whose nodes are tried by themselves."""
+FEW_CALLS = 4
+"""Calls of a graph in which single removals cost no more."""
 MOST_MAKERS = 8
 """Factories and writes that are kept inside with the suspects that take them."""
+
+
+def follow_frames(problem: ReductionProblem) -> None:
+    """``try_frames`` with what the frames of the failure of ``best`` held, where it is not small and they name anything new."""
+    groups = problem.frames()
+    if len(problem.best.calls) <= FEW_CALLS or groups == problem.followed:
+        return
+    problem.followed, phase = groups, problem.phase
+    problem.begin_phase("frames")
+    try_frames(problem, groups)
+    problem.begin_phase(phase)
 
 
 def try_frames(problem: ReductionProblem, groups: Sequence[Sequence[str]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from minidbg.reduction.problem import ReductionProblem
 from minidbg.reduction.subsets import Subsets
+from minidbg.reduction.suspects import follow_frames
 
 PATIENCE_FIRST = 3
 """Assumptions in a row before one is checked, while nothing smaller than the whole has failed yet."""
@@ -24,6 +25,7 @@ def narrow_window(problem: ReductionProblem) -> None:
         low, half, high = window.halves()
         window.ask_ahead(half, low if half != low else high)
         if window.fails(*half):
+            follow_frames(problem)
             window = _Window(Subsets(problem), found=True)
             continue
         window.assume(low if half != low else high)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +25,12 @@ def run(
     tolerances: tuple[float, float] | None = None,
     seconds: float = 120.0,
     standby: workers.Standby | None = None,
+    python: str | None = None,
 ) -> Outcome:
     """Judge the script at ``path`` in a fresh interpreter, from an empty folder, for at most ``seconds``.
 
     ``standby`` is an interpreter made by ``start_ahead``, which saves the time that importing torch takes.
+    ``python`` is another interpreter, with a torch of its own and without minidbg.
     ``tolerances``, relative and absolute, replace those of the script for wrong results.
 
     A run that dies or does not come back is an Outcome too, judged against what the script expects. Raises UnreadableRepro.
@@ -37,7 +40,7 @@ def run(
     argv += ["--device", device] if device else []
     argv += ["--backend", backend] if backend else []
     argv += ["--tolerances", *map(repr, tolerances)] if tolerances else []
-    ended = _run(argv, seconds, standby)
+    ended = _run(argv, seconds, standby, python)
     outcome = _answer(ended.stdout)
     if outcome is None:
         outcome = _without_answer(ended, header, seconds)
@@ -49,13 +52,16 @@ def run_alone(path: Path, *, seconds: float, standby: workers.Standby | None = N
     return _run([str(path.absolute())], seconds, standby)
 
 
-def _run(argv: list[str], seconds: float, standby: workers.Standby | None) -> workers.ChildResult:
+def _run(
+    argv: list[str], seconds: float, standby: workers.Standby | None, python: str | None = None
+) -> workers.ChildResult:
     with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
         # No fresh bytecode folder: compiling torch's own modules again would cost half a minute a run.
         # As in a shell of somebody who never set them: a repro that needs a number of threads sets it itself.
         if standby is not None:
             return standby.run(argv, seconds=seconds, cwd=folder)
-        return workers.run_python(argv, seconds=seconds, cwd=folder, env=dict.fromkeys(THREAD_VARIABLES))
+        env = dict.fromkeys((*THREAD_VARIABLES, *(["PYTHONHOME"] if python else [])))
+        return workers.run_python(argv, seconds=seconds, cwd=folder, env=env, python=python or sys.executable)
 
 
 def start_ahead(backend: str) -> workers.Standby:

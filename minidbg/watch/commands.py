@@ -6,6 +6,7 @@ import enum
 import json
 import queue
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -201,9 +202,14 @@ def accept(repros: tuple[Path, ...], mute: str | None, as_json: bool) -> None:
 
 
 @click.command("bisect")
-@click.argument("good")
-@click.argument("bad")
+@click.argument("revisions", nargs=-1, metavar="[GOOD BAD]")
 @click.argument("repro", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--torch", "versions", metavar="V,V,...", help="Search these versions of torch, not commits.")
+@click.option(
+    "--environments",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="With --torch: keep what is installed here, for the next search; FOLDER/torch-2.13.0 is used if it is there.",
+)
 @click.option(
     "--repository",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -216,12 +222,27 @@ def accept(repros: tuple[Path, ...], mute: str | None, as_json: bool) -> None:
 @click.option("--device", help="Run on this device.")
 @click.option("--seconds", default=300.0, show_default=True, help="Time limit of a build, and of a run.")
 @JSON
-def bisect(good: str, bad: str, repro: Path, as_json: bool, **options: Any) -> None:
-    """Find the commit between GOOD and BAD of the backend at which REPRO began to fail, or was fixed.
+def bisect(
+    revisions: tuple[str, ...],
+    repro: Path,
+    as_json: bool,
+    versions: str | None,
+    environments: Path | None,
+    **options: Any,
+) -> None:
+    """Find the commit between GOOD and BAD of the backend, or the version of torch, at which REPRO began to fail, or was fixed.
 
     GOOD and BAD are revisions: in GOOD the failure is gone, in BAD it is there; either may be the older one. The search
     runs in a worktree of its own: your checkout is not touched.
     """
+    if versions is not None:
+        if revisions:
+            raise click.UsageError("--torch takes the place of GOOD and BAD: give one or the other")
+        bisect_torch(repro, versions, environments, options["seconds"], as_json=as_json)
+        return
+    if len(revisions) != 2:
+        raise click.UsageError("give GOOD, BAD and the repro; or --torch with versions, and the repro")
+    good, bad = revisions
     from minidbg.watch.bisecting import Search, search
 
     settings = load({})
@@ -231,6 +252,16 @@ def bisect(good: str, bad: str, repro: Path, as_json: bool, **options: Any) -> N
     }
     found = search(Search(good, bad, repro, **options), lambda text: click.echo(text, err=True))
     click.echo(json.dumps(found.to_json()) if as_json else found.text())
+
+
+def bisect_torch(repro: Path, versions: str, folder: Path | None, seconds: float, *, as_json: bool) -> None:
+    """Print the versions of torch between which the verdict of ``repro`` changes."""
+    from minidbg.repro.interpreters import search_torch
+
+    found = search_torch(
+        repro, versions, folder=folder, seconds=seconds, tell=lambda text: click.echo(text, err=True)
+    )
+    click.echo(json.dumps(asdict(found)) if as_json else found.line)
 
 
 COMMANDS = (watch, status, list_repros, history, accept, bisect)

@@ -28,6 +28,7 @@ def run_python(
     seconds: float,
     cwd: str | os.PathLike[str] | None = None,
     env: Mapping[str, str | None] | None = None,
+    python: str = sys.executable,
 ) -> ChildResult:
     """Run ``python *argv`` to its end or to the limit; ``env`` is added to this process's environment; None takes a variable out.
 
@@ -35,7 +36,7 @@ def run_python(
     """
     arguments = [os.fspath(part) for part in argv]
     arguments = arguments[1:] if arguments[:1] == [sys.executable] else arguments
-    with Program(arguments, cwd=cwd, env=env, stdin=subprocess.DEVNULL) as program:
+    with Program(arguments, cwd=cwd, env=env, stdin=subprocess.DEVNULL, python=python) as program:
         return program.result_within(seconds)
 
 
@@ -49,6 +50,7 @@ class Program:
         stdin: int,
         cwd: str | os.PathLike[str] | None = None,
         env: Mapping[str, str | None] | None = None,
+        python: str = sys.executable,
     ) -> None:
         self.began = time.monotonic()
         with contextlib.ExitStack() as stack:
@@ -57,7 +59,7 @@ class Program:
                 name: value for name, value in {**os.environ, **(env or {})}.items() if value is not None
             }
             self.child = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", *arguments],
+                [python, "-X", "faulthandler", *arguments],
                 stdin=stdin,
                 stdout=self.out,
                 stderr=self.err,

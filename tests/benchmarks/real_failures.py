@@ -86,6 +86,14 @@ def remainder_inf(h: Tensor) -> Tensor:
     return h + torch.remainder(torch.arange(4.0), period).sin().sum()
 
 
+def outer_fusion_mask(h: Tensor) -> Tensor:
+    """``KeyError: 'buf1'`` of the scheduler's outer-loop fusion: it looks for a read of the buffer by the name it has after the write."""
+    first = h[0].clone()
+    mask = torch.full(first.shape, -1e4)
+    mask[torch.arange(first.shape[0])] = 0.0
+    return h * torch.softmax(first + mask, -1).sum(-1)[None, :, None]
+
+
 def custom_op_dtype(h: Tensor) -> Tensor:
     return h + (narrow(h.flatten()[:1].expand(1 << 26)) * 2).sum()
 
@@ -112,6 +120,7 @@ BUGS: dict[str, Bug] = {
     "197895_float_floor_divide": Bug(float_floor_divide, "accuracy", 1, level="4"),
     "own_grid_sample_nan": Bug(grid_sample_nan, "accuracy", 1, level="4"),
     "own_remainder_inf": Bug(remainder_inf, "accuracy", 1, level="4"),
+    "own_outer_fusion_mask": Bug(outer_fusion_mask, "compile", 5),
     "own_custom_op_dtype": Bug(custom_op_dtype, "crash", 2),
 }
 

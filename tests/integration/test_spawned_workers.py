@@ -1,4 +1,4 @@
-"""Workers in interpreters of their own, as CUDA and other systems need them, tried here on the CPU."""
+"""Questions in forks of a fresh interpreter, as CUDA and autograd's threads need them, tried here on the CPU."""
 
 from __future__ import annotations
 
@@ -73,3 +73,67 @@ def test_whole_reduction_in_spawned_workers(tmp_path: Path) -> None:
     written = reducing.reduce_and_publish(case, tmp_path, limits=Limits(seconds=120))
     assert written.path is not None
     assert read_header(written.path).nodes == 1
+
+
+PROGRAM = """
+import os, sys
+import torch
+{before}
+import minidbg
+import planted_backends as planted
+
+def program(x, weight):
+    for _ in range(3):
+        x = torch.tanh(x @ weight)
+    return torch.relu(x).sum()
+
+for backend in (planted.raises_on_relu, planted.raises_in_backward_of_relu, planted.adds_one_to_relu):
+    torch._dynamo.reset()
+    weight = torch.eye(4).requires_grad_()
+    compiled = torch.compile(program, backend=minidbg.wrap(backend, repro_dir=sys.argv[1]))
+    try:
+        compiled(torch.randn(4, 4), weight).backward()
+    except Exception as error:
+        report = minidbg.report_of(error)
+        print(minidbg.load(report.path).provenance.reduced if report.path else report.line)
+    else:
+        sys.exit("no failure")
+"""
+
+CUDA_IN_USE = """
+torch.cuda.is_initialized = lambda: True
+torch.cuda.get_rng_state = lambda *_: torch.zeros(16, dtype=torch.uint8)
+torch.cuda.set_rng_state = lambda *_: None
+torch.cuda.current_device = lambda: 0
+"""
+IN_A_FORK_OF_ONE_WITH_CUDA = f"{CUDA_IN_USE}\ntorch.cuda._is_in_bad_fork = lambda: True"
+NO_DEVICES = "os.environ['CUDA_VISIBLE_DEVICES'] = ''"
+AUTOGRAD_HAS_THREADS = """
+from torch._subclasses import FakeTensorMode
+with FakeTensorMode():
+    pass
+torch.ones(1, requires_grad=True).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        (CUDA_IN_USE, "cuda is initialised in this process"),
+        (IN_A_FORK_OF_ONE_WITH_CUDA, "cuda is initialised in this process"),
+        (NO_DEVICES, ""),
+        (AUTOGRAD_HAS_THREADS, "autograd has started threads" if torch.version.cuda else ""),
+    ],
+    ids=["cuda in use", "bad fork", "no visible devices", "autograd's threads"],
+)
+def test_training_program_that_cannot_be_forked_has_its_repros(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, said: str
+) -> None:
+    monkeypatch.delenv("MINIDBG_WORKERS")
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM.format(before=before))
+    done = workers.run_python([str(script), str(tmp_path / "repros")], seconds=250)
+    assert done.stdout.splitlines() == ["True"] * 3, done.stderr_tail
+    assert done.exit_status == 0
+    assert done.stderr_tail.count("forks of a fresh interpreter") == bool(said)
+    assert said in done.stderr_tail

@@ -23,6 +23,7 @@ from minidbg import AccuracyError
 from minidbg.backend import failures, report_of, stats, wrap
 from minidbg.backend import verify as verify_module
 from minidbg.backend.budget import PROCESS
+from minidbg.backend.verify import GRADIENTS_REFUSED
 from minidbg.case import Case
 from minidbg.failure import Direction, Kind
 from minidbg.oracle.undefined import OtherAnswers
@@ -238,6 +239,18 @@ def test_training_with_dropout_is_verified_whatever_numbers_the_backend_draws(
     assert (found.verified, found.failed, found.not_verified) == (found.graphs - found.not_run, 0, {})
     assert found.verified
     assert not warnings_of(caplog)
+
+
+def test_gradients_that_eager_refuses_are_counted_as_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NormInCheckpoint(Checkpointed):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(8)  # writes to buffers, which dynamo hands to the checkpoint
+
+    monkeypatch.setattr("minidbg.backend.standing.GRAPHS", [])
+    compiled = torch.compile(NormInCheckpoint(), backend=wrap(planted.numbers_of_its_own))
+    compiled(torch.randn(8, 8))
+    assert (stats().verified, list(stats().left_out)) == (1, [GRADIENTS_REFUSED])
 
 
 @pytest.mark.parametrize("construct", CONSTRUCTS)

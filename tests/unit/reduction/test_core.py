@@ -240,3 +240,91 @@ def test_branch_is_entered(needed: set[str], outer: list[str]) -> None:
     assert needed <= left
     assert not left & {"cos", "tanh", "sin", "exp", "neg"}
     result.graph_module(*result.inputs)
+
+
+# --- frames, clusters, small graphs, patience ---
+
+
+def test_node_that_a_frame_holds_takes_one_call() -> None:
+    frames = lambda: (("op_321",), ("op_10", "op_321"))  # noqa: E731
+    result = reduce_graph(*chain(500), answers(needs := Needs("op_321")), frames=frames)
+    assert call_names(result.graph_module) == ["op_321"]
+    assert needs.calls == 1
+
+
+def test_outer_frames_are_asked_when_the_innermost_holds_too_little() -> None:
+    names = [f"op_{number}" for number in (100, 150, 200)]
+    result = reduce_graph(*chain(500), answers(needs := Needs(*names)), frames=lambda: (names[:1], names))
+    assert call_names(result.graph_module) == names
+    assert len(needs.asked[1]) == 3
+    assert needs.calls <= 9
+
+
+def test_frames_of_a_smaller_failure_are_followed() -> None:
+    """A failure of which nothing was known at first: the frames of the first smaller one name its node."""
+    needs = Needs("op_301")
+
+    def frames() -> tuple[tuple[str, ...], ...]:
+        return (("op_301",),) if needs.asked and "op_301" in needs.asked[-1] else ()
+
+    result = reduce_graph(*chain(500), answers(needs), frames=frames)
+    assert call_names(result.graph_module) == ["op_301"]
+    assert {attempt.phase for attempt in result.history} >= {"frames"}
+
+
+def test_frames_that_name_nothing_of_the_graph_do_no_harm() -> None:
+    result = reduce_graph(*chain(200), answers(Needs("op_150")), frames=lambda: (("buf0",), ("op_20",)))
+    assert call_names(result.graph_module) == ["op_150"]
+
+
+def test_constants_and_writes_stay_inside_with_what_a_frame_names() -> None:
+    graph = fx.Graph()
+    value = graph.placeholder("x")
+    for number in range(40):
+        value = graph.create_node("call_function", torch.sin, (value,), name=f"op_{number}")
+    mask = graph.create_node("call_function", torch.full, ((4,), 2.0), name="mask")
+    graph.create_node("call_function", operator.setitem, (mask, 0, 0.0), name="write")
+    graph.output((graph.create_node("call_function", torch.add, (value, mask), name="total"),))
+    graph_module = fx.GraphModule(torch.nn.Module(), graph)
+    needs = Needs("mask", "write", "total")
+
+    def fails(candidate: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+        """Gone where the mask is returned."""
+        returned = [node.name for node in candidate.graph.output_node().all_input_nodes]
+        return needs(candidate, inputs) and "mask" not in returned
+
+    result = reduce_graph(graph_module, [torch.ones(4)], answers(fails), frames=lambda: (("total",),))
+    assert call_names(result.graph_module) == ["mask", "write", "total"]
+    assert needs.calls <= 6
+
+
+@pytest.mark.parametrize("size", [5, 12, 20])
+@pytest.mark.parametrize("first", [40, 195])
+def test_a_cluster_of_neighbours_takes_few_calls(size: int, first: int) -> None:
+    names = [f"op_{number}" for number in range(first, first + size)]
+    result = reduce_graph(*chain(400), answers(needs := Needs(*names)))
+    assert call_names(result.graph_module) == names
+    assert result.certified
+    assert needs.calls <= 40 + 2 * size, "two questions a node, and those that find it"
+
+
+@pytest.mark.parametrize("needed", [1, 2, 5, 9, 12])
+def test_a_small_graph_takes_two_calls_a_node_at_most(needed: int) -> None:
+    names = [f"op_{number}" for number in range(12)][:: 12 // needed][:needed]
+    result = reduce_graph(*chain(12), answers(needs := Needs(*names)))
+    assert call_names(result.graph_module) == names
+    assert result.certified
+    assert needs.calls <= 24
+
+
+def test_a_pass_without_progress_gives_way_after_a_third_of_the_budget() -> None:
+    """Most nodes are needed, whichever: no window and no culprit stands out, and single nodes can go."""
+
+    def fails(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+        return call_count(graph_module) >= 190
+
+    result = reduce_graph(*chain(200), answers(fails), budget=Budget(max_calls=90))
+    phases = [attempt.phase for attempt in result.history]
+    assert phases.count("interior") <= 40
+    assert "nodes" in phases
+    assert call_count(result.graph_module) == 190

@@ -1,0 +1,174 @@
+"""One repro, many torches: the table of ``check --python`` and the search of ``bisect --torch``."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from minidbg import references, repro
+from minidbg.case import Case
+from minidbg.cli.root import cli
+from minidbg.errors import MinidbgError
+from minidbg.failure import Kind, Outcome, Signature, Verdict
+from minidbg.graphs import capture_by_dynamo
+from minidbg.repro.interpreters import Flip, find_flip, in_order
+
+F, G, S, C = Verdict.REPRODUCES, Verdict.GONE, Verdict.SKIPPED, Verdict.CHANGED
+
+
+def searched(verdicts: Mapping[str, Verdict]) -> tuple[Flip, list[str]]:
+    """The flip, and the versions that were asked."""
+    asked: list[str] = []
+
+    def judge(version: str) -> Outcome:
+        asked.append(version)
+        return Outcome(verdicts[version])
+
+    return find_flip(list(verdicts), judge), asked
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "flip", "most"),
+    [
+        ({"1": F, "2": G}, Flip("1", "2", fixed=True), 2),
+        ({"1": F, "2": F, "3": F, "4": G, "5": G}, Flip("3", "4", fixed=True), 4),
+        ({"1": G, "2": G, "3": C, "4": F}, Flip("2", "3", fixed=False), 4),
+        ({"1": S, "2": F, "3": S, "4": G, "5": S}, Flip("2", "4", fixed=True, unjudged=("3",)), 5),
+        ({str(one): F if one < 90 else G for one in range(100)}, Flip("89", "90", fixed=True), 9),
+    ],
+)
+def test_the_first_version_after_the_flip_is_found(
+    verdicts: Mapping[str, Verdict], flip: Flip, most: int
+) -> None:
+    found, asked = searched(verdicts)
+    assert found == flip
+    assert len(asked) == len(set(asked)) <= most
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "why"),
+    [
+        ({"1": F, "2": G, "3": F}, "it fails in torch 1 and in 3; give versions of which one fails"),
+        ({"1": G, "2": G}, "it is gone in torch 1 and in 2"),
+        ({"1": F, "2": S}, "it fails in torch 1; no other version can judge it"),
+        ({"1": S, "2": S}, "none of torch 1, 2 can judge it"),
+    ],
+)
+def test_a_search_without_a_flip_says_why(verdicts: Mapping[str, Verdict], why: str) -> None:
+    with pytest.raises(MinidbgError, match=why):
+        searched(verdicts)
+
+
+def test_versions_are_put_in_order() -> None:
+    assert in_order("2.13.0, 2.9.1,2.12.1,2.13.0") == ["2.9.1", "2.12.1", "2.13.0"]
+    for text in ("2.13.0", "", "newest,2.13.0"):
+        with pytest.raises(MinidbgError, match="versions"):
+            in_order(text)
+
+
+# ---- the command line, with interpreters that know their answers ------------------------------------
+
+Fake = Callable[[str, Verdict], Path]
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Fake:
+    """An environment whose interpreter has torch ``version``, says ``verdict`` of each script and keeps its arguments."""
+
+    def make(version: str, verdict: Verdict) -> Path:
+        python = tmp_path / "environments" / f"torch-{version}" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        answer = json.dumps(Outcome(verdict, reason="so it was told").to_json())
+        python.write_text(
+            f"#!{sys.executable}\nimport sys\n"
+            f"print({version!r} if 'importlib.metadata' in sys.argv[-1] else {answer!r})\n"
+        )
+        python.chmod(python.stat().st_mode | stat.S_IXUSR)
+        return python
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    graph, inputs = capture_by_dynamo(torch.relu, (torch.ones(3),))
+    torch._dynamo.reset()
+    case = Case(graph, inputs, references.find("eager"), signature=Signature(Kind.COMPILE))
+    return repro.write(case, tmp_path_factory.mktemp("repros") / "one.py")
+
+
+def command(*arguments: Any) -> Any:
+    return CliRunner().invoke(cli, [str(one) for one in arguments])
+
+
+def test_check_prints_a_column_for_each_interpreter(fake: Fake, script: Path) -> None:
+    old, new = fake("2.12.1", F), fake("2.15.0+cu132", G)
+    done = command("check", script, "--python", old, "--python", new)
+    assert [line.split() for line in done.output.splitlines()] == [
+        ["2.12.1", "2.15.0+cu132", "torch"],
+        ["reproduces", "gone", str(script)],
+    ]
+    assert done.exit_code == 1
+    lines = command("check", script, "--python", old, "--python", new, "--json").output.splitlines()
+    assert [(one["torch"], one["verdict"]) for one in map(json.loads, lines)] == [
+        ("2.12.1", "reproduces"),
+        ("2.15.0+cu132", "gone"),
+    ]
+
+
+def test_check_says_why_an_interpreter_cannot_judge(fake: Fake, script: Path) -> None:
+    done = command("check", script, "--python", fake("2.11.0", S))
+    assert done.output.splitlines()[-1] == "  2.11.0: so it was told"
+    assert done.exit_code == 125
+    with pytest.raises(MinidbgError, match="does not run"):
+        CliRunner().invoke(cli, ["check", str(script), "--python", "/no/python"], catch_exceptions=False)
+
+
+def test_bisect_uses_environments_that_are_there(fake: Fake, script: Path, tmp_path: Path) -> None:
+    for version, verdict in (("2.11.0", F), ("2.12.1", F), ("2.13.0", G), ("2.14.1", G)):
+        fake(version, verdict)
+    versions = "2.11.0,2.14.1,2.12.1,2.13.0"
+    done = command("bisect", "--torch", versions, "--environments", tmp_path / "environments", script)
+    assert "torch 2.13.0 is the first without the failure; 2.12.1 still has it\n" in done.output
+    assert done.exit_code == 0
+
+
+def test_an_environment_is_made_by_the_installer_that_is_here_and_goes(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installer that knows two versions of torch; the environments are gone when the search ends."""
+    log, uv = tmp_path / "log", tmp_path / "bin" / "uv"
+    uv.parent.mkdir()
+    answers = {"2.13.0": json.dumps(Outcome(F).to_json()), "2.14.1": json.dumps(Outcome(G).to_json())}
+    uv.write_text(
+        f"#!{sys.executable}\nimport os, sys\nanswers = {answers!r}\n"
+        "if sys.argv[1] == 'venv':\n    os.makedirs(sys.argv[-1] + '/bin'); sys.exit()\n"
+        "python = sys.argv[sys.argv.index('--python') + 1]\n"
+        f"open({str(log)!r}, 'a').write(python + ' ' + ' '.join(sys.argv[5:]) + chr(10))\n"
+        "version = next(one for one in sys.argv if one.startswith('torch==')).removeprefix('torch==')\n"
+        "if version not in answers: sys.exit('no such torch')\n"
+        f"open(python, 'w').write('#!{sys.executable}' + chr(10) + 'print(' + repr(answers[version]) + ')')\n"
+        "os.chmod(python, 0o755)\n"
+    )
+    uv.chmod(0o755)
+    monkeypatch.setenv("PATH", str(uv.parent), prepend=":")
+    done = command("bisect", "--torch", "2.14.1,2.13.0", script)
+    assert "torch 2.14.1 is the first without the failure; 2.13.0 still has it\n" in done.output
+    made = [line.split()[0] for line in log.read_text().splitlines()]
+    assert len(made) == 2
+    assert not any(Path(one).exists() for one in made)
+    refused = command("bisect", "--torch", "2.14.1,1.0", script)
+    assert "torch 1.0 cannot be installed: no such torch" in str(refused.exception)
+
+
+def test_commits_and_versions_are_not_both_taken(script: Path) -> None:
+    for arguments in (["a", "b", "--torch", "2.12,2.13"], ["a"], []):
+        assert command("bisect", *arguments, script).exit_code != 0
