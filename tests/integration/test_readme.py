@@ -20,8 +20,7 @@ import click
 import pytest
 
 from minidbg.cli.about import topics
-from minidbg.cli.registry import PLACES
-from minidbg.cli.root import cli
+from minidbg.cli.root import PLACES, cli
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 MANUAL = "\n".join([README, *topics().values()])
