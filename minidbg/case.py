@@ -12,6 +12,7 @@ from torch import fx
 
 from minidbg.failure import Kind, Signature
 
+Tolerances: TypeAlias = Mapping[str, tuple[float, float]] | str
 CompiledFn: TypeAlias = Callable[..., Any]
 """What a backend returns: called as ``compiled_fn(*args)`` at dynamo level."""
 
@@ -142,8 +143,11 @@ class Case:
     """Whether the run goes on to backward with seeded cotangents."""
     attempts: int = 1
     """Runs in which the failure shows at least once: more than 1 for a flaky one."""
-    tolerances: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Relative and absolute tolerance of wrong results by name of dtype (``float32``), or ``any``; else the built-in ones."""
+    tolerances: Tolerances = field(default_factory=dict)
+    """Relative and absolute tolerance of wrong results by name of dtype (``float32``), or ``any``; else the built-in ones.
+
+    Or the name of a precision that the backend computes float32 in.
+    """
     match: str | None = None
     """A regular expression that the failure's message must contain to be the same failure."""
     margin: float = 1.0

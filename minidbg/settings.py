@@ -88,8 +88,11 @@ class Settings:
     """Relative tolerance of floats in comparisons with eager, for all dtypes; given together with ``atol``."""
     atol: float | None = None
     """Absolute tolerance, in units of the value."""
-    tolerances: tuple[tuple[str, float, float], ...] = ()
-    """The same by dtype: ``{"float16": (1e-2, 1e-3)}``. It counts before ``rtol`` and ``atol``."""
+    tolerances: tuple[tuple[str, float, float], ...] | str = ()
+    """The same by dtype: ``{"float16": (1e-2, 1e-3)}``. It counts before ``rtol`` and ``atol``.
+
+    Or the precision that the backend computes float32 in: ``"bfloat16"``, ``"float16"`` or ``"tf32"``.
+    """
     env: tuple[str, ...] = ()
     """Names of further environment variables that a repro needs; their values are written into it."""
     workers: str = "auto"
@@ -104,8 +107,13 @@ class Settings:
     """A folder of one's own templates; what it does not have is taken from those that come with minidbg."""
 
     @property
-    def allowed(self) -> dict[str, tuple[float, float]]:
-        """Relative and absolute tolerance by dtype name, ``any`` for those not named; empty for the built-in ones."""
+    def allowed(self) -> dict[str, tuple[float, float]] | str:
+        """Relative and absolute tolerance by dtype name, ``any`` for those not named; empty for the built-in ones.
+
+        Or the name of a precision.
+        """
+        if isinstance(self.tolerances, str):
+            return self.tolerances
         common = {"any": (self.rtol, self.atol)} if self.rtol is not None and self.atol is not None else {}
         return {**common, **{dtype: (rtol, atol) for dtype, rtol, atol in self.tolerances}}
 
@@ -277,8 +285,16 @@ def whole(value: Any, *, at_least: int) -> int:
     return int(result)
 
 
-def by_dtype(value: Any) -> tuple[tuple[str, float, float], ...]:
-    """``{"float16": (1e-2, 1e-3)}``, sorted by name. From the environment, one a line: ``float16 = 1e-2 1e-3``."""
+def by_dtype(value: Any) -> tuple[tuple[str, float, float], ...] | str:
+    """``{"float16": (1e-2, 1e-3)}``, sorted by name, or a precision. From the environment, one a line: ``float16 = 1e-2 1e-3``."""
+    if isinstance(value, str) and "=" not in value and value.strip():
+        if value not in PRECISIONS:
+            words = ", ".join(map(repr, PRECISIONS))
+            raise ValueError(
+                f"no such precision{nearest(value, PRECISIONS)}; must be one of {words}, "
+                "or a table by dtype: {'float16': (1e-2, 1e-3)}"
+            )
+        return value
     if isinstance(value, str):
         lines = (line.partition("=") for line in value.splitlines() if line.strip())
         value = {name.strip(): pair.replace(",", " ").split() for name, _, pair in lines}
@@ -294,6 +310,7 @@ def by_dtype(value: Any) -> tuple[tuple[str, float, float], ...]:
     return tuple(sorted(found))
 
 
+PRECISIONS = ("bfloat16", "float16", "tf32")
 FLOATS = ("float64", "float32", "bfloat16", "float16", "complex128", "complex64", "complex32")
 
 

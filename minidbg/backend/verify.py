@@ -32,7 +32,7 @@ from minidbg.errors import AccuracyError
 from minidbg.failure import Direction, Kind
 from minidbg.graphs.effects import op_name
 from minidbg.oracle import compare
-from minidbg.oracle.agreement import differ, left_by
+from minidbg.oracle.agreement import differ, explaining_precision, left_by
 from minidbg.oracle.harness import gradients_of, graph_texts
 from minidbg.oracle.randomness import Fed, feed_recorded
 from minidbg.settings import Layout, Settings, Verify
@@ -120,7 +120,7 @@ class Verification:
                     return self.layout(actual, expected)
                 return self.with_numbers(fed).compiled_anew()
         found = self.difference(actual, expected)
-        return self.mismatch(found) if found else self.layout(actual, expected)
+        return self.mismatch(found, actual, expected) if found else self.layout(actual, expected)
 
     def eager(self) -> tuple[dict[str, Any], bool]:
         """What eager leaves behind (gradients None where its backward fails), and whether it drew random numbers."""
@@ -185,7 +185,7 @@ class Verification:
         if not (actual["gradients"] and expected["gradients"]):
             actual["gradients"] = expected["gradients"] = {}
         found = self.difference(actual, expected)
-        return self.mismatch(found, (RECORDED,)) if found else None
+        return self.mismatch(found, actual, expected, (RECORDED,)) if found else None
 
     # ---- failures
 
@@ -199,15 +199,37 @@ class Verification:
         error = AccuracyError(f"{self.link.name} gives another layout than eager: {found['message']}", found)
         return self.failure(error, Kind.ACCURACY, Direction.FORWARD)
 
-    def mismatch(self, found: compare.Difference, notes: tuple[str, ...] = ()) -> Failure:
+    def mismatch(
+        self,
+        found: compare.Difference,
+        actual: dict[str, Any],
+        expected: dict[str, Any],
+        notes: tuple[str, ...] = (),
+    ) -> Failure:
         """The failure that ``found`` is."""
         said = found["message"].replace("; against", "\nagainst")
         message = f"{self.link.name} gives wrong results: {said}"
         node = first_differing_node(self.before, self.link, self.settings)
         if node is not None:
             message += f"\nfirst differing node: {node.name}"
+        message += self.by_design(found, actual, expected)
         error = AccuracyError(message, found, op_name(node) if node is not None else "")
         return self.failure(error, Kind.ACCURACY, Direction(error.signature["direction"]), notes)
+
+    def by_design(self, found: compare.Difference, actual: dict[str, Any], expected: dict[str, Any]) -> str:
+        """A line that names the lower precision whose arithmetic gives such errors, where there is one."""
+        if found["category"] not in ("float", "inf") or isinstance(self.settings.allowed, str):
+            return ""
+        explained = explaining_precision(actual, expected, self.eager_again, found["where"])
+        if explained is None:
+            return ""
+        precision, own, off = explained
+        name = precision.replace("tf32", "TF32")
+        return (
+            f"\nthe error is what {name} arithmetic would give (root mean square: {self.link.name} is off by {off:.1e}, "
+            f"eager in {name} by {own:.1e}): if {self.link.name} computes in {name} by design, "
+            f'pass tolerances="{precision}"'
+        )
 
     def failed_backward(self, error: Exception) -> Failure:
         """The failure of the compiled backward, whose eager form runs."""

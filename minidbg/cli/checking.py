@@ -11,6 +11,7 @@ import click
 from minidbg.cli.output import CANNOT_JUDGE, JSON, print_json
 from minidbg.failure import EXIT_STATUS, Outcome, Verdict
 from minidbg.printable import in_one_line
+from minidbg.settings import PRECISIONS
 
 WORST_FIRST = (1, 3, CANNOT_JUDGE, 0)
 
@@ -33,6 +34,12 @@ VERDICT_STYLE = {
     "--rtol", type=click.FloatRange(min=0.0), help="Relative tolerance of wrong results; with --atol."
 )
 @click.option("--atol", type=click.FloatRange(min=0.0), help="Absolute tolerance of wrong results.")
+@click.option(
+    "--tolerances",
+    "precision",
+    type=click.Choice(PRECISIONS),
+    help="Judge wrong results as of a backend that computes float32 in this precision by design.",
+)
 @click.option("--bisect", is_flag=True, help="For git bisect run: exit with 125 in place of 3.")
 @click.option("--seconds", default=300.0, show_default=True, help="Time limit of each run.")
 @click.option(
@@ -49,6 +56,7 @@ def check(
     backend: str | None,
     rtol: float | None,
     atol: float | None,
+    precision: str | None,
     bisect: bool,
     seconds: float,
     pythons: tuple[str, ...],
@@ -63,11 +71,13 @@ def check(
     if (rtol is None) != (atol is None):
         raise click.UsageError("--rtol and --atol belong together: give both, or neither")
     if pythons:
-        if device or backend or rtol is not None:
+        if device or backend or precision or rtol is not None:
             raise click.UsageError("--python goes with --seconds and --json only")
         statuses = compare(repros_in(paths), pythons, seconds, as_json=as_json)
         sys.exit(min(statuses, key=WORST_FIRST.index))
-    tolerances = None if rtol is None or atol is None else (rtol, atol)
+    if precision and rtol is not None:
+        raise click.UsageError("--tolerances takes the place of --rtol and --atol: give one of them")
+    tolerances = precision if rtol is None or atol is None else (rtol, atol)
     statuses = []
     for path in repros_in(paths):
         outcome = repro.run(path, device=device, backend=backend, tolerances=tolerances, seconds=seconds)

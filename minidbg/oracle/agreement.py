@@ -9,10 +9,12 @@ from typing import Any
 import torch
 
 from minidbg.oracle.compare import layout_difference, mismatch, snapshot
-from minidbg.oracle.reruns import random_states, to_float64
+from minidbg.oracle.precision import DROPPED_BITS, LowerPrecision
+from minidbg.oracle.reruns import distance_between, random_states, to_float64
 from minidbg.oracle.undefined import OtherAnswers
 
 MOST_MARGIN = 10.0
+NEAR = 4.0  # an error that many times smaller or larger has another reason than the precision
 
 
 def margin_for(figures: Mapping[str, Any]) -> float:
@@ -24,8 +26,40 @@ def margin_for(figures: Mapping[str, Any]) -> float:
     return min(MOST_MARGIN, max(1.0, math.sqrt(excess)))
 
 
+def explaining_precision(
+    actual: dict[str, Any], expected: dict[str, Any], eager: Callable[..., dict[str, Any]], where: str
+) -> tuple[str, float, float] | None:
+    """The precision whose arithmetic gives errors like those in leaf ``where``, and its relative error and the actual one.
+
+    Of those that explain all differences, the one whose error is nearest. None where none is near, or a leaf is wrong
+    by more; an inf counts where eager in that precision gives it too.
+    """
+    a, e = (left_by(run)[where].value for run in (actual, expected))
+    if not (isinstance(a, torch.Tensor) and isinstance(e, torch.Tensor) and e.dtype is torch.float32):
+        return None
+    off, found = error_of(a, e), []
+    for precision in DROPPED_BITS:
+        low: Any = next(iter(LowerRuns(eager, precision)), {})
+        value = low[where].value if where in low else None
+        if isinstance(value, torch.Tensor) and value.shape == e.shape:
+            own = error_of(value, e)
+            ratio = 1.0 if own == off else off / (own or math.inf)
+            if off and 1 / NEAR < ratio < NEAR:
+                found.append((abs(math.log(ratio)), precision, own, off))
+    for _, precision, own, off in sorted(found):
+        if differ(actual, expected, eager, {"tolerances": precision}, []) is None:
+            return precision, own, off
+    return None
+
+
+def error_of(value: torch.Tensor, exact: torch.Tensor) -> float:
+    """The root mean square error in units of that of ``exact``, infinite where a finite number has become inf."""
+    return math.inf if (value.isinf() & exact.isfinite()).any() else distance_between(value, exact)
+
+
 # --- embedded from here ---
 
+MOST_LOWER = 3  # eager runs in a lower precision; one alone may be exact by luck
 MOST_ANSWERS = 8  # eager runs with other answers; an element that changes in none of them is judged
 
 
@@ -38,12 +72,12 @@ def differ(
 ) -> dict[str, Any] | None:
     """The first difference that counts, or None. ``eager`` runs the model again: changed, or with another seed.
 
-    Of ``case`` it reads ``tolerances`` (dtype name or ``any`` to [relative, absolute]) and ``margin`` (how many times more
-    than allowed is asked for; 1 in scripts), and ``signature``: a layout differs only where that is the failure looked for.
+    Of ``case`` it reads ``tolerances`` (dtype name or ``any`` to [relative, absolute], or the name of a precision) and
+    ``margin`` (how many times more than allowed is asked for; 1 in scripts), and ``signature``: a layout differs only where that is the failure looked for.
     ``notes`` hears what was not judged.
     """
     left = left_by(actual), left_by(expected)
-    others = OtherRuns(eager)
+    others, allowed = OtherRuns(eager), case.get("tolerances")
 
     def in_float64() -> Any:
         try:
@@ -56,7 +90,8 @@ def differ(
         in_float64,
         eager_again=others.again,
         other_answers=others,
-        tolerances=case.get("tolerances"),
+        lower=LowerRuns(eager, allowed) if isinstance(allowed, str) else (),
+        tolerances=allowed,
         margin=case.get("margin", 1.0),
         notes=notes,
     )
@@ -100,6 +135,27 @@ class OtherRuns:
             except Exception:  # noqa: BLE001 - as above
                 continue
             self.met |= mode.met
+            yield self.runs[-1]
+
+
+class LowerRuns:
+    """Eager runs in a lower precision, each made when it is first asked for."""
+
+    def __init__(self, eager: Callable[..., dict[str, Any]], precision: str) -> None:
+        self.eager, self.precision = eager, precision
+        self.runs: list[Any] = []
+        self.number = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.runs
+        while self.number < MOST_LOWER:
+            mode = LowerPrecision(self.precision, self.number)
+            self.number += 1
+            try:
+                with mode:  # around backward too
+                    self.runs.append(left_by(self.eager(mode.changed)))
+            except Exception:  # noqa: BLE001 - an op that the mode cannot run; then nothing more is allowed
+                return
             yield self.runs[-1]
 
 

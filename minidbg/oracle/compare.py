@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from minidbg.oracle.precision import tolerance_in
 from minidbg.oracle.reruns import are_close, far_apart, is_noise, largest, wrong_elements
 
 # --- embedded from here ---
@@ -94,6 +95,7 @@ def mismatch(
     *,
     eager_again: Run = None,
     other_answers: Any = (),
+    lower: Any = (),
     tolerances: Any = None,
     margin: float = 1.0,
     notes: list[str] | None = None,
@@ -104,8 +106,9 @@ def mismatch(
     are no mismatch (``layout_difference``).
     ``eager_again`` is a second eager run, best with another seed: a leaf in which eager differs from itself is left
     out. ``other_answers`` are eager runs with other results where torch defines none (``agreement.OtherAnswers``):
-    elements that change there are left out. ``notes`` gets a sentence about either. ``tolerances`` is a triple as in TOLERANCES, or maps dtypes to that; the
-    third number may be missing. ``margin`` above 1 demands a difference so many times larger.
+    elements that change there are left out. ``notes`` gets a sentence about either. ``tolerances`` is a triple as in
+    TOLERANCES (the third number may be missing), maps dtypes to that, or names a precision that float32 may be computed in;
+    ``lower`` are then eager runs in it (``agreement.LowerRuns``), whose errors are allowed as eager's own. ``margin`` above 1 demands a difference so many times larger.
 
     The answer holds ``where``, ``category`` (structure, dtype, device, shape, nan, inf, integer, bool, float,
     requires_grad, aliasing), ``signature`` (its stable part) and ``message``; for values also ``index``,
@@ -113,7 +116,7 @@ def mismatch(
     ``max_abs``, ``max_rel``, ``allowed``, ``rmse_compiled`` and ``rmse_eager``.
     Raises CannotCompare when a leaf cannot be judged and nothing else differs.
     """
-    judge = _Judge(expected, reference64, eager_again, other_answers, tolerances, margin)
+    judge = _Judge(expected, reference64, eager_again, other_answers, lower, tolerances, margin)
     refusal = None
     try:
         for where in [*expected, *(label for label in actual if label not in expected)]:
@@ -162,13 +165,14 @@ class _Judge:
         reference64: Run,
         eager_again: Run,
         other_answers: Any,
+        lower: Any,
         tolerances: Any,
         margin: float,
     ) -> None:
         self.expected, self.tolerances, self.margin = expected, tolerances, margin
         self.runs = {"float64": reference64, "again": eager_again}
         self.steady: dict[str, bool] = {}
-        self.answers = other_answers
+        self.answers, self.lower = other_answers, lower
         self.left_out: dict[str, str] = {}
         self.scales: dict[str, float] = {}
 
@@ -209,6 +213,8 @@ class _Judge:
         """The tolerances for a leaf of this kind and dtype; the absolute one is the given one, or scaled."""
         default = default_tolerance(dtype)
         given = self.tolerances
+        if isinstance(given, str):
+            default, given = tolerance_in(given, dtype, default), None
         if isinstance(given, Mapping):
             given = given.get(dtype, given.get(_name(dtype), given.get("any")))
         if given is None or not any(default):
@@ -266,9 +272,7 @@ class _Judge:
         found = wrong_elements(a, e, tolerance, reference, again, self.margin)
         undefined = torch.zeros_like(e, dtype=torch.bool)
         for count, other in enumerate(self.answers):
-            value: Any = other[where].value if where in other else None
-            if value is None or isinstance(value, (int, float)):  # no gradient, and what ``.item()`` gave
-                value = torch.full_like(e, value or 0)
+            value = _in_place_of(e, other, where)
             undefined |= far_apart(value, e, relative, absolute) if _can_stand_for(value, e) else True
             if undefined.any():  # errors of what is undefined say nothing about the rest
                 part = "" if undefined.all() else f" ({int(undefined.sum())} of {e.numel()} elements)"
@@ -280,6 +284,19 @@ class _Judge:
                 found = wrong_elements(a, e, tolerance, reference, again, self.margin)
             if found is None and count:
                 break
+        for run in self.lower if found else ():
+            value = _in_place_of(e, run, where)
+            if not _can_stand_for(value, e):
+                continue
+            value = torch.where(undefined, e, value)
+            overflows = ~(
+                value.isfinite() | far_apart(a, value, 0.0, 0.0)
+            )  # in this precision eager gives it too
+            kept = torch.where(overflows, e, a)
+            found = wrong_elements(kept, e, tolerance, reference, value, self.margin)
+            if found is None:
+                break
+            found["text"] = found["text"].replace("eager's", f"eager's in {self.tolerances}")
         return found and _difference(where, kind, message=f"{where} {found.pop('text')}", **found)
 
 
@@ -377,6 +394,12 @@ def _can_stand_for(value: Any, like: torch.Tensor) -> bool:
     if not _are_plain(value, like):
         return False
     return (value.is_floating_point(), value.is_complex()) == (like.is_floating_point(), like.is_complex())
+
+
+def _in_place_of(like: torch.Tensor, run: Snapshot, where: str) -> Any:
+    """Leaf ``where`` of another run, also where that is no gradient, or a number that ``.item()`` gave."""
+    value = run[where].value if where in run else None
+    return torch.full_like(like, value or 0) if value is None or isinstance(value, (int, float)) else value
 
 
 def _name(of: torch.dtype | torch.layout) -> str:

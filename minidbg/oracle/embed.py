@@ -40,7 +40,7 @@ ROOM = Path(__file__).parent
 def parts_of(kind: str, call: str = CallPath.DIRECT) -> tuple[str, ...]:
     """The files of this room whose text a script of that kind and call path carries, in order."""
     extra = {
-        Kind.ACCURACY: ("compare.py", "reruns.py", "undefined.py", "agreement.py"),
+        Kind.ACCURACY: ("compare.py", "reruns.py", "undefined.py", "precision.py", "agreement.py"),
         Kind.CRASH: ("child.py",),
         Kind.HANG: ("child.py",),
     }
@@ -142,7 +142,9 @@ def settings_of(case: Case) -> dict[str, Any]:
     if case.match is not None:
         settings["match"] = case.match
     if case.tolerances:
-        settings["tolerances"] = {name: list(pair) for name, pair in case.tolerances.items()}
+        given = case.tolerances
+        table = given if isinstance(given, str) else {name: list(pair) for name, pair in given.items()}
+        settings["tolerances"] = table
     if case.signature:
         settings["signature"] = case.signature.to_table()
     settings["context"] = modes

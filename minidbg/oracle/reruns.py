@@ -31,23 +31,30 @@ def to_float64(value: Any) -> Any:
     themselves and requires_grad. The run raises NoFloat64 where float64 would be another program (the bits of a
     float are read, random numbers are drawn), and what torch raises where an op has no float64.
     """
+    return copied(value, lambda tensor: tensor.to(_wide_dtype(tensor.dtype)), Float64)
+
+
+def copied(value: Any, change: Callable[[torch.Tensor], torch.Tensor], mode: Callable[[], Any]) -> Any:
+    """A copy of a module, a function or a tuple of inputs, whose tensors are changed, and which runs in ``mode()``."""
     if isinstance(value, (tuple, list)):
         memories: dict[Any, torch.Tensor] = {}
-        return tuple(_widened(item, memories) if isinstance(item, torch.Tensor) else item for item in value)
+        return tuple(
+            _copied(item, memories, change) if isinstance(item, torch.Tensor) else item for item in value
+        )
     if not isinstance(value, torch.nn.Module):
-        return _within(Float64, value)
+        return _within(mode, value)
     model = copy.deepcopy(value)
     for tensor in [*model.parameters(), *model.buffers()]:
-        tensor.data = tensor.data.to(_wide_dtype(tensor.dtype))
+        tensor.data = change(tensor.data)
     for module in model.modules():
         for name, held in [*vars(module).items()]:
             if isinstance(held, torch.Tensor):
-                setattr(module, name, held.to(_wide_dtype(held.dtype)))
-    model.forward = _within(Float64, model.forward)
+                setattr(module, name, change(held))
+    model.forward = _within(mode, model.forward)
     return model
 
 
-def _within(mode: type[TorchFunctionMode], function: Callable[..., Any]) -> Callable[..., Any]:
+def _within(mode: Callable[[], Any], function: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         with mode():
             return function(*args, **kwargs)
@@ -96,23 +103,25 @@ def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else dtype
 
 
-def _widened(value: torch.Tensor, memories: dict[Any, torch.Tensor]) -> torch.Tensor:
-    """A copy of ``value`` in float64, over one copy of all its memory, so that strides and aliasing stay."""
+def _copied(
+    value: torch.Tensor, memories: dict[Any, torch.Tensor], change: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """A changed copy of ``value``, over one copy of all its memory, so that strides and aliasing stay."""
     plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
     if not plain or value.is_quantized:
         raise NoFloat64(f"an input is a {type(value).__name__} of {value.dtype}, {value.layout}")
     if value.is_conj() or value.is_neg():
-        copied = value.detach().to(_wide_dtype(value.dtype), copy=True)
+        made = change(value.detach().clone())
     else:
         memory = value.untyped_storage()
         if (key := (memory.data_ptr(), value.dtype)) not in memories:
             flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(memory)
-            memories[key] = flat.to(_wide_dtype(value.dtype), copy=True)
-        copied = memories[key].as_strided(value.shape, value.stride(), value.storage_offset())
+            memories[key] = change(flat.clone())
+        made = memories[key].as_strided(value.shape, value.stride(), value.storage_offset())
     if isinstance(value, torch.nn.Parameter):
-        return torch.nn.Parameter(copied, value.requires_grad)
-    copied.requires_grad_(value.requires_grad)
-    return copied if value.is_leaf else copied.clone()
+        return torch.nn.Parameter(made, value.requires_grad)
+    made.requires_grad_(value.requires_grad)
+    return made if value.is_leaf else made.clone()
 
 
 def random_states() -> list[torch.Tensor]:
@@ -253,6 +262,16 @@ def _sentence(category: str, expected: torch.Tensor, figures: dict[str, Any]) ->
     if "rmse_eager" in figures:
         text += "; against float64 its rmse is {rmse_compiled}, eager's {rmse_eager}"
     return text.format(**{**figures, **rounded}, at=at, what=what)
+
+
+def distance_between(one: torch.Tensor, two: torch.Tensor) -> float:
+    """The norm of the difference in units of the norm of ``two``, over the elements that are finite in both."""
+    off = size = 0.0
+    for _, (x, y) in _chunks(one, two):
+        finite = x.isfinite() & y.isfinite()
+        off = math.hypot(off, _norm(_distance(x, y, finite)))
+        size = math.hypot(size, _norm(_size(y, finite)))
+    return off / (size or 1.0)
 
 
 def is_noise(one: torch.Tensor, two: torch.Tensor) -> bool:

@@ -164,7 +164,7 @@ def main(script: dict[str, Any], argv: list[str] | None = None) -> int:
     options = parse_arguments(argv)
     try:
         with clean_stdout() as say:
-            changes = {"tolerances": {"any": options.tolerances}} if options.tolerances else None
+            changes = {"tolerances": options.tolerances} if options.tolerances else None
             tell = say if options.child else None
             found = outcome_of(script, options.device, options.backend, tell, changes)
             for line in report(found, script["__file__"], options):
@@ -233,17 +233,25 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--tolerances",
-        nargs=2,
-        type=float,
-        metavar=("RELATIVE", "ABSOLUTE"),
-        help="what floats may be off eager's",
+        nargs="+",
+        metavar="NUMBER",
+        help="what floats may be off eager's: relative and absolute; or bfloat16, float16 or tf32, by design",
     )
     parser.add_argument("--json", action="store_true", help="print the outcome as one JSON object")
     parser.add_argument(
         "--bisect", action="store_true", help="for git bisect run: exit with 125 where it would be 3"
     )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.tolerances and options.tolerances[0] in ("bfloat16", "float16", "tf32"):
+        options.tolerances = options.tolerances[0]
+    elif options.tolerances:
+        try:
+            relative, absolute = map(float, options.tolerances)
+        except ValueError:
+            parser.error("--tolerances takes two numbers, or one of bfloat16, float16 and tf32")
+        options.tolerances = {"any": [relative, absolute]}
+    return options
 
 
 @contextlib.contextmanager

@@ -14,27 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 # --- embedded from here ---
 
 
-class OtherAnswers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While active, an op whose result torch does not define for its arguments gives another result that it may give.
-
-    ``number`` selects the answers: extremes and reversed orders first, then random ones. ``met`` says afterwards what the
-    program left open. Each answer is legal, so what depends on one differs legally too, gradients included.
-    """
+class ChangedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Hands each op of an eager run to ``called``, also those in the bodies of higher-order ops."""
 
     supports_higher_order_operators = True
-
-    def __init__(self, number: int = 0) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.number = number
-        self.met: dict[str, None] = {}
-        self.generator = torch.Generator().manual_seed(number)
-
-    def applied_to(self, value: Any) -> Any:
-        """A module or function that runs in this mode; inputs as they are."""
-        if isinstance(value, torch.nn.Module):
-            value.forward = self.around(value.forward)
-            return value
-        return value if isinstance(value, (tuple, list)) else self.around(value)
 
     def around(self, function: Any) -> Any:
         if not callable(function) or isinstance(function, (type, torch.Tensor)):
@@ -52,10 +35,42 @@ class OtherAnswers(TorchDispatchMode):  # type: ignore[no-untyped-call]
             func, "overloadpacket"
         ):  # of higher order; the mode is off in here, so its bodies bring it
             return func(*map(self.around, args), **kwargs)
-        rule = RULES.get(func.overloadpacket.__name__.strip("_"))
+        return self.called(func, func.overloadpacket.__name__.strip("_"), args, kwargs)
+
+    def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """What the op gives in this mode; ``name`` is its own, without underscores around it."""
+        raise NotImplementedError
+
+    def in_parts(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of an op that is made of others, as they arrive in inference mode; else NotImplemented."""
+        with self:
+            return func.decompose(*args, **kwargs)
+
+
+class OtherAnswers(ChangedEager):
+    """While active, an op whose result torch does not define for its arguments gives another result that it may give.
+
+    ``number`` selects the answers: extremes and reversed orders first, then random ones. ``met`` says afterwards what the
+    program left open. Each answer is legal, so what depends on one differs legally too, gradients included.
+    """
+
+    def __init__(self, number: int = 0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.number = number
+        self.met: dict[str, None] = {}
+        self.generator = torch.Generator().manual_seed(number)
+
+    def applied_to(self, value: Any) -> Any:
+        """A module or function that runs in this mode; inputs as they are."""
+        if isinstance(value, torch.nn.Module):
+            value.forward = self.around(value.forward)
+            return value
+        return value if isinstance(value, (tuple, list)) else self.around(value)
+
+    def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        rule = RULES.get(name)
         if rule is None or any(argument.is_out for argument in func._schema.arguments):
-            with self:  # in inference mode ops arrive that are made of others
-                made = func.decompose(*args, **kwargs)
+            made = self.in_parts(func, args, kwargs)
             return func(*args, **kwargs) if made is NotImplemented else made
         arguments = func._schema.arguments
         given = {one.name: one.default_value for one in arguments if one.has_default_value()}

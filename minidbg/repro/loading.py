@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from minidbg import references
-from minidbg.case import BackendRef, CallPath, Case, Level
+from minidbg.case import BackendRef, CallPath, Case, Level, Tolerances
 from minidbg.errors import UnreadableRepro
 from minidbg.graphs import capture_by_dynamo, recipes, tensors, write_module
 from minidbg.graphs.builder import write_graph_builder
@@ -62,11 +62,15 @@ def load(path: Path | str) -> Case:
         dynamic_dims=tuple(tuple(dims) for dims in header.table.get("dynamic_dims", ())),
         backward=bool(header.table.get("backward", False)),
         attempts=int(header.table.get("attempts", 1)),
-        tolerances={name: (low, high) for name, (low, high) in header.table.get("tolerances", {}).items()},
+        tolerances=_tolerances(header.table.get("tolerances", {})),
         match=header.table.get("match"),
         provenance=header.provenance,
         compiler=compiler,
     )
+
+
+def _tolerances(given: Any) -> Tolerances:
+    return given if isinstance(given, str) else {name: (low, high) for name, (low, high) in given.items()}
 
 
 def _namespace(path: Path, parts: Parts, reference: BackendRef) -> dict[str, Any]:

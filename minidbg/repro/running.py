@@ -22,7 +22,7 @@ def run(
     *,
     device: str | None = None,
     backend: str | None = None,
-    tolerances: tuple[float, float] | None = None,
+    tolerances: tuple[float, float] | str | None = None,
     seconds: float = 120.0,
     standby: workers.Standby | None = None,
     python: str | None = None,
@@ -31,7 +31,7 @@ def run(
 
     ``standby`` is an interpreter made by ``start_ahead``, which saves the time that importing torch takes.
     ``python`` is another interpreter, with a torch of its own and without minidbg.
-    ``tolerances``, relative and absolute, replace those of the script for wrong results.
+    ``tolerances``, relative and absolute or the name of a precision, replace those of the script for wrong results.
 
     A run that dies or does not come back is an Outcome too, judged against what the script expects. Raises UnreadableRepro.
     """
@@ -39,7 +39,8 @@ def run(
     argv = [JUDGE_SCRIPT, str(header.path.absolute()), "--json"]
     argv += ["--device", device] if device else []
     argv += ["--backend", backend] if backend else []
-    argv += ["--tolerances", *map(repr, tolerances)] if tolerances else []
+    given = (tolerances,) if isinstance(tolerances, str) else tuple(map(repr, tolerances or ()))
+    argv += ["--tolerances", *given] if given else []
     ended = _run(argv, seconds, standby, python)
     outcome = _answer(ended.stdout)
     if outcome is None:

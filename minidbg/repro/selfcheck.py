@@ -80,6 +80,8 @@ class _Writer:
                 "aliasing",
             ):
                 raise NoShortForm("a result of another structure than eager's needs the whole comparison")
+            if isinstance(allowed := self.table.get("tolerances"), str) and self.category in VALUES:
+                raise NoShortForm(f"what {allowed} arithmetic gives is known to the whole comparison only")
         if self.is_direct and self.has_parameters and self.table.get("backward"):
             raise NoShortForm(
                 "gradients of parameters are asked for, and the backend is called without torch.compile"

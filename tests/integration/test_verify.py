@@ -599,6 +599,27 @@ def test_tolerances_are_the_users_to_give(answers: Answers) -> None:
     assert answers.cases[0].tolerances == {"float16": (0.1, 0.1)}
 
 
+MLP_OF_64 = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 8)).requires_grad_(False)
+
+
+def test_an_error_that_bfloat16_explains_names_the_setting_which_accepts_it(answers: Answers) -> None:
+    x = torch.linspace(-2, 2, 160).reshape(10, 16)
+    said = str(mismatch(MLP_OF_64, x, backend=planted.computes_in_bfloat16))
+    assert "the error is what bfloat16 arithmetic would give (root mean square: " in said
+    assert 'computes_in_bfloat16 computes in bfloat16 by design, pass tolerances="bfloat16"' in said
+    torch._dynamo.reset()
+    call(MLP_OF_64, x, backend=planted.computes_in_bfloat16, tolerances="bfloat16")
+    assert len(answers.cases) == 1
+
+
+def test_a_bug_in_a_backend_of_lower_precision_is_found_and_keeps_the_setting(answers: Answers) -> None:
+    x = GRID.clone().requires_grad_()
+    error = mismatch(lambda x: x.sin() * 2, x, backend=planted.wrong_gradient, tolerances="bfloat16")
+    assert "eager's in bfloat16" in str(error)
+    assert "by design" not in str(error)
+    assert answers.cases[0].tolerances == "bfloat16"
+
+
 def test_match_narrows_what_is_the_same_failure(answers: Answers) -> None:
     mismatch(lambda x: torch.relu(x), GRID, backend=planted.wrong_relu, match="output 0")
     assert answers.cases[0].match == "output 0"

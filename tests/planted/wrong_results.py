@@ -5,6 +5,7 @@ Each takes a graph at dynamo level and runs it in eager otherwise. The wrong op 
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,6 +41,19 @@ def a_little_more(x: torch.Tensor) -> torch.Tensor:
 def wrong_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
     """One op is off by a hundredth."""
     return after_each(graph_module, "relu", a_little_more)
+
+
+def computes_in_bfloat16(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """By design: every float is stored in bfloat16, and the results are float32 again."""
+
+    def half(value: Any) -> Any:
+        return value.bfloat16() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    def run(*inputs: Any) -> Any:
+        outputs = copy.deepcopy(graph_module).bfloat16()(*map(half, inputs))
+        return tuple(value.float() for value in outputs)
+
+    return run
 
 
 def wrong_in_a_range(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:

@@ -118,3 +118,19 @@ def test_values_arrive_in_their_own_types(tmp_path: Path) -> None:
     assert found.reduce is Reduce.LATER
     assert found.env == ("MY_FLAG",)
     assert hash(found) == hash(found)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16", "tf32"])
+def test_tolerances_may_name_the_precision_that_a_backend_computes_in(tmp_path: Path, precision: str) -> None:
+    found = load(tmp_path, project="[tool.minidbg]\ntolerances = 'tf32'\n")
+    assert found.allowed == "tf32"
+    found = settings.load(environ={"MINIDBG_TOLERANCES": precision}, folder=tmp_path / "project")
+    assert found.allowed == precision
+
+
+def test_an_unknown_precision_names_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(BadSetting) as caught:
+        load(tmp_path, tolerances="bfloat15")
+    said = str(caught.value)
+    assert "tolerances='bfloat15' (in the arguments): no such precision; did you mean 'bfloat16'" in said
+    assert "'bfloat16', 'float16', 'tf32', or a table by dtype" in said

@@ -12,6 +12,7 @@ from minidbg import cli
 from minidbg.cli import output
 from minidbg.cli.root import PLACES
 from minidbg.cli.root import cli as root
+from minidbg.failure import Outcome, Verdict
 
 
 def status_of(*arguments: str) -> int:
@@ -55,6 +56,31 @@ def test_a_usage_error_names_the_command_and_its_help(
     what, todo = capsys.readouterr().err.splitlines()
     assert what.startswith(f"minidbg {arguments[0]}: ")
     assert todo == f"  see: minidbg {arguments[0]} --help"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--tolerances", "bfloat16"), "bfloat16"),
+        (("--rtol", "0.5", "--atol", "0.25"), (0.5, 0.25)),
+        ((), None),
+    ],
+)
+def test_check_hands_over_what_results_may_be_off(
+    arguments: tuple[str, ...], expected: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, given = tmp_path / "r.py", []
+
+    def run(path: Path, *, tolerances: object, **more: object) -> Outcome:
+        given.append(tolerances)
+        return Outcome(Verdict.GONE)
+
+    script.touch()
+    monkeypatch.setattr("minidbg.repro.run", run)
+    assert status_of("check", str(script), *arguments) == 0
+    assert given == [expected]
+    assert status_of("check", str(script), "--tolerances", "bfloat16", "--rtol", "1", "--atol", "1") == 125
+    assert status_of("check", str(script), "--tolerances", "bfloat15") == 125
 
 
 def test_an_unexpected_exception_is_told_in_two_lines_and_is_never_status_1(

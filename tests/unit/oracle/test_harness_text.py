@@ -284,6 +284,34 @@ def test_wrong_values_reproduce_in_a_script(write_script: WriteScript, capfd: An
     assert run_here(write_script("returns_gm_forward", kind="accuracy")) == 0
 
 
+BFLOAT16 = "def backend():\n    import wrong_results\n    return wrong_results.computes_in_bfloat16\n"
+
+
+@pytest.mark.parametrize(
+    ("header", "arguments", "status"),
+    [
+        ("", (), 1),
+        ('tolerances = "bfloat16"', (), 0),
+        ('tolerances = "tf32"', (), 1),
+        ("", ("--tolerances", "bfloat16"), 0),
+        ("", ("--tolerances", "0.1", "0.1"), 0),
+        ("", ("--tolerances", "bfloat15"), 125),
+        ("", ("--tolerances", "0.1"), 125),
+    ],
+)
+def test_a_script_may_allow_what_a_lower_precision_gives(
+    write_script: WriteScript, header: str, arguments: tuple[str, ...], status: int
+) -> None:
+    assert (
+        run_here(write_script("own", kind="accuracy", header=header, function=BFLOAT16), *arguments) == status
+    )
+
+
+def test_a_bug_reproduces_where_a_lower_precision_is_allowed(write_script: WriteScript) -> None:
+    script = write_script("adds_one_to_relu", kind="accuracy", header='tolerances = "bfloat16"')
+    assert run_here(script) == 1
+
+
 def test_statuses_are_the_packages_and_below_128() -> None:
     assert {Verdict(name): status for name, status in module_form.EXIT_STATUS.items()} == dict(EXIT_STATUS)
     assert max(EXIT_STATUS.values()) < 128

@@ -55,6 +55,21 @@ def test_tolerances_of_the_case_count(
     assert execute(case_of(planted.wrong_relu, signature=WRONG, tolerances=tolerances)).verdict is verdict
 
 
+@pytest.mark.parametrize(
+    ("backend", "tolerances", "verdict"),
+    [
+        (planted.computes_in_bfloat16, {}, Verdict.REPRODUCES),
+        (planted.computes_in_bfloat16, "tf32", Verdict.REPRODUCES),
+        (planted.computes_in_bfloat16, "bfloat16", Verdict.GONE),
+        (planted.wrong_relu, "tf32", Verdict.REPRODUCES),
+    ],
+)
+def test_a_precision_by_design_is_part_of_the_case(
+    case_of: MakeCase, backend: Any, tolerances: Any, verdict: Verdict
+) -> None:
+    assert execute(case_of(backend, signature=WRONG, tolerances=tolerances)).verdict is verdict
+
+
 def test_another_layout_is_a_failure_where_it_is_the_one_looked_for() -> None:
     graph, inputs = capture_by_dynamo(lambda x: x.transpose(0, 1) + 1, (torch.ones(3, 4),))
     backend = references.find(planted.wrong_stride)

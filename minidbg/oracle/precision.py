@@ -1,0 +1,94 @@
+"""Eager in a lower precision: what a backend gives that computes in bfloat16, float16 or TF32 by design.
+
+Standing alone, since it is also part of repro scripts as text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from minidbg.oracle.reruns import copied
+from minidbg.oracle.undefined import ChangedEager
+
+# --- embedded from here ---
+
+DROPPED_BITS = {"bfloat16": 16, "float16": 13, "tf32": 13}  # of float32's mantissa, which has 23
+MULTIPLIED = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "convolution", "convolution_backward")
+NO_ARITHMETIC = ("set", "resize", "requires_grad", "rename")
+
+
+class LowerPrecision(ChangedEager):
+    """While active, each op rounds its float32 results to ``precision``; in TF32 it rounds what is multiplied instead.
+
+    The dtype stays float32. Attention runs by its parts, since a fused kernel would round at its end only. Number 0
+    rounds to the nearest value; others round up or down by chance, since one run alone may be exact by luck.
+    """
+
+    def __init__(self, precision: str, number: int = 0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.precision, self.number = precision, number
+        self.generator = torch.Generator().manual_seed(number)
+
+    def __enter__(self) -> Any:
+        self.attention: Any = sdpa_kernel(SDPBackend.MATH)
+        self.attention.__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self.attention.__exit__(*error)
+
+    def changed(self, value: Any) -> Any:
+        """A rounded copy of a module or of a tuple of inputs. TF32 rounds no input that is not multiplied."""
+        return copied(value, lambda tensor: self.stored(tensor.clone()), contextlib.nullcontext)
+
+    def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        made = self.in_parts(func, args, kwargs)
+        if made is not NotImplemented:
+            return made
+        if self.precision == "tf32":
+            first = 1 if "add" in name else 0  # what the product is added to keeps its precision
+            if name in MULTIPLIED:
+                args = [*args[:first], *map(self.rounded, args[first:])]
+            return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        returns = [one.alias_info for one in func._schema.returns]
+        if name in NO_ARITHMETIC or any(alias and not alias.is_write for alias in returns):
+            return result  # a view of what is rounded already
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            self.stored(tensor)
+        return result
+
+    def stored(self, tensor: Any) -> Any:
+        """``tensor``, rounded in place where a value of this precision is stored."""
+        if self.precision != "tf32" and isinstance(tensor, torch.Tensor) and tensor.dtype is torch.float32:
+            tensor.copy_(self.rounded(tensor))
+        return tensor
+
+    def rounded(self, value: Any) -> Any:
+        """``value`` with fewer bits of mantissa, and in float16 with its range; what is no float32 stays."""
+        plain = isinstance(value, torch.Tensor) and value.layout is torch.strided
+        if not plain or value.dtype is not torch.float32:
+            return value
+        step = 1 << DROPPED_BITS[self.precision]
+        added: Any = step // 2
+        if self.number:
+            added = torch.randint(step, value.shape, dtype=torch.int32, generator=self.generator)
+            added = added.to(value.device)
+        fewer = ((value.detach().view(torch.int32) + added) & -step).view(torch.float32)
+        result = torch.where(value.isfinite(), fewer, value)
+        return result.half().float() if self.precision == "float16" else result
+
+
+def tolerance_in(
+    precision: str, dtype: torch.dtype, usual: tuple[float, float, float]
+) -> tuple[float, float, float]:
+    """``usual``, widened by a rounding step of ``precision`` where ``dtype`` is float32's."""
+    if dtype not in (torch.float32, torch.complex64):
+        return usual
+    step = 2.0 ** (DROPPED_BITS[precision] - 23)
+    return max(step, usual[0]), usual[1], max(step, usual[2])

@@ -1,0 +1,229 @@
+"""A backend that computes in a lower precision by design: named, accepted where it is asked for, and no cloak for bugs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from minidbg.oracle.agreement import differ, explaining_precision
+from minidbg.oracle.harness import gradients_of, left_behind
+from minidbg.oracle.precision import LowerPrecision
+
+
+def mlp() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 16)), (torch.randn(24, 32),)
+
+
+def conv_net() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 4, 3)
+    return nn.Sequential(*layers), (torch.randn(2, 3, 12, 12, requires_grad=True),)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.project, self.out = nn.LayerNorm(32), nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.project(self.norm(x)).chunk(3, -1)
+        q, k, v = (part.reshape(2, -1, 4, 8).transpose(1, 2) for part in parts)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(mixed.transpose(1, 2).reshape(2, -1, 32))
+
+
+def attention() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Attention(), (torch.randn(2, 10, 32),)
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
+    "mlp": mlp,
+    "conv_net": conv_net,
+    "attention": attention,
+}
+HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Program:
+    """A model with inputs of its own for each run."""
+
+    def __init__(self, model: str) -> None:
+        self.made = MODELS[model]
+
+    def model(self) -> tuple[nn.Module, tuple[Tensor, ...]]:
+        torch.manual_seed(3)
+        return self.made()
+
+    def eager(self, change: Callable[[Any], Any] = lambda made: made, seed: int = 0) -> dict[str, Any]:
+        model, inputs = self.model()
+        model, inputs = change(model), change(inputs)
+        return run(model, model, inputs)
+
+    def in_half(self, dtype: torch.dtype, spoil: Callable[[nn.Module], object] = id) -> dict[str, Any]:
+        """As a backend computes it whose kernels are really of ``dtype``."""
+        model, inputs = self.model()
+        spoil(model)
+
+        def function(*values: Tensor) -> Tensor:
+            halves = {
+                name: value.to(dtype) if value.is_floating_point() else value
+                for name, value in model.state_dict(keep_vars=True).items()
+            }
+            outputs = torch.func.functional_call(model, halves, tuple(value.to(dtype) for value in values))
+            for name, value in model.named_buffers():
+                value.copy_(halves[name])
+            return outputs.float()
+
+        return run(function, model, inputs)
+
+    def by_multiplying_in_tf32(self) -> dict[str, Any]:
+        model, inputs = self.model()
+        with LowerPrecision("tf32", number=7):
+            return run(model, model, inputs)
+
+
+def run(function: Any, model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Any]:
+    outputs = (function(*inputs),)
+    return left_behind(outputs, model, inputs, gradients_of(outputs, model, inputs))
+
+
+def judged(program: Program, actual: dict[str, Any], precision: str | None = None) -> dict[str, Any] | None:
+    return differ(actual, program.eager(), program.eager, {"tolerances": precision}, [])
+
+
+@pytest.mark.parametrize("precision", HALVES)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_backend_that_computes_in_half_precision_passes_only_where_that_is_allowed(
+    model: str, precision: str
+) -> None:
+    program = Program(model)
+    actual = program.in_half(HALVES[precision])
+    assert judged(program, actual)
+    assert judged(program, actual, precision) is None
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_so_does_one_that_multiplies_in_tf32(model: str) -> None:
+    program = Program(model)
+    actual = program.by_multiplying_in_tf32()
+    assert judged(program, actual)
+    assert judged(program, actual, "tf32") is None
+
+
+def test_bfloat16_does_not_pass_for_float16_or_tf32() -> None:
+    program = Program("mlp")
+    actual = program.in_half(torch.bfloat16)
+    assert judged(program, actual, "float16")
+    assert judged(program, actual, "tf32")
+
+
+def scale(model: nn.Module) -> None:
+    last_weight(model).data *= 1.05
+
+
+def drop_bias(model: nn.Module) -> None:
+    [value for name, value in model.named_parameters() if name.endswith("bias")][-1].data.zero_()
+
+
+def plant_nan(model: nn.Module) -> None:
+    last_weight(model).data.view(-1)[3] = float("nan")
+
+
+def flip_a_sign(model: nn.Module) -> None:
+    last_weight(model).data[0].neg_()
+
+
+def last_weight(model: nn.Module) -> Tensor:
+    return [value for name, value in model.named_parameters() if name.endswith("weight")][-1]
+
+
+@pytest.mark.parametrize("precision", HALVES)
+@pytest.mark.parametrize("bug", [scale, drop_bias, plant_nan, flip_a_sign])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_bug_is_found_in_a_backend_that_computes_in_half_precision(
+    model: str, bug: Callable[[nn.Module], object], precision: str
+) -> None:
+    program = Program(model)
+    spoiled = program.in_half(HALVES[precision], bug)
+    actual = {**spoiled, "inputs_after": program.eager()["inputs_after"]}
+    assert judged(program, actual, precision)
+
+
+@pytest.mark.parametrize("precision", HALVES)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_precision_that_gives_such_errors_is_named(model: str, precision: str) -> None:
+    program = Program(model)
+    explained = explaining_precision(
+        program.in_half(HALVES[precision]), program.eager(), program.eager, "output 0"
+    )
+    assert explained
+    name, own, off = explained
+    assert name == precision
+    assert own / 4 < off < own * 4
+
+
+@pytest.mark.parametrize("factor", [1 + 1e-4, 1.05])
+def test_an_error_of_another_size_is_put_down_to_no_precision(factor: float) -> None:
+    program = Program("mlp")
+    expected = program.eager()
+    actual = {**expected, "outputs": [one * factor for one in expected["outputs"]]}
+    assert explaining_precision(actual, expected, program.eager, "output 0") is None
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16", "tf32"])
+def test_the_lower_run_writes_to_nothing_that_is_not_its_own(precision: str) -> None:
+    model, inputs = Program("conv_net").model()
+    before = [value.detach().clone() for value in (*model.parameters(), *model.buffers(), *inputs)]
+    mode = LowerPrecision(precision)
+    with mode:
+        copied, values = mode.changed(model), mode.changed(inputs)
+        copied(*values).sum().backward()
+    after = [*model.parameters(), *model.buffers(), *inputs]
+    assert all(map(torch.equal, before, after))
+    assert inputs[0].grad is None
+
+
+def test_float16_overflows_where_the_backend_may_too() -> None:
+    x = torch.tensor([1.0, 300.0, 2.0])
+
+    def eager(change: Callable[[Any], Any] = lambda made: made, seed: int = 0) -> dict[str, Any]:
+        (value,) = change((x,))
+        return {"outputs": (value * value,), "inputs_after": {}, "gradients": {}}
+
+    def given(*result: float) -> dict[str, Any]:
+        return {"outputs": (torch.tensor(result),), "inputs_after": {}, "gradients": {}}
+
+    def allowed(*result: float) -> bool:
+        return differ(given(*result), eager(), eager, {"tolerances": "float16"}, []) is None
+
+    assert allowed(1.0, float("inf"), 4.0)
+    assert not allowed(1.0, 90000.0, float("inf"))
+    assert not allowed(1.0, float("nan"), 4.0)
+    infinite = float("inf")
+    explained = explaining_precision(given(1.0, infinite, 4.0), eager(), eager, "output 0")
+    assert explained == ("float16", infinite, infinite)
+
+
+@pytest.mark.parametrize(
+    ("precision", "value", "rounded"),
+    [
+        ("bfloat16", 1 + 2**-7 + 2**-9, 1 + 2**-7),
+        ("float16", 1 + 2**-10 + 2**-12, 1 + 2**-10),
+        ("float16", 1e5, float("inf")),
+        ("float16", 1e-9, 0.0),
+        ("tf32", 1 + 2**-10 + 2**-12, 1 + 2**-10),
+        ("tf32", 2.0**-30, 2.0**-30),
+    ],
+)
+def test_a_value_is_rounded_to_the_nearest_of_that_precision(
+    precision: str, value: float, rounded: float
+) -> None:
+    x = torch.tensor([value, float("nan"), float("-inf")])
+    found = LowerPrecision(precision).rounded(x)
+    assert found[0] == rounded
+    assert found[1].isnan()
+    assert found[2] == float("-inf")
