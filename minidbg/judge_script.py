@@ -25,21 +25,29 @@ def main(argv: list[str]) -> int:
     namespace = definitions_of(path)
     if "judge_itself" in namespace:
         return int(namespace["judge_itself"](argv[1:]))
-    from minidbg.metadata import read_table
-    from minidbg.oracle import agreement, child, script
+    from minidbg.oracle import script
 
     try:
-        kind = read_table(path).get("kind")
+        namespace = with_judge(namespace, path)
     except (OSError, ValueError) as error:
         print(f"{path}: {error}", file=sys.stderr)
         return 125
+    return script.main(namespace, argv[1:])
+
+
+def with_judge(namespace: dict[str, Any], path: str) -> dict[str, Any]:
+    """``definitions_of(path)`` with the installed judge of its kind of failure. Raises ValueError for an unreadable header."""
+    from minidbg.metadata import read_table
+    from minidbg.oracle import agreement, child
+
+    kind = read_table(path).get("kind")
     namespace = {name: value for name, value in namespace.items() if name not in ("differ", "judge_in_child")}
     namespace["judge_command"] = [sys.executable, "-X", "faulthandler", __file__, path]
     if kind == "accuracy":
         namespace["differ"] = agreement.differ
     if kind in ("crash", "hang"):
         namespace["judge_in_child"] = child.judge_in_child
-    return script.main(namespace, argv[1:])
+    return namespace
 
 
 def definitions_of(path: str) -> dict[str, Any]:

@@ -44,6 +44,9 @@ def on_failure(case: Case, error: BaseException, settings: Settings) -> Answered
 
     Raises CannotWrite when the case has no form in a script, and OSError when the folder cannot be written.
     """
+    if settings.reduce is Reduce.NOW and why_not_in_a_fork(case) is not None:
+        with contextlib.suppress(OSError):
+            workers.start_zygote()  # imports torch while the capture is written
     settings, complaint = with_folder_that_can_be_written(settings)
     try:
         capture = repro.keep_capture(case, settings.repro_dir, exactness=repro.Exactness.SMALL)

@@ -7,7 +7,7 @@ from importlib import resources
 
 import click
 
-from minidbg.cli.manners import CANNOT_JUDGE, JSON, print_json
+from minidbg.cli.output import CANNOT_JUDGE, JSON, print_json
 from minidbg.errors import nearest
 
 SHELLS = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/completions/minidbg.fish"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from minidbg.cli.manners import CANNOT_JUDGE, JSON, print_json
+from minidbg.cli.output import CANNOT_JUDGE, JSON, print_json
 from minidbg.failure import EXIT_STATUS, Outcome, Verdict
 from minidbg.printable import in_one_line
 from minidbg.settings import PRECISIONS

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from minidbg.cli.manners import CANNOT_JUDGE, JSON, note, print_json
+from minidbg.cli.output import CANNOT_JUDGE, JSON, note, print_json
 
 if TYPE_CHECKING:
     from minidbg.reduction.progress import Listener

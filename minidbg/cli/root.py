@@ -1,5 +1,8 @@
 """The root of the command line: finds commands when they are asked for, and ends every one in the same manner.
 
+A command's module is imported when the command runs or when help is printed, so it imports torch, or anything slow, inside
+its functions only. To add a command, write it in a file of this folder, or of a room below, and name it in ``SECTIONS``.
+
 Exit statuses are those of the verdicts (``minidbg.failure.EXIT_STATUS``); what cannot be judged, a usage error
 included, is 125.
 """
@@ -9,14 +12,47 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from minidbg.cli import manners
-from minidbg.cli.manners import CANNOT_JUDGE, INTERRUPTED
-from minidbg.cli.registry import PLACES, SECTIONS
+from minidbg.cli.output import CANNOT_JUDGE, INTERRUPTED, VERBOSITY, colour, print_error, with_common_options
 from minidbg.errors import nearest
+
+SECTIONS: Mapping[str, Mapping[str, str]] = {
+    "From a failure to a repro": {
+        "run": "minidbg.cli.running:run",
+        "reduce": "minidbg.cli.reducing:reduce",
+        "demo": "minidbg.cli.about:demo",
+    },
+    "Repros": {
+        "list": "minidbg.watch.commands:list_repros",
+        "show": "minidbg.cli.showing:show",
+        "report": "minidbg.cli.sharing:report",
+        "export": "minidbg.cli.sharing:export",
+        "check": "minidbg.cli.checking:check",
+        "stages": "minidbg.cli.showing:stages",
+    },
+    "Watching": {
+        "watch": "minidbg.watch.commands:watch",
+        "status": "minidbg.watch.commands:status",
+        "history": "minidbg.watch.commands:history",
+        "accept": "minidbg.watch.commands:accept",
+        "bisect": "minidbg.watch.commands:bisect",
+    },
+    "This installation": {
+        "config": "minidbg.cli.showing:config",
+        "doctor": "minidbg.cli.about:doctor",
+        "completion": "minidbg.cli.about:completion",
+        "help": "minidbg.cli.about:help_topic",
+    },
+}
+"""Heading in ``minidbg --help`` -> command -> ``module:attribute``."""
+
+PLACES: Mapping[str, str] = {
+    name: place for commands in SECTIONS.values() for name, place in commands.items()
+}
 
 
 class Commands(click.Group):
@@ -32,7 +68,7 @@ class Commands(click.Group):
             return None
         module, _, attribute = PLACES[cmd_name].partition(":")
         found: click.Command = getattr(importlib.import_module(module), attribute)
-        return manners.with_manners(found)
+        return with_common_options(found)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -67,15 +103,15 @@ def cli(context: click.Context) -> None:
     Results are printed on stdout, all else on stderr. Exit status of what judges repros: 0 gone, 1 reproduces,
     3 fails differently, 125 cannot be judged, or the command cannot do what it was asked.
     """
-    context.color = manners.colour()
+    context.color = colour()
 
 
-manners.with_manners(cli)
+with_common_options(cli)
 
 
 def main(argv: list[str] | None = None) -> Any:
     """The entry point. A request that cannot be met ends with two lines on stderr and status 125."""
-    manners.VERBOSITY.set(0)
+    VERBOSITY.set(0)
     try:
         status = cli.main(args=argv, prog_name="minidbg", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as asked:
@@ -89,6 +125,6 @@ def main(argv: list[str] | None = None) -> Any:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(CANNOT_JUDGE)
     except Exception as error:  # noqa: BLE001 - a traceback exits with 1, which means "reproduces"
-        manners.print_error(error)
+        print_error(error)
         sys.exit(CANNOT_JUDGE)
     sys.exit(status if isinstance(status, int) else 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from minidbg.cli.manners import note
+from minidbg.cli.output import note
 
 
 class ProgramLast(click.Command):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from minidbg.cli.manners import JSON, note, print_json
+from minidbg.cli.output import JSON, note, print_json
 from minidbg.printable import printable
 
 REPRO = click.argument("repro", type=click.Path(path_type=Path))

@@ -1,15 +1,22 @@
-"""``minidbg show``: what is known about one repro."""
+"""Commands that show: ``show``, ``config``, ``stages``."""
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from minidbg.cli.manners import JSON, note, print_json
+from minidbg import settings
+from minidbg.cli.output import JSON, note, print_json
 from minidbg.errors import MinidbgError
 from minidbg.printable import printable
+from minidbg.settings import Origin
+from minidbg.watch import settings as watching
 
 if TYPE_CHECKING:
     from minidbg.report import Story
@@ -61,3 +68,85 @@ def write_page(story: Story, html: Path, *, errors: bool) -> None:
             note(complaint)
     html.write_text(page(story, along, complaint=complaint), encoding="utf-8")
     note(f"written: {html}")
+
+
+@click.command()
+@click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--seconds", default=120.0, show_default=True, help="Most seconds to spend.")
+@click.option(
+    "--background", is_flag=True, hidden=True, help="When the machine is idle, for a minute at most."
+)
+@JSON
+def stages(path: Path, seconds: float, background: bool, as_json: bool) -> None:
+    """Find out at which stage of compiling PATH's failure comes about, and write that into its header.
+
+    Runs its graph through eager, aot_eager and aot_eager_decomp_partition, and bisects inductor's passes, lowerings
+    and options with torch's own bisector. Each run is a child process.
+    """
+    from minidbg import stages as room
+
+    report = room.find_in_background(path) if background else room.find_stages(path, seconds=seconds)
+    room.keep_stages(path, report)
+    if as_json:
+        print_json({"repro": str(path), "sentence": report.sentence, **report.to_table()})
+    else:
+        click.echo(report.sentence)
+    note(f"{report.seconds:.1f} s; it stands in the header of {path}")
+
+
+@click.command()
+@JSON
+def config(as_json: bool) -> None:
+    """Print each setting, its value and where that was written.
+
+    The weakest source first: defaults, the user's file, [tool.minidbg] of the nearest pyproject.toml, MINIDBG_*
+    variables, arguments. Those of [tool.minidbg.watch] follow as watch.NAME.
+    """
+    origins = [*settings.load_with_origins(), *of_watch(Path.cwd())]
+    if as_json:
+        for origin in origins:
+            print_json({"name": origin.name, "value": plain(origin.value), "source": origin.source})
+        return
+    names, values = max(len(one.name) for one in origins), max(len(text(one.value)) for one in origins)
+    for origin in origins:
+        line = f"{origin.name:<{names}}  {text(origin.value):<{min(values, 40)}}  {variable(origin)}"
+        click.echo(click.style(line, dim=origin.source == "default"))
+    click.echo(f"minidbg: the user's file is {settings.user_settings_file()}", err=True)
+
+
+def of_watch(folder: Path) -> Iterator[Origin]:
+    """The settings of watch. Raises BadSetting."""
+    source, table = "default", {}
+    for parent in (folder, *folder.parents):
+        if (parent / "pyproject.toml").is_file():
+            source = f"[tool.minidbg.watch] of {parent / 'pyproject.toml'}"
+            table = watching.from_table(parent / "pyproject.toml")
+            break
+    default = watching.WatchSettings()
+    for field in dataclasses.fields(default):
+        if field.name in watching.CONVERT:
+            value = table.get(field.name, getattr(default, field.name))
+            yield Origin(f"watch.{field.name}", value, source if field.name in table else "default")
+
+
+def variable(origin: Origin) -> str:
+    """Where the setting was written, with the variable's name when it was the environment."""
+    if origin.source != "the environment":
+        return origin.source
+    name = "MINIDBG_DIR" if origin.name == "repro_dir" else f"MINIDBG_{origin.name.upper()}"
+    return f"{name} in the environment"
+
+
+def text(value: Any) -> str:
+    """A value as a person would write it."""
+    shown = plain(value)
+    return "-" if shown is None or shown == [] else str(shown)
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    if isinstance(value, enum.Enum | os.PathLike):
+        return str(value)
+    if isinstance(value, tuple | list):
+        return [plain(one) for one in value]
+    return value

@@ -19,7 +19,7 @@ from minidbg.graphs.literals import quoted
 from minidbg.metadata import HANG_LIMIT_S
 from minidbg.oracle.signature import VOLATILE, meaningful_lines
 from minidbg.repro.header import Header
-from minidbg.repro.wording import mode_phrases
+from minidbg.repro.wording import is_dotted_name, mode_phrases
 
 NAMES = ("run", "check", "compiled", "sharing", "options", "device", "error", "same")
 """Global names of these lines, beside those that every script has."""
@@ -351,7 +351,9 @@ def split_phrases(context: Context) -> tuple[list[str], list[str]]:
             managers.append(phrase)
         else:
             statements.append(phrase)
-    imports = [f"import {module}" for module in context.config if module != "torch"]
+    imports = [
+        f"import {module}" for module in context.config if module != "torch" and is_dotted_name(module)
+    ]
     threads = [f"torch.set_num_threads({context.threads})"] if context.threads_matter else []
     return managers, [*imports, *statements, *threads]
 

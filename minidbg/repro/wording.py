@@ -158,5 +158,15 @@ def mode_phrases(context: Context) -> Sequence[str]:
     if context.matmul_precision != "highest":
         found.append(f'torch.set_float32_matmul_precision("{context.matmul_precision}")')
     for module, options in context.config.items():
-        found += [f"{module}.{name} = {write_literal(value)}" for name, value in options.items()]
+        for name, value in options.items():
+            if is_dotted_name(module) and is_dotted_name(name):
+                found.append(f"{module}.{name} = {write_literal(value)}")
+            else:  # a header may say anything, and what it says must not become code
+                place = f"sys.modules[{write_literal(module)}], {write_literal(name)}"
+                found.append(f"setattr({place}, {write_literal(value)})")
     return found
+
+
+def is_dotted_name(text: str) -> bool:
+    """Whether ``text`` is a name, or names joined by dots."""
+    return all(part.isidentifier() for part in text.split("."))

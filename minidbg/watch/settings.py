@@ -115,29 +115,32 @@ def load(arguments: Mapping[str, Any], *, folder: Path | None = None) -> WatchSe
 
     Paths in the file are relative to it.
     """
-    values, project = from_project(folder or Path.cwd())
-    if values and project is not None:
-        values["folder"] = project.parent
-        values["sources"] = tuple(project.parent / path for path in values.get("sources", ()))
+    start = folder or Path.cwd()
+    project = next(
+        (file for one in (start, *start.parents) if (file := one / "pyproject.toml").is_file()), None
+    )
+    values = from_table(project) if project is not None else {}
     given = {name: value for name, value in arguments.items() if value not in (None, ())}
     return WatchSettings(
         **values | {name: checked(name, value, "the arguments") for name, value in given.items()}
     )
 
 
-def from_project(folder: Path) -> tuple[dict[str, Any], Path | None]:
-    """``[tool.minidbg.watch]`` of the nearest pyproject.toml, and that file. Raises BadSetting."""
-    files = (one / "pyproject.toml" for one in (folder, *folder.parents))
-    project = next((file for file in files if file.is_file()), None)
-    if project is None:
-        return {}, None
+def from_table(project: Path) -> dict[str, Any]:
+    """``[tool.minidbg.watch]`` of the file, checked; paths in it are relative to it."""
     table = base.read_toml(project).get("tool", {}).get("minidbg", {}).get("watch", {})
     source = f"[tool.minidbg.watch] of {project}"
-    for name in table.keys() - CONVERT.keys():
-        known = sorted(CONVERT)
-        near = nearest(name, known)
-        raise BadSetting(f"no setting named {name!r} (in {source}){near}. Settings: {', '.join(known)}")
-    return {name: checked(name, value, source) for name, value in table.items()}, project
+    values: dict[str, Any] = {}
+    for name, value in table.items():
+        if name not in CONVERT:
+            known = sorted(CONVERT)
+            near = nearest(name, known)
+            raise BadSetting(f"no setting named {name!r} (in {source}){near}. Settings: {', '.join(known)}")
+        values[name] = checked(name, value, source)
+    if values:
+        values["folder"] = project.parent
+        values["sources"] = tuple(project.parent / path for path in values.get("sources", ()))
+    return values
 
 
 def checked(name: str, value: Any, source: str) -> Any:

@@ -239,7 +239,10 @@ def measured(trial: Trial, folder: Path, limit_s: float) -> dict[str, Any]:
     """The row of one trial."""
     if trial.plant is not None:
         return planted(trial, folder, limit_s)
-    for tool in ("bare", "wrapped"):
+    tools = ["bare", "wrapped"]
+    if sum(map(ord, str(trial))) % 2:  # the second finds files in memory: neither tool always comes second
+        tools.reverse()
+    for tool in tools:
         in_a_process(lambda tool=tool: run_as(trial, tool, folder), folder / f"{tool}.txt", limit_s)
     bare, wrapped = (outcome(folder, tool) for tool in ("bare", "wrapped"))
     row = {"bare": bare, "wrapped": wrapped, "different": [], "bare_differs": []}

@@ -130,7 +130,7 @@ def judged(folder: Path, paths: list[list[str]], nodes: int) -> None:
 
 def needs(module: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(
-        importlib.util.find_spec(module) is None,
+        importlib.util.find_spec(module.partition(".")[0]) is None,
         reason=f"{module} is not here; pip install 'minidbg[backends]'",
     )
 

@@ -360,11 +360,11 @@ def test_polling_sees_the_same(desk: Desk) -> None:
 def test_spawned_workers_see_the_same(desk: Desk) -> None:
     """As on systems where a process that has loaded torch cannot be forked."""
     with watching(desk.folder, "--workers", "spawn", env=desk.env) as running:
-        running.wait_for_sweep(since=0)
+        running.wait_for_sweep(since=0, seconds=150)
         assert states(desk) == FIRST_STATES
         mark = running.mark()
         desk.save("relu", WORKS)
-        running.wait_for_sweep(since=mark)
+        running.wait_for_sweep(since=mark, seconds=150)
         assert running.flips() == [("FIXED", "relu.py")]
         assert running.stop() == 0
 
@@ -405,7 +405,7 @@ def test_a_build_runs_first_and_its_failure_flips_nothing(desk: Desk) -> None:
 def test_once_exits_with_the_status_of_what_it_saw(desk: Desk) -> None:
     def once(*arguments: str) -> int:
         with watching(desk.folder, "--once", *arguments, env=desk.env) as running:
-            return running.process.wait(60)
+            return running.process.wait(180)
 
     def repro(name: str) -> str:
         return str(desk.repros / name)

@@ -12,7 +12,7 @@ import planted_backends
 import pytest
 import torch
 from fails_on import raises_on, raises_where
-from quick_path import failing_program, run_in_fork, take_the_quick_path
+from quick_path import failing_program, judge_in_fork, take_the_quick_path
 from torch import fx
 
 import minidbg
@@ -135,8 +135,8 @@ def test_w9_a_script_that_cannot_run_has_not_failed(quick: None, tmp_path: Path)
     missing, broken = tmp_path / "missing.py", tmp_path / "broken.py"
     missing.write_text(found.text.replace("odd_backends", "no_such_module"))
     broken.write_text(found.text.replace("def inputs(", "def outputs("))
-    assert run_in_fork(missing).verdict is Verdict.SKIPPED
-    assert run_in_fork(broken).verdict is Verdict.INVALID
+    assert judge_in_fork(missing).verdict is Verdict.SKIPPED
+    assert judge_in_fork(broken).verdict is Verdict.INVALID
 
 
 def case_of(backend: Callable[..., Any]) -> Case:
@@ -201,11 +201,11 @@ def test_w15_a_repro_is_complete_and_says_so_when_it_is_not(quick: None, tmp_pat
     found = failing_program(lambda x: x.sin().cos(), (x,), odd_backends.fails_on_a_value, folder)
     folder.rename(elsewhere)
     path = elsewhere / found.path.name
-    assert run_in_fork(path).verdict is Verdict.REPRODUCES
+    assert judge_in_fork(path).verdict is Verdict.REPRODUCES
     stored = path.with_suffix(".safetensors")
     if stored.exists():  # else the values stand in the script
         stored.unlink()
-        assert run_in_fork(path).verdict is Verdict.SKIPPED
+        assert judge_in_fork(path).verdict is Verdict.SKIPPED
     assert "41.5" in found.text or "stored(" in found.text
 
 

@@ -7,9 +7,10 @@ for a user. ``failing_program`` gives what he would find.
 from __future__ import annotations
 
 import runpy
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ import torch
 from fails_on import all_nodes, name_of
 
 import minidbg
-from minidbg import repro, workers
+from minidbg import judge_script, repro, workers
 from minidbg.backend.budget import PROCESS
 from minidbg.case import Case
 from minidbg.failure import Outcome, Verdict
 from minidbg.oracle import execute
+from minidbg.oracle.script import outcome_of
 from minidbg.reduction import reducing
 
 SCRIPT_SECONDS = 60.0
@@ -31,7 +33,8 @@ SCRIPT_SECONDS = 60.0
 def take_the_quick_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Oracle calls and runs of scripts start no interpreter from here on."""
     monkeypatch.setattr(workers, "submit", ask_here)
-    monkeypatch.setattr(repro, "run", run_in_fork)
+    monkeypatch.setattr(repro, "run", judge_in_fork)
+    monkeypatch.setattr(repro, "run_alone", run_in_fork)
     monkeypatch.setattr(reducing, "interpreters_ahead", lambda case: nullcontext([]))
 
 
@@ -39,17 +42,31 @@ def ask_here(case: Case, **limits: Any) -> Outcome:
     return execute(case)
 
 
-def run_in_fork(path: Path, *, seconds: float = SCRIPT_SECONDS, **how: Any) -> Outcome:
-    """What the script at ``path`` says of itself."""
+def judge_in_fork(path: Path, *, seconds: float = SCRIPT_SECONDS, **how: Any) -> Outcome:
+    """What the installed judge says of the script at ``path``."""
 
     def in_child() -> object:
-        script = runpy.run_path(str(path))
-        return script["outcome_of"](script)
+        return outcome_of(judge_script.with_judge(judge_script.definitions_of(str(path)), str(path)))
 
     done = workers.call_in_fork(in_child, seconds=seconds)
     if not done.answered:
         return Outcome(Verdict.INVALID, reason=done.error or done.stderr_tail)
     return Outcome.from_json(done.value)
+
+
+def run_in_fork(path: Path, *, seconds: float = SCRIPT_SECONDS, **how: Any) -> workers.ChildResult:
+    """How the script at ``path`` ends by itself."""
+
+    def in_child() -> object:
+        sys.argv = [str(path)]
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except SystemExit as ended:
+            return ended.code or 0
+        return 0
+
+    done = workers.call_in_fork(in_child, seconds=seconds)
+    return replace(done, exit_status=done.value) if done.answered else replace(done, stderr_tail=done.error)
 
 
 @dataclass(frozen=True)

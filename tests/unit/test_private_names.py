@@ -111,7 +111,7 @@ def test_errors_of_other_code_pass_as_they_are(monkeypatch: pytest.MonkeyPatch) 
 def test_doctor_says_what_is_off() -> None:
     name = "torch._library.custom_ops.OPDEFS"
     _torch.TAKEN_AWAY.add(name)
-    from minidbg.doctor.setup import private_names
+    from minidbg.doctor import private_names
 
     findings = list(private_names())
     assert {one.name for one in findings} == {name}

@@ -53,6 +53,21 @@ def test_a_case_holds_graph_inputs_backend_and_signature() -> None:
     assert (case.provenance.nodes, case.provenance.inputs) == (2, 1)
 
 
+def test_a_case_says_which_nodes_the_frames_of_its_failure_held() -> None:
+    graph = small_graph()
+
+    def refuse_relu() -> None:
+        for node in graph.graph.nodes:
+            if node.target is torch.relu:
+                raise ValueError("no kernel")
+
+    try:
+        refuse_relu()
+    except ValueError as error:
+        case = case_of(Failure(graph, (torch.ones(2),), Link("eager"), Kind.COMPILE, error), Settings())
+    assert case.provenance.suspects == ("relu",)
+
+
 def test_a_backend_that_nothing_leads_to_is_refused_with_advice() -> None:
     failure = failing(small_graph(), (torch.ones(2),))
     hidden = Failure(

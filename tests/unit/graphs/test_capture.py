@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from graphs_to_write import assert_round_trip
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from minidbg.graphs.attributes import by_name
@@ -171,7 +171,15 @@ def test_dynamo_hands_over_the_graph_that_was_written(
     again, _ = capture_by_dynamo(
         instantiate(write_module(gm, constant_expression=by_name)), inputs, dynamic=dynamic
     )
-    assert call_targets(again) == call_targets(gm)
+    # From 2.14 on dynamo writes the arithmetic of sizes anew for each graph: s0 * s1 // s0 may come out as another expression.
+    compared = without_size_arithmetic if dynamic else call_targets
+    assert compared(again) == compared(gm)
+
+
+def without_size_arithmetic(gm: fx.GraphModule) -> tuple[str, ...]:
+    """The calls of ``gm`` but those of Python's operators on sizes."""
+    operators = {f"operator.{name}" for name in ("add", "sub", "mul", "floordiv", "mod", "neg")}
+    return tuple(one for one in call_targets(gm) if one not in operators)
 
 
 def test_a_written_graph_computes_the_same_values() -> None:

@@ -56,6 +56,7 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
     def run_alone(draft: Path, **_: Any) -> ChildResult:
         return ChildResult(exit_status=execute(drafts[draft]).verdict.exit_status)
 
+    monkeypatch.setattr(session.workers, "submit", submit)
     monkeypatch.setattr(publishing, "judged", judged)
     monkeypatch.setattr(publishing.repro, "run_alone", run_alone)
     monkeypatch.setattr(reducing.os, "cpu_count", lambda: 1)  # no interpreter ahead
@@ -493,10 +494,10 @@ def test_reducing_a_capture_keeps_the_time_limit_asked_for_and_says_so_for_the_d
     monkeypatch.setattr(reducing.repro, "load", lambda path: "a case")
     monkeypatch.setattr(reducing, "reduce_and_publish", reduced)
     monkeypatch.setenv("MINIDBG_TIME_LIMIT_S", "8")
-    reducing.reduce_path(path)
+    reducing.reduce_path(path, limits=Limits())
     assert asked[0].call_seconds == 8.0
     assert reduced_digest(path) == hashlib.sha1(b"a capture", usedforsecurity=False).hexdigest()
     path.write_text("another")
     monkeypatch.delenv("MINIDBG_TIME_LIMIT_S")
-    reducing.reduce_path(path)
+    reducing.reduce_path(path, limits=Limits())
     assert asked[1].call_seconds == Limits().call_seconds

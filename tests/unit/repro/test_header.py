@@ -132,6 +132,11 @@ def test_an_unpublished_torch_is_said_in_a_comment(make_case, tmp_path):
     assert read_header(tmp_path / "r.py").dependencies == ("torch",)
 
 
+def test_suspects_of_a_capture_reach_the_process_that_reduces_it(make_case, tmp_path):
+    case = make_case(provenance=Provenance(suspects=("add_2 linear", "relu")))
+    assert read_header(write(case, tmp_path / "r.py")).provenance.suspects == ("add_2 linear", "relu")
+
+
 def test_remarks_on_the_backend_are_comments(make_case, tmp_path):
     backend = BackendRef("b", '"b"', remarks=("b is an editable install of /src/b\n# ///",))
     text = write(make_case(backend=backend), tmp_path / "r.py").read_text()

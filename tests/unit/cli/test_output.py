@@ -9,8 +9,8 @@ import click
 import pytest
 
 from minidbg import cli
-from minidbg.cli import manners
-from minidbg.cli.registry import PLACES
+from minidbg.cli import output
+from minidbg.cli.root import PLACES
 from minidbg.cli.root import cli as root
 from minidbg.failure import Outcome, Verdict
 
@@ -27,7 +27,7 @@ def _plain_logger() -> object:
     before = logger.level, list(logger.handlers), logger.propagate
     yield None
     logger.level, logger.handlers[:], logger.propagate = before[0], before[1], before[2]
-    manners.VERBOSITY.set(0)
+    output.VERBOSITY.set(0)
 
 
 def test_a_request_that_cannot_be_met_ends_in_two_lines_and_status_125(
@@ -125,14 +125,14 @@ def test_help_lists_every_command_under_a_heading(capsys: pytest.CaptureFixture[
 
 def test_no_color_takes_the_colours_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert manners.colour() is None
+    assert output.colour() is None
     monkeypatch.setenv("NO_COLOR", "1")
-    assert manners.colour() is False
+    assert output.colour() is False
 
 
 def test_quiet_drops_notes_and_keeps_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    manners.VERBOSITY.set(-1)
-    manners.note("a remark")
+    output.VERBOSITY.set(-1)
+    output.note("a remark")
     assert capsys.readouterr().err == ""
     assert status_of("reduce", "-q", str(tmp_path / "nothing.py")) == 125
     assert capsys.readouterr().err != ""

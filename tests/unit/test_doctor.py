@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from minidbg import cli
-from minidbg.doctor import State, machine, rounds, setup
-from minidbg.doctor.backends import examined, metadata
-from minidbg.doctor.finding import Finding, fine
+from minidbg import cli, doctor
+from minidbg.doctor import Finding, State, examined, fine
 
 
 def only(check: object) -> Finding:
@@ -20,7 +18,7 @@ def only(check: object) -> Finding:
 
 def test_a_missing_compiler_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    found = only(machine.compiler)
+    found = only(doctor.compiler)
     assert found.state is State.MISSING
     assert "no-such-compiler" in found.found
     assert "g++" in found.advice
@@ -28,12 +26,12 @@ def test_a_missing_compiler_is_named_with_what_to_install(monkeypatch: pytest.Mo
 
 def test_a_compiler_that_fails_is_told_by_its_first_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "false")
-    assert only(machine.compiler).state is State.MISSING
+    assert only(doctor.compiler).state is State.MISSING
 
 
 def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/proc/nowhere")
-    found = next(machine.caches())
+    found = next(doctor.caches())
     assert found.state is State.MISSING
     assert "/proc/nowhere" in found.found
 
@@ -41,14 +39,14 @@ def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch
 def test_torch_compile_switched_off_is_the_first_thing_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
     monkeypatch.setenv("TORCH_LOGS", "dynamo")
-    found = {one.name: one.state for one in setup.switches()}
+    found = {one.name: one.state for one in doctor.switches()}
     assert found["TORCH_COMPILE_DISABLE"] is State.BROKEN
     assert found["TORCH_LOGS"] is State.FINE
 
 
 def test_a_setting_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINIDBG_VERIFI", "first")
-    found = only(setup.configuration)
+    found = only(doctor.configuration)
     assert found.state is State.BROKEN
     assert "'verify'" in found.found
 
@@ -70,7 +68,7 @@ def test_an_entry_point_is_imported_in_a_child_and_what_fails_is_told(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-backend\nVersion: 0.1\n")
     (info / "entry_points.txt").write_text("[torch_dynamo_backends]\nbroken = broken_backend:thing\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    entry = metadata.EntryPoint("broken", "broken_backend:thing", "torch_dynamo_backends")
+    entry = doctor.metadata.EntryPoint("broken", "broken_backend:thing", "torch_dynamo_backends")
     found = examined("broken", entry)
     assert found.state is State.MISSING
     assert said in found.found
@@ -80,8 +78,8 @@ def test_a_check_that_breaks_does_not_end_the_others(monkeypatch: pytest.MonkeyP
     def breaks() -> object:
         raise OSError("no such machine")
 
-    monkeypatch.setattr(rounds, "CHECKS", (breaks, lambda: iter([fine("after", "it")])))
-    first, second = rounds.examine()
+    monkeypatch.setattr(doctor, "CHECKS", (breaks, lambda: iter([fine("after", "it")])))
+    first, second = doctor.examine()
     assert first.state is State.BROKEN
     assert "no such machine" in first.found
     assert second.name == "after"

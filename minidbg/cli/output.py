@@ -1,12 +1,14 @@
-"""What all commands share: -q and -v, --json, notes on stderr, errors in two lines, NO_COLOR."""
+"""What all commands share: -q and -v, --json, logs and notes on stderr, errors in two lines, NO_COLOR."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import sys
 import traceback
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -28,9 +30,7 @@ def count(step: int) -> Any:
     def add(_context: click.Context, _parameter: click.Parameter, times: int) -> None:
         if times:
             VERBOSITY.set(VERBOSITY.get() + step * times)
-            from minidbg.cli import logs
-
-            logs.configure(VERBOSITY.get())
+            configure(VERBOSITY.get())
 
     return add
 
@@ -51,7 +51,7 @@ VERBOSE = click.Option(
 )
 
 
-def with_manners(command: click.Command) -> click.Command:
+def with_common_options(command: click.Command) -> click.Command:
     """``command`` with -q and -v, where it has no options of those names itself."""
     taken = {name for parameter in command.params for name in parameter.opts}
     for option in (QUIET, VERBOSE):
@@ -109,3 +109,43 @@ def told_usage(error: click.ClickException) -> list[str]:
     command = context.command_path if context else "minidbg"
     what, _, advice = error.format_message().partition("; ")
     return [f"{command}: {what[:1].lower()}{what[1:]}", f"  {advice or f'see: {command} --help'}"]
+
+
+if TYPE_CHECKING:
+    from structlog.typing import Processor
+
+
+def configure(verbosity: int) -> None:
+    """Send what the logger ``minidbg`` gets to stderr; other loggers, the root included, stay as they are.
+
+    ``verbosity``: -1 and less errors only, 1 what is done, 2 and more everything.
+    """
+    import structlog
+
+    from minidbg.cli.output import colour
+
+    logger = logging.getLogger("minidbg")
+    logger.setLevel(logging.ERROR if verbosity < 0 else logging.DEBUG if verbosity > 1 else logging.INFO)
+    for handler in [one for one in logger.handlers if getattr(one, "of_the_command_line", False)]:
+        logger.removeHandler(handler)
+    shared: list[Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
+        structlog.stdlib.PositionalArgumentsFormatter(),
+    ]
+    handler = logging.StreamHandler(sys.stderr)
+    handler.of_the_command_line = True  # type: ignore[attr-defined]  # how it is found again
+    colours = colour() is not False and sys.stderr.isatty()
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processor=structlog.dev.ConsoleRenderer(colors=colours), foreign_pre_chain=shared
+        )
+    )
+    logger.addHandler(handler)
+    logger.propagate = False
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
