@@ -293,6 +293,7 @@ class _Judge:
             found = wrong_elements(torch.where(overflown, e, a), e, tolerance, reference, value, self.margin)
             if found is None:
                 break
+            found["precision"] = self.tolerances
             found["text"] = found["text"].replace("eager's", f"eager's in {self.tolerances}")
         return found and _difference(where, kind, message=f"{where} {found.pop('text')}", **found)
 

@@ -212,7 +212,8 @@ def figures(found: dict[str, Any]) -> Iterator[str]:
         yield f"  {found['wrong']} of {found['elements']} elements are off by more than allowed{worst}"
     if "rmse_eager" in found:
         compiled, eager, allowed = (short(found[f"rmse_{name}"]) for name in ("compiled", "eager", "allowed"))
-        yield f"  rmse against eager in float64: the backend's {compiled}, eager's own {eager}, allowed {allowed}"
+        whose = f"eager's in {found['precision']}" if "precision" in found else "eager's own"
+        yield f"  rmse against eager in float64: the backend's {compiled}, {whose} {eager}, allowed {allowed}"
     if "excess" in found:
         yield f"  that is {short(found['excess'])} times what is allowed"
 

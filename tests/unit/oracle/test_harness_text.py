@@ -322,9 +322,10 @@ def test_a_script_may_allow_what_a_lower_precision_gives(
     )
 
 
-def test_a_bug_reproduces_where_a_lower_precision_is_allowed(write_script: WriteScript) -> None:
+def test_a_bug_reproduces_where_a_lower_precision_is_allowed(write_script: WriteScript, capfd: Any) -> None:
     script = write_script("adds_one_to_relu", kind="accuracy", header='tolerances = "bfloat16"')
     assert run_here(script) == 1
+    assert "the backend's 1, eager's in bfloat16 0.00" in capfd.readouterr().out
 
 
 def test_statuses_are_the_packages_and_below_128() -> None:
