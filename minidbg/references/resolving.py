@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-def load_by_path(path: str, name: str = "", package: str = "") -> ModuleType:
+# Its source text is part of repro scripts, where ModuleType is no name.
+def load_by_path(path: str, name: str = "", package: str = "") -> "ModuleType":  # noqa: UP037
     """The module of the script at ``path``, loaded once per process; its ``__main__`` block does not run.
 
     ``package`` is what its relative imports start from. Its folder joins the end of ``sys.path``.

@@ -24,7 +24,7 @@ from minidbg.repro import flights
 pytestmark = pytest.mark.slow
 
 PLANTED = Path(__file__).parents[1] / "planted"
-MEMORY = 400 << 20
+MEMORY = 1 << 30  # a fresh interpreter with a CUDA build of torch takes half of it
 
 PROGRAM = """
 import os, pathlib, signal, sys, time
@@ -101,7 +101,7 @@ def left_behind(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str
     program = folder / "train.py"
     program.write_text(textwrap.dedent(PROGRAM))
     done = subprocess.run(
-        [sys.executable, str(program), repr(list(DEATHS)), str(1 << 30)],
+        [sys.executable, str(program), repr(list(DEATHS)), str(4 << 30)],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(PLANTED), "OMP_NUM_THREADS": "1"},
         capture_output=True,
