@@ -331,9 +331,11 @@ class _Writer:
             f"{'.'.join(one.types[-1:]).rpartition('.')[2]}: {one.message}".removeprefix(": ")
             for one in known
         ]
+        # a signature's message has spaces where the text itself may have line breaks
+        patterns = [text_pattern(text).replace(" ", r"\s+") for text in said]
         if header.provenance.message:
-            said[:1] = [header.provenance.message]
-        return "|".join(dict.fromkeys(map(text_pattern, said)))
+            patterns[:1] = [text_pattern(header.provenance.message)]
+        return "|".join(dict.fromkeys(patterns))
 
 
 def indented(lines: list[str]) -> str:

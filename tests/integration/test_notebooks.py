@@ -56,7 +56,7 @@ def test_cells_of_ipython_give_a_repro_that_names_the_cell(tmp_path: Path) -> No
     assert "minidbg: 7 -> 1 nodes" in done.stdout, done.stderr[-3000:]
     assert "class Repro(torch.nn.Module):" in done.stdout, "the report shows the script"
     assert "# cell 2:4" in done.stdout
-    assert "Captured from cell 2:4" in done.stdout
+    assert "From cell 2:4" in done.stdout
     (path,) = (tmp_path / "minidbg_repros").glob("*.py")
     ran = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=200)
     assert ran.returncode == 1

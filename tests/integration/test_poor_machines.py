@@ -79,7 +79,7 @@ def test_full_disk_is_told_and_the_capture_goes_elsewhere(tmp_path: Path) -> Non
     full.mkdir()
     if (
         os.getuid() != 0
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", full]).returncode
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", full]).returncode
     ):
         pytest.skip("a small disk can be made by root only")
     try:
