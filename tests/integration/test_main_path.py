@@ -78,7 +78,7 @@ def test_the_repro_runs_from_anywhere_and_imports_no_minidbg(folder: Path, tmp_p
     done = run(sys.executable, path, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     assert done.stdout == "reproduces\n"
-    assert "no kernel for" in done.stdout
+    assert "no kernel for" in done.stderr
 
 
 def test_the_top_of_the_folder_holds_the_repro_and_nothing_else(folder: Path) -> None:
