@@ -117,7 +117,7 @@ def test_others_work_is_waited_for_but_not_for_ever(monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 def test_nothing_runs_on_when_the_folder_is_gone(tmp_path: Path) -> None:
     path = minidbg.save_repro(
-        lambda x: torch.relu(x), [torch.randn(3)], planted.hangs_on_relu, tmp_path / "r" / "relu.py"
+        lambda x: torch.relu(x), [torch.randn(3)], planted.raises_on_relu, tmp_path / "r" / "relu.py"
     )
     assert start_in_background(path)
     deadline = time.monotonic() + 60
