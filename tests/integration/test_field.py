@@ -37,7 +37,10 @@ def rows_of(folder: Path, *arguments: str) -> list[dict[str, object]]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("backend", "modes", "models"),
-    [("aot_eager", "eval,train", DOZEN), ("inductor", "train", ["GPT2LMHeadModel", "SwinModel"])],
+    [
+        ("aot_eager", "eval,train", DOZEN),
+        pytest.param("inductor", "train", ["GPT2LMHeadModel", "SwinModel"], marks=pytest.mark.exhaustive),
+    ],
 )
 def test_models_run_in_silence_with_the_same_bits(
     tmp_path: Path, backend: str, modes: str, models: list[str]
