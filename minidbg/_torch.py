@@ -992,14 +992,6 @@ def leave_out_measurements() -> None:
 # ---- child processes -------------------------------------------------------------------------------
 
 
-@seen("2.13", "2.14")
-def forget_compiled_code() -> None:
-    """Dynamo as in a fresh process. ``_dynamo.reset`` is private."""
-    import torch._dynamo
-
-    torch._dynamo.reset()
-
-
 @seen("2.11", "2.14")
 def one_thread_after_fork() -> None:
     """The first act of a forked child: OpenMP's and inductor's worker threads stayed with the parent.
