@@ -171,7 +171,7 @@ def is_here(name: str) -> bool:
     return name not in TAKEN_AWAY
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def autocast_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The calls by which a graph enters and leaves ``torch.autocast``."""
     from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
@@ -179,7 +179,7 @@ def autocast_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
     return _enter_autocast, _exit_autocast
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def inference_mode_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The calls by which a graph enters and leaves ``torch.inference_mode``."""
     from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
@@ -187,16 +187,16 @@ def inference_mode_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
     return _enter_inference_mode, _exit_inference_mode
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def grad_mode_function() -> Callable[..., Any]:
     """The call by which a graph sets grad mode."""
     function: Callable[..., Any] = torch._C._set_grad_enabled
     return function
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def attention_with_weights() -> Callable[..., Any]:
-    """Attention that returns its result and its weights; the arguments are those of the public one. Seen in 2.13."""
+    """Attention that returns its result and its weights; the arguments are those of the public one."""
     function: Callable[..., Any] = torch.ops.aten._scaled_dot_product_attention_math.default
     return function
 
@@ -207,7 +207,7 @@ def get_data_function() -> Callable[..., Any] | None:
     return function
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def lazy_graph_module(
     root: Any, graph: torch.fx.Graph, class_name: str = "GraphModule"
 ) -> torch.fx.GraphModule:
@@ -232,7 +232,7 @@ def backend_alone(
     return backend if callable(backend) else lambda gm, example_inputs: gm.forward
 
 
-@seen("2.13", "2.14", otherwise=backend_alone)
+@seen("2.11", "2.15", otherwise=backend_alone)
 def configured_backend(
     backend: str | Callable[..., Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
 ) -> Callable[..., Any]:
@@ -258,7 +258,7 @@ def configured_backend(
     return functools.partial(found, **keywords) if keywords else found
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def inductor_option_names() -> list[str]:
     """What ``torch.compile(options=)`` may hold for inductor. ``get_config_copy`` is private."""
     from torch._inductor import config
@@ -266,7 +266,7 @@ def inductor_option_names() -> list[str]:
     return sorted(config.get_config_copy())
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def inductor_modes() -> list[str]:
     """What ``torch.compile(mode=)`` may be for inductor."""
     from torch._inductor import list_mode_options
@@ -274,7 +274,7 @@ def inductor_modes() -> list[str]:
     return sorted(list_mode_options())
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def replace_backends(eval_frame: Any, replaced: Callable[[Any], Any]) -> None:
     """Have ``replaced(backend)`` used for each backend that a program asks for, in whatever way it asks.
 
@@ -299,7 +299,7 @@ def is_backend_of_a_program(backend: object) -> bool:
     return backend is not None and not str(owner).startswith("torch")
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def as_torch_compile_has_it(backend: Callable[..., Any]) -> Any:
     """``backend`` as ``torch.compile(backend=backend)`` hands it on, with its name for messages."""
     wrapper: Any = torch._TorchCompileWrapper
@@ -314,7 +314,7 @@ class GuardState:
 
     Made before a backend is called. A backend that traces the graph once more may leave symbols in the ShapeEnv that no
     input has, and one that works in place may reshape an input; dynamo then fails after the backend has returned.
-    ``produce_guards_verbose``, ``tracked_fakes`` and the counters were seen in 2.11 to 2.14; without them nothing is found.
+    ``produce_guards_verbose``, ``tracked_fakes`` and the counters were seen in 2.11 to 2.15; without them nothing is found.
     """
 
     def __init__(self, example_inputs: Sequence[Any] = ()) -> None:
@@ -442,7 +442,7 @@ CONTROL_FLOW = (
 """Types that dynamo takes as messages, for a torch that does not list them."""
 
 
-@seen("2.13", "2.14", otherwise=lambda error: type(error).__name__ in CONTROL_FLOW)
+@seen("2.11", "2.15", otherwise=lambda error: type(error).__name__ in CONTROL_FLOW)
 def is_control_flow(error: BaseException) -> bool:
     """Whether dynamo takes this exception of a backend as a message to itself, not as a failure.
 
@@ -455,7 +455,7 @@ def is_control_flow(error: BaseException) -> bool:
     return isinstance(error, messages)
 
 
-@seen("2.13", "2.14", otherwise=lambda error: True)
+@seen("2.11", "2.15", otherwise=lambda error: True)
 def dynamo_keeps_type(error: BaseException) -> bool:
     """Whether dynamo lets this exception of a backend through as it is; others it wraps."""
     from torch._dynamo.exc import ShortenTraceback
@@ -463,7 +463,7 @@ def dynamo_keeps_type(error: BaseException) -> bool:
     return isinstance(error, ShortenTraceback | IndexError)
 
 
-@seen("2.13", "2.14", otherwise=lambda backend, error, frame: error)
+@seen("2.11", "2.15", otherwise=lambda backend, error, frame: error)
 def backend_compiler_failed(backend: object, error: Exception, first_useful_frame: FrameType) -> Exception:
     """The exception in which dynamo would wrap ``error``, with its traceback; dynamo does not wrap it again.
 
@@ -480,7 +480,7 @@ def is_called_by_torch(frame: FrameType | None) -> bool:
     return name == "torch" or name.startswith("torch._dynamo.")
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def settled_forward(compiled_fn: Any) -> Any:
     """``compiled_fn``, or the compiled forward behind it when it is a lazily compiled GraphModule's.
 
@@ -498,14 +498,14 @@ def settled_forward(compiled_fn: Any) -> Any:
     return compiled_fn
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def is_serializable_callable(compiled_fn: Any) -> bool:
     """Whether dynamo may store this compiled function for another process, by its type."""
     module = sys.modules.get("torch._dynamo.aot_compile_types")
     return module is not None and isinstance(compiled_fn, module.SerializableCallable)
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def with_inner_compiler(compiler: Any, wrapped: Callable[[Any, bool], Any]) -> Any:
     """``wrapped(compiler, stored)``; of a compiler whose results AOTAutograd stores, one of that kind around it.
 
@@ -518,7 +518,7 @@ def with_inner_compiler(compiler: Any, wrapped: Callable[[Any, bool], Any]) -> A
     return wrapped(compiler, False)
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def aot_graph_part() -> str | None:
     """``forward``, ``backward`` or ``inference``: the graph that AOTAutograd is having compiled; None outside of it.
 
@@ -530,13 +530,13 @@ def aot_graph_part() -> str | None:
     return found[0] if found and found[0] in ("forward", "backward", "inference") else None
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def in_backward() -> bool:
     """Whether autograd's engine is running in this thread. ``_current_graph_task_id`` is private."""
     return torch._C._current_graph_task_id() != -1
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def tries_backward_early() -> bool:
     """Whether AOTAutograd goes on when a backward that it compiles ahead of time fails to."""
     from torch._functorch import config
@@ -544,13 +544,13 @@ def tries_backward_early() -> bool:
     return not config.force_non_lazy_backward_lowering
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def in_a_backend() -> bool:
     """Whether dynamo is having a graph compiled in this thread."""
     return torch._guards.TracingContext.try_get() is not None and not in_backward()
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def next_aot_id() -> int:
     """The number that AOTAutograd gives to the next graph it is asked for; 0 before it is loaded.
 
@@ -565,7 +565,7 @@ NEAR = 4
 """Autograd nodes between an output and the graph that made it: views and writes that AOTAutograd repeats outside."""
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def aot_backward_classes(tensors: Sequence[torch.Tensor], since: int) -> list[Any]:
     """The autograd.Functions that AOTAutograd made for the graphs that ``tensors`` came out of, numbered from ``since``.
 
@@ -586,7 +586,7 @@ def aot_backward_classes(tensors: Sequence[torch.Tensor], since: int) -> list[An
     return list(found.values())
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def guard_backward(
     function_class: Any,
     on_error: Callable[[Exception], None],
@@ -612,7 +612,7 @@ def guard_backward(
     function_class._backward_impl = staticmethod(guarded)
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def backward_phase(error: Exception) -> str | None:
     """``compile`` or ``runtime`` for what a compiled backward raised, by its stack; None for AOTAutograd's own checks.
 
@@ -631,7 +631,7 @@ def backward_phase(error: Exception) -> str | None:
 # ---- tensors and modes -----------------------------------------------------------------------------
 
 
-@seen("2.13", "2.14", otherwise=lambda value: type(value).__name__ in ("FakeTensor", "FunctionalTensor"))
+@seen("2.11", "2.15", otherwise=lambda value: type(value).__name__ in ("FakeTensor", "FunctionalTensor"))
 def is_fake(value: object) -> bool:
     """Whether ``value`` is a tensor without data: a FakeTensor, or a functional wrapper."""
     from torch._subclasses.fake_tensor import FakeTensor
@@ -641,7 +641,7 @@ def is_fake(value: object) -> bool:
     )
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def hint_of(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
     """The number a symbolic value stands for in this run, without a guard on it; None when there is none.
 
@@ -651,7 +651,7 @@ def hint_of(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
 
 
 @contextlib.contextmanager
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def outside_tracing() -> Iterator[None]:
     """A block in which no tracing context and no dispatch mode is active.
 
@@ -664,7 +664,7 @@ def outside_tracing() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-@seen("2.13", "2.14", otherwise=nothing_around)
+@seen("2.11", "2.15", otherwise=nothing_around)
 def same_versions(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """A block whose writes to ``tensors`` autograd does not count: for putting back what was there before.
 
@@ -675,7 +675,7 @@ def same_versions(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
         yield
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def changed_config(module_name: str) -> dict[str, Any]:
     """Options of an already imported torch config module that differ from their defaults."""
     module = sys.modules.get(module_name)
@@ -687,7 +687,7 @@ def changed_config(module_name: str) -> dict[str, Any]:
     return {name: value for name, value in changed.items() if value != module._config[name].default}
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def config_default(module_name: str, name: str) -> Any:
     """The default of an option of a torch config module. Raises KeyError for an unknown one. ``_config`` is private."""
     return importlib.import_module(module_name)._config[name].default
@@ -696,7 +696,7 @@ def config_default(module_name: str, name: str) -> Any:
 # ---- where a backend comes from --------------------------------------------------------------------
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def registered_backend(name: str) -> Callable[..., Any]:
     """The function behind a name that torch.compile knows; loads an entry point."""
     from torch._dynamo.backends.registry import lookup_backend
@@ -704,7 +704,7 @@ def registered_backend(name: str) -> Callable[..., Any]:
     return lookup_backend(name)
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def names_of_backend(compiler_fn: object) -> list[str]:
     """The names under which exactly this object is registered. ``_COMPILER_FNS`` is private."""
     from torch._dynamo.backends.registry import _COMPILER_FNS
@@ -712,7 +712,7 @@ def names_of_backend(compiler_fn: object) -> list[str]:
     return sorted(name for name, known in _COMPILER_FNS.items() if known is compiler_fn)
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def as_given_to_compile(backend: object) -> tuple[Any, dict[str, Any] | None, str | None]:
     """Backend, options and mode inside an object of the kinds that torch.compile makes; else ``backend`` itself.
 
@@ -728,7 +728,7 @@ def as_given_to_compile(backend: object) -> tuple[Any, dict[str, Any] | None, st
     return backend, None, None
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def aot_autograd_arguments(backend: object) -> dict[str, Any] | None:
     """What ``aot_autograd(...)`` was called with to give ``backend``, or None when it was not made that way.
 
@@ -754,7 +754,7 @@ def is_overload(value: object) -> TypeGuard[torch._ops.OpOverload[..., Any]]:
     return isinstance(value, torch._ops.OpOverload)
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def operator_path(value: Any) -> str | None:
     """``torch.ops.aten.add.Tensor`` for a torch operator of any kind, None for other values."""
     from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
@@ -769,7 +769,7 @@ def operator_path(value: Any) -> str | None:
     return f"torch.ops.{packet._qualified_op_name.replace('::', '.')}{overload}"
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def operator_schemas(path: str) -> tuple[Any, ...]:
     """The schemas of ``torch.ops.aten.add.Tensor``, or of all overloads of ``torch.ops.aten.add``; empty when
     there is no such operator. ``_schema`` is private.
@@ -794,20 +794,20 @@ def hint(value: object) -> Any:
     return hint_of(value) if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else value
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def storage_identity(value: torch.Tensor) -> int:
     """A number that tensors share exactly when they share their storage. ``_cdata`` is private."""
     return int(value.untyped_storage()._cdata)
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def is_inside_functorch(value: torch.Tensor) -> bool:
     """Whether ``value`` lives inside a level of vmap, grad or jvp and exists nowhere else."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
 
 
 @contextlib.contextmanager
-@seen("2.11", "2.14")
+@seen("2.11", "2.15")
 def functional_state_kept() -> Iterator[None]:
     """A block after which no level of vmap or grad that it opened is open, and the states around them are as before.
 
@@ -823,8 +823,10 @@ def functional_state_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        if levels.get_dynamic_layer_stack_depth() > depth:
-            levels.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        while levels.get_dynamic_layer_stack_depth() > depth:
+            # One level at a time: pop_dynamic_layer_stack_and_undo_to_depth of 2.11 takes away two in each step.
+            kind = levels.peek_interpreter_stack().key().name.lower()
+            getattr(levels, f"_{kind.removesuffix('tionalize')}_decrement_nesting")()
         if levels.get_inplace_requires_grad_allowed() != inplace:
             levels.set_inplace_requires_grad_allowed(inplace)
         if hooks._saved_tensors_hooks_get_disabled_error_message() != disabled:
@@ -836,7 +838,7 @@ def functional_state_kept() -> Iterator[None]:
             attention._sdpa_kernel(kernels, set_priority=True)
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def symbol_of(value: object) -> str | None:
     """The name of the symbol that ``value`` is: ``s0`` of a plain SymInt, None of anything else."""
     if not isinstance(value, torch.SymInt | torch.SymFloat):
@@ -845,7 +847,7 @@ def symbol_of(value: object) -> str | None:
     return str(expression) if expression.is_Symbol else None
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def symbols_in(value: object) -> set[str]:
     """Names of the symbols in the shape and strides of a fake tensor, or in a symbolic number."""
     if isinstance(value, torch.Tensor):
@@ -858,7 +860,7 @@ def symbols_in(value: object) -> set[str]:
     return set()
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def append_node(
     graph: torch.fx.Graph, like: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.fx.Node:
@@ -881,7 +883,7 @@ def append_node(
     return node
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def without_modes() -> contextlib.AbstractContextManager[Any]:
     """Inside, no fake, functional or proxy mode touches what is called."""
     from torch.utils._python_dispatch import _disable_current_modes
@@ -894,13 +896,13 @@ def cuda_in_use() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def negated_view(value: torch.Tensor) -> torch.Tensor:
     """``value`` seen with its lazy negation bit flipped."""
     return torch._neg_view(value)
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def many_recompiles() -> contextlib.AbstractContextManager[None]:
     """While it is open, one piece of code may be compiled any number of times."""
     patch: contextlib.AbstractContextManager[None] = torch._dynamo.config.patch(
@@ -909,7 +911,7 @@ def many_recompiles() -> contextlib.AbstractContextManager[None]:
     return patch
 
 
-@seen("2.13", "2.14", otherwise=lambda target: True)
+@seen("2.11", "2.15", otherwise=lambda target: True)
 def has_effects(target: object) -> bool:
     """Whether calling ``target`` does something outside the graph: prints, or calls into a torchbind object.
 
@@ -975,7 +977,7 @@ def warm_up_compiling(*, inductor: bool) -> None:
     leave_out_measurements()
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def leave_out_measurements() -> None:
     """Have dynamo in this process leave out what only its logs want: a third of a small graph's compile in a forked child.
 
@@ -992,7 +994,7 @@ def leave_out_measurements() -> None:
 # ---- child processes -------------------------------------------------------------------------------
 
 
-@seen("2.11", "2.14")
+@seen("2.11", "2.15")
 def one_thread_after_fork() -> None:
     """The first act of a forked child: OpenMP's and inductor's worker threads stayed with the parent.
 
@@ -1032,7 +1034,7 @@ class GivenCall:
 
 
 @contextlib.contextmanager
-@seen("2.11", "2.14")
+@seen("2.11", "2.15")
 def graphs_given_to_backends() -> Iterator[list[list[GivenCall]]]:
     """A list that receives, for each graph that dynamo hands to a backend in this thread, its calls.
 
@@ -1109,7 +1111,7 @@ def size_arithmetic(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> dict[tor
     return arithmetic
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def decompositions_expression(table: object) -> tuple[str, str] | None:
     """The import and the expression that make an equal table of decompositions, or None.
 
@@ -1149,7 +1151,7 @@ def _same_table(known: Any, table: Any) -> bool:
 # ---- where an operator comes from ------------------------------------------------------------------
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def operator_name(target: object) -> str | None:
     """``ns::name.overload`` of an operator in a graph, without ``.default``; None for other callables.
 
@@ -1180,7 +1182,7 @@ def load_exported(path: os.PathLike[str]) -> torch.export.ExportedProgram:
             os.environ[variable] = before
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def unflattened(values: Sequence[Any], spec: Any) -> Any:
     """The structure that ``spec`` describes, with ``values`` as its leaves."""
     from torch.utils._pytree import tree_unflatten
@@ -1188,7 +1190,7 @@ def unflattened(values: Sequence[Any], spec: Any) -> Any:
     return tree_unflatten(values, spec)
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def input_reader(save_dir: str | None) -> Any:
     """What ``load_args`` of a repro by torch's minifier reads its inputs with: stored ones, without it random ones.
 
@@ -1204,7 +1206,7 @@ def input_reader(save_dir: str | None) -> Any:
         debug_utils.log.setLevel(level)
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def bisect_inductor(fails: Callable[[], bool]) -> tuple[str, str | None, int | None, str] | None:
     """Backend, subsystem, number and detail that torch's CompilerBisector names; None when it finds nothing at fault.
 
@@ -1231,7 +1233,7 @@ def bisect_inductor(fails: Callable[[], bool]) -> tuple[str, str | None, int | N
     return found.backend, found.subsystem, number, detail
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def operator_functions(name: str) -> list[Callable[..., Any]]:
     """The Python functions of operator ``ns::name`` that ``torch.library.custom_op`` and its methods were given.
 
@@ -1252,7 +1254,7 @@ def operator_functions(name: str) -> list[Callable[..., Any]]:
     return [function for function in fields if function is not None]
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def operator_definition(name: str) -> object | None:
     """The ``CustomOpDef`` of operator ``ns::name``, what ``@torch.library.custom_op`` gives."""
     from torch._library.custom_ops import OPDEFS
@@ -1260,7 +1262,7 @@ def operator_definition(name: str) -> object | None:
     return OPDEFS.get(name)
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def operator_files(name: str) -> list[str]:
     """Source files, Python or C++, that registered the schema, the kernels or the fake kernel of ``ns::name``.
 
@@ -1282,7 +1284,7 @@ def operator_files(name: str) -> list[str]:
 
 
 class InductorStage(enum.Enum):
-    """A stage of inductor, with the methods of ``GraphLowering`` that begin the next one. Seen in 2.11 to 2.14."""
+    """A stage of inductor, with the methods of ``GraphLowering`` that begin the next one."""
 
     LOWERING = ("codegen", "codegen_with_cpp_wrapper")
     CODEGEN = ("_compile_to_module_lines",)
@@ -1294,7 +1296,7 @@ class StoppedAfterStage(Exception):
 
 
 @contextlib.contextmanager
-@seen("2.11", "2.14")
+@seen("2.11", "2.15")
 def inductor_stopped_after(stage: InductorStage) -> Iterator[list[str]]:
     """A block in which inductor stops after ``stage``; the list gets an item when it has."""
     from torch._inductor.graph import GraphLowering
@@ -1319,7 +1321,7 @@ def fx_nodes_behind(value: object) -> Iterator[torch.fx.Node]:
     """The fx nodes that an object in a frame of a compiler stands for, none for most objects.
 
     A node stands for itself, inductor's IR for its ``origins``, its scheduler nodes and buffers for those of their IR, a match
-    of its pattern matcher for ``nodes``. Seen in 2.11 to 2.14.
+    of its pattern matcher for ``nodes``.
     """
     if isinstance(value, torch.fx.Node):
         yield value
@@ -1342,7 +1344,7 @@ def _is_of_inductor(value: object, module: str, name: str) -> bool:
 def names_of_sources(node: torch.fx.Node) -> list[str]:
     """Names of the nodes that a compiler's ``node`` was made from, the first maker last; none where it does not say.
 
-    ``meta["from_node"]``, a list of ``NodeSource`` that may hold further ones, was seen in 2.11 to 2.14.
+    ``meta["from_node"]``, a list of ``NodeSource`` that may hold further ones, was seen in 2.11 to 2.15.
     """
     names, sources = [], list(node.meta.get("from_node") or ())
     while sources:
