@@ -33,8 +33,8 @@ FLOORS = {
     "graphs": 3,
     "references": 3,
     "case": 2,
+    "processes": 2,
     "failure": 1,
-    "processes": 1,
     "_torch": 1,
     "settings": 1,
     "errors": 0,
@@ -111,4 +111,15 @@ def test_private_torch_names_live_in_one_room(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute) and is_private_torch(ast.unparse(node)):
             named.append(f"line {node.lineno}: {ast.unparse(node)}")
+    assert not named
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "processes").glob("*.py")), ids=lambda path: path.name)
+def test_processes_are_started_without_torch(path: Path) -> None:
+    """The daemon of ``minidbg watch`` imports them, and a server for scripts that need no torch."""
+    named = [
+        ast.unparse(node)
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Import | ast.ImportFrom) and "torch" in ast.unparse(node)
+    ]
     assert not named
