@@ -189,7 +189,7 @@ def test_modes_of_the_call_do_not_change_the_inputs(tmp_path):
     assert "saw [(torch.float32, True, False, False), (torch.float32, True, True, False)]" in outcome.message
 
 
-@pytest.mark.parametrize("name", ["compile_193265_cumsum_0dim", "runtime_143579_custom_op_fake_stride"])
+@pytest.mark.parametrize("name", ["compile_own_add_complex_empty", "runtime_143579_custom_op_fake_stride"])
 def test_a_real_failure_of_inductor_is_shown_elsewhere(tmp_path, name, monkeypatch):
     monkeypatch.syspath_prepend(str(CASES))
     module = importlib.import_module(name)

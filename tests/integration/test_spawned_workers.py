@@ -49,11 +49,11 @@ def asked(backend: Any, **fields: Any) -> Outcome:
 def test_spawned_worker_answers_as_a_fork_does_and_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     backends = [planted.raises_on_relu, "aot_eager", planted.segfaults_in_run_on_relu]
     expected = [Verdict.REPRODUCES, Verdict.GONE, Verdict.REPRODUCES]
-    spawned, processes = [], []
+    spawned, children = [], []
     for backend in backends:
         spawned.append(asked(backend))
-        processes.append([child.pid for child in psutil.Process().children()])
-    assert processes[0] == processes[1] == processes[2]
+        children.append([child.pid for child in psutil.Process().children()])
+    assert children[0] == children[1] == children[2]
     monkeypatch.setenv("MINIDBG_WORKERS", "fork")
     processes.end_zygote()
     forked = [asked(backend) for backend in backends]
