@@ -95,11 +95,12 @@ def compare(repros: list[Path], pythons: tuple[str, ...], seconds: float, *, as_
     from minidbg.repro.interpreters import judged_with, torch_version_of
 
     versions = [torch_version_of(python) for python in pythons]
-    table = judged_with(pythons, repros, seconds=seconds)
+    statuses = []
     width = max(12, *(len(version) + 2 for version in versions))
     if not as_json:
         click.echo("".join(f"{version:<{width}}" for version in versions) + "torch")
-    for path, outcomes in zip(repros, table, strict=True):
+    for path, outcomes in zip(repros, judged_with(pythons, repros, seconds=seconds), strict=True):
+        statuses += [outcome.verdict.exit_status for outcome in outcomes]
         if as_json:
             for python, version, outcome in zip(pythons, versions, outcomes, strict=True):
                 print_json({"repro": str(path), "python": python, "torch": version, **outcome.to_json()})
@@ -111,7 +112,7 @@ def compare(repros: list[Path], pythons: tuple[str, ...], seconds: float, *, as_
         for version, outcome in zip(versions, outcomes, strict=True):
             if outcome.verdict.exit_status == CANNOT_JUDGE:
                 click.echo(f"  {version}: {in_one_line(outcome.reason)}")
-    return [outcome.verdict.exit_status for outcomes in table for outcome in outcomes]
+    return statuses
 
 
 def repros_in(paths: Iterable[Path]) -> list[Path]:

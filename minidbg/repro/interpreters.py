@@ -43,12 +43,13 @@ def torch_version_of(python: str) -> str:
     return done.stdout.strip()
 
 
-def judged_with(pythons: Sequence[str], repros: Sequence[Path], *, seconds: float) -> list[list[Outcome]]:
-    """For each repro its outcome with each interpreter; some run at the same time."""
+def judged_with(pythons: Sequence[str], repros: Sequence[Path], *, seconds: float) -> Iterator[list[Outcome]]:
+    """For each repro, as soon as they are known, its outcomes with each interpreter; some run at the same time."""
     pairs = [(path, python) for path in repros for python in pythons]
     with ThreadPoolExecutor(min(AT_ONCE, os.cpu_count() or 1)) as pool:
-        found = list(pool.map(lambda pair: run(pair[0], python=pair[1], seconds=seconds), pairs))
-    return [found[start : start + len(pythons)] for start in range(0, len(found), len(pythons))]
+        found = pool.map(lambda pair: run(pair[0], python=pair[1], seconds=seconds), pairs)
+        for _ in repros:
+            yield [next(found) for _ in pythons]
 
 
 def has_failure(outcome: Outcome) -> bool | None:
@@ -160,8 +161,12 @@ def environment(
             tell(f"installing torch {version} in {place}")
             try:
                 install(place, [f"torch=={version}", *wanted])
-            except (OSError, subprocess.SubprocessError) as error:
-                shutil.rmtree(place, ignore_errors=True)
+            except BaseException as error:
+                shutil.rmtree(
+                    place, ignore_errors=True
+                )  # half of one would be taken for a whole one by the next search
+                if not isinstance(error, OSError | subprocess.SubprocessError):
+                    raise
                 said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
                 raise MinidbgError(
                     f"torch {version} cannot be installed: {said[-1] if said else error}; "

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import stat
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from minidbg.cli.root import cli
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs import capture_by_dynamo
+from minidbg.repro import interpreters
 from minidbg.repro.interpreters import Flip, find_flip, in_order
 
 F, G, S, C = Verdict.REPRODUCES, Verdict.GONE, Verdict.SKIPPED, Verdict.CHANGED
@@ -172,3 +174,31 @@ def test_an_environment_is_made_by_the_installer_that_is_here_and_goes(
 def test_commits_and_versions_are_not_both_taken(script: Path) -> None:
     for arguments in (["a", "b", "--torch", "2.12,2.13"], ["a"], []):
         assert command("bisect", *arguments, script).exit_code != 0
+
+
+def test_an_environment_whose_making_was_interrupted_is_not_taken_for_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(place: Path, wanted: Sequence[str]) -> None:
+        (place / "bin").mkdir(parents=True)
+        (place / "bin" / "python").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(interpreters, "install", interrupted)
+    with pytest.raises(KeyboardInterrupt), interpreters.environment("2.13.0", [], tmp_path, print):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_row_is_there_before_the_next_repro_has_been_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+
+    def judged(path: Path, *, python: str, seconds: float) -> Outcome:
+        assert path.name == "first.py" or go_on.wait(30)
+        return Outcome(Verdict.GONE, reason=f"{path.name} {python}")
+
+    monkeypatch.setattr(interpreters, "run", judged)
+    rows = interpreters.judged_with(["a", "b"], [Path("first.py"), Path("second.py")], seconds=1)
+    assert [one.reason for one in next(rows)] == ["first.py a", "first.py b"]
+    go_on.set()
+    assert [one.reason for one in next(rows)] == ["second.py a", "second.py b"]
