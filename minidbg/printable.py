@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 
 def printable(text: str) -> str:
     """``text`` with what is no printable character shown as an escape; line breaks and tabs stay.
@@ -23,3 +26,9 @@ def escape(character: str) -> str:
         if ord(character) > 127
         else f"\\x{ord(character):02x}"
     )
+
+
+def shown(path: Path) -> str:
+    """``path`` as a person would type it from here: relative to the working directory where it lies in it, else whole."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

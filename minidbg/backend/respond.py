@@ -17,6 +17,7 @@ from minidbg.backend.readable import Readable
 from minidbg.case import Case, Level
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind
+from minidbg.printable import shown
 from minidbg.reduction import reducing
 from minidbg.reduction.publishing import VERIFY_SECONDS
 from minidbg.reduction.result import Limits, Written
@@ -195,9 +196,3 @@ def stream_to_the_user() -> Iterator[TextIO]:
         descriptor = os.open(os.devnull, os.O_WRONLY)
     with open(descriptor, "w", encoding="utf-8", errors="replace") as stream:
         yield stream
-
-
-def shown(path: Path) -> str:
-    """``path`` as a person would type it from here."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
+from minidbg.printable import shown
 from minidbg.report.story import Story
-
-
-def shown(path: Path) -> str:
-    """``path`` relative to the working directory where it lies in it, else whole."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
-
 
 COMMENT = re.compile(r"\s+#.*$")
 

@@ -13,10 +13,11 @@ from pygments.lexers import PythonLexer
 
 from minidbg.errors import UnreadableRepro
 from minidbg.history import Result
+from minidbg.printable import shown
 from minidbg.report import svg
 from minidbg.report.drawn_graph import SMALL, DrawnNode, fold, kept_names, read_graph
 from minidbg.report.errors_along import ErrorsAlong
-from minidbg.report.glance import difference, moment, reduction_line, shown
+from minidbg.report.glance import difference, moment, reduction_line
 from minidbg.report.story import Story, story_of
 from minidbg.repro import templates
 from minidbg.repro.render import DIVIDER

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from minidbg.printable import shown
 from minidbg.repro import flights
 from minidbg.repro.flights import RecordName, Step
 from minidbg.run.launch import Ending
@@ -60,11 +61,11 @@ def answered(
         return f"{happened}; another minidbg has taken its record", None
     except OSError as error:
         return f"{happened}; its record {death.record} cannot be moved ({error})", None
-    shown = relative(capture)
+    where = shown(capture)
     if settings.reduce is Reduce.LATER:
-        return f"{happened}; run: minidbg reduce {shown}", None
+        return f"{happened}; run: minidbg reduce {where}", None
     if ending.was_interrupted or death.name.step is Step.INTERRUPTED:
-        return f"{happened}; if the backend hung, run: minidbg reduce {shown}", None
+        return f"{happened}; if the backend hung, run: minidbg reduce {where}", None
     say(f"{happened}; reducing what it was at")
     return reduced(capture, settings, happened)
 
@@ -80,7 +81,7 @@ def reduced(capture: Path, settings: Settings, happened: str) -> tuple[str, Path
         )
     except subprocess.TimeoutExpired:
         return (
-            f"{happened}; reducing it took {time.monotonic() - began:.0f} s and was ended: {relative(capture)}",
+            f"{happened}; reducing it took {time.monotonic() - began:.0f} s and was ended: {shown(capture)}",
             None,
         )
     with contextlib.suppress(ValueError, IndexError, KeyError, TypeError):
@@ -89,14 +90,7 @@ def reduced(capture: Path, settings: Settings, happened: str) -> tuple[str, Path
             path = Path(written["path"])
             counts = f"{written['nodes_before']} -> {written['nodes_after']} nodes"
             return (
-                f"{happened}: {counts}, {written['oracle_calls']} oracle calls; run: python {relative(path)}",
+                f"{happened}: {counts}, {written['oracle_calls']} oracle calls; run: python {shown(path)}",
                 path,
             )
-    return f"{happened}; that could not be brought about again, its case is kept: {relative(capture)}", None
-
-
-def relative(path: Path) -> Path:
-    """``path`` as a person would type it from here."""
-    with contextlib.suppress(ValueError):
-        return path.absolute().relative_to(Path.cwd())
-    return path
+    return f"{happened}; that could not be brought about again, its case is kept: {shown(capture)}", None

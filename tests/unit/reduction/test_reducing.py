@@ -501,3 +501,16 @@ def test_reducing_a_capture_keeps_the_time_limit_asked_for_and_says_so_for_the_d
     monkeypatch.delenv("MINIDBG_TIME_LIMIT_S")
     reducing.reduce_path(path, limits=Limits())
     assert asked[1].call_seconds == Limits().call_seconds
+
+
+def test_the_line_names_the_repro_as_it_is_typed_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reduction in a fresh interpreter knows the whole path, a forked one what the program gave."""
+    monkeypatch.chdir(tmp_path)
+    figures: Any = {"nodes_before": 3, "nodes_after": 1, "oracle_calls": 5, "seconds": 1.0, "certified": True}
+    for path in (Path("repros/r.py"), tmp_path / "repros/r.py"):
+        line = Written(path, **figures, verdict=Verdict.REPRODUCES).line
+        assert line == "3 -> 1 nodes, 5 oracle calls, 1.0 s; run: python repros/r.py"
+    elsewhere = Written(Path("/elsewhere/r.py"), **figures, verdict=Verdict.REPRODUCES, known_before=True)
+    assert elsewhere.line.endswith("run: python /elsewhere/r.py")
