@@ -1005,6 +1005,19 @@ def one_thread_after_fork() -> None:
     config.compile_threads = 1  # type: ignore[union-attr]  # a config module takes its options as attributes
 
 
+@seen("2.13", "2.14")
+def op_samples() -> list[Any]:
+    """torch's own descriptions of its operators, each with sample inputs.
+
+    Raises ImportError where a package is missing that torch's testing modules want.
+    """
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    # The import freezes torch.backends for the whole process, and a backend that sets a flag there would fail.
+    vars(torch.backends)["__allow_nonbracketed_mutation_flag"] = True
+    return list(op_db)
+
+
 def accelerator_in_use() -> str | None:
     """The kind of accelerator that this process has initialised, which a forked child could not use."""
     for kind in ("cuda", "xpu", "hpu", "npu"):

@@ -26,6 +26,9 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "reduce": "minidbg.cli.reducing:reduce",
         "demo": "minidbg.cli.about:demo",
     },
+    "Before the model breaks": {
+        "hunt": "minidbg.cli.hunting:hunt",
+    },
     "Repros": {
         "list": "minidbg.watch.commands:list_repros",
         "show": "minidbg.cli.showing:show",

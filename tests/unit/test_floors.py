@@ -17,6 +17,7 @@ FLOORS = {
     "pytest_plugin": 10,
     "library": 9,
     "demo": 9,
+    "hunt": 9,
     "doctor": 9,
     "watch": 9,
     "report": 9,
