@@ -221,7 +221,7 @@ def as_scripts_do(devices: Iterable[str] = ("cpu",)) -> Iterator[None]:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.random.fork_rng(devices=()))
         # manual_seed seeds every accelerator in use, also where none of its numbers is drawn.
-        for kind in kinds | ({"cuda"} if torch.cuda.is_available() and _torch.cuda_in_use() else set()):
+        for kind in kinds | ({"cuda"} if _torch.accelerator_in_use() == "cuda" else set()):
             count = torch.get_device_module(kind).device_count()
             stack.enter_context(torch.random.fork_rng(devices=range(count), device_type=kind))
         stack.callback(torch.set_default_dtype, dtype)

@@ -95,7 +95,7 @@ def test_a_name_that_is_really_gone_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_errors_of_other_code_pass_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_torch, "NEEDS", {})
+    monkeypatch.setattr("minidbg._torch.private_names.NEEDS", {})
 
     @_torch.seen("2.13", "2.14")
     def calls(function: Any) -> Any:

@@ -208,13 +208,13 @@ def test_engine_starts_before_a_cuda_build_pretends_to_have_devices() -> None:
 def test_driver_in_sight_leaves_the_engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """There it would start the threads that it is to do without."""
     ran: list[object] = []
-    monkeypatch.setattr(_torch, "DRIVERS", ("/dev/null",))
+    monkeypatch.setattr("minidbg._torch.process.DRIVERS", ("/dev/null",))
     monkeypatch.setattr(torch.autograd, "backward", ran.append)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert not _torch.forks_survive_autograd()
     assert ran == []
-    monkeypatch.setattr(_torch, "DRIVERS", ())
-    monkeypatch.setattr(_torch, "autograd_has_threads", lambda: False)
+    monkeypatch.setattr("minidbg._torch.process.DRIVERS", ())
+    monkeypatch.setattr("minidbg._torch.process.autograd_has_threads", lambda: False)
     assert _torch.forks_survive_autograd()
     assert len(ran) == 1
 
