@@ -36,6 +36,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "export": "minidbg.cli.sharing:export",
         "check": "minidbg.cli.checking:check",
         "stages": "minidbg.cli.showing:stages",
+        "workaround": "minidbg.cli.hunting:workaround",
     },
     "Watching": {
         "watch": "minidbg.watch.commands:watch",

@@ -183,7 +183,7 @@ class Hunt:
             )
             for place, batch in enumerate(in_parts(self.untried(round_of_cells))):
                 yield batch
-                if first and place % 2:  # the table comes first
+                if place % (2 if first else 4) == 1:  # the table comes first
                     yield from itertools.islice(graphs, 1)
         if self.wanted.samples is not None or self.wanted.seconds is None:
             graphs = itertools.islice(graphs, 20)

@@ -25,6 +25,7 @@ FLOORS = {
     "backend": 8,
     "reduction": 7,
     "stages": 7,
+    "workarounds": 7,
     "intake": 7,
     "repro": 6,
     "history": 6,
