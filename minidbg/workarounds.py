@@ -20,7 +20,7 @@ import torch
 from torch import fx
 from torch.fx.passes.split_module import split_module
 
-from minidbg import _torch, references, repro, workers
+from minidbg import _torch, isolation, processes, references, repro
 from minidbg.case import CallPath, Case, Level
 from minidbg.errors import NotReproduced
 from minidbg.failure import Outcome, Verdict
@@ -131,7 +131,7 @@ def find(capture: Path, reduced: Path | None, *, most_questions: int = MOST_QUES
             f"{capture}: a compiler of aot_autograd's is called with this graph; no line of a program is known for it"
         )
     small = repro.load(reduced) if reduced is not None else case
-    with workers.own_kernel_cache():
+    with processes.own_kernel_cache():
         asking = Asking(case, most_questions)
         if asking.outcome(case).verdict not in (Verdict.REPRODUCES, Verdict.FLAKY):
             raise NotReproduced(
@@ -155,7 +155,7 @@ class Asking:
     def outcome(self, case: Case) -> Outcome:
         """What became of a run of ``case``, whose failure counts whatever it is."""
         self.questions += 1
-        return workers.submit(case, seconds=CALL_SECONDS)
+        return isolation.submit(case, seconds=CALL_SECONDS)
 
     def works(self, change: Change) -> bool:
         """Whether the changed program gives what the program gave in eager."""
@@ -393,7 +393,7 @@ def eager_around(
                 number, inside = number + 1, not inside
             parts[node] = number
         split: Any = split_module(graph_module, None, parts.__getitem__, keep_original_order=True)  # type: ignore[arg-type]
-        given = {"mode": mode, "options": dict(options or {})}
+        given: dict[str, Any] = {"mode": mode, "options": dict(options or {})}
         given = {name: value for name, value in given.items() if value}
         for name, part in list(split.named_children()):
             if name.startswith("submod_") and not any(node.name in names for node in part.graph.nodes):
@@ -425,7 +425,7 @@ def agrees_in_eager(case: Case, changed: Case) -> bool:
             is None
         )
 
-    return workers.call_in_fork(answer, seconds=CALL_SECONDS).value is True
+    return processes.call_in_fork(answer, seconds=CALL_SECONDS).value is True
 
 
 def with_costs(case: Case, found: Sequence[Change]) -> list[Workaround]:
@@ -463,7 +463,7 @@ def seconds_a_call(case: Case, compiled: Case | None) -> float | None:
         return statistics.median(times)
 
     try:
-        value = workers.call_in_fork(answer, seconds=CALL_SECONDS).value
+        value = processes.call_in_fork(answer, seconds=CALL_SECONDS).value
     except OSError:
         return None
     return value if isinstance(value, float) else None

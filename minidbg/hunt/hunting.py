@@ -20,14 +20,14 @@ from typing import Any
 
 import torch
 
-from minidbg import workers
+from minidbg import processes
 from minidbg.errors import MinidbgError
 from minidbg.hunt.states import State, Store
 from minidbg.intake.asking import backend_named
 from minidbg.oracle.child import memory_limit
+from minidbg.processes import ChildResult
 from minidbg.reduction.publishing import VERIFY_SECONDS
 from minidbg.reduction.result import Limits
-from minidbg.workers.result import ChildResult
 
 ROUNDS = ((0, 1), (1, 2), (2, 6), (6, 16), (16, 64), (64, 1000))
 """The samples of each cell that one round takes: first a little of everything."""
@@ -109,7 +109,7 @@ class Hunt:
 
     def run(self) -> None:
         """Hunt. Raises MinidbgError when the backend or torch's samples cannot be had."""
-        with workers.own_kernel_cache(), ThreadPoolExecutor(self.wanted.jobs) as pool:
+        with processes.own_kernel_cache(), ThreadPoolExecutor(self.wanted.jobs) as pool:
             try:
                 self.cells = [tuple(cell) for cell in self.started()["cells"]]
                 self.began = time.monotonic()
@@ -118,7 +118,7 @@ class Hunt:
                 )
                 self.go_round(pool)
             except BaseException:
-                workers.end_zygote()  # what its children are asked ends; the threads hear of it
+                processes.end_zygote()  # what its children are asked ends; the threads hear of it
                 raise
         self.store.read()
 
@@ -210,7 +210,7 @@ class Hunt:
     def asked(
         self, function: str, argument: Mapping[str, Any], seconds: float, stream: Any = None
     ) -> ChildResult:
-        return workers.call_in_zygote(
+        return processes.call_in_zygote(
             f"minidbg.hunt.judging:{function}",
             {**self.common(), **argument},
             seconds=seconds,

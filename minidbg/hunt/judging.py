@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from minidbg import _torch, repro, workers
+from minidbg import _torch, isolation, repro
 from minidbg.backend.context import current_context
 from minidbg.case import Case
 from minidbg.errors import MinidbgError
@@ -31,11 +31,11 @@ from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.hunt import programs, samples
 from minidbg.hunt.states import State
 from minidbg.intake.asking import UsedBackend, backend_named, case_of
+from minidbg.isolation.oracle_calls import outcome_of
 from minidbg.oracle import execute
+from minidbg.processes import ChildResult
 from minidbg.reduction import reducing
 from minidbg.reduction.publishing import with_failure
-from minidbg.workers.oracle_calls import outcome_of
-from minidbg.workers.result import ChildResult
 
 Note = Callable[[str], object]
 Candidate = Mapping[str, Any]
@@ -99,7 +99,7 @@ def judged(
         return record | {"state": State.SKIPPED, "reason": said, "seconds": since(began)}
     if case is None:
         return record | {"state": State.NONE, "seconds": since(began)}
-    outcome = workers.unless_the_machine_failed(lambda: execute(case, note=note), expected=None)
+    outcome = isolation.unless_the_machine_failed(lambda: execute(case, note=note), expected=None)
     if outcome.verdict is Verdict.REPRODUCES and "program" in candidate:
         outcome = programs.unless_unsteady(case, outcome)
     if outcome.signature is not None and key_of(outcome, candidate, []) not in known and "op" in candidate:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import fx
 
-from minidbg import references, repro, workarounds, workers
+from minidbg import isolation, references, repro, workarounds
 from minidbg.case import BackendRef, Case
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.reduction.publishing import with_failure
@@ -111,7 +111,7 @@ def test_the_best_one_is_kept_for_show(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_capture_that_fails_has_a_workaround_for_it(tmp_path: Path) -> None:
     case = replace(case_of(program, torch.randn(3)), signature=None)
-    failing = with_failure(case, workers.submit(case, seconds=60))
+    failing = with_failure(case, isolation.submit(case, seconds=60))
     repro.write(
         replace(case_of(only_relu, torch.randn(3)), signature=failing.signature), tmp_path / "small.py"
     )
