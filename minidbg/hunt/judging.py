@@ -99,7 +99,8 @@ def judged(
         return record | {"state": State.SKIPPED, "reason": said, "seconds": since(began)}
     if case is None:
         return record | {"state": State.NONE, "seconds": since(began)}
-    outcome = isolation.unless_the_machine_failed(lambda: execute(case, note=note), expected=None)
+    built = case  # mypy forgets in a lambda that it is there
+    outcome = isolation.unless_the_machine_failed(lambda: execute(built, note=note), expected=None)
     if outcome.verdict is Verdict.REPRODUCES and "program" in candidate:
         outcome = programs.unless_unsteady(case, outcome)
     if outcome.signature is not None and key_of(outcome, candidate, []) not in known and "op" in candidate:
