@@ -49,8 +49,8 @@ def hunted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, list[di
         "--html",
         "map.html",
     )
-    status, said, _ = hunt(folder, *arguments, "--baseline", "hunt.toml")
-    assert said
+    status, said, stderr = hunt(folder, *arguments, "--baseline", "hunt.toml")
+    assert said, stderr
     return folder, status, said
 
 
