@@ -38,6 +38,7 @@ MOST_RESERVED = 0.4
 """Of the time: what is left to the reductions that wait when it runs out."""
 GRACE_S = 30.0
 LOOK_S = 0.25
+HANGS_ASKED = 8
 START_S = 300.0
 
 
@@ -78,6 +79,8 @@ class Standing:
 
 
 Listener = Callable[[Standing], object]
+Settled = tuple[str, dict[str, Any]] | None
+"""The key of a failure, and what its reduction gave."""
 
 
 class Hunt:
@@ -103,13 +106,18 @@ class Hunt:
         """Batches that a death cut short."""
         self.complaints: dict[str, None] = {}
         self.complete = False
+        self.under_way: set[Future[Settled]] = set()
         self.reduced_last = False
         self.seconds_of_reduction = 20.0
         """Of the last one; each takes its turn with a batch."""
 
     def run(self) -> None:
         """Hunt. Raises MinidbgError when the backend or torch's samples cannot be had."""
-        with processes.own_kernel_cache(), ThreadPoolExecutor(self.wanted.jobs) as pool:
+        with (
+            processes.own_kernel_cache(),
+            self.store.alone(),
+            ThreadPoolExecutor(self.wanted.jobs) as pool,
+        ):
             try:
                 self.cells = [tuple(cell) for cell in self.started()["cells"]]
                 self.began = time.monotonic()
@@ -118,14 +126,16 @@ class Hunt:
                 )
                 self.go_round(pool)
             except BaseException:
-                processes.end_zygote()  # what its children are asked ends; the threads hear of it
+                while self.under_way:  # a thread whose zygote ends asks one more
+                    processes.end_zygote()
+                    self.under_way = wait(self.under_way, timeout=LOOK_S).not_done
                 raise
         self.store.read()
 
     def go_round(self, pool: ThreadPoolExecutor) -> None:
         """Have as many batches and reductions under way as there are jobs, until nothing is left."""
         batches = self.batches()
-        under_way: dict[Future[None], str] = {}
+        under_way: dict[Future[Settled], str] = {}
         numbers = itertools.count()
         while True:
             for found in self.store.read():
@@ -144,10 +154,12 @@ class Hunt:
                 self.reduced_last = batch is None
             if not under_way:
                 return
+            self.under_way = set(under_way)
             done, _ = wait(under_way, timeout=LOOK_S, return_when=FIRST_COMPLETED)
             for future in done:
                 under_way.pop(future)
-                future.result()
+                if settled := future.result():
+                    self.store.settle(*settled)
             self.listener(self.standing(", ".join(under_way.values())))
 
     def next_batch(self, batches: Iterator[list[dict[str, Any]]]) -> list[dict[str, Any]] | None:
@@ -179,7 +191,7 @@ class Hunt:
                 dict(zip(("op", "dtype", "device", "number"), (*cell, number), strict=True))
                 for cell in self.cells
                 for number in range(first, last)
-                if not self.is_past_end(cell, number)
+                if number < self.store.ends.get(cell, last)
             )
             for place, batch in enumerate(in_parts(self.untried(round_of_cells))):
                 yield batch
@@ -193,11 +205,6 @@ class Hunt:
         for one in candidates:
             if name_of(one) not in self.store.results:
                 yield one
-
-    def is_past_end(self, cell: Sequence[str], number: int) -> bool:
-        """Whether an earlier sample of the cell was not there any more, or says enough: it cannot be tried at all."""
-        record = self.store.results.get(" ".join((*cell, str(number - 1)))) if number else None
-        return record is not None and record["state"] == State.NONE
 
     def graph_batches(self) -> Iterator[list[dict[str, Any]]]:
         for number in itertools.count():
@@ -292,10 +299,12 @@ class Hunt:
             return batch[batch.index(candidate) + 1 :]
         return batch  # graphs are drawn again, and those that were tried left out
 
-    def reduce(self, key: str) -> None:
-        """Reduce the first failure of ``key`` to a verified repro; what became of it is on disk then."""
+    def reduce(self, key: str) -> Settled:
+        """Reduce the first failure of ``key`` to a verified repro; the key, and what became of it."""
         found, began = self.store.found[key], time.monotonic()
         limits = Limits(seconds=self.wanted.reduce_seconds, call_seconds=self.wanted.call_seconds)
+        if found.state is State.HANGS:  # each question that shows it costs the whole time limit
+            limits = dataclasses.replace(limits, max_calls=HANGS_ASKED)
         with open(os.devnull, "w") as stream:
             done = self.asked(
                 "reduced",
@@ -320,8 +329,8 @@ class Hunt:
                 "was ended after its time" if done.timed_out else f"died ({done.signal or done.exit_status})"
             )
             answer = {"refused": f"its reduction {how}: {done.error.strip().rpartition(chr(10))[2]}"}
-        self.store.settle(key, answer)
         self.seconds_of_reduction = time.monotonic() - began
+        return key, answer
 
     def standing(self, doing: str) -> Standing:
         begun = {tuple(name.split(" ")[:3]) for name in self.store.results if not name.startswith("graph")}

@@ -7,6 +7,7 @@ appended as things happen, so that a hunt which was killed goes on where it was.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import hashlib
 import importlib.util
@@ -19,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from minidbg.case import BackendRef
+from minidbg.errors import MinidbgError
 from minidbg.repro.files import replace_file
 from minidbg.repro.folder import hidden
 
@@ -110,6 +113,8 @@ class Store:
     """The latest record of each candidate, by id."""
     found: dict[str, Found] = field(default_factory=dict)
     corpus: list[dict[str, Any]] = field(default_factory=list)
+    ends: dict[tuple[str, ...], int] = field(default_factory=dict)
+    """How many samples a cell has, where that is known."""
     resumed: bool = False
     read_bytes: int = 0
     seconds: float = 0.0
@@ -153,12 +158,27 @@ class Store:
         for file in (self.results_file, self.cases_file):
             file.unlink(missing_ok=True)
         replace_file(self.place / "head.json", json.dumps({**head, "ended": None}).encode())
-        self.results, self.found, self.read_bytes, self.seconds = {}, {}, 0, 0.0
+        self.results, self.found, self.ends, self.read_bytes, self.seconds = {}, {}, {}, 0, 0.0
 
     def end(self) -> None:
         """All was tried: the next hunt begins anew."""
         head = read_object(self.place / "head.json")
         replace_file(self.place / "head.json", json.dumps({**head, "ended": True}).encode())
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """A block in which no other process hunts here. Raises MinidbgError when one does."""
+        lock = FileLock(self.place / "lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise MinidbgError(
+                f"another process hunts in {self.place}; wait for it, or name another folder with --dir"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     # ---- results
 
@@ -168,6 +188,9 @@ class Store:
         for record in self.new_records():
             self.results[record["id"]] = record
             self.seconds += record.get("seconds", 0.0)
+            if record["state"] == State.NONE and "op" in record["candidate"]:
+                op, dtype, device, number = record["candidate"].values()
+                self.ends[op, dtype, device] = min(number, self.ends.get((op, dtype, device), number))
             if "key" in record and (found := self.add(record)) is not None:
                 new.append(found)
         if not self.read_bytes or new:
@@ -208,6 +231,7 @@ class Store:
             capture=Path(record["capture"]) if record.get("capture") else None,
             line=record.get("refused", ""),
             settled="refused" in record,
+            confirmed="refused" in record,  # it has no form as a script, and was seen twice
             family=record.get("family", ""),
         )
         self.found[found.key] = found
