@@ -261,13 +261,21 @@ class Hunt:
             if done.answered:
                 rest = batch[done.value["done"] :]
             elif done.error:
-                raise refusal_in(done)
+                rest = self.after_mistake(batch, done)
             else:
                 rest = self.after_death(batch, doing, done)
         finally:
             doing.unlink(missing_ok=True)
         if rest:
             self.again.append(rest)
+
+    def after_mistake(self, batch: list[dict[str, Any]], done: ChildResult) -> list[dict[str, Any]]:
+        """Leave out what a batch began with, and say so. Raises MinidbgError for a request that cannot be met, or the third mistake."""
+        refusal = refusal_in(done)
+        if done.error.strip().rpartition("\n")[2].startswith("minidbg.") or len(self.complaints) == 2:
+            raise refusal
+        self.complaints[f"a batch that began with {about(batch)} was left out: {refusal}"] = None
+        return []
 
     def tried_graphs(self) -> list[str]:
         return [name for name in list(self.store.results) if name.startswith("graph ")]

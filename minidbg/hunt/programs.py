@@ -116,7 +116,7 @@ def made(spec: dict[str, Any]) -> torch.Tensor:
     """The input that ``spec`` describes: the same tensor each time."""
     dtype, shape, layout = getattr(torch, spec["dtype"]), list(spec["shape"]), spec["layout"]
     generator = torch.Generator().manual_seed(spec["seed"])
-    if layout == "transposed":
+    if layout == "transposed" and shape:
         value = filled(shape[::-1], dtype, spec["values"], generator).permute(*range(len(shape) - 1, -1, -1))
     elif layout == "expanded" and shape:
         value = filled([1, *shape[1:]], dtype, spec["values"], generator).expand(*shape)

@@ -81,11 +81,11 @@ def plan(ops: Sequence[str], dtypes: Sequence[str], devices: Sequence[str]) -> l
 
 
 def matching(patterns: Iterable[str], known: Iterable[str], what: str) -> list[str]:
-    """The known names that a pattern matches, in their own order. Raises BadSetting for a pattern that matches none."""
+    """The known names that a pattern matches, or whose part before a dot does, in their own order. Raises BadSetting where none does."""
     names, found = list(known), set()
     for pattern in patterns:
         pattern = pattern.removeprefix("torch.")
-        matched = fnmatch.filter(names, pattern)
+        matched = fnmatch.filter(names, pattern) or fnmatch.filter(names, f"{pattern}.*")  # its variants
         if not matched:
             raise BadSetting(f"no {what} {pattern!r} among torch's samples{nearest(pattern, names)}")
         found.update(matched)

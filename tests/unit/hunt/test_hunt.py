@@ -16,7 +16,7 @@ import torch
 from minidbg.case import BackendRef
 from minidbg.errors import BadSetting
 from minidbg.failure import Kind, Outcome, Signature, Verdict
-from minidbg.hunt import judging, programs, table
+from minidbg.hunt import judging, programs, samples, table
 from minidbg.hunt.states import RANKS, State, Store
 
 BACKEND = BackendRef("toy", '"toy"')
@@ -73,6 +73,14 @@ def test_each_outcome_is_one_state_of_the_table(found: Outcome, state: State) ->
 
 def test_every_state_has_a_rank() -> None:
     assert sorted(RANKS) == sorted(State)
+
+
+def test_a_name_stands_for_its_variants_and_a_wrong_one_is_answered_with_the_nearest() -> None:
+    known = ["div.floor", "div.trunc", "divide", "addcdiv"]
+    assert samples.matching(["torch.div"], known, "operator") == ["div.floor", "div.trunc"]
+    assert samples.matching(["*div*"], known, "operator") == known
+    with pytest.raises(BadSetting, match="did you mean 'divide'"):
+        samples.matching(["divid"], known, "operator")
 
 
 def test_one_exception_is_one_failure_in_all_ops_and_a_wrong_result_is_one_for_each_op() -> None:
@@ -197,17 +205,18 @@ def test_random_graphs_are_the_same_for_the_same_seed_and_run_in_eager() -> None
 
 
 @pytest.mark.parametrize("layout", [*dict.fromkeys(programs.LAYOUTS)])
-def test_an_input_is_the_same_tensor_each_time(layout: str) -> None:
+@pytest.mark.parametrize("shape", [[2, 3, 4, 2], [], [0], [1, 0, 3]])
+def test_an_input_is_the_same_tensor_each_time(layout: str, shape: list[int]) -> None:
     spec = {
         "dtype": "complex64",
-        "shape": [2, 3, 4, 2],
+        "shape": shape,
         "layout": layout,
         "values": "normal",
         "grad": False,
         "seed": 1,
     }
     one, two = programs.made(spec), programs.made(spec)
-    assert list(one.shape) == [2, 3, 4, 2]
+    assert list(one.shape) == shape
     assert torch.equal(one, two)
     assert (one.stride(), one.is_conj(), one.is_neg()) == (two.stride(), two.is_conj(), two.is_neg())
 
