@@ -17,6 +17,7 @@ from typing import Any
 from minidbg.failure import LAYOUT
 from minidbg.history import History
 from minidbg.watch.announce import Announcer
+from minidbg.watch.columns import Column
 from minidbg.watch.outcomes import last_json
 from minidbg.watch.pool import IN_WORKER, Ended, Order, Pool
 from minidbg.watch.repros import HIDDEN, Repro, header_table
@@ -54,6 +55,7 @@ REDUCE_SECONDS = 600.0
 """Budget of one reduction; the process gets a minute more to write what it has."""
 FLIGHT_SECONDS = 120.0
 LOWEST_PRIORITY = 19
+NO_VARIABLES: Mapping[str, str] = {}
 
 
 class Work(enum.Enum):
@@ -106,24 +108,26 @@ class Background:
         self.announce("reduction_started", capture=str(found.path))
         return True
 
-    def bisect(self, number: int, path: str, good: str, bad: str) -> str:
-        """Search the commit at which the repro at ``path`` regressed, as order ``number``; why not, or nothing."""
+    def bisect(self, number: int, path: str, good: str, bad: str, column: Column) -> str:
+        """Search the commit at which the repro at ``path`` regressed in ``column``, as order ``number``; why not, or nothing."""
         commits = [revision.partition("+")[0] for revision in (good, bad)]
         if "" in commits or ", " in good + bad:
             return "git does not say which commits lie on both sides"
         if commits[0] == commits[1]:
             return f"it regressed by a change that is not committed, on top of {commits[0]}"
-        argv = ("-m", "minidbg", "bisect", *commits, path, "--json")
-        self.order(number, argv, REDUCE_SECONDS, Work.BISECT, Waiting(Path(path), ""))
+        options = ("--options", column.options) if column.options else ()
+        argv = ("-m", "minidbg", "bisect", *commits, path, "--device", column.device, *options, "--json")
+        self.order(number, argv, REDUCE_SECONDS, Work.BISECT, Waiting(Path(path), ""), column.variables)
         self.announce("bisect_started", repro=path, good=commits[0], bad=commits[1])
         return ""
 
     def order(
-        self, number: int, argv: Sequence[str], seconds: float, work: Work, what: Waiting | None
-    ) -> None:
+        self, number: int, argv: Sequence[str], seconds: float, work: Work, what: Waiting | None,
+        env: Mapping[str, str] = NO_VARIABLES,
+    ) -> None:  # fmt: skip
         """Have it run."""
         self.running[number] = work, what
-        self.pool.run(Order(number, tuple(argv), "fresh", seconds, nice=LOWEST_PRIORITY))
+        self.pool.run(Order(number, tuple(argv), "fresh", seconds, nice=LOWEST_PRIORITY, env=env))
 
     def next_capture(self, repros: Iterable[Repro]) -> Waiting | None:
         """A capture that has not been tried as it is now and whose failure no repro shows yet, the oldest first."""

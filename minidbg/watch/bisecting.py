@@ -18,21 +18,19 @@ from typing import Any
 
 from minidbg.errors import MinidbgError
 from minidbg.failure import EXIT_STATUS, Verdict
+from minidbg.watch.columns import Column
 from minidbg.watch.outcomes import is_fallback, outcome_of
 from minidbg.watch.pool import COMPILER_ENVIRONMENT, Ended
 from minidbg.watch.repros import Repro, read_repro
+from minidbg.watch.runner import judging
 from minidbg.watch.sources import module_roots, repositories_of
 
 
-def run_repro(repro: Repro, device: str, seconds: float, env: Mapping[str, str]) -> Ended:
-    """Run the script as a person would run it, from an empty folder."""
-    return run_python([str(repro.path.absolute()), "--device", device, "--json"], seconds, env)
-
-
-def run_python(arguments: Sequence[str], seconds: float, env: Mapping[str, str]) -> Ended:
-    """Run a fresh interpreter with these arguments, from an empty folder."""
+def run_repro(repro: Repro, column: Column, seconds: float, env: Mapping[str, str]) -> Ended:
+    """Judge the repro in a fresh interpreter, from an empty folder."""
+    command = [sys.executable, "-X", "faulthandler", *judging(repro, column, in_worker=False)]
     with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
-        ended, _ = run_limited([sys.executable, "-X", "faulthandler", *arguments], Path(folder), seconds, env)
+        ended, _ = run_limited(command, Path(folder), seconds, env)
     return ended
 
 
@@ -93,6 +91,8 @@ class Search:
     build_folder: Path | None = None
     """Where the build runs; in the worktree it is the same place below its root."""
     device: str | None = None
+    options: str = ""
+    """Options of the backend that are added to the repro's own, a Python dict as text."""
     seconds: float = 300.0
 
 
@@ -135,6 +135,7 @@ def search(wanted: Search, tell: Tell) -> Found:
             "build": wanted.build,
             "build_folder": below(wanted.build_folder, repository),
             "device": wanted.device,
+            "options": wanted.options,
             "seconds": wanted.seconds,
         }
         check_ends(tree, job, good, bad, tell)
@@ -276,9 +277,8 @@ def judge(tree: Path, job: dict[str, Any]) -> tuple[int, str]:
     misplaced = imported_from_elsewhere(tree, repro, env)
     if misplaced:
         return CANNOT_JUDGE, misplaced
-    device = job["device"] or repro.device
-    ended = run_repro(repro, device, job["seconds"], env)
-    outcome = outcome_of(repro, device, ended)
+    column = Column(job["device"] or repro.device, options=job["options"])
+    outcome = outcome_of(repro, column.device, run_repro(repro, column, job["seconds"], env))
     if is_fallback(outcome):
         return CANNOT_JUDGE, outcome.reason
     status = EXIT_STATUS[outcome.verdict]

@@ -17,7 +17,7 @@ from minidbg.history import NAME, Environment, Revision, open_or_begin_anew
 from minidbg.watch.announce import Announcer, Log, shown
 from minidbg.watch.background import Background
 from minidbg.watch.builder import Builder, Built
-from minidbg.watch.columns import Machine
+from minidbg.watch.columns import Column, Machine, variants
 from minidbg.watch.events import Events
 from minidbg.watch.lock import Lock, hidden_folder
 from minidbg.watch.outcomes import last_json
@@ -47,6 +47,7 @@ class Key:
 
     name: str
     path: str = ""
+    column: str = ""
     good: str = ""
     bad: str = ""
 
@@ -392,7 +393,10 @@ class Daemon:
         """What a person asked for."""
         name = key.name
         if name == "bisect":
-            refusal = self.background.bisect(self.sweeper.runner.next_number(), key.path, key.good, key.bad)
+            every = variants(self.sweeper.machine.environments, self.settings.env, self.settings.options)
+            column = next((one for one in every if str(one) == key.column), Column("cpu"))
+            number = self.sweeper.runner.next_number()
+            refusal = self.background.bisect(number, key.path, key.good, key.bad, column)
             if refusal:
                 self.announce("notice", text=f"{shown(key.path)} is not bisected: {refusal}")
         elif name == "quit":

@@ -57,7 +57,7 @@ class Runner:
         self.pool.run(
             Order(
                 number,
-                judging(repro, task.job.column, canary=task.purpose is Purpose.CANARY),
+                (canary_command if task.purpose is Purpose.CANARY else judging)(repro, task.job.column),
                 mode,
                 self.time_limit(task, repro, state, mode),
                 memory_bytes=self.settings.memory_bytes or default_memory_bytes(self.settings.jobs),
@@ -130,18 +130,20 @@ def busyness() -> float:
     return min(MOST_BUSY, max(1.0, waiting))
 
 
-def judging(repro: Repro, column: Column, *, canary: bool = False) -> tuple[str, ...]:
-    """The command that judges a repro in a column in a worker and prints the outcome as JSON: the only way in which we do.
+def judging(repro: Repro, column: Column, *, in_worker: bool = True) -> tuple[str, ...]:
+    """The command that judges a repro in a column and prints the outcome as JSON: the only way in which we do.
 
     A repro of a crash or hang runs its dangerous part in a process of its own, which is slow to start; in a worker, which is
     such a process already, it is asked to do without (``--child``).
     """
-    script = str(repro.path.absolute())
-    if canary:
-        return (str(IN_WORKER), "canary", script, column.device, column.options)
     options = ("--options", column.options) if column.options else ()
-    how = "--child" if repro.kind in (Kind.CRASH, Kind.HANG) else "--json"
-    return (JUDGE_SCRIPT, script, *options, "--device", column.device, how)
+    how = "--child" if in_worker and repro.kind in (Kind.CRASH, Kind.HANG) else "--json"
+    return (JUDGE_SCRIPT, str(repro.path.absolute()), *options, "--device", column.device, how)
+
+
+def canary_command(repro: Repro, column: Column) -> tuple[str, ...]:
+    """The command that asks the repro's backend for a single op."""
+    return (str(IN_WORKER), "canary", str(repro.path.absolute()), column.device, column.options)
 
 
 def forks(settings: WatchSettings) -> bool:

@@ -76,6 +76,7 @@ def judge_itself(argv):
         return in_child()
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--options")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--child", action="store_true")
     parser.add_argument("--bisect", action="store_true")

@@ -14,6 +14,7 @@ from minidbg.history import History
 from minidbg.watch import in_worker
 from minidbg.watch.announce import Announcer, Event
 from minidbg.watch.background import ASK_AGAIN_S, UNTOUCHED_S, Background, Flights
+from minidbg.watch.columns import Column
 from minidbg.watch.pool import Ended, Order
 from minidbg.watch.repros import Repro, read_repro
 
@@ -113,14 +114,17 @@ def test_a_capture_that_somebody_else_has_reduced_is_left_until_it_is_another(de
 
 
 def test_a_regression_is_bisected_between_its_commits(desk: Desk) -> None:
-    assert desk.background.bisect(1, "r.py", "aaaa", "bbbb+1234") == ""
-    assert desk.orders[-1].argv == ("-m", "minidbg", "bisect", "aaaa", "bbbb", "r.py", "--json")
+    column = Column("cpu", "ACME=1", "{'fuse': False}")
+    assert desk.background.bisect(1, "r.py", "aaaa", "bbbb+1234", column) == ""
+    where = ("--device", "cpu", "--options", "{'fuse': False}")
+    assert desk.orders[-1].argv == ("-m", "minidbg", "bisect", "aaaa", "bbbb", "r.py", *where, "--json")
+    assert desk.orders[-1].env == {"ACME": "1"}
     found = {"commit": "c" * 40, "subject": "optimise", "author": "Ann", "date": "2026-01-01"}
     desk.background.ended(Ended(1, 0, stdout=json.dumps(found)), 5.0)
     assert desk.names()[-2:] == ["bisect_started", "bisect_finished"]
     assert "cccccccccc optimise (Ann)" in desk.told[-1].data["text"]
-    assert "not committed" in desk.background.bisect(2, "r.py", "aaaa", "aaaa+1234")
-    assert "git does not say" in desk.background.bisect(2, "r.py", "", "")
+    assert "not committed" in desk.background.bisect(2, "r.py", "aaaa", "aaaa+1234", column)
+    assert "git does not say" in desk.background.bisect(2, "r.py", "", "", column)
 
 
 def test_a_capture_whose_failure_a_repro_shows_is_left_and_that_is_said_once(desk: Desk) -> None:
