@@ -24,10 +24,9 @@ from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.metadata import BLOCK
 from minidbg.watch.columns import Column, Machine, devices_of, parse_devices
-from minidbg.watch.outcomes import is_fallback, last_json, outcome_of
 from minidbg.watch.pool import IN_WORKER, OneByOne, preload_for
 from minidbg.watch.repros import HIDDEN, Repro, is_script, read_repro
-from minidbg.watch.runner import judging, mode_for, own_limit
+from minidbg.watch.runner import is_fallback, judging, last_json, mode_for, outcome_of, own_limit
 from minidbg.watch.settings import Workers
 from minidbg.watch.states import is_expected
 

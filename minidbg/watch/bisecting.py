@@ -19,10 +19,9 @@ from typing import Any
 from minidbg.errors import MinidbgError
 from minidbg.failure import EXIT_STATUS, Verdict
 from minidbg.watch.columns import Column
-from minidbg.watch.outcomes import is_fallback, outcome_of
 from minidbg.watch.pool import COMPILER_ENVIRONMENT, Ended
 from minidbg.watch.repros import Repro, read_repro
-from minidbg.watch.runner import judging
+from minidbg.watch.runner import is_fallback, judging, outcome_of
 from minidbg.watch.sources import module_roots, repositories_of
 
 

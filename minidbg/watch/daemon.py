@@ -15,16 +15,14 @@ from typing import TypeAlias
 
 from minidbg.history import NAME, Environment, Revision, open_or_begin_anew
 from minidbg.watch.announce import Announcer, Log, shown
-from minidbg.watch.background import Background
-from minidbg.watch.builder import Builder, Built
+from minidbg.watch.background import Background, Builder, Built
 from minidbg.watch.columns import Column, Machine, variants
 from minidbg.watch.events import Events
 from minidbg.watch.lock import Lock, hidden_folder
-from minidbg.watch.outcomes import last_json
-from minidbg.watch.pool import IN_WORKER, Bytecode, Died, Ended, Order, Pool, Ready
+from minidbg.watch.pool import IN_WORKER, NUMBERS, Died, Ended, Order, Pool, Ready
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import home_of
-from minidbg.watch.runner import Runner, forks
+from minidbg.watch.runner import Bytecode, Runner, forks, last_json
 from minidbg.watch.settings import FailOn, WatchSettings
 from minidbg.watch.snapshot import Snapshot
 from minidbg.watch.sources import repositories_of, repositories_worth_building, revisions
@@ -109,9 +107,12 @@ class Daemon:
         self.pool = make_pool(self.inbox, hidden)
         self.watched = Watched(self.paths, self.home, settings, make_events(self.inbox), announce)
         self.sweeper = Sweeper(
-            settings, Machine({}), self.recorder, self.watched, Bytecode(hidden / "pycache"),
-            Runner(self.pool, settings), announce, time.time,
-        )  # fmt: skip
+            settings,
+            self.recorder,
+            self.watched,
+            Runner(self.pool, settings, Bytecode(hidden / "pycache")),
+            announce,
+        )
         self.builder = Builder(settings.build, settings.folder, self.inbox.put) if settings.build else None
         self.background = Background(self.home, history, self.pool, announce)
         self.status: int | None = None
@@ -150,7 +151,7 @@ class Daemon:
 
     def start(self) -> None:
         """Ask what devices there are, find the repros and their sources, and tell where everything stands."""
-        self.machine_order = self.sweeper.runner.next_number()
+        self.machine_order = next(NUMBERS)
         no_torch = ("--no-torch",) if os.environ.get("MINIDBG__WATCH_PRELOAD") == "none" else ()
         mode = "fork" if forks(self.settings) else "prelude"
         self.pool.run(Order(self.machine_order, (str(IN_WORKER), "devices", *no_torch), mode, 120.0))
@@ -200,7 +201,7 @@ class Daemon:
             case Ended():
                 self.order_ended(message)
             case Ready(seconds, files):
-                self.sweeper.bytecode.seed(files, self.watched.all_roots())
+                self.sweeper.runner.bytecode.seed(files, self.watched.all_roots())
                 self.announce("workers_ready", seconds=round(seconds, 3))
             case Died(status, stderr):
                 self.announce(
@@ -345,7 +346,8 @@ class Daemon:
 
     def status_of_once(self) -> int:
         """The exit status; what contradicts its header is named when only that counts."""
-        answers, repros = self.sweeper.answers.values(), self.watched.repros
+        assert self.sweeper.last is not None
+        answers, repros = self.sweeper.last.answers.values(), self.watched.repros
         unexpected = self.settings.fail_on is FailOn.UNEXPECTED
         for state in contradictions(answers, repros) if unexpected else ():
             self.announce(
@@ -360,14 +362,13 @@ class Daemon:
             return
         self.next_quiet_work = time.monotonic() + QUIET_WORK_S
         repros = self.watched.repros.values()
-        if self.settings.reduce and self.background.start(self.sweeper.runner.last_number + 1, repros):
-            self.sweeper.runner.next_number()
+        if self.settings.reduce:
+            self.background.start(repros)
         if self.sweeper.broken or self.watched.needs_build or self.watched.changed_since(Mark.SWEPT):
             return  # what lies there is not what was judged
         names = seen_too_seldom(self.recorder.states.values(), self.watched.repros, runs=PROBE_RUNS)
-        last = self.recorder.history.sweeps(1)
-        if names and last:
-            self.sweeper.begin_probing(names, last[0].id)
+        if names and self.sweeper.last is not None:
+            self.sweeper.begin_probing(names, self.sweeper.last)
 
     # Devices, keys, the end
 
@@ -395,8 +396,7 @@ class Daemon:
         if name == "bisect":
             every = variants(self.sweeper.machine.environments, self.settings.env, self.settings.options)
             column = next((one for one in every if str(one) == key.column), Column("cpu"))
-            number = self.sweeper.runner.next_number()
-            refusal = self.background.bisect(number, key.path, key.good, key.bad, column)
+            refusal = self.background.bisect(key.path, key.good, key.bad, column)
             if refusal:
                 self.announce("notice", text=f"{shown(key.path)} is not bisected: {refusal}")
         elif name == "quit":

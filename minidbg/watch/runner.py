@@ -1,24 +1,32 @@
-"""From a task of a sweep to an order for the pool: which mode, which arguments, how long it may take."""
+"""How a repro is run: by which command, in which mode, how long, with which bytecode; and what the end of a run says of it."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import json
 import os
+import shutil
+import signal as signals
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import psutil
 
-from minidbg.failure import Kind
+from minidbg.failure import Direction, Kind, Outcome, Signature, Verdict
 from minidbg.history import State
 from minidbg.judge_script import JUDGE_SCRIPT
 from minidbg.metadata import HANG_LIMIT_S
 from minidbg.watch.columns import Column
-from minidbg.watch.pool import IN_WORKER, ONE_THREAD, Order, Pool
+from minidbg.watch.pool import IN_WORKER, NUMBERS, ONE_THREAD, Ended, Order, Pool
 from minidbg.watch.repros import Repro
 from minidbg.watch.settings import WatchSettings, Workers
-from minidbg.watch.sweep import Lane, Purpose, Task
+from minidbg.watch.snapshot import Root, is_inside
+from minidbg.watch.sweep import CanaryAnswer, Lane, Purpose, Task
 
 CANARY_SECONDS = 120.0
 FIRST_RUN_SECONDS = 180.0
@@ -37,22 +45,29 @@ LEAST_HANG_SECONDS = 10.0
 
 @dataclass(slots=True)
 class Runner:
-    """The orders under way, at most ``settings.jobs`` of them."""
+    """Runs tasks on this machine. A sweep knows of it only ``submit``, ``ended`` and ``cancel_all``."""
 
     pool: Pool
     settings: WatchSettings
-    bytecode: str = ""
+    bytecode: Bytecode
+    pycache: str = ""
+    """The folder for bytecode that runs of the present code use."""
     under_way: dict[int, tuple[Task, float]] = field(default_factory=dict)
     """By number: the task, and when it was ordered in seconds since the epoch."""
     lost_once: set[Task] = field(default_factory=set)
     """Tasks whose server died under them: they are run once more, in a fresh interpreter."""
-    last_number: int = 0
     usual_seconds: float = 0.0
     """The longest that a repro which came back has taken."""
 
-    def start(self, task: Task, repro: Repro, state: State | None) -> None:
-        """Order the task."""
-        number, mode = self.next_number(), self.mode(task)
+    def get_ready(self, roots: Iterable[Root], usual_seconds: float) -> None:
+        """For a new sweep: interpreters and a folder for bytecode that hold no old code of ``roots``."""
+        self.usual_seconds = usual_seconds
+        self.pool.refresh()
+        self.pycache = self.bytecode.renew(roots)
+
+    def submit(self, task: Task, repro: Repro, state: State | None) -> None:
+        """Have the task run in its column; how it ended is told to the pool's listener."""
+        number, mode = next(NUMBERS), self.mode(task)
         self.under_way[number] = task, time.time()
         self.pool.run(
             Order(
@@ -61,7 +76,7 @@ class Runner:
                 mode,
                 self.time_limit(task, repro, state, mode),
                 memory_bytes=self.settings.memory_bytes or default_memory_bytes(self.settings.jobs),
-                pycache=self.bytecode,
+                pycache=self.pycache,
                 nice=LONG_NICE if task.lane is Lane.LONG else 0,
                 one_thread=not task.fresh and not sets_threads(task),
                 env=task.job.column.variables,
@@ -83,11 +98,6 @@ class Runner:
         if state is None or state.script != repro.digest:
             return FIRST_RUN_SECONDS
         return min(MOST_SECONDS, max(least, FACTOR * state.seconds) + (least if fresh else 0))
-
-    def next_number(self) -> int:
-        """A number that no order has had."""
-        self.last_number += 1
-        return self.last_number
 
     def mode(self, task: Task) -> str:
         """How the task gets its process: see ``mode_for``."""
@@ -176,3 +186,163 @@ def own_limit(table: Mapping[str, object]) -> float:
 def default_memory_bytes(jobs: int) -> int:
     """What a run may have when nobody said: its share of the machine, and something over."""
     return int(psutil.virtual_memory().total * 0.75 / max(1, min(jobs, 2)))
+
+
+# What the end of a run says
+
+
+def is_fallback(outcome: Outcome) -> bool:
+    """Whether the backend gave the graph back as it was: eager ran it, and neither failed nor fixed anything."""
+    return outcome.verdict is Verdict.GONE and outcome.reason.startswith("fallback:")
+
+
+def last_json(text: str) -> Mapping[str, Any] | None:
+    """The last line that is a JSON object; scripts and compilers may print other lines."""
+    for line in reversed(text.splitlines()):
+        if line.startswith("{"):
+            try:
+                found = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(found, dict):
+                return found
+    return None
+
+
+def outcome_of(repro: Repro, device: str, ended: Ended) -> Outcome:
+    """The outcome of a run of ``repro``: what it printed, else what its death says."""
+    said = last_json(ended.stdout)
+    if said is not None and not ended.timed_out:
+        try:
+            return replace(Outcome.from_json(said), device=device)
+        except (KeyError, ValueError, TypeError, AttributeError):
+            pass
+    return replace(without_answer(repro, ended), seconds=ended.seconds, device=device)
+
+
+def without_answer(repro: Repro, ended: Ended) -> Outcome:
+    """What a run that printed no verdict has shown, against what its header expects."""
+    phases = [line.removeprefix("phase ") for line in ended.stdout.splitlines() if line.startswith("phase ")]
+    words = ended.stderr[-4000:]
+    died_of = "no answer in time" if ended.timed_out else f"died of {signal_name(ended.signal)}"
+    expected = expected_signature(repro)
+    if (ended.timed_out or ended.signal is not None) and phases[-1:] == ["eager"]:
+        return Outcome(Verdict.INVALID, reason=f"eager itself: {died_of}", message=words)
+    direction = Direction.BACKWARD if phases and phases[-1].endswith("backward") else Direction.FORWARD
+    if ended.timed_out:
+        signature = Signature(Kind.HANG, direction)
+        found = Outcome(
+            Verdict.TIMEOUT, signature, reason=f"no answer within {ended.seconds:.0f} s", message=words
+        )
+        return found.judged_against(expected)
+    if ended.signal is not None:
+        signature = Signature(Kind.CRASH, direction, types=(signal_name(ended.signal),))
+        found = Outcome(Verdict.CRASHED, signature, reason=died_of, message=words, signal=ended.signal)
+        return found.judged_against(expected)
+    if phases and phases[-1] != "eager" and repro.kind is Kind.CRASH:
+        # a backend that calls exit() under --child has ended the process as surely as a signal would
+        signature = Signature(Kind.CRASH, direction, types=(f"exit status {ended.status}",))
+        return Outcome(Verdict.CRASHED, signature, reason=f"exit status {ended.status}").judged_against(
+            expected
+        )
+    last = next((line for line in reversed(words.splitlines()) if line.strip()), "")
+    verdict = Verdict.SKIPPED if ended.status == 125 else Verdict.INVALID
+    return Outcome(
+        verdict, reason=f"exit status {ended.status} without a verdict: {last}"[:300], message=words
+    )
+
+
+def expected_signature(repro: Repro) -> Signature | None:
+    """The signature in the header; one that only names the kind when it has none."""
+    table = repro.table.get("signature")
+    try:
+        return Signature.from_table(table) if table else Signature(repro.kind)
+    except (KeyError, ValueError, TypeError):
+        return Signature(repro.kind)
+
+
+def signal_name(number: int | None) -> str:
+    """``SIGSEGV`` for 11."""
+    try:
+        return signals.Signals(number or 0).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def canary_of(ended: Ended) -> CanaryAnswer:
+    """What a run of ``canary_script`` says."""
+    said = last_json(ended.stdout)
+    if said is not None and not ended.timed_out and "canary" in said:
+        return CanaryAnswer(str(said["canary"]), str(said.get("reason", "")), bool(said.get("fallback")))
+    if ended.timed_out:
+        return CanaryAnswer("broken", f"a single op did not come back within {ended.seconds:.0f} s")
+    if ended.signal is not None:
+        return CanaryAnswer("broken", f"a single op died of {signal_name(ended.signal)}")
+    return CanaryAnswer("broken", f"a single op ended with exit status {ended.status}")
+
+
+# Bytecode
+
+
+class Bytecode:
+    """A folder for ``sys.pycache_prefix`` per snapshot, so that no run sees bytecode of code that has changed.
+
+    A new folder keeps the bytecode of everything that is not watched: other packages need not be compiled again.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.number = 0
+
+    def seed(self, sources: Iterable[str], roots: Iterable[Root]) -> None:
+        """Take over the bytecode that other packages have already: compiling torch anew takes ten seconds."""
+        current = self.newest() or self.folder / "seed"
+        watched = [root.path for root in roots]
+        for source in sources:
+            if not source.endswith(".py") or any(is_inside(source, root) for root in watched):
+                continue
+            cached = Path(importlib.util.cache_from_source(source))
+            target = current / os.path.dirname(source).lstrip(os.sep) / cached.name
+            if cached.exists() and not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                link_or_copy(cached, target)
+
+    def newest(self) -> Path | None:
+        """The folder in use, None before the first."""
+        return max(self.folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, default=None)
+
+    def renew(self, roots: Iterable[Root]) -> str:
+        """A folder without bytecode of the files below ``roots``; empty when the disk is full: then there is none."""
+        try:
+            return str(self.renewed(roots))
+        except OSError:
+            return ""
+
+    def renewed(self, roots: Iterable[Root]) -> Path:
+        """As ``renew``. Raises OSError."""
+        before = self.newest()
+        self.number += 1
+        current = self.folder / f"{os.getpid()}-{self.number}"
+        if before is not None:
+            before.replace(current)
+        current.mkdir(exist_ok=True)
+        os.utime(current)
+        for old in self.folder.iterdir():
+            if old != current:
+                shutil.rmtree(old, ignore_errors=True)
+        for root in roots:
+            below = current / root.path.lstrip(os.sep)
+            shutil.rmtree(below, ignore_errors=True)
+            for single in below.parent.glob(f"{below.stem}.*.pyc"):
+                single.unlink(missing_ok=True)
+        return current
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file a second name, or a copy where links do not reach; a file that cannot be had is left out."""
+    try:
+        os.link(source, target)
+    except OSError:
+        with contextlib.suppress(OSError):
+            shutil.copyfile(source, target)
