@@ -187,7 +187,8 @@ def sweep_finished(data: Mapping[str, Any]) -> str:
 
 def result(data: Mapping[str, Any]) -> str:
     verdict = f" ({data['verdict']})" if data["verdict"] else ""
-    reason = f": {data['reason']}" if data["reason"] else ""
+    said = data["message"].partition("\n")[0] if data["verdict"] == "changed" else ""
+    reason = f": {said}" if (said := data["reason"] or said) else ""
     return f"  {data['standing']:<17} {data['repro']} [{data['device']}]{verdict}{reason}"
 
 
