@@ -193,7 +193,7 @@ def result(data: Mapping[str, Any]) -> str:
 
 
 def unconfirmed(data: Mapping[str, Any]) -> str:
-    return f"  {data['verdict'] + '?':<17} {data['repro']} [{data['device']}] was {data['before']}; asking a fresh interpreter"
+    return f"  {data['verdict'] + '?':<17} {data['repro']} [{data['device']}] {'was' if data['seen'] else 'its header expects'} {data['before']}; asking a fresh interpreter"
 
 
 def flip(data: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from minidbg.failure import EXIT_STATUS, Verdict
 from minidbg.watch.columns import Column
 from minidbg.watch.pool import COMPILER_ENVIRONMENT, Ended
 from minidbg.watch.repros import Repro, read_repro
-from minidbg.watch.runner import is_fallback, judging, outcome_of
+from minidbg.watch.runner import as_renamed, is_fallback, judging, outcome_of
 from minidbg.watch.sources import module_roots, repositories_of
 
 
@@ -278,10 +278,14 @@ def judge(tree: Path, job: dict[str, Any]) -> tuple[int, str]:
         return CANNOT_JUDGE, misplaced
     column = Column(job["device"] or repro.device, options=job["options"])
     outcome = outcome_of(repro, column.device, run_repro(repro, column, job["seconds"], env))
+    outcome = as_renamed(outcome, repro, [str(tree / name) for name in git(tree, "ls-files").splitlines()])
     if is_fallback(outcome):
         return CANNOT_JUDGE, outcome.reason
     status = EXIT_STATUS[outcome.verdict]
-    reason = f"{outcome.verdict}{': ' + outcome.reason if outcome.reason else ''}"
+    said = outcome.reason or (
+        outcome.message.partition("\n")[0] if outcome.verdict is Verdict.CHANGED else ""
+    )
+    reason = f"{outcome.verdict}{': ' + said if said else ''}"
     return (status if outcome.verdict in (Verdict.GONE, Verdict.REPRODUCES) else CANNOT_JUDGE), reason
 
 

@@ -296,12 +296,13 @@ class Daemon:
             self.rebuilds += 1
             self.watched.marks.pop(Mark.BUILT)
             self.begin()
-        else:
+            return
+        self.rebuilds = 0
+        if self.watched.wanted:
             self.sweep()
 
     def sweep(self) -> None:
         """Begin the sweep itself, and ask git what the code is."""
-        self.rebuilds = 0
         try:
             self.sweeper.begin()
         except Exception:

@@ -199,7 +199,7 @@ class Matrix:
 
     def on_build_finished(self, event: Event) -> None:
         """The code is good again."""
-        self.activity, self.began, self.build_failure = "built", None, ""
+        self.activity, self.began, self.build_failure = "waiting; built", None, ""
 
     def on_paused(self, event: Event) -> None:
         """No sweeps for now."""

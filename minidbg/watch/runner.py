@@ -10,7 +10,7 @@ import shutil
 import signal as signals
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from minidbg.judge_script import JUDGE_SCRIPT
 from minidbg.metadata import HANG_LIMIT_S
 from minidbg.watch.columns import Column
 from minidbg.watch.pool import IN_WORKER, NUMBERS, ONE_THREAD, Ended, Order, Pool
-from minidbg.watch.repros import Repro
+from minidbg.watch.repros import Repro, is_module_file
 from minidbg.watch.settings import WatchSettings, Workers
 from minidbg.watch.snapshot import Root, is_inside
 from minidbg.watch.sweep import CanaryAnswer, Lane, Purpose, Task
@@ -250,6 +250,24 @@ def without_answer(repro: Repro, ended: Ended) -> Outcome:
     return Outcome(
         verdict, reason=f"exit status {ended.status} without a verdict: {last}"[:300], message=words
     )
+
+
+def as_renamed(outcome: Outcome, repro: Repro, files: Collection[str]) -> Outcome:
+    """``outcome``, unless it is the expected failure in a module that has only been renamed: then it reproduces.
+
+    ``files`` are those of the backend's code as it is now.
+    """
+    expected, found = expected_signature(repro), outcome.signature
+    if outcome.verdict is not Verdict.CHANGED or not (
+        expected and expected.frames and found and found.frames
+    ):
+        return outcome
+    (old, where), (new, now_where) = (one.frames[0].partition(":")[::2] for one in (expected, found))
+    same = replace(found, frames=expected.frames) == replace(expected, frames=expected.frames)
+    old_is_there, new_is_there = (any(is_module_file(name, path) for path in files) for name in (old, new))
+    if not same or where != now_where or old_is_there or not new_is_there:
+        return outcome
+    return replace(outcome, verdict=Verdict.REPRODUCES, reason=f"module renamed: {old} is {new} now")
 
 
 def expected_signature(repro: Repro) -> Signature | None:

@@ -97,6 +97,8 @@ class Unconfirmed:
 
     job: Job
     before: Verdict
+    """The last verdict; of a job that was never judged what the repro's header expects."""
+    is_first: bool
     seen: Seen
 
 
@@ -272,11 +274,10 @@ class Sweep:
             if len(runs) < MOST_RUNS:
                 lane = Lane.LONG if seen.verdict is Verdict.TIMEOUT or repro.kind is Kind.HANG else Lane.FRESH
                 self.confirmations.append(Task(Purpose.CONFIRM, task.job, True, lane, len(runs)))
-                known = (
-                    before.verdict if before is not None and before.script == repro.digest else repro.expect
-                )
+                is_first = before is None or before.script != repro.digest
+                known = repro.expect if before is None or is_first else before.verdict
                 is_news = task.purpose is Purpose.RUN and seen.verdict is not known
-                return self.released(Unconfirmed(task.job, known, seen)) if is_news else []
+                return self.released(Unconfirmed(task.job, known, is_first, seen)) if is_news else []
             reason = f"{runs[0].verdict} could not be confirmed in a fresh interpreter: {runs[-1].reason}"
             return self.released(self.unable(task.job, Standing.INVALID, reason))
         return self.released(Answer(task.job, settled, tuple(sightings), outcome.reason))

@@ -5,21 +5,22 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from minidbg.failure import Outcome, Verdict
 from minidbg.watch.announce import Announcer, shown
 from minidbg.watch.columns import Machine, devices_of, parse_devices, said_aloud, variants
 from minidbg.watch.pool import Ended
 from minidbg.watch.recorder import Recorder
-from minidbg.watch.repros import Repro, is_module_file, stamp_of
-from minidbg.watch.runner import CanaryAnswer, Runner, canary_of, expected_signature, is_fallback, outcome_of
+from minidbg.watch.repros import Repro, stamp_of
+from minidbg.watch.runner import Runner, as_renamed, canary_of, is_fallback, outcome_of
 from minidbg.watch.settings import OnChange, WatchSettings
 from minidbg.watch.snapshot import Root
 from minidbg.watch.sources import installed_digest
 from minidbg.watch.states import Seen
 from minidbg.watch.sweep import (
     Answer,
+    CanaryAnswer,
     CanaryKey,
     Job,
     Purpose,
@@ -248,7 +249,7 @@ class Sweeper:
             outcome = Outcome(
                 Verdict.INVALID, reason="the worker process died twice under it", device=task.job.device
             )
-        outcome = self.as_renamed(outcome, repro)
+        outcome = as_renamed(outcome, repro, self.watched.snapshot.files)
         modules = self.watched.loaded(files)
         seen = Seen(
             outcome.verdict,
@@ -266,23 +267,6 @@ class Sweeper:
             unasked=sweep.probing,
         )
         return seen, outcome
-
-    def as_renamed(self, outcome: Outcome, repro: Repro) -> Outcome:
-        """``outcome``, unless it is the expected failure in a module that has only been renamed: then it reproduces."""
-        expected, found = expected_signature(repro), outcome.signature
-        if outcome.verdict is not Verdict.CHANGED or not (
-            expected and expected.frames and found and found.frames
-        ):
-            return outcome
-        (old, where), (new, now_where) = (one.frames[0].partition(":")[::2] for one in (expected, found))
-        same = replace(found, frames=expected.frames) == replace(expected, frames=expected.frames)
-        if not same or where != now_where or self.is_watched_module(old) or not self.is_watched_module(new):
-            return outcome
-        return replace(outcome, verdict=Verdict.REPRODUCES, reason=f"module renamed: {old} is {new} now")
-
-    def is_watched_module(self, name: str) -> bool:
-        """Whether one of the watched files holds the module."""
-        return any(is_module_file(name, path) for path in self.watched.snapshot.files)
 
     def is_stale(self, sweep: Sweep, job: Job, repro: Repro, files: Iterable[str], started: float) -> bool:
         """Whether the code or the script changed while the run went on. Looks at the files themselves, not at events."""
@@ -312,7 +296,7 @@ class Sweeper:
             if isinstance(one, Unconfirmed):
                 self.announce(
                     "unconfirmed", sweep=sweep.number, repro=one.job.repro, device=one.job.device, before=str(one.before),
-                    verdict=str(one.seen.verdict), seconds=round(one.seen.seconds, 3),
+                    seen=not one.is_first, verdict=str(one.seen.verdict), seconds=round(one.seen.seconds, 3),
                 )  # fmt: skip
         if sweep.first_answer is None and (
             len(found) > len(answers) or any(one.sightings for one in answers)

@@ -276,7 +276,7 @@ def test_what_is_to_be_confirmed_is_known_once_its_backend_works(late: bool) -> 
     seen = Seen(GONE, 2.0, 2, "script", "machine", "code 2")
     known += sweep.saw(run, seen, Outcome(GONE))
     known += sweep.saw_canary(canary, PASSES) if late else []
-    assert known == [Unconfirmed(run.job, REPRODUCES, seen)]
+    assert known == [Unconfirmed(run.job, REPRODUCES, False, seen)]
 
 
 def test_each_job_of_a_backend_that_is_not_here_is_skipped_once() -> None:
