@@ -23,10 +23,10 @@ import pytest
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.metadata import BLOCK
+from minidbg.processes.pool import OneByOne, preload_for
 from minidbg.watch.columns import Column, Machine, devices_of, parse_devices
-from minidbg.watch.pool import IN_WORKER, OneByOne, preload_for
 from minidbg.watch.repros import HIDDEN, Repro, is_script, read_repro
-from minidbg.watch.runner import is_fallback, judging, last_json, mode_for, outcome_of, own_limit
+from minidbg.watch.runner import IN_WORKER, is_fallback, judging, last_json, mode_for, outcome_of, own_limit
 from minidbg.watch.settings import Workers
 from minidbg.watch.states import is_expected
 
@@ -205,7 +205,7 @@ def machine_here() -> Machine:
     """The devices of this machine, asked in a child: this process needs no torch."""
     pool = OneByOne(preload_for((), forks=False))
     try:
-        ended = pool.run((str(IN_WORKER), "devices"), "prelude", 120.0)
+        ended = pool.run((IN_WORKER, "devices"), "prelude", 120.0)
     finally:
         pool.close()
     try:

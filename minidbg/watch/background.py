@@ -24,11 +24,13 @@ from typing import Any
 
 from minidbg.failure import LAYOUT
 from minidbg.history import History
+from minidbg.processes.pool import NUMBERS, Ended, Order, Pool
 from minidbg.watch.announce import Announcer
 from minidbg.watch.columns import Column
-from minidbg.watch.pool import IN_WORKER, NUMBERS, Ended, Order, Pool
 from minidbg.watch.repros import HIDDEN, Repro, header_table
-from minidbg.watch.runner import last_json
+from minidbg.watch.runner import IN_WORKER, last_json
+from minidbg.watch.snapshot import Snapshot
+from minidbg.watch.watched import Mark, Watched
 
 FOLDER = "flight"
 UNTOUCHED_S = 10.0
@@ -105,7 +107,7 @@ class Background:
         if self.running:
             return False
         if self.flights.due(self.clock()):
-            argv: tuple[str, ...] = (str(IN_WORKER), "flights", str(self.folder))
+            argv: tuple[str, ...] = (IN_WORKER, "flights", str(self.folder))
             self.order(argv, FLIGHT_SECONDS, Work.FLIGHTS, None)
             return True
         found = self.next_capture(repros)
@@ -305,6 +307,67 @@ class Builder:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process = None
+
+
+@dataclass(slots=True)
+class Builds:
+    """When the build command runs, and what its end means for sweeps."""
+
+    builder: Builder | None
+    """None without a build command: then there is nothing to wait for."""
+    watched: Watched
+    history: History
+    announce: Announcer
+    base: Snapshot | None = None
+    """The code that the present build began with."""
+    repeated: bool = False
+    """Whether the build was begun once more because of an edit under it."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a build runs."""
+        return self.builder is not None and self.builder.running
+
+    def begin(self) -> bool:
+        """Start a build if the outputs may be those of other code; whether one runs now."""
+        if self.builder is None or not self.watched.needs_build:
+            return False
+        self.base = self.watched.snapshot
+        self.watched.marks.pop(Mark.BUILT, None)
+        self.builder.start()
+        self.announce("build_started", command=self.builder.command)
+        return True
+
+    def ended(self, message: Built) -> bool:
+        """Hear of a build; whether it went well. A file edited under it may have been missed: then another one is needed, once."""
+        if self.builder is None or not self.builder.ended(message):
+            return False
+        self.watched.look(everywhere=True)
+        snapshot, seconds = self.watched.snapshot, round(message.seconds, 3)
+        if message.status != 0:
+            self.watched.mark(Mark.BUILD_FAILED)
+            self.announce(
+                "build_failed",
+                status=message.status,
+                seconds=seconds,
+                output=message.output,
+                error=message.error,
+            )
+            number = self.history.start_sweep(time.time(), code=snapshot.digest(), files=[])
+            self.history.end_sweep(number, time.time(), "build_failed")
+            return False
+        self.watched.marks.pop(Mark.BUILD_FAILED, None)
+        self.announce("build_finished", seconds=seconds)
+        edited = set(snapshot.changes_since(self.base or snapshot)) - self.watched.always
+        self.repeated = bool(edited) and not self.repeated
+        if not self.repeated:
+            self.watched.mark(Mark.BUILT)
+        return True
+
+    def cancel(self) -> None:
+        """End the build under way."""
+        if self.builder is not None:
+            self.builder.cancel()
 
 
 def first_error(lines: Sequence[str]) -> str:

@@ -97,10 +97,10 @@ def watch(
 
 def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool, html: Path | None = None) -> int:
     """Watch until stopped; the exit status."""
+    from minidbg.processes.pool import ServerPool, preload_for
     from minidbg.watch.announce import Announcer, JsonLines, PlainLines, View
     from minidbg.watch.daemon import Daemon, Hint, Inbox, stop_on_signals
     from minidbg.watch.events import NoEvents, WatchdogEvents
-    from minidbg.watch.pool import ServerPool, preload_for
     from minidbg.watch.repros import read_repros
     from minidbg.watch.runner import forks
 
@@ -119,7 +119,7 @@ def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool, htm
     else:
         views.append(PlainLines(sys.stdout, every_result=settings.once))
     if html is not None:
-        from minidbg.watch.matrix import Page
+        from minidbg.watch.page import Page
 
         views.append(Page(html))
     backends = {repro.backend for repro in read_repros(paths, Path()).values()}

@@ -21,13 +21,14 @@ from minidbg.failure import Direction, Kind, Outcome, Signature, Verdict
 from minidbg.history import State
 from minidbg.judge_script import JUDGE_SCRIPT
 from minidbg.metadata import HANG_LIMIT_S
+from minidbg.processes.pool import NUMBERS, ONE_THREAD, Ended, Order, Pool
 from minidbg.watch.columns import Column
-from minidbg.watch.pool import IN_WORKER, NUMBERS, ONE_THREAD, Ended, Order, Pool
 from minidbg.watch.repros import Repro, is_module_file
 from minidbg.watch.settings import WatchSettings, Workers
 from minidbg.watch.snapshot import Root, is_inside
 from minidbg.watch.sweep import CanaryAnswer, Lane, Purpose, Task
 
+IN_WORKER = str(Path(__file__).with_name("in_worker.py"))
 CANARY_SECONDS = 120.0
 FIRST_RUN_SECONDS = 180.0
 LEAST_SECONDS = 30.0
@@ -153,7 +154,7 @@ def judging(repro: Repro, column: Column, *, in_worker: bool = True) -> tuple[st
 
 def canary_command(repro: Repro, column: Column) -> tuple[str, ...]:
     """The command that asks the repro's backend for a single op."""
-    return (str(IN_WORKER), "canary", str(repro.path.absolute()), column.device, column.options)
+    return (IN_WORKER, "canary", str(repro.path.absolute()), column.device, column.options)
 
 
 def forks(settings: WatchSettings) -> bool:

@@ -358,10 +358,6 @@ def slow_jobs(jobs: Sequence[Job], states: Mapping[tuple[str, str], State]) -> f
     return frozenset(job for job, took in seconds.items() if took > limit)
 
 
-FLAKY_FACTOR = 6
-"""A flaky repro is run this many times as often as another before it is left alone."""
-
-
 def exit_status(answers: Iterable[Answer], repros: dict[str, Repro], *, unexpected_only: bool) -> int:
     """What ``--once`` exits with: see DESIGN's table; with ``unexpected_only`` 1 when a header is contradicted."""
     answers = list(answers)
@@ -395,25 +391,3 @@ def count_standings(answers: Iterable[Answer]) -> dict[str, int]:
         standing = str(answer.settled.standing)
         counts[standing] = counts.get(standing, 0) + 1
     return counts
-
-
-def usual_seconds(states: Iterable[State], repros: Mapping[str, Repro]) -> float:
-    """The longest that a repro which came back has taken."""
-    return max((state.seconds for state in states if came_back(state, repros.get(state.repro))), default=0.0)
-
-
-def came_back(state: State, repro: Repro | None) -> bool:
-    """Whether the state is of a repro that ends by itself."""
-    return repro is not None and repro.kind is not Kind.HANG and state.verdict is not Verdict.TIMEOUT
-
-
-def seen_too_seldom(states: Iterable[State], repros: Mapping[str, Repro], *, runs: int) -> list[str]:
-    """Repros whose present verdict rests on fewer than ``runs`` runs, and flaky ones, which may have become quiet."""
-    found = set()
-    for state in states:
-        repro = repros.get(state.repro)
-        if repro is None or repro.damage or repro.kind is Kind.HANG or repro.digest != state.script:
-            continue
-        if state.runs < (FLAKY_FACTOR * runs if state.verdict is Verdict.FLAKY else runs):
-            found.add(state.repro)
-    return sorted(found)

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from minidbg.failure import Outcome, Verdict
+from minidbg.processes.pool import Ended
 from minidbg.watch.announce import Announcer, shown
 from minidbg.watch.columns import Machine, devices_of, parse_devices, said_aloud, variants
-from minidbg.watch.pool import Ended
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import Repro, stamp_of
 from minidbg.watch.runner import Runner, as_renamed, canary_of, is_fallback, outcome_of
 from minidbg.watch.settings import OnChange, WatchSettings
 from minidbg.watch.snapshot import Root
 from minidbg.watch.sources import installed_digest
-from minidbg.watch.states import Seen
+from minidbg.watch.states import Seen, usual_seconds
 from minidbg.watch.sweep import (
     Answer,
     CanaryAnswer,
@@ -31,7 +31,6 @@ from minidbg.watch.sweep import (
     cannot_run,
     count_standings,
     in_order,
-    usual_seconds,
 )  # fmt: skip
 from minidbg.watch.watched import Mark, Watched
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from minidbg.history import History
+from minidbg.processes.pool import Ended, Order
 from minidbg.watch import in_worker
 from minidbg.watch.announce import Announcer, Event
 from minidbg.watch.background import ASK_AGAIN_S, UNTOUCHED_S, Background, Flights
 from minidbg.watch.columns import Column
-from minidbg.watch.pool import Ended, Order
 from minidbg.watch.repros import Repro, read_repro
 
 SCRIPT = """# /// script

@@ -14,11 +14,11 @@ import pytest
 from minidbg.errors import BadSetting, MinidbgError
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.history import State
+from minidbg.processes.pool import Ended, Order
 from minidbg.watch import in_worker
 from minidbg.watch.background import Builder, Built
 from minidbg.watch.columns import Column, parse_devices
 from minidbg.watch.lock import AlreadyWatched, Lock, living_holder
-from minidbg.watch.pool import Ended, Order
 from minidbg.watch.repros import Repro, home_of, read_repro, read_repros
 from minidbg.watch.runner import Bytecode, Runner, canary_of, judging, outcome_of
 from minidbg.watch.settings import FailOn, OnChange, WatchSettings, load

@@ -1,6 +1,6 @@
-"""The daemon's side of ``minidbg/processes/server.py``: start it, give it scripts, hear how they ended, replace it.
+"""Interpreters that run scripts in forks: start a ``server``, give it scripts, hear how they ended, replace it.
 
-The protocol is lines of JSON, so that the daemon itself needs no torch.
+The protocol is lines of JSON, so that whoever holds a pool needs no torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ ROOT = str(Path(__file__).parents[2])
 SERVER = (
     "import sys; sys.path.append(sys.argv[1]); from minidbg.processes.server import main; main(*sys.argv[1:])"
 )
-IN_WORKER = Path(__file__).with_name("in_worker.py")
 
 COMPILER_ENVIRONMENT = {
     # A cached graph would hide a change of the compiler; the cache of compiled kernels, keyed by their source, cannot.
