@@ -299,9 +299,8 @@ def prepare(connection: sqlite3.Connection, *, readonly: bool) -> None:
     # With a write-ahead log this is safe against a killed process; only a power cut may lose the last commits.
     connection.execute("pragma synchronous = normal")
     connection.execute("pragma journal_size_limit = 4000000")
-    connection.execute(
-        "pragma cache_size = -256"
-    )  # kilobytes: the default of 2,000 fills slowly and looks like a leak
+    # Kilobytes: the default of 2,000 fills slowly and looks like a leak.
+    connection.execute("pragma cache_size = -64")
     if version == 0:
         connection.executescript(f"begin; {SCHEMA} pragma user_version = {SCHEMA_VERSION}; commit;")
 
