@@ -14,7 +14,7 @@ from torch import fx
 from minidbg import _torch, references, settings
 from minidbg.backend import failures
 from minidbg.backend.chain import Backend, Link, backend_hash, merged, name_of, same_backend
-from minidbg.backend.runner import WrappedGraph
+from minidbg.backend.graph_state import DynamoGraph
 from minidbg.case import CompiledFn
 from minidbg.errors import BadSetting, UnknownBackend, nearest
 from minidbg.settings import Settings
@@ -72,7 +72,7 @@ class WrappedBackend:
             compiled_fn: CompiledFn = links[0].compiler(gm, example_inputs)
             return compiled_fn
         try:
-            graph = WrappedGraph(gm, links, self.settings)
+            graph = DynamoGraph(gm, links, self.settings)
         except Exception as trouble:  # noqa: BLE001 - whatever it is, it is not the user's
             # A bug of ours must not keep the user from compiling: his backend is called as if we were not here.
             failures.log.warning("minidbg: a graph is not wrapped (%s: %s)", type(trouble).__name__, trouble)
