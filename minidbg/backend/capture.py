@@ -15,7 +15,7 @@ from torch import fx, nn
 from minidbg import _torch, references
 from minidbg.backend.chain import Link
 from minidbg.backend.context import current_context
-from minidbg.case import CallPath, Case, Context, Level, Provenance, symbolic_dims
+from minidbg.case import BackendRef, CallPath, Case, Context, Level, Provenance, symbolic_dims
 from minidbg.errors import AccuracyError
 from minidbg.failure import Direction, Kind, Signature
 from minidbg.graphs.comments import user_line
@@ -55,33 +55,62 @@ class Failure:
 
 def case_of(failure: Failure, settings: Settings) -> Case:
     """The failure as a case. Raises BackendUnreachable when no fresh process could get the backend back."""
-    link, notes = failure.link, list(failure.notes)
-    placeholders = [node for node in failure.graph_module.graph.nodes if node.op == "placeholder"]
-    inputs = tuple(real_value(value, place) for place, value in enumerate(failure.inputs))
+    call = case_of_call(
+        failure.link, failure.graph_module, failure.inputs, context_of(failure, settings), settings
+    )
+    notes = list(failure.notes)
     if any(_torch.is_fake(value) for value in failure.inputs):
         notes.append(STAND_INS)
-    dynamic_dims = tuple(symbolic_dims(node) for node in placeholders)
-    symbolic = any(dynamic_dims) or any(is_symbolic_number(node) for node in placeholders)
-    found = references.find(
-        link.backend, options=link.options, mode=link.mode, setup=settings.setup, reference=settings.reference
-    )
-    return Case(
-        graph_module=failure.graph_module,
-        inputs=inputs,
-        backend=references.with_operators(found, failure.graph_module, inputs, setup=settings.setup),
-        context=context_of(failure, settings),
+    return replace(
+        call,
         signature=signature(failure),
         call=CallPath.DIRECT if failure.level is Level.ATEN else CallPath.TORCH_COMPILE,
         level=failure.level,
-        dynamic=symbolic,
-        dynamic_dims=dynamic_dims if any(dynamic_dims) else (),
         backward=failure.direction is Direction.BACKWARD,
         provenance=provenance(failure, notes),
         tolerances=settings.allowed,
         match=settings.match,
         margin=margin_for(failure.error.figures if isinstance(failure.error, AccuracyError) else {}),
-        compiler=link.backend,  # without its options, which reduction may drop
+        compiler=failure.link.backend,  # without its options, which reduction may drop
     )
+
+
+def case_of_call(
+    link: Link, graph_module: fx.GraphModule, values: Sequence[Any], context: Context, settings: Settings
+) -> Case:
+    """The call of ``graph_module`` with ``values`` through ``link``, of which no failure is known. Raises BackendUnreachable."""
+    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    inputs = tuple(real_value(value, index) for index, value in enumerate(values))
+    dynamic_dims = tuple(symbolic_dims(node) for node in placeholders)
+    return Case(
+        graph_module=graph_module,
+        inputs=inputs,
+        backend=references.with_operators(
+            reference_to(link, settings), graph_module, inputs, setup=settings.setup
+        ),
+        context=context,
+        dynamic=any(dynamic_dims) or any(map(is_symbolic_number, placeholders)),
+        dynamic_dims=dynamic_dims if any(dynamic_dims) else (),
+        provenance=Provenance(nodes=call_nodes(graph_module), inputs=len(inputs)),
+    )
+
+
+REFERENCES: dict[int, tuple[Link, Settings, BackendRef]] = {}
+
+
+def reference_to(link: Link, settings: Settings) -> BackendRef:
+    """How a fresh process gets the link's backend; looked for once. Raises BackendUnreachable."""
+    known = REFERENCES.get(id(link))
+    if known is None or known[0] is not link or known[1] != settings:
+        found = references.find(
+            link.backend,
+            options=link.options,
+            mode=link.mode,
+            setup=settings.setup,
+            reference=settings.reference,
+        )
+        REFERENCES[id(link)] = known = (link, settings, found)
+    return known[2]
 
 
 def context_of(failure: Failure, settings: Settings) -> Context:
@@ -133,12 +162,12 @@ def first_lines(message: str) -> str:
     return "\n".join(message.splitlines()[:MESSAGE_LINES])[:MESSAGE_CHARACTERS]
 
 
-def real_value(value: Any, place: int) -> Any:
+def real_value(value: Any, seed: int) -> Any:
     """``value``, or what stands in for it: numbers for symbolic ones, a seeded tensor for a fake one."""
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         return concrete(value)
     if isinstance(value, torch.Tensor) and _torch.is_fake(value):
-        return stand_in(value, place)
+        return stand_in(value, seed)
     return value
 
 
