@@ -7,10 +7,9 @@ the compiled function may take its inputs in one list that it clears.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from torch import fx
 
@@ -25,7 +24,7 @@ from minidbg.case import CompiledFn, CompilerFn, Level
 from minidbg.errors import BadSetting
 from minidbg.graphs.copying import copy_graph_module
 from minidbg.oracle.direct import compile_directly
-from minidbg.settings import Layout, Settings
+from minidbg.settings import CompilerSettings, Layout, Settings
 
 
 class WrappedCompiler:
@@ -68,47 +67,18 @@ class WrappedCompiler:
         return f"<minidbg.wrap_compiler({getattr(self.compiler, '__name__', self.compiler)})>"
 
 
-def wrap_compiler(
-    compiler: CompilerFn,
-    *,
-    verify: str | int | None = None,
-    on_failure: str | None = None,
-    reduce: str | None = None,
-    repro_dir: str | os.PathLike[str] | None = None,
-    seconds: float | None = None,
-    max_calls: int | None = None,
-    setup: str | Sequence[str] | None = None,
-    reference: str | None = None,
-    value_limit_bytes: int | None = None,
-    reduce_oom: bool | None = None,
-    match: str | None = None,
-    env: Sequence[str] | None = None,
-) -> Any:
+def wrap_compiler(compiler: CompilerFn, **given: Unpack[CompilerSettings]) -> Any:
     """``compiler``, for ``aot_autograd(fw_compiler=, bw_compiler=, inference_compiler=)``.
 
     When it fails on a graph, or what it compiled does, a verified minimal repro is left in ``repro_dir``: an ATen
     graph and a call of the compiler. The settings are those of ``minidbg.wrap``. Raises BadSetting.
     """
-    given = {
-        "verify": verify,
-        "on_failure": on_failure,
-        "reduce": reduce,
-        "repro_dir": repro_dir,
-        "seconds": seconds,
-        "max_calls": max_calls,
-        "setup": setup,
-        "reference": reference,
-        "value_limit_bytes": value_limit_bytes,
-        "reduce_oom": reduce_oom,
-        "match": match,
-        "env": env,
-    }
     if isinstance(compiler, str) or not callable(compiler):
         raise BadSetting(
             f"wrap_compiler({compiler!r}): a compiler (gm, example_inputs) -> compiled_fn is needed; "
             f"a backend of torch.compile goes to minidbg.wrap"
         )
-    own = settings.load(given)
+    own = settings.of_call(given, CompilerSettings)
     return _torch.with_inner_compiler(
         compiler, lambda inner, stored: WrappedCompiler(inner, own, stored=stored)
     )
