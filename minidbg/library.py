@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from minidbg import intake, isolation, references, repro, settings
-from minidbg.backend.context import current_context
+from minidbg.backend.capture import current_context
 from minidbg.case import Case, CompilerFn
 from minidbg.errors import BadSetting, NotReproduced
 from minidbg.failure import Outcome, Verdict

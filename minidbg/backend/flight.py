@@ -25,9 +25,8 @@ import torch
 from torch import fx
 
 from minidbg import _torch
-from minidbg.backend.capture import case_of_call
+from minidbg.backend.capture import case_of_call, current_context
 from minidbg.backend.chain import Link
-from minidbg.backend.context import current_context
 from minidbg.case import Case
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind
