@@ -16,6 +16,7 @@ from minidbg.graphs.record import Around
 from minidbg.oracle.suspects import Suspects
 from minidbg.reduction.branches import drop_nested_nodes, drop_operands, inline_branches
 from minidbg.reduction.candidate import Candidate, OwnGraph
+from minidbg.reduction.culprits import DENSE, drop_chunks, narrow_window, try_islands
 from minidbg.reduction.edits import (
     bypass_nodes,
     drop_inputs,
@@ -25,8 +26,6 @@ from minidbg.reduction.edits import (
     drop_outputs,
     merge_alike_inputs,
 )
-from minidbg.reduction.interior import DENSE, drop_chunks, keep_culprits
-from minidbg.reduction.islands import try_islands
 from minidbg.reduction.problem import (
     Answer,
     Ask,
@@ -42,7 +41,6 @@ from minidbg.reduction.problem import (
 from minidbg.reduction.simplify import SIMPLIFYING, plainness, simplify_inputs_at_once
 from minidbg.reduction.subsets import FEW_UNITS
 from minidbg.reduction.suspects import follow_frames, try_suspects
-from minidbg.reduction.windows import narrow_window
 
 LEAST_SIMPLIFYING_S = 20.0
 """Simplification may take as long as the reduction before it took, and at least this."""
@@ -73,8 +71,6 @@ class Reduced:
 FINDING: tuple[tuple[str, Pass], ...] = (
     ("islands", try_islands),
     ("bisect", narrow_window),
-    ("interior", keep_culprits),
-    ("chunks", drop_chunks),
 )
 """From a large graph to the few nodes that matter; each once, and none in a small graph."""
 
@@ -207,8 +203,11 @@ def find(problem: ReductionProblem) -> None:
     for name, reduction_pass in FINDING:
         before = problem.best
         if len(before.calls) > FEW_UNITS:
-            with contextlib.suppress(NoProgress):
+            try:
                 run(problem, name, reduction_pass)
+            except NoProgress:
+                with contextlib.suppress(NoProgress):
+                    run(problem, "chunks", drop_chunks)
         if problem.best is not before:
             follow_frames(problem)
     problem.is_impatient = False
