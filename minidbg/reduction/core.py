@@ -1,4 +1,4 @@
-"""``reduce_graph``: the passes in order, and the certificate at the end."""
+"""``reduce_graph``: the passes in order, and the certificate at the end; ``minimize``: with a predicate of the user's."""
 
 from __future__ import annotations
 
@@ -10,10 +10,20 @@ from typing import Any
 
 from torch import fx
 
-from minidbg.errors import NotReproduced
-from minidbg.graphs.copying import collector_spared_what_is_there
+from minidbg.errors import MinidbgError, NotReproduced
+from minidbg.graphs.copying import clone_values, collector_spared_what_is_there
 from minidbg.graphs.record import Around
 from minidbg.oracle.suspects import Suspects
+from minidbg.reduction.answers import (
+    Answer,
+    Ask,
+    AskTogether,
+    Attempt,
+    Budget,
+    BudgetSpent,
+    NoProgress,
+    Progress,
+)
 from minidbg.reduction.branches import drop_nested_nodes, drop_operands, inline_branches
 from minidbg.reduction.candidate import Candidate, OwnGraph
 from minidbg.reduction.culprits import DENSE, drop_chunks, narrow_window, try_islands
@@ -26,18 +36,7 @@ from minidbg.reduction.edits import (
     drop_outputs,
     merge_alike_inputs,
 )
-from minidbg.reduction.problem import (
-    Answer,
-    Ask,
-    AskTogether,
-    Attempt,
-    Budget,
-    BudgetSpent,
-    NoProgress,
-    Pass,
-    Progress,
-    ReductionProblem,
-)
+from minidbg.reduction.problem import Pass, ReductionProblem
 from minidbg.reduction.simplify import SIMPLIFYING, plainness, simplify_inputs_at_once
 from minidbg.reduction.subsets import FEW_UNITS
 from minidbg.reduction.suspects import follow_frames, try_suspects
@@ -47,8 +46,8 @@ LEAST_SIMPLIFYING_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Reduced:
-    """The smallest case found and how it was found."""
+class Minimized:
+    """The smallest graph found that still fails, its inputs, and how it was found."""
 
     graph_module: fx.GraphModule
     inputs: tuple[Any, ...]
@@ -106,7 +105,7 @@ def reduce_graph(
     allow_no_calls: bool = False,
     simplify: bool = False,
     around: Around = nullcontext,
-) -> Reduced:
+) -> Minimized:
     """The smallest graph cut out of ``graph_module`` that ``ask`` finds interesting.
 
     ``ask`` gets a GraphModule of its own each time, and inputs that it must not write to. ``hints`` are words that may name the
@@ -228,9 +227,9 @@ def run(problem: ReductionProblem, name: str, reduction_pass: Pass) -> None:
     reduction_pass(problem)
 
 
-def _reduced(problem: ReductionProblem, certified: bool, interrupted: bool, whole_passed: bool) -> Reduced:
+def _reduced(problem: ReductionProblem, certified: bool, interrupted: bool, whole_passed: bool) -> Minimized:
     best, neighbour = problem.best, problem.neighbour
-    return Reduced(
+    return Minimized(
         best.graph_module,
         best.inputs,
         problem.oracle_calls,
@@ -244,4 +243,38 @@ def _reduced(problem: ReductionProblem, certified: bool, interrupted: bool, whol
     )
 
 
-__all__ = ["Answer", "Attempt", "Budget", "Progress", "Reduced", "reduce_graph"]
+def minimize(
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    fails: Callable[[fx.GraphModule, list[Any]], bool],
+    *,
+    max_calls: int | None = None,
+    seconds: float | None = None,
+    simplify: bool = False,
+) -> Minimized:
+    """The smallest part of ``gm`` for which ``fails(gm, inputs)`` is still true.
+
+    ``fails`` runs in this process and gets copies of its own, which it may change. ``simplify`` goes on with plainer arguments,
+    smaller shapes and simpler values, and merges inputs. ``max_calls`` and ``seconds``
+    are looked at between calls. ``gm`` and ``inputs`` are only read; ``gm`` runs in eager, in the current
+    grad mode, to find the values inside it. Raises NotReproduced when ``fails`` is false for the whole of it,
+    MinidbgError when ``inputs`` do not fit the graph, and what ``fails`` raises.
+    """
+    placeholders = sum(node.op == "placeholder" for node in gm.graph.nodes)
+    if placeholders != len(inputs):
+        raise MinidbgError(
+            f"the graph takes {placeholders} inputs, {len(inputs)} were given; one is needed for each placeholder"
+        )
+
+    def ask(graph_module: fx.GraphModule, values: tuple[Any, ...]) -> Answer:
+        return Answer.INTERESTING if fails(graph_module, clone_values(values)) else Answer.NOT
+
+    return reduce_graph(
+        gm,
+        tuple(inputs),
+        ask,
+        budget=Budget(max_calls, seconds),
+        whole_is_known=False,
+        allow_no_calls=True,
+        simplify=simplify,
+    )

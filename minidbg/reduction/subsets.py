@@ -11,8 +11,9 @@ from minidbg.graphs.effects import Mode, is_call, mode_of, nesting_levels, op_na
 from minidbg.graphs.facts import Fact
 from minidbg.graphs.pieces import is_unpacking
 from minidbg.graphs.record import Recording
+from minidbg.reduction.answers import Answer
 from minidbg.reduction.candidate import Candidate
-from minidbg.reduction.problem import Answer, ReductionProblem
+from minidbg.reduction.problem import ReductionProblem
 
 Unit: TypeAlias = tuple[fx.Node, ...]
 """Nodes that make sense only together: an op with many results and the nodes that take them apart, a functorch level."""
