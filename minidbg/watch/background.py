@@ -24,11 +24,12 @@ from typing import Any
 
 from minidbg.failure import LAYOUT
 from minidbg.history import History
+from minidbg.processes.deaths import last_json
 from minidbg.processes.pool import NUMBERS, Ended, Order, Pool
 from minidbg.watch.announce import Announcer
 from minidbg.watch.columns import Column
 from minidbg.watch.repros import HIDDEN, Repro, header_table
-from minidbg.watch.runner import IN_WORKER, last_json
+from minidbg.watch.runner import IN_WORKER
 from minidbg.watch.snapshot import Snapshot
 from minidbg.watch.watched import Mark, Watched
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from minidbg.errors import MinidbgError
-from minidbg.failure import EXIT_STATUS, Verdict
-from minidbg.processes import run_python
-from minidbg.processes.pool import COMPILER_ENVIRONMENT, Ended
+from minidbg.failure import EXIT_STATUS, Outcome, Verdict
+from minidbg.processes import deaths, run_python
+from minidbg.processes.pool import COMPILER_ENVIRONMENT
 from minidbg.watch.background import Builder, Built
 from minidbg.watch.columns import Column
 from minidbg.watch.repros import Repro, read_repro
-from minidbg.watch.runner import as_renamed, is_fallback, judging, outcome_of
+from minidbg.watch.runner import as_renamed, expected_signature, is_fallback, judging
 from minidbg.watch.sources import module_roots, repositories_of
 
 CANNOT_JUDGE = 125
@@ -234,14 +234,11 @@ def build(command: str, folder: Path, seconds: float) -> str:
     return built.error or f"exit status {built.status}" if built.status else ""
 
 
-def run_repro(repro: Repro, column: Column, seconds: float, env: Mapping[str, str]) -> Ended:
-    """Judge the repro in a fresh interpreter, from an empty folder."""
+def judged(repro: Repro, column: Column, seconds: float, env: Mapping[str, str]) -> Outcome:
+    """What the repro does in a fresh interpreter, from an empty folder."""
     with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
         done = run_python(judging(repro, column, in_worker=False), seconds=seconds, cwd=folder, env=env)
-    return Ended(
-        0, done.exit_status, done.signal, done.timed_out,
-        stdout=done.stdout, stderr=done.stderr_tail, seconds=done.seconds,
-    )  # fmt: skip
+    return deaths.outcome_of(done, expected_signature(repro), limit_s=seconds)
 
 
 def judge(tree: Path, job: dict[str, Any]) -> tuple[int, str]:
@@ -254,8 +251,8 @@ def judge(tree: Path, job: dict[str, Any]) -> tuple[int, str]:
     if misplaced:
         return CANNOT_JUDGE, misplaced
     column = Column(job["device"] or repro.device, options=job["options"])
-    outcome = outcome_of(repro, column.device, run_repro(repro, column, job["seconds"], env))
-    outcome = as_renamed(outcome, repro, [str(tree / name) for name in git(tree, "ls-files").splitlines()])
+    files = [str(tree / name) for name in git(tree, "ls-files").splitlines()]
+    outcome = as_renamed(judged(repro, column, job["seconds"], env), repro, files)
     if is_fallback(outcome):
         return CANNOT_JUDGE, outcome.reason
     status = EXIT_STATUS[outcome.verdict]

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TypeAlias
 
 from minidbg.history import NAME, Environment, Revision, open_or_begin_anew
+from minidbg.processes.deaths import last_json
 from minidbg.processes.pool import NUMBERS, Died, Ended, Order, Pool, Ready
 from minidbg.watch.announce import Announcer, Log, shown
 from minidbg.watch.background import Background, Builder, Builds, Built
@@ -22,7 +23,7 @@ from minidbg.watch.events import Events
 from minidbg.watch.lock import Lock, hidden_folder
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import home_of
-from minidbg.watch.runner import IN_WORKER, Bytecode, Runner, forks, last_json
+from minidbg.watch.runner import IN_WORKER, Bytecode, Runner, forks
 from minidbg.watch.settings import FailOn, WatchSettings
 from minidbg.watch.sources import repositories_of, repositories_worth_building, revisions
 from minidbg.watch.states import FAILING, seen_too_seldom
