@@ -1,4 +1,4 @@
-"""Graphs for the tests of this folder, made by hand or captured by dynamo, and what reads them back."""
+"""Graphs made by hand for the tests of writing, and what reads written graphs back."""
 
 from __future__ import annotations
 
