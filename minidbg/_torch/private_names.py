@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
+from packaging.version import Version
 
 from minidbg.errors import TorchNameMissing
 
@@ -161,3 +162,8 @@ def is_here(name: str) -> bool:
                 return False
         found = getattr(found, part)
     return name not in TAKEN_AWAY
+
+
+def version_at_least(*parts: int) -> bool:
+    """Whether this is torch of the version ``parts`` or a later one; nightlies count as the release that they lead to."""
+    return Version(torch.__version__).release >= parts

@@ -1,6 +1,6 @@
-"""The daemon's side of ``minidbg/workers/server.py``: start it, give it scripts, hear how they ended, replace it.
+"""The daemon's side of ``minidbg/processes/server.py``: start it, give it scripts, hear how they ended, replace it.
 
-The server is started as a plain file, and its protocol is lines of JSON, so that the daemon itself needs no torch.
+The protocol is lines of JSON, so that the daemon itself needs no torch.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from typing import Any, Protocol, TypeAlias
 
 from minidbg.watch.snapshot import Root, is_inside
 
-SERVER = Path(__file__).parents[1] / "workers" / "server.py"
-ROOT = Path(__file__).parents[2]
+ROOT = str(Path(__file__).parents[2])
+SERVER = (
+    "import sys; sys.path.append(sys.argv[1]); from minidbg.processes.server import main; main(*sys.argv[1:])"
+)
 IN_WORKER = Path(__file__).with_name("in_worker.py")
 
 COMPILER_ENVIRONMENT = {
@@ -231,14 +233,13 @@ class Server:
             "socket": theirs.fileno(),
             "parent": os.getpid(),
             "scratch": str(self.folder),
-            "root": str(ROOT),
             "preload": list(preload.modules),
             "warm": preload.warm,
         }
         self.control = ours
         with theirs, (self.folder / "server.log").open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", str(SERVER), json.dumps(config)],
+                [sys.executable, "-P", "-c", SERVER, ROOT, json.dumps(config)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(env),
                 pass_fds=[theirs.fileno()], start_new_session=True,
             )  # fmt: skip

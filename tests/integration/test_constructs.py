@@ -12,10 +12,10 @@ from fails_on import name_of, raises_on
 from graphs_to_write import assert_round_trip
 from new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from quick_path import failing_program, take_the_quick_path
-from torch import fx
 from torch._dynamo.exc import BackendCompilerFailed
 
 import minidbg
+from minidbg import _torch
 from minidbg.graphs.attributes import by_name
 from minidbg.graphs.capture import capture_by_dynamo
 from minidbg.graphs.size import call_targets
@@ -72,17 +72,13 @@ def test_its_graph_comes_back_from_source_and_from_dynamo_as_it_was(construct: C
         assert_round_trip(gm, inputs)
         if construct.name in TRACED_ONCE:
             return
+        if construct.name == "derivative" and torch.__version__.startswith("2.11"):
+            pytest.skip("dynamo of 2.11 does not take back what torch.func.grad leaves in a graph")
         module = instantiate(write_module(gm, constant_expression=by_name))
         again, _ = capture_by_dynamo(module, inputs, dynamic=dynamic)
-    # From 2.14 on dynamo writes the arithmetic of sizes anew for each graph: s0 * s1 // s0 may come out as another expression.
-    compared = without_size_arithmetic if dynamic else call_targets
-    assert compared(again) == compared(gm)
-
-
-def without_size_arithmetic(gm: fx.GraphModule) -> tuple[str, ...]:
-    """The calls of ``gm`` but those of Python's operators on sizes."""
-    operators = {f"operator.{name}" for name in ("add", "sub", "mul", "floordiv", "mod", "neg")}
-    return tuple(one for one in call_targets(gm) if one not in operators)
+    # From 2.14 on dynamo writes arithmetic on sizes in an order of its own.
+    compared = _torch.call_targets if dynamic else call_targets
+    assert list(compared(again)) == list(compared(gm))
 
 
 def test_each_graph_of_a_broken_program_is_answered_for_itself(

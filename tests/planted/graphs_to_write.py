@@ -10,10 +10,9 @@ from torch import fx
 
 from minidbg import _torch
 from minidbg.graphs.attributes import by_name
-from minidbg.graphs.builder import write_graph_builder
 from minidbg.graphs.parse import read_module
 from minidbg.graphs.size import canonical_text
-from minidbg.graphs.source import ModuleSource, write_module
+from minidbg.graphs.source import ModuleSource, write_graph_builder, write_module
 
 
 def namespace_of(source: ModuleSource) -> dict[str, Any]:

@@ -14,13 +14,12 @@ from torch import Tensor, fx
 
 from minidbg import _torch
 from minidbg.graphs.attributes import by_name
-from minidbg.graphs.builder import write_graph_builder
 from minidbg.graphs.capture import capture_by_dynamo
 from minidbg.graphs.expressions import BINARY, UNARY
 from minidbg.graphs.mutation import mutated_placeholders
 from minidbg.graphs.parse import read_module
 from minidbg.graphs.size import call_targets, canonical_text
-from minidbg.graphs.source import instantiate, write_module
+from minidbg.graphs.source import instantiate, write_graph_builder, write_module
 
 ENTER_AUTOCAST, EXIT_AUTOCAST = _torch.autocast_functions()
 SET_GRAD = torch._C._set_grad_enabled

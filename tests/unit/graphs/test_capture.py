@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 import torch
-from constructs import literals, square, views_and_writes
+from constructs import arithmetic_of_sizes, literals, square, views_and_writes
 from torch import Tensor, nn
 
+from minidbg import _torch
 from minidbg.graphs.capture import NoGraph, capture_by_dynamo
+from minidbg.graphs.copying import copy_graph_module
+from minidbg.graphs.size import call_targets
 from minidbg.graphs.source import instantiate, write_module
 
 
@@ -38,6 +43,20 @@ def test_one_function_can_be_captured_any_number_of_times() -> None:
 def test_a_function_without_operations_has_no_graph() -> None:
     with pytest.raises(NoGraph):
         capture_by_dynamo(lambda x: 3, (torch.ones(2),))
+
+
+def test_size_arithmetic_is_compared_in_the_order_of_its_use() -> None:
+    gm, inputs = capture_by_dynamo(arithmetic_of_sizes, (*square(), *square(), 3), dynamic=True)
+    other = copy_graph_module(gm)
+    named = {node.name: node for node in other.graph.nodes}
+    named["mul"].prepend(named["floordiv"])
+    assert call_targets(other) != call_targets(gm)
+    assert _torch.call_targets(other) == _torch.call_targets(gm)
+    for node in other.graph.nodes:
+        node.meta.clear()  # as in a graph that was read from a script
+    assert _torch.call_targets(other, inputs) == _torch.call_targets(gm)
+    named["mul"].target = operator.sub
+    assert _torch.call_targets(other, inputs) != _torch.call_targets(gm)
 
 
 def test_a_written_graph_computes_the_same_values() -> None:
