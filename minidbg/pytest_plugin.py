@@ -23,8 +23,9 @@ import pytest
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.metadata import BLOCK
+from minidbg.processes.deaths import last_json
 from minidbg.watch.columns import Column, Machine, devices_of, parse_devices
-from minidbg.watch.outcomes import is_fallback, last_json, outcome_of
+from minidbg.watch.outcomes import is_fallback, outcome_of
 from minidbg.watch.pool import IN_WORKER, OneByOne, preload_for
 from minidbg.watch.repros import HIDDEN, Repro, is_script, read_repro
 from minidbg.watch.runner import judging, mode_for, own_limit

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
+=======
+>>>>>>> main
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -18,10 +21,15 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from minidbg import processes
+<<<<<<< HEAD
 from minidbg.errors import MinidbgError
 from minidbg.failure import Direction, Kind, Outcome, Signature, Verdict
+=======
+from minidbg.failure import Outcome
+>>>>>>> main
 from minidbg.judge_script import JUDGE_SCRIPT
-from minidbg.repro.header import Header, read_header
+from minidbg.processes.deaths import outcome_of
+from minidbg.repro.header import read_header
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -51,10 +59,8 @@ def run(
     given = (tolerances,) if isinstance(tolerances, str) else tuple(map(repr, tolerances or ()))
     argv += ["--tolerances", *given] if given else []
     ended = _run(argv, seconds, standby, python)
-    outcome = _answer(ended.stdout)
-    if outcome is None:
-        outcome = _without_answer(ended, header, seconds)
-    return replace(outcome, device=device or outcome.device)
+    outcome = outcome_of(ended, header.signature, limit_s=seconds)
+    return replace(outcome, device=device or outcome.device or header.device)
 
 
 def run_alone(
@@ -82,6 +88,7 @@ def start_ahead(backend: str) -> processes.Standby:
     """A fresh interpreter for one ``run`` of a script for ``backend`` (its name), which imports torch meanwhile."""
     modules = ["torch", "torch._dynamo", *(["torch._inductor.compile_fx"] if backend == "inductor" else [])]
     return processes.Standby(modules, env=dict.fromkeys(THREAD_VARIABLES))
+<<<<<<< HEAD
 
 
 def _answer(stdout: str) -> Outcome | None:
@@ -284,3 +291,5 @@ def install(place: Path, wanted: Sequence[str]) -> None:
         ]
     for command in commands:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS)
+=======
+>>>>>>> main

@@ -616,12 +616,12 @@ def test_our_own_trouble_never_hides_the_users_exception(monkeypatch: pytest.Mon
 def test_a_graph_that_cannot_be_copied_is_passed_on_without_us(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from minidbg.backend import runner
+    from minidbg.backend import graph_state
 
     def broken(gm: fx.GraphModule) -> Any:
         raise ZeroDivisionError("a bug of ours")
 
-    monkeypatch.setattr(runner, "copy_graph_module", broken)
+    monkeypatch.setattr(graph_state, "copy_graph_module", broken)
     assert torch.equal(torch.compile(double, backend=wrap("eager"))(torch.ones(2)), torch.full((2,), 3.0))
     assert warnings_of(caplog) == ["minidbg: a graph is not wrapped (ZeroDivisionError: a bug of ours)"]
 
