@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
 import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
-=======
->>>>>>> main
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -21,12 +17,8 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from minidbg import processes
-<<<<<<< HEAD
 from minidbg.errors import MinidbgError
-from minidbg.failure import Direction, Kind, Outcome, Signature, Verdict
-=======
-from minidbg.failure import Outcome
->>>>>>> main
+from minidbg.failure import Outcome, Verdict
 from minidbg.judge_script import JUDGE_SCRIPT
 from minidbg.processes.deaths import outcome_of
 from minidbg.repro.header import read_header
@@ -88,7 +80,6 @@ def start_ahead(backend: str) -> processes.Standby:
     """A fresh interpreter for one ``run`` of a script for ``backend`` (its name), which imports torch meanwhile."""
     modules = ["torch", "torch._dynamo", *(["torch._inductor.compile_fx"] if backend == "inductor" else [])]
     return processes.Standby(modules, env=dict.fromkeys(THREAD_VARIABLES))
-<<<<<<< HEAD
 
 
 def _answer(stdout: str) -> Outcome | None:
@@ -98,29 +89,6 @@ def _answer(stdout: str) -> Outcome | None:
         return Outcome.from_json(json.loads(lines[-1])) if lines else None
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _without_answer(ended: processes.ChildResult, header: Header, seconds: float) -> Outcome:
-    """What a script that printed no verdict has shown."""
-    direction = header.signature.direction if header.signature else Direction.FORWARD
-    shown = Outcome(
-        Verdict.INVALID, message=ended.stderr_tail[-4000:], seconds=ended.seconds, device=header.device
-    )
-    if ended.timed_out:
-        found = replace(
-            shown, signature=Signature(Kind.HANG, direction), reason=f"no answer within {seconds:g} s"
-        )
-        return replace(found, verdict=Verdict.TIMEOUT).judged_against(header.signature)
-    if ended.signal is not None:
-        name = signal.Signals(ended.signal).name
-        found = replace(
-            shown, signature=Signature(Kind.CRASH, direction), signal=ended.signal, reason=f"died of {name}"
-        )
-        return replace(found, verdict=Verdict.CRASHED).judged_against(header.signature)
-    last = ended.stderr_tail.strip().rpartition("\n")[2]
-    status = f"exit status {ended.exit_status} without a verdict{': ' if last else ''}{last}"
-    verdict = Verdict.SKIPPED if ended.exit_status == 125 else Verdict.INVALID
-    return replace(shown, verdict=verdict, reason=status)
 
 
 # --- with the torch of other interpreters ---
@@ -291,5 +259,3 @@ def install(place: Path, wanted: Sequence[str]) -> None:
         ]
     for command in commands:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS)
-=======
->>>>>>> main
