@@ -664,6 +664,17 @@ def outside_tracing() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def with_shape_env() -> Iterator[None]:
+    """A block in which AOTAutograd has a ShapeEnv, where all sizes are static: ``while_loop`` asks for one."""
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv(assume_static_by_default=True))
+    with torch._guards.tracing(torch._guards.TracingContext(mode)):
+        yield
+
+
+@contextlib.contextmanager
 @seen("2.13", "2.14", otherwise=nothing_around)
 def same_versions(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """A block whose writes to ``tensors`` autograd does not count: for putting back what was there before.
