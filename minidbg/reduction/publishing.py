@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from minidbg import repro, workers
+import torch
+
+from minidbg import isolation, processes, repro
 from minidbg.case import CallPath, Case
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs import describing, tensors
 from minidbg.graphs.comments import user_line
-from minidbg.graphs.size import call_nodes
-from minidbg.reduction.neighbours import sentence
+from minidbg.graphs.size import call_nodes, call_targets, canonical_text
 from minidbg.reduction.result import Written
 from minidbg.reduction.session import Session
 from minidbg.repro import Exactness
@@ -153,7 +156,7 @@ def with_story(form: Form, original: Case, found: Found, session: Session, *, ce
         certified=certified,
         oracle_calls=session.oracle_calls,
         seconds=session.elapsed(),
-        neighbour=sentence(form.case, found.neighbour) if found.neighbour and certified else "",
+        neighbour=difference(form.case, found.neighbour) if found.neighbour and certified else "",
         notes=(*original.provenance.notes, *found.notes, *([form.note] if form.note else [])),
     )
     return replace(form.case, provenance=story)
@@ -197,7 +200,7 @@ def verify(
 
 def verified(
     case: Case, draft: Path, exactness: Exactness, session: Session | None, seconds: float
-) -> tuple[Outcome, workers.ChildResult | None]:
+) -> tuple[Outcome, processes.ChildResult | None]:
     """What the oracle says of the script, written to ``draft``; and how it ends by itself, where the failure shows."""
     why = ""
     try:
@@ -222,17 +225,17 @@ def verified(
             if ended is not None and ended.exit_status != 1:
                 ended = repro.run_alone(draft, seconds=seconds)
     if faces(outcome.signature) > faces(case.signature):
-        return outcome, workers.ChildResult(exit_status=1)  # to be reduced again, with all of them
+        return outcome, processes.ChildResult(exit_status=1)  # to be reduced again, with all of them
     if ended is None or ended.exit_status != 1:
         why = why or f"a few lines do not show the failure ({how_it_ended(ended)})" if ended else why
         ended = verify_standalone(case, draft, exactness, why, seconds)
     return outcome, ended
 
 
-def judged(case: Case, draft: Path, seconds: float, standby: workers.Standby | None = None) -> Outcome:
+def judged(case: Case, draft: Path, seconds: float, standby: processes.Standby | None = None) -> Outcome:
     """What the installed oracle says of the script of ``case`` at ``draft``, in a fresh interpreter."""
     waiting = [standby]  # for one run
-    return workers.unless_the_machine_failed(
+    return isolation.unless_the_machine_failed(
         lambda: repro.run(draft, seconds=seconds, standby=waiting.pop() if waiting else None),
         expected=case.signature,
     )
@@ -240,7 +243,7 @@ def judged(case: Case, draft: Path, seconds: float, standby: workers.Standby | N
 
 def verify_standalone(
     case: Case, draft: Path, exactness: Exactness, why: str, seconds: float
-) -> workers.ChildResult:
+) -> processes.ChildResult:
     """Write the draft as a standalone script that says ``why`` it is one, and run it by itself."""
     remark = f"It carries minidbg's whole judge: {why}."
     log.info("standalone_form_needed: %s", why)
@@ -248,7 +251,7 @@ def verify_standalone(
     return repro.run_alone(repro.write_script(script, draft), seconds=seconds)
 
 
-def how_it_ended(ended: workers.ChildResult) -> str:
+def how_it_ended(ended: processes.ChildResult) -> str:
     """How a script's run by itself ended, for people."""
     if ended.timed_out:
         return f"no end within {ended.seconds:.0f} s"
@@ -282,3 +285,37 @@ def written(path: Path | None, case: Case, original: Case, last: Outcome, sessio
         notes=notes,
         also_found=len(session.others),
     )
+
+
+# --- the passing neighbour ---
+
+
+def difference(smallest: Case, neighbour: Case) -> str:
+    """What ``neighbour``, which passes, is without: ``passes without torch.relu``; the difference that explains most."""
+    return next(_differences(smallest, neighbour), "")
+
+
+def _differences(smallest: Case, neighbour: Case) -> Iterator[str]:
+    """What ``neighbour`` has not, or has otherwise."""
+    gone = Counter(call_targets(smallest.graph_module)) - Counter(call_targets(neighbour.graph_module))
+    names = [name for name in gone if name not in "{}"]
+    if names:
+        yield f"passes without {' and '.join(names)}"
+    if len(neighbour.inputs) < len(smallest.inputs):
+        yield f"passes with {len(neighbour.inputs)} of the {len(smallest.inputs)} inputs"
+    if canonical_text(smallest.graph_module) != canonical_text(neighbour.graph_module):
+        yield "passes with plainer arguments of the same calls"
+    for place, (has, lacks) in enumerate(zip(smallest.inputs, neighbour.inputs, strict=False)):
+        if _told(has) != _told(lacks):
+            yield f"passes when input {place} is {_told(lacks)} instead of {_told(has)}"
+    yield "passes with plainer values in its inputs"
+
+
+def _told(value: Any) -> str:
+    """``float32[2, 8]`` and what is unusual about it."""
+    if not isinstance(value, torch.Tensor):
+        return repr(value)[:60]
+    text = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if value.layout is torch.strided and not value.is_contiguous():
+        text += f" of strides {value.stride()}"
+    return text + (" that requires grad" if value.requires_grad else "")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from minidbg import repro, workers
+from minidbg import isolation, processes, repro
 from minidbg.case import Case
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Outcome, Verdict
@@ -72,7 +74,7 @@ class Session:
     """The smallest case that was seen to fail."""
     suspects: Suspects = ()
     """The nodes that the frames of its failure held."""
-    standbys: list[workers.Standby] = field(default_factory=list)
+    standbys: list[processes.Standby] = field(default_factory=list)
     """Interpreters that import torch while the search runs, for the first verifications."""
 
     def elapsed(self) -> float:
@@ -162,7 +164,7 @@ class Session:
     def in_a_child(self, case: Case) -> Outcome:
         """One oracle call in a forked child; what a killed one left half written in the kernel cache goes."""
         began = time.time()
-        outcome = workers.submit(
+        outcome = isolation.submit(
             case,
             seconds=self.seconds_for(case),
             memory_bytes=self.limits.memory_bytes,
@@ -170,7 +172,7 @@ class Session:
         )
         died = outcome.signature is not None and outcome.signature.kind in (Kind.CRASH, Kind.HANG)
         if died and self.kernels is not None:
-            workers.remove_unfinished(self.kernels, since=began)
+            processes.remove_unfinished(self.kernels, since=began)
         return outcome
 
     def seconds_for(self, case: Case) -> float:
@@ -221,7 +223,7 @@ class Session:
                 self.best, self.folder / BEST_FILE, repro.Form.CAPTURE, exactness=repro.Exactness.SMALL
             )
 
-    def take_standby(self) -> workers.Standby | None:
+    def take_standby(self) -> processes.Standby | None:
         """An interpreter that was started ahead, if one is left."""
         return self.standbys.pop() if self.standbys else None
 
@@ -242,3 +244,67 @@ class Session:
     def seconds_of_a_call(self) -> float:
         """Mean seconds of a question so far."""
         return self.elapsed() / max(1, self.oracle_calls - self.log.position)
+
+
+# --- flaky failures: how often one shows itself, and what follows from that ---
+
+WRONG_PASS = 0.01
+"""Accepted chance that a flaky case passes all its runs although the failure is in it."""
+MOST_REPEATS = 20
+"""A failure that needs more runs than these to be believed gone is too rare to be reduced."""
+RUNS_OF_WHOLE = 5
+RUNS_OF_SMALL = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Reliability:
+    """``failed`` of ``runs`` runs showed the failure."""
+
+    failed: int
+    runs: int
+
+    @property
+    def is_flaky(self) -> bool:
+        """Whether some runs failed and some did not."""
+        return 0 < self.failed < self.runs
+
+    @property
+    def repeats(self) -> int:
+        """Runs after which a case that never failed passes for healthy, with less than 1 % of error."""
+        if self.failed == self.runs:
+            return 1
+        p = (self.failed + 1) / (self.runs + 2)  # of few runs not too much may be concluded
+        return math.ceil(math.log(WRONG_PASS) / math.log(1 - p))
+
+    @property
+    def is_too_rare(self) -> bool:
+        """Whether a reduction would be guesswork."""
+        return self.failed == 0 or self.repeats > MOST_REPEATS
+
+    def __str__(self) -> str:
+        return f"fails in {self.failed} of {self.runs} runs"
+
+
+def measured(case: Case, session: Session, *, failed: int, runs: int, more: int) -> Reliability:
+    """The reliability of ``case`` after ``more`` further runs, of which ``failed`` of ``runs`` are already known.
+
+    Two at a time where there are two cores. Ends early when no run says anything new: an invalid case stays invalid.
+    """
+    together = min(2, os.cpu_count() or 1)
+    for begun in range(0, more, together):
+        outcomes = session.ask_together([case] * min(together, more - begun))
+        answers = [ANSWERS[outcome.verdict] for outcome in outcomes]
+        if core.Answer.INVALID in answers:
+            break
+        runs += len(answers)
+        failed += answers.count(core.Answer.INTERESTING)
+    return Reliability(failed, runs)
+
+
+def runs_worth_having(case: Case) -> int:
+    """Further runs of a small case that tell whether its failure is flaky: none where that is next to impossible.
+
+    A compiler that fails on a graph does so each time; each run of a hang costs its whole time limit. Both are run once
+    more with the values of the script, and again in a fresh interpreter.
+    """
+    return 0 if case.kind in (None, Kind.COMPILE, Kind.HANG) else RUNS_OF_SMALL

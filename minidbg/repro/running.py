@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import signal
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from minidbg import workers
-from minidbg.failure import Direction, Kind, Outcome, Signature, Verdict
+from minidbg import processes
+from minidbg.failure import Outcome
 from minidbg.judge_script import JUDGE_SCRIPT
-from minidbg.repro.header import Header, read_header
+from minidbg.processes.deaths import outcome_of
+from minidbg.repro.header import read_header
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -24,7 +23,7 @@ def run(
     backend: str | None = None,
     tolerances: tuple[float, float] | str | None = None,
     seconds: float = 120.0,
-    standby: workers.Standby | None = None,
+    standby: processes.Standby | None = None,
     python: str | None = None,
 ) -> Outcome:
     """Judge the script at ``path`` in a fresh interpreter, from an empty folder, for at most ``seconds``.
@@ -42,62 +41,32 @@ def run(
     given = (tolerances,) if isinstance(tolerances, str) else tuple(map(repr, tolerances or ()))
     argv += ["--tolerances", *given] if given else []
     ended = _run(argv, seconds, standby, python)
-    outcome = _answer(ended.stdout)
-    if outcome is None:
-        outcome = _without_answer(ended, header, seconds)
-    return replace(outcome, device=device or outcome.device)
+    outcome = outcome_of(ended, header.signature, limit_s=seconds)
+    return replace(outcome, device=device or outcome.device or header.device)
 
 
-def run_alone(path: Path, *, seconds: float, standby: workers.Standby | None = None) -> workers.ChildResult:
+def run_alone(
+    path: Path, *, seconds: float, standby: processes.Standby | None = None
+) -> processes.ChildResult:
     """How ``python path`` ends, run by itself from an empty folder for at most ``seconds``."""
     return _run([str(path.absolute())], seconds, standby)
 
 
 def _run(
-    argv: list[str], seconds: float, standby: workers.Standby | None, python: str | None = None
-) -> workers.ChildResult:
+    argv: list[str], seconds: float, standby: processes.Standby | None, python: str | None = None
+) -> processes.ChildResult:
     with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
         # No fresh bytecode folder: compiling torch's own modules again would cost half a minute a run.
         # As in a shell of somebody who never set them: a repro that needs a number of threads sets it itself.
         if standby is not None:
             return standby.run(argv, seconds=seconds, cwd=folder)
         env = dict.fromkeys((*THREAD_VARIABLES, *(["PYTHONHOME"] if python else [])))
-        return workers.run_python(argv, seconds=seconds, cwd=folder, env=env, python=python or sys.executable)
+        return processes.run_python(
+            argv, seconds=seconds, cwd=folder, env=env, python=python or sys.executable
+        )
 
 
-def start_ahead(backend: str) -> workers.Standby:
+def start_ahead(backend: str) -> processes.Standby:
     """A fresh interpreter for one ``run`` of a script for ``backend`` (its name), which imports torch meanwhile."""
     modules = ["torch", "torch._dynamo", *(["torch._inductor.compile_fx"] if backend == "inductor" else [])]
-    return workers.Standby(modules, env=dict.fromkeys(THREAD_VARIABLES))
-
-
-def _answer(stdout: str) -> Outcome | None:
-    """The outcome in the last line, if the script came so far."""
-    lines = [line for line in stdout.splitlines() if line.strip()]
-    try:
-        return Outcome.from_json(json.loads(lines[-1])) if lines else None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _without_answer(ended: workers.ChildResult, header: Header, seconds: float) -> Outcome:
-    """What a script that printed no verdict has shown."""
-    direction = header.signature.direction if header.signature else Direction.FORWARD
-    shown = Outcome(
-        Verdict.INVALID, message=ended.stderr_tail[-4000:], seconds=ended.seconds, device=header.device
-    )
-    if ended.timed_out:
-        found = replace(
-            shown, signature=Signature(Kind.HANG, direction), reason=f"no answer within {seconds:g} s"
-        )
-        return replace(found, verdict=Verdict.TIMEOUT).judged_against(header.signature)
-    if ended.signal is not None:
-        name = signal.Signals(ended.signal).name
-        found = replace(
-            shown, signature=Signature(Kind.CRASH, direction), signal=ended.signal, reason=f"died of {name}"
-        )
-        return replace(found, verdict=Verdict.CRASHED).judged_against(header.signature)
-    last = ended.stderr_tail.strip().rpartition("\n")[2]
-    status = f"exit status {ended.exit_status} without a verdict{': ' if last else ''}{last}"
-    verdict = Verdict.SKIPPED if ended.exit_status == 125 else Verdict.INVALID
-    return replace(shown, verdict=verdict, reason=status)
+    return processes.Standby(modules, env=dict.fromkeys(THREAD_VARIABLES))

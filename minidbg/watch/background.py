@@ -16,8 +16,8 @@ from typing import Any
 
 from minidbg.failure import LAYOUT
 from minidbg.history import History
+from minidbg.processes.deaths import last_json
 from minidbg.watch.announce import Announcer
-from minidbg.watch.outcomes import last_json
 from minidbg.watch.pool import IN_WORKER, Ended, Order, Pool
 from minidbg.watch.repros import HIDDEN, Repro, header_table
 

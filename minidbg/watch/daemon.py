@@ -14,13 +14,13 @@ from types import FrameType
 from typing import TypeAlias
 
 from minidbg.history import NAME, Environment, Revision, open_or_begin_anew
+from minidbg.processes.deaths import last_json
 from minidbg.watch.announce import Announcer, Log, shown
 from minidbg.watch.background import Background
 from minidbg.watch.builder import Builder, Built
-from minidbg.watch.devices import Machine
+from minidbg.watch.columns import Machine
 from minidbg.watch.events import Events
 from minidbg.watch.lock import Lock, hidden_folder
-from minidbg.watch.outcomes import last_json
 from minidbg.watch.pool import IN_WORKER, Bytecode, Died, Ended, Order, Pool, Ready
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import home_of

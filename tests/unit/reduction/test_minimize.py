@@ -11,7 +11,7 @@ from graphs_to_reduce import Needs, call_count, call_names, chain
 from torch import fx
 
 from minidbg.errors import MinidbgError, NotReproduced
-from minidbg.reduction.minimizing import minimize
+from minidbg.reduction.core import minimize
 
 
 def test_single_culprit_is_all_that_is_left() -> None:
