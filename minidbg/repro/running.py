@@ -31,6 +31,7 @@ def run(
     *,
     device: str | None = None,
     backend: str | None = None,
+    options: str = "",
     tolerances: tuple[float, float] | str | None = None,
     seconds: float = 120.0,
     standby: processes.Standby | None = None,
@@ -40,12 +41,13 @@ def run(
 
     ``standby`` is an interpreter made by ``start_ahead``, which saves the time that importing torch takes.
     ``python`` is another interpreter, with a torch of its own and without minidbg.
+    ``options``, a dict as text, are added to the backend's options in the script.
     ``tolerances``, relative and absolute or the name of a precision, replace those of the script for wrong results.
 
     A run that dies or does not come back is an Outcome too, judged against what the script expects. Raises UnreadableRepro.
     """
     header = read_header(path)
-    argv = [JUDGE_SCRIPT, str(header.path.absolute()), "--json"]
+    argv = [JUDGE_SCRIPT, str(header.path.absolute()), *(["--options", options] if options else []), "--json"]
     argv += ["--device", device] if device else []
     argv += ["--backend", backend] if backend else []
     given = (tolerances,) if isinstance(tolerances, str) else tuple(map(repr, tolerances or ()))
