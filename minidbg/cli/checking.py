@@ -97,7 +97,7 @@ def check(
 
 def compare(repros: list[Path], pythons: tuple[str, ...], seconds: float, *, as_json: bool) -> list[int]:
     """Print each repro's verdict with each interpreter; their exit statuses."""
-    from minidbg.repro.interpreters import judged_with, torch_version_of
+    from minidbg.repro.running import judged_with, torch_version_of
 
     versions = [torch_version_of(python) for python in pythons]
     table = judged_with(pythons, repros, seconds=seconds)

@@ -158,18 +158,26 @@ def mismatch(
 
 def layout_difference(actual: Snapshot, expected: Snapshot) -> Difference | None:
     """The first output that lies otherwise in memory than eager's, of runs that agree in all that ``mismatch`` compares."""
-    found = [
-        where
-        for where, a, e in ((one, actual[one], leaf) for one, leaf in expected.items() if one in actual)
-        if e.kind == "output" and _are_plain(a.value, e.value) and _strides(a.value) != _strides(e.value)
-    ]
+    runs = actual, expected
+    inputs = [{_memory(leaf.value) for leaf in run.values() if leaf.kind == "input"} for run in runs]
+    found = []
+    for where, leaf in expected.items():
+        if leaf.kind == "output" and where in actual and _are_plain(actual[where].value, leaf.value):
+            got, wanted = (run[where].value for run in runs)
+            if _strides(got) != _strides(wanted):
+                found.append((where, "strides", list(got.stride()), list(wanted.stride())))
+                continue
+            offsets = [one.storage_offset() for one in (got, wanted)]
+            own = all(_memory(one) not in held for one, held in zip((got, wanted), inputs, strict=True))
+            if wanted.numel() and own and offsets[0] != offsets[1]:
+                found.append((where, "storage offset", *offsets))
     if not found:
         return None
-    got, wanted = (list(run[found[0]].value.stride()) for run in (actual, expected))
-    shape = list(expected[found[0]].value.shape)
+    where, what, got, wanted = found[0]
+    shape = list(expected[where].value.shape)
     others = f" (and {len(found) - 1} other outputs)" if found[1:] else ""
-    text = f"{found[0]} of shape {shape} has strides {got}, eager gives {wanted}{others}; all values agree"
-    return _difference(found[0], "output", "stride", text, actual=str(got), expected=str(wanted))
+    text = f"{where} of shape {shape} has {what} {got}, eager gives {wanted}{others}; all values agree"
+    return _difference(where, "output", "stride", text, actual=str(got), expected=str(wanted))
 
 
 class _Judge:
@@ -380,6 +388,10 @@ def _strides(tensor: torch.Tensor) -> list[int]:
     """The strides that address anything: none of dimensions of size 1, none at all where there are no elements."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return [stride for size, stride in steps if size > 1 and tensor.numel()]
+
+
+def _memory(value: Any) -> int | None:
+    return value.untyped_storage().data_ptr() if _are_plain(value, value) else None
 
 
 def _overlap(one: torch.Tensor, two: torch.Tensor) -> bool | None:

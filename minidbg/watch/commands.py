@@ -275,7 +275,7 @@ def bisect(
 
 def bisect_torch(repro: Path, versions: str, folder: Path | None, seconds: float, *, as_json: bool) -> None:
     """Print the versions of torch between which the verdict of ``repro`` changes."""
-    from minidbg.repro.interpreters import search_torch
+    from minidbg.repro.running import search_torch
 
     found = search_torch(
         repro, versions, folder=folder, seconds=seconds, tell=lambda text: click.echo(text, err=True)
