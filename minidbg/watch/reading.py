@@ -82,7 +82,7 @@ def list_text(rows: Sequence[Row]) -> str:
     """The rows as a table."""
     if not rows:
         return "no repros"
-    width = max(len(row["repro"]) for row in rows)
+    width, column = (max(len(row[name]) for row in rows) for name in ("repro", "device"))
     lines = []
     for row in rows:
         verdict = "damaged" if row["kind"] is None else row["verdict"] or "not seen yet"
@@ -92,7 +92,7 @@ def list_text(rows: Sequence[Row]) -> str:
         unexpected = "" if row.get("expected", True) else f"  header expects {row['expect']}"
         what = f"{row['kind'] or ''} in {row['backend']}" if row["kind"] else row["reason"]
         lines.append(
-            f"{row['repro']:<{width}}  {row['device']:<7} {verdict:<13} {since:<23} {what}{unexpected}".rstrip()
+            f"{row['repro']:<{width}}  {row['device']:<{column}} {verdict:<13} {since:<23} {what}{unexpected}".rstrip()
         )
     return printable("\n".join(lines))
 
