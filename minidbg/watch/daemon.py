@@ -345,11 +345,8 @@ class Daemon:
         self.sweeper.machine, self.recorder.torch = machine, machine.torch
         for environment in machine.environments.values():
             self.recorder.history.put_environment(environment)
-        self.announce(
-            "machine",
-            torch=machine.torch,
-            devices={name: one.name for name, one in machine.environments.items()},
-        )
+        names = {name: one.name for name, one in machine.environments.items()}
+        self.announce("machine", torch=machine.torch, devices=names)
 
     def key(self, key: Key) -> None:
         """What a person asked for."""
