@@ -119,14 +119,21 @@ QUIET = frozenset({"workers_ready", "machine", "build_started", "reduction_start
 
 
 class PlainLines:
-    """One line for each thing worth knowing. Unchanged results are only counted, unless ``every_result``."""
+    """One line for each thing worth knowing. Unchanged and muted results are only counted, unless ``every_result``."""
 
     def __init__(self, stream: TextIO, *, every_result: bool = False) -> None:
         self.stream, self.every_result = stream, every_result
 
     def show(self, event: Event) -> None:
         """Write the event's line, if it has one."""
-        if event.name == "result" and not self.every_result and event.data["standing"] in UNCHANGED:
+        data = event.data
+        if (
+            event.name == "result"
+            and not self.every_result
+            and (data["standing"] in UNCHANGED or data.get("muted"))
+        ):
+            return
+        if event.name in ("flip", "unconfirmed") and data.get("muted"):
             return
         text = line_of(event)
         if text:

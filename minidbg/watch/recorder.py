@@ -83,6 +83,7 @@ class Recorder:
             "verdict": str(verdict) if verdict else None,
             "seconds": round(answer.sightings[0].seen.seconds, 3) if answer.sightings else 0.0,
             "runs": len(answer.sightings),
+            "muted": repro.muted,
             "reason": answer.reason,
             "message": answer.sightings[-1].outcome.message[:MESSAGE_CHARACTERS] if answer.sightings else "",
         }

@@ -296,7 +296,7 @@ class Sweeper:
             if isinstance(one, Unconfirmed):
                 self.announce(
                     "unconfirmed", sweep=sweep.number, repro=one.job.repro, device=one.job.device, before=str(one.before),
-                    seen=not one.is_first, verdict=str(one.seen.verdict), seconds=round(one.seen.seconds, 3),
+                    muted=sweep.repros[one.job.repro].muted, seen=not one.is_first, verdict=str(one.seen.verdict), seconds=round(one.seen.seconds, 3),
                 )  # fmt: skip
         if sweep.first_answer is None and (
             len(found) > len(answers) or any(one.sightings for one in answers)
