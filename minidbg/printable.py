@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 
 def printable(text: str) -> str:
@@ -28,7 +27,7 @@ def escape(character: str) -> str:
     )
 
 
-def shown(path: Path) -> str:
-    """``path`` as a person would type it from here: relative to the working directory where it lies in it, else whole."""
+def display_path(path: str | os.PathLike[str]) -> str:
+    """``path`` as a person would type it from here: relative where it lies in the working directory, else whole."""
     relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
+    return os.fspath(path) if relative.startswith("..") else relative

@@ -10,7 +10,7 @@ from torch import fx
 from minidbg.graphs import rewrite
 from minidbg.graphs.effects import Mode, is_call, mode_of
 from minidbg.graphs.facts import fact_of
-from minidbg.graphs.pieces import alike
+from minidbg.graphs.pieces import alike, is_unpacking
 from minidbg.reduction.candidate import Candidate, OwnGraph
 from minidbg.reduction.problem import ReductionProblem
 
@@ -54,9 +54,12 @@ def drop_nodes(problem: ReductionProblem) -> None:
     """Try to put each node's recorded value in its place, from both ends inwards. Cost: one call for each node.
 
     What was cut out of a larger graph has more at its ends than it needs, and each success asks anew what was asked before it.
+    First of all go parts of results that nothing needs, which came along with the others.
     """
     calls = [node.name for node in reversed(problem.best.calls) if mode_of(node) is Mode.NONE]
-    names = list(dict.fromkeys(name for pair in zip(calls, reversed(calls), strict=True) for name in pair))
+    parts = [node.name for node in problem.best.calls if is_unpacking(node, problem.recording.facts)]
+    inwards = (name for pair in zip(calls, reversed(calls), strict=True) for name in pair)
+    names = list(dict.fromkeys([*parts, *inwards]))
     for place, name in enumerate(names):
         problem.ask_ahead(_without_node(problem, other) for other in names[place:])
         candidate = _without_node(problem, name)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from minidbg.failure import Verdict
-from minidbg.printable import shown
+from minidbg.printable import display_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Written:
         """The result in one line, for stderr and for the exception's note."""
         counts = f"{self.nodes_before} -> {self.nodes_after} nodes, "
         if self.known_before and self.path is not None:
-            return f"{counts}found before, and its repro still fails; run: python {shown(self.path)}"
+            return f"{counts}found before, and its repro still fails; run: python {display_path(self.path)}"
         counts += f"{self.oracle_calls} oracle calls, {self.seconds:.1f} s"
         if self.path is None:
             return (
@@ -59,7 +59,7 @@ class Written:
         others = {0: "", 1: " (also found another failure)"}.get(
             self.also_found, f" (also found {self.also_found} others)"
         )
-        return f"{counts}{extra}{others}; run: python {shown(self.path)}"
+        return f"{counts}{extra}{others}; run: python {display_path(self.path)}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; ``from_json`` reads them back."""

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from torch import fx
 
 from minidbg.graphs.effects import is_call, op_name
-from minidbg.reduction.islands import representatives
 from minidbg.reduction.problem import ReductionProblem
-from minidbg.reduction.subsets import Subsets, neighbourhood
+from minidbg.reduction.subsets import Subsets, neighbourhood, representatives
 
 DISTANCES = (0, 1, 2, 4)
 """Dependency steps around the suspects, tried in this order."""

@@ -26,7 +26,7 @@ from graphs_to_bench import GRAPHS
 from planted_failures import PlantedOp, Predicate, planted, with_unique_op
 from torch import Tensor, fx
 
-from minidbg.reduction.minimizing import minimize
+from minidbg.reduction.core import minimize
 
 # --- measuring ---
 

@@ -74,7 +74,7 @@ def test_every_call_is_in_the_history_and_told() -> None:
     assert told[-1].start_nodes == 100
     improved = [progress.best for progress in told if progress.improved]
     assert [call_count(best.graph_module) for best in improved][-1] == 1
-    assert {progress.phase for progress in told} <= {"islands", "bisect", "interior", "nodes"}
+    assert {progress.phase for progress in told} <= {"islands", "bisect", "nodes"}
 
 
 def test_smallest_passing_neighbour_is_kept() -> None:
@@ -325,6 +325,6 @@ def test_a_pass_without_progress_gives_way_after_a_third_of_the_budget() -> None
 
     result = reduce_graph(*chain(200), answers(fails), budget=Budget(max_calls=90))
     phases = [attempt.phase for attempt in result.history]
-    assert phases.count("interior") <= 40
+    assert phases.count("bisect") <= 40
     assert "nodes" in phases
     assert call_count(result.graph_module) == 190
