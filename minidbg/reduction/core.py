@@ -133,10 +133,10 @@ def reduce_graph(
     proven: Candidate | None = None
     interrupted, whole_passed = False, False
     try:
-        problem.frames = frames
+        problem.hints, problem.frames = hints, frames
         follow_frames(problem)
         if not problem.steps:
-            run(problem, "suspects", lambda problem: try_suspects(problem, hints))
+            run(problem, "suspects", try_suspects)
         reduce_to_fixed_point(problem)
         problem.confirm_whole()
         proven = problem.best
