@@ -26,7 +26,7 @@ def backend_alone(
     return backend if callable(backend) else lambda gm, example_inputs: gm.forward
 
 
-@seen("2.13", "2.14", otherwise=backend_alone)
+@seen("2.11", "2.15", otherwise=backend_alone)
 def configured_backend(
     backend: str | Callable[..., Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
 ) -> Callable[..., Any]:
@@ -52,7 +52,7 @@ def configured_backend(
     return functools.partial(found, **keywords) if keywords else found
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def inductor_option_names() -> list[str]:
     """What ``torch.compile(options=)`` may hold for inductor. ``get_config_copy`` is private."""
     from torch._inductor import config
@@ -60,7 +60,7 @@ def inductor_option_names() -> list[str]:
     return sorted(config.get_config_copy())
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def inductor_modes() -> list[str]:
     """What ``torch.compile(mode=)`` may be for inductor."""
     from torch._inductor import list_mode_options
@@ -68,7 +68,7 @@ def inductor_modes() -> list[str]:
     return sorted(list_mode_options())
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def replace_backends(eval_frame: Any, replaced: Callable[[Any], Any]) -> None:
     """Have ``replaced(backend)`` used for each backend that a program asks for, in whatever way it asks.
 
@@ -93,14 +93,14 @@ def is_backend_of_a_program(backend: object) -> bool:
     return backend is not None and not str(owner).startswith("torch")
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def as_torch_compile_has_it(backend: Callable[..., Any]) -> Any:
     """``backend`` as ``torch.compile(backend=backend)`` hands it on, with its name for messages."""
     wrapper: Any = torch._TorchCompileWrapper
     return wrapper(backend, None, None, None)
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def registered_backend(name: str) -> Callable[..., Any]:
     """The function behind a name that torch.compile knows; loads an entry point."""
     from torch._dynamo.backends.registry import lookup_backend
@@ -108,7 +108,7 @@ def registered_backend(name: str) -> Callable[..., Any]:
     return lookup_backend(name)
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def names_of_backend(compiler_fn: object) -> list[str]:
     """The names under which exactly this object is registered. ``_COMPILER_FNS`` is private."""
     from torch._dynamo.backends.registry import _COMPILER_FNS
@@ -116,7 +116,7 @@ def names_of_backend(compiler_fn: object) -> list[str]:
     return sorted(name for name, known in _COMPILER_FNS.items() if known is compiler_fn)
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def as_given_to_compile(backend: object) -> tuple[Any, dict[str, Any] | None, str | None]:
     """Backend, options and mode inside an object of the kinds that torch.compile makes; else ``backend`` itself.
 
@@ -138,7 +138,7 @@ def is_called_by_torch(frame: FrameType | None) -> bool:
     return name == "torch" or name.startswith("torch._dynamo.")
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def changed_config(module_name: str) -> dict[str, Any]:
     """Options of an already imported torch config module that differ from their defaults."""
     module = sys.modules.get(module_name)
@@ -150,7 +150,7 @@ def changed_config(module_name: str) -> dict[str, Any]:
     return {name: value for name, value in changed.items() if value != module._config[name].default}
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def config_default(module_name: str, name: str) -> Any:
     """The default of an option of a torch config module. Raises KeyError for an unknown one. ``_config`` is private."""
     return importlib.import_module(module_name)._config[name].default

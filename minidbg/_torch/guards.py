@@ -15,7 +15,7 @@ class GuardState:
 
     Made before a backend is called. A backend that traces the graph once more may leave symbols in the ShapeEnv that no
     input has, and one that works in place may reshape an input; dynamo then fails after the backend has returned.
-    ``produce_guards_verbose``, ``tracked_fakes`` and the counters were seen in 2.11 to 2.14; without them nothing is found.
+    ``produce_guards_verbose``, ``tracked_fakes`` and the counters were seen in 2.11 to 2.15; without them nothing is found.
     """
 
     def __init__(self, example_inputs: Sequence[Any] = ()) -> None:

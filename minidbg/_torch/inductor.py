@@ -16,7 +16,7 @@ import torch
 from minidbg._torch.private_names import seen
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def bisect_inductor(fails: Callable[[], bool]) -> tuple[str, str | None, int | None, str] | None:
     """Backend, subsystem, number and detail that torch's CompilerBisector names; None when it finds nothing at fault.
 
@@ -44,7 +44,7 @@ def bisect_inductor(fails: Callable[[], bool]) -> tuple[str, str | None, int | N
 
 
 class InductorStage(enum.Enum):
-    """A stage of inductor, with the methods of ``GraphLowering`` that begin the next one. Seen in 2.11 to 2.14."""
+    """A stage of inductor, with the methods of ``GraphLowering`` that begin the next one."""
 
     LOWERING = ("codegen", "codegen_with_cpp_wrapper")
     CODEGEN = ("_compile_to_module_lines",)
@@ -56,7 +56,7 @@ class StoppedAfterStage(Exception):
 
 
 @contextlib.contextmanager
-@seen("2.11", "2.14")
+@seen("2.11", "2.15")
 def inductor_stopped_after(stage: InductorStage) -> Iterator[list[str]]:
     """A block in which inductor stops after ``stage``; the list gets an item when it has."""
     from torch._inductor.graph import GraphLowering
@@ -81,7 +81,7 @@ def fx_nodes_behind(value: object) -> Iterator[torch.fx.Node]:
     """The fx nodes that an object in a frame of a compiler stands for, none for most objects.
 
     A node stands for itself, inductor's IR for its ``origins``, its scheduler nodes and buffers for those of their IR, a match
-    of its pattern matcher for ``nodes``. Seen in 2.11 to 2.14.
+    of its pattern matcher for ``nodes``.
     """
     if isinstance(value, torch.fx.Node):
         yield value
@@ -104,7 +104,7 @@ def _is_of_inductor(value: object, module: str, name: str) -> bool:
 def names_of_sources(node: torch.fx.Node) -> list[str]:
     """Names of the nodes that a compiler's ``node`` was made from, the first maker last; none where it does not say.
 
-    ``meta["from_node"]``, a list of ``NodeSource`` that may hold further ones, was seen in 2.11 to 2.14.
+    ``meta["from_node"]``, a list of ``NodeSource`` that may hold further ones, was seen in 2.11 to 2.15.
     """
     names, sources = [], list(node.meta.get("from_node") or ())
     while sources:

@@ -10,7 +10,7 @@ import torch
 from minidbg._torch.private_names import seen
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def autocast_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The calls by which a graph enters and leaves ``torch.autocast``."""
     from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
@@ -18,7 +18,7 @@ def autocast_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
     return _enter_autocast, _exit_autocast
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def inference_mode_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The calls by which a graph enters and leaves ``torch.inference_mode``."""
     from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
@@ -26,16 +26,16 @@ def inference_mode_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
     return _enter_inference_mode, _exit_inference_mode
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def grad_mode_function() -> Callable[..., Any]:
     """The call by which a graph sets grad mode."""
     function: Callable[..., Any] = torch._C._set_grad_enabled
     return function
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def attention_with_weights() -> Callable[..., Any]:
-    """Attention that returns its result and its weights; the arguments are those of the public one. Seen in 2.13."""
+    """Attention that returns its result and its weights; the arguments are those of the public one."""
     function: Callable[..., Any] = torch.ops.aten._scaled_dot_product_attention_math.default
     return function
 
@@ -51,7 +51,7 @@ def is_overload(value: object) -> TypeGuard[torch._ops.OpOverload[..., Any]]:
     return isinstance(value, torch._ops.OpOverload)
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def operator_path(value: Any) -> str | None:
     """``torch.ops.aten.add.Tensor`` for a torch operator of any kind, None for other values."""
     from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
@@ -66,7 +66,7 @@ def operator_path(value: Any) -> str | None:
     return f"torch.ops.{packet._qualified_op_name.replace('::', '.')}{overload}"
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def operator_schemas(path: str) -> tuple[Any, ...]:
     """The schemas of ``torch.ops.aten.add.Tensor``, or of all overloads of ``torch.ops.aten.add``; empty when
     there is no such operator. ``_schema`` is private.
@@ -83,7 +83,7 @@ def operator_schemas(path: str) -> tuple[Any, ...]:
     return tuple(getattr(found, overload)._schema for overload in found.overloads())  # type: ignore[no-untyped-call]  # torch has no types there
 
 
-@seen("2.13", "2.14", otherwise=lambda target: True)
+@seen("2.11", "2.15", otherwise=lambda target: True)
 def has_effects(target: object) -> bool:
     """Whether calling ``target`` does something outside the graph: prints, or calls into a torchbind object.
 
@@ -97,7 +97,7 @@ def has_effects(target: object) -> bool:
     return isinstance(target, HigherOrderOperator | OpOverload) and _get_effect(target) is not None
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def operator_name(target: object) -> str | None:
     """``ns::name.overload`` of an operator in a graph, without ``.default``; None for other callables.
 
@@ -111,7 +111,7 @@ def operator_name(target: object) -> str | None:
     return None
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def operator_functions(name: str) -> list[Callable[..., Any]]:
     """The Python functions of operator ``ns::name`` that ``torch.library.custom_op`` and its methods were given.
 
@@ -132,7 +132,7 @@ def operator_functions(name: str) -> list[Callable[..., Any]]:
     return [function for function in fields if function is not None]
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def operator_definition(name: str) -> object | None:
     """The ``CustomOpDef`` of operator ``ns::name``, what ``@torch.library.custom_op`` gives."""
     from torch._library.custom_ops import OPDEFS
@@ -140,7 +140,7 @@ def operator_definition(name: str) -> object | None:
     return OPDEFS.get(name)
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def operator_files(name: str) -> list[str]:
     """Source files, Python or C++, that registered the schema, the kernels or the fake kernel of ``ns::name``.
 

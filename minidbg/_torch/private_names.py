@@ -161,3 +161,9 @@ def is_here(name: str) -> bool:
                 return False
         found = getattr(found, part)
     return name not in TAKEN_AWAY
+
+
+def version_at_least(*parts: int) -> bool:
+    """Whether this is torch of the version ``parts`` or a later one; nightlies count as the release that they lead to."""
+    here = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    return here is None or tuple(map(int, here.groups())) >= parts

@@ -62,7 +62,7 @@ def warm_up_compiling(*, inductor: bool) -> None:
     leave_out_measurements()
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def leave_out_measurements() -> None:
     """Have dynamo in this process leave out what only its logs want: a third of a small graph's compile in a forked child.
 
@@ -76,7 +76,7 @@ def leave_out_measurements() -> None:
         vars(names)["_add_file"] = lambda path: vars(names)["cache"].setdefault(path, {})
 
 
-@seen("2.11", "2.14")
+@seen("2.11", "2.15")
 def one_thread_after_fork() -> None:
     """The first act of a forked child: OpenMP's and inductor's worker threads stayed with the parent.
 

@@ -12,7 +12,7 @@ import torch
 from minidbg._torch.private_names import nothing_around, seen
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def lazy_graph_module(
     root: Any, graph: torch.fx.Graph, class_name: str = "GraphModule"
 ) -> torch.fx.GraphModule:
@@ -22,7 +22,7 @@ def lazy_graph_module(
     return _LazyGraphModule(root, graph, class_name)
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def append_node(
     graph: torch.fx.Graph, like: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.fx.Node:
@@ -45,7 +45,7 @@ def append_node(
     return node
 
 
-@seen("2.13", "2.14", otherwise=lambda value: type(value).__name__ in ("FakeTensor", "FunctionalTensor"))
+@seen("2.11", "2.15", otherwise=lambda value: type(value).__name__ in ("FakeTensor", "FunctionalTensor"))
 def is_fake(value: object) -> bool:
     """Whether ``value`` is a tensor without data: a FakeTensor, or a functional wrapper."""
     from torch._subclasses.fake_tensor import FakeTensor
@@ -55,7 +55,7 @@ def is_fake(value: object) -> bool:
     )
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def hint(value: Any) -> Any:
     """The number that a symbolic value stands for in this run, without a guard on it; any other value as it is.
 
@@ -67,7 +67,7 @@ def hint(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def outside_tracing() -> Iterator[None]:
     """A block in which no tracing context and no dispatch mode is active.
 
@@ -79,7 +79,19 @@ def outside_tracing() -> Iterator[None]:
         yield
 
 
-@seen("2.13", "2.14")
+@contextlib.contextmanager
+@seen("2.13", "2.14", otherwise=nothing_around)
+def with_shape_env() -> Iterator[None]:
+    """A block in which AOTAutograd has a ShapeEnv, where all sizes are static: ``while_loop`` asks for one."""
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv(assume_static_by_default=True))
+    with torch._guards.tracing(torch._guards.TracingContext(mode)):
+        yield
+
+
+@seen("2.11", "2.15")
 def without_modes() -> contextlib.AbstractContextManager[Any]:
     """Inside, no fake, functional or proxy mode touches what is called."""
     from torch.utils._python_dispatch import _disable_current_modes
@@ -88,7 +100,7 @@ def without_modes() -> contextlib.AbstractContextManager[Any]:
 
 
 @contextlib.contextmanager
-@seen("2.13", "2.14", otherwise=nothing_around)
+@seen("2.11", "2.15", otherwise=nothing_around)
 def same_versions(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """A block whose writes to ``tensors`` autograd does not count: for putting back what was there before.
 
@@ -99,20 +111,20 @@ def same_versions(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
         yield
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def storage_identity(value: torch.Tensor) -> int:
     """A number that tensors share exactly when they share their storage. ``_cdata`` is private."""
     return int(value.untyped_storage()._cdata)
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def is_inside_functorch(value: torch.Tensor) -> bool:
     """Whether ``value`` lives inside a level of vmap, grad or jvp and exists nowhere else."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
 
 
 @contextlib.contextmanager
-@seen("2.11", "2.14")
+@seen("2.11", "2.15")
 def functional_state_kept() -> Iterator[None]:
     """A block after which no level of vmap or grad that it opened is open, and the states around them are as before.
 
@@ -128,8 +140,10 @@ def functional_state_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        if levels.get_dynamic_layer_stack_depth() > depth:
-            levels.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        while levels.get_dynamic_layer_stack_depth() > depth:
+            # One level at a time: pop_dynamic_layer_stack_and_undo_to_depth of 2.11 takes away two in each step.
+            kind = levels.peek_interpreter_stack().key().name.lower()
+            getattr(levels, f"_{kind.removesuffix('tionalize')}_decrement_nesting")()
         if levels.get_inplace_requires_grad_allowed() != inplace:
             levels.set_inplace_requires_grad_allowed(inplace)
         if hooks._saved_tensors_hooks_get_disabled_error_message() != disabled:
@@ -141,7 +155,7 @@ def functional_state_kept() -> Iterator[None]:
             attention._sdpa_kernel(kernels, set_priority=True)
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def symbol_of(value: object) -> str | None:
     """The name of the symbol that ``value`` is: ``s0`` of a plain SymInt, None of anything else."""
     if not isinstance(value, torch.SymInt | torch.SymFloat):
@@ -150,7 +164,7 @@ def symbol_of(value: object) -> str | None:
     return str(expression) if expression.is_Symbol else None
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def symbols_in(value: object) -> set[str]:
     """Names of the symbols in the shape and strides of a fake tensor, or in a symbolic number."""
     if isinstance(value, torch.Tensor):
@@ -163,13 +177,13 @@ def symbols_in(value: object) -> set[str]:
     return set()
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def negated_view(value: torch.Tensor) -> torch.Tensor:
     """``value`` seen with its lazy negation bit flipped."""
     return torch._neg_view(value)
 
 
-@seen("2.13", "2.14")
+@seen("2.11", "2.15")
 def unflattened(values: Sequence[Any], spec: Any) -> Any:
     """The structure that ``spec`` describes, with ``values`` as its leaves."""
     from torch.utils._pytree import tree_unflatten

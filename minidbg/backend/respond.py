@@ -1,26 +1,69 @@
-"""What is done about a captured failure: the capture is written, and then reduced in another process."""
+"""What is done about a captured failure: the capture is written, and then reduced in another process.
+
+Of a failure that no script can hold, a text is written with the graph, the inputs, the backend and the error."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import tempfile
+import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, Protocol, TextIO
 
 import torch
 
-from minidbg import repro, stages, workers
-from minidbg.backend.readable import Readable
+from minidbg import isolation, processes, repro, stages
+from minidbg.backend.capture import Failure
 from minidbg.case import Case, Level
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind
+from minidbg.printable import display_path
 from minidbg.reduction import reducing
 from minidbg.reduction.publishing import VERIFY_SECONDS
 from minidbg.reduction.result import Limits, Written
+from minidbg.repro.render import DIVIDER
 from minidbg.settings import Reduce, Settings
+
+
+class HasPath(Protocol):
+    """What is shown."""
+
+    @property
+    def path(self) -> Path | None: ...
+    @property
+    def line(self) -> str: ...
+
+
+class Readable:
+    """Gives a report the two methods by which notebooks and IPython show a value."""
+
+    __slots__ = ()
+
+    def __repr__(self: HasPath) -> str:
+        return f"<minidbg report: {self.line}>"
+
+    def _repr_markdown_(self: HasPath) -> str:
+        # Markdown rather than HTML: the notebook brings the highlighting, in the reader's own colours.
+        script = script_of(self)
+        return f"**minidbg**: {self.line}" + (f"\n\n```python\n{script}\n```" if script else "")
+
+    def _repr_pretty_(self: HasPath, printer: Any, _cycle: bool) -> None:
+        script = script_of(self)
+        printer.text(f"minidbg: {self.line}" + (f"\n\n{script}" if script else ""))
+
+
+def script_of(report: HasPath) -> str:
+    """The part of the repro that is about the failure; empty when there is none, or it has gone."""
+    try:
+        text = report.path.read_text(encoding="utf-8") if report.path else ""
+    except OSError:
+        return ""
+    return text.split(DIVIDER)[0].rstrip()
+
 
 GRACE_S = 30.0
 """What the reducing process may take beyond its budget and its verifications before it is ended."""
@@ -44,9 +87,9 @@ def on_failure(case: Case, error: BaseException, settings: Settings) -> Answered
 
     Raises CannotWrite when the case has no form in a script, and OSError when the folder cannot be written.
     """
-    if settings.reduce is Reduce.NOW and why_not_in_a_fork(case) is not None:
+    if settings.reduce is Reduce.NOW and isolation.why_not_in_a_fork(case) is not None:
         with contextlib.suppress(OSError):
-            workers.start_zygote()  # imports torch while the capture is written
+            processes.start_zygote()  # imports torch while the capture is written
     settings, complaint = with_folder_that_can_be_written(settings)
     try:
         capture = repro.keep_capture(case, settings.repro_dir, exactness=repro.Exactness.SMALL)
@@ -87,16 +130,16 @@ def answered(case: Case, capture: Path, settings: Settings) -> Answered:
     """What became of the case whose capture lies at ``capture``."""
     if settings.reduce is Reduce.LATER:
         why = case.provenance.notes[-1] if case.provenance.notes else "reduce='later'"
-        return Answered(None, capture, f"captured, {why}; run: minidbg reduce {shown(capture)}")
+        return Answered(None, capture, f"captured, {why}; run: minidbg reduce {display_path(capture)}")
     try:
         written = reduced_elsewhere(case, capture, settings)
     except MinidbgError as refusal:
-        return Answered(None, capture, f"captured in {shown(capture)}; {refusal}")
+        return Answered(None, capture, f"captured in {display_path(capture)}; {refusal}")
     except OSError as trouble:
-        line = f"captured; no process can be made to reduce it here ({trouble}); run: minidbg reduce {shown(capture)}"
+        line = f"captured; no process can be made to reduce it here ({trouble}); run: minidbg reduce {display_path(capture)}"
         return Answered(None, capture, line)
     if written.path is None:
-        return Answered(None, capture, f"{written.line}; captured in {shown(capture)}")
+        return Answered(None, capture, f"{written.line}; captured in {display_path(capture)}")
     if settings.stages and has_stages(case, written.path):
         stages.start_in_background(written.path)
     return Answered(written.path, capture, written.line)
@@ -126,7 +169,7 @@ def reduced_elsewhere(case: Case, capture: Path, settings: Settings) -> Written:
         seconds=settings.seconds, max_calls=settings.max_calls, memory_bytes=settings.memory_bytes
     )
     seconds = limits.seconds + VERIFY_SECONDS + GRACE_S
-    refusal = why_not_in_a_fork(case)
+    refusal = isolation.why_not_in_a_fork(case)
     with stream_to_the_user() as stream:
 
         def interrupted() -> None:
@@ -134,18 +177,18 @@ def reduced_elsewhere(case: Case, capture: Path, settings: Settings) -> Written:
             stream.flush()
 
         if refusal is None:
-            done = workers.call_in_fork(
+            done = processes.call_in_fork(
                 lambda: reducing.reduce_on_stream(case, settings.repro_dir, limits, stream),
                 seconds=seconds,
                 on_interrupt=interrupted,
             )
         else:
-            workers.say_once(
+            isolation.say_once(
                 f"{refusal}; reductions run in forks of a fresh interpreter, "
                 "which costs some seconds for its imports, once"
             )
             with path_for_another_interpreter(case, capture) as path:
-                done = workers.call_in_zygote(
+                done = processes.call_in_zygote(
                     "minidbg.reduction.reducing:reduce_elsewhere",
                     {
                         "path": str(path),
@@ -155,16 +198,9 @@ def reduced_elsewhere(case: Case, capture: Path, settings: Settings) -> Written:
                     seconds=seconds,
                     stream=stream,
                     on_interrupt=interrupted,
-                    **repro.warmth(case),
+                    **isolation.warmth(case),
                 )
     return written_by(done)
-
-
-def why_not_in_a_fork(case: Case) -> str | None:
-    """Why ``case`` cannot be reduced in a fork of this process; None when it can."""
-    if os.environ.get("MINIDBG_WORKERS") == "spawn":
-        return "the setting 'workers' is 'spawn'"
-    return workers.fork_refusal(autograd=workers.may_use_autograd(case)) or workers.hang_in_forks(case)
 
 
 @contextlib.contextmanager
@@ -172,13 +208,13 @@ def path_for_another_interpreter(case: Case, capture: Path) -> Iterator[Path]:
     """A script with all of the case's values; the capture, which has the small ones, where those would not fit."""
     with contextlib.ExitStack() as stack:
         try:
-            path = stack.enter_context(repro.packed(case, value_limit_bytes=COPIED_BYTES))
+            path = stack.enter_context(isolation.packed(case, value_limit_bytes=COPIED_BYTES))
         except (MinidbgError, OSError):
             path = capture
         yield path
 
 
-def written_by(done: workers.ChildResult) -> Written:
+def written_by(done: processes.ChildResult) -> Written:
     """The answer of a reducing process. Raises MinidbgError that says how it ended when there is none."""
     value = done.value
     if isinstance(value, dict) and "refused" in value:
@@ -204,7 +240,42 @@ def stream_to_the_user() -> Iterator[TextIO]:
         yield stream
 
 
-def shown(path: Path) -> str:
-    """``path`` as a person would type it from here."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
+def keep_what_there_is(failure: Failure, refusal: Exception, settings: Settings) -> Path | None:
+    """The text file written to the captures, or None where the file system refuses that too.
+
+    The same failure gives the same file.
+    """
+    text = "\n".join(parts(failure, refusal))
+    digest = hashlib.sha256(str(failure.graph_module.graph).encode("utf-8", "backslashreplace")).hexdigest()[
+        :6
+    ]
+    try:
+        path = repro.captures(settings.repro_dir) / f"incomplete_{failure.kind}_{digest}.txt"
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError:
+        return None
+    return path
+
+
+def parts(failure: Failure, refusal: Exception) -> Iterator[str]:
+    """The paragraphs of the text: what is missing first."""
+    yield f"{failure.link.name}: a {failure.kind} failure that minidbg cannot write as a script.\n"
+    yield f"What is missing: {refusal}\n"
+    yield f"torch {torch.__version__}; options {dict(failure.link.options)!r}, mode {failure.link.mode!r}\n"
+    yield "The graph:\n"
+    yield failure.graph_module.print_readable(print_output=False)
+    yield "\nIts inputs:\n"
+    placeholders = [node for node in failure.graph_module.graph.nodes if node.op == "placeholder"]
+    for node, value in zip(placeholders, failure.inputs, strict=False):
+        yield f"  {node.name}: {in_words(value)}"
+    yield "\nThe failure:\n"
+    yield "".join(traceback.format_exception(failure.error))
+
+
+def in_words(value: Any) -> str:
+    """Type, shape and flags of a tensor, without its values; the type of anything else."""
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if not isinstance(value, torch.Tensor):
+        return f"{kind} {value!r}" if isinstance(value, bool | int | float | str | None) else kind
+    flags = ", requires_grad" if value.requires_grad else ""
+    return f"{kind} {value.dtype} of shape {tuple(value.shape)}, {value.layout}, on {value.device}{flags}"

@@ -26,8 +26,8 @@ from minidbg.graphs.contents import (
     put,
     wanted_exact,
 )
+from minidbg.graphs.expressions import literal
 from minidbg.graphs.fills import Fill, How
-from minidbg.graphs.literals import python_literal
 from minidbg.graphs.specs import (
     CROP_BYTES,
     Exactness,
@@ -99,7 +99,10 @@ def _describe_all(
     first_names: dict[int, str] = {}
     for index, (name, value) in enumerate(zip(names, values, strict=True)):
         if not isinstance(value, Tensor):
-            yield InputSpec(name, Fill(How.PYTHON, text=python_literal(value, f"input {name}")))
+            try:
+                yield InputSpec(name, Fill(How.PYTHON, text=literal(value)))
+            except CannotWrite as refusal:
+                raise CannotWrite(f"input {name}", f"it holds {refusal.part}") from refusal
             continue
         facts = _facts(name, value)
         first = first_names.setdefault(id(value), name)

@@ -186,17 +186,11 @@ def materialise(
     with as_scripts_do([device or "cpu", *(spec.device for spec in specs)]):
         exec("\n".join(lines), namespace)
     values = [namespace[spec.name] for spec in specs]
-    _remember(specs, values, main)
-    return values
-
-
-def _remember(specs: Sequence[InputSpec], values: Sequence[Any], main: str) -> None:
-    body = textwrap.indent("\n".join(statements(specs, main=main, mark=False)), "    ")
-    names = [spec.name for spec in specs]
-    made = recipes.read_recipes(f"def inputs(device):\n{body}\n    return [{', '.join(names)}]", names)
     for spec, value in zip(specs, values, strict=True):
-        if isinstance(value, Tensor) and spec.name in made and not spec.stored and not spec.same_as:
-            recipes.remember(value, made[spec.name])
+        if isinstance(value, Tensor) and not spec.stored and not spec.same_as:
+            made = recipes.Recipe(spec.name, tuple(_statements_of(spec, main, False)))
+            recipes.remember(value, made)
+    return values
 
 
 def _reader(data: Mapping[str, Tensor]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from minidbg import references, workers
+from minidbg import isolation, references
 from minidbg.case import BackendRef, Case, CompilerFn, Context, Provenance
 from minidbg.errors import BackendUnreachable, NotReproduced
 from minidbg.failure import Outcome, Verdict
@@ -50,16 +50,18 @@ def case_of(
     backend: UsedBackend,
     *,
     context: Context,
-    notes: Sequence[str],
+    notes: Sequence[str] = (),
+    setup: str | Sequence[str] | None = None,
+    dynamic: bool | None = None,
 ) -> Case:
     """A case of which no failure is known yet."""
     values = tuple(inputs)
     return Case(
         graph_module,
         values,
-        references.with_operators(backend.ref, graph_module, values),
+        references.with_operators(backend.ref, graph_module, values, setup=setup),
         context,
-        dynamic=None,
+        dynamic=dynamic,
         provenance=Provenance(
             nodes=call_nodes(graph_module),
             inputs=len(values),
@@ -76,7 +78,7 @@ def first_that_fails(forms: Iterable[Case], what: str) -> Case:
     name = ""
     for case in forms:
         name = case.backend.name
-        outcome = workers.submit(case, seconds=SECONDS)
+        outcome = isolation.submit(case, seconds=SECONDS)
         if outcome.verdict is Verdict.REPRODUCES:
             story = replace(case.provenance, message=outcome.message)
             return replace(case, signature=outcome.signature, provenance=story)

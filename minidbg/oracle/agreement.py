@@ -8,10 +8,16 @@ from typing import Any
 
 import torch
 
-from minidbg.oracle.compare import layout_difference, mismatch, snapshot
-from minidbg.oracle.precision import DROPPED_BITS, LowerPrecision
-from minidbg.oracle.reruns import distance_between, random_states, to_float64
-from minidbg.oracle.undefined import OtherAnswers
+from minidbg.oracle.compare import (
+    _can_stand_for,
+    _same_but_for_rounding,
+    layout_difference,
+    mismatch,
+    snapshot,
+)
+from minidbg.oracle.precision import DROPPED_BITS, LowerPrecision, OtherRounding
+from minidbg.oracle.reruns import _has_floats, _rms, distance_between, far_apart, random_states, to_float64
+from minidbg.oracle.undefined import ChangedEager, OtherAnswers
 
 MOST_MARGIN = 10.0
 NEAR = 4.0  # an error that many times smaller or larger has another reason than the precision
@@ -61,6 +67,8 @@ def error_of(value: torch.Tensor, exact: torch.Tensor) -> float:
 
 MOST_LOWER = 3  # eager runs in a lower precision; one alone may be exact by luck
 MOST_ANSWERS = 8  # eager runs with other answers; an element that changes in none of them is judged
+NO_MOVE = 1e-5  # sums in another order, relative
+FEW_ROUNDINGS = 4  # eager runs with other rounding errors, when nothing in them moves
 
 
 def differ(
@@ -77,7 +85,7 @@ def differ(
     ``notes`` hears what was not judged.
     """
     left = left_by(actual), left_by(expected)
-    others, allowed = OtherRuns(eager), case.get("tolerances")
+    others, allowed = OtherRuns(eager, left[1]), case.get("tolerances")
 
     def in_float64() -> Any:
         try:
@@ -90,6 +98,7 @@ def differ(
         in_float64,
         eager_again=others.again,
         other_answers=others,
+        other_roundings=OtherRoundings(others),
         lower=LowerRuns(eager, allowed) if isinstance(allowed, str) else (),
         tolerances=allowed,
         margin=case.get("margin", 1.0),
@@ -100,11 +109,16 @@ def differ(
 
 
 class OtherRuns:
-    """Eager runs with other answers where torch leaves them open, each made when it is first asked for."""
+    """Eager runs with other answers where torch leaves them open, each made when it is first asked for.
 
-    def __init__(self, eager: Callable[..., dict[str, Any]]) -> None:
-        self.eager = eager
+    They differ from ``expected`` only where another answer shows: kernels that such a run takes for others have other rounding errors.
+    """
+
+    def __init__(self, eager: Callable[..., dict[str, Any]], expected: Any) -> None:
+        self.eager, self.expected = eager, expected
         self.met: dict[str, None] = {}
+        self.decides = True
+        self.usual: Any = None
         self.runs: list[Any] = []
         self.number = 0
 
@@ -120,6 +134,7 @@ class OtherRuns:
             run = left_by(self.eager(mode.applied_to, seed=1))
         except Exception:  # noqa: BLE001 - the program may not bear another answer: an index out of bounds
             return left_by(self.eager(seed=1))
+        self.decides = mode.decides
         if not mode.met:
             self.number = MOST_ANSWERS
             return run
@@ -131,11 +146,65 @@ class OtherRuns:
             mode = OtherAnswers(self.number)
             self.number += 1
             try:
-                self.runs.append(left_by(self.eager(mode.applied_to)))
+                self.usual = self.usual or left_by(self.eager(ChangedEager().applied_to))
+                run = left_by(self.eager(mode.applied_to))
             except Exception:  # noqa: BLE001 - as above
                 continue
+            self.runs.append(what_moved(run, self.usual, self.expected, NO_MOVE))
             self.met |= mode.met
             yield self.runs[-1]
+
+
+class OtherRoundings:
+    """Eager runs with other rounding errors, each made when it is first asked for; none where no op decides by a float.
+
+    What moves no more than its rounding errors explain is put back: what differs from eager's was decided by rounding.
+    """
+
+    def __init__(self, others: OtherRuns) -> None:
+        self.others = others
+        self.met = {"what rounding decides": None}
+        self.runs: list[Any] = []
+        self.number, self.most = 0, FEW_ROUNDINGS
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.runs
+        expected = self.others.expected
+        while self.others.decides and self.number < self.most:
+            self.number += 1
+            mode = OtherRounding(self.number)
+            try:
+                run = left_by(self.others.eager(mode.applied_to))
+            except Exception:  # noqa: BLE001 - as in OtherRuns
+                continue
+            self.runs.append(what_moved(run, expected, expected, math.sqrt(mode.step)))
+            if any(leaf is not expected.get(where) for where, leaf in self.runs[-1].items()):
+                self.most = MOST_ANSWERS
+            yield self.runs[-1]
+
+
+def what_moved(run: Any, base: Any, expected: Any, bound: float) -> Any:
+    """``run`` with the expected values where it is not far from ``base``: off by less than ``bound``, in units of value and tensor."""
+    found = {}
+    for where, leaf in run.items():
+        one, two, wanted = leaf, base.get(where), expected.get(where)
+        value, usual = (part.value if part else None for part in (one, two))
+        same = (
+            isinstance(value, float) and isinstance(usual, float) and abs(value - usual) <= bound * abs(usual)
+        )
+        if same or _same_but_for_rounding(value, usual):
+            found[where] = wanted
+        elif (
+            wanted
+            and _has_floats(value)
+            and _can_stand_for(usual, value)
+            and _can_stand_for(wanted.value, value)
+        ):
+            far = far_apart(value, usual, bound, bound * _rms(usual))
+            found[where] = leaf._replace(value=torch.where(far, value, wanted.value)) if far.any() else wanted
+        else:
+            found[where] = leaf
+    return found
 
 
 class LowerRuns:

@@ -1,6 +1,6 @@
 """Eager in a lower precision: what a backend gives that computes in bfloat16, float16 or TF32 by design.
 
-Standing alone, since it is also part of repro scripts as text.
+And eager with other rounding errors, which shows what hangs on them. Standing alone, since it is also part of repro scripts as text.
 """
 
 from __future__ import annotations
@@ -82,6 +82,40 @@ class LowerPrecision(ChangedEager):
         fewer = ((value.detach().view(torch.int32) + added) & -step).view(torch.float32)
         result = torch.where(value.isfinite(), fewer, value)
         return result.half().float() if self.precision == "float16" else result
+
+
+class OtherRounding(LowerPrecision):
+    """While active, each op's float results are off by a few rounding errors, as those of another compiler are.
+
+    What moves much more than that was decided by rounding: which of two nearly equal values is the largest, on which side of a
+    threshold one lies. Small integers, zeros and inputs stay exact. ``step`` is afterwards the largest error of one rounding,
+    relative.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__("", number)
+        self.step = 0.0
+
+    def stored(self, tensor: Any) -> Any:
+        """``tensor`` with other errors, in place."""
+        plain = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
+        kind = NOISY_BITS.get(tensor.dtype) if plain else None
+        if kind is not None and tensor.numel():
+            whole, bits = kind
+            up = torch.randint(2, tensor.shape, generator=self.generator).to(tensor.device, whole)
+            moved = ((tensor.detach().view(whole) + up * ((1 << bits) - 1)) & -(1 << bits)).view(tensor.dtype)
+            tensor.copy_(torch.where(moved.isfinite(), moved, tensor))
+            self.step = max(self.step, torch.finfo(tensor.dtype).eps * (1 << bits))
+        return tensor
+
+
+NOISY_BITS = {
+    torch.float64: (torch.int64, 3),
+    torch.float32: (torch.int32, 3),
+    torch.bfloat16: (torch.int16, 1),
+    torch.float16: (torch.int16, 1),
+}
+"""The last bits, which are rounded away up or down, and the integer that they are seen in."""
 
 
 def tolerance_in(

@@ -9,8 +9,7 @@ from pathlib import Path
 from minidbg.errors import UnreadableRepro
 from minidbg.metadata import BLOCK
 from minidbg.repro.files import replace_file
-from minidbg.repro.header import header_of, script_text
-from minidbg.repro.toml import write_value
+from minidbg.repro.header import header_of, script_text, write_value
 from minidbg.repro.wording import USAGE, escaped
 from minidbg.stages.report import StageReport
 

@@ -483,6 +483,18 @@ def test_other_strides_alone_are_no_mismatch_but_a_difference_in_layout() -> Non
     )
 
 
+def test_another_storage_offset_is_another_layout_but_not_in_memory_of_an_input() -> None:
+    x = random(3, 4)
+    difference = layout_difference(outputs(x[1:].clone()), outputs(x[1:]))
+    assert difference is not None
+    assert difference["message"].startswith(
+        "output 0 of shape [2, 4] has storage offset 0, eager gives 4; all"
+    )
+    copy = x[1:].clone()
+    of_input = [snapshot((view,), {"x": view}) for view in (copy, x[1:])]
+    assert layout_difference(*of_input) is None
+
+
 def test_strides_count_where_they_address_something_that_a_program_holds() -> None:
     one_row, none = torch.ones(1, 4), torch.empty(0, 4)
     assert layout_difference(outputs(one_row.as_strided((1, 4), (99, 1))), outputs(one_row)) is None

@@ -1,0 +1,233 @@
+"""One oracle call in a child: what kills the child, or never comes back, is an Outcome like any other.
+
+How long such a call may take when the case is a hang is derived from what a healthy call takes with the same backend. A hang is
+only known by its length, and each question that shows it costs all of the limit. So the limit must be short, and still so long
+that a healthy call on a busy machine stays far below it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from minidbg import processes
+from minidbg.case import Case
+from minidbg.errors import CannotWrite
+from minidbg.failure import Kind, Outcome, Verdict
+from minidbg.graphs.effects import is_call
+from minidbg.isolation.fork_safety import fork_refusal, say_once
+from minidbg.isolation.machine_failures import unless_the_machine_failed
+from minidbg.isolation.packing import packed, warmth
+from minidbg.oracle import execute
+from minidbg.oracle.child import death_name, died, memory_limit
+from minidbg.oracle.embed import settings_of
+from minidbg.oracle.suspects import suspects_in_stack
+from minidbg.processes import ChildResult
+
+BACKEND_QUESTION_S = 20.0
+"""For one addition in a fork, with a backend that nobody has seen work in one."""
+WORKS_IN_FORKS: dict[tuple[int, str], bool] = {}
+"""By process and backend."""
+
+
+def submit(
+    case: Case, *, seconds: float, memory_bytes: int | None = None, to_the_end: bool = True
+) -> Outcome:
+    """The outcome of ``execute(case)`` in a child, judged against the case's signature.
+
+    The child is a fork of this process, or of a fresh interpreter where that is unsafe or ``MINIDBG_WORKERS`` says so.
+
+    A child that dies, or passes ``seconds`` or ``memory_bytes`` (by default four fifths of what is free), is an outcome of
+    kind crash or hang. One that does so in eager is invalid. A hang is not waited for to the end of ``seconds`` when healthy
+    calls are much shorter; and what may be only slow gets more. ``to_the_end`` is ``execute``'s. Raises OSError when no process can be made.
+    """
+
+    memory_bytes = memory_bytes or memory_limit()
+
+    def ask_once(case: Case, seconds: float) -> Outcome:
+        if must_spawn(case):
+            return in_a_zygote(case, seconds, memory_bytes, to_the_end=to_the_end)
+        return in_a_fork(case, seconds, memory_bytes, to_the_end=to_the_end)
+
+    def ask(case: Case, seconds: float) -> Outcome:
+        return unless_the_machine_failed(lambda: ask_once(case, seconds), expected=case.signature)
+
+    if case.kind is Kind.HANG:
+        enough = time_for(case, ask)
+        return ask(case, seconds if enough is None else min(seconds, max(LEAST_S, enough)))
+    outcome = ask(case, seconds)
+    if case.kind is None and outcome.signature is not None and outcome.signature.kind is Kind.HANG:
+        enough = time_for(case, ask)
+        if enough is not None and enough > seconds:
+            return ask(case, enough)
+    return outcome
+
+
+# ---- the way to a child ----------------------------------------------------------------------------
+
+
+def must_spawn(case: Case) -> bool:
+    """Whether ``case`` must be asked in another interpreter than a fork of this process. A refusal is said once."""
+    refusal = why_not_in_a_fork(case)
+    if refusal is not None and refusal != ASKED_FOR:
+        say_once(
+            f"{refusal}; questions are asked in forks of a fresh interpreter, "
+            "which costs some seconds once, for its imports, and a copy of the inputs for each question"
+        )
+    return refusal is not None
+
+
+ASKED_FOR = "the setting 'workers' is 'spawn'"
+
+
+def why_not_in_a_fork(case: Case) -> str | None:
+    """Why ``case`` cannot run in a fork of this process; None when it can, or ``MINIDBG_WORKERS`` says so."""
+    wanted = os.environ.get("MINIDBG_WORKERS", "")
+    if wanted in ("spawn", "fork"):
+        return ASKED_FOR if wanted == "spawn" else None
+    return fork_refusal(autograd=may_use_autograd(case)) or hang_in_forks(case)
+
+
+def may_use_autograd(case: Case) -> bool:
+    """Whether a run of ``case`` may run autograd: AOTAutograd does for each graph with an input that requires grad."""
+    modules = [one for one in case.graph_module.modules() if isinstance(one, fx.GraphModule)]
+    values = [*case.inputs, *case.graph_module.parameters()]
+    return (
+        case.backward
+        or any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
+        or any(AUTOGRAD.search(f"{node.target}") for one in modules for node in one.graph.nodes)
+    )
+
+
+AUTOGRAD = re.compile(r"autograd|grad_|_grad|backward|jvp|vjp|checkpoint")
+"""In the targets of nodes that may run autograd, or make tensors that do."""
+
+
+def hang_in_forks(case: Case) -> str | None:
+    """Why a backend that is not torch's own needs an interpreter of its own: not even one addition ends in a fork.
+
+    Its own threads, started in this process, are missing in each fork of it.
+    """
+    if not case.backend.modules or case.backend.name in ("inductor", "aot_eager", "eager"):
+        return None
+    key = (os.getpid(), f"{case.backend.expression} {case.backend.embedded}")
+    if key not in WORKS_IN_FORKS:
+        outcome = in_a_fork(one_addition(case), BACKEND_QUESTION_S, None)
+        hangs = outcome.signature is not None and outcome.signature.kind is Kind.HANG
+        WORKS_IN_FORKS[key] = not hangs
+    if WORKS_IN_FORKS[key]:
+        return None
+    return f"{case.backend.name} did not end one addition in a fork of this process in {BACKEND_QUESTION_S:.0f} s"
+
+
+def in_a_zygote(case: Case, seconds: float, memory_bytes: int | None, *, to_the_end: bool = True) -> Outcome:
+    """One run in a fork of a fresh interpreter. Raises OSError."""
+    try:
+        with packed(case) as path:
+            done = processes.call_in_zygote(
+                "minidbg.isolation.packing:answer",
+                {"path": str(path), "margin": case.margin, "to_the_end": to_the_end},
+                seconds=seconds,
+                memory_bytes=memory_bytes,
+                **warmth(case),
+            )
+    except CannotWrite as refusal:
+        return Outcome(Verdict.INVALID, reason=str(refusal))
+    if done.answered:
+        return Outcome.from_json(done.value).judged_against(case.signature)
+    return outcome_of(case, done, memory_bytes)
+
+
+def in_a_fork(case: Case, seconds: float, memory_bytes: int | None, *, to_the_end: bool = True) -> Outcome:
+    """One run in a fork."""
+    note = processes.Notes()
+    done = processes.call_in_fork(
+        lambda: execute(case, note=note, to_the_end=to_the_end).to_json(),
+        seconds=seconds,
+        memory_bytes=memory_bytes,
+        note=note,
+    )
+    if done.answered:
+        return Outcome.from_json(done.value)
+    return outcome_of(case, done, memory_bytes)
+
+
+def outcome_of(case: Case, done: ChildResult, memory_bytes: int | None) -> Outcome:
+    """What the end of a child that gave no answer says about ``case``."""
+    if done.error:
+        last = done.error.strip().rpartition("\n")[2]
+        return Outcome(Verdict.INVALID, reason=f"the oracle itself failed: {last}", message=done.error)
+    found = died(died_by(done, memory_bytes), done.note, done.stderr_tail, settings_of(case))
+    outcome = Outcome.from_json({**found, "seconds": done.seconds, "signal": done.signal})
+    if done.timed_out or done.out_of_memory:
+        outcome = replace(outcome, signal=None)  # ours
+    names = {node.name for node in case.graph_module.graph.nodes if is_call(node)}
+    outcome = replace(outcome, suspects=suspects_in_stack(done.stderr_tail, names))
+    return outcome.judged_against(case.signature)
+
+
+def died_by(done: ChildResult, memory_bytes: int | None) -> str:
+    """How a child without an answer ended: ``SIGSEGV``, ``exit status 7``, ``timeout``, ``memory limit``."""
+    if done.timed_out:
+        return "timeout"
+    if done.out_of_memory:
+        return "memory limit"
+    if done.signal is None and done.exit_status is None:
+        return "unknown death"
+    return death_name(-done.signal if done.signal is not None else done.exit_status or 0)
+
+
+# ---- how long a hang is waited for -----------------------------------------------------------------
+
+
+LEAST_S = 2.0
+MOST_S = 600.0
+TIMES = 10.0
+"""The limit is so many times the healthy time."""
+NODES = 50
+"""A graph with so many nodes more is expected to take twice as long."""
+HEALTHY: dict[tuple[str, ...], float | None] = {}
+"""Seconds of a healthy call, by backend and call path; None where even one addition does not come back well."""
+
+Ask = Callable[[Case, float], Outcome]
+"""One oracle call with a limit in seconds."""
+
+
+def time_for(case: Case, ask: Ask) -> float | None:
+    """Seconds after which ``case`` hangs; None when the backend did not do even one addition here."""
+    key = (case.backend.expression, repr(case.backend.options), str(case.backend.mode), str(case.call))
+    if key not in HEALTHY:
+        outcome = ask(one_addition(case), MOST_S / TIMES)
+        HEALTHY[key] = outcome.seconds if outcome.verdict is Verdict.GONE else None
+    healthy = HEALTHY[key]
+    if healthy is None:
+        return None
+    return min(MOST_S, healthy * TIMES * (1 + len(case.graph_module.graph.nodes) / NODES))
+
+
+def one_addition(case: Case) -> Case:
+    """The smallest case for the same backend, on the same device, in the same modes."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(torch.ops.aten.add.Tensor, (x, 1)),))
+    return replace(
+        case,
+        graph_module=fx.GraphModule(torch.nn.Module(), graph),
+        inputs=(torch.ones(3, device=main_device(case.inputs)),),
+        signature=None,
+        dynamic=False,
+        dynamic_dims=(),
+        backward=False,
+    )
+
+
+def main_device(values: tuple[Any, ...]) -> torch.device:
+    """Where most tensors of ``values`` are."""
+    devices = [value.device for value in values if isinstance(value, torch.Tensor)]
+    return max(devices, key=devices.count, default=torch.device("cpu"))

@@ -1,0 +1,285 @@
+"""Questions asked in forks of a clean interpreter, for a process that cannot be forked itself.
+
+The zygote is started once, imports torch and what its questions need, and then does nothing but fork: it runs no autograd, no
+compiled code and no thread, and uses no accelerator, so that each child may. A child costs milliseconds, and its crash or hang costs the
+zygote nothing. It is asked a function by its name and an argument of plain values.
+
+For each question the asker sends one end of a socket pair. The zygote forks a supervisor, which runs the question by
+``call_in_fork`` and answers on that socket: several questions may be asked at once, from several threads.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import importlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+from minidbg.processes.child import JSON, ChildResult, kill_group
+from minidbg.processes.fork import Notes, call_in_fork, fork
+
+MEMORY = Path("/dev/shm")
+"""A folder that is memory, where there is one."""
+LEAST_ROOM_BYTES = 1 << 30
+START_LIMIT_S = 300.0
+"""For the imports; the time limit of a question begins after them."""
+ZYGOTES: dict[int, Zygote] = {}
+"""The zygote of this process, by the process's number: a forked child has none."""
+STARTING = threading.Lock()
+
+
+def call_in_zygote(
+    function: str,
+    argument: Mapping[str, JSON],
+    *,
+    seconds: float,
+    memory_bytes: int | None = None,
+    imports: Sequence[str] = (),
+    warm: str = "",
+    stream: TextIO | None = None,
+    on_interrupt: Callable[[], object] | None = None,
+) -> ChildResult:
+    """``function(argument, note)`` in a fork of the zygote; ``function`` is ``module:name``, ``note`` hears texts for the result.
+
+    The environment, the folder and ``sys.path`` are this process's of now. ``imports`` are modules that the zygote itself imports
+    first, where that starts no thread; ``warm`` (``aot``, ``inductor``) has it compile once. ``stream`` is passed on: the
+    argument's ``stream`` is its descriptor in the child. Interrupts are as in ``call_in_fork``. Raises OSError when no process can be made.
+    """
+    question = {
+        "call": function, "argument": dict(argument), "seconds": seconds, "memory_bytes": memory_bytes,
+        "imports": list(imports), "warm": warm, "environ": dict(os.environ), "cwd": os.getcwd(), "path": sys.path,
+        "interrupts": on_interrupt is not None,
+    }  # fmt: skip
+    deadline = time.monotonic() + START_LIMIT_S + seconds
+    last_words = ""
+    for _ in range(2):  # a zygote that somebody has killed is started once more
+        zygote = start_zygote()
+        answer = zygote.ask(json.dumps(question).encode(), stream, deadline, on_interrupt)
+        if answer is not None:
+            return ChildResult(**answer)
+        last_words = zygote.last_words()
+        end_zygote()
+    raise OSError(f"a fresh interpreter gave no answer{last_words}")
+
+
+def start_zygote() -> Zygote:
+    """The zygote of this process; a new one is importing torch when this returns. Raises OSError."""
+    with STARTING:
+        zygote = ZYGOTES.get(os.getpid())
+        if zygote is None or zygote.process.poll() is not None:
+            end_zygote()
+            zygote = ZYGOTES[os.getpid()] = Zygote()
+        return zygote
+
+
+@atexit.register
+def end_zygote() -> None:
+    """End this process's zygote, if it has one, and whatever it is asked."""
+    zygote = ZYGOTES.pop(os.getpid(), None)
+    if zygote is not None:
+        zygote.end()
+
+
+class Zygote:
+    """The asker's side."""
+
+    def __init__(self) -> None:
+        self.control, theirs = socket.socketpair()
+        self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the zygote
+        roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= LEAST_ROOM_BYTES
+        self.folder = Path(tempfile.mkdtemp(prefix="minidbg-", dir=MEMORY if roomy else None))
+        """For files that its children map. The zygote removes it, so that it goes also when the asker is killed."""
+        arguments = [str(theirs.fileno()), str(self.folder)]
+        try:
+            with theirs:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-X", "faulthandler", "-m", "minidbg.processes.zygote", *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self.stderr,
+                    stderr=self.stderr,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+        except OSError:
+            self.control.close()
+            self.stderr.close()
+            self.folder.rmdir()
+            raise
+
+    def ask(
+        self,
+        question: bytes,
+        stream: TextIO | None,
+        deadline: float,
+        on_interrupt: Callable[[], object] | None,
+    ) -> dict[str, Any] | None:
+        """The parts of the result; None when the zygote has ended, or does not answer long after the question's time limit."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs, contextlib.suppress(OSError):
+                descriptors = [theirs.fileno(), *([stream.fileno()] if stream is not None else [])]
+                socket.send_fds(self.control, [b"?"], descriptors)
+            with contextlib.suppress(OSError):
+                ours.sendall(len(question).to_bytes(8, "big") + question)
+            try:
+                return received(ours, deadline)
+            except KeyboardInterrupt:
+                if on_interrupt is None:
+                    raise
+                on_interrupt()
+                with contextlib.suppress(OSError):
+                    ours.sendall(b"!")
+                return received(ours, deadline)
+
+    def end(self) -> None:
+        """End it; what runs in its children ends with it."""
+        self.control.close()
+        kill_group(self.process.pid)
+        self.process.wait()
+        self.stderr.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def last_words(self) -> str:
+        """The last line it wrote, as the end of a sentence; nothing when it wrote none."""
+        self.stderr.seek(max(0, self.stderr.seek(0, os.SEEK_END) - 2000))
+        lines = self.stderr.read().decode(errors="replace").strip().splitlines()[-1:]
+        return f": {lines[0]}" if lines else ""
+
+
+def received(asked: socket.socket, deadline: float) -> dict[str, Any] | None:
+    """The object that comes on the socket before it is closed; None when there is none by ``deadline``."""
+    data = bytearray()
+    while select.select([asked], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        piece = b""
+        with contextlib.suppress(ConnectionError):
+            piece = asked.recv(1 << 20)
+        if not piece:
+            return dict(json.loads(data)) if data else None
+        data += piece
+    return None
+
+
+# ---- the zygote's own side -------------------------------------------------------------------------
+
+
+def serve(control: socket.socket) -> None:
+    """Fork a supervisor for each question, until the asker has gone."""
+    import torch  # noqa: F401 - for the children
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the asker, who tells the supervisors
+    warmed: set[str] = set()
+    while True:
+        # Not SIG_IGN, which the C++ compilers that children start would inherit: the supervisors are reaped here.
+        readable, _, _ = select.select([control], [], [], 1.0)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not readable:
+            continue
+        _, descriptors, _, _ = socket.recv_fds(control, 1, 2)
+        if not descriptors:
+            return
+        with socket.socket(fileno=descriptors[0]) as asker:
+            size = int.from_bytes(asker.recv(8, socket.MSG_WAITALL), "big")
+            text = asker.recv(size, socket.MSG_WAITALL)
+            if text:
+                question = json.loads(text)
+                get_ready(question, warmed)
+                if fork() == 0:
+                    control.close()
+                    supervise(question, asker, *descriptors[1:])
+        for descriptor in descriptors[1:]:
+            os.close(descriptor)
+
+
+def get_ready(question: Mapping[str, Any], warmed: set[str]) -> None:
+    """Import and compile here, once, what the question's child would have to."""
+    from minidbg import _torch  # late: the asker's side of this file needs no torch
+
+    os.environ.clear()
+    os.environ.update(question["environ"])
+    sys.path[:] = question["path"]
+    with contextlib.suppress(OSError):
+        os.chdir(question["cwd"])
+    signal.alarm(int(START_LIMIT_S))  # an import that hangs ends the zygote, and the asker is told
+    importlib.import_module(question["call"].partition(":")[0])
+    for name in question["imports"]:
+        if name not in warmed and name not in sys.modules:
+            warmed.add(name)
+            if starts_nothing(name):
+                with contextlib.suppress(Exception):
+                    importlib.import_module(name)
+    if question["warm"] and not {question["warm"], "inductor"} & warmed:
+        warmed.add(question["warm"])
+        _torch.warm_up_compiling(inductor=question["warm"] == "inductor")
+    signal.alarm(0)
+
+
+def starts_nothing(module: str) -> bool:
+    """Whether the import of ``module``, tried in a child, starts no thread and initialises no accelerator."""
+
+    from minidbg import _torch
+
+    def imported() -> bool:
+        before = threads()
+        importlib.import_module(module)
+        return threads() == before and _torch.accelerator_in_use() is None
+
+    return call_in_fork(imported, seconds=START_LIMIT_S / 4).value is True
+
+
+def threads() -> int:
+    """Threads of this process, those of C libraries included, where the kernel lists them."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return threading.active_count()
+
+
+def supervise(question: Mapping[str, Any], asker: socket.socket, stream: int | None = None) -> NoReturn:
+    """Run the question in a child, answer, and end. An asker who goes away ends it."""
+    try:
+        os.setsid()
+        module, _, name = question["call"].partition(":")
+        function = getattr(importlib.import_module(module), name)
+        note = Notes()
+        result = call_in_fork(
+            lambda: function({**question["argument"], "stream": stream}, note),
+            seconds=question["seconds"],
+            memory_bytes=question["memory_bytes"],
+            note=note,
+            on_interrupt=(lambda: None) if question["interrupts"] else None,
+            asker=asker,
+        )
+        asker.sendall(json.dumps(dataclasses.asdict(result)).encode())
+    except BaseException as error:  # noqa: BLE001 - nothing may return into the zygote's loop
+        if not isinstance(error, KeyboardInterrupt | BrokenPipeError):
+            with contextlib.suppress(BaseException):
+                answer = dataclasses.asdict(ChildResult(error=f"{type(error).__name__}: {error}"))
+                asker.sendall(json.dumps(answer).encode())
+    finally:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    from minidbg.processes import zygote
+
+    try:
+        with socket.socket(fileno=int(sys.argv[1])) as given:
+            zygote.serve(given)
+    finally:
+        shutil.rmtree(sys.argv[2], ignore_errors=True)
