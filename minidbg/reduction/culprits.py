@@ -11,11 +11,11 @@ from minidbg.reduction.suspects import follow_frames
 PATIENCE_FIRST = 3
 """Assumptions in a row before one is checked, while nothing smaller than the whole has failed yet."""
 PATIENCE_LATER = 5
-SMALL_WINDOW = 48
+SMALL_WINDOW = 96
 """Units of a window in which the ends of the cause are looked for."""
-OVERLAP = 8
-"""Units by which the halves of a larger window overlap: a cause of neighbours then lies in one of them."""
-SLICES = (1, 6)
+MOST_OVERLAP = 8
+"""Units by which the halves of a large window reach beyond its middle: a cause of neighbours then lies in one of them."""
+SLICE = 6
 """Units up to the last culprit that are tried by themselves before the first one is searched."""
 DENSE = 64
 """Units between the ends of the cause up to which it is taken for one cluster of neighbours."""
@@ -79,8 +79,8 @@ class _Window:
 
         After an assumption the other side comes first: a cause at either end of the graph costs no confirmation.
         """
-        middle = (self.low + self.high) // 2
-        lower, upper = (self.low, middle + OVERLAP), (middle - OVERLAP, self.high)
+        middle, overlap = (self.low + self.high) // 2, min(MOST_OVERLAP, len(self) // 32)
+        lower, upper = (self.low, middle + overlap), (middle - overlap, self.high)
         return (upper, lower) if len(self.assumed) % 2 else (lower, upper)
 
     def fails(self, low: int, high: int) -> bool:
@@ -115,19 +115,22 @@ def find_ends(problem: ReductionProblem, window: _Window) -> None:
     """
     subsets, seen = window.subsets, len(problem.steps)
     rest = list(range(window.low, window.high))
-    last = _Search(subsets, rest, []).next_needed()
-    assert last is not None, "nothing is kept yet"
+    search = _Search(subsets, rest, [])
+    search.narrow(2)
+    pair = rest[max(0, search.high - 2) : search.high]
+    if any(subsets.fails([unit]) for unit in pair):
+        return
     if len(problem.steps) == seen:  # all that was asked passed: does anything fail?
         if window.assumed and not window.is_right():
             find_ends(problem, _Window(Subsets(problem)))
             return
         problem.confirm_whole(doubtful=True)
-    before = rest[: rest.index(last)]
-    for size in SLICES:
-        near = before[len(before) - min(size - 1, len(before)) :]
-        if 2 * len(near) <= len(before) and subsets.fails([*near, last]):
-            before = near
-            break
+    before, last = rest[: search.high - 1], pair[-1]
+    if len(before) >= 2 * SLICE and subsets.fails([*before[-SLICE:], last]):
+        before = before[-SLICE:]
+    else:
+        search.narrow(1)
+        before, last = rest[: search.high - 1], rest[search.high - 1]
     first = _Search(subsets, before[::-1], [last]).next_needed()
     if first is not None:
         thin_between(subsets, first, before[before.index(first) + 1 :], last)
@@ -249,18 +252,24 @@ class _Search:
         self.gap = gap or max(1, len(self.rest) // 2)
         self.fails: Callable[[int], bool] = lambda count: subsets.fails(sorted([*self.rest[:count], *kept]))
         self.kept = kept
+        self.low, self.high = 0, len(self.rest)
+        """``rest[:low]`` was seen to pass, and ``rest[:high]`` fails."""
 
     def next_needed(self) -> int | None:
         """The unit, or None when ``kept`` alone fails (or nothing can be found out)."""
         if self.kept and self.fails(0):
             return None
-        low, high, step = 0, len(self.rest), self.gap
-        while high - low > 1:
-            middle = max(low + 1, high - step)
-            if step >= high - low:
-                middle = (low + high) // 2
+        self.narrow(1)
+        return self.rest[self.high - 1]
+
+    def narrow(self, places: int) -> None:
+        """Ask until the last needed unit is known to be one of so many."""
+        step = self.gap
+        while self.high - self.low > places:
+            middle = max(self.low + 1, self.high - step)
+            if step >= self.high - self.low:
+                middle = (self.low + self.high) // 2
             if self.fails(middle):
-                high, step = middle, step * 2
+                self.high, step = middle, step * 2
             else:
-                low, step = middle, max(1, (high - middle) // 2)
-        return self.rest[high - 1]
+                self.low, step = middle, max(1, (self.high - middle) // 2)

@@ -19,10 +19,9 @@ from minidbg import references
 from minidbg.case import BackendRef, CallPath, Case, Level, Tolerances
 from minidbg.errors import UnreadableRepro
 from minidbg.graphs import capture_by_dynamo, recipes, tensors, write_module
-from minidbg.graphs.builder import write_graph_builder
 from minidbg.graphs.comments import comments_by_line, stack_trace
 from minidbg.graphs.parse import NotOurForm, read_module
-from minidbg.graphs.source import by_name
+from minidbg.graphs.source import by_name, write_graph_builder
 from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.parts import Parts, backend_of, read_parts
 

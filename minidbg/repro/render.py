@@ -18,11 +18,11 @@ from minidbg.case import BackendRef, CallPath, Case
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind
 from minidbg.graphs import recipes, source, tensors
-from minidbg.graphs.builder import write_graph_builder
 from minidbg.graphs.contents import WITH_CARE, Contents
 from minidbg.graphs.fill_text import with_generator
 from minidbg.graphs.fills import How
 from minidbg.graphs.literals import quoted
+from minidbg.graphs.source import write_graph_builder
 from minidbg.graphs.specs import Exactness, InputSpec
 from minidbg.oracle.embed import harness_imports, harness_names, harness_source
 from minidbg.references import avoid_names, backend_function, load_by_path

@@ -187,12 +187,13 @@ def sweep_finished(data: Mapping[str, Any]) -> str:
 
 def result(data: Mapping[str, Any]) -> str:
     verdict = f" ({data['verdict']})" if data["verdict"] else ""
-    reason = f": {data['reason']}" if data["reason"] else ""
+    said = data["message"].partition("\n")[0] if data["verdict"] == "changed" else ""
+    reason = f": {said}" if (said := data["reason"] or said) else ""
     return f"  {data['standing']:<17} {data['repro']} [{data['device']}]{verdict}{reason}"
 
 
 def unconfirmed(data: Mapping[str, Any]) -> str:
-    return f"  {data['verdict'] + '?':<17} {data['repro']} [{data['device']}] was {data['before']}; asking a fresh interpreter"
+    return f"  {data['verdict'] + '?':<17} {data['repro']} [{data['device']}] {'was' if data['seen'] else 'its header expects'} {data['before']}; asking a fresh interpreter"
 
 
 def flip(data: Mapping[str, Any]) -> str:

@@ -115,7 +115,9 @@ class Terminal:
             )
             flip = self.matrix.flip_of(name)
         if flip:
-            self.inbox.put(Key("bisect", flip["path"], flip["last_before"], flip["first_after"]))
+            self.inbox.put(
+                Key("bisect", flip["path"], flip["device"], flip["last_before"], flip["first_after"])
+            )
         else:
             self.note(f"{name or 'no repro'} has not regressed while this was watched; nothing to bisect")
 

@@ -1,4 +1,4 @@
-"""Graphs for the tests of this folder, made by hand or captured by dynamo, and what reads them back."""
+"""Graphs made by hand for the tests of writing, and what reads written graphs back."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from torch import fx
 
 from minidbg import _torch
 from minidbg.graphs.attributes import by_name
-from minidbg.graphs.builder import write_graph_builder
 from minidbg.graphs.parse import read_module
 from minidbg.graphs.size import canonical_text
-from minidbg.graphs.source import ModuleSource, write_module
+from minidbg.graphs.source import ModuleSource, write_graph_builder, write_module
 
 
 def namespace_of(source: ModuleSource) -> dict[str, Any]:

@@ -1,12 +1,12 @@
-"""The daemon's side of ``minidbg/processes/server.py``: start it, give it scripts, hear how they ended, replace it.
+"""Interpreters that run scripts in forks: start a ``server``, give it scripts, hear how they ended, replace it.
 
-The protocol is lines of JSON, so that the daemon itself needs no torch.
+The protocol is lines of JSON, so that whoever holds a pool needs no torch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import itertools
 import json
 import os
 import queue
@@ -21,13 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from minidbg.watch.snapshot import Root, is_inside
-
 ROOT = str(Path(__file__).parents[2])
 SERVER = (
     "import sys; sys.path.append(sys.argv[1]); from minidbg.processes.server import main; main(*sys.argv[1:])"
 )
-IN_WORKER = Path(__file__).with_name("in_worker.py")
 
 COMPILER_ENVIRONMENT = {
     # A cached graph would hide a change of the compiler; the cache of compiled kernels, keyed by their source, cannot.
@@ -41,6 +38,10 @@ ONE_THREAD = {
     "MKL_NUM_THREADS": "1",
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
 }
+
+
+NUMBERS = itertools.count(1)
+"""For the orders of this process: two never have the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,67 +375,3 @@ class OneByOne:
         """End all processes."""
         self.pool.close()
         self.folder.cleanup()
-
-
-class Bytecode:
-    """A folder for ``sys.pycache_prefix`` per snapshot, so that no run sees bytecode of code that has changed.
-
-    A new folder keeps the bytecode of everything that is not watched: other packages need not be compiled again.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        self.number = 0
-
-    def seed(self, sources: Iterable[str], roots: Iterable[Root]) -> None:
-        """Take over the bytecode that other packages have already: compiling torch anew takes ten seconds."""
-        current = self.newest() or self.folder / "seed"
-        watched = [root.path for root in roots]
-        for source in sources:
-            if not source.endswith(".py") or any(is_inside(source, root) for root in watched):
-                continue
-            cached = Path(importlib.util.cache_from_source(source))
-            target = current / os.path.dirname(source).lstrip(os.sep) / cached.name
-            if cached.exists() and not target.exists():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                link_or_copy(cached, target)
-
-    def newest(self) -> Path | None:
-        """The folder in use, None before the first."""
-        return max(self.folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, default=None)
-
-    def renew(self, roots: Iterable[Root]) -> str:
-        """A folder without bytecode of the files below ``roots``; empty when the disk is full: then there is none."""
-        try:
-            return str(self.renewed(roots))
-        except OSError:
-            return ""
-
-    def renewed(self, roots: Iterable[Root]) -> Path:
-        """As ``renew``. Raises OSError."""
-        before = self.newest()
-        self.number += 1
-        current = self.folder / f"{os.getpid()}-{self.number}"
-        if before is not None:
-            before.replace(current)
-        current.mkdir(exist_ok=True)
-        os.utime(current)
-        for old in self.folder.iterdir():
-            if old != current:
-                shutil.rmtree(old, ignore_errors=True)
-        for root in roots:
-            below = current / root.path.lstrip(os.sep)
-            shutil.rmtree(below, ignore_errors=True)
-            for single in below.parent.glob(f"{below.stem}.*.pyc"):
-                single.unlink(missing_ok=True)
-        return current
-
-
-def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file a second name, or a copy where links do not reach; a file that cannot be had is left out."""
-    try:
-        os.link(source, target)
-    except OSError:
-        with contextlib.suppress(OSError):
-            shutil.copyfile(source, target)

@@ -1,6 +1,6 @@
 """Many sweeps in a row: do memory, file descriptors, threads, processes and files of the daemon stay as they were?
 
-    python tests/benchmarks/soak_watch.py [--sweeps 1000] [--repros 5]
+    python tests/soaks/soak_watch.py [--sweeps 1000] [--repros 5]
 
 The scripts need no torch, so that a sweep takes a fraction of a second: what is tried is the daemon. A save flips a repro in
 every tenth sweep. Prints a line of JSON now and then and one at the end; exits with 1 when something grew.

@@ -1,56 +1,47 @@
-"""Each thing that dynamo puts into a graph, with a backend that fails on just that: captured, reduced, written, verified.
+"""Each thing that dynamo puts into a graph, in a small program, with a backend that fails on just that.
 
-``ops`` are the calls of the smallest graph, those inside nested graphs first.
+One table for all that is asked of every construct: the failure is reduced to just that, its script fails again in a fresh
+interpreter, and the graph is written, read back and traced again as it was. ``ops`` are the calls of the smallest graph,
+those inside nested graphs first.
 """
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from fails_on import name_of, raises_on, raises_where
+import torch.nn.functional as F
+from fails_on import raises_on, raises_where
 from functorch.experimental.control_flow import map as map_rows
-from quick_path import Found, failing_program, take_the_quick_path
-from torch import nn
-from torch._dynamo.exc import BackendCompilerFailed
+from quick_path import Found
+from torch import Tensor, nn
 from torch._higher_order_ops import scan, while_loop
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
-import minidbg
-from minidbg.backend.budget import PROCESS
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch.manual_seed(0)
-    yield
-    PROCESS.reset()
-    torch._dynamo.reset()
-
 
 @dataclass(frozen=True)
-class Family:
+class Construct:
     """A program, the backend that fails on it, and what must be left of it."""
 
     name: str
     function: Callable[..., Any]
     args: Callable[[], tuple[Any, ...]]
-    backend: Any
-    ops: list[str]
+    backend: Any = None
+    """None: nothing is planted, the program is only written and read back."""
+    ops: list[str] = field(default_factory=list)
     given: dict[str, Any] = field(default_factory=dict)
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     check: Callable[[Found], bool] = lambda found: True
     full: bool = False
-    """Whether the slow test takes it the whole way, through fresh interpreters."""
+    """Whether a slow test takes it the whole way, through fresh interpreters."""
 
 
 def square() -> tuple[Any, ...]:
@@ -84,25 +75,25 @@ def is_static(found: Found) -> bool:
 
 
 SHAPES = [
-    Family("all_dynamic", sandwich, square, raises_where("symbolic"), ["relu"], {"dynamic": True}, check=is_dynamic, full=True),
-    Family("dynamic_not_needed", sandwich, square, raises_on("relu"), ["relu"], {"dynamic": True}, check=is_static),
-    Family("marked", sandwich, marked, raises_where("symbolic"), ["relu"], check=is_dynamic),
-    Family(
+    Construct("all_dynamic", sandwich, square, raises_where("symbolic"), ["relu"], {"dynamic": True}, check=is_dynamic, full=True),
+    Construct("dynamic_not_needed", sandwich, square, raises_on("relu"), ["relu"], {"dynamic": True}, check=is_static),
+    Construct("marked", sandwich, marked, raises_where("symbolic"), ["relu"], check=is_dynamic),
+    Construct(
         "size_in_the_graph",
         lambda x: torch.ones(x.shape[0] * 2).sin().sum() + x.sum(),
         marked,
         raises_on("mul"),
         ["mul"],
     ),
-    Family(
+    Construct(
         "int_argument", lambda x, n: (x.sin() * n).view(n, -1), lambda: (torch.randn(4, 4), 4),
         raises_where("symbolic"), ["mul"], {"dynamic": True}, check=is_dynamic,
     ),
-    Family(
+    Construct(
         "item", lambda x, n: torch.zeros(n.sum().item()).cos() + x.sum(), lambda: (torch.randn(4), torch.tensor([3])),
         raises_on("item", "zeros"), ["item", "zeros"], around=scalar_outputs,
     ),
-    Family(
+    Construct(
         "nonzero", lambda x: torch.nonzero(x.sin() > 0).cos().sum(), square,
         raises_on("nonzero", "cos"), ["nonzero", "cos"], around=scalar_outputs,
     ),
@@ -171,40 +162,40 @@ class Custom(torch.autograd.Function):
 
 
 HIGHER_ORDER = [
-    Family("cond", branching, square, raises_on("cond"), ["sin", "cos", "cond"], full=True),
-    Family("in_a_branch", branching, square, raises_on("cond", "relu"), ["relu", "cos", "cond"]),
-    Family("alone_in_a_branch", branching, square, raises_on("relu"), ["relu"]),
-    Family("while_loop", looping, square, raises_on("while_loop"), ["lt", "add", "sin", "while_loop"], full=True),
-    Family("in_a_loop", looping, square, raises_on("while_loop", "relu"), ["lt", "add", "relu", "while_loop"]),
-    Family("scan", scanning, square, raises_on("scan"), ["scan"], full=True),
-    Family("in_a_scan", scanning, square, raises_on("scan", "relu"), ["relu", "scan"]),
-    Family("map", mapping, square, raises_on("map_impl"), ["sin", "map_impl"]),
-    Family("in_a_map", mapping, square, raises_on("map_impl", "relu"), ["relu", "map_impl"]),
-    Family("region", regions, square, raises_on("invoke_subgraph"), ["invoke_subgraph"], full=True),
-    Family("in_a_region", regions, square, raises_on("invoke_subgraph", "relu"), ["relu", "invoke_subgraph"]),
-    Family(
+    Construct("cond", branching, square, raises_on("cond"), ["sin", "cos", "cond"], full=True),
+    Construct("in_a_branch", branching, square, raises_on("cond", "relu"), ["relu", "cos", "cond"]),
+    Construct("alone_in_a_branch", branching, square, raises_on("relu"), ["relu"]),
+    Construct("while_loop", looping, square, raises_on("while_loop"), ["lt", "add", "sin", "while_loop"], full=True),
+    Construct("in_a_loop", looping, square, raises_on("while_loop", "relu"), ["lt", "add", "relu", "while_loop"]),
+    Construct("scan", scanning, square, raises_on("scan"), ["scan"], full=True),
+    Construct("in_a_scan", scanning, square, raises_on("scan", "relu"), ["relu", "scan"]),
+    Construct("map", mapping, square, raises_on("map_impl"), ["sin", "map_impl"]),
+    Construct("in_a_map", mapping, square, raises_on("map_impl", "relu"), ["relu", "map_impl"]),
+    Construct("region", regions, square, raises_on("invoke_subgraph"), ["invoke_subgraph"], full=True),
+    Construct("in_a_region", regions, square, raises_on("invoke_subgraph", "relu"), ["relu", "invoke_subgraph"]),
+    Construct(
         "checkpoint", checkpointed, square_with_grad,
         raises_on("tag_activation_checkpoint"), ["tag_activation_checkpoint"], full=True,
     ),
-    Family(
+    Construct(
         "in_a_checkpoint", checkpointed, square_with_grad,
         raises_on("tag_activation_checkpoint", "relu"), ["relu", "tag_activation_checkpoint"],
     ),
-    Family("masked_attention", masked, heads, raises_on("flex_attention"), ["ge", "flex_attention"], full=True),
-    Family(
+    Construct("masked_attention", masked, heads, raises_on("flex_attention"), ["ge", "flex_attention"], full=True),
+    Construct(
         "autograd_function", lambda x: Custom.apply(x.sinh()).exp(), square_with_grad,
         raises_on("autograd_function_apply"), ["autograd_function_apply"], full=True,
     ),
-    Family(
+    Construct(
         "in_an_autograd_function", lambda x: Custom.apply(x.sinh()).exp(), square_with_grad,
         raises_on("autograd_function_apply", "relu"), ["relu", "autograd_function_apply"],
     ),
-    Family(
+    Construct(
         "in_its_backward", lambda x: Custom.apply(x.sinh()).exp(), square_with_grad,
         raises_on("autograd_function_apply", "cos"), ["cos", "autograd_function_apply"],
     ),
-    Family("in_a_score", scored, heads, raises_on("flex_attention", "relu"), ["relu", "new_ones", "flex_attention"]),
-    Family("attention_kernel", chosen_kernel, heads, raises_on("_sdpa_kernel"), ["_backend_from_string", "_sdpa_kernel"]),
+    Construct("in_a_score", scored, heads, raises_on("flex_attention", "relu"), ["relu", "new_ones", "flex_attention"]),
+    Construct("attention_kernel", chosen_kernel, heads, raises_on("_sdpa_kernel"), ["_backend_from_string", "_sdpa_kernel"]),
 ]  # fmt: skip
 
 
@@ -282,33 +273,33 @@ def quantizing(x: torch.Tensor) -> torch.Tensor:
 
 
 MODES_AND_WRITES = [
-    Family(
+    Construct(
         "autocast_block", with_autocast, square, raises_on("_enter_autocast", "mm"),
         ["_enter_autocast", "mm", "_exit_autocast"], check=lambda found: "with torch.autocast(" in found.text, full=True,
     ),
-    Family("in_an_autocast_block", with_autocast, square, raises_on("mm"), ["mm"]),
-    Family(
+    Construct("in_an_autocast_block", with_autocast, square, raises_on("mm"), ["mm"]),
+    Construct(
         "grad_mode_block", without_grad, square_with_grad, raises_on("_set_grad_enabled", "relu"),
         ["_set_grad_enabled", "relu", "_set_grad_enabled"],
     ),
-    Family("in_a_grad_mode_block", without_grad, square_with_grad, raises_on("relu"), ["relu"]),
-    Family("no_grad_around", sandwich, square, raises_where("no_grad"), ["relu"], around=torch.no_grad, full=True),
-    Family(
+    Construct("in_a_grad_mode_block", without_grad, square_with_grad, raises_on("relu"), ["relu"]),
+    Construct("no_grad_around", sandwich, square, raises_where("no_grad"), ["relu"], around=torch.no_grad, full=True),
+    Construct(
         "inference_around", sandwich, square, raises_where("inference", when="run"), ["relu"], around=torch.inference_mode
     ),
-    Family(
+    Construct(
         "autocast_around", sandwich, square, raises_where("autocast"), ["relu"],
         around=lambda: torch.autocast("cpu", torch.bfloat16),
     ),
-    Family("write_through_a_view", through_a_view, square, raises_on("relu_"), ["relu_"]),
-    Family("written_input", writes_its_input, square, raises_on("mul_"), ["mul_"]),
-    Family(
+    Construct("write_through_a_view", through_a_view, square, raises_on("relu_"), ["relu_"]),
+    Construct("written_input", writes_its_input, square, raises_on("mul_"), ["mul_"]),
+    Construct(
         "aliased_inputs", writes_one_of_two, two_views, raises_where("aliased"), ["relu_", "cos"],
         check=lambda found: "storage[1:]" in found.text, full=True,
     ),
-    Family("assignment", assigns, square, raises_on("setitem"), ["setitem"]),
-    Family("graph_break", breaks, square, raises_on("relu"), ["relu"]),
-    Family("fullgraph", sandwich, square, raises_on("relu"), ["relu"], {"fullgraph": True}),
+    Construct("assignment", assigns, square, raises_on("setitem"), ["setitem"]),
+    Construct("graph_break", breaks, square, raises_on("relu"), ["relu"]),
+    Construct("fullgraph", sandwich, square, raises_on("relu"), ["relu"], {"fullgraph": True}),
 ]  # fmt: skip
 
 
@@ -317,41 +308,41 @@ def tensors(make: Callable[[], torch.Tensor]) -> Callable[[], tuple[Any, ...]]:
 
 
 VALUES = [
-    Family(
+    Construct(
         "no_leaf", plus_one, tensors(lambda: torch.ones(4, requires_grad=True) * 2), raises_where("non_leaf"), ["add"],
         check=lambda found: not found.case.inputs[0].is_leaf, full=True,
     ),
-    Family(
+    Construct(
         "expanded", plus_one, tensors(lambda: torch.randn(4, 1).expand(4, 4)), raises_where("expanded"), ["add"],
         check=lambda found: found.case.inputs[0].stride() == (1, 0),
     ),
-    Family(
+    Construct(
         "transposed", plus_one, tensors(lambda: torch.randn(3, 4).t()), raises_where("transposed"), ["add"],
         check=lambda found: found.case.inputs[0].stride()[0] < found.case.inputs[0].stride()[1],
     ),
-    Family(
+    Construct(
         "channels_last", plus_one, tensors(lambda: torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)),
         raises_where("channels_last"), ["add"],
     ),
-    Family("no_elements", plus_one, tensors(lambda: torch.randn(0, 4)), raises_where("zero_size"), ["add"]),
-    Family(
+    Construct("no_elements", plus_one, tensors(lambda: torch.randn(0, 4)), raises_where("zero_size"), ["add"]),
+    Construct(
         "no_dimensions", lambda x, y: (x + y).sin(), lambda: (torch.randn(3), torch.tensor(2.0)),
         raises_where("scalar"), ["add"],
     ),
-    Family("conjugated", lambda c: (c + 1).abs(), tensors(lambda: torch.randn(4, dtype=torch.complex64).conj()),
+    Construct("conjugated", lambda c: (c + 1).abs(), tensors(lambda: torch.randn(4, dtype=torch.complex64).conj()),
            raises_where("conjugated"), ["add"], check=lambda found: found.case.inputs[0].is_conj()),
-    Family("quantized", quantizing, square, raises_on("dequantize"), ["quantize_per_tensor", "dequantize"], full=True),
-    Family("module", Block(), square, raises_on("relu"), ["relu"]),
-    Family("parameter", Block(), square, raises_where("parameter"), ["linear"],
+    Construct("quantized", quantizing, square, raises_on("dequantize"), ["quantize_per_tensor", "dequantize"], full=True),
+    Construct("module", Block(), square, raises_on("relu"), ["relu"]),
+    Construct("parameter", Block(), square, raises_where("parameter"), ["linear"],
            check=lambda found: "torch.nn.Parameter(" in found.text),
-    Family("statistics", Block(), square, raises_on("batch_norm"), ["batch_norm"]),
-    Family("tied_weights", Block(), square, raises_on("embedding", "linear"), ["linear", "embedding"], full=True),
-    Family("constant", lambda x: x.sin() * torch.tensor([1.0, 2.0, 3.0, 4.0]), square, raises_on("mul"), ["mul"]),
-    Family("several_outputs", lambda x: torch.std_mean(x.sin(), 0)[1].cos(), square, raises_on("std_mean"), ["std_mean"]),
-    Family("two_of_several_outputs", lambda x: operator.add(*torch.topk(x.sin(), 2)).cos(), square,
+    Construct("statistics", Block(), square, raises_on("batch_norm"), ["batch_norm"]),
+    Construct("tied_weights", Block(), square, raises_on("embedding", "linear"), ["linear", "embedding"], full=True),
+    Construct("constant", lambda x: x.sin() * torch.tensor([1.0, 2.0, 3.0, 4.0]), square, raises_on("mul"), ["mul"]),
+    Construct("several_outputs", lambda x: torch.std_mean(x.sin(), 0)[1].cos(), square, raises_on("std_mean"), ["std_mean"]),
+    Construct("two_of_several_outputs", lambda x: operator.add(*torch.topk(x.sin(), 2)).cos(), square,
            raises_on("topk", "add"), ["topk", "add"]),
-    Family("list_of_outputs", lambda x: torch.cat(torch.split(x.sin(), 2)).cos(), square, raises_on("split"), ["split"]),
-    Family("dropout", lambda x: functional.dropout(x.sin(), 0.5).relu(), square, raises_on("dropout", "relu"), ["dropout", "relu"]),
+    Construct("list_of_outputs", lambda x: torch.cat(torch.split(x.sin(), 2)).cos(), square, raises_on("split"), ["split"]),
+    Construct("dropout", lambda x: functional.dropout(x.sin(), 0.5).relu(), square, raises_on("dropout", "relu"), ["dropout", "relu"]),
 ]  # fmt: skip
 
 
@@ -365,133 +356,133 @@ def widened(x: torch.Tensor) -> torch.Tensor:
     return x.clone().to(torch.complex64 if x.dtype.is_complex else torch.float32).sin().sum()
 
 
-def of_dtype(name: str) -> Family:
+def of_dtype(name: str) -> Construct:
     dtype = getattr(torch, name)
 
     def make() -> torch.Tensor:
         return torch.randint(0, 2, (4, 4)).to(dtype)
 
     # on the widening: a clone of some of these dtypes is all that torch can do with them
-    return Family(
+    return Construct(
         name, widened, tensors(make), raises_where(name), ["to"],
         check=lambda found: found.case.inputs[0].dtype is dtype,
     )  # fmt: skip
 
 
-FAMILIES = [*SHAPES, *HIGHER_ORDER, *MODES_AND_WRITES, *VALUES, *map(of_dtype, DTYPES)]
+# ---- programs that hold many constructs at once: nothing is planted in them
 
 
-def by_name(families: list[Family]) -> Any:
-    return pytest.mark.parametrize("family", families, ids=lambda family: family.name)
+class Norms(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding="same")
+        self.batch = nn.BatchNorm2d(8)
+        self.group = nn.GroupNorm(2, 8)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.dropout(F.relu(self.group(self.batch(self.conv(x))), inplace=True), 0.1, self.training)
+        return F.cross_entropy(self.head(hidden.mean((2, 3))), torch.tensor([0, 1]))
 
 
-QUICK = {
-    "all_dynamic", "dynamic_not_needed", "item", "alone_in_a_branch", "in_a_map", "checkpoint", "in_an_autocast_block",
-    "grad_mode_block", "no_grad_around", "write_through_a_view", "aliased_inputs", "graph_break", "no_leaf", "expanded",
-    "conjugated", "tied_weights", "several_outputs", "uint64", "float8_e5m2",
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x.logsumexp(-1).sum()
+
+
+def views_and_writes(x: Tensor) -> tuple[Tensor, ...]:
+    y = x.clone()
+    y += 1
+    y[0] = 1
+    y[:, 1] += 2
+    y[x > 0] = 0
+    y[-1:, ::2].mul_(2)
+    y.masked_fill_(y > 1, float("-inf"))
+    return y, x[None, ..., 0], x[1:-1], x.T, y.data + 1, x[torch.tensor([0, 1])]
+
+
+def many_results(x: Tensor) -> dict[str, Any]:
+    values, places = x.topk(2, dim=1, largest=False)
+    return {"top": [values, places], "sorted": torch.sort(x).values, "parts": x.split([1, 3]), "s": x.size(0)}
+
+
+def nested_modes(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        y = x @ x
+        with torch.autocast("cpu", enabled=False):
+            z = x @ x
+    with torch.no_grad():
+        w = z.sum()
+    with torch.inference_mode():
+        v = z * 2
+    return y + z + w + v.clone()
+
+
+def nested_branches(x: Tensor) -> Tensor:
+    weight = torch.ones(4) * 3
+
+    def inner(a: Tensor) -> Tensor:
+        return torch.cond(a.max() > 1, lambda b: b + weight, lambda b: b.cos(), (a,))
+
+    return torch.cond(x.sum() > 0, lambda a: checkpoint(torch.sin, a, use_reentrant=False), inner, (x,))
+
+
+def loop(x: Tensor) -> Any:
+    return while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, v * 2), (torch.tensor(0), x))
+
+
+def arithmetic_of_sizes(a: Tensor, b: Tensor, n: int) -> tuple[Any, ...]:
+    size = a.shape[0] * 2 + b.size(1) // 3
+    return (
+        a.view(-1).sum() * size,
+        a.reshape(a.shape[1], -1),
+        torch.zeros(math.ceil(size / 3)),
+        b[: n - 1] * n,
+    )
+
+
+def derivative(x: Tensor) -> Tensor:
+    return torch.vmap(lambda row: row.sin().sum())(x) + torch.func.grad(lambda r: (r * r).sum())(x[0]).sum()
+
+
+def literals(x: Tensor) -> tuple[Tensor, ...]:
+    return (
+        x.to("cpu", torch.half, copy=True),
+        torch.empty_like(x, memory_format=torch.contiguous_format).zero_(),
+        torch.full((2,), complex(float("inf"), -0.0)),
+        torch.einsum("ij,jk->ik", x, x),
+        torch.div(x, 2, rounding_mode="floor"),
+        torch.tensor([[1, 2], [3, 4]]).float(),
+        F.pad(x, (1, 1), value=float("nan")),
+        2**x - -1 * (1 - x) // 3 % 5,
+    )
+
+
+DYNAMIC = {"dynamic": True}
+MIXED = [
+    Construct("norms", Norms().train(), lambda: (torch.randn(2, 3, 5, 5),)),
+    Construct("attention", Attention().train(), lambda: (torch.randn(2, 3, 16),)),
+    Construct("views_and_writes", views_and_writes, square),
+    Construct("many_results", many_results, square),
+    Construct("nested_modes", nested_modes, square_with_grad),
+    Construct("nested_branches", nested_branches, square_with_grad),
+    Construct("nested_branches_dynamic", nested_branches, square, given=DYNAMIC),
+    Construct("loop", loop, square),
+    Construct("arithmetic_of_sizes", arithmetic_of_sizes, lambda: (*square(), *square(), 3), given=DYNAMIC),
+    Construct("derivative", derivative, square),
+    Construct("literals", literals, square),
+]
+
+CONSTRUCTS = [*SHAPES, *HIGHER_ORDER, *MODES_AND_WRITES, *VALUES, *map(of_dtype, DTYPES), *MIXED]
+
+TRACED_ONCE = {
+    "scan", "in_a_scan", "region", "in_a_region", "masked_attention", "in_a_score", "attention_kernel",
+    "autograd_function", "in_an_autograd_function", "in_its_backward", "size_in_the_graph",
 }  # fmt: skip
-"""At least one of each kind; the others are as quick, but there are many."""
-
-
-@by_name([family for family in FAMILIES if family.name in QUICK])
-def test_what_fails_is_reduced_to_just_that(
-    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    take_the_quick_path(monkeypatch)
-    assert_smallest(family, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-@by_name([family for family in FAMILIES if family.name not in QUICK])
-def test_so_is_what_fails_more_rarely(
-    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    take_the_quick_path(monkeypatch)
-    assert_smallest(family, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-@by_name([family for family in FAMILIES if family.full])
-def test_its_repro_fails_again_in_a_fresh_interpreter(family: Family, tmp_path: Path) -> None:
-    assert_smallest(family, tmp_path)
-
-
-def assert_smallest(family: Family, folder: Path) -> None:
-    with family.around():
-        found = failing_program(family.function, family.args(), family.backend, folder, **family.given)
-    assert found.ops == family.ops
-    assert found.case.provenance.certified
-    assert family.check(found), found.path
-
-
-def test_each_graph_of_a_broken_program_is_answered_for_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two graphs with different failures, and one of them again for another number of dimensions."""
-    take_the_quick_path(monkeypatch)
-    backend = minidbg.wrap(raises_on_two, repro_dir=tmp_path, on_failure="fallback")
-    compiled = torch.compile(two_bugs, backend=backend)
-    for shape in ((4, 4), (4, 4), (2, 3, 4)):
-        x = torch.randn(shape)
-        assert torch.equal(compiled(x), two_bugs(x))
-    graphs = sorted((case.graph_module for case in map(minidbg.load, tmp_path.glob("*.py"))), key=str)
-    names = sorted(name_of(node) for gm in graphs for node in gm.graph.nodes if node.op.startswith("call"))
-    assert names == ["relu", "tan"]
-
-
-def raises_on_two(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
-    """A backend with two bugs."""
-    for name in ("relu", "tan"):
-        raises_on(name)(gm, example_inputs)
-    return gm.forward
-
-
-def two_bugs(x: torch.Tensor) -> torch.Tensor:
-    y = x.sin().relu().cos()
-    torch._dynamo.graph_break()
-    return y.sinh().tan() + 1
-
-
-def test_what_no_script_can_hold_is_named_and_kept_in_words(tmp_path: Path) -> None:
-    """The user's own exception arrives, and the program goes on as it would have."""
-    ragged = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], layout=torch.jagged)
-    compiled = torch.compile(sandwich, backend=minidbg.wrap(raises_on("relu"), repro_dir=tmp_path))
-    with pytest.raises(BackendCompilerFailed, match="cannot lower relu") as caught:
-        compiled(ragged)
-    report = minidbg.report_of(caught.value)
-    assert report is not None
-    assert "NestedTensor is a tensor subclass" in report.line
-    assert report.capture is not None
-    text = report.capture.read_text()
-    assert "relu" in text
-    assert "cannot lower relu" in text
-    assert "NestedTensor torch.float32 of shape (2, j" in text
-    assert not list(tmp_path.glob("*.py"))
-
-
-@pytest.mark.device
-@pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="user Triton kernels need a GPU, and there is none here"
-)
-def test_a_users_triton_kernel_is_refused_by_name(tmp_path: Path) -> None:
-    import triton
-    import triton.language as tl
-
-    @triton.jit
-    def doubles(x_ptr: Any, y_ptr: Any, size: tl.constexpr) -> None:
-        place = tl.arange(0, size)
-        tl.store(y_ptr + place, tl.load(x_ptr + place) * 2)
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        y = torch.empty_like(x)
-        doubles[(1,)](x, y, x.numel())
-        return y.sin()
-
-    compiled = torch.compile(program, backend=minidbg.wrap(raises_on("sin"), repro_dir=tmp_path))
-    with pytest.raises(BackendCompilerFailed) as caught:
-        compiled(torch.randn(16, device="cuda"))
-    report = minidbg.report_of(caught.value)
-    assert report is not None
-    assert "its kernel lives in a table of this process" in report.line
+"""Dynamo does not trace these as they are written: it takes the op from its own maker only, or the mark on a size is gone."""
