@@ -55,7 +55,7 @@ def ended(folder: Path, program: str, *start: str) -> tuple[list[str], str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("program", each_program())
+@pytest.mark.parametrize("program", list(each_program()))
 def test_program_ends_with_the_same_bits_and_in_silence(tmp_path: Path, program: str) -> None:
     for library in NEEDED.get(program, ()):
         if importlib.util.find_spec(library) is None:
