@@ -4,7 +4,7 @@ import torch
 
 KIND = "crash"
 BACKEND = "inductor"
-FAILS = ("2.13",)
+FAILS = ("2.11", "2.13")
 
 
 @torch.library.custom_op("realcase_dtype::narrow", mutates_args=())
