@@ -17,6 +17,7 @@ from minidbg.backend.readable import Readable
 from minidbg.case import Case, Level
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind
+from minidbg.graphs import ranks
 from minidbg.reduction import reducing
 from minidbg.reduction.publishing import VERIFY_SECONDS
 from minidbg.reduction.result import Limits, Written
@@ -164,6 +165,8 @@ def why_not_in_a_fork(case: Case) -> str | None:
     """Why ``case`` cannot be reduced in a fork of this process; None when it can."""
     if os.environ.get("MINIDBG_WORKERS") == "spawn":
         return "the setting 'workers' is 'spawn'"
+    if ranks.has_real_group() and ranks.needs_group(case.graph_module, case.inputs):
+        return "this process is connected to other ranks, which no fork of it may talk to"
     return workers.fork_refusal(autograd=workers.may_use_autograd(case)) or workers.hang_in_forks(case)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from minidbg import _torch
 from minidbg.errors import CannotWrite
 from minidbg.graphs import recipes
+from minidbg.graphs.constructed import all_imports_of, construction_of, exactness_of_part, is_constructed
 from minidbg.graphs.contents import (
     SMALL_ELEMENTS,
     WITH_CARE,
@@ -28,6 +29,7 @@ from minidbg.graphs.contents import (
 )
 from minidbg.graphs.fills import Fill, How
 from minidbg.graphs.literals import python_literal
+from minidbg.graphs.ranks import imports_of
 from minidbg.graphs.specs import (
     CROP_BYTES,
     Exactness,
@@ -75,7 +77,11 @@ def bytes_to_store(values: Sequence[Any], exactness: Exactness) -> int:
     """About how many bytes of ``values`` a script of that exactness stores, before any is copied."""
     sizes: dict[int, int] = {}
     for value in values:
-        if isinstance(value, Tensor) and value.layout is torch.strided and wanted_exact(value, exactness):
+        if is_constructed(value):
+            sizes[id(value)] = bytes_to_store(
+                list(construction_of(value, "an input").parts.values()), exactness
+            )
+        elif isinstance(value, Tensor) and value.layout is torch.strided and wanted_exact(value, exactness):
             size = value.numel() * value.dtype.itemsize if value.numel() > SMALL_ELEMENTS else 0
             storage = _torch.storage_identity(value)
             sizes[storage] = max(sizes.get(storage, 0), size)
@@ -99,12 +105,15 @@ def _describe_all(
     first_names: dict[int, str] = {}
     for index, (name, value) in enumerate(zip(names, values, strict=True)):
         if not isinstance(value, Tensor):
-            yield InputSpec(name, Fill(How.PYTHON, text=python_literal(value, f"input {name}")))
+            text = python_literal(value, f"input {name}")
+            yield InputSpec(name, Fill(How.PYTHON, text=text), imports=imports_of([value]))
             continue
         facts = _facts(name, value)
         first = first_names.setdefault(id(value), name)
         if first != name:
             yield replace(facts, same_as=first)
+        elif is_constructed(value):
+            yield _constructed(facts, value, names, exactness, contents)
         elif index in shared:
             yield _member(facts, value, shared[index])
         else:
@@ -113,9 +122,8 @@ def _describe_all(
 
 def _facts(name: str, value: Tensor) -> InputSpec:
     """All but the values. Raises CannotWrite for what no script could make."""
-    kind = type(value)
-    if kind not in (Tensor, torch.nn.Parameter) and not _torch.is_fake(value):
-        raise CannotWrite(f"input {name}", f"a {kind.__module__}.{kind.__qualname__} is a tensor subclass")
+    if is_constructed(value):
+        return _facts_of_constructed(name, value)
     if value.is_quantized or value.is_nested or value.layout is not torch.strided:
         what = (
             "quantized"
@@ -143,6 +151,38 @@ def _facts(name: str, value: Tensor) -> InputSpec:
         base=name,
         base_dtype=value.dtype,
     )
+
+
+def _facts_of_constructed(name: str, value: Tensor) -> InputSpec:
+    return InputSpec(
+        name=name,
+        fill=Fill(How.CONSTRUCTED),
+        dtype=value.dtype,
+        device=_device(value.device),
+        requires_grad=value.requires_grad,
+        is_leaf=value.is_leaf,
+        is_parameter=isinstance(value, torch.nn.Parameter),
+        base=name,
+    )
+
+
+def _constructed(
+    facts: InputSpec, value: Tensor, names: Sequence[str], exactness: Exactness, contents: Contents
+) -> InputSpec:
+    """The spec of a tensor of a subclass, with those of its parts."""
+    construction = construction_of(value, f"input {facts.name}")
+    imports = all_imports_of([value])
+    if (recipe := _recipe(value, exactness)) is not None:
+        text = "\n".join(recipe.named(facts.name).statements)
+        return replace(facts, fill=Fill(How.WRITTEN, text=text), imports=imports)
+    variables = usable_names([*names, *(f"{facts.name}_{part}" for part in construction.parts)])[len(names) :]
+    parts: list[InputSpec] = []
+    for variable, part in zip(variables, construction.parts.values(), strict=True):
+        parts += _describe_all([part], [variable], exactness_of_part(part, exactness), contents)
+    text = construction.text.format(**dict(zip(construction.parts, variables, strict=True)))
+    stored = {key: data for part in parts for key, data in part.stored.items()}
+    fill = Fill(How.CONSTRUCTED, text=text)
+    return replace(facts, fill=fill, parts=tuple(parts), imports=imports, stored=stored)
 
 
 def _device(device: torch.device) -> str:
@@ -214,7 +254,10 @@ def _shared_bases(
     members: dict[int, list[int]] = {}
     seen: set[int] = set()
     for index, value in enumerate(values):
-        if isinstance(value, Tensor) and value.layout is torch.strided and id(value) not in seen:
+        has_storage = (
+            isinstance(value, Tensor) and value.layout is torch.strided and not is_constructed(value)
+        )
+        if has_storage and id(value) not in seen:
             seen.add(id(value))
             members.setdefault(_torch.storage_identity(value), []).append(index)
     found: dict[int, _Shared] = {}

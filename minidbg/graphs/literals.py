@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from minidbg.errors import CannotWrite
+from minidbg.graphs.ranks import shared_text
 
 LINE = 88
 """Characters in a line of numbers, its margin included."""
@@ -68,6 +69,8 @@ def _container_literal(value: object, part: str) -> str:
     if isinstance(value, Mapping) and type(value) is dict:
         pairs = (f"{python_literal(k, part)}: {python_literal(v, part)}" for k, v in value.items())
         return f"{{{', '.join(pairs)}}}"
+    if (shared := shared_text(value)) is not None:
+        return shared[0]
     kind = type(value)
     raise CannotWrite(part, f"a {kind.__module__}.{kind.__qualname__} has no literal form")
 

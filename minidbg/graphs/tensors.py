@@ -89,6 +89,11 @@ def statements(
     return tuple(lines)
 
 
+def imports_for(specs: Sequence[InputSpec]) -> tuple[str, ...]:
+    """The import statements that the text of ``specs`` needs."""
+    return tuple(dict.fromkeys(line for spec in specs for line in spec.imports))
+
+
 def _statements_of(spec: InputSpec, main: str, explicit: bool) -> Iterator[str]:
     if spec.fill.how is How.WRITTEN and not spec.same_as:
         yield from _split(spec.fill.text)
@@ -96,6 +101,10 @@ def _statements_of(spec: InputSpec, main: str, explicit: bool) -> Iterator[str]:
         yield f"{spec.name} = {spec.fill.text}"
     elif spec.same_as:
         yield f"{spec.name} = {spec.same_as}"
+    elif spec.parts:
+        for part in spec.parts:
+            yield from _statements_of(part, main, explicit)
+        yield f"{spec.name} = {_finished(spec, spec.fill.text, is_new=True)}"
     elif spec.is_inference:
         body = textwrap.indent("\n".join(_tensor_statements(spec, main, explicit)), "    ")
         yield f"with torch.inference_mode():\n{body}"
@@ -184,7 +193,7 @@ def materialise(
     data = {key: value for spec in specs for key, value in spec.stored.items()} | dict(stored or {})
     namespace: dict[str, Any] = {"torch": torch, "device": device or main, "stored": _reader(data)}
     with as_scripts_do([device or "cpu", *(spec.device for spec in specs)]):
-        exec("\n".join(lines), namespace)
+        exec("\n".join([*imports_for(specs), *lines]), namespace)
     values = [namespace[spec.name] for spec in specs]
     _remember(specs, values, main)
     return values

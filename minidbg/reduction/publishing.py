@@ -14,6 +14,7 @@ from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs import describing, tensors
 from minidbg.graphs.comments import user_line
+from minidbg.graphs.ranks import what_was_needed
 from minidbg.graphs.size import call_nodes
 from minidbg.reduction.neighbours import sentence
 from minidbg.reduction.result import Written
@@ -144,6 +145,7 @@ def seeded_values_suffice(form: Form, session: Session) -> bool:
 def with_story(form: Form, original: Case, found: Found, session: Session, *, certified: bool) -> Case:
     """The form's case with what its docstring tells of the way it was found."""
     where, line = user_line(form.case.graph_module, original.provenance.message, last=True)
+    shared = what_was_needed(original, form.case)
     story = replace(
         original.provenance,
         captured_from=where or original.provenance.captured_from,
@@ -154,7 +156,7 @@ def with_story(form: Form, original: Case, found: Found, session: Session, *, ce
         oracle_calls=session.oracle_calls,
         seconds=session.elapsed(),
         neighbour=sentence(form.case, found.neighbour) if found.neighbour and certified else "",
-        notes=(*original.provenance.notes, *found.notes, *([form.note] if form.note else [])),
+        notes=tuple(filter(None, (*original.provenance.notes, *found.notes, shared, form.note))),
     )
     return replace(form.case, provenance=story)
 
