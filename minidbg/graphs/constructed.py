@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from minidbg.errors import CannotWrite
 from minidbg.graphs.expressions import Expressions
 from minidbg.graphs.ranks import TENSOR, imports_of
 from minidbg.graphs.specs import Exactness
-from minidbg.graphs.targets import reference_to
+from minidbg.graphs.targets import reference_to, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +70,14 @@ def _dtensor(value: Any) -> Construction:
 
 def _jagged(value: Any) -> Construction:
     names, context = value.__tensor_flatten__()
-    parts = {name.strip("_"): getattr(value, name) for name in names if not name.endswith("seqlen_tensor")}
-    lengths = ", lengths={lengths}" if "lengths" in parts else ""
-    dim = context.get("ragged_idx", 1)
-    text = f"torch.nested.nested_tensor_from_jagged({{values}}, {{offsets}}{lengths}, jagged_dim={dim})"
+    known = {name.strip("_"): getattr(value, name) for name in names}
+    parts = {name: part for name, part in known.items() if name in ("values", "offsets", "lengths")}
+    given = ["{values}", "{offsets}", *(["lengths={lengths}"] if "lengths" in parts else [])]
+    given.append(f"jagged_dim={context.get('ragged_idx', 1)}")
+    for name in ("min_seqlen", "max_seqlen"):
+        if f"{name}_tensor" in known:  # its first size is the number
+            given.append(f"{name}={known[f'{name}_tensor'].shape[0]}")
+    text = f"torch.nested.nested_tensor_from_jagged({', '.join(given)})"
     return Construction(parts, text, ())
 
 
@@ -108,6 +113,16 @@ class _Values(Expressions):
 
     def __init__(self) -> None:
         super().__init__(self._no_node)
+
+    def reference(self, value: Any) -> str:
+        """The dotted name of ``value``, or its last part, imported from its module where an attribute hides that."""
+        found = reference_to(value)
+        module = found.imports.removeprefix("import ")
+        if module and walk(sys.modules.get(found.root), found.text.partition(".")[2]) is not value:
+            name = found.text.removeprefix(f"{module}.")
+            self.imports.add(f"from {module} import {name.partition('.')[0]}")
+            return name
+        return super().reference(value)
 
     def _no_node(self, node: fx.Node) -> str:
         raise CannotWrite(f"node {node.name}", "it stands inside a tensor subclass")

@@ -103,6 +103,7 @@ def _describe_all(
 ) -> Iterator[InputSpec]:
     shared = _shared_bases(values, names, exactness, contents)
     first_names: dict[int, str] = {}
+    made: dict[int, tuple[Any, str]] = {}
     for index, (name, value) in enumerate(zip(names, values, strict=True)):
         if not isinstance(value, Tensor):
             text = python_literal(value, f"input {name}")
@@ -113,7 +114,7 @@ def _describe_all(
         if first != name:
             yield replace(facts, same_as=first)
         elif is_constructed(value):
-            yield _constructed(facts, value, names, exactness, contents)
+            yield _constructed(facts, value, names, made, exactness, contents)
         elif index in shared:
             yield _member(facts, value, shared[index])
         else:
@@ -167,21 +168,34 @@ def _facts_of_constructed(name: str, value: Tensor) -> InputSpec:
 
 
 def _constructed(
-    facts: InputSpec, value: Tensor, names: Sequence[str], exactness: Exactness, contents: Contents
+    facts: InputSpec,
+    value: Tensor,
+    names: Sequence[str],
+    made: MutableMapping[int, tuple[Any, str]],
+    exactness: Exactness,
+    contents: Contents,
 ) -> InputSpec:
-    """The spec of a tensor of a subclass, with those of its parts."""
+    """The spec of a tensor of a subclass, with those of its parts.
+
+    ``made`` has the variables of parts that an earlier input brought: nested tensors share their offsets.
+    """
     construction = construction_of(value, f"input {facts.name}")
     imports = all_imports_of([value])
-    if (recipe := _recipe(value, exactness)) is not None:
+    recipe = _recipe(value, exactness)
+    if recipe is not None:
         text = "\n".join(recipe.named(facts.name).statements)
         return replace(facts, fill=Fill(How.WRITTEN, text=text), imports=imports)
-    variables = usable_names([*names, *(f"{facts.name}_{part}" for part in construction.parts)])[len(names) :]
+    wanted = [f"{facts.name}_{part}" for part in construction.parts]
+    variables = dict(zip(construction.parts, usable_names([*names, *wanted])[len(names) :], strict=True))
     parts: list[InputSpec] = []
-    for variable, part in zip(variables, construction.parts.values(), strict=True):
-        parts += _describe_all([part], [variable], exactness_of_part(part, exactness), contents)
-    text = construction.text.format(**dict(zip(construction.parts, variables, strict=True)))
+    for name, part in construction.parts.items():
+        if id(part) in made:
+            variables[name] = made[id(part)][1]
+        else:
+            made[id(part)] = part, variables[name]  # the part itself, so that its id stays its own
+            parts += _describe_all([part], [variables[name]], exactness_of_part(part, exactness), contents)
     stored = {key: data for part in parts for key, data in part.stored.items()}
-    fill = Fill(How.CONSTRUCTED, text=text)
+    fill = Fill(How.CONSTRUCTED, text=construction.text.format(**variables))
     return replace(facts, fill=fill, parts=tuple(parts), imports=imports, stored=stored)
 
 

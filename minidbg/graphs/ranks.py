@@ -11,11 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import distributed, fx
 
 from minidbg import _torch
-from minidbg.case import BackendRef, Case
+from minidbg.case import Case
 
 COLLECTIVES = (
     "c10d",

@@ -101,7 +101,7 @@ def _statements_of(spec: InputSpec, main: str, explicit: bool) -> Iterator[str]:
         yield f"{spec.name} = {spec.fill.text}"
     elif spec.same_as:
         yield f"{spec.name} = {spec.same_as}"
-    elif spec.parts:
+    elif spec.fill.how is How.CONSTRUCTED:
         for part in spec.parts:
             yield from _statements_of(part, main, explicit)
         yield f"{spec.name} = {_finished(spec, spec.fill.text, is_new=True)}"

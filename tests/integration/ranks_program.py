@@ -135,17 +135,18 @@ SITUATIONS = {
 }  # fmt: skip
 
 
-def main(situation: str, op: str = "gelu", when: str = "compile") -> None:
-    torch.manual_seed(0)
+def main(situations: str, op: str = "gelu", when: str = "compile") -> None:
+    """Run the situations, separated by commas, with a backend that fails on ``op``."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
-    backend = minidbg.wrap(
-        fails_on.raises_on(op, when=when) if op != "none" else "aot_eager", on_failure="fallback"
-    )
-    print(f"[{os.environ['RANK']}]", minidbg.__file__) if 0 else None
-    SITUATIONS[situation](lambda what: torch.compile(what, backend=backend))
+    backend = minidbg.wrap(fails_on.raises_on(op, when=when), on_failure="fallback")
+    for situation in situations.split(","):
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        torch._dynamo.config.compiled_autograd = False
+        SITUATIONS[situation](lambda what: torch.compile(what, backend=backend))
+        distributed.barrier()
     print(f"[{distributed.get_rank()}] {minidbg.stats()}", flush=True)
-    distributed.barrier()
     distributed.destroy_process_group()
 
 
