@@ -22,7 +22,7 @@ import psutil
 import torch
 from packaging.requirements import Requirement
 
-from minidbg import _torch, settings, workers
+from minidbg import _torch, isolation, processes, settings
 from minidbg.errors import BadSetting
 from minidbg.repro import templates as own
 from minidbg.repro.flights import dead_flights
@@ -124,7 +124,7 @@ def compiler() -> Iterator[Finding]:
 
 def forking() -> Iterator[Finding]:
     """How an oracle call is made."""
-    refusal = workers.fork_refusal()
+    refusal = isolation.fork_refusal()
     if refusal is None:
         yield fine("fork", "oracle calls run in forks of the failing process: 0.1 to 1 s each")
     else:
@@ -343,7 +343,7 @@ def examined(name: str, entry: metadata.EntryPoint) -> Finding:
     dist = f" of {entry.dist.name} {entry.dist.version}" if entry.dist else ""
     what = f"{name} = {entry.value}{dist}"
     advice = f"torch.compile(backend={name!r}) fails the same way: mend or remove that distribution"
-    ended = workers.run_python(["-c", IMPORT_PROBE, name], seconds=IMPORT_SECONDS)
+    ended = processes.run_python(["-c", IMPORT_PROBE, name], seconds=IMPORT_SECONDS)
     if ended.timed_out:
         return missing("backend", f"{what}: its import did not end within {IMPORT_SECONDS:g} s", advice)
     try:

@@ -20,34 +20,51 @@ NAME = "minidbg_repro"
 
 
 def main(argv: list[str]) -> int:
-    """Judge the repro at ``argv[0]``; the rest of ``argv`` are options."""
+    """Judge the repro at ``argv[0]``; the rest of ``argv`` are arguments of the judge, after ``--options DICT`` if it is given."""
     path = os.path.abspath(argv[0])
+    options = argv[2] if argv[1:2] == ["--options"] else ""
     namespace = definitions_of(path)
     if "judge_itself" in namespace:
         return int(namespace["judge_itself"](argv[1:]))
     from minidbg.oracle import script
 
     try:
-        namespace = with_judge(namespace, path)
+        namespace = with_judge(namespace, path, options)
     except (OSError, ValueError) as error:
         print(f"{path}: {error}", file=sys.stderr)
         return 125
-    return script.main(namespace, argv[1:])
+    return script.main(namespace, argv[3:] if options else argv[1:])
 
 
-def with_judge(namespace: dict[str, Any], path: str) -> dict[str, Any]:
+def with_judge(namespace: dict[str, Any], path: str, options: str = "") -> dict[str, Any]:
     """``definitions_of(path)`` with the installed judge of its kind of failure. Raises ValueError for an unreadable header."""
     from minidbg.metadata import read_table
     from minidbg.oracle import agreement, child
 
-    kind = read_table(path).get("kind")
+    case = read_table(path)
+    kind = case.get("kind")
     namespace = {name: value for name, value in namespace.items() if name not in ("differ", "judge_in_child")}
     namespace["judge_command"] = [sys.executable, "-X", "faulthandler", __file__, path]
+    if options:
+        namespace["changes"] = {"options": with_options(case, options)["options"]}
+        namespace["judge_command"] += ["--options", options]
     if kind == "accuracy":
         namespace["differ"] = agreement.differ
     if kind in ("crash", "hang"):
         namespace["judge_in_child"] = child.judge_in_child
     return namespace
+
+
+def with_options(case: dict[str, Any], options: str) -> dict[str, Any]:
+    """The header's table with ``options``, a dict as text, added to its own. Raises ValueError where a mode stands in their way."""
+    if not options:
+        return case
+    if case.get("mode") is not None:
+        raise ValueError(
+            f"its header has mode {case['mode']!r}, which torch.compile does not take together with options"
+        )
+    own = case.get("options") or {}  # as text it may name what only torch knows, such as torch.float16
+    return {**case, "options": f"{{**{own if isinstance(own, str) else repr(own)}, **{options}}}"}
 
 
 def definitions_of(path: str) -> dict[str, Any]:

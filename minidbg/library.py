@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from minidbg import intake, references, repro, settings, workers
+from minidbg import intake, isolation, references, repro, settings
 from minidbg.backend.context import current_context
 from minidbg.case import Case, CompilerFn, Provenance
 from minidbg.errors import BadSetting, NotReproduced
@@ -159,7 +159,7 @@ def save_repro(
         ),
         compiler=backend,
     )
-    outcome = workers.submit(case, seconds=seconds)
+    outcome = isolation.submit(case, seconds=seconds)
     if outcome.verdict is not Verdict.REPRODUCES:
         raise NotReproduced(
             f"{found.name} does not fail on this graph: {outcome.verdict}"

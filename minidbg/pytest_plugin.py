@@ -23,7 +23,7 @@ import pytest
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.metadata import BLOCK
-from minidbg.watch.devices import Machine, devices_of, parse_devices
+from minidbg.watch.columns import Column, Machine, devices_of, parse_devices
 from minidbg.watch.outcomes import is_fallback, last_json, outcome_of
 from minidbg.watch.pool import IN_WORKER, OneByOne, preload_for
 from minidbg.watch.repros import HIDDEN, Repro, is_script, read_repro
@@ -180,7 +180,9 @@ class ReproItem(pytest.Item):
         limit = self.config.getoption("minidbg_seconds")
         if self.repro.kind is Kind.HANG:
             limit = min(limit, own_limit(self.repro.table))
-        return outcome_of(self.repro, self.device, pool.run(judging(self.repro, self.device), mode, limit))
+        return outcome_of(
+            self.repro, self.device, pool.run(judging(self.repro, Column(self.device)), mode, limit)
+        )
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """A verdict needs no traceback of ours."""

@@ -12,7 +12,7 @@ import enum
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -153,18 +153,24 @@ def load_with_origins(
 ) -> tuple[Origin, ...]:
     """Each setting with its value and where that was written, in the order of Settings. Raises BadSetting as ``load`` does."""
     given = {name: value for name, value in (arguments or {}).items() if value is not None}
-    default = Settings()
-    found = {
-        field.name: Origin(field.name, getattr(default, field.name), "default")
-        for field in dataclasses.fields(Settings)
-    }
-    for source, table in (
+    sources = (
         *files(folder or Path.cwd(), user_file or user_settings_file()),
         ("the environment", from_environment(os.environ if environ is None else environ)),
         ("the arguments", given),
-    ):
+    )
+    return merged(Settings(), CONVERT, sources)
+
+
+def merged(
+    default: Any, convert: Mapping[str, Converter], sources: Iterable[tuple[str, Mapping[str, Any]]]
+) -> tuple[Origin, ...]:
+    """The settings named in ``convert``: those of the dataclass ``default``, overridden by each source in turn. Raises BadSetting."""
+    names = [field.name for field in dataclasses.fields(default) if field.name in convert]
+    found = {name: Origin(name, getattr(default, name), "default") for name in names}
+    for source, table in sources:
         for name, value in table.items():
-            found[name] = Origin(name, checked(known(name, source), value, source), source)
+            known(name, source, names)
+            found[name] = Origin(name, checked(name, value, source, convert), source)
     return tuple(found.values())
 
 
@@ -172,17 +178,21 @@ def files(folder: Path, user_file: Path) -> Iterator[tuple[str, Mapping[str, Any
     """The tables found in files, the weakest first, each with what to call it."""
     if user_file.is_file():
         yield str(user_file), read_toml(user_file)
+    project, table = project_table(folder)
+    for name in ("repro_dir", "templates"):
+        if isinstance(table.get(name), str):
+            table[name] = project.parent / path(table[name])
+    # [tool.minidbg.watch] is read, and checked, by watch
+    yield f"[tool.minidbg] of {project}", {name: value for name, value in table.items() if name != "watch"}
+
+
+def project_table(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The nearest pyproject.toml in ``folder`` or above it, and its ``[tool.minidbg]``; empty without one. Raises BadSetting."""
     for parent in (folder, *folder.parents):
         project = parent / "pyproject.toml"
         if project.is_file():
-            table = dict(read_toml(project).get("tool", {}).get("minidbg", {}))
-            for name in ("repro_dir", "templates"):
-                if isinstance(table.get(name), str):
-                    table[name] = parent / path(table[name])
-            # [tool.minidbg.watch] is read, and checked, by watch
-            own = {name: value for name, value in table.items() if name != "watch"}
-            yield f"[tool.minidbg] of {project}", own
-            return
+            return project, dict(read_toml(project).get("tool", {}).get("minidbg", {}))
+    return folder / "pyproject.toml", {}
 
 
 def user_settings_file() -> Path:
@@ -215,19 +225,17 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def known(name: str, source: str) -> str:
-    """``name``, when it is a setting. Raises BadSetting with the nearest ones."""
-    names = [field.name for field in dataclasses.fields(Settings)]
+def known(name: str, source: str, names: Sequence[str]) -> None:
+    """Raises BadSetting, with the nearest names, for a name that is no setting."""
     if name not in names:
         near = nearest(name, names) or ";"
         raise BadSetting(f"no setting named {name!r} (in {source}){near} Settings: {', '.join(names)}")
-    return name
 
 
-def checked(name: str, value: Any, source: str) -> Any:
+def checked(name: str, value: Any, source: str, convert: Mapping[str, Converter]) -> Any:
     """``value`` in the setting's own type. Raises BadSetting with the value and what it may be."""
     try:
-        return CONVERT[name](value)
+        return convert[name](value)
     except (ValueError, TypeError, re.error) as error:
         raise BadSetting(f"{name}={value!r} (in {source}): {error}") from None
 

@@ -149,7 +149,7 @@ def real_value(value: Any, place: int) -> Any:
 def concrete(value: Any) -> Any:
     """The number behind a symbolic one in this run; 2 where there is none (0 and 1 are special to torch)."""
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        hint = _torch.hint_of(value)
+        hint = _torch.hint(value)
         return 2 if hint is None else hint
     return value
 

@@ -12,12 +12,11 @@ from typing import TextIO
 
 import torch
 
-from minidbg import repro, stages, workers
+from minidbg import isolation, processes, repro, stages
 from minidbg.backend.readable import Readable
 from minidbg.case import Case, Level
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind
-from minidbg.graphs import ranks
 from minidbg.reduction import reducing
 from minidbg.reduction.publishing import VERIFY_SECONDS
 from minidbg.reduction.result import Limits, Written
@@ -45,9 +44,9 @@ def on_failure(case: Case, error: BaseException, settings: Settings) -> Answered
 
     Raises CannotWrite when the case has no form in a script, and OSError when the folder cannot be written.
     """
-    if settings.reduce is Reduce.NOW and why_not_in_a_fork(case) is not None:
+    if settings.reduce is Reduce.NOW and isolation.why_not_in_a_fork(case) is not None:
         with contextlib.suppress(OSError):
-            workers.start_zygote()  # imports torch while the capture is written
+            processes.start_zygote()  # imports torch while the capture is written
     settings, complaint = with_folder_that_can_be_written(settings)
     try:
         capture = repro.keep_capture(case, settings.repro_dir, exactness=repro.Exactness.SMALL)
@@ -127,7 +126,7 @@ def reduced_elsewhere(case: Case, capture: Path, settings: Settings) -> Written:
         seconds=settings.seconds, max_calls=settings.max_calls, memory_bytes=settings.memory_bytes
     )
     seconds = limits.seconds + VERIFY_SECONDS + GRACE_S
-    refusal = why_not_in_a_fork(case)
+    refusal = isolation.why_not_in_a_fork(case)
     with stream_to_the_user() as stream:
 
         def interrupted() -> None:
@@ -135,18 +134,18 @@ def reduced_elsewhere(case: Case, capture: Path, settings: Settings) -> Written:
             stream.flush()
 
         if refusal is None:
-            done = workers.call_in_fork(
+            done = processes.call_in_fork(
                 lambda: reducing.reduce_on_stream(case, settings.repro_dir, limits, stream),
                 seconds=seconds,
                 on_interrupt=interrupted,
             )
         else:
-            workers.say_once(
+            isolation.say_once(
                 f"{refusal}; reductions run in forks of a fresh interpreter, "
                 "which costs some seconds for its imports, once"
             )
             with path_for_another_interpreter(case, capture) as path:
-                done = workers.call_in_zygote(
+                done = processes.call_in_zygote(
                     "minidbg.reduction.reducing:reduce_elsewhere",
                     {
                         "path": str(path),
@@ -156,18 +155,9 @@ def reduced_elsewhere(case: Case, capture: Path, settings: Settings) -> Written:
                     seconds=seconds,
                     stream=stream,
                     on_interrupt=interrupted,
-                    **repro.warmth(case),
+                    **isolation.warmth(case),
                 )
     return written_by(done)
-
-
-def why_not_in_a_fork(case: Case) -> str | None:
-    """Why ``case`` cannot be reduced in a fork of this process; None when it can."""
-    if os.environ.get("MINIDBG_WORKERS") == "spawn":
-        return "the setting 'workers' is 'spawn'"
-    if ranks.has_real_group() and ranks.needs_group(case.graph_module, case.inputs):
-        return "this process is connected to other ranks, which no fork of it may talk to"
-    return workers.fork_refusal(autograd=workers.may_use_autograd(case)) or workers.hang_in_forks(case)
 
 
 @contextlib.contextmanager
@@ -175,13 +165,13 @@ def path_for_another_interpreter(case: Case, capture: Path) -> Iterator[Path]:
     """A script with all of the case's values; the capture, which has the small ones, where those would not fit."""
     with contextlib.ExitStack() as stack:
         try:
-            path = stack.enter_context(repro.packed(case, value_limit_bytes=COPIED_BYTES))
+            path = stack.enter_context(isolation.packed(case, value_limit_bytes=COPIED_BYTES))
         except (MinidbgError, OSError):
             path = capture
         yield path
 
 
-def written_by(done: workers.ChildResult) -> Written:
+def written_by(done: processes.ChildResult) -> Written:
     """The answer of a reducing process. Raises MinidbgError that says how it ended when there is none."""
     value = done.value
     if isinstance(value, dict) and "refused" in value:

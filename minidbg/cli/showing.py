@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import os
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +101,8 @@ def config(as_json: bool) -> None:
     The weakest source first: defaults, the user's file, [tool.minidbg] of the nearest pyproject.toml, MINIDBG_*
     variables, arguments. Those of [tool.minidbg.watch] follow as watch.NAME.
     """
-    origins = [*settings.load_with_origins(), *of_watch(Path.cwd())]
+    of_watch = (replace(one, name=f"watch.{one.name}") for one in watching.load_with_origins())
+    origins = [*settings.load_with_origins(), *of_watch]
     if as_json:
         for origin in origins:
             print_json({"name": origin.name, "value": plain(origin.value), "source": origin.source})
@@ -112,21 +112,6 @@ def config(as_json: bool) -> None:
         line = f"{origin.name:<{names}}  {text(origin.value):<{min(values, 40)}}  {variable(origin)}"
         click.echo(click.style(line, dim=origin.source == "default"))
     click.echo(f"minidbg: the user's file is {settings.user_settings_file()}", err=True)
-
-
-def of_watch(folder: Path) -> Iterator[Origin]:
-    """The settings of watch. Raises BadSetting."""
-    source, table = "default", {}
-    for parent in (folder, *folder.parents):
-        if (parent / "pyproject.toml").is_file():
-            source = f"[tool.minidbg.watch] of {parent / 'pyproject.toml'}"
-            table = watching.from_table(parent / "pyproject.toml")
-            break
-    default = watching.WatchSettings()
-    for field in dataclasses.fields(default):
-        if field.name in watching.CONVERT:
-            value = table.get(field.name, getattr(default, field.name))
-            yield Origin(f"watch.{field.name}", value, source if field.name in table else "default")
 
 
 def variable(origin: Origin) -> str:

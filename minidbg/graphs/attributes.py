@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -10,10 +11,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from minidbg.errors import CannotWrite
-from minidbg.graphs.expressions import attribute_path
+from minidbg.graphs.expressions import attribute_path, literal
 from minidbg.graphs.literals import tensor_literal
 from minidbg.graphs.names import is_plain_identifier
-from minidbg.graphs.submodules import constructor, literal
+from minidbg.graphs.submodules import constructor
 
 ConstantExpression = Callable[[str, Tensor], str]
 """Dotted name and tensor -> the expression that ``__init__`` evaluates to make it."""
@@ -62,12 +63,10 @@ def used_targets(graph: fx.Graph) -> list[str]:
 
 def lookup(module: nn.Module, target: str) -> Any:
     """The object at a dotted path. Raises CannotWrite naming the path when there is none."""
-    found: Any = module
-    for part in target.split("."):
-        if not hasattr(found, part):
-            raise CannotWrite(f"the attribute {target!r}", "the graph module has no such attribute")
-        found = getattr(found, part)
-    return found
+    try:
+        return operator.attrgetter(target)(module)
+    except AttributeError:
+        raise CannotWrite(f"the attribute {target!r}", "the graph module has no such attribute") from None
 
 
 class Attributes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from torch import fx
@@ -10,7 +11,7 @@ from minidbg.graphs.attributes import Attributes, ConstantExpression, exact_lite
 from minidbg.graphs.comments import location
 from minidbg.graphs.expressions import Expressions
 from minidbg.graphs.names import Names
-from minidbg.graphs.source import ModuleSource, indented
+from minidbg.graphs.source import INDENT, ModuleSource
 
 _OWN_NAMES = ("root", "g")
 
@@ -60,7 +61,7 @@ class _BuilderWriter:
         node_lines, input_names = self._nodes(gm.graph)
         lines += [*node_lines, "return torch.fx.GraphModule(root, g)"]
         body = "\n".join([*functions, *lines])
-        return f"def {name}():\n{indented(body)}", input_names
+        return f"def {name}():\n{textwrap.indent(body, INDENT)}", input_names
 
     def _nested_functions(self, attributes: Attributes, path: str) -> list[str]:
         functions = []

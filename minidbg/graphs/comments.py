@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import re
 import sys
 import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +45,9 @@ def _numbers() -> dict[str, int]:
 INPUT_KEY = "input_comment"
 """Key in a placeholder's ``meta``: what its comment said, for a graph that was read from source."""
 
-_FRAME = re.compile(r'File "(.*)", line (\d+)')
+_FRAME = re.compile(r' *File "(.*)", line (\d+).*')
 _LOCATION = re.compile(r"(.+):(\d+)")
-_TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
+TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 
 
 def plain(text: str) -> str:
@@ -53,18 +55,20 @@ def plain(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text).strip()
 
 
+def user_frames(node: fx.Node) -> Iterator[tuple[str, str, str]]:
+    """File, line number and text of each line of the user's that ``node`` came from, the innermost first."""
+    trace = node.meta.get("stack_trace")
+    lines = trace.split("\n") if isinstance(trace, str) else []
+    for line, below in reversed(list(itertools.zip_longest(lines, lines[1:], fillvalue=""))):
+        match = _FRAME.fullmatch(line)
+        if match and is_the_users(match[1]):
+            yield match[1], match[2], below.strip()
+
+
 def location(node: fx.Node) -> str:
     """``train.py:41`` of the innermost user frame known for ``node``, or nothing."""
-    trace = node.meta.get("stack_trace")
-    if not isinstance(trace, str):
-        return ""
-    for path, line in reversed(_FRAME.findall(trace)):
-        cell = cell_name(path)
-        if cell:
-            return f"{cell}:{line}"
-        # <...> is code that was generated, by us or by others
-        if not path.startswith((_TORCH_FOLDER, "<")):
-            return f"{plain(os.path.basename(path))}:{line}"
+    for file, line, _ in user_frames(node):
+        return f"{cell_name(file) or plain(os.path.basename(file))}:{line}"
     return ""
 
 
@@ -106,9 +110,6 @@ def comments_by_line(source: str) -> dict[int, str]:
     }
 
 
-TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
-
-
 def user_line(graph_module: fx.GraphModule, message: str, *, last: bool = False) -> tuple[str, str]:
     """``train.py:41`` and that line's text: of the node that ``message`` names, else of the first or ``last`` one.
 
@@ -119,12 +120,8 @@ def user_line(graph_module: fx.GraphModule, message: str, *, last: bool = False)
         traced.reverse()
     named = [node for node in traced if node.op.startswith("call_") and mentions(message, node)]
     for node in (*named, *traced):
-        lines = [line.strip() for line in str(node.stack_trace).splitlines() if line.strip()]
-        for place, line in reversed(list(enumerate(lines))):
-            file, _, rest = line.removeprefix('File "').partition('", line ')
-            if line.startswith('File "') and is_the_users(file):
-                text = lines[place + 1] if place + 1 < len(lines) else ""
-                return f"{short_path(file)}:{rest.partition(',')[0]}", text
+        for file, line, text in user_frames(node):
+            return f"{short_path(file)}:{line}", text
     return "", ""
 
 
@@ -139,8 +136,10 @@ def mentions(message: str, node: fx.Node) -> bool:
     if f"%{node.name} " in message or f"'{node.name}'" in message or (len(last) > 8 and last in message):
         return True
     # a name like "add" is also a word of any message; one like "add_3" is not
-    told_apart = re.search(r"[_\d]", node.name) is not None
-    return told_apart and re.search(rf"\b{re.escape(node.name)}\b", message) is not None
+    return (
+        re.search(r"[_\d]", node.name) is not None
+        and re.search(rf"\b{re.escape(node.name)}\b", message) is not None
+    )
 
 
 def short_path(file: str) -> str:

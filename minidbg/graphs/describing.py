@@ -27,9 +27,9 @@ from minidbg.graphs.contents import (
     put,
     wanted_exact,
 )
+from minidbg.graphs.expressions import literal
 from minidbg.graphs.fills import Fill, How
-from minidbg.graphs.literals import python_literal
-from minidbg.graphs.ranks import imports_of
+from minidbg.graphs.ranks import imports_of, shared_text
 from minidbg.graphs.specs import (
     CROP_BYTES,
     Exactness,
@@ -106,8 +106,11 @@ def _describe_all(
     made: dict[int, tuple[Any, str]] = {}
     for index, (name, value) in enumerate(zip(names, values, strict=True)):
         if not isinstance(value, Tensor):
-            text = python_literal(value, f"input {name}")
-            yield InputSpec(name, Fill(How.PYTHON, text=text), imports=imports_of([value]))
+            try:
+                text = shared[0] if (shared := shared_text(value)) else literal(value)
+                yield InputSpec(name, Fill(How.PYTHON, text=text), imports=imports_of([value]))
+            except CannotWrite as refusal:
+                raise CannotWrite(f"input {name}", f"it holds {refusal.part}") from refusal
             continue
         facts = _facts(name, value)
         first = first_names.setdefault(id(value), name)

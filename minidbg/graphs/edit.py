@@ -7,9 +7,8 @@ Node names stay, so that a node can be followed through a reduction; so does ``n
 from __future__ import annotations
 
 import operator
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -20,9 +19,9 @@ from torch import fx
 
 from minidbg import _torch
 from minidbg.graphs.copying import collector_paused, with_history
-from minidbg.graphs.effects import Mode, blocks, is_call, mode_of
+from minidbg.graphs.effects import is_call
 from minidbg.graphs.facts import Fact, Kind
-from minidbg.graphs.orphans import without_orphans
+from minidbg.graphs.keeping import with_modes, without_orphans
 from minidbg.graphs.pieces import (
     CannotExtract,
     Key,
@@ -55,9 +54,6 @@ class _Plan:
     """Tuple values of which one part is to be an output."""
 
 
-EMPTY: Mapping[fx.Node, fx.Node] = MappingProxyType({})
-
-
 def extract(
     recording: Recording,
     keep: Set[fx.Node],
@@ -66,7 +62,7 @@ def extract(
     without_modes: Set[fx.Node] = frozenset(),
     passed_through: bool = False,
     bypass: bool = False,
-    stand_ins: Mapping[fx.Node, fx.Node] = EMPTY,
+    stand_ins: Mapping[fx.Node, fx.Node] = MappingProxyType({}),
     without: Set[fx.Node] = frozenset(),
     whole_tuples: bool = False,
 ) -> Piece:
@@ -79,32 +75,41 @@ def extract(
     a kept one of the same shape. ``without`` takes inputs out of lists and puts None where they were a whole argument.
     Raises CannotExtract.
     """
-    settings = _Settings(outputs, without_modes, passed_through, bypass, stand_ins, without, whole_tuples)
-    return _Extraction(recording, keep, settings).piece()
+    return _Extraction(
+        recording, keep, outputs, without_modes, passed_through, bypass, stand_ins, without, whole_tuples
+    ).piece()
 
 
-@dataclass(frozen=True, slots=True)
-class _Settings:
+@dataclass(slots=True)
+class _Extraction:
+    """One call of ``extract``, with its arguments."""
+
+    recording: Recording
+    keep: Set[fx.Node]
     outputs: Set[fx.Node] | None
     without_modes: Set[fx.Node]
     passed_through: bool
     bypass: bool
-    stand_ins: Mapping[fx.Node, fx.Node]
+    given_stand_ins: Mapping[fx.Node, fx.Node]
     without: Set[fx.Node]
     whole_tuples: bool
+    stand_ins: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    """What stands for each dropped node, in the end."""
+    plan: _Plan = field(default_factory=_Plan)
+    kept: set[fx.Node] = field(default_factory=set)
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    new: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    new_parts: dict[Key, fx.Node] = field(default_factory=dict)
+    last_read: dict[int, int] = field(default_factory=dict)
 
+    @property
+    def facts(self) -> Mapping[fx.Node, Fact]:
+        return self.recording.facts
 
-class _Extraction:
-    def __init__(self, recording: Recording, keep: Set[fx.Node], settings: _Settings) -> None:
-        self.recording = recording
-        self.facts = recording.facts
-        self.settings = settings
-        self.keep = without_orphans(
-            recording, keep, settings.stand_ins.values(), whole_tuples=settings.whole_tuples
-        )
-        self.stand_ins: dict[fx.Node, fx.Node] = {}
-        self.redirects = settings.bypass or bool(settings.stand_ins)
-        self.plan = _Plan()
+    @property
+    def redirects(self) -> bool:
+        """Whether other values stand where dropped ones were."""
+        return self.bypass or bool(self.given_stand_ins)
 
     def piece(self) -> Piece:
         self._plan_nodes()
@@ -127,7 +132,7 @@ class _Extraction:
 
     def _is_faithful(self) -> bool:
         """Whether each kept node computes what it computed in the whole graph."""
-        if self.redirects or self.settings.without or self.settings.without_modes:
+        if self.redirects or self.without or self.without_modes:
             return False
         if not self.recording.writing:
             return True
@@ -153,41 +158,11 @@ class _Extraction:
     # --- what is kept ---
 
     def _plan_nodes(self) -> None:
-        self.plan.kept = self._with_modes([node for node in self.recording.nodes if node in self.keep])
-        self.kept = set(self.plan.kept)
-
-    def _with_modes(self, wanted: Sequence[fx.Node]) -> list[fx.Node]:
-        """``wanted`` with the mode changes that are in force around them, in order."""
-        index = self.recording.index
-        needed = set(wanted)
-        positions = [index[node] for node in wanted]
-        for enter, exit_ in blocks(self.recording.graph_module.graph):
-            first_inside = bisect_right(positions, index[enter])
-            holds = first_inside < len(positions) and positions[first_inside] < index[exit_]
-            if holds and enter not in self.settings.without_modes:
-                needed |= {enter, exit_}
-        needed |= self._grad_changes(needed)
-        return [node for node in self.recording.nodes if node in needed]
-
-    def _grad_changes(self, needed: Set[fx.Node]) -> set[fx.Node]:
-        """The settings of grad mode that make a difference to a needed node, and one to end as the whole graph ends."""
-        settings = sorted(
-            (node for node in self.recording.mode_changes if mode_of(node) is Mode.GRAD), key=self._position
+        keep = without_orphans(
+            self.recording, self.keep, self.given_stand_ins.values(), whole_tuples=self.whole_tuples
         )
-        state = start = self.recording.grad
-        pending: fx.Node | None = None
-        changes: set[fx.Node] = set()
-        for node in self.recording.nodes if settings else ():
-            if mode_of(node) is Mode.GRAD and node not in self.settings.without_modes:
-                pending = node
-            elif node in needed and pending is not None:
-                if pending.args[0] is not state:
-                    changes.add(pending)
-                    state = bool(pending.args[0])
-                pending = None
-        if state is not start and settings[-1].args[0] is start:
-            changes.add(settings[-1])
-        return changes
+        self.plan.kept = with_modes(self.recording, keep, self.without_modes)
+        self.kept = set(self.plan.kept)
 
     # --- what they take from elsewhere ---
 
@@ -199,7 +174,7 @@ class _Extraction:
 
     def _sources(self, node: fx.Node) -> Iterable[fx.Node]:
         """What ``node`` takes in the new graph, by the names of the old one."""
-        sources = [source for source in node.all_input_nodes if source not in self.settings.without]
+        sources = [source for source in node.all_input_nodes if source not in self.without]
         return map(self._stand_in, sources) if self.redirects else sources
 
     def _stand_in(self, node: fx.Node) -> fx.Node:
@@ -211,16 +186,15 @@ class _Extraction:
         for node in self.recording.nodes if self.redirects else ():
             if node in self.kept or not is_call(node):
                 continue
-            if node in self.settings.stand_ins:
-                self.stand_ins[node] = self._stand_in(self.settings.stand_ins[node])
-            elif self.settings.bypass:
+            if node in self.given_stand_ins:
+                self.stand_ins[node] = self._stand_in(self.given_stand_ins[node])
+            elif self.bypass:
                 sources = [
-                    self._stand_in(source) for source in node.all_input_nodes if self._alike(source, node)
+                    self._stand_in(source)
+                    for source in node.all_input_nodes
+                    if alike(self.facts, source, node)
                 ]
                 self.stand_ins[node] = next((source for source in sources if source in self.kept), node)
-
-    def _alike(self, source: fx.Node, node: fx.Node) -> bool:
-        return alike(self.facts, source, node)
 
     def _need(self, node: fx.Node, position: int) -> None:
         if node.op == "get_attr":
@@ -253,12 +227,12 @@ class _Extraction:
     # --- what comes out ---
 
     def _plan_outputs(self) -> None:
-        wanted = self.settings.outputs
+        wanted = self.outputs
         for node in (
             self.recording.outputs if wanted is None else [n for n in self.recording.outputs if n in wanted]
         ):
             if node.op == "placeholder":
-                passed = self.settings.passed_through and node not in self.settings.without
+                passed = self.passed_through and node not in self.without
             else:
                 node = self._stand_in(node) if self.redirects else node
                 passed = node in self.kept
@@ -266,7 +240,7 @@ class _Extraction:
                 self.plan.outputs.append(node)
         used = {source for node in self.plan.kept for source in self._sources(node)}
         returned = set(self.plan.outputs)
-        self._last_read = self._reads() if self.recording.writing else {}
+        self.last_read = self._reads() if self.recording.writing else {}
         for node in self.plan.kept:
             if node not in used and node not in returned and node not in self.recording.mode_changes:
                 self._plan_unused(node)
@@ -288,7 +262,7 @@ class _Extraction:
         ):
             self.plan.outputs.append(node)
         elif fact.kind is Kind.TUPLE and (path := first_tensor(fact)) is not None:
-            if self.settings.whole_tuples:
+            if self.whole_tuples:
                 self.plan.outputs.append(node)
             else:
                 self.plan.unpacked.append((node, path))
@@ -298,7 +272,7 @@ class _Extraction:
 
         A write that is read stays inside, as in the whole: a compiler treats a returned value otherwise.
         """
-        if any(self._last_read.get(storage, -1) > self._position(node) for storage in self._written_by(node)):
+        if any(self.last_read.get(storage, -1) > self._position(node) for storage in self._written_by(node)):
             return
         target = next((source for source in node.all_input_nodes if source in self.kept), None)
         if fact is not None and fact.kind is Kind.TENSOR and (node.users or target is not None):
@@ -346,11 +320,8 @@ class _Extraction:
 
     # --- building ---
 
+    @collector_paused()
     def _build(self) -> fx.GraphModule:
-        with collector_paused():
-            return self._built()
-
-    def _built(self) -> fx.GraphModule:
         self.graph = fx.Graph()
         self.new: dict[fx.Node, fx.Node] = {}
         self.new_parts: dict[Key, fx.Node] = {}
@@ -362,7 +333,7 @@ class _Extraction:
             self.new[node] = copy_node(self.graph, node, self.new.__getitem__)
         for node in self.plan.kept:
             argument = partial(self._argument, position=self.recording.index[node])
-            arguments = without_arguments(node, self.settings.without) if self.settings.without else None
+            arguments = without_arguments(node, self.without) if self.without else None
             self.new[node] = copy_node(self.graph, node, argument, arguments)
         outputs = [self.new[node] for node in self.plan.outputs]
         outputs += [self._unpack(node, path) for node, path in self.plan.unpacked]

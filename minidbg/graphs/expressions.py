@@ -88,7 +88,7 @@ class Expressions:
             return self.reference(value)
         if isinstance(value, int | float | complex | str | bytes):
             return _number_or_text(value)
-        if isinstance(value, tuple | list | dict | slice | range):
+        if isinstance(value, tuple | list | dict | set | slice | range):
             return self._container(value)
         return self._torch_value(value)
 
@@ -165,6 +165,8 @@ class Expressions:
             return f"range({value.start}, {value.stop}, {value.step})"
         if isinstance(value, dict):
             return "{" + ", ".join(f"{self.value(k)}: {self.value(v)}" for k, v in value.items()) + "}"
+        if isinstance(value, set):
+            return f"{{{', '.join(sorted(map(self.value, value)))}}}" if value else "set()"
         inside = ", ".join(self.value(item) for item in value)
         if isinstance(value, list):
             return f"[{inside}]"
@@ -179,6 +181,8 @@ class Expressions:
             return str(value)
         if isinstance(value, torch.device):
             return f"torch.device({str(value)!r})"
+        if isinstance(value, torch.Generator):
+            return f"torch.Generator({str(value.device)!r}).manual_seed({value.initial_seed()})"
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             return self._symbolic(value)
         if (shared := shared_text(value)) is not None:
@@ -218,6 +222,19 @@ def _number_or_text(value: Any) -> str:
 
 def _is_attribute(name: Any) -> bool:
     return isinstance(name, str) and is_plain_identifier(name)
+
+
+def literal(value: Any) -> str:
+    """``value`` as an expression in which ``torch`` is the only name. Raises CannotWrite naming its type."""
+
+    def refuse(node: fx.Node) -> str:
+        raise CannotWrite(f"node {node.name!r}", "it stands where only constants can")
+
+    write = Expressions(refuse)
+    text = write.value(value)
+    if write.imports:
+        raise CannotWrite(text, "it takes an import, and stands where only constants can")
+    return text
 
 
 def attribute_path(owner: str, path: str) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -30,7 +31,51 @@ def fill_expression(
     ``device`` is the text of an expression; empty: none is written. ``explicit`` writes the dtype out also where it is
     float32, for scripts whose default dtype is another.
     """
-    return _TEXT[fill.how](_Target(fill, size, dtype, device, explicit))
+    target = _Target(size, dtype, device, explicit)
+    parts: tuple[Any, ...] = (fill.how, *fill.numbers)
+    match parts:
+        case How.NORMAL, mean, deviation:
+            text = target.scaled("", deviation)
+            if mean != 0:
+                text += f" {'-' if mean.real < 0 else '+'} {rounded(abs(mean))}"
+            return target.cast(text)
+        case How.UNIFORM, 0, 1:
+            return target.cast(target.floats("rand"))
+        case How.UNIFORM, low, high:
+            return target.cast(
+                f"{target.floats('empty')}.uniform_({rounded(low.real)}, {rounded(high.real)})"
+            )
+        case How.MAGNITUDE, scale:
+            return target.cast(target.scaled(".abs()", scale))
+        case How.RECTIFIED, scale:
+            return target.cast(target.scaled(".relu()", scale))
+        case How.PROBABILITIES, dim:
+            return target.cast(f"{target.floats('randn')}.softmax({int(dim.real)})")
+        case How.TWO_VALUES, share, first, second:
+            text = f"torch.where({target.mask(share)}, {number(first, dtype)}, {number(second, dtype)})"
+            return text if dtype is torch.float32 and not explicit else f"{text}.to({dtype})"
+        case How.LOWER, diagonal, inside:
+            return f"{target.full(inside)}.tril({int(diagonal.real) or ''})"
+        case How.UPPER, diagonal, inside:
+            return f"{target.full(inside)}.triu({int(diagonal.real) or ''})"
+        case How.INTEGERS, low, high:
+            return target.call("randint", f"{int(low.real)}, {int(high.real)}, {size}", dtype, torch.int64)
+        case How.BOOLS, share:
+            return target.mask(share)
+        case How.FULL, value:
+            return target.full(value)
+        case How.COUNT, start, step:
+            return target.count(int(start.real), int(step.real))
+        case (How.PERMUTATION,):
+            return target.call("randperm", str(size[0]), dtype, torch.int64)
+        case (How.BYTES,):
+            return target.bytes()
+        case (How.LITERAL,):
+            return target.tensor(fill.text)
+        case (How.STORED,):
+            text = f"stored({', '.join([quoted(fill.text), str(dtype), *([device] if device else [])])})"
+            return text if len(size) == 1 else f"{text}.view({', '.join(map(str, size)) or '()'})"
+    return fill.text
 
 
 _RANDOM = ("rand", "randn", "randint", "randperm", "normal_", "uniform_")
@@ -60,7 +105,8 @@ def _drawing_calls(text: str) -> Iterator[ast.Call]:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    fill: Fill
+    """What the text is to make, whatever the values."""
+
     size: tuple[int, ...]
     dtype: torch.dtype
     device: str
@@ -92,6 +138,52 @@ class _Target:
     def cast(self, text: str) -> str:
         return text if self.dtype in _HAVE_RANDOM else f"{grouped(text)}.to({self.dtype})"
 
+    def scaled(self, method: str, scale: complex) -> str:
+        """Normal numbers, after ``method``, times ``scale``."""
+        text = self.floats("randn") + method
+        return text if scale == 1 else f"{text} * {rounded(scale.real)}"
+
+    def mask(self, share: complex) -> str:
+        """True in about this share of the places."""
+        return f"{self.sized('rand', torch.float32)} < {rounded(share.real)}"
+
+    def full(self, value: complex) -> str:
+        """The same value everywhere."""
+        if self.dtype is torch.bool:
+            return self.sized("ones" if value else "zeros")
+        if not self.size:
+            return self.tensor(number(value, self.dtype))
+        if value == 0 and math.copysign(1, value.real) > 0 and not isinstance(value, complex):
+            return self.sized("zeros")
+        if value == 1:
+            return self.sized("ones")
+        usual = torch.int64 if isinstance(value, int) else torch.float32
+        return self.call("full", f"{self.size}, {number(value, self.dtype)}", self.dtype, usual)
+
+    def tensor(self, items: str) -> str:
+        """``torch.tensor`` of a literal."""
+        usual = self.dtype if self.dtype in (torch.bool, torch.int64) else torch.float32
+        return self.call("tensor", items, self.dtype, usual)
+
+    def count(self, start: int, step: int) -> str:
+        """A sequence along the last dimension, the same in each row."""
+        *repeats, length = self.size
+        stop = start + step * length
+        bounds = [stop] if (start, step) == (0, 1) else [start, stop] if step == 1 else [start, stop, step]
+        text = f"torch.arange({', '.join(map(str, bounds))}{self.place})"
+        if set(repeats) <= {1}:
+            text += ".unsqueeze(0)" * len(repeats)
+        else:
+            text += f".repeat({', '.join(map(str, [*repeats, 1]))})"
+        return text if self.dtype is torch.int64 else f"{text}.to({self.dtype})"
+
+    def bytes(self) -> str:
+        """Random bytes, seen as the dtype."""
+        *outer, last = self.size or (1,)
+        size = (*outer, last * self.dtype.itemsize)
+        text = f"torch.randint(0, 256, {size}, dtype=torch.uint8{self.place}).view({self.dtype})"
+        return text if self.size else f"{text}.view(())"
+
 
 def grouped(text: str) -> str:
     """``text`` in parentheses, unless a method can be called on it as it stands."""
@@ -102,162 +194,3 @@ def grouped(text: str) -> str:
         if depth == 0 and character in " <":
             return f"({text})"
     return text if not text.startswith("-") else f"({text})"
-
-
-def _normal(target: _Target) -> str:
-    mean, deviation = target.fill.numbers
-    text = target.floats("randn")
-    if deviation != 1:
-        text += f" * {rounded(deviation.real)}"
-    if mean != 0:
-        text += f" {'-' if mean.real < 0 else '+'} {rounded(abs(mean))}"
-    return target.cast(text)
-
-
-def _uniform(target: _Target) -> str:
-    low, high = target.fill.numbers
-    if (low, high) == (0, 1):
-        return target.cast(target.floats("rand"))
-    return target.cast(f"{target.floats('empty')}.uniform_({rounded(low.real)}, {rounded(high.real)})")
-
-
-def _magnitude(target: _Target) -> str:
-    (size,) = target.fill.numbers
-    text = target.floats("randn") + ".abs()"
-    return target.cast(text if size == 1 else f"{text} * {rounded(size.real)}")
-
-
-def _rectified(target: _Target) -> str:
-    (size,) = target.fill.numbers
-    text = target.floats("randn") + ".relu()"
-    return target.cast(text if size == 1 else f"{text} * {rounded(size.real)}")
-
-
-def _probabilities_text(target: _Target) -> str:
-    (dim,) = target.fill.numbers
-    return target.cast(f"{target.floats('randn')}.softmax({int(dim.real)})")
-
-
-def _two_values(target: _Target) -> str:
-    share, first, second = target.fill.numbers
-    mask = f"{target.sized('rand', torch.float32)} < {rounded(share.real)}"
-    values = f"{number(first, target.dtype)}, {number(second, target.dtype)}"
-    if not target.explicit and target.dtype is torch.float32:
-        return f"torch.where({mask}, {values})"
-    return f"torch.where({mask}, {values}).to({target.dtype})"
-
-
-def _triangle_text(target: _Target) -> str:
-    diagonal, inside = target.fill.numbers
-    method = "tril" if target.fill.how is How.LOWER else "triu"
-    argument = str(int(diagonal.real)) if diagonal else ""
-    return f"{_full_of(target, inside)}.{method}({argument})"
-
-
-def _integers(target: _Target) -> str:
-    low, high = (int(bound.real) for bound in target.fill.numbers)
-    return target.call("randint", f"{low}, {high}, {_tuple(target.size)}", target.dtype, torch.int64)
-
-
-def _bools(target: _Target) -> str:
-    (share,) = target.fill.numbers
-    return f"{target.sized('rand', torch.float32)} < {rounded(share.real)}"
-
-
-def _full(target: _Target) -> str:
-    return _full_of(target, target.fill.numbers[0])
-
-
-def _full_of(target: _Target, value: complex) -> str:
-    if target.dtype is torch.bool:
-        return target.sized("ones" if value else "zeros")
-    if not target.size:
-        return _tensor(target, number(value, target.dtype))
-    if value == 0 and math.copysign(1, value.real) > 0 and not isinstance(value, complex):
-        return target.sized("zeros")
-    if value == 1:
-        return target.sized("ones")
-    usual = torch.int64 if isinstance(value, int) else torch.float32
-    return target.call("full", f"{_tuple(target.size)}, {number(value, target.dtype)}", target.dtype, usual)
-
-
-def _tensor(target: _Target, items: str) -> str:
-    usual = {torch.bool: torch.bool, torch.int64: torch.int64}.get(target.dtype, torch.float32)
-    return target.call("tensor", items, target.dtype, usual)
-
-
-def _count_text(target: _Target) -> str:
-    start, step = (int(bound.real) for bound in target.fill.numbers)
-    length = target.size[-1]
-    stop = start + step * length
-    arguments = (
-        f"{stop}"
-        if (start, step) == (0, 1)
-        else f"{start}, {stop}"
-        if step == 1
-        else f"{start}, {stop}, {step}"
-    )
-    text = f"torch.arange({arguments}{target.place})"
-    if len(target.size) > 1:
-        ones = (1,) * (len(target.size) - 1)
-        repeats = target.size[:-1]
-        text += (
-            f".repeat({', '.join(map(str, (*repeats, 1)))})"
-            if repeats != ones
-            else ".unsqueeze(0)" * len(ones)
-        )
-    return text if target.dtype is torch.int64 else f"{text}.to({target.dtype})"
-
-
-def _permutation_text(target: _Target) -> str:
-    return target.call("randperm", str(target.size[0]), target.dtype, torch.int64)
-
-
-def _bytes(target: _Target) -> str:
-    size = (
-        (*target.size[:-1], target.size[-1] * target.dtype.itemsize)
-        if target.size
-        else (target.dtype.itemsize,)
-    )
-    text = f"torch.randint(0, 256, {_tuple(size)}, dtype=torch.uint8{target.place}).view({target.dtype})"
-    return text if target.size else f"{text}.view(())"
-
-
-def _literal(target: _Target) -> str:
-    return _tensor(target, target.fill.text)
-
-
-def _stored(target: _Target) -> str:
-    place = f", {target.device}" if target.device else ""
-    text = f"stored({quoted(target.fill.text)}, {target.dtype}{place})"
-    return text if len(target.size) == 1 else f"{text}.view({', '.join(map(str, target.size)) or '()'})"
-
-
-def _text(target: _Target) -> str:
-    return target.fill.text
-
-
-def _tuple(size: tuple[int, ...]) -> str:
-    return repr(tuple(size))
-
-
-_TEXT: dict[How, Callable[[_Target], str]] = {
-    How.NORMAL: _normal,
-    How.UNIFORM: _uniform,
-    How.MAGNITUDE: _magnitude,
-    How.RECTIFIED: _rectified,
-    How.PROBABILITIES: _probabilities_text,
-    How.TWO_VALUES: _two_values,
-    How.LOWER: _triangle_text,
-    How.UPPER: _triangle_text,
-    How.INTEGERS: _integers,
-    How.BOOLS: _bools,
-    How.FULL: _full,
-    How.COUNT: _count_text,
-    How.PERMUTATION: _permutation_text,
-    How.BYTES: _bytes,
-    How.LITERAL: _literal,
-    How.STORED: _stored,
-    How.PYTHON: _text,
-    How.WRITTEN: _text,
-}

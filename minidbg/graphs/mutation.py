@@ -13,17 +13,14 @@ from torch import Tensor, fx, nn
 
 from minidbg import _torch
 from minidbg.graphs.attributes import lookup
+from minidbg.graphs.effects import STATISTICS, nested_graphs
+from minidbg.graphs.facts import tensors_in
 
 _READ_ONLY_MODULES = ("torch", "_operator", "operator", "math", "builtins")
 """Functions from here write only where name, schema or an ``inplace`` argument says so."""
 
-_STATISTICS = frozenset(
-    {"batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
-)
-"""Functions that write to running statistics although no schema says it."""
-
 _STATISTICS_FLAG = 5
-"""Position of the argument that says whether they do so, in all of them."""
+"""Position of the argument that says whether ``STATISTICS`` are written, in all of these functions."""
 
 _INPLACE_POSITIONS = {
     **dict.fromkeys(("relu", "relu6", "silu", "mish", "selu", "hardswish", "hardsigmoid"), 1),
@@ -126,20 +123,15 @@ def written_arguments(gm: fx.GraphModule, node: fx.Node) -> Iterator[fx.Node]:
         yield from _nodes_in(node.kwargs["out"])
     if node.op == "call_module":
         yield from _written_by_module(lookup(gm, str(node.target)), node)
-    elif _nested_graphs(gm, node):
+    elif nested := list(nested_graphs(node)):
         # operands of a higher-order operator reach its graphs in ways of its own: all or none
-        if any(mutated_placeholders(nested) for nested in _nested_graphs(gm, node)):
+        if any(map(mutated_placeholders, nested)):
             yield from node.all_input_nodes
     elif not _is_known(node):
         yield from node.all_input_nodes
     else:
         yield from _written_by_name(node)
         yield from _written_by_schema(node)
-
-
-def _nested_graphs(gm: fx.GraphModule, node: fx.Node) -> list[fx.GraphModule]:
-    values = (lookup(gm, str(arg.target)) for arg in node.all_input_nodes if arg.op == "get_attr")
-    return [value for value in values if isinstance(value, fx.GraphModule)]
 
 
 def _is_known(node: fx.Node) -> bool:
@@ -162,7 +154,7 @@ def _written_by_name(node: fx.Node) -> Iterator[fx.Node]:
         yield from _nodes_in(node.args[:1])
     if _argument(node, "inplace", _INPLACE_POSITIONS.get(name), default=False) is not False:
         yield from _nodes_in(node.args[:1])
-    if name in _STATISTICS and _says_training(node):
+    if name in STATISTICS and _says_training(node):
         yield from _nodes_in((*node.args[1:], *node.kwargs.values()))
     if name in _RENORMALISED and _gives_max_norm(node):
         yield from _nodes_in((*node.args, *node.kwargs.values()))
@@ -312,16 +304,9 @@ def _storages(node: fx.Node) -> frozenset[int]:
     """Identities of the memory behind a node's known value; empty when nothing is known."""
     for key in ("example_value", "val"):
         if key in node.meta:
-            found: list[int] = []
-            _collect_storages(node.meta[key], found)
-            return frozenset(found)
+            return frozenset(
+                _torch.storage_identity(tensor)
+                for tensor in tensors_in(node.meta[key])
+                if tensor.layout is torch.strided and not _torch.is_inside_functorch(tensor)
+            )
     return frozenset()
-
-
-def _collect_storages(value: Any, found: list[int]) -> None:
-    if isinstance(value, Tensor):
-        if value.layout is torch.strided and not _torch.is_inside_functorch(value):
-            found.append(_torch.storage_identity(value))
-    elif isinstance(value, tuple | list):
-        for item in value:
-            _collect_storages(item, found)

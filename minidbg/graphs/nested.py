@@ -6,8 +6,7 @@ op. Where that is wrong the edited graph does not run in eager, so it is never a
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import fx
 
 from minidbg import _torch
 from minidbg.graphs.effects import Mode, attribute_of, mode_of, nested_graphs, op_name
-from minidbg.graphs.pieces import copy_node
+from minidbg.graphs.pieces import drop_unused_attributes, rewritten, with_graph_inlined
 
 
 def holders(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
@@ -52,46 +51,12 @@ def inlined(graph_module: fx.GraphModule, node: fx.Node, path: str) -> fx.GraphM
     given = operands(node, branch)
     if given is None:
         return None
-    graph = fx.Graph()
-    new: dict[fx.Node, Any] = {}
-    for old in graph_module.graph.nodes:
-        if old is node:
-            new[old] = append_graph(graph, branch, path, fx.map_arg(given, new.__getitem__))
-        elif _takes_part_of(old, node) and isinstance(new[node], tuple | list):
-            new[old] = new[node][old.args[1]]
-        else:
-            new[old] = copy_node(graph, old, new.__getitem__)
-    _drop_unused_attributes(graph)
-    return _torch.lazy_graph_module(graph_module, graph)
-
-
-def append_graph(graph: fx.Graph, branch: fx.GraphModule, path: str, given: Iterable[Any]) -> Any:
-    """Append the nodes of ``branch``, an attribute at ``path``; what comes back is its result in terms of the new nodes."""
-    inner: dict[fx.Node, Any] = {}
-    values = iter(given)
-    for node in branch.graph.nodes:
-        if node.op == "placeholder":
-            inner[node] = next(values)
-        elif node.op == "output":
-            return fx.map_arg(node.args[0], inner.__getitem__)
-        else:
-            inner[node] = copy_node(graph, node, inner.__getitem__)
-            if node.op in ("get_attr", "call_module"):
-                inner[node].target = f"{path}.{node.target}"
-    raise AssertionError("a graph has an output node")
-
-
-def _takes_part_of(node: fx.Node, whole: fx.Node) -> bool:
-    return node.op == "call_function" and node.target is operator.getitem and node.args[0] is whole
+    return with_graph_inlined(graph_module, node, branch, path, given)
 
 
 def with_branch(graph_module: fx.GraphModule, path: str, branch: fx.GraphModule) -> fx.GraphModule:
     """``graph_module`` with another nested graph at ``path``."""
-    graph = fx.Graph()
-    new: dict[fx.Node, fx.Node] = {}
-    for old in graph_module.graph.nodes:
-        new[old] = copy_node(graph, old, new.__getitem__)
-    made = _torch.lazy_graph_module(graph_module, graph)
+    made = rewritten(graph_module)
     owner, _, name = path.rpartition(".")
     setattr(made.get_submodule(owner), name, branch)
     return made
@@ -99,25 +64,15 @@ def with_branch(graph_module: fx.GraphModule, path: str, branch: fx.GraphModule)
 
 def without_node(branch: fx.GraphModule, node: fx.Node, stand_in: fx.Node) -> fx.GraphModule:
     """``branch`` with ``stand_in`` in the place of ``node``, and without what only ``node`` needed."""
-    graph = fx.Graph()
-    new: dict[fx.Node, fx.Node] = {}
-    for old in branch.graph.nodes:
-        if old is not node:
-            new[old] = copy_node(graph, old, new.__getitem__)
-        else:
-            new[old] = new[stand_in]
-    graph.eliminate_dead_code()
-    return _torch.lazy_graph_module(branch, graph)
+    made = rewritten(branch, stand_ins={node: stand_in})
+    made.graph.eliminate_dead_code()
+    return _torch.lazy_graph_module(branch, made.graph)
 
 
 def without_grad_modes(branch: fx.GraphModule) -> fx.GraphModule | None:
     """``branch`` without its settings of grad mode; None when it has none."""
-    graph = fx.Graph()
-    new: dict[fx.Node, fx.Node] = {}
-    for old in branch.graph.nodes:
-        if mode_of(old) is not Mode.GRAD:
-            new[old] = copy_node(graph, old, new.__getitem__)
-    return _torch.lazy_graph_module(branch, graph) if len(new) < len(branch.graph.nodes) else None
+    changes = {node for node in branch.graph.nodes if mode_of(node) is Mode.GRAD}
+    return rewritten(branch, without=changes) if changes else None
 
 
 def gets_other_values(node: fx.Node, branch: fx.GraphModule) -> bool:
@@ -157,7 +112,7 @@ def without_operand(graph_module: fx.GraphModule, node: fx.Node, place: int) -> 
     position = len([value for value in _flat(node.args) if not _is_graph(value)]) - len(given) + place
     edited = next(other for other in made.graph.nodes if other.name == node.name)
     edited.args = _without_flat(edited.args, position)
-    _drop_unused_attributes(made.graph)
+    drop_unused_attributes(made.graph)
     return _torch.lazy_graph_module(made, made.graph)
 
 
@@ -165,12 +120,7 @@ def _without_input(branch: fx.GraphModule, place: int) -> fx.GraphModule | None:
     gone = [node for node in branch.graph.nodes if node.op == "placeholder"][place]
     if gone.users or isinstance(gone.meta.get("example_value"), torch.SymInt):
         return None
-    graph = fx.Graph()
-    new: dict[fx.Node, fx.Node] = {}
-    for old in branch.graph.nodes:
-        if old is not gone:
-            new[old] = copy_node(graph, old, new.__getitem__)
-    return _torch.lazy_graph_module(branch, graph)
+    return rewritten(branch, without={gone})
 
 
 def _without_flat(args: Any, position: int) -> Any:
@@ -206,9 +156,3 @@ def _is_graph(value: Any) -> bool:
         and value.op == "get_attr"
         and isinstance(attribute_of(value), fx.GraphModule)
     )
-
-
-def _drop_unused_attributes(graph: fx.Graph) -> None:
-    for node in list(graph.nodes):
-        if node.op == "get_attr" and not node.users:
-            graph.erase_node(node)

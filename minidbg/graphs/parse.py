@@ -100,7 +100,10 @@ class _ClassReader:
         graph = ForwardReader(forward, self._namespace, self._comments).graph
         root: dict[str, Any] = {}
         for target in used_targets(graph):
-            value = _attribute(instance, target)
+            try:
+                value: Any = operator.attrgetter(target)(instance)
+            except AttributeError:
+                raise NotOurForm(f"forward uses self.{target}, which __init__ does not make") from None
             inner = nested.get(type(value).__name__) if isinstance(value, nn.Module) else None
             is_ours = (
                 inner is not None
@@ -109,15 +112,6 @@ class _ClassReader:
             root[target] = self.read(inner, value) if inner is not None and is_ours else value
         made = self._read[id(instance)] = _torch.lazy_graph_module(root, graph)
         return made
-
-
-def _attribute(instance: nn.Module, target: str) -> Any:
-    found: Any = instance
-    for part in target.split("."):
-        if not hasattr(found, part):
-            raise NotOurForm(f"forward uses self.{target}, which __init__ does not make")
-        found = getattr(found, part)
-    return found
 
 
 class ForwardReader:

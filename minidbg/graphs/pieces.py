@@ -1,15 +1,17 @@
-"""The parts that edits of graphs are made of: a cut-out graph with its inputs, copied nodes, parts of tuple values."""
+"""The parts that edits of graphs are made of: a cut-out graph with its inputs, graphs copied with changes, parts of tuple values."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from torch import fx
 
 from minidbg import _torch
+from minidbg.graphs.effects import is_call
 from minidbg.graphs.facts import Fact, Kind
 
 Path: TypeAlias = tuple[int, ...]
@@ -70,6 +72,75 @@ def copy_node(
     return _torch.append_node(
         graph, node, fx.map_arg(args, argument), fx.map_arg(kwargs, argument) if kwargs else {}
     )
+
+
+def rewritten(
+    graph_module: fx.GraphModule,
+    *,
+    arguments: Callable[[fx.Node], tuple[Any, Any]] | None = None,
+    stand_ins: Mapping[fx.Node, fx.Node] = MappingProxyType({}),
+    without: Set[fx.Node] = frozenset(),
+) -> fx.GraphModule:
+    """``graph_module`` node by node; ``arguments`` gives new args and kwargs of a call, in terms of the old nodes.
+
+    ``stand_ins`` are nodes for which an earlier one is used; they go. ``without`` are unused nodes to leave out.
+    """
+    graph = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    for node in graph_module.graph.nodes:
+        if node in stand_ins:
+            new[node] = new[stand_ins[node]]
+        elif node not in without:
+            given = arguments(node) if arguments and is_call(node) else None
+            new[node] = copy_node(graph, node, new.__getitem__, given)
+    return _torch.lazy_graph_module(graph_module, graph)
+
+
+def with_graph_inlined(
+    graph_module: fx.GraphModule, node: fx.Node, inner: fx.GraphModule, path: str, given: Sequence[Any]
+) -> fx.GraphModule:
+    """``graph_module`` with the graph of ``inner``, an attribute at ``path``, in the place of the call ``node``.
+
+    ``given`` is what each input of ``inner`` gets, in terms of the old nodes.
+    """
+    graph = fx.Graph()
+    new: dict[fx.Node, Any] = {}
+    for old in graph_module.graph.nodes:
+        if old is node:
+            new[old] = _append_graph(graph, inner, path, fx.map_arg(list(given), new.__getitem__))
+        elif _takes_part_of(old, node) and isinstance(new[node], tuple | list):
+            new[old] = new[node][old.args[1]]
+        else:
+            new[old] = copy_node(graph, old, new.__getitem__)
+    drop_unused_attributes(graph)
+    return _torch.lazy_graph_module(graph_module, graph)
+
+
+def _append_graph(graph: fx.Graph, inner: fx.GraphModule, path: str, given: Sequence[Any]) -> Any:
+    """Append the nodes of ``inner``; what comes back is its result in terms of the new nodes."""
+    new: dict[fx.Node, Any] = {}
+    values = iter(given)
+    for node in inner.graph.nodes:
+        if node.op == "placeholder":
+            new[node] = next(values)
+        elif node.op == "output":
+            return fx.map_arg(node.args[0], new.__getitem__)
+        else:
+            new[node] = copy_node(graph, node, new.__getitem__)
+            if node.op in ("get_attr", "call_module"):
+                new[node].target = f"{path}.{node.target}"
+    raise AssertionError("a graph has an output node")
+
+
+def _takes_part_of(node: fx.Node, whole: fx.Node) -> bool:
+    return node.op == "call_function" and node.target is operator.getitem and node.args[0] is whole
+
+
+def drop_unused_attributes(graph: fx.Graph) -> None:
+    """Erase the get_attr nodes that nothing uses."""
+    for node in list(graph.nodes):
+        if node.op == "get_attr" and not node.users:
+            graph.erase_node(node)
 
 
 def without_arguments(node: fx.Node, gone: Set[fx.Node]) -> tuple[Any, Any]:

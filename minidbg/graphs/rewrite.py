@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from minidbg import _torch
-from minidbg.graphs.effects import is_call
-from minidbg.graphs.nested import append_graph
-from minidbg.graphs.pieces import copy_node
+from minidbg.graphs.pieces import rewritten, with_graph_inlined
 
-
-def rewritten(
-    graph_module: fx.GraphModule,
-    *,
-    arguments: Callable[[fx.Node], tuple[Any, Any]] | None = None,
-    stand_ins: Mapping[fx.Node, fx.Node] | None = None,
-    without: Set[fx.Node] = frozenset(),
-) -> fx.GraphModule:
-    """``graph_module`` node by node; ``arguments`` gives new args and kwargs of a call, in terms of the old nodes.
-
-    ``stand_ins`` are placeholders for others: the first goes, the second is used for both. ``without`` are unused nodes to leave out.
-    """
-    graph = fx.Graph()
-    new: dict[fx.Node, fx.Node] = {}
-    for node in graph_module.graph.nodes:
-        if stand_ins and node in stand_ins:
-            new[node] = new[stand_ins[node]]
-        elif node not in without:
-            given = arguments(node) if arguments and is_call(node) else None
-            new[node] = copy_node(graph, node, new.__getitem__, given)
-    return _torch.lazy_graph_module(graph_module, graph)
+__all__ = [
+    "flattened",
+    "rewritten",
+    "shorter_arguments",
+    "simpler_constants",
+    "weight_of",
+    "with_dtype",
+    "with_sizes",
+]
 
 
 def shorter_arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:
@@ -117,19 +102,8 @@ def flattened(graph_module: fx.GraphModule, node: fx.Node) -> fx.GraphModule | N
         inner = fx.symbolic_trace(graph_module.get_submodule(path))
     except UNTRACEABLE:
         return None
-    graph = fx.Graph()
-    new: dict[fx.Node, Any] = {}
-    for old in graph_module.graph.nodes:
-        if old is not node:
-            new[old] = copy_node(graph, old, new.__getitem__)
-            continue
-        given = _bound(
-            inner, fx.map_arg(node.args, new.__getitem__), fx.map_arg(node.kwargs, new.__getitem__)
-        )
-        if given is None:
-            return None
-        new[old] = append_graph(graph, inner, path, given)
-    return _torch.lazy_graph_module(graph_module, graph)
+    given = _bound(inner, node.args, node.kwargs)
+    return None if given is None else with_graph_inlined(graph_module, node, inner, path, given)
 
 
 def _bound(inner: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -229,9 +230,7 @@ class Runs:
             raise EagerFailure(node, error) from error
 
     def _attribute(self, node: fx.Node) -> Any:
-        value: Any = self.graph_module
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
+        value = operator.attrgetter(str(node.target))(self.graph_module)
         return clone_values([value])[0] if node.name in self._cloned and isinstance(value, Tensor) else value
 
     def _module(self, node: fx.Node, modules: dict[str, torch.nn.Module]) -> torch.nn.Module:

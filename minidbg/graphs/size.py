@@ -20,42 +20,30 @@ LARGEST_HASHED = 4096
 """Elements of the largest constant whose values count; larger ones count by shape and dtype."""
 
 
-def nested_graph_modules(gm: fx.GraphModule) -> Iterator[fx.GraphModule]:
-    """The graph modules that ``gm``'s graph uses directly, each once, in order of first use."""
-    seen: set[int] = set()
-    for node in gm.graph.nodes:
-        if node.op in ("get_attr", "call_module"):
-            value = lookup(gm, str(node.target))
-            if isinstance(value, fx.GraphModule) and id(value) not in seen:
-                seen.add(id(value))
-                yield value
-
-
 def call_nodes(gm: fx.GraphModule) -> int:
     """Nodes that compute something, those of nested graphs included."""
-    own = sum(node.op not in NOT_CALLS for node in gm.graph.nodes)
-    return own + sum(call_nodes(nested) for nested in nested_graph_modules(gm))
+    return sum(isinstance(call, fx.Node) for call in _calls(gm, set()))
 
 
 def call_targets(gm: fx.GraphModule) -> tuple[str, ...]:
-    """What each computing node calls, in order; the calls of a nested graph follow its first use.
+    """What each computing node calls, in order; the calls of a nested graph, in braces, where it is first used.
 
     Two graphs with equal targets are the same program for a backend as far as names of operators tell.
     """
-    return tuple(_targets(gm, set()))
+    return tuple(call if isinstance(call, str) else _target(call) for call in _calls(gm, set()))
 
 
-def _targets(gm: fx.GraphModule, seen: set[int]) -> Iterator[str]:
+def _calls(gm: fx.GraphModule, seen: set[int]) -> Iterator[fx.Node | str]:
     for node in gm.graph.nodes:
         if node.op in ("get_attr", "call_module"):
             value = lookup(gm, str(node.target))
             if isinstance(value, fx.GraphModule) and id(value) not in seen:
                 seen.add(id(value))
                 yield "{"
-                yield from _targets(value, seen)
+                yield from _calls(value, seen)
                 yield "}"
         if node.op not in NOT_CALLS:
-            yield _target(node)
+            yield node
 
 
 def canonical_text(gm: fx.GraphModule) -> str:

@@ -6,6 +6,7 @@ import itertools
 import linecache
 import operator
 import sys
+import textwrap
 import types
 import weakref
 from collections.abc import Mapping, Sequence
@@ -99,7 +100,7 @@ class _ClassWriter:
         forward = _ForwardWriter(gm.graph, inputs)
         blocks.append(forward.text)
         self._imports |= forward.imports
-        body = "\n\n".join(indented(block) for block in blocks)
+        body = textwrap.indent("\n\n".join(blocks), INDENT)
         return f"class {name}(torch.nn.Module):\n{body}\n", forward.input_names
 
     def _nested_classes(self, gm: fx.GraphModule, attributes: Attributes, path: str) -> list[str]:
@@ -228,11 +229,6 @@ def _check_form(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.op == "placeholder" and str(node.target).startswith("*"):
             raise CannotWrite(f"the input {node.target!r}", "it takes a varying number of values")
-
-
-def indented(block: str) -> str:
-    """``block`` one step further in; empty lines stay empty."""
-    return "\n".join(INDENT + line if line else line for line in block.split("\n"))
 
 
 def instantiate(source: ModuleSource, constants: Mapping[str, Tensor] | None = None) -> nn.Module:

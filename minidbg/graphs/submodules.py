@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from minidbg.errors import CannotWrite
-from minidbg.graphs.expressions import Expressions
+from minidbg.graphs.expressions import literal
 
 
 def constructor(module: nn.Module, part: str) -> str:
@@ -60,19 +60,10 @@ def _needed(arguments: list[str], module: nn.Module) -> list[str]:
     return arguments
 
 
-def literal(value: Any) -> str:
-    """``value`` as an expression without nodes. Raises CannotWrite naming its type."""
-
-    def refuse(node: fx.Node) -> str:
-        raise CannotWrite(f"node {node.name!r}", "it stands where only constants can")
-
-    return Expressions(refuse).value(value)
-
-
 def _argument_lists(module: nn.Module) -> Iterator[list[str]]:
     """Arguments that may build ``module``: by its constructor's signature, then by its repr."""
     if is_quantizing(module):
-        yield from argument_lists(module, literal)
+        yield from argument_lists(module)
         if getattr(module, "qconfig", None) is not None:
             known = _by_signature(module, without="qconfig")
             yield from ([*known, qconfig] for qconfig in qconfigs())
@@ -172,7 +163,7 @@ def class_path(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def argument_lists(module: nn.Module, literal: Callable[[Any], str]) -> Iterator[list[str]]:
+def argument_lists(module: nn.Module) -> Iterator[list[str]]:
     """Arguments that may build a fake-quantize module, by what its observer was given."""
     observer = getattr(module, "activation_post_process", None)
     if not isinstance(observer, nn.Module):

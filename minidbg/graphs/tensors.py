@@ -195,17 +195,11 @@ def materialise(
     with as_scripts_do([device or "cpu", *(spec.device for spec in specs)]):
         exec("\n".join([*imports_for(specs), *lines]), namespace)
     values = [namespace[spec.name] for spec in specs]
-    _remember(specs, values, main)
-    return values
-
-
-def _remember(specs: Sequence[InputSpec], values: Sequence[Any], main: str) -> None:
-    body = textwrap.indent("\n".join(statements(specs, main=main, mark=False)), "    ")
-    names = [spec.name for spec in specs]
-    made = recipes.read_recipes(f"def inputs(device):\n{body}\n    return [{', '.join(names)}]", names)
     for spec, value in zip(specs, values, strict=True):
-        if isinstance(value, Tensor) and spec.name in made and not spec.stored and not spec.same_as:
-            recipes.remember(value, made[spec.name])
+        if isinstance(value, Tensor) and not spec.stored and not spec.same_as:
+            made = recipes.Recipe(spec.name, tuple(_statements_of(spec, main, False)))
+            recipes.remember(value, made)
+    return values
 
 
 def _reader(data: Mapping[str, Tensor]) -> Any:
@@ -230,7 +224,7 @@ def as_scripts_do(devices: Iterable[str] = ("cpu",)) -> Iterator[None]:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.random.fork_rng(devices=()))
         # manual_seed seeds every accelerator in use, also where none of its numbers is drawn.
-        for kind in kinds | ({"cuda"} if torch.cuda.is_available() and _torch.cuda_in_use() else set()):
+        for kind in kinds | ({"cuda"} if _torch.accelerator_in_use() == "cuda" else set()):
             count = torch.get_device_module(kind).device_count()
             stack.enter_context(torch.random.fork_rng(devices=range(count), device_type=kind))
         stack.callback(torch.set_default_dtype, dtype)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from minidbg import references, workers
+from minidbg import isolation, references
 from minidbg.case import BackendRef, Case, CompilerFn, Context, Provenance
 from minidbg.errors import BackendUnreachable, NotReproduced
 from minidbg.failure import Outcome, Verdict
@@ -76,7 +76,7 @@ def first_that_fails(forms: Iterable[Case], what: str) -> Case:
     name = ""
     for case in forms:
         name = case.backend.name
-        outcome = workers.submit(case, seconds=SECONDS)
+        outcome = isolation.submit(case, seconds=SECONDS)
         if outcome.verdict is Verdict.REPRODUCES:
             story = replace(case.provenance, message=outcome.message)
             return replace(case, signature=outcome.signature, provenance=story)

@@ -8,9 +8,15 @@ from typing import Any
 
 import torch
 
-from minidbg.oracle.compare import layout_difference, mismatch, snapshot
-from minidbg.oracle.precision import DROPPED_BITS, LowerPrecision
-from minidbg.oracle.reruns import distance_between, random_states, to_float64
+from minidbg.oracle.compare import (
+    _can_stand_for,
+    _same_but_for_rounding,
+    layout_difference,
+    mismatch,
+    snapshot,
+)
+from minidbg.oracle.precision import DROPPED_BITS, LowerPrecision, OtherRounding
+from minidbg.oracle.reruns import _has_floats, _rms, distance_between, far_apart, random_states, to_float64
 from minidbg.oracle.undefined import OtherAnswers
 
 MOST_MARGIN = 10.0
@@ -61,6 +67,7 @@ def error_of(value: torch.Tensor, exact: torch.Tensor) -> float:
 
 MOST_LOWER = 3  # eager runs in a lower precision; one alone may be exact by luck
 MOST_ANSWERS = 8  # eager runs with other answers; an element that changes in none of them is judged
+FEW_ROUNDINGS = 4  # eager runs with other rounding errors, when nothing in them moves
 
 
 def differ(
@@ -90,6 +97,7 @@ def differ(
         in_float64,
         eager_again=others.again,
         other_answers=others,
+        other_roundings=OtherRoundings(eager, left[1]),
         lower=LowerRuns(eager, allowed) if isinstance(allowed, str) else (),
         tolerances=allowed,
         margin=case.get("margin", 1.0),
@@ -136,6 +144,50 @@ class OtherRuns:
                 continue
             self.met |= mode.met
             yield self.runs[-1]
+
+
+class OtherRoundings:
+    """Eager runs with other rounding errors, each made when it is first asked for; none where no op decides by a float.
+
+    What moves no more than its rounding errors explain is put back: what differs from ``expected`` was decided by rounding.
+    """
+
+    def __init__(self, eager: Callable[..., dict[str, Any]], expected: Any) -> None:
+        self.eager, self.expected = eager, expected
+        self.runs: list[Any] = []
+        self.number, self.most = 0, FEW_ROUNDINGS
+        self.met = {"what rounding decides": None}
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.runs
+        while self.number < self.most:
+            self.number += 1
+            mode = OtherRounding(self.number)
+            try:
+                run = left_by(self.eager(mode.applied_to))
+            except Exception:  # noqa: BLE001 - as in OtherRuns
+                continue
+            if not mode.decides:
+                self.most = 0
+                return
+            bound = math.sqrt(mode.step)
+            settled = {
+                where: self.settled(leaf, self.expected.get(where), bound) for where, leaf in run.items()
+            }
+            if any(leaf is not self.expected.get(where) for where, leaf in settled.items()):
+                self.most = MOST_ANSWERS
+            self.runs.append(settled)
+            yield settled
+
+    def settled(self, leaf: Any, expected: Any, bound: float) -> Any:
+        """``leaf`` with the expected values where it is off by less than ``bound``, in units of the value and of the tensor."""
+        value, wanted = (one.value if one else None for one in (leaf, expected))
+        if isinstance(value, float) and isinstance(wanted, float):
+            return expected if abs(value - wanted) <= bound * abs(wanted) else leaf
+        if not (_has_floats(value) and _can_stand_for(wanted, value)):
+            return expected if _same_but_for_rounding(value, wanted) else leaf
+        moved = far_apart(value, wanted, bound, bound * _rms(wanted))
+        return leaf._replace(value=torch.where(moved, value, wanted)) if moved.any() else expected
 
 
 class LowerRuns:

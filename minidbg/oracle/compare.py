@@ -11,12 +11,21 @@ With ``reruns.py`` it stands alone: both are also part of repro scripts, as text
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 
 from minidbg.oracle.precision import tolerance_in
-from minidbg.oracle.reruns import are_close, far_apart, is_noise, largest, wrong_elements
+from minidbg.oracle.reruns import (
+    FACTOR_NOISY,
+    are_close,
+    distance_between,
+    far_apart,
+    is_noise,
+    largest,
+    wrong_elements,
+)
 
 # --- embedded from here ---
 
@@ -29,6 +38,7 @@ TOLERANCES = {
     torch.bfloat16: (1.6e-2, 1e-5, 3.2e-2),
     torch.float16: (1e-3, 1e-5, 2e-3),
 }
+NEVER_EXCUSED = ("dtype", "device")  # chance and rounding change values and shapes
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 Snapshot = Mapping[str, "Leaf"]
 Run = Snapshot | Callable[[], Snapshot | None] | None  # a function is called only when its answer is needed
@@ -95,6 +105,7 @@ def mismatch(
     *,
     eager_again: Run = None,
     other_answers: Any = (),
+    other_roundings: Any = (),
     lower: Any = (),
     tolerances: Any = None,
     margin: float = 1.0,
@@ -106,7 +117,8 @@ def mismatch(
     are no mismatch (``layout_difference``).
     ``eager_again`` is a second eager run, best with another seed: a leaf in which eager differs from itself is left
     out. ``other_answers`` are eager runs with other results where torch defines none (``agreement.OtherAnswers``):
-    elements that change there are left out. ``notes`` gets a sentence about either. ``tolerances`` is a triple as in
+    elements that change there are left out. So are those that change in ``other_roundings`` (``agreement.OtherRoundings``),
+    which are asked only about differences. ``notes`` gets a sentence about either. ``tolerances`` is a triple as in
     TOLERANCES (the third number may be missing), maps dtypes to that, or names a precision that float32 may be computed in;
     ``lower`` are then eager runs in it (``agreement.LowerRuns``), whose errors are allowed as eager's own. ``margin`` above 1 demands a difference so many times larger.
 
@@ -116,7 +128,9 @@ def mismatch(
     ``max_abs``, ``max_rel``, ``allowed``, ``rmse_compiled`` and ``rmse_eager``.
     Raises CannotCompare when a leaf cannot be judged and nothing else differs.
     """
-    judge = _Judge(expected, reference64, eager_again, other_answers, lower, tolerances, margin)
+    judge = _Judge(
+        expected, reference64, eager_again, (other_answers, other_roundings), lower, tolerances, margin
+    )
     refusal = None
     try:
         for where in [*expected, *(label for label in actual if label not in expected)]:
@@ -125,8 +139,10 @@ def mismatch(
             except CannotCompare as error:
                 refusal = refusal or error
             else:
-                of_values = difference is not None and "elements" in difference
-                if difference and judge.is_steady(where) and (of_values or judge.is_defined(where)):
+                if difference and (
+                    difference["category"] in NEVER_EXCUSED
+                    or (judge.is_steady(where) and ("elements" in difference or judge.is_defined(where)))
+                ):
                     return difference
         if difference := _first_relation(actual, expected):
             return difference
@@ -164,7 +180,7 @@ class _Judge:
         expected: Snapshot,
         reference64: Run,
         eager_again: Run,
-        other_answers: Any,
+        others: tuple[Any, Any],
         lower: Any,
         tolerances: Any,
         margin: float,
@@ -172,7 +188,8 @@ class _Judge:
         self.expected, self.tolerances, self.margin = expected, tolerances, margin
         self.runs = {"float64": reference64, "again": eager_again}
         self.steady: dict[str, bool] = {}
-        self.answers, self.lower = other_answers, lower
+        self.answers, self.roundings = others
+        self.lower = lower
         self.left_out: dict[str, str] = {}
         self.scales: dict[str, float] = {}
 
@@ -188,13 +205,14 @@ class _Judge:
         if where not in self.steady:
             again = self.other("again", where)
             first = self.expected[where].value if where in self.expected else None
-            self.steady[where] = again is None or _same_but_for_rounding(first, again)
+            reference = self.other("float64", where) if again is not None else None
+            self.steady[where] = again is None or _same_but_for_rounding(first, again, reference)
         return self.steady[where]
 
     def is_defined(self, where: str) -> bool:
         """Whether the whole leaf is the same for all answers that torch leaves open."""
         first = self.expected.get(where)
-        for other in self.answers:
+        for other in chain(self.answers, self.roundings):
             again = other.get(where)
             if not (first and again):
                 is_same = first is again
@@ -206,7 +224,7 @@ class _Judge:
 
     def undefined(self) -> list[str]:
         """A sentence for each leaf of which something is left out since torch does not define it."""
-        what = ", ".join(getattr(self.answers, "met", ()))
+        what = ", ".join(getattr(self.answers, "met", ()) or getattr(self.roundings, "met", ()))
         return [f"{part} is not judged: torch does not define {what}" for part in self.left_out.values()]
 
     def tolerance(self, kind: str, dtype: torch.dtype) -> tuple[float, float, float]:
@@ -271,7 +289,7 @@ class _Judge:
         reference, again = (self.other(run, where, e) for run in ("float64", "again"))
         found = wrong_elements(a, e, tolerance, reference, again, self.margin)
         undefined = torch.zeros_like(e, dtype=torch.bool)
-        for count, other in enumerate(self.answers):
+        for count, other in enumerate(chain(self.answers, self.roundings if found else ())):
             value = _in_place_of(e, other, where)
             undefined |= far_apart(value, e, relative, absolute) if _can_stand_for(value, e) else True
             if undefined.any():  # errors of what is undefined say nothing about the rest
@@ -409,9 +427,11 @@ def _is_same_memory(a: torch.Tensor, e: torch.Tensor) -> bool:
     return marks[0] == marks[1]
 
 
-def _same_but_for_rounding(one: Any, two: Any) -> bool:
+def _same_but_for_rounding(one: Any, two: Any, reference: Any = None) -> bool:
+    """Whether two runs of eager gave the same leaf; the error against ``reference`` says how far rounding goes."""
     if _are_plain(one, two) and one.dtype is two.dtype:
-        return is_noise(one, two)
+        error = distance_between(one, reference) if _can_stand_for(reference, one) else 0.0
+        return is_noise(one, two, FACTOR_NOISY * error)
     if isinstance(one, torch.Tensor) or isinstance(two, torch.Tensor):
         return not (_are_plain(one, one) or _are_plain(two, two))  # what cannot be compared is nobody's noise
     return bool(one == two or (one != one and two != two))

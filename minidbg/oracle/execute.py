@@ -8,7 +8,6 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
-from torch import fx
 
 from minidbg import _torch, references
 from minidbg.case import CallPath, Case, Level
@@ -70,7 +69,7 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
             Verdict.GONE, reason="it passed the stage that fails", seconds=outcome.seconds, device=device
         )
     if case.call is CallPath.TORCH_COMPILE and outcome.verdict is Verdict.GONE:
-        outcome = unless_another_graph(outcome, case.graph_module, reached)
+        outcome = unless_another_graph(outcome, case, reached)
     return outcome  # the harness has judged it against the case's signature
 
 
@@ -78,7 +77,7 @@ def named_in_case(
     error: BaseException, case: Case, reached: Sequence[Sequence[_torch.GivenCall]]
 ) -> Suspects:
     """The nodes of the case's graph that the frames of ``error`` name; dynamo may have given them other names."""
-    own = [node.name for node in _torch.calls_that_count(case.graph_module)]
+    own = [node.name for node in _torch.calls_that_count(case.graph_module, case.inputs)]
     calls = (
         reached[0]
         if reached
@@ -108,12 +107,12 @@ def devices_of(inputs: Sequence[Any]) -> list[torch.device]:
 
 
 def unless_another_graph(
-    outcome: Outcome, candidate: fx.GraphModule, reached: Sequence[Sequence[_torch.GivenCall]]
+    outcome: Outcome, case: Case, reached: Sequence[Sequence[_torch.GivenCall]]
 ) -> Outcome:
     """``outcome``, or INVALID when what reached the backend was not the candidate: its success proves nothing."""
     if not reached:
         return Outcome(Verdict.INVALID, reason="no graph reached the backend", seconds=outcome.seconds)
-    wanted = _torch.call_targets(candidate)
+    wanted = _torch.call_targets(case.graph_module, case.inputs)
     if len(reached) == 1 and [call.text for call in reached[0]] == wanted:
         return outcome
     found = [call.text for call in reached[-1]]

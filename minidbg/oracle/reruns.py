@@ -83,6 +83,8 @@ class Float64(TorchFunctionMode):
         named = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
         if name.partition(".")[0] in ("view", "view_copy") and named and named != [args[0].dtype]:
             raise NoFloat64("the program reads the bits of a number as another dtype")
+        if name.startswith("nextafter"):
+            raise NoFloat64("the program asks for the next number of a dtype")
         if "autocast" in name:  # leaves float64 alone, and knows no other dtypes than its own
             return func(*args, **kwargs)
         if func is getattr(torch.Tensor, name, None) and name in CASTS:
@@ -274,8 +276,11 @@ def distance_between(one: torch.Tensor, two: torch.Tensor) -> float:
     return off / (size or 1.0)
 
 
-def is_noise(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """Whether two runs of eager differ by no more than rounding: floats by the root of their dtype's precision."""
+def is_noise(one: torch.Tensor, two: torch.Tensor, error: float = 0.0) -> bool:
+    """Whether two runs of eager differ by no more than rounding: floats by the root of their dtype's precision, or ``error``.
+
+    ``error`` is relative: that of one run, where it is known, which autocast makes larger than the dtype tells.
+    """
     if not _has_floats(one):
         return torch.equal(one, two)
     noise = size = 0.0
@@ -285,7 +290,7 @@ def is_noise(one: torch.Tensor, two: torch.Tensor) -> bool:
             return False
         noise = math.hypot(noise, _norm(_distance(x, y, finite)))
         size = math.hypot(size, _norm(_size(x, finite)))
-    return noise <= math.sqrt(torch.finfo(one.dtype).eps) * size
+    return noise <= max(math.sqrt(torch.finfo(one.dtype).eps), error) * size
 
 
 def are_close(a: torch.Tensor, e: torch.Tensor, relative: float, absolute: float) -> bool:

@@ -166,7 +166,9 @@ def main(script: dict[str, Any], argv: list[str] | None = None) -> int:
     options = parse_arguments(argv)
     try:
         with clean_stdout() as say:
-            changes = {"tolerances": options.tolerances} if options.tolerances else None
+            changes = dict(script.get("changes", {}))
+            if options.tolerances:
+                changes["tolerances"] = options.tolerances
             tell = say if options.child else None
             found = outcome_of(script, options.device, options.backend, tell, changes)
             for line in report(found, script["__file__"], options):

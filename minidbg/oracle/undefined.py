@@ -47,6 +47,14 @@ class ChangedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func.decompose(*args, **kwargs)
 
 
+def run_in(mode: ChangedEager, value: Any) -> Any:
+    """A module or function that runs in ``mode``; inputs as they are."""
+    if isinstance(value, torch.nn.Module):
+        value.forward = mode.around(value.forward)
+        return value
+    return value if isinstance(value, (tuple, list)) else mode.around(value)
+
+
 class OtherAnswers(ChangedEager):
     """While active, an op whose result torch does not define for its arguments gives another result that it may give.
 
@@ -62,10 +70,7 @@ class OtherAnswers(ChangedEager):
 
     def applied_to(self, value: Any) -> Any:
         """A module or function that runs in this mode; inputs as they are."""
-        if isinstance(value, torch.nn.Module):
-            value.forward = self.around(value.forward)
-            return value
-        return value if isinstance(value, (tuple, list)) else self.around(value)
+        return run_in(self, value)
 
     def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         rule = RULES.get(name)

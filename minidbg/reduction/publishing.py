@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from minidbg import repro, workers
+from minidbg import isolation, processes, repro
 from minidbg.case import CallPath, Case
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Outcome, Signature, Verdict
@@ -199,7 +199,7 @@ def verify(
 
 def verified(
     case: Case, draft: Path, exactness: Exactness, session: Session | None, seconds: float
-) -> tuple[Outcome, workers.ChildResult | None]:
+) -> tuple[Outcome, processes.ChildResult | None]:
     """What the oracle says of the script, written to ``draft``; and how it ends by itself, where the failure shows."""
     why = ""
     try:
@@ -224,17 +224,17 @@ def verified(
             if ended is not None and ended.exit_status != 1:
                 ended = repro.run_alone(draft, seconds=seconds)
     if faces(outcome.signature) > faces(case.signature):
-        return outcome, workers.ChildResult(exit_status=1)  # to be reduced again, with all of them
+        return outcome, processes.ChildResult(exit_status=1)  # to be reduced again, with all of them
     if ended is None or ended.exit_status != 1:
         why = why or f"a few lines do not show the failure ({how_it_ended(ended)})" if ended else why
         ended = verify_standalone(case, draft, exactness, why, seconds)
     return outcome, ended
 
 
-def judged(case: Case, draft: Path, seconds: float, standby: workers.Standby | None = None) -> Outcome:
+def judged(case: Case, draft: Path, seconds: float, standby: processes.Standby | None = None) -> Outcome:
     """What the installed oracle says of the script of ``case`` at ``draft``, in a fresh interpreter."""
     waiting = [standby]  # for one run
-    return workers.unless_the_machine_failed(
+    return isolation.unless_the_machine_failed(
         lambda: repro.run(draft, seconds=seconds, standby=waiting.pop() if waiting else None),
         expected=case.signature,
     )
@@ -242,7 +242,7 @@ def judged(case: Case, draft: Path, seconds: float, standby: workers.Standby | N
 
 def verify_standalone(
     case: Case, draft: Path, exactness: Exactness, why: str, seconds: float
-) -> workers.ChildResult:
+) -> processes.ChildResult:
     """Write the draft as a standalone script that says ``why`` it is one, and run it by itself."""
     remark = f"It carries minidbg's whole judge: {why}."
     log.info("standalone_form_needed: %s", why)
@@ -250,7 +250,7 @@ def verify_standalone(
     return repro.run_alone(repro.write_script(script, draft), seconds=seconds)
 
 
-def how_it_ended(ended: workers.ChildResult) -> str:
+def how_it_ended(ended: processes.ChildResult) -> str:
     """How a script's run by itself ended, for people."""
     if ended.timed_out:
         return f"no end within {ended.seconds:.0f} s"

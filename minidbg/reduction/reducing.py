@@ -20,7 +20,7 @@ from typing import Any, TextIO
 from filelock import FileLock, Timeout
 from torch import fx
 
-from minidbg import repro, workers
+from minidbg import isolation, processes, repro
 from minidbg.case import CallPath, Case, Level
 from minidbg.errors import Interrupted, MinidbgError, NotReproduced
 from minidbg.failure import Kind, Outcome, Verdict
@@ -60,7 +60,7 @@ def reduce_and_publish(
     Ctrl-C ends the search, and what was found is published; a second one raises KeyboardInterrupt.
     Raises NotReproduced when the whole case does not show its failure here.
     """
-    with workers.own_kernel_cache() as kernels, own_place(case, folder, limits, listener) as place:
+    with processes.own_kernel_cache() as kernels, own_place(case, folder, limits, listener) as place:
         if place is not None and just_seen:
             published = still_reproduces(place)
             if published is not None:
@@ -104,11 +104,11 @@ CORES_FOR_TWO = 4
 
 
 @contextlib.contextmanager
-def interpreters_ahead(case: Case) -> Iterator[list[workers.Standby]]:
+def interpreters_ahead(case: Case) -> Iterator[list[processes.Standby]]:
     """Interpreters for the verifications, started now, where there are cores to spare for their imports."""
     cores = os.cpu_count() or 1
     with contextlib.ExitStack() as stack:
-        standbys: list[workers.Standby] = []
+        standbys: list[processes.Standby] = []
         for _ in range(0 if cores < 2 else 1 if cores < CORES_FOR_TWO else 2):
             with contextlib.suppress(OSError):  # no process can be made now: the verification tries again
                 standbys.append(stack.enter_context(repro.start_ahead(case.backend.name)))
@@ -315,7 +315,7 @@ def get_ready_for(case: Case) -> None:
     Not for a crash or a hang: what ends children would end this process.
     """
     if case.kind not in (Kind.CRASH, Kind.HANG):
-        workers.get_ready(inductor=case.backend.name == "inductor")
+        isolation.get_ready(inductor=case.backend.name == "inductor")
 
 
 def reduce_on_stream(case: Case, folder: Path, limits: Limits, stream: TextIO) -> dict[str, Any]:
@@ -358,7 +358,7 @@ def reduce_path(
     loading the script's backend raises.
     """
     case = repro.load(path)
-    if own_process and workers.fork_refusal() is None:
+    if own_process and isolation.fork_refusal() is None:
         get_ready_for(case)
     with contextlib.suppress(KeyError, ValueError):  # which repro scripts keep, as the limit of one run
         limits = replace(limits, call_seconds=float(os.environ["MINIDBG_TIME_LIMIT_S"]))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from minidbg import repro, workers
+from minidbg import isolation, processes, repro
 from minidbg.case import Case
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Outcome, Verdict
@@ -72,7 +72,7 @@ class Session:
     """The smallest case that was seen to fail."""
     suspects: Suspects = ()
     """The nodes that the frames of its failure held."""
-    standbys: list[workers.Standby] = field(default_factory=list)
+    standbys: list[processes.Standby] = field(default_factory=list)
     """Interpreters that import torch while the search runs, for the first verifications."""
 
     def elapsed(self) -> float:
@@ -162,7 +162,7 @@ class Session:
     def in_a_child(self, case: Case) -> Outcome:
         """One oracle call in a forked child; what a killed one left half written in the kernel cache goes."""
         began = time.time()
-        outcome = workers.submit(
+        outcome = isolation.submit(
             case,
             seconds=self.seconds_for(case),
             memory_bytes=self.limits.memory_bytes,
@@ -170,7 +170,7 @@ class Session:
         )
         died = outcome.signature is not None and outcome.signature.kind in (Kind.CRASH, Kind.HANG)
         if died and self.kernels is not None:
-            workers.remove_unfinished(self.kernels, since=began)
+            processes.remove_unfinished(self.kernels, since=began)
         return outcome
 
     def seconds_for(self, case: Case) -> float:
@@ -221,7 +221,7 @@ class Session:
                 self.best, self.folder / BEST_FILE, repro.Form.CAPTURE, exactness=repro.Exactness.SMALL
             )
 
-    def take_standby(self) -> workers.Standby | None:
+    def take_standby(self) -> processes.Standby | None:
         """An interpreter that was started ahead, if one is left."""
         return self.standbys.pop() if self.standbys else None
 

@@ -1,7 +1,7 @@
 """How a fresh process gets a backend back."""
 
 from minidbg.references.finding import find
-from minidbg.references.literals import NotALiteral, is_literal, read_literal, write_literal
+from minidbg.references.literals import NotALiteral, read_literal, write_literal
 from minidbg.references.operators import with_operators
 from minidbg.references.renaming import avoid_names
 from minidbg.references.resolving import Hooks, backend_function, compiler_fn, hooks, load_by_path, resolve
@@ -18,6 +18,5 @@ __all__ = [
     "Hooks",
     "load_by_path",
     "write_literal",
-    "is_literal",
     "NotALiteral",
 ]

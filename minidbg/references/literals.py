@@ -45,15 +45,6 @@ def write_literal(value: object, path: str = "") -> str:
     raise NotALiteral(value, path)
 
 
-def is_literal(value: object) -> bool:
-    """Whether ``write_literal`` takes ``value``."""
-    try:
-        write_literal(value)
-    except (NotALiteral, RecursionError):
-        return False
-    return True
-
-
 _BRACKETS = {
     list: ("[", "]"),
     tuple: ("(", ")"),

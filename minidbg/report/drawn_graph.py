@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import ast
-import io
 import itertools
 import re
-import tokenize
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-OPERATORS: Mapping[type[ast.AST], str] = {
-    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "truediv", ast.FloorDiv: "floordiv", ast.Mod: "mod",
-    ast.Pow: "pow", ast.MatMult: "matmul", ast.BitAnd: "and", ast.BitOr: "or", ast.BitXor: "xor",
-    ast.LShift: "lshift", ast.RShift: "rshift", ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le",
-    ast.Gt: "gt", ast.GtE: "ge", ast.USub: "neg", ast.Not: "not", ast.Invert: "invert",
-}  # fmt: skip
+from minidbg.graphs.comments import comments_by_line
+from minidbg.graphs.parse import FUNCTION_OF_SYMBOL
+
 WITH_NUMBER = re.compile(r"(.*?_\d+)(?:_|$)")
 LAST_PART = re.compile(r"_(?:weight|bias|running_mean|running_var|num_batches_tracked)$")
 
@@ -45,7 +40,7 @@ def read_graph(model: str) -> tuple[DrawnNode, ...]:
         tree = ast.parse(model)
     except SyntaxError:
         return ()
-    comments = comments_of(model)
+    comments = comments_by_line(model)
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and node.name == "Repro":
             functions = [
@@ -54,15 +49,6 @@ def read_graph(model: str) -> tuple[DrawnNode, ...]:
             return with_modules(forward_nodes(functions[0], comments)) if functions else ()
     functions = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == "graph"]
     return with_modules(built_nodes(functions[0], comments)) if functions else ()
-
-
-def comments_of(source: str) -> dict[int, str]:
-    """Line number to the comment on it."""
-    return {
-        token.start[0]: token.string.removeprefix("#").strip()
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
 
 
 # --- class Repro: straight-line code ---
@@ -127,10 +113,17 @@ def label_of(value: ast.expr) -> str:
     """What an expression calls, in one word."""
     if isinstance(value, ast.Call):
         return ast.unparse(value.func).replace(".default", "").rpartition(".")[2].strip("_") or "call"
-    if isinstance(value, ast.BinOp | ast.UnaryOp):
-        return OPERATORS.get(type(value.op), "operator")
-    if isinstance(value, ast.Compare):
-        return OPERATORS.get(type(value.ops[0]), "compare")
+    symbol = (
+        (type(value.op), 2)
+        if isinstance(value, ast.BinOp)
+        else (type(value.op), 1)
+        if isinstance(value, ast.UnaryOp)
+        else (type(value.ops[0]), 2)
+        if isinstance(value, ast.Compare)
+        else None
+    )
+    if symbol in FUNCTION_OF_SYMBOL:
+        return str(FUNCTION_OF_SYMBOL[symbol].__name__).strip("_")
     if isinstance(value, ast.Subscript):
         return "getitem"
     if isinstance(value, ast.Attribute):

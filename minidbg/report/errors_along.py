@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from minidbg import repro, workers
+from minidbg import processes, repro
 from minidbg.case import Case
 from minidbg.errors import MinidbgError
 from minidbg.graphs.copying import clone_values, copy_graph_module
@@ -50,7 +50,7 @@ class ErrorsAlong:
 
 def errors_of(path: Path, *, seconds: float = SECONDS) -> ErrorsAlong:
     """The errors along the graph of the script at ``path``, computed in a new process. Raises MinidbgError."""
-    ended = workers.run_python(["-m", "minidbg.report.errors_along", str(path)], seconds=seconds)
+    ended = processes.run_python(["-m", "minidbg.report.errors_along", str(path)], seconds=seconds)
     try:
         answer = json.loads(ended.stdout.strip().splitlines()[-1])
     except (IndexError, ValueError):

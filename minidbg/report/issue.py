@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minidbg import repro, workers
+from minidbg import processes, repro
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Verdict
 from minidbg.report import forms
@@ -110,7 +110,7 @@ def ablation(story: Story, *, run: bool) -> StageReport | None:
 
 def environment() -> str:
     """What ``python -m torch.utils.collect_env`` prints, in a process of its own."""
-    ended = workers.run_python(["-W", "ignore", "-m", "torch.utils.collect_env"], seconds=VERSIONS_SECONDS)
+    ended = processes.run_python(["-W", "ignore", "-m", "torch.utils.collect_env"], seconds=VERSIONS_SECONDS)
     text = ended.stdout.strip()
     start = text.find("PyTorch version")
     return text[start:] if start >= 0 else f"torch.utils.collect_env gave nothing: {ended.stderr_tail[-500:]}"

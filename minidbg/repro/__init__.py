@@ -17,7 +17,6 @@ from minidbg.repro.loading import load
 from minidbg.repro.render import Form, Script, render
 from minidbg.repro.running import run, run_alone, start_ahead
 from minidbg.repro.selfcheck import NoShortForm
-from minidbg.repro.travel import asked_elsewhere, packed, warmth
 
 __all__ = [
     "Exactness",
@@ -25,7 +24,6 @@ __all__ = [
     "Header",
     "NoShortForm",
     "Script",
-    "asked_elsewhere",
     "captures",
     "discard",
     "drafts",
@@ -35,7 +33,6 @@ __all__ = [
     "load",
     "move_script",
     "neighbours",
-    "packed",
     "publish",
     "read_header",
     "reduction_place",
@@ -43,7 +40,6 @@ __all__ = [
     "run",
     "run_alone",
     "start_ahead",
-    "warmth",
     "write",
     "write_script",
 ]

@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from minidbg import workers
+from minidbg import processes
 from minidbg.failure import Direction, Kind, Outcome, Signature, Verdict
 from minidbg.judge_script import JUDGE_SCRIPT
 from minidbg.repro.header import Header, read_header
@@ -24,7 +24,7 @@ def run(
     backend: str | None = None,
     tolerances: tuple[float, float] | str | None = None,
     seconds: float = 120.0,
-    standby: workers.Standby | None = None,
+    standby: processes.Standby | None = None,
     python: str | None = None,
 ) -> Outcome:
     """Judge the script at ``path`` in a fresh interpreter, from an empty folder, for at most ``seconds``.
@@ -48,27 +48,31 @@ def run(
     return replace(outcome, device=device or outcome.device)
 
 
-def run_alone(path: Path, *, seconds: float, standby: workers.Standby | None = None) -> workers.ChildResult:
+def run_alone(
+    path: Path, *, seconds: float, standby: processes.Standby | None = None
+) -> processes.ChildResult:
     """How ``python path`` ends, run by itself from an empty folder for at most ``seconds``."""
     return _run([str(path.absolute())], seconds, standby)
 
 
 def _run(
-    argv: list[str], seconds: float, standby: workers.Standby | None, python: str | None = None
-) -> workers.ChildResult:
+    argv: list[str], seconds: float, standby: processes.Standby | None, python: str | None = None
+) -> processes.ChildResult:
     with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
         # No fresh bytecode folder: compiling torch's own modules again would cost half a minute a run.
         # As in a shell of somebody who never set them: a repro that needs a number of threads sets it itself.
         if standby is not None:
             return standby.run(argv, seconds=seconds, cwd=folder)
         env = dict.fromkeys((*THREAD_VARIABLES, *(["PYTHONHOME"] if python else [])))
-        return workers.run_python(argv, seconds=seconds, cwd=folder, env=env, python=python or sys.executable)
+        return processes.run_python(
+            argv, seconds=seconds, cwd=folder, env=env, python=python or sys.executable
+        )
 
 
-def start_ahead(backend: str) -> workers.Standby:
+def start_ahead(backend: str) -> processes.Standby:
     """A fresh interpreter for one ``run`` of a script for ``backend`` (its name), which imports torch meanwhile."""
     modules = ["torch", "torch._dynamo", *(["torch._inductor.compile_fx"] if backend == "inductor" else [])]
-    return workers.Standby(modules, env=dict.fromkeys(THREAD_VARIABLES))
+    return processes.Standby(modules, env=dict.fromkeys(THREAD_VARIABLES))
 
 
 def _answer(stdout: str) -> Outcome | None:
@@ -80,7 +84,7 @@ def _answer(stdout: str) -> Outcome | None:
         return None
 
 
-def _without_answer(ended: workers.ChildResult, header: Header, seconds: float) -> Outcome:
+def _without_answer(ended: processes.ChildResult, header: Header, seconds: float) -> Outcome:
     """What a script that printed no verdict has shown."""
     direction = header.signature.direction if header.signature else Direction.FORWARD
     shown = Outcome(

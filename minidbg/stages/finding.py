@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from minidbg import _torch, references, repro, workers
+from minidbg import _torch, isolation, processes, references, repro
 from minidbg.case import CallPath, Case, Level
 from minidbg.errors import NotReproduced
 from minidbg.failure import Kind, Outcome, Verdict
@@ -113,8 +113,8 @@ def find_stages(
             f"{path}: this graph is AOTAutograd's own, called with the compiler alone; there are no stages before it"
         )
     allowance = Allowance(began + seconds, wait)
-    if workers.fork_refusal() is None:
-        with workers.own_kernel_cache():
+    if isolation.fork_refusal() is None:
+        with processes.own_kernel_cache():
             report = in_forks(case, allowance)
     else:
         report = in_new_processes(Path(path), case, allowance)
@@ -144,7 +144,7 @@ def at_stage(case: Case, stage: str | None, allowance: Allowance) -> Outcome:
     case = replace(case, call=CallPath.TORCH_COMPILE)
     if stage is not None:
         case = replace(case, backend=references.find(stage), compiler=stage)
-    return workers.submit(case, seconds=max(5.0, min(CALL_SECONDS, allowance.left())))
+    return isolation.submit(case, seconds=max(5.0, min(CALL_SECONDS, allowance.left())))
 
 
 def bisected(case: Case, report: StageReport, allowance: Allowance) -> StageReport:

@@ -17,7 +17,7 @@ from minidbg.history import NAME, Environment, Revision, open_or_begin_anew
 from minidbg.watch.announce import Announcer, Log, shown
 from minidbg.watch.background import Background
 from minidbg.watch.builder import Builder, Built
-from minidbg.watch.devices import Machine
+from minidbg.watch.columns import Machine
 from minidbg.watch.events import Events
 from minidbg.watch.lock import Lock, hidden_folder
 from minidbg.watch.outcomes import last_json

@@ -1,7 +1,7 @@
 """Run as a plain script in a worker, since the daemon holds no torch: what it asks besides the verdict of a repro.
 
     in_worker.py devices [--no-torch]     {"devices": {name: {...}}, "torch", "python", "machine", "host"}
-    in_worker.py canary REPRO DEVICE      {"canary": "passes" | "missing" | "broken", "reason", "fallback"}
+    in_worker.py canary REPRO DEVICE OPTIONS   {"canary": "passes" | "missing" | "broken", "reason", "fallback"}
     in_worker.py flights FOLDER           {"captures": [path, ...]}
 
 Each prints one line of JSON.
@@ -38,9 +38,9 @@ def main(argv: Sequence[str]) -> int:
 # The canary: does a repro's backend handle any op at all?
 
 
-def canary(path: str, device: str) -> dict[str, Any]:
+def canary(path: str, device: str, options: str) -> dict[str, Any]:
     """The answer for the backend of the repro at ``path``. A script may define ``canary(device)``, which raises when it is broken."""
-    from minidbg.judge_script import definitions_of
+    from minidbg.judge_script import definitions_of, with_options
     from minidbg.metadata import read_table
 
     try:
@@ -48,7 +48,10 @@ def canary(path: str, device: str) -> dict[str, Any]:
         if "canary" in script:
             script["canary"](device)
             return {"canary": "passes", "reason": ""}
-        case = read_table(path)
+        try:
+            case = with_options(read_table(path), options)
+        except ValueError as error:
+            return {"canary": "missing", "reason": str(error)}
         script.setdefault("backend", lambda: case["backend"])
         try:
             import_backend(script, case.get("paths", ()))

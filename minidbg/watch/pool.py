@@ -1,6 +1,6 @@
-"""The daemon's side of ``minidbg/workers/server.py``: start it, give it scripts, hear how they ended, replace it.
+"""The daemon's side of ``minidbg/processes/server.py``: start it, give it scripts, hear how they ended, replace it.
 
-The server is started as a plain file, and its protocol is lines of JSON, so that the daemon itself needs no torch.
+The protocol is lines of JSON, so that the daemon itself needs no torch.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from minidbg.watch.snapshot import Root, is_inside
 
-SERVER = Path(__file__).parents[1] / "workers" / "server.py"
-ROOT = Path(__file__).parents[2]
+ROOT = str(Path(__file__).parents[2])
+SERVER = (
+    "import sys; sys.path.append(sys.argv[1]); from minidbg.processes.server import main; main(*sys.argv[1:])"
+)
 IN_WORKER = Path(__file__).with_name("in_worker.py")
 
 COMPILER_ENVIRONMENT = {
@@ -59,6 +61,7 @@ class Order:
     one_thread: bool = False
     """Give an interpreter of its own one thread, as a fork of the warm one has: that would hang with more."""
     env: Mapping[str, str] = field(default_factory=dict)
+    """Variables that its interpreter has had from its start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,8 @@ class Died:
     stderr: str
 
 
+Variables: TypeAlias = tuple[tuple[str, str], ...]
+
 Listener = Callable[[Ended | Ready | Died], None]
 """Called from the pool's reading thread."""
 
@@ -126,6 +131,7 @@ class Pool(Protocol):
 class ServerPool:
     """A server with a warm interpreter, and one with an untouched one. Orders given while they start wait in their sockets.
 
+    Runs with other variables get servers of their own, which had those variables when they imported torch.
     ``refresh`` replaces a server when a file that it has loaded has changed; runs under way end with the old one.
     """
 
@@ -136,13 +142,23 @@ class ServerPool:
         self.state = state
         shutil.rmtree(state / "scratch", ignore_errors=True)  # of a daemon that was killed
         self.spare_folder: Path | None = None
-        self.servers = {"warm": self.start("warm")}
+        self.servers: dict[tuple[str, Variables], Server] = {}
+        self.server_for("warm", ())
 
-    def start(self, which: str) -> Server:
-        """Start a server process: ``warm`` or ``untouched``."""
+    def server_for(self, which: str, variables: Variables) -> Server:
+        """The ``warm`` or ``untouched`` server with these variables, a new one if there is none or it has died."""
+        server = self.servers.get((which, variables))
+        if server is None or not server.alive:
+            if server is not None:
+                server.close()
+            server = self.servers[which, variables] = self.start(which, dict(variables))
+        return server
+
+    def start(self, which: str, variables: Mapping[str, str]) -> Server:
+        """Start a server process."""
         state = self.roomy_folder()
         kernels = {"TORCHINDUCTOR_CACHE_DIR": str(state / "kernels")}
-        env = {**kernels, **os.environ, **COMPILER_ENVIRONMENT}
+        env = {**kernels, **os.environ, **COMPILER_ENVIRONMENT, **variables}
         preload = self.preload
         if which == "untouched":
             return Server(
@@ -163,12 +179,7 @@ class ServerPool:
     def run(self, order: Order) -> None:
         """Start a script; its end is told to the listener."""
         which = "untouched" if order.mode == "untouched" else "warm"
-        server = self.servers.get(which)
-        if server is None or not server.alive:
-            if server is not None:
-                server.close()
-            server = self.servers[which] = self.start(which)
-        server.run(order)
+        self.server_for(which, tuple(sorted(order.env.items()))).run(order)
 
     def cancel(self, number: int) -> None:
         """End a run; its end is told like any other."""
@@ -177,16 +188,16 @@ class ServerPool:
 
     def refresh(self) -> bool:
         """Replace the servers that would run old code; whether the warm one was. The untouched one starts with the first call."""
-        replaced = False
-        for which in ("warm", "untouched") if self.preload.modules else ("warm",):
-            server = self.servers.get(which)
-            if server is not None and server.alive and not server.is_stale():
-                continue
-            if server is not None:
+        before = dict(self.servers)
+        for key, server in before.items():
+            if server.is_stale():
                 server.close()
-            self.servers[which] = self.start(which)
-            replaced = replaced or which == "warm"
-        return replaced
+                del self.servers[key]
+        for which, variables in before:
+            self.server_for(which, variables)
+            if self.preload.modules:
+                self.server_for("untouched", variables)
+        return any(self.servers[key] is not server for key, server in before.items() if key[0] == "warm")
 
     def close(self) -> None:
         """End the servers and everything they run."""
@@ -222,14 +233,13 @@ class Server:
             "socket": theirs.fileno(),
             "parent": os.getpid(),
             "scratch": str(self.folder),
-            "root": str(ROOT),
             "preload": list(preload.modules),
             "warm": preload.warm,
         }
         self.control = ours
         with theirs, (self.folder / "server.log").open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", str(SERVER), json.dumps(config)],
+                [sys.executable, "-P", "-c", SERVER, ROOT, json.dumps(config)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(env),
                 pass_fds=[theirs.fileno()], start_new_session=True,
             )  # fmt: skip
@@ -242,12 +252,12 @@ class Server:
         request = {
             "id": order.id, "argv": list(order.argv), "mode": order.mode, "seconds": order.seconds,
             "memory_bytes": order.memory_bytes, "pycache": order.pycache, "nice": order.nice,
-            "env": dict(order.env), "unset": unset, "one_thread": order.one_thread or order.mode == "fork",
+            "env": {}, "unset": unset, "one_thread": order.one_thread or order.mode == "fork",
         }  # fmt: skip
         if order.mode == "untouched":
             request["mode"] = "fork"
         elif not request["one_thread"]:
-            request["env"] = {**self.fresh_env, **order.env}
+            request["env"] = dict(self.fresh_env)
             unset += self.unset
         if order.pycache:
             # The folder is ours, and torch's bytecode must lie there: without it an import of torch takes ten seconds.

@@ -14,8 +14,8 @@ from minidbg.failure import Kind
 from minidbg.history import State
 from minidbg.judge_script import JUDGE_SCRIPT
 from minidbg.metadata import HANG_LIMIT_S
-from minidbg.watch.devices import device_in, variables_in
-from minidbg.watch.pool import IN_WORKER, Order, Pool
+from minidbg.watch.columns import Column
+from minidbg.watch.pool import IN_WORKER, ONE_THREAD, Order, Pool
 from minidbg.watch.repros import Repro
 from minidbg.watch.settings import WatchSettings, Workers
 from minidbg.watch.sweep import Lane, Purpose, Task
@@ -26,8 +26,6 @@ LEAST_SECONDS = 30.0
 MOST_SECONDS = 900.0
 FACTOR = 5.0
 """A run may take this many times as long as the last one, within the bounds above."""
-READ_AT_START = ("TORCH", "PYTORCH", "PYTHON", "OMP_", "MKL_", "TRITON", "CUDA")
-"""Variables that an interpreter which has imported torch has read already begin so."""
 MOST_BUSY = 10.0
 LONG_NICE = 5
 """Added to the priority of what may hang: it must not slow down what does not."""
@@ -59,14 +57,14 @@ class Runner:
         self.pool.run(
             Order(
                 number,
-                judging(repro, device_in(task.job.device), canary=task.purpose is Purpose.CANARY),
+                judging(repro, task.job.column, canary=task.purpose is Purpose.CANARY),
                 mode,
                 self.time_limit(task, repro, state, mode),
                 memory_bytes=self.settings.memory_bytes or default_memory_bytes(self.settings.jobs),
                 pycache=self.bytecode,
                 nice=LONG_NICE if task.lane is Lane.LONG else 0,
-                one_thread=not task.fresh,
-                env=variables_in(task.job.device),
+                one_thread=not task.fresh and not sets_threads(task),
+                env=task.job.column.variables,
             )
         )
 
@@ -93,11 +91,9 @@ class Runner:
 
     def mode(self, task: Task) -> str:
         """How the task gets its process: see ``mode_for``."""
-        if task in self.lost_once:
+        if task in self.lost_once or sets_threads(task):
             return "prelude"
-        if any(name.startswith(READ_AT_START) for name in variables_in(task.job.device)):
-            return "prelude"
-        return mode_for(self.settings.workers, device_in(task.job.device), fresh=task.fresh, turn=task.turn)
+        return mode_for(self.settings.workers, task.job.column.device, fresh=task.fresh, turn=task.turn)
 
     def ended(self, number: int) -> tuple[Task, float] | None:
         """The task of an order that has ended, and when it was ordered; None for an order of someone else."""
@@ -117,6 +113,11 @@ class Runner:
             self.pool.cancel(number)
 
 
+def sets_threads(task: Task) -> bool:
+    """Whether the task's column says how many threads there are: a fork cannot have more than one."""
+    return not ONE_THREAD.keys().isdisjoint(task.job.column.variables)
+
+
 def busyness() -> float:
     """How many times as long as usual anything takes here now, from 1 to ``MOST_BUSY``; 1 where the system does not say.
 
@@ -129,22 +130,18 @@ def busyness() -> float:
     return min(MOST_BUSY, max(1.0, waiting))
 
 
-def judging(repro: Repro, device: str, *, canary: bool = False) -> tuple[str, ...]:
-    """The command that judges a repro on a device in a worker and prints the outcome as JSON: the only way in which we do.
+def judging(repro: Repro, column: Column, *, canary: bool = False) -> tuple[str, ...]:
+    """The command that judges a repro in a column in a worker and prints the outcome as JSON: the only way in which we do.
 
     A repro of a crash or hang runs its dangerous part in a process of its own, which is slow to start; in a worker, which is
     such a process already, it is asked to do without (``--child``).
     """
     script = str(repro.path.absolute())
     if canary:
-        return (str(IN_WORKER), "canary", script, device)
-    return (
-        JUDGE_SCRIPT,
-        script,
-        "--device",
-        device,
-        "--child" if repro.kind in (Kind.CRASH, Kind.HANG) else "--json",
-    )
+        return (str(IN_WORKER), "canary", script, column.device, column.options)
+    options = ("--options", column.options) if column.options else ()
+    how = "--child" if repro.kind in (Kind.CRASH, Kind.HANG) else "--json"
+    return (JUDGE_SCRIPT, script, *options, "--device", column.device, how)
 
 
 def forks(settings: WatchSettings) -> bool:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import enum
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from minidbg import settings as base
-from minidbg.errors import BadSetting, nearest
 
 
 class OnChange(enum.StrEnum):
@@ -49,7 +49,9 @@ class WatchSettings:
     devices: str | None = None
     """``cpu,cuda:1`` or ``all``; None runs each repro on the device its header names."""
     env: tuple[str, ...] = ()
-    """Variants: each repro runs once with each of these assignments, ``ACME_FUSE=1`` or several of them, as its own column."""
+    """Each repro runs once with each of these, as columns of their own: ``ACME_FUSE=1``, several of them, or nothing."""
+    options: tuple[str, ...] = ()
+    """The same with options of the backend, each a Python dict as text or nothing; they are added to those of the repro's header."""
     sources: tuple[Path, ...] = ()
     """Folders to watch besides those of the repros' backends."""
     ignore: tuple[str, ...] = ()
@@ -80,17 +82,36 @@ class WatchSettings:
 
 
 def assignments(value: Any) -> tuple[str, ...]:
-    """Texts of one or more ``NAME=value``."""
-    found = base.texts(value)
+    """Texts of no, one or more ``NAME=value``."""
+    found = (value,) if isinstance(value, str) else tuple(value)
     for text in found:
-        if not all(re.match(r"[A-Za-z_]\w*=", word) for word in shlex.split(text)):
+        if not isinstance(text, str) or not all(
+            re.match(r"[A-Za-z_]\w*=", word) for word in shlex.split(text)
+        ):
             raise ValueError(f"{text!r} is no assignment; variants look like ACME_FUSE=1")
     return found
 
 
-CONVERT: Mapping[str, Callable[[Any], Any]] = {
+def backend_options(value: Any) -> tuple[str, ...]:
+    """Tables of options, each as the text of a Python dict in one order."""
+    tables = [value] if isinstance(value, Mapping) else list(value)
+    found = []
+    for table in tables:
+        text = repr(dict(sorted(table.items()))) if isinstance(table, Mapping) else ""
+        try:
+            ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            raise ValueError(
+                f"{table!r} is no table of options; variants look like {{ fuse = false }}"
+            ) from None
+        found.append(text if table else "")
+    return tuple(found)
+
+
+CONVERT: Mapping[str, base.Converter] = {
     "devices": lambda value: value if isinstance(value, str) else ",".join(value),
     "env": assignments,
+    "options": backend_options,
     "sources": lambda value: tuple(Path(one).expanduser() for one in value),
     "ignore": base.texts,
     "build": base.text,
@@ -111,41 +132,25 @@ CONVERT: Mapping[str, Callable[[Any], Any]] = {
 
 
 def load(arguments: Mapping[str, Any], *, folder: Path | None = None) -> WatchSettings:
-    """``[tool.minidbg.watch]`` of the nearest pyproject.toml, overridden by the arguments that are not None. Raises BadSetting.
-
-    Paths in the file are relative to it.
-    """
+    """``[tool.minidbg.watch]`` of the nearest pyproject.toml, overridden by the arguments that are given. Raises BadSetting."""
     start = folder or Path.cwd()
-    project = next(
-        (file for one in (start, *start.parents) if (file := one / "pyproject.toml").is_file()), None
+    once = bool(arguments.get("once"))
+    found = load_with_origins(
+        {name: value for name, value in arguments.items() if name != "once"}, folder=start
     )
-    values = from_table(project) if project is not None else {}
-    given = {name: value for name, value in arguments.items() if value not in (None, ())}
-    return WatchSettings(
-        **values | {name: checked(name, value, "the arguments") for name, value in given.items()}
-    )
+    project, table = base.project_table(start)
+    where = project.parent if table.get("watch") else start
+    return WatchSettings(**{origin.name: origin.value for origin in found}, once=once, folder=where)
 
 
-def from_table(project: Path) -> dict[str, Any]:
-    """``[tool.minidbg.watch]`` of the file, checked; paths in it are relative to it."""
-    table = base.read_toml(project).get("tool", {}).get("minidbg", {}).get("watch", {})
-    source = f"[tool.minidbg.watch] of {project}"
-    values: dict[str, Any] = {}
-    for name, value in table.items():
-        if name not in CONVERT:
-            known = sorted(CONVERT)
-            near = nearest(name, known)
-            raise BadSetting(f"no setting named {name!r} (in {source}){near}. Settings: {', '.join(known)}")
-        values[name] = checked(name, value, source)
-    if values:
-        values["folder"] = project.parent
-        values["sources"] = tuple(project.parent / path for path in values.get("sources", ()))
-    return values
-
-
-def checked(name: str, value: Any, source: str) -> Any:
-    """``value`` in the setting's own type. Raises BadSetting with the value and what it may be."""
-    try:
-        return CONVERT[name](value) if name in CONVERT else value
-    except (ValueError, TypeError) as error:
-        raise BadSetting(f"{name}={value!r} (in {source}): {error}") from None
+def load_with_origins(
+    arguments: Mapping[str, Any] | None = None, *, folder: Path | None = None
+) -> tuple[base.Origin, ...]:
+    """Each setting with its value and where that was written. Paths in a file are relative to it. Raises BadSetting."""
+    project, table = base.project_table(folder or Path.cwd())
+    values = dict(table.get("watch", {}))
+    if "sources" in values:
+        values["sources"] = [project.parent / path for path in values["sources"]]
+    given = {name: value for name, value in (arguments or {}).items() if value not in (None, ())}
+    sources = ((f"[tool.minidbg.watch] of {project}", values), ("the arguments", given))
+    return base.merged(WatchSettings(), CONVERT, sources)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.history import State
+from minidbg.watch.columns import Column
 from minidbg.watch.outcomes import CanaryAnswer
 from minidbg.watch.repros import Repro, is_module_file
 from minidbg.watch.states import FAILING, NOT_JUDGED, Ask, Seen, Settled, Standing, decide, is_expected
@@ -38,10 +39,15 @@ class Purpose(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Job:
-    """One repro on one device."""
+    """One repro in one column."""
 
     repro: str
-    device: str
+    column: Column
+
+    @property
+    def device(self) -> str:
+        """The column's name, by which the history knows it."""
+        return str(self.column)
 
 
 class Lane(enum.Enum):
@@ -195,9 +201,14 @@ class Sweep:
         for lane, jobs in self.pending.items():
             self.pending[lane] = deque(job for job in jobs if self.key(job) != key)
         self.confirmations = deque(task for task in self.confirmations if self.key(task.job) != key)
+        ran = [one.job for one in held] + [task.job for task, _, _ in handed_back]
+        return self.without_backend([*ran, *waiting], answer)
+
+    def without_backend(self, jobs: Sequence[Job], answer: CanaryAnswer) -> list[Answer]:
+        """The answers of jobs whose backend is not here; none for one that is broken."""
         if answer.answer == "missing":
-            return [self.unable(job, Standing.SKIPPED, answer.reason) for job in waiting]
-        self.unjudged += len(held) + len(handed_back) + len(waiting)
+            return [self.unable(job, Standing.SKIPPED, answer.reason) for job in jobs]
+        self.unjudged += len(jobs)
         return []
 
     def saw(self, task: Task, seen: Seen, outcome: Outcome) -> list[Answer]:
@@ -206,8 +217,7 @@ class Sweep:
         key = self.key(task.job)
         canary = self.canaries.get(key)
         if canary is not None and canary.answer != "passes":
-            self.unjudged += 1
-            return []
+            return self.without_backend([task.job], canary)
         if seen.fallback and not self.probing:
             if canary is None:
                 self.handed_back.setdefault(key, []).append((task, seen, outcome))
@@ -256,16 +266,15 @@ class Sweep:
         self.handed_back.clear()
 
 
-def cannot_run(repro: Repro, devices: Iterable[str], states: Mapping[tuple[str, str], State]) -> list[Answer]:
+def cannot_run(
+    repro: Repro, columns: Iterable[Column], states: Mapping[tuple[str, str], State]
+) -> list[Answer]:
     """The answers for a damaged repro, which is never run."""
+    jobs = [Job(repro.name, column) for column in columns]
+    before = [states.get((job.repro, job.device)) for job in jobs]
     return [
-        Answer(
-            Job(repro.name, device),
-            Settled(states.get((repro.name, device)), Standing.INVALID),
-            (),
-            repro.damage,
-        )
-        for device in devices
+        Answer(job, Settled(state, Standing.INVALID), (), repro.damage)
+        for job, state in zip(jobs, before, strict=True)
     ]
 
 

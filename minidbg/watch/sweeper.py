@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from minidbg.failure import Outcome, Verdict
 from minidbg.watch.announce import Announcer, shown
-from minidbg.watch.devices import Machine, device_in, devices_of, missing, parse_devices, said_aloud
+from minidbg.watch.columns import Machine, devices_of, parse_devices, said_aloud, variants
 from minidbg.watch.outcomes import CanaryAnswer, canary_of, expected_signature, is_fallback, outcome_of
 from minidbg.watch.pool import Bytecode, Ended
 from minidbg.watch.recorder import Recorder
@@ -132,14 +132,15 @@ class Sweeper:
         wanted = parse_devices(self.settings.devices)
         for name in sorted(names):
             repro = self.repros[name]
-            devices = devices_of(repro.device, wanted, self.machine, self.settings.env)
+            devices = devices_of(repro.device, wanted, self.machine)
+            columns = variants(devices, self.settings.env, self.settings.options)
             if repro.damage:
-                unable += cannot_run(repro, devices, self.recorder.states)
+                unable += cannot_run(repro, columns, self.recorder.states)
                 continue
-            gone = missing(devices, self.machine)
-            for device in gone:
-                absent[device_in(device)] = absent.get(device_in(device), 0) + 1
-            jobs += [Job(name, device) for device in devices if device not in gone]
+            for device in devices:
+                if device not in self.machine.environments:
+                    absent[device] = absent.get(device, 0) + 1
+            jobs += [Job(name, column) for column in columns if column.device not in absent]
         self.tell_missing(absent)
         return jobs, unable
 
@@ -291,7 +292,7 @@ class Sweeper:
             self.clock(),
             self.current.number,
             repro.digest,
-            self.machine.environments[device_in(task.job.device)].key,
+            self.machine.environments[task.job.column.device].key,
             self.code,
             self.watched.marks[Mark.SWEEP].digest_of(modules) if modules else "",
             modules,

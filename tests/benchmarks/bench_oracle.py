@@ -20,7 +20,7 @@ import torch
 from bench_wrapper import Residual
 from torch import fx
 
-from minidbg import references, workers
+from minidbg import isolation, processes, references
 from minidbg.backend.chain import Link
 from minidbg.backend.flight import Record
 from minidbg.case import Case
@@ -52,7 +52,7 @@ def oracle_call(backend: str, times: int) -> dict[str, float]:
     graph, inputs = capture_by_dynamo(model, (torch.linspace(-1, 1, 12),))
     case = Case(graph, inputs, references.find(backend), compiler=backend)
     found = {}
-    with workers.own_kernel_cache():
+    with processes.own_kernel_cache():
         execute(case)  # kernels are compiled and modules imported
 
         def here() -> None:
@@ -62,8 +62,8 @@ def oracle_call(backend: str, times: int) -> dict[str, float]:
         found["here_s"] = best(here, times)
         for way in ("fork", "spawn"):
             os.environ["MINIDBG_WORKERS"] = way
-            workers.submit(case, seconds=200)
-            found[f"{way}_s"] = best(lambda: workers.submit(case, seconds=200), times)
+            isolation.submit(case, seconds=200)
+            found[f"{way}_s"] = best(lambda: isolation.submit(case, seconds=200), times)
     return found
 
 

@@ -5,7 +5,8 @@
     python tests/benchmarks/field.py --backends aot_eager --plant          # each with a bug in its backend that must be found
 
 Each trial is a model, a mode and a backend, in processes of their own with a time limit: one runs the bare backend, one the wrapped backend, each
-with empty inductor caches. Compared are all results (outputs, gradients, parameters, buffers, the RNG state), bit by bit, the seconds of the first
+with empty inductor caches (``--kernels FOLDER``: compiled kernels are kept there for all trials, which leaves first calls out of the table and much
+time of a C++ compiler out of the trial). Compared are all results (outputs, gradients, parameters, buffers, the RNG state), bit by bit, the seconds of the first
 call and of later ones, and the most memory that the first call took. ``--json`` names a file to which each row is appended; trials that it holds
 already are not made again, so that an interrupted trial goes on where it was. Exit status 1 when a trial was not silent or a planted bug was missed.
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import importlib
 import json
 import logging
 import math
@@ -63,6 +65,12 @@ class Trial:
     mode: str
     backend: str
     plant: str | None = None
+    kernels: str | None = None
+    """A folder of compiled kernels that bare and wrapped share; None when each starts with empty caches."""
+
+    @classmethod
+    def of_row(cls, row: dict[str, Any]) -> Trial:
+        return cls(**{name: row.get(name) for name in cls.__slots__})
 
     def __str__(self) -> str:
         return " ".join(filter(None, (self.model, self.mode, self.backend, self.plant)))
@@ -283,7 +291,10 @@ def run_as(trial: Trial, tool: str, folder: Path, place: int = 0) -> None:
     own = folder / f"{tool}_folder"
     own.mkdir(exist_ok=True)
     os.chdir(own)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(own / "cache")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = trial.kernels or str(own / "cache")
+    if trial.kernels:  # each tool compiles for itself, up to the C++ compiler
+        torch._inductor.config.fx_graph_cache = False
+        torch._functorch.config.enable_autograd_cache = False
     heard = Heard()
     logging.getLogger("minidbg").addHandler(heard)
     bug = (
@@ -467,6 +478,8 @@ def ratio(row: dict[str, Any], name: str) -> float | None:
     """Of the wrapped backend to the bare one."""
     if row.get("plant") or "trouble" in row:
         return None
+    if name.startswith("first") and row.get("kernels"):
+        return None  # one of the two found the other's kernels
     bare, wrapped = row["bare"].get(name), row["wrapped"].get(name)
     return wrapped / bare if bare and wrapped else None
 
@@ -477,9 +490,7 @@ def line_of(row: dict[str, Any]) -> str:
         for word, name in FIGURES.items()
         if word != "first (wall)" and (found := ratio(row, name)) is not None
     )
-    text = (
-        f"{Trial(row['model'], row['mode'], row['backend'], row['plant'])!s:60} {verdict(row):14} {figures}"
-    )
+    text = f"{Trial.of_row(row)!s:60} {verdict(row):14} {figures}"
     more = [row["trouble"]] if "trouble" in row else []
     if verdict(row) not in GOOD:
         wrapped = row.get("wrapped") or {}
@@ -529,7 +540,8 @@ def chosen_trials(options: argparse.Namespace) -> Iterator[Trial]:
         for mode in options.modes.split(","):
             for number, model in enumerate(options.models):
                 kinds = KINDS[: 3 if mode == "eval" else 4]
-                yield Trial(model, mode, backend, kinds[number % len(kinds)] if options.plant else None)
+                plant = kinds[number % len(kinds)] if options.plant else None
+                yield Trial(model, mode, backend, plant, options.kernels)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -541,6 +553,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--backends", default="inductor,aot_eager")
     parser.add_argument(
         "--plant", action="store_true", help="plant a bug into each and look whether it is found"
+    )
+    parser.add_argument(
+        "--kernels",
+        type=lambda folder: str(Path(folder).absolute()),
+        metavar="FOLDER",
+        help="compiled kernels that all trials share; no graph caches, and no figures of first calls",
     )
     parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
     parser.add_argument("--limit", type=float, default=240.0, help="seconds for each process")
@@ -566,10 +584,10 @@ def main(argv: list[str] | None = None) -> int:
     if options.json and options.json.exists():
         for line in options.json.read_text().splitlines():
             row = json.loads(line)
-            known[Trial(row["model"], row["mode"], row["backend"], row["plant"])] = row
-    import_what_forks_need({ENTRIES[trial.model].library for trial in trials})
+            known[Trial.of_row(row)] = row
+    import_what_forks_need({trial.model for trial in trials if trial not in known})
     for row in rows_of([trial for trial in trials if trial not in known], options.jobs, options.limit):
-        known[Trial(row["model"], row["mode"], row["backend"], row["plant"])] = row
+        known[Trial.of_row(row)] = row
         print(line_of(row), flush=True)
         if options.json:
             with options.json.open("a") as file:
@@ -579,11 +597,14 @@ def main(argv: list[str] | None = None) -> int:
     return int(any(verdict(row) not in (*GOOD, "bare backend fails") for row in rows))
 
 
-def import_what_forks_need(libraries: Iterable[str]) -> None:
+def import_what_forks_need(models: Iterable[str]) -> None:
     """Import in this process what each trial would import again. Nothing is run: a process that has used threads cannot be forked."""
-    for name in ("torch._dynamo", "torch._inductor.compile_fx", *libraries):
-        with contextlib.suppress(ImportError):
-            __import__(name)
+    for name in ("torch._dynamo", "torch._inductor.compile_fx"):
+        importlib.import_module(name)
+    for model in sorted(models):
+        library = importlib.import_module(ENTRIES[model].library)
+        with contextlib.suppress(AttributeError):  # timm makes most models by name
+            getattr(library, model.rpartition("/")[2])
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ sys.path.insert(0, str(PLANTED))
 import planted_backends as planted  # noqa: E402 - found beside the tests
 from dies import dies  # noqa: E402
 
-from minidbg import references, repro, workers  # noqa: E402
+from minidbg import isolation, processes, references  # noqa: E402
 from minidbg.case import Case  # noqa: E402
 from minidbg.failure import Kind, Signature  # noqa: E402
 from minidbg.graphs import capture_by_dynamo  # noqa: E402
@@ -62,7 +62,7 @@ def figures(folder: Path) -> dict[str, int]:
 
 
 def is_a_kept_worker(process: psutil.Process) -> bool:
-    return any("minidbg.workers.spawned_child" in part for part in process.cmdline())
+    return any("minidbg.processes.zygote" in part for part in process.cmdline())
 
 
 def soak(calls: int, folder: Path) -> dict[str, Any]:
@@ -84,13 +84,12 @@ def soak(calls: int, folder: Path) -> dict[str, Any]:
     seen: Counter[str] = Counter()
     seconds: Counter[str] = Counter()
     course = []
-    assert repro.asked_elsewhere is not None  # spawned workers need that room
     for number in range(calls + 1):
         if number % (calls // 4) == 0 and number:
             course.append(figures(folder))
         name = list(cases)[number % len(cases)]
         began = time.monotonic()
-        outcome = workers.submit(cases[name], seconds=60, memory_bytes=512 << 20)
+        outcome = isolation.submit(cases[name], seconds=60, memory_bytes=512 << 20)
         seen[f"{name}: {outcome.verdict}"] += 1
         seconds[name] += time.monotonic() - began
     return {
@@ -122,7 +121,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         found = soak(options.calls, Path(folder))
-        workers.end_worker()
+        processes.end_zygote()
         tempfile.tempdir = None
     found["grown"] = grown(found["course"])
     print(json.dumps(found) if options.json else json.dumps(found, indent=1))

@@ -5,7 +5,6 @@ In each a small model ends in a ``gelu``, which the planted backend refuses; wha
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path

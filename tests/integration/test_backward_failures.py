@@ -16,7 +16,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
 import minidbg
-from minidbg import _torch, references, repro, workers
+from minidbg import _torch, isolation, references, repro
 from minidbg.backend import failures, wrap
 from minidbg.backend.budget import PROCESS
 from minidbg.case import Case
@@ -133,10 +133,10 @@ def test_what_needs_neither_backward_nor_gradients_loses_them() -> None:
         backward=True,
         compiler=planted.raises_on_relu,
     )
-    case = replace(case, signature=workers.submit(case, seconds=60).signature)
+    case = replace(case, signature=isolation.submit(case, seconds=60).signature)
 
     def fails(candidate: Case) -> bool:
-        return workers.submit(candidate, seconds=60).verdict is Verdict.REPRODUCES
+        return isolation.submit(candidate, seconds=60).verdict is Verdict.REPRODUCES
 
     simple = surroundings.simplify(case, fails, lambda: 60.0)
     assert not simple.backward

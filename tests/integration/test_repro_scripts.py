@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minidbg import references, workers
+from minidbg import isolation, references
 from minidbg.case import BackendRef, Case, Context
 from minidbg.failure import Kind, Signature, Verdict
 from minidbg.graphs import capture_by_dynamo
@@ -197,7 +197,7 @@ def test_a_real_failure_of_inductor_is_shown_elsewhere(tmp_path, name, monkeypat
     graph_module, inputs = capture_by_dynamo(function, values)
     backend = references.with_operators(references.find(module.BACKEND), graph_module)
     case = Case(graph_module, inputs, backend, Context(grad=False))
-    seen = workers.submit(case, seconds=100)
+    seen = isolation.submit(case, seconds=100)
     script = write(replace(case, signature=seen.signature), tmp_path / "r.py")
     outcome = run(script)
     assert outcome.verdict is Verdict.REPRODUCES

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from minidbg import references, workers
+from minidbg import isolation, processes, references
 from minidbg.case import Case
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs import capture_by_dynamo
@@ -29,7 +29,7 @@ def _spawned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("MINIDBG_WORKERS", "spawn")
     monkeypatch.setenv("PYTHONPATH", PLANTED)
     yield
-    workers.end_zygote()
+    processes.end_zygote()
     assert psutil.Process().children(recursive=True) == []
 
 
@@ -43,7 +43,7 @@ def case_of(backend: Any, **fields: Any) -> Case:
 
 
 def asked(backend: Any, **fields: Any) -> Outcome:
-    return workers.submit(case_of(backend, **fields), seconds=60, memory_bytes=2 << 30)
+    return isolation.submit(case_of(backend, **fields), seconds=60, memory_bytes=2 << 30)
 
 
 def test_spawned_worker_answers_as_a_fork_does_and_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ def test_spawned_worker_answers_as_a_fork_does_and_is_used_again(monkeypatch: py
         processes.append([child.pid for child in psutil.Process().children()])
     assert processes[0] == processes[1] == processes[2]
     monkeypatch.setenv("MINIDBG_WORKERS", "fork")
-    workers.end_zygote()
+    processes.end_zygote()
     forked = [asked(backend) for backend in backends]
     assert [one.verdict for one in spawned] == [one.verdict for one in forked] == expected
     assert [one.signature for one in spawned] == [one.signature for one in forked]
@@ -132,7 +132,7 @@ def test_training_program_that_cannot_be_forked_has_its_repros(
     monkeypatch.delenv("MINIDBG_WORKERS")
     script = tmp_path / "train.py"
     script.write_text(PROGRAM.format(before=before))
-    done = workers.run_python([str(script), str(tmp_path / "repros")], seconds=250)
+    done = processes.run_python([str(script), str(tmp_path / "repros")], seconds=250)
     assert done.stdout.splitlines() == ["True"] * 3, done.stderr_tail
     assert done.exit_status == 0
     assert done.stderr_tail.count("forks of a fresh interpreter") == bool(said)

@@ -16,7 +16,7 @@ import torch
 from minidbg.case import BackendRef, CallPath, Case, Context
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs import capture_by_dynamo
-from minidbg.workers import submit
+from minidbg.isolation import submit
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,8 @@ import os, sys, time
 import torch
 from minidbg.case import BackendRef, CallPath, Case
 from minidbg.graphs import capture_by_dynamo
-from minidbg.workers import call_in_fork, fork_refusal, submit
+from minidbg.isolation import fork_refusal, submit
+from minidbg.processes import call_in_fork
 
 torch.set_num_threads(2)
 model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256))

@@ -16,7 +16,7 @@ from quick_path import failing_program, judge_in_fork, take_the_quick_path
 from torch import fx
 
 import minidbg
-from minidbg import workers
+from minidbg import isolation
 from minidbg.case import BackendRef, CallPath, Case
 from minidbg.errors import NotReproduced
 from minidbg.failure import Direction, Kind, Verdict
@@ -147,13 +147,13 @@ def case_of(backend: Callable[..., Any]) -> Case:
 
 
 def test_w10_a_hang_ends_after_its_time(tmp_path: Path) -> None:
-    outcome = workers.submit(case_of(planted_backends.hangs_on_relu), seconds=1.0)
+    outcome = isolation.submit(case_of(planted_backends.hangs_on_relu), seconds=1.0)
     assert outcome.signature is not None
     assert outcome.signature.kind is Kind.HANG
 
 
 def test_w11_a_crash_is_an_answer_and_not_the_end(tmp_path: Path) -> None:
-    outcome = workers.submit(case_of(planted_backends.segfaults_on_relu), seconds=60.0)
+    outcome = isolation.submit(case_of(planted_backends.segfaults_on_relu), seconds=60.0)
     assert outcome.signature is not None
     assert outcome.signature.kind is Kind.CRASH
 

@@ -19,7 +19,7 @@ import torch
 from fails_on import all_nodes, name_of
 
 import minidbg
-from minidbg import judge_script, repro, workers
+from minidbg import isolation, judge_script, processes, repro
 from minidbg.backend.budget import PROCESS
 from minidbg.case import Case
 from minidbg.failure import Outcome, Verdict
@@ -32,7 +32,7 @@ SCRIPT_SECONDS = 60.0
 
 def take_the_quick_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Oracle calls and runs of scripts start no interpreter from here on."""
-    monkeypatch.setattr(workers, "submit", ask_here)
+    monkeypatch.setattr(isolation, "submit", ask_here)
     monkeypatch.setattr(repro, "run", judge_in_fork)
     monkeypatch.setattr(repro, "run_alone", run_in_fork)
     monkeypatch.setattr(reducing, "interpreters_ahead", lambda case: nullcontext([]))
@@ -48,13 +48,13 @@ def judge_in_fork(path: Path, *, seconds: float = SCRIPT_SECONDS, **how: Any) ->
     def in_child() -> object:
         return outcome_of(judge_script.with_judge(judge_script.definitions_of(str(path)), str(path)))
 
-    done = workers.call_in_fork(in_child, seconds=seconds)
+    done = processes.call_in_fork(in_child, seconds=seconds)
     if not done.answered:
         return Outcome(Verdict.INVALID, reason=done.error or done.stderr_tail)
     return Outcome.from_json(done.value)
 
 
-def run_in_fork(path: Path, *, seconds: float = SCRIPT_SECONDS, **how: Any) -> workers.ChildResult:
+def run_in_fork(path: Path, *, seconds: float = SCRIPT_SECONDS, **how: Any) -> processes.ChildResult:
     """How the script at ``path`` ends by itself."""
 
     def in_child() -> object:
@@ -65,7 +65,7 @@ def run_in_fork(path: Path, *, seconds: float = SCRIPT_SECONDS, **how: Any) -> w
             return ended.code or 0
         return 0
 
-    done = workers.call_in_fork(in_child, seconds=seconds)
+    done = processes.call_in_fork(in_child, seconds=seconds)
     return replace(done, exit_status=done.value) if done.answered else replace(done, stderr_tail=done.error)
 
 

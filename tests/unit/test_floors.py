@@ -1,4 +1,4 @@
-"""Imports go down only; every private torch name lives in one module. Both are read off the syntax trees."""
+"""Imports go down only; every private torch name lives in one room. Both are read off the syntax trees."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "minidbg"
 
 FLOORS = {
-    "__main__": 11,
-    "cli": 10,
-    "__init__": 10,
-    "pytest_plugin": 10,
-    "library": 9,
-    "demo": 9,
-    "doctor": 9,
-    "watch": 9,
-    "report": 9,
-    "run": 9,
-    "backend": 8,
-    "reduction": 7,
-    "stages": 7,
-    "intake": 7,
+    "__main__": 12,
+    "cli": 11,
+    "__init__": 11,
+    "pytest_plugin": 11,
+    "library": 10,
+    "demo": 10,
+    "doctor": 10,
+    "watch": 10,
+    "report": 10,
+    "run": 10,
+    "backend": 9,
+    "reduction": 8,
+    "stages": 8,
+    "intake": 8,
+    "isolation": 7,
     "repro": 6,
     "history": 6,
-    "workers": 5,
     "judge_script": 5,
     "oracle": 4,
     "graphs": 3,
     "references": 3,
     "case": 2,
+    "processes": 2,
     "failure": 1,
     "_torch": 1,
     "settings": 1,
@@ -43,7 +44,6 @@ FLOORS = {
 
 # The harness is text that every repro script carries, so it cannot import _torch; the comparison likewise.
 MAY_NAME_PRIVATE_TORCH = {
-    "_torch.py",
     "oracle/harness.py",
     "oracle/direct.py",
     "oracle/compare.py",
@@ -104,11 +104,22 @@ def is_private_torch(name: str) -> bool:
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_private_torch_names_live_in_one_module(path: Path) -> None:
-    if str(path.relative_to(PACKAGE)) in MAY_NAME_PRIVATE_TORCH:
+def test_private_torch_names_live_in_one_room(path: Path) -> None:
+    if room_of(path) == "_torch" or str(path.relative_to(PACKAGE)) in MAY_NAME_PRIVATE_TORCH:
         pytest.skip("this module is where private names may be")
     named = [f"line {line}: {name}" for line, name in imported_modules(path) if is_private_torch(name)]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute) and is_private_torch(ast.unparse(node)):
             named.append(f"line {node.lineno}: {ast.unparse(node)}")
+    assert not named
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "processes").glob("*.py")), ids=lambda path: path.name)
+def test_processes_are_started_without_torch(path: Path) -> None:
+    """The daemon of ``minidbg watch`` imports them, and a server for scripts that need no torch."""
+    named = [
+        ast.unparse(node)
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Import | ast.ImportFrom) and "torch" in ast.unparse(node)
+    ]
     assert not named

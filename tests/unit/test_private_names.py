@@ -95,7 +95,7 @@ def test_a_name_that_is_really_gone_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_errors_of_other_code_pass_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_torch, "NEEDS", {})
+    monkeypatch.setattr("minidbg._torch.private_names.NEEDS", {})
 
     @_torch.seen("2.13", "2.14")
     def calls(function: Any) -> Any:
@@ -117,5 +117,19 @@ def test_doctor_says_what_is_off() -> None:
     assert {one.name for one in findings} == {name}
     assert findings[0].advice.startswith("off without it: The Python functions of operator")
     listed = CliRunner().invoke(cli, ["doctor", "--internals"])
-    assert f"missing  2.13 to 2.14  {name}: " in listed.output
-    assert "here     2.13 to 2.14  torch._dynamo" in listed.output
+    assert f"missing  2.11 to 2.15  {name}: " in listed.output
+    assert "here     2.11 to 2.15  torch._dynamo" in listed.output
+
+
+@pytest.mark.parametrize("kind", ["grad", "vmap", "jvp", "func"])
+def test_a_level_of_vmap_or_grad_that_a_graph_leaves_open_is_closed_alone(kind: str) -> None:
+    levels = torch._C._functorch
+    arguments = {"vmap": (3, "error"), "func": (True,)}.get(kind, ())
+    levels._grad_increment_nesting()
+    try:
+        with _torch.functional_state_kept():
+            for _ in range(2):
+                getattr(levels, f"_{kind}_increment_nesting")(*arguments)
+        assert levels.get_dynamic_layer_stack_depth() == 1
+    finally:
+        levels._grad_decrement_nesting()

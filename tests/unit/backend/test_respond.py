@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minidbg import workers
+from minidbg import processes
 from minidbg.backend import respond
 from minidbg.errors import MinidbgError
 from minidbg.settings import Settings
@@ -33,8 +33,10 @@ def test_a_folder_that_cannot_be_written_is_told_and_replaced(
 
 def test_a_reducing_process_without_an_answer_says_how_it_ended() -> None:
     with pytest.raises(MinidbgError, match="ended after 7 s"):
-        respond.written_by(workers.ChildResult(timed_out=True, seconds=7.0))
+        respond.written_by(processes.ChildResult(timed_out=True, seconds=7.0))
     with pytest.raises(MinidbgError, match=r"signal 11\): last words"):
-        respond.written_by(workers.ChildResult(signal=11, stderr_tail="first\nlast words\n"))
+        respond.written_by(processes.ChildResult(signal=11, stderr_tail="first\nlast words\n"))
     with pytest.raises(MinidbgError, match="does not show its failure"):
-        respond.written_by(workers.ChildResult(answered=True, value={"refused": "does not show its failure"}))
+        respond.written_by(
+            processes.ChildResult(answered=True, value={"refused": "does not show its failure"})
+        )

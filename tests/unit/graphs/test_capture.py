@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from graphs_to_write import assert_round_trip
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from minidbg import _torch
 from minidbg.graphs.attributes import by_name
 from minidbg.graphs.capture import NoGraph, capture_by_dynamo
+from minidbg.graphs.copying import copy_graph_module
 from minidbg.graphs.size import call_targets
 from minidbg.graphs.source import instantiate, write_module
 
@@ -168,18 +171,28 @@ def test_dynamo_hands_over_the_graph_that_was_written(
 ) -> None:
     gm, inputs = capture_by_dynamo(function, args, dynamic=dynamic)
     assert_round_trip(gm, inputs)
+    if function is derivative and torch.__version__.startswith("2.11"):
+        pytest.skip("dynamo of 2.11 does not take back what torch.func.grad leaves in a graph")
     again, _ = capture_by_dynamo(
         instantiate(write_module(gm, constant_expression=by_name)), inputs, dynamic=dynamic
     )
-    # From 2.14 on dynamo writes the arithmetic of sizes anew for each graph: s0 * s1 // s0 may come out as another expression.
-    compared = without_size_arithmetic if dynamic else call_targets
-    assert compared(again) == compared(gm)
+    # From 2.14 on dynamo writes arithmetic on sizes in an order of its own.
+    compared = _torch.call_targets if dynamic else call_targets
+    assert list(compared(again)) == list(compared(gm))
 
 
-def without_size_arithmetic(gm: fx.GraphModule) -> tuple[str, ...]:
-    """The calls of ``gm`` but those of Python's operators on sizes."""
-    operators = {f"operator.{name}" for name in ("add", "sub", "mul", "floordiv", "mod", "neg")}
-    return tuple(one for one in call_targets(gm) if one not in operators)
+def test_size_arithmetic_is_compared_in_the_order_of_its_use() -> None:
+    gm, inputs = capture_by_dynamo(symbols, (SQUARE, SQUARE.clone(), 3), dynamic=True)
+    other = copy_graph_module(gm)
+    named = {node.name: node for node in other.graph.nodes}
+    named["mul"].prepend(named["floordiv"])
+    assert call_targets(other) != call_targets(gm)
+    assert _torch.call_targets(other) == _torch.call_targets(gm)
+    for node in other.graph.nodes:
+        node.meta.clear()  # as in a graph that was read from a script
+    assert _torch.call_targets(other, inputs) == _torch.call_targets(gm)
+    named["mul"].target = operator.sub
+    assert _torch.call_targets(other, inputs) != _torch.call_targets(gm)
 
 
 def test_a_written_graph_computes_the_same_values() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -227,3 +228,106 @@ def test_a_value_is_rounded_to_the_nearest_of_that_precision(
     assert found[0] == rounded
     assert found[1].isnan()
     assert found[2] == float("-inf")
+
+
+# ---- what rounding decides
+
+NEAR = 1 + 2.0**-22
+"""Two rounding errors above 1."""
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A program that decides by floats which rounding moves, what another compiler may give for it, and what it may not."""
+
+    name: str
+    program: Callable[..., Any]
+    inputs: tuple[Any, ...]
+    legal: Any
+    wrong: Any
+
+
+def by_expert(tokens: Tensor, router: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
+    """A mixture of experts: each token goes to the one that the router likes best."""
+    chosen = (tokens @ router).topk(1).indices[:, 0]
+    return torch.einsum("td,tde->te", tokens, experts[chosen]), chosen
+
+
+TOKENS = torch.tensor([[1.0, 1.0], [1.0, -2.0], [3.0, 0.5]])
+ROUTER = torch.tensor([[0.3, 0.2], [0.7, 0.8 + 2e-7]])  # the first token's experts are as good as equal
+EXPERTS = torch.stack([torch.eye(2), 5 * torch.eye(2)])
+ROUTED, CHOSEN = by_expert(TOKENS, ROUTER, EXPERTS)
+OTHER = 1 - CHOSEN[0]
+ELSEWHERE = torch.cat([TOKENS[:1] @ EXPERTS[OTHER], ROUTED[1:]]), torch.cat([OTHER[None], CHOSEN[1:]])
+NINE = torch.tensor([0.9, 1.8, 7.0])
+FLOOR = (NINE / 3 * 10).floor()
+FLIPPED = torch.tensor([5.0 - FLOOR[0], FLOOR[1], FLOOR[2]])
+ABOVE = NINE / 3 > 0.3
+BELOW = torch.tensor([not ABOVE[0], ABOVE[1], ABOVE[2]])
+DECISIONS = [
+    Decided(
+        "routing",
+        by_expert,
+        (TOKENS, ROUTER, EXPERTS),
+        ELSEWHERE,
+        (ELSEWHERE[0] + torch.tensor([0.0, 0.0, 0.01])[:, None], ELSEWHERE[1]),
+    ),
+    Decided(
+        "argmax",
+        lambda x: torch.stack([(x / 3).argmax(-1), x.argmin(-1)]),
+        (torch.tensor([[3.0, 3 * NEAR, 1.0], [1.0, 2.0, 3.0]]),),
+        torch.tensor([[0, 2], [2, 0]]),
+        torch.tensor([[0, 1], [2, 0]]),
+    ),
+    Decided(
+        "floor", lambda x: (x / 3 * 10).floor(), (NINE,), FLIPPED, FLIPPED + torch.tensor([0.0, 0.0, 1.0])
+    ),
+    Decided(
+        "threshold",
+        lambda x: torch.where(x / 3 > 0.3, x.sin(), x.cos() + 1),
+        (NINE,),
+        torch.where(BELOW, NINE.sin(), NINE.cos() + 1),
+        torch.where(BELOW, NINE.sin(), NINE.cos() + 1) * torch.tensor([1.0, 1.0, 2.0]),
+    ),
+    Decided(
+        "in bfloat16",
+        lambda x: (x.bfloat16() * 1.01).argmax(-1),
+        (torch.tensor([[1.0, 1.01, 0.5], [1.0, 2.0, 3.0]]),),
+        torch.tensor([0, 2]),
+        torch.tensor([0, 1]),
+    ),
+    Decided("a size", lambda x: (x / 3 > 0.3).nonzero(), (NINE,), BELOW.nonzero(), None),
+]
+
+
+def judged_by_choice(case: Decided, result: Any, notes: list[str] | None = None) -> dict[str, Any] | None:
+    """How ``result``, which a backend gives, differs from eager."""
+
+    def eager(change: Callable[[Any], Any] = lambda value: value, seed: int = 0) -> dict[str, Any]:
+        values = change(tuple(value.clone() for value in case.inputs))
+        return {"outputs": change(case.program)(*values), "inputs_after": {}, "gradients": {}}
+
+    return differ({**eager(), "outputs": result}, eager(), eager, {}, [] if notes is None else notes)
+
+
+@pytest.mark.parametrize("case", DECISIONS, ids=lambda case: case.name)
+def test_what_rounding_decides_is_left_out_and_what_is_wrong_beside_it_is_found(case: Decided) -> None:
+    notes: list[str] = []
+    assert judged_by_choice(case, case.legal, notes) is None
+    assert any("what rounding decides" in note for note in notes), notes
+    if case.wrong is not None:
+        assert judged_by_choice(case, case.wrong) is not None
+
+
+def test_rounding_excuses_no_other_dtype() -> None:
+    case = DECISIONS[0]
+    found = judged_by_choice(case, (ELSEWHERE[0].double(), ELSEWHERE[1]))
+    assert found is not None
+    assert found["category"] == "dtype"
+
+
+def test_rounding_excuses_no_other_choice_where_it_does_not_decide() -> None:
+    case = Decided("clear", by_expert, (TOKENS[1:], ROUTER, EXPERTS), None, None)
+    others = 1 - CHOSEN[1:]
+    given = torch.einsum("td,tde->te", TOKENS[1:], EXPERTS[others]), others
+    assert judged_by_choice(case, given) is not None

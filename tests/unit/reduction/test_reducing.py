@@ -26,10 +26,10 @@ from minidbg.errors import Interrupted, NotReproduced
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs.size import call_nodes, call_targets
 from minidbg.oracle import execute
+from minidbg.processes import ChildResult
 from minidbg.reduction import publishing, reducing, session
 from minidbg.reduction.result import Limits, Written
 from minidbg.watch.background import reduced_digest
-from minidbg.workers import ChildResult
 
 LAYERS = 24
 
@@ -56,7 +56,7 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
     def run_alone(draft: Path, **_: Any) -> ChildResult:
         return ChildResult(exit_status=execute(drafts[draft]).verdict.exit_status)
 
-    monkeypatch.setattr(session.workers, "submit", submit)
+    monkeypatch.setattr(session.isolation, "submit", submit)
     monkeypatch.setattr(publishing, "judged", judged)
     monkeypatch.setattr(publishing.repro, "run_alone", run_alone)
     monkeypatch.setattr(reducing.os, "cpu_count", lambda: 1)  # no interpreter ahead
@@ -108,7 +108,7 @@ def reduced(case: Case, folder: Path, **limits: Any) -> Written:
 
 def killed_after(calls: int, case: Case, folder: Path, oracle: list[Case]) -> None:
     """A reduction that dies when it has asked so much."""
-    submit = session.workers.submit
+    submit = session.isolation.submit
 
     def dies(case: Case, **how: Any) -> Outcome:
         if len(oracle) >= calls:
@@ -116,7 +116,7 @@ def killed_after(calls: int, case: Case, folder: Path, oracle: list[Case]) -> No
         return submit(case, **how)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session.workers, "submit", dies)
+        patch.setattr(session.isolation, "submit", dies)
         with pytest.raises(Death):
             reduced(case, folder)
 
@@ -152,7 +152,7 @@ def test_a_killed_reduction_goes_on_and_ends_the_same(
     assert undisturbed.path is not None
     oracle.clear()
     deaths = sorted(random.Random(seed).sample(range(1, calls), 3))
-    submit = session.workers.submit
+    submit = session.isolation.submit
 
     def dies(case: Case, **how: Any) -> Outcome:
         if deaths and len(oracle) >= deaths[0]:
@@ -160,7 +160,7 @@ def test_a_killed_reduction_goes_on_and_ends_the_same(
             raise Death
         return submit(case, **how)
 
-    monkeypatch.setattr(session.workers, "submit", dies)
+    monkeypatch.setattr(session.isolation, "submit", dies)
     for _ in range(3):
         with pytest.raises(Death):
             reduced(case, tmp_path / "killed")
@@ -207,7 +207,7 @@ def test_the_best_so_far_is_on_disk_after_each_success(
     tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = with_its_failure(failing_case())
-    submit = session.workers.submit
+    submit = session.isolation.submit
     seen: list[int] = []
 
     def looks(case: Case, **how: Any) -> Outcome:
@@ -215,7 +215,7 @@ def test_the_best_so_far_is_on_disk_after_each_success(
             seen.append(repro.read_header(path).nodes)
         return submit(case, **how)
 
-    monkeypatch.setattr(session.workers, "submit", looks)
+    monkeypatch.setattr(session.isolation, "submit", looks)
     reduced(case, tmp_path)
     assert seen == sorted(seen, reverse=True)
     assert len(set(seen)) > 1
@@ -226,7 +226,7 @@ def test_ctrl_c_leaves_the_best_as_a_repro_that_is_not_certified(
     tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = with_its_failure(failing_case())
-    submit = session.workers.submit
+    submit = session.isolation.submit
     pressed = False
 
     def interrupted_once(case: Case, **how: Any) -> Outcome:
@@ -236,7 +236,7 @@ def test_ctrl_c_leaves_the_best_as_a_repro_that_is_not_certified(
             raise KeyboardInterrupt
         return submit(case, **how)
 
-    monkeypatch.setattr(session.workers, "submit", interrupted_once)
+    monkeypatch.setattr(session.isolation, "submit", interrupted_once)
     written = reduced(case, tmp_path)
     assert written.path is not None
     assert not written.certified
@@ -250,14 +250,14 @@ def test_a_second_ctrl_c_names_what_there_is(
     tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = with_its_failure(failing_case())
-    submit = session.workers.submit
+    submit = session.isolation.submit
 
     def interrupted(case: Case, **how: Any) -> Outcome:
         if len(oracle) >= 4:
             raise KeyboardInterrupt
         return submit(case, **how)
 
-    monkeypatch.setattr(session.workers, "submit", interrupted)
+    monkeypatch.setattr(session.isolation, "submit", interrupted)
     with pytest.raises(Interrupted, match=r"best so far is .*best\.py"):
         reduced(case, tmp_path)
 
@@ -419,7 +419,7 @@ def test_this_process_tries_nothing_that_ends_or_hangs_children(
     monkeypatch: pytest.MonkeyPatch, kind: Kind
 ) -> None:
     tried: list[bool] = []
-    monkeypatch.setattr(reducing.workers, "get_ready", lambda *, inductor: tried.append(inductor))
+    monkeypatch.setattr(reducing.isolation, "get_ready", lambda *, inductor: tried.append(inductor))
     reducing.get_ready_for(failing_case(signature=Signature(kind)))
     assert tried == ([False] if kind is Kind.RUNTIME else [])
 

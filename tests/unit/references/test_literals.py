@@ -8,7 +8,8 @@ import math
 import pytest
 import torch
 
-from minidbg.references import NotALiteral, is_literal, read_literal, write_literal
+from minidbg.references import NotALiteral, read_literal, write_literal
+from minidbg.references.copied_source import short_literal
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,8 @@ class Table(dict):  # type: ignore[type-arg]
     ids=lambda value: type(value).__name__,
 )
 def test_objects_are_no_literals(value: object) -> None:
-    assert not is_literal(value)
+    with pytest.raises(NotALiteral):
+        write_literal(value)
 
 
 def test_refusal_names_the_place_of_the_object() -> None:
@@ -83,7 +85,7 @@ def test_list_that_holds_itself_is_no_literal() -> None:
     endless: list[object] = []
     endless.append(endless)
 
-    assert not is_literal(endless)
+    assert short_literal(endless) is None
 
 
 @pytest.mark.parametrize(

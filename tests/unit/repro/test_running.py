@@ -5,11 +5,11 @@ import signal
 
 import pytest
 
-from minidbg import workers
+from minidbg import processes
 from minidbg.errors import UnreadableRepro
 from minidbg.failure import Kind, Signature, Verdict
+from minidbg.processes import ChildResult
 from minidbg.repro import run, write
-from minidbg.workers import ChildResult
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def ended(make_case, tmp_path, monkeypatch):
             answer.argv, answer.limits = argv, limits
             return ChildResult(**how)
 
-        monkeypatch.setattr(workers, "run_python", run_python)
+        monkeypatch.setattr(processes, "run_python", run_python)
         path = write(make_case(signature=Signature(kind, message="m")), tmp_path / "r.py")
         return run(path, seconds=5, **(arguments or {}))
 

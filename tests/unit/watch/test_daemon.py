@@ -454,18 +454,31 @@ def test_a_fault_is_said_once_and_followed_by_a_rest_and_builds_nothing(
     assert daemon.resting_until > 0.2
 
 
-def test_variants_are_columns_with_their_own_variables(world: World) -> None:
+def test_variants_are_columns_with_their_own_variables_and_options(world: World) -> None:
     world.repro("a", "gone")
-    world.start(env=("ACME_FUSE=0", "ACME_FUSE=1 ACME_LOG='a b'", "TORCHINDUCTOR_X=1"))
+    world.start(env=("", "ACME_FUSE=1 ACME_LOG='a b'", "OMP_NUM_THREADS=4"), options=("", "{'level': 2}"))
     world.settle()
-    columns = ["cpu ACME_FUSE=0", "cpu ACME_FUSE=1 ACME_LOG='a b'", "cpu TORCHINDUCTOR_X=1"]
-    assert sorted(event.data["device"] for event in world.names("result")) == columns
+    assert sorted(event.data["device"] for event in world.names("result")) == [
+        "cpu", "cpu ACME_FUSE=1 ACME_LOG='a b'", "cpu ACME_FUSE=1 ACME_LOG='a b' {level=2}",
+        "cpu OMP_NUM_THREADS=4", "cpu OMP_NUM_THREADS=4 {level=2}", "cpu {level=2}",
+    ]  # fmt: skip
     ran = [order for order in world.pool.orders if script_of(order).endswith("a.py")]
-    assert {"ACME_FUSE": "1", "ACME_LOG": "a b"} in [order.env for order in ran]
-    assert {order.argv[3] for order in ran} == {"cpu"}
-    modes = {tuple(order.env): order.mode for order in reversed(ran)}
-    assert modes["ACME_FUSE",] == "fork"
-    assert modes["TORCHINDUCTOR_X",] == "prelude", "a fork has read it already"
+    given = {(*order.env.items(), order.argv[2:4]): order for order in reversed(ran)}
+    plain, options = ("--device", "cpu"), ("--options", "{'level': 2}")
+    acme, threads = (("ACME_FUSE", "1"), ("ACME_LOG", "a b")), (("OMP_NUM_THREADS", "4"),)
+    assert set(given) == {(*one, other) for one in ((), acme, threads) for other in (plain, options)}
+    assert given[*acme, plain].mode == "fork"
+    assert given[*threads, plain].mode == "prelude", "a fork has one thread"
+
+
+def test_a_repro_with_a_mode_is_skipped_where_options_are_added(world: World) -> None:
+    """What its canary says when ``torch.compile`` would refuse both together."""
+    world.repro("a", "gone")
+    world.start(options=("{'level': 2}",), jobs=2)
+    world.pool.canary = "missing"
+    world.settle()
+    assert [event.data["standing"] for event in world.names("result")] == ["skipped"]
+    assert world.names("sweep_finished")[0].data["unjudged"] == 0
 
 
 def test_a_crash_is_a_verdict(world: World) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.history import State
+from minidbg.watch.columns import Column
 from minidbg.watch.outcomes import CanaryAnswer
 from minidbg.watch.repros import Repro
 from minidbg.watch.states import Seen, Standing
@@ -32,7 +33,7 @@ def repro(name: str, backend: str = "b") -> Repro:
 def sweep_over(*states: State, backends: dict[str, str] | None = None, **more: object) -> Sweep:
     repros = {one.repro: repro(one.repro, (backends or {}).get(one.repro, "b")) for one in states}
     table = {(one.repro, "cpu"): one for one in states}
-    return Sweep(2, [Job(one.repro, "cpu") for one in states], repros, table, **more)
+    return Sweep(2, [Job(one.repro, Column("cpu")) for one in states], repros, table, **more)
 
 
 def report(sweep: Sweep, task: Task, verdict: Verdict, *, fallback: bool = False) -> list[Answer]:
@@ -58,7 +59,7 @@ def test_what_failed_in_the_saved_file_comes_first_then_failing_repros_then_touc
         ("failing_touched.py", "cpu"): state("failing_touched.py", modules=("a.py", "b.py"), seconds=1.0),
     }
     table["in_the_file.py", "cpu"] = state("in_the_file.py", seconds=20.0)
-    jobs = [Job("new.py", "cpu"), *(Job(*key) for key in table)]
+    jobs = [Job("new.py", Column("cpu")), *(Job(name, Column(device)) for name, device in table)]
     repros = {job.repro: repro(job.repro) for job in jobs}
     signature = {"signature": {"frames": ["pkg.a:lower", "pkg.main:run"]}}
     repros["in_the_file.py"] = replace(repros["in_the_file.py"], table=signature)
@@ -160,7 +161,7 @@ def test_slow_repros_leave_a_worker_for_the_quick_ones() -> None:
     slow = [state(f"slow{number}.py", seconds=60.0) for number in range(3)]
     quick = [state(f"quick{number}.py", GONE, seconds=0.2) for number in range(4)]
     sweep = sweep_over(*slow, *quick)
-    sweep.canaries[sweep.key(Job("slow0.py", "cpu"))] = PASSES
+    sweep.canaries[sweep.key(Job("slow0.py", Column("cpu")))] = PASSES
     names = []
     tasks = started(sweep, 2)
     while tasks:
@@ -200,7 +201,7 @@ def test_all_warm_runs_are_started_before_what_may_hang_and_confirmations_do_not
         for name, one in sweep.repros.items()
     }
     sweep = Sweep(2, sweep.jobs, sweep.repros, sweep.states)
-    sweep.canaries[sweep.key(Job("hang0.py", "cpu"))] = PASSES
+    sweep.canaries[sweep.key(Job("hang0.py", Column("cpu")))] = PASSES
     tasks = started(sweep, 9)
     assert [task.job.repro for task in tasks] == ["quick0.py", "quick1.py"]
     for task in tasks:

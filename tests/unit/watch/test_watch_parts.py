@@ -16,7 +16,7 @@ from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.history import State
 from minidbg.watch import in_worker
 from minidbg.watch.builder import Builder, Built
-from minidbg.watch.devices import parse_devices
+from minidbg.watch.columns import Column, parse_devices
 from minidbg.watch.lock import AlreadyWatched, Lock, living_holder
 from minidbg.watch.outcomes import canary_of, outcome_of
 from minidbg.watch.pool import Bytecode, Ended, Order
@@ -342,7 +342,7 @@ def test_a_canary_that_says_nothing_is_a_broken_backend(fields: dict[str, object
 
 def test_workers_judge_crashes_in_their_own_process(tmp_path: Path) -> None:
     crash, plain = written(tmp_path, "c.py", kind="crash"), written(tmp_path, "p.py")
-    assert [judging(repro, "cpu")[-1] for repro in (crash, plain)] == ["--child", "--json"]
+    assert [judging(repro, Column("cpu"))[-1] for repro in (crash, plain)] == ["--child", "--json"]
 
 
 class NoPool:
@@ -358,7 +358,10 @@ class NoPool:
 
 def test_time_limits_follow_what_runs_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 0.5, 0.5))
-    task, fresh = Task(Purpose.RUN, Job("a.py", "cpu")), Task(Purpose.CONFIRM, Job("a.py", "cpu"), fresh=True)
+    task, fresh = (
+        Task(Purpose.RUN, Job("a.py", Column("cpu"))),
+        Task(Purpose.CONFIRM, Job("a.py", Column("cpu")), fresh=True),
+    )
     hang, plain = written(tmp_path, "h.py", kind="hang"), written(tmp_path, "p.py")
     runner = Runner(NoPool(), WatchSettings())
     assert runner.time_limit(task, hang, None, "fork") == 10.0
@@ -380,7 +383,7 @@ def test_time_limits_follow_what_runs_need(tmp_path: Path, monkeypatch: pytest.M
 def canary(tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str) -> dict[str, str]:
     script = tmp_path / "a.py"
     script.write_text(body)
-    assert in_worker.main(["canary", str(script), "cpu"]) == 0
+    assert in_worker.main(["canary", str(script), "cpu", ""]) == 0
     found: dict[str, str] = json.loads(capsys.readouterr().out.splitlines()[-1])
     return found
 

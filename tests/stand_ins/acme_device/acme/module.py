@@ -70,7 +70,9 @@ def get_device_name(device=None):
 
 
 def get_device_properties(device=None):
-    return type("Properties", (), {"name": get_device_name(device), "total_memory": runtime.limit(index_of(device))})()
+    return type(
+        "Properties", (), {"name": get_device_name(device), "total_memory": runtime.limit(index_of(device))}
+    )()
 
 
 def get_amp_supported_dtype():

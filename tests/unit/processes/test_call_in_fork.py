@@ -20,8 +20,9 @@ import psutil
 import pytest
 import torch
 
-from minidbg.workers import Notes, call_in_fork, fork_refusal
-from minidbg.workers import safety as safety_module
+from minidbg.isolation import fork_refusal
+from minidbg.isolation import fork_safety as safety_module
+from minidbg.processes import Notes, call_in_fork
 
 
 def hang() -> None:
@@ -216,7 +217,7 @@ def test_child_dies_with_its_parent(tmp_path: Path) -> None:
     program = textwrap.dedent(
         f"""
         import os, time
-        from minidbg.workers import call_in_fork
+        from minidbg.processes import call_in_fork
         def child():
             open({str(tmp_path / "pid")!r}, "w").write(str(os.getpid()))
             time.sleep(300)
@@ -240,7 +241,7 @@ def test_nothing_of_the_parent_is_flushed_or_run_twice(tmp_path: Path) -> None:
     program = textwrap.dedent(
         """
         import atexit, gc, sys
-        from minidbg.workers import call_in_fork
+        from minidbg.processes import call_in_fork
         atexit.register(lambda: print("at exit"))
         print("before")
         gc.disable()

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from minidbg.failure import Kind, Outcome, Signature, Verdict
-from minidbg.workers import kernels, oracle_calls
-from minidbg.workers.oracle_calls import unless_the_machine_failed
+from minidbg.isolation import machine_failures
+from minidbg.isolation.machine_failures import unless_the_machine_failed
+from minidbg.processes import kernel_cache
 
 ANSWER = Outcome(Verdict.GONE)
 WANTED = Signature(Kind.COMPILE, types=("ValueError",), message="no kernel")
@@ -21,8 +22,8 @@ WANTED = Signature(Kind.COMPILE, types=("ValueError",), message="no kernel")
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(kernels.VARIABLE, str(tmp_path))
-    monkeypatch.setattr(oracle_calls, "PAUSES_S", (0.0, 0.0))
+    monkeypatch.setenv(kernel_cache.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(machine_failures, "PAUSES_S", (0.0, 0.0))
     return tmp_path
 
 
@@ -130,12 +131,12 @@ def test_a_library_that_another_process_is_writing_stays(cache: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == b"half\n"
-        assert kernels.remove_unfinished(cache) == [mine]
+        assert kernel_cache.remove_unfinished(cache) == [mine]
         writer.communicate(b"\n")
-    assert kernels.remove_unfinished(cache) == [theirs]
+    assert kernel_cache.remove_unfinished(cache) == [theirs]
 
 
 def test_a_finished_library_stays(cache: Path) -> None:
     library = cache / "whole.so"
     library.write_bytes(Path(os.path.realpath(sys.executable)).read_bytes())
-    assert kernels.remove_unfinished(cache) == []
+    assert kernel_cache.remove_unfinished(cache) == []

@@ -11,8 +11,7 @@ import torch
 
 from minidbg import _torch
 from minidbg.oracle.child import death_name, last_words
-from minidbg.workers.fork import call_in_fork
-from minidbg.workers.kernels import own_kernel_cache
+from minidbg.processes import call_in_fork, own_kernel_cache
 
 log = logging.getLogger("minidbg")
 TRIVIAL_QUESTION_S = 20.0

@@ -18,10 +18,11 @@ import pytest
 import torch
 from torch import fx
 
-from minidbg import _torch, references, repro, workers
+from minidbg import _torch, isolation, processes, references, repro
 from minidbg.case import Case
 from minidbg.failure import Outcome, Verdict
-from minidbg.workers import oracle_calls, safety, zygote
+from minidbg.isolation import fork_safety, oracle_calls
+from minidbg.processes import zygote
 
 HERE = f"{Path(__file__).stem}:"
 
@@ -39,7 +40,7 @@ def sleep(argument: Mapping[str, Any], note: Any) -> None:
 
 
 def has_autograd(argument: Mapping[str, Any], note: Any) -> bool:
-    return safety.trivial_question()
+    return fork_safety.trivial_question()
 
 
 @pytest.fixture(autouse=True)
@@ -58,46 +59,46 @@ def test_answer_comes_from_the_askers_surroundings_of_now(
 ) -> None:
     monkeypatch.setenv("OF_THE_ASKER", "now")
     monkeypatch.chdir(tmp_path)
-    done = workers.call_in_zygote(HERE + "echo", {"value": {"a": 1}}, seconds=60)
+    done = processes.call_in_zygote(HERE + "echo", {"value": {"a": 1}}, seconds=60)
     assert done.value == [{"a": 1}, "now", str(tmp_path)]
     assert (done.answered, done.note, done.error) == (True, "heard", "")
 
 
 def test_child_has_autograd_whatever_ran_here() -> None:
     torch.autograd.backward(torch.ones(3, requires_grad=True).sum())
-    assert workers.call_in_zygote(HERE + "has_autograd", {}, seconds=60).value is True
+    assert processes.call_in_zygote(HERE + "has_autograd", {}, seconds=60).value is True
 
 
 def test_hang_is_ended_and_the_next_question_is_answered(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
-    done = workers.call_in_zygote(HERE + "sleep", {"pid_file": str(pid_file)}, seconds=1)
+    done = processes.call_in_zygote(HERE + "sleep", {"pid_file": str(pid_file)}, seconds=1)
     assert (done.timed_out, done.answered, done.note) == (True, False, "asleep")
     assert "in sleep" in done.stderr_tail
     assert not psutil.pid_exists(int(pid_file.read_text()))
-    assert workers.call_in_zygote(HERE + "echo", {"value": 2}, seconds=60).value[0] == 2
+    assert processes.call_in_zygote(HERE + "echo", {"value": 2}, seconds=60).value[0] == 2
 
 
 @pytest.mark.slow
 def test_zygote_that_was_killed_is_replaced() -> None:
-    workers.start_zygote().process.kill()
-    assert workers.call_in_zygote(HERE + "echo", {"value": 3}, seconds=60).value[0] == 3
+    processes.start_zygote().process.kill()
+    assert processes.call_in_zygote(HERE + "echo", {"value": 3}, seconds=60).value[0] == 3
 
 
 def test_function_that_is_not_there_is_an_error_that_names_it() -> None:
-    assert "no_such_function" in workers.call_in_zygote(HERE + "no_such_function", {}, seconds=60).error
+    assert "no_such_function" in processes.call_in_zygote(HERE + "no_such_function", {}, seconds=60).error
 
 
 def test_values_travel_exactly_and_are_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     large = torch.randn(300, 300)
     case = case_of(inputs=(large,))
-    with repro.packed(case) as path:
+    with isolation.packed(case) as path:
         assert torch.equal(repro.load(path).inputs[0], large)
         files = {one: one.stat().st_mtime_ns for one in path.parent.iterdir() if one.suffix != ".py"}
-    with repro.packed(case_of(inputs=(large.clone(),))) as path:
+    with isolation.packed(case_of(inputs=(large.clone(),))) as path:
         assert {one: one.stat().st_mtime_ns for one in files} == files
     assert not path.exists()
     monkeypatch.setattr("minidbg.repro.travel.SPARE_BYTES", 1 << 60)  # no room in memory
-    with repro.packed(case) as path:
+    with isolation.packed(case) as path:
         assert torch.equal(repro.load(path).inputs[0], large)
     assert not path.parent.exists()
 
@@ -117,12 +118,12 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(_torch, "autograd_has_threads", lambda: True)
     monkeypatch.setattr(oracle_calls, "in_a_fork", way("fork"))
     monkeypatch.setattr(oracle_calls, "in_a_zygote", way("zygote"))
-    safety.say_once.cache_clear()
+    fork_safety.say_once.cache_clear()
     return asked
 
 
 def submit(case: Case) -> Outcome:
-    return workers.submit(case, seconds=30)
+    return isolation.submit(case, seconds=30)
 
 
 def test_where_forks_have_no_autograd_only_questions_without_it_are_forked(
@@ -156,7 +157,7 @@ def test_accelerator_in_use_is_never_forked(ways: list[str], monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     submit(case_of("eager"))
     assert ways == ["zygote"]
-    assert "cuda is initialised" in str(workers.fork_refusal(autograd=False))
+    assert "cuda is initialised" in str(isolation.fork_refusal(autograd=False))
 
 
 def test_backend_whose_first_addition_hangs_in_a_fork_goes_on_elsewhere(
@@ -175,7 +176,7 @@ def test_backend_whose_first_addition_hangs_in_a_fork_goes_on_elsewhere(
 
     case = case_of(compiler=threaded)
     assert case.backend.modules
-    safety.say_once.cache_clear()
+    fork_safety.say_once.cache_clear()
     with caplog.at_level(logging.WARNING, "minidbg"):
         outcomes = [submit(case) for _ in range(2)]
     assert ["ReluNotSupported" in one.message for one in outcomes] == [True, True]
@@ -193,8 +194,8 @@ def test_engine_starts_before_a_cuda_build_pretends_to_have_devices() -> None:
         import torch
         x = torch.ones(3, requires_grad=True)
         torch.compile(lambda x: x.sin().sum(), backend="aot_eager")(x).backward()
-        from minidbg import workers
-        print(workers.fork_refusal())
+        from minidbg import isolation, processes
+        print(isolation.fork_refusal())
         """
     )
     if torch.cuda.is_available() or any(map(os.path.exists, _torch.DRIVERS)):
@@ -208,13 +209,13 @@ def test_engine_starts_before_a_cuda_build_pretends_to_have_devices() -> None:
 def test_driver_in_sight_leaves_the_engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """There it would start the threads that it is to do without."""
     ran: list[object] = []
-    monkeypatch.setattr(_torch, "DRIVERS", ("/dev/null",))
+    monkeypatch.setattr("minidbg._torch.process.DRIVERS", ("/dev/null",))
     monkeypatch.setattr(torch.autograd, "backward", ran.append)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert not _torch.forks_survive_autograd()
     assert ran == []
-    monkeypatch.setattr(_torch, "DRIVERS", ())
-    monkeypatch.setattr(_torch, "autograd_has_threads", lambda: False)
+    monkeypatch.setattr("minidbg._torch.process.DRIVERS", ())
+    monkeypatch.setattr("minidbg._torch.process.autograd_has_threads", lambda: False)
     assert _torch.forks_survive_autograd()
     assert len(ran) == 1
 

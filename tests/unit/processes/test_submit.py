@@ -17,7 +17,7 @@ from minidbg import references
 from minidbg.case import BackendRef, CallPath, Case
 from minidbg.failure import Direction, Kind, Outcome, Signature, Verdict
 from minidbg.graphs import capture_by_dynamo
-from minidbg.workers import submit
+from minidbg.isolation import submit
 
 CaseOf = Callable[..., Case]
 MEMORY = 512 << 20
@@ -200,7 +200,7 @@ def test_backend_may_be_a_closure_with_live_state(case_of: CaseOf) -> None:
 
 
 def test_fault_of_the_oracle_is_invalid_and_says_so(case_of: CaseOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    from minidbg.workers import oracle_calls
+    from minidbg.isolation import oracle_calls
 
     monkeypatch.setattr(oracle_calls, "execute", lambda case, **_: 1 / 0)
     outcome = ask(case_of(planted.raises_on_relu))

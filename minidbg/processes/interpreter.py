@@ -5,20 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Self
 
-import psutil
+from minidbg.processes.child import Child, ChildResult, end_of
+from minidbg.processes.run_script import RUN_SCRIPT
 
-from minidbg.workers.result import ChildResult
-
-LAST_WORDS_S = 2.0
-TAIL_BYTES = 64 * 1024
 LONGEST_OUTPUT_BYTES = 64 << 20
 
 
@@ -30,7 +26,7 @@ def run_python(
     env: Mapping[str, str | None] | None = None,
     python: str = sys.executable,
 ) -> ChildResult:
-    """Run ``python *argv`` to its end or to the limit; ``env`` is added to this process's environment; None takes a variable out.
+    """Run ``python *argv`` for at most ``seconds``. ``env`` overrides variables; None unsets one.
 
     ``argv`` may begin with this interpreter's own path. Raises OSError when no process can be made.
     """
@@ -53,49 +49,45 @@ class Program:
         python: str = sys.executable,
     ) -> None:
         self.began = time.monotonic()
+        variables = {
+            name: value for name, value in {**os.environ, **(env or {})}.items() if value is not None
+        }
         with contextlib.ExitStack() as stack:
             self.out, self.err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
-            given = {
-                name: value for name, value in {**os.environ, **(env or {})}.items() if value is not None
-            }
-            self.child = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [python, "-X", "faulthandler", *arguments],
-                stdin=stdin,
-                stdout=self.out,
-                stderr=self.err,
-                cwd=cwd,
-                env=given,
-                start_new_session=True,
-            )
+                stdin=stdin, stdout=self.out, stderr=self.err, cwd=cwd, env=variables, start_new_session=True,
+            )  # fmt: skip
             self.stack = stack.pop_all()
+        self.child = Child(self.process.pid)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         with self.stack:
-            if self.child.stdin is not None:
+            if self.process.stdin is not None:
                 with contextlib.suppress(OSError):
-                    self.child.stdin.close()
-            if self.child.returncode is None:
-                end_group(self.child, ask_first=False)
+                    self.process.stdin.close()
+            if self.process.returncode is None:
+                self.end()
+
+    def end(self) -> None:
+        """Kill what is left of the program, and all that it started."""
+        self.child.memory_in_use()  # for who belongs to it
+        self.child.end()
+        self.process.returncode = self.child.code or 0  # it is reaped, and Popen need not wait for it
 
     def result_within(self, seconds: float) -> ChildResult:
         """Wait for the end, at most ``seconds`` from now; what is left of the program then is killed."""
-        timed_out = False
         try:
-            self.child.wait(seconds)
-        except subprocess.TimeoutExpired:
-            timed_out = True
+            self.child.wait_until(time.monotonic() + seconds)
         finally:
-            end_group(self.child, ask_first=timed_out)
-        code = self.child.returncode
+            self.end()
         return ChildResult(
-            exit_status=code if code >= 0 else None,
-            signal=-code if code < 0 else None,
-            timed_out=timed_out,
+            **self.child.ending(),
             stdout=end_of(self.out, LONGEST_OUTPUT_BYTES),
-            stderr_tail=end_of(self.err, TAIL_BYTES),
+            stderr_tail=end_of(self.err),
             seconds=time.monotonic() - self.began,
         )
 
@@ -108,36 +100,13 @@ class Standby(Program):
     """
 
     def __init__(self, modules: Sequence[str], *, env: Mapping[str, str | None] | None = None) -> None:
-        script = os.path.join(os.path.dirname(__file__), "standby.py")
-        super().__init__([script, *modules], stdin=subprocess.PIPE, env=env)
+        super().__init__([RUN_SCRIPT, "--standby", *modules], stdin=subprocess.PIPE, env=env)
 
     def run(self, argv: Sequence[str], *, seconds: float, cwd: str | os.PathLike[str]) -> ChildResult:
         """Run ``python *argv`` in it, once; as ``run_python`` otherwise."""
         self.began = time.monotonic()
-        assert self.child.stdin is not None
+        assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died while importing: its status says so
-            self.child.stdin.write(json.dumps({"argv": list(argv), "cwd": os.fspath(cwd)}).encode() + b"\n")
-            self.child.stdin.close()
+            self.process.stdin.write(json.dumps({"argv": list(argv), "cwd": os.fspath(cwd)}).encode() + b"\n")
+            self.process.stdin.close()
         return self.result_within(seconds)
-
-
-def end_group(child: subprocess.Popen[bytes], *, ask_first: bool) -> None:
-    """Kill the child's group and its descendants elsewhere; asked first, faulthandler writes the child's stack."""
-    family: list[psutil.Process] = []
-    with contextlib.suppress(psutil.Error):
-        family = psutil.Process(child.pid).children(recursive=True)
-    if ask_first:
-        child.send_signal(signal.SIGABRT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(LAST_WORDS_S)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
-    for process in family:
-        with contextlib.suppress(psutil.Error):
-            process.kill()  # psutil knows the process by its start time, not by its number alone
-    child.wait()
-
-
-def end_of(file: Any, most: int) -> str:
-    file.seek(max(0, file.seek(0, os.SEEK_END) - most))
-    return str(file.read().decode(errors="replace"))

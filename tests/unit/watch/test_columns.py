@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from minidbg.watch.devices import Machine, devices_of, missing, parse_devices, said_aloud
+from minidbg.watch.columns import Machine, devices_of, parse_devices, said_aloud, variants
 from minidbg.watch.in_worker import accelerators
 
 
@@ -59,7 +59,7 @@ def test_all_means_what_is_here_and_a_name_that_is_not_here_is_skipped_aloud() -
     here = machine_of(torch_with("xpu", 1))
     assert devices_of("cpu", parse_devices("all"), here) == ("cpu", "xpu:0")
     wanted = devices_of("cpu", parse_devices("cpu,cuda:1,xpu"), here)
-    assert missing(wanted, here) == ("cuda:1",)
+    assert [device for device in wanted if device not in here.environments] == ["cuda:1"]
     assert said_aloud("cuda:1", 3, here).startswith(
         "cuda:1 not present (found cpu, xpu:0); 3 repros skipped there"
     )
@@ -76,3 +76,12 @@ def test_another_driver_is_another_place_and_another_torch_is_not() -> None:
     )
     assert old.key != new.key
     assert "2.13.0" not in old.key
+
+
+def test_each_variable_and_each_option_is_a_column_and_nothing_is_one_too() -> None:
+    columns = variants(("cpu",), ("", "A=1 B='x y'"), ("", "{'fuse': False, 'triton.x': 2}"))
+    assert [str(column) for column in columns] == [
+        "cpu", "cpu {fuse=False, triton.x=2}", "cpu A=1 B='x y'", "cpu A=1 B='x y' {fuse=False, triton.x=2}",
+    ]  # fmt: skip
+    assert columns[3].variables == {"A": "1", "B": "x y"}
+    assert columns[3].given_options == {"fuse": False, "triton.x": 2}

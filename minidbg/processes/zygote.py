@@ -29,9 +29,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from minidbg import _torch
-from minidbg.workers.fork import Notes, call_in_fork, fork
-from minidbg.workers.result import JSON, ChildResult
+from minidbg.processes.child import JSON, ChildResult, kill_group
+from minidbg.processes.fork import Notes, call_in_fork, fork
 
 MEMORY = Path("/dev/shm")
 """A folder that is memory, where there is one."""
@@ -108,7 +107,7 @@ class Zygote:
         try:
             with theirs:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-X", "faulthandler", "-m", "minidbg.workers.zygote", *arguments],
+                    [sys.executable, "-X", "faulthandler", "-m", "minidbg.processes.zygote", *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=self.stderr,
                     stderr=self.stderr,
@@ -149,8 +148,7 @@ class Zygote:
     def end(self) -> None:
         """End it; what runs in its children ends with it."""
         self.control.close()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        kill_group(self.process.pid)
         self.process.wait()
         self.stderr.close()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -210,6 +208,8 @@ def serve(control: socket.socket) -> None:
 
 def get_ready(question: Mapping[str, Any], warmed: set[str]) -> None:
     """Import and compile here, once, what the question's child would have to."""
+    from minidbg import _torch  # late: the asker's side of this file needs no torch
+
     os.environ.clear()
     os.environ.update(question["environ"])
     sys.path[:] = question["path"]
@@ -231,6 +231,8 @@ def get_ready(question: Mapping[str, Any], warmed: set[str]) -> None:
 
 def starts_nothing(module: str) -> bool:
     """Whether the import of ``module``, tried in a child, starts no thread and initialises no accelerator."""
+
+    from minidbg import _torch
 
     def imported() -> bool:
         before = threads()
@@ -274,7 +276,7 @@ def supervise(question: Mapping[str, Any], asker: socket.socket, stream: int | N
 
 
 if __name__ == "__main__":
-    from minidbg.workers import zygote
+    from minidbg.processes import zygote
 
     try:
         with socket.socket(fileno=int(sys.argv[1])) as given:

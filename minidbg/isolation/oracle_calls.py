@@ -1,31 +1,40 @@
-"""One oracle call in a child: what kills the child, or never comes back, is an Outcome like any other."""
+"""One oracle call in a child: what kills the child, or never comes back, is an Outcome like any other.
+
+How long such a call may take when the case is a hang is derived from what a healthy call takes with the same backend. A hang is
+only known by its length, and each question that shows it costs all of the limit. So the limit must be short, and still so long
+that a healthy call on a busy machine stays far below it.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import fx
 
+from minidbg import processes
 from minidbg.case import Case
-from minidbg.failure import Kind, Outcome, Signature, Verdict
+from minidbg.errors import CannotWrite
+from minidbg.failure import Kind, Outcome, Verdict
+from minidbg.graphs import ranks
 from minidbg.graphs.effects import is_call
+from minidbg.isolation.fork_safety import fork_refusal, say_once
+from minidbg.isolation.machine_failures import unless_the_machine_failed
+from minidbg.isolation.packing import packed, warmth
 from minidbg.oracle import execute
 from minidbg.oracle.child import death_name, died, memory_limit
 from minidbg.oracle.embed import settings_of
 from minidbg.oracle.suspects import suspects_in_stack
-from minidbg.workers import limits
-from minidbg.workers.fork import Notes, call_in_fork
-from minidbg.workers.kernels import VARIABLE, remove_unfinished
-from minidbg.workers.result import ChildResult
-from minidbg.workers.safety import fork_refusal, say_once
+from minidbg.processes import ChildResult
+
+BACKEND_QUESTION_S = 20.0
+"""For one addition in a fork, with a backend that nobody has seen work in one."""
+WORKS_IN_FORKS: dict[tuple[int, str], bool] = {}
+"""By process and backend."""
 
 
 def submit(
@@ -43,7 +52,7 @@ def submit(
     memory_bytes = memory_bytes or memory_limit()
 
     def ask_once(case: Case, seconds: float) -> Outcome:
-        if TRAVEL and must_spawn(case):
+        if must_spawn(case):
             return in_a_zygote(case, seconds, memory_bytes, to_the_end=to_the_end)
         return in_a_fork(case, seconds, memory_bytes, to_the_end=to_the_end)
 
@@ -51,112 +60,41 @@ def submit(
         return unless_the_machine_failed(lambda: ask_once(case, seconds), expected=case.signature)
 
     if case.kind is Kind.HANG:
-        enough = limits.time_for(case, ask)
-        return ask(case, seconds if enough is None else min(seconds, max(limits.LEAST_S, enough)))
+        enough = time_for(case, ask)
+        return ask(case, seconds if enough is None else min(seconds, max(LEAST_S, enough)))
     outcome = ask(case, seconds)
     if case.kind is None and outcome.signature is not None and outcome.signature.kind is Kind.HANG:
-        enough = limits.time_for(case, ask)
+        enough = time_for(case, ask)
         if enough is not None and enough > seconds:
             return ask(case, enough)
     return outcome
 
 
-PAUSES_S = (0.2, 1.0, 4.0)
-"""Before a question is asked again that the machine has answered: what another process is writing is then there."""
-MACHINE_FAILURES = {
-    "a library in the kernel cache was unfinished": (
-        r"(ImportError|OSError): (?P<file>\S+): (cannot open shared object file|file too short|invalid ELF header"
-        r"|ELF load command|cannot read file data|failed to map segment)"
-    ),
-    "a file in the kernel cache was gone": r"FileNotFoundError: \[Errno 2\][^\n]*'(?P<file>[^'\n]+)'",
-    "no space was left on the device": r"No space left on device|Errno 28\b|\bENOSPC\b|Disk quota exceeded",
-    "the compiler was killed": (
-        r"Killed signal terminated program|terminated with signal 9|internal compiler error: Killed"
-        r"|CalledProcessError: [^\n]*died with <Signals.SIGKILL"
-    ),
-    "no process could be made": r"BlockingIOError: \[Errno 11\]|\bf?v?fork: [^\n]*Resource temporarily unavailable",
-}
-"""Failures of what a question is asked with, never of the backend: why, and what their text looks like.
-
-``file`` must lie in the kernel cache; the same of another file is the backend's own.
-"""
-
-
-def unless_the_machine_failed(ask: Callable[[], Outcome], *, expected: Signature | None) -> Outcome:
-    """The outcome of ``ask()``, which is called again where the machine failed and not the backend.
-
-    Where the machine goes on failing, the outcome is invalid and says why. A failure that is ``expected`` is the answer,
-    whatever it looks like. Raises OSError when no process can be made.
-    """
-    for pause in (*PAUSES_S, None):
-        try:
-            outcome = ask()
-            why = machine_failure(outcome, expected)
-        except OSError:
-            if pause is None:
-                raise
-        else:
-            if why is None:
-                return outcome
-            if pause is None:
-                break
-            with contextlib.suppress(KeyError, OSError):
-                remove_unfinished(Path(os.environ[VARIABLE]))
-        time.sleep(pause)
-    return replace(outcome, verdict=Verdict.INVALID, signature=None, reason=f"{why}, again and again")
-
-
-def machine_failure(outcome: Outcome, expected: Signature | None) -> str | None:
-    """Which failure of the machine ``outcome`` tells of, when it is not the failure that was ``expected``; else None."""
-    unexpected = outcome.verdict in (Verdict.CHANGED, Verdict.INVALID)
-    if not unexpected and (expected is not None or outcome.verdict is not Verdict.REPRODUCES):
-        return None
-    for why, pattern in MACHINE_FAILURES.items():
-        found = re.search(pattern, outcome.message)
-        file = found.groupdict().get("file") if found is not None else None
-        if found is not None and (file is None or is_in_kernel_cache(file)):
-            return why
-    return None
-
-
-def is_in_kernel_cache(file: str) -> bool:
-    folder = os.environ.get(VARIABLE)
-    return folder is not None and Path(file).is_relative_to(folder)
-
-
-class Travel(Protocol):
-    """How a case gets to another interpreter, and its outcome back."""
-
-    def __call__(
-        self, case: Case, *, seconds: float, memory_bytes: int | None, to_the_end: bool
-    ) -> Outcome | ChildResult: ...
-
-
-TRAVEL: list[Travel] = []
-"""The room that writes scripts knows the way; it is above this one."""
-BACKEND_QUESTION_S = 20.0
-"""For one addition in a fork, with a backend that nobody has seen work in one."""
-WORKS_IN_FORKS: dict[tuple[int, str], bool] = {}
-"""By process and backend."""
-
-
-def use_for_travel(travel: Travel) -> None:
-    """Have cases sent to forks of the zygote by ``travel``."""
-    TRAVEL[:] = [travel]
+# ---- the way to a child ----------------------------------------------------------------------------
 
 
 def must_spawn(case: Case) -> bool:
     """Whether ``case`` must be asked in another interpreter than a fork of this process. A refusal is said once."""
-    wanted = os.environ.get("MINIDBG_WORKERS", "")
-    if wanted in ("spawn", "fork"):
-        return wanted == "spawn"
-    refusal = fork_refusal(autograd=may_use_autograd(case)) or hang_in_forks(case)
-    if refusal is not None:
+    refusal = why_not_in_a_fork(case)
+    if refusal is not None and refusal != ASKED_FOR:
         say_once(
             f"{refusal}; questions are asked in forks of a fresh interpreter, "
             "which costs some seconds once, for its imports, and a copy of the inputs for each question"
         )
     return refusal is not None
+
+
+ASKED_FOR = "the setting 'workers' is 'spawn'"
+
+
+def why_not_in_a_fork(case: Case) -> str | None:
+    """Why ``case`` cannot run in a fork of this process; None when it can, or ``MINIDBG_WORKERS`` says so."""
+    wanted = os.environ.get("MINIDBG_WORKERS", "")
+    if wanted in ("spawn", "fork"):
+        return ASKED_FOR if wanted == "spawn" else None
+    if ranks.has_real_group() and ranks.needs_group(case.graph_module, case.inputs):
+        return "this process is connected to other ranks, which no fork of it may talk to"
+    return fork_refusal(autograd=may_use_autograd(case)) or hang_in_forks(case)
 
 
 def may_use_autograd(case: Case) -> bool:
@@ -183,7 +121,7 @@ def hang_in_forks(case: Case) -> str | None:
         return None
     key = (os.getpid(), f"{case.backend.expression} {case.backend.embedded}")
     if key not in WORKS_IN_FORKS:
-        outcome = in_a_fork(limits.one_addition(case), BACKEND_QUESTION_S, None)
+        outcome = in_a_fork(one_addition(case), BACKEND_QUESTION_S, None)
         hangs = outcome.signature is not None and outcome.signature.kind is Kind.HANG
         WORKS_IN_FORKS[key] = not hangs
     if WORKS_IN_FORKS[key]:
@@ -192,15 +130,27 @@ def hang_in_forks(case: Case) -> str | None:
 
 
 def in_a_zygote(case: Case, seconds: float, memory_bytes: int | None, *, to_the_end: bool = True) -> Outcome:
-    """One run in a fork of a fresh interpreter."""
-    ended = TRAVEL[0](case, seconds=seconds, memory_bytes=memory_bytes, to_the_end=to_the_end)
-    return ended if isinstance(ended, Outcome) else outcome_of(case, ended, memory_bytes)
+    """One run in a fork of a fresh interpreter. Raises OSError."""
+    try:
+        with packed(case) as path:
+            done = processes.call_in_zygote(
+                "minidbg.isolation.packing:answer",
+                {"path": str(path), "margin": case.margin, "to_the_end": to_the_end},
+                seconds=seconds,
+                memory_bytes=memory_bytes,
+                **warmth(case),
+            )
+    except CannotWrite as refusal:
+        return Outcome(Verdict.INVALID, reason=str(refusal))
+    if done.answered:
+        return Outcome.from_json(done.value).judged_against(case.signature)
+    return outcome_of(case, done, memory_bytes)
 
 
 def in_a_fork(case: Case, seconds: float, memory_bytes: int | None, *, to_the_end: bool = True) -> Outcome:
     """One run in a fork."""
-    note = Notes()
-    done = call_in_fork(
+    note = processes.Notes()
+    done = processes.call_in_fork(
         lambda: execute(case, note=note, to_the_end=to_the_end).to_json(),
         seconds=seconds,
         memory_bytes=memory_bytes,
@@ -234,3 +184,53 @@ def died_by(done: ChildResult, memory_bytes: int | None) -> str:
     if done.signal is None and done.exit_status is None:
         return "unknown death"
     return death_name(-done.signal if done.signal is not None else done.exit_status or 0)
+
+
+# ---- how long a hang is waited for -----------------------------------------------------------------
+
+
+LEAST_S = 2.0
+MOST_S = 600.0
+TIMES = 10.0
+"""The limit is so many times the healthy time."""
+NODES = 50
+"""A graph with so many nodes more is expected to take twice as long."""
+HEALTHY: dict[tuple[str, ...], float | None] = {}
+"""Seconds of a healthy call, by backend and call path; None where even one addition does not come back well."""
+
+Ask = Callable[[Case, float], Outcome]
+"""One oracle call with a limit in seconds."""
+
+
+def time_for(case: Case, ask: Ask) -> float | None:
+    """Seconds after which ``case`` hangs; None when the backend did not do even one addition here."""
+    key = (case.backend.expression, repr(case.backend.options), str(case.backend.mode), str(case.call))
+    if key not in HEALTHY:
+        outcome = ask(one_addition(case), MOST_S / TIMES)
+        HEALTHY[key] = outcome.seconds if outcome.verdict is Verdict.GONE else None
+    healthy = HEALTHY[key]
+    if healthy is None:
+        return None
+    return min(MOST_S, healthy * TIMES * (1 + len(case.graph_module.graph.nodes) / NODES))
+
+
+def one_addition(case: Case) -> Case:
+    """The smallest case for the same backend, on the same device, in the same modes."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(torch.ops.aten.add.Tensor, (x, 1)),))
+    return replace(
+        case,
+        graph_module=fx.GraphModule(torch.nn.Module(), graph),
+        inputs=(torch.ones(3, device=main_device(case.inputs)),),
+        signature=None,
+        dynamic=False,
+        dynamic_dims=(),
+        backward=False,
+    )
+
+
+def main_device(values: tuple[Any, ...]) -> torch.device:
+    """Where most tensors of ``values`` are."""
+    devices = [value.device for value in values if isinstance(value, torch.Tensor)]
+    return max(devices, key=devices.count, default=torch.device("cpu"))

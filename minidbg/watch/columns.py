@@ -1,7 +1,9 @@
-"""Devices: which were asked for, which are here, and what a result was seen on."""
+"""The columns of the matrix: a device, and what of its environment and its backend's options each run there changes."""
 
 from __future__ import annotations
 
+import ast
+import itertools
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,34 +60,43 @@ def parse_devices(text: str | None) -> tuple[str, ...] | None:
     return names
 
 
-def devices_of(
-    own: str, wanted: Sequence[str] | None, machine: Machine, variants: Sequence[str] = ()
-) -> tuple[str, ...]:
-    """The columns that a repro is to run in: the devices wanted, else its ``own``, each once for every variant.
-
-    Missing devices are among them. A variant is variables of the environment: ``ACME_FUSE=1``; its column ``cpu ACME_FUSE=1``.
-    """
+def devices_of(own: str, wanted: Sequence[str] | None, machine: Machine) -> tuple[str, ...]:
+    """The devices that a repro is to run on: those wanted, else its ``own``. Missing ones are among them."""
     names = [own]
     if wanted is not None:
         names = [name for one in wanted for name in (machine.present() if one == "all" else (one,))]
-    return tuple(
-        dict.fromkeys(f"{name} {variant}".strip() for name in names for variant in variants or ("",))
-    )
+    return tuple(dict.fromkeys(names))
 
 
-def device_in(column: str) -> str:
-    """The device of a column."""
-    return column.partition(" ")[0]
+@dataclass(frozen=True, slots=True, order=True)
+class Column:
+    """A device and a variant: ``cpu ACME_FUSE=1 {level=3}``. The history knows it by that name."""
+
+    device: str
+    env: str = ""
+    """Variables of the environment: ``ACME_FUSE=1``, or several of them."""
+    options: str = ""
+    """Options that are added to those of the repro's header, a Python dict as text."""
+
+    def __str__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self.given_options.items())
+        return " ".join(part for part in (self.device, self.env, options and f"{{{options}}}") if part)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables by name."""
+        return dict(word.split("=", 1) for word in shlex.split(self.env))
+
+    @property
+    def given_options(self) -> dict[str, Any]:
+        """The options by name."""
+        return dict(ast.literal_eval(self.options)) if self.options else {}
 
 
-def variables_in(column: str) -> dict[str, str]:
-    """The variables of a column's variant."""
-    return dict(word.split("=", 1) for word in shlex.split(column.partition(" ")[2]))
-
-
-def missing(devices: Iterable[str], machine: Machine) -> tuple[str, ...]:
-    """Those of ``devices`` that are not here."""
-    return tuple(device for device in devices if device_in(device) not in machine.environments)
+def variants(devices: Iterable[str], env: Sequence[str], options: Sequence[str]) -> tuple[Column, ...]:
+    """A column for each device with each of ``env`` and each of ``options``."""
+    every = itertools.product(devices, env or ("",), options or ("",))
+    return tuple(dict.fromkeys(Column(device, one, other) for device, one, other in every))
 
 
 def said_aloud(device: str, repros: int, machine: Machine) -> str:

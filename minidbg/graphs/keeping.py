@@ -1,12 +1,13 @@
-"""Nodes that cannot stand alone when a graph is cut out of a larger one, and those that may seem so."""
+"""Which nodes stay when a graph is cut out of a larger one: none that cannot stand alone, and the modes around the others."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Set
 
 from torch import fx
 
-from minidbg.graphs.effects import is_call
+from minidbg.graphs.effects import Mode, blocks, is_call, mode_of
 from minidbg.graphs.facts import Fact, Kind
 from minidbg.graphs.pieces import is_tensor, is_unpacking
 from minidbg.graphs.record import Recording
@@ -51,3 +52,39 @@ def _acts(node: fx.Node, fact: Fact) -> bool:
     """Whether the call matters though nothing uses what it gives: assertions, and what is called for an effect."""
     gives_nothing = fact.kind is Kind.PLAIN and fact.plain is None
     return gives_nothing or "assert" in str(node.target) or node.is_impure()
+
+
+def with_modes(recording: Recording, keep: Set[fx.Node], without: Set[fx.Node]) -> list[fx.Node]:
+    """``keep`` with the mode changes that are in force around its nodes, but for those of ``without``, in order."""
+    index = recording.index
+    needed = set(keep)
+    positions = sorted(index[node] for node in keep)
+    for enter, exit_ in blocks(recording.graph_module.graph):
+        first_inside = bisect_right(positions, index[enter])
+        holds = first_inside < len(positions) and positions[first_inside] < index[exit_]
+        if holds and enter not in without:
+            needed |= {enter, exit_}
+    needed |= _grad_changes(recording, needed, without)
+    return [node for node in recording.nodes if node in needed]
+
+
+def _grad_changes(recording: Recording, needed: Set[fx.Node], without: Set[fx.Node]) -> set[fx.Node]:
+    """The settings of grad mode that make a difference to a needed node, and one to end as the whole graph ends."""
+    settings = sorted(
+        (node for node in recording.mode_changes if mode_of(node) is Mode.GRAD),
+        key=recording.index.__getitem__,
+    )
+    state = start = recording.grad
+    pending: fx.Node | None = None
+    changes: set[fx.Node] = set()
+    for node in recording.nodes if settings else ():
+        if mode_of(node) is Mode.GRAD and node not in without:
+            pending = node
+        elif node in needed and pending is not None:
+            if pending.args[0] is not state:
+                changes.add(pending)
+                state = bool(pending.args[0])
+            pending = None
+    if state is not start and settings[-1].args[0] is start:
+        changes.add(settings[-1])
+    return changes

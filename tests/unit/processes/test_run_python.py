@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from minidbg.workers import run_python
+from minidbg.processes import run_python
 
 
 def test_program_runs_with_its_arguments_folder_and_environment(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """A process that runs scripts for the daemon: each in a forked child that already has torch, or in a fresh interpreter.
 
-Started as a plain file by ``minidbg.watch.pool``, so that it holds the standard library and what it is told to preload,
-nothing else. One thread; Linux or another POSIX system. It speaks lines of JSON over a socket given by number:
+Started by ``minidbg.watch.pool``. One thread; Linux or another POSIX system. It speaks lines of JSON over a socket given by number:
 
     -> {"id", "argv", "mode", "seconds", "memory_bytes", "env", "unset", "pycache", "nice"}     run a script
     -> {"cancel": id}                                                                             end a run
@@ -10,24 +9,15 @@ nothing else. One thread; Linux or another POSIX system. It speaks lines of JSON
 
 ``mode``: ``fork`` (a child of this process), ``prelude`` (a fresh interpreter that runs the script in the same way),
 ``fresh`` (``python script.py``, as a person would run it). A run is its own process group, and is ended as one. When the
-socket closes, everything ends: no process outlives the daemon. All of it is one file because a plain script can import
-nothing that lies beside it.
+socket closes, everything ends: no process outlives the daemon.
 """
 
 from __future__ import annotations
 
-import builtins
 import contextlib
-import ctypes
-import faulthandler
 import gc
-import hashlib
 import importlib
-import importlib.util
-import itertools
 import json
-import linecache
-import marshal
 import os
 import resource
 import selectors
@@ -39,30 +29,23 @@ import sys
 import tempfile
 import time
 import traceback
-import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
+from minidbg.processes.child import (
+    PR_SET_CHILD_SUBREAPER,
+    die_with_parent,
+    end_of,
+    kill_group,
+    prctl,
+    stand_alone,
+)
+from minidbg.processes.run_script import NO_VERDICT, RUN_SCRIPT, Base, loaded_files, run_script
+
 LAST_WORDS_S = 0.3
 """After the time limit: how long a run has to print its stack before it is killed."""
-TAIL_BYTES = 64_000
-SCRIPT_CODE = "scripts"
-"""Below the folder for bytecode: the compiled scripts."""
-MOST_FILES_READ = 10_000
-NO_VERDICT = 70
-"""Exit status of a script that ended by an uncaught exception; Python's own is 1, which means "reproduces"."""
-
-
-@dataclass(frozen=True, slots=True)
-class Base:
-    """What the server had loaded when it began to fork: files, and the last of its modules."""
-
-    files: frozenset[str] = frozenset()
-    last_module: str = ""
 
 
 @dataclass(slots=True)
@@ -84,7 +67,7 @@ class Server:
 
     control: socket.socket
     scratch: Path
-    base: Base = Base()
+    base: Base
     runs: dict[int, Run] = field(default_factory=dict)
     ended_groups: set[int] = field(default_factory=set)
     unread: bytes = b""
@@ -237,12 +220,6 @@ def ended_child() -> int | None:
     return ended.si_pid if ended else None
 
 
-def kill_group(group: int) -> None:
-    """Kill a process group; one that has ended already is fine."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
-
-
 def children_of(pid: int) -> list[int]:
     """The processes whose parent is ``pid``; empty where the kernel does not say."""
     with contextlib.suppress(OSError, ValueError):
@@ -251,11 +228,10 @@ def children_of(pid: int) -> list[int]:
 
 
 def tail(path: Path) -> str:
-    """The end of a file, as text."""
+    """The end of a file, as text; nothing when there is none."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            return file.read().decode(errors="replace")
+            return end_of(file)
     except OSError:
         return ""
 
@@ -293,15 +269,9 @@ def become_run(request: dict[str, Any], folder: Path, server: int, base: Base) -
 def settle_in(request: dict[str, Any], folder: Path, server: int) -> None:
     """Own group, own folder and output files, limits, and death together with the server."""
     os.setpgid(0, 0)
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
-    die_with_parent(signal.SIGKILL, server)
-    out = os.open(folder / "stdout", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    err = os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    null = os.open(os.devnull, os.O_RDONLY)
-    for descriptor, target in ((null, 0), (out, 1), (err, 2)):
-        os.dup2(descriptor, target)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    out, err = (os.open(folder / name, flags, 0o600) for name in ("stdout", "stderr"))
+    stand_alone(stdout=out, stderr=err, parent=server)
     os.closerange(3, 4096)
     os.chdir(folder)
     os.environ.update(request["env"])
@@ -311,17 +281,8 @@ def settle_in(request: dict[str, Any], folder: Path, server: int) -> None:
     tempfile.tempdir = None
     if request.get("nice"):
         os.nice(request["nice"])
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if request.get("memory_bytes"):
         limit_memory(request["memory_bytes"])
-
-
-def die_with_parent(number: int, parent: int) -> None:
-    """Have the kernel send signal ``number`` when process ``parent`` ends; Linux only, elsewhere nothing."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(NO_VERDICT)  # it has ended already
 
 
 def limit_memory(extra_bytes: int) -> None:
@@ -341,125 +302,25 @@ def execute(request: dict[str, Any], folder: Path) -> NoReturn:
         command = [sys.executable, *flags, *request["argv"]]
     else:
         (folder / "request.json").write_text(json.dumps(request))
-        command = [sys.executable, "-P", *flags, __file__, "--run", str(folder)]
+        command = [sys.executable, "-P", *flags, RUN_SCRIPT, "--run", str(folder)]
     os.execv(sys.executable, command)
-
-
-def run_script(request: dict[str, Any], folder: Path, base: Base) -> int:
-    """Run the script as ``__main__`` in this process; its exit status. Says which files it had loaded."""
-    faulthandler.enable(file=sys.stderr, all_threads=True)
-    if request["pycache"]:
-        sys.pycache_prefix, sys.dont_write_bytecode = request["pycache"], False
-    # Folders may have changed within their time stamp's grain, and sources since the server read them.
-    importlib.invalidate_caches()
-    linecache.clearcache()
-    sys.argv = list(request["argv"])
-    sys.path.insert(0, str(Path(sys.argv[0]).parent))
-    if request.get("one_thread") and (torch := sys.modules.get("torch")):
-        torch.set_num_threads(1)  # a forked process hangs where its parent had more
-    read = files_read()
-    try:
-        run_as_main(sys.argv[0], Path(request["pycache"], SCRIPT_CODE) if request["pycache"] else None)
-        return 0
-    except SystemExit as ended:
-        return exit_status(ended)
-    except BaseException:  # noqa: BLE001 - a traceback and a status of its own, as of any script
-        traceback.print_exc()
-        return NO_VERDICT
-    finally:
-        loaded = set(loaded_files(base.last_module)) - base.files
-        files = sorted({os.path.realpath(path) for path in loaded | read()})
-        (folder / "files.json").write_text(json.dumps(files))
-
-
-def files_read() -> Callable[[], set[str]]:
-    """From now on, the files that this process opens to read and never opens to write: a table is as good as code."""
-    read: set[str] = set()
-    written: set[str] = set()
-
-    def hear(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(arguments[0], str) and len(read) < MOST_FILES_READ:
-            (written if arguments[2] & (os.O_WRONLY | os.O_RDWR) else read).add(arguments[0])
-
-    sys.addaudithook(hear)
-    return lambda: {
-        path for path in read - written if not path.endswith((".py", ".pyc")) and os.path.isfile(path)
-    }
-
-
-def run_as_main(path: str, folder: Path | None) -> None:
-    """Execute the script as ``__main__``, as ``runpy.run_path`` does. Raises what it raises."""
-    code = code_of(path, folder)
-    module = types.ModuleType("__main__")
-    vars(module).update(__file__=path, __cached__=None, __package__="", __builtins__=builtins)
-    sys.modules["__main__"] = module
-    exec(code, vars(module))
-
-
-def code_of(path: str, folder: Path | None) -> types.CodeType:
-    """The compiled script; kept in ``folder`` under its path, and used again only for the very same text."""
-    source = Path(path).read_bytes()
-    key = hashlib.sha256(importlib.util.MAGIC_NUMBER + source).digest()
-    if folder is None:
-        return compile(source, path, "exec", dont_inherit=True)
-    stored = folder / f"{hashlib.sha256(path.encode()).hexdigest()[:32]}.code"
-    with contextlib.suppress(OSError, ValueError, EOFError, TypeError):
-        kept = stored.read_bytes()
-        if kept.startswith(key):
-            return cast(types.CodeType, marshal.loads(kept[len(key) :]))
-    code = compile(source, path, "exec", dont_inherit=True)
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        draft = stored.with_suffix(f".{os.getpid()}")
-        draft.write_bytes(key + marshal.dumps(code))
-        draft.replace(stored)
-    return code
-
-
-def exit_status(ended: SystemExit) -> int:
-    """What the interpreter would exit with."""
-    if ended.code is None:
-        return 0
-    if isinstance(ended.code, int):
-        return ended.code & 0xFF
-    print(ended.code, file=sys.stderr)
-    return NO_VERDICT
-
-
-def loaded_files(last_module: str = "") -> Iterator[str]:
-    """Every file this process has loaded code from: modules, and shared libraries (Linux).
-
-    Of modules only those that came after ``last_module``: in a forked child, a look at each of the server's would copy
-    twenty megabytes of its memory.
-    """
-    for name in [*itertools.takewhile(lambda name: name != last_module, reversed(sys.modules))]:
-        path = getattr(sys.modules[name], "__file__", None)
-        if isinstance(path, str):
-            yield path
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/maps").read_text().splitlines():
-            columns = line.split(maxsplit=5)
-            if len(columns) == 6 and columns[5].startswith("/") and ".so" in columns[5]:
-                yield columns[5]
 
 
 # Starting up
 
 
-def preload(names: Sequence[str], root: str, *, warm: str) -> None:
+def preload(names: Sequence[str], *, warm: str) -> None:
     """Import what every run needs, and compile once with torch (``warm``: aot, inductor, or empty for nothing).
 
     A name that cannot be imported is left to the runs.
     """
-    sys.path.append(root)
-    try:
-        for name in names:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(name)
-        if warm and "torch" in sys.modules:
-            importlib.import_module("minidbg._torch").warm_up_compiling(inductor=warm == "inductor")
-    finally:
-        sys.path.remove(root)
+    for name in names:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    if warm and "torch" in sys.modules:
+        from minidbg import _torch
+
+        _torch.warm_up_compiling(inductor=warm == "inductor")
 
 
 def fingerprints(files: Sequence[str]) -> dict[str, list[int]]:
@@ -472,18 +333,17 @@ def fingerprints(files: Sequence[str]) -> dict[str, list[int]]:
     return found
 
 
-def main(argv: Sequence[str]) -> int:
-    """``server.py CONFIG`` serves; ``server.py --run FOLDER`` is one run in a fresh interpreter."""
-    if argv[0] == "--run":
-        folder = Path(argv[1])
-        return run_script(json.loads((folder / "request.json").read_text()), folder, Base())
-    config = json.loads(argv[0])
+def main(root: str, text: str) -> None:
+    """Serve as the JSON ``text`` says. ``root``, on the path so that minidbg is found, is none of the scripts' business."""
+    config = json.loads(text)
     began = time.monotonic()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon, which tells us
     die_with_parent(signal.SIGTERM, config["parent"])
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    preload(config["preload"], config["root"], warm=config["warm"])
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    preload(config["preload"], warm=config["warm"])
+    sys.path.reverse()  # the last one is ours; it may be on the path by itself
+    sys.path.remove(root)
+    sys.path.reverse()
     loaded = frozenset(loaded_files())
     base = Base(loaded, next(reversed(sys.modules)))
     server = Server(socket.socket(fileno=config["socket"]), Path(config["scratch"]), base)
@@ -497,8 +357,3 @@ def main(argv: Sequence[str]) -> int:
     )
     gc.freeze()  # children share these objects: a collection in one of them must not copy their pages
     server.serve()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""How a case gets to another interpreter: as a script, with its values in files that are written once and mapped there."""
+"""A case on its way to another interpreter: as a script, with its values in files that are written once and mapped there."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minidbg import workers
+from minidbg import processes
 from minidbg.case import Case
-from minidbg.errors import CannotWrite
-from minidbg.failure import Outcome, Verdict
 from minidbg.graphs.contents import AT_A_GLANCE
 from minidbg.graphs.specs import Exactness
 from minidbg.oracle import execute
 from minidbg.repro.loading import load
 from minidbg.repro.render import STORED, Form, render
-from minidbg.workers.result import ChildResult
 
 LIMIT_BYTES = 1 << 40
 SPARE_BYTES = 256 << 20
@@ -38,24 +35,6 @@ def stored(key, dtype, device="cpu"):
     values = torch.from_file(path, size=size, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
     return values.view(dtype).to(device)
 '''
-
-
-def asked_elsewhere(
-    case: Case, *, seconds: float, memory_bytes: int | None, to_the_end: bool
-) -> Outcome | ChildResult:
-    """The outcome of ``case`` in a fork of the zygote, or how that ended. Raises OSError."""
-    try:
-        with packed(case) as path:
-            done = workers.call_in_zygote(
-                "minidbg.repro.travel:answer",
-                {"path": str(path), "margin": case.margin, "to_the_end": to_the_end},
-                seconds=seconds,
-                memory_bytes=memory_bytes,
-                **warmth(case),
-            )
-    except CannotWrite as refusal:
-        return Outcome(Verdict.INVALID, reason=str(refusal))
-    return Outcome.from_json(done.value).judged_against(case.signature) if done.answered else done
 
 
 def answer(argument: Mapping[str, Any], note: Callable[[str], object]) -> dict[str, Any]:
@@ -113,7 +92,7 @@ def write_once(path: Path, data: Any) -> None:
 @contextlib.contextmanager
 def folder_for(size: int) -> Iterator[Path]:
     """The zygote's folder, where it has room for ``size`` bytes; else one on disk, which goes when the block ends."""
-    folder = workers.start_zygote().folder
+    folder = processes.start_zygote().folder
     if shutil.disk_usage(folder).free < size + SPARE_BYTES:
         for path in folder.iterdir():
             if not IN_USE[path.name] and path.suffix != ".py":
@@ -123,6 +102,3 @@ def folder_for(size: int) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="minidbg-") as on_disk:
         yield Path(on_disk)
-
-
-workers.use_for_travel(asked_elsewhere)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from minidbg import workers
-from minidbg.workers.zygote import ZYGOTES
+from minidbg import processes
+from minidbg.processes.zygote import ZYGOTES
 
 
 def open_descriptors() -> int:
@@ -35,7 +35,7 @@ def own_zygote() -> set[int]:
 @pytest.fixture(scope="session", autouse=True)
 def _zygote_ends() -> Iterator[None]:
     yield
-    workers.end_zygote()
+    processes.end_zygote()
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,12 @@
+"""The only importer of torch's private names, a file for each subject. ``seen`` says in which versions those of a function were there."""
+
+from minidbg._torch.aot import *  # noqa: F403
+from minidbg._torch.backends import *  # noqa: F403
+from minidbg._torch.dynamo import *  # noqa: F403
+from minidbg._torch.guards import *  # noqa: F403
+from minidbg._torch.inductor import *  # noqa: F403
+from minidbg._torch.operators import *  # noqa: F403
+from minidbg._torch.private_names import *  # noqa: F403
+from minidbg._torch.process import *  # noqa: F403
+from minidbg._torch.ranks import *  # noqa: F403
+from minidbg._torch.tensors import *  # noqa: F403

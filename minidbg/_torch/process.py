@@ -1,0 +1,98 @@
+"""A process that children are forked from: threads, devices, and a compiler that is warm."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import sys
+from typing import Any
+
+import torch
+
+from minidbg._torch.private_names import seen
+from minidbg._torch.tensors import without_modes
+
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/dev/dri", "/dev/accel")
+"""Device files of accelerators that the engine of autograd may find: NVIDIA, WSL, AMD, Intel, others."""
+
+
+def forks_survive_autograd() -> bool:
+    """Whether children that are forked after autograd has run in this process can use it too.
+
+    Autograd's engine starts a thread for each device when it first runs, and no child forked after that may run it. A CUDA
+    build on a machine without a GPU has eight devices as soon as dynamo has made its first FakeTensorMode
+    (``_ensureCUDADeviceGuardSet``), none before: so the engine is started here, before, where there is no device.
+    """
+    if any(map(os.path.exists, DRIVERS)):
+        return torch.version.cuda is None and torch.version.hip is None and not autograd_has_threads()
+    with contextlib.suppress(Exception), without_modes(), torch.inference_mode(False), torch.enable_grad():
+        torch.autograd.backward(torch.ones(1, device="cpu", requires_grad=True).sum())
+    return not autograd_has_threads()
+
+
+def autograd_has_threads() -> bool:
+    """Whether autograd's engine has started threads for devices in this process (Linux)."""
+    for task in glob.glob("/proc/self/task/*/comm"):
+        with contextlib.suppress(OSError), open(task) as name:
+            if name.read().startswith("pt_autograd"):
+                return True
+    return False
+
+
+def warm_up_compiling(*, inductor: bool) -> None:
+    """Compile a little here, so that processes forked from this one have every import and lazy table already.
+
+    One thread only: a child hangs where its parent had more. No autograd where children could not use it after that. Whatever
+    a broken backend raises is left for the children to meet.
+    """
+    with_autograd = forks_survive_autograd()
+    torch.set_num_threads(1)
+    hub: Any = torch.hub
+    hub.tqdm.monitor_interval = 0  # dynamo's progress bar would start a thread, which no child would have
+    for backend in ("aot_eager", *(("inductor",) if inductor else ())):
+        with contextlib.suppress(Exception):
+            compiled = torch.compile(lambda value: torch.relu(value) + 1, backend=backend, fullgraph=True)
+            if with_autograd:
+                result: Any = compiled(torch.ones(4, requires_grad=True))
+                result.sum().backward()
+            with torch.no_grad():
+                compiled(torch.ones(4))
+    torch._dynamo.reset()
+    leave_out_measurements()
+
+
+@seen("2.11", "2.15")
+def leave_out_measurements() -> None:
+    """Have dynamo in this process leave out what only its logs want: a third of a small graph's compile in a forked child.
+
+    Each compile otherwise flushes the processor's caches to time its guards, and tokenizes the whole file of the traced
+    function for the name in a log line. Both are private; where torch does not have them, nothing happens.
+    """
+    guards, names = (sys.modules.get(f"torch._dynamo.{name}") for name in ("guards", "funcname_cache"))
+    if hasattr(guards, "profile_guard_manager"):
+        vars(guards)["profile_guard_manager"] = lambda *_: 0.0
+    if hasattr(names, "_add_file"):
+        vars(names)["_add_file"] = lambda path: vars(names)["cache"].setdefault(path, {})
+
+
+@seen("2.11", "2.15")
+def one_thread_after_fork() -> None:
+    """The first act of a forked child: OpenMP's and inductor's worker threads stayed with the parent.
+
+    A child that asks for a second thread waits for ever at its first matmul. ``compile_threads`` is private.
+    """
+    torch.set_num_threads(1)
+    config = sys.modules.get("torch._inductor.config")
+    if config is None:
+        from torch._inductor import config
+    config.compile_threads = 1  # type: ignore[union-attr]  # a config module takes its options as attributes
+
+
+def accelerator_in_use() -> str | None:
+    """The kind of accelerator that this process has initialised, which a forked child could not use."""
+    for kind in ("cuda", "xpu", "hpu", "npu"):
+        module = getattr(torch, kind, None)
+        if module is not None and getattr(module, "is_initialized", bool)():
+            return kind
+    return None

@@ -1,0 +1,20 @@
+"""Process groups of several ranks."""
+
+from __future__ import annotations
+
+import torch
+
+from minidbg._torch.private_names import seen
+
+
+@seen("2.13", "2.14", otherwise=lambda name: None)
+def ranks_of_group(name: str) -> list[int] | None:
+    """The ranks of the process group called ``name``; None for the group of all ranks, and where no group has that name."""
+    from torch.distributed import distributed_c10d
+
+    try:
+        group = distributed_c10d._resolve_process_group(name)
+    except (RuntimeError, ValueError):
+        return None
+    ranks = torch.distributed.get_process_group_ranks(group)
+    return None if group == torch.distributed.group.WORLD else ranks

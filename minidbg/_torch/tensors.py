@@ -1,0 +1,196 @@
+"""Tensors, symbolic numbers and graphs, and the modes around them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from minidbg._torch.private_names import nothing_around, seen
+
+
+@seen("2.11", "2.15")
+def lazy_graph_module(
+    root: Any, graph: torch.fx.Graph, class_name: str = "GraphModule"
+) -> torch.fx.GraphModule:
+    """A GraphModule that writes its forward only when it is called or printed."""
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+
+    return _LazyGraphModule(root, graph, class_name)
+
+
+@seen("2.11", "2.15")
+def append_node(
+    graph: torch.fx.Graph, like: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.fx.Node:
+    """A node like ``like`` at the end of ``graph``: its op, target, type, meta, and its name where that is free.
+
+    ``Graph.create_node`` without its walk over the arguments in Python, which takes most of its time, and without
+    asking whether a name that a graph has is one: on dynamo's long names that takes most of the rest. The names of
+    the namespace and of the look-up table are private.
+    """
+    name, used = like.name, graph._graph_namespace._used_names
+    if name in used:
+        name = graph._graph_namespace.create_name(name, None)
+    used.add(name)
+    node = torch.fx.Node(graph, name, like.op, like.target, args, kwargs, like.type)
+    graph._graph_namespace.associate_name_with_obj(name, node)
+    graph._insert(node)
+    graph._find_nodes_lookup_table.insert(node)
+    graph._len += 1
+    node.meta.update(like.meta)
+    return node
+
+
+@seen("2.11", "2.15", otherwise=lambda value: type(value).__name__ in ("FakeTensor", "FunctionalTensor"))
+def is_fake(value: object) -> bool:
+    """Whether ``value`` is a tensor without data: a FakeTensor, or a functional wrapper."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(value, FakeTensor) or (
+        isinstance(value, torch.Tensor) and torch._is_functional_tensor(value)
+    )
+
+
+@seen("2.11", "2.15")
+def hint(value: Any) -> Any:
+    """The number that a symbolic value stands for in this run, without a guard on it; any other value as it is.
+
+    None when there is none: the ragged size of a nested tensor has none. ``node.hint`` is private.
+    """
+    if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return value
+    return None if value.node.is_nested_int() or not value.node.has_hint() else value.node.hint
+
+
+@contextlib.contextmanager
+@seen("2.11", "2.15")
+def outside_tracing() -> Iterator[None]:
+    """A block in which no tracing context and no dispatch mode is active.
+
+    Work of ours inside a backend's call would overwrite dynamo's live context.
+    """
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with torch._guards.tracing(None), _disable_current_modes():
+        yield
+
+
+@seen("2.11", "2.15")
+def without_modes() -> contextlib.AbstractContextManager[Any]:
+    """Inside, no fake, functional or proxy mode touches what is called."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
+@contextlib.contextmanager
+@seen("2.11", "2.15", otherwise=nothing_around)
+def same_versions(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """A block whose writes to ``tensors`` autograd does not count: for putting back what was there before.
+
+    ``_unsafe_preserve_version_counter`` is private. Inference tensors have no version.
+    """
+    counted = tuple(tensor for tensor in tensors if not tensor.is_inference())
+    with torch.autograd.grad_mode._unsafe_preserve_version_counter(counted):
+        yield
+
+
+@seen("2.11", "2.15")
+def storage_identity(value: torch.Tensor) -> int:
+    """A number that tensors share exactly when they share their storage. ``_cdata`` is private."""
+    return int(value.untyped_storage()._cdata)
+
+
+@seen("2.11", "2.15")
+def is_inside_functorch(value: torch.Tensor) -> bool:
+    """Whether ``value`` lives inside a level of vmap, grad or jvp and exists nowhere else."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
+
+
+@contextlib.contextmanager
+@seen("2.11", "2.15")
+def functional_state_kept() -> Iterator[None]:
+    """A block after which no level of vmap or grad that it opened is open, and the states around them are as before.
+
+    Also of attention's kernels. ``_functorch`` and ``_sdpa_kernel`` as here are private.
+    """
+    from torch.nn import attention
+
+    levels, hooks = torch._C._functorch, torch._C._autograd
+    depth = levels.get_dynamic_layer_stack_depth()
+    inplace = levels.get_inplace_requires_grad_allowed()
+    disabled = hooks._saved_tensors_hooks_get_disabled_error_message()
+    kernels = attention._cur_sdpa_kernel_backends(with_priority=True)
+    try:
+        yield
+    finally:
+        while levels.get_dynamic_layer_stack_depth() > depth:
+            # One level at a time: pop_dynamic_layer_stack_and_undo_to_depth of 2.11 takes away two in each step.
+            kind = levels.peek_interpreter_stack().key().name.lower()
+            getattr(levels, f"_{kind.removesuffix('tionalize')}_decrement_nesting")()
+        if levels.get_inplace_requires_grad_allowed() != inplace:
+            levels.set_inplace_requires_grad_allowed(inplace)
+        if hooks._saved_tensors_hooks_get_disabled_error_message() != disabled:
+            if disabled is None:
+                hooks._saved_tensors_hooks_enable()
+            else:
+                hooks._saved_tensors_hooks_disable(disabled)
+        if attention._cur_sdpa_kernel_backends(with_priority=True) != kernels:
+            attention._sdpa_kernel(kernels, set_priority=True)
+
+
+@seen("2.11", "2.15")
+def symbol_of(value: object) -> str | None:
+    """The name of the symbol that ``value`` is: ``s0`` of a plain SymInt, None of anything else."""
+    if not isinstance(value, torch.SymInt | torch.SymFloat):
+        return None
+    expression = value.node.expr
+    return str(expression) if expression.is_Symbol else None
+
+
+@seen("2.11", "2.15")
+def symbols_in(value: object) -> set[str]:
+    """Names of the symbols in the shape and strides of a fake tensor, or in a symbolic number."""
+    if isinstance(value, torch.Tensor):
+        found: set[str] = set()
+        for size in (*value.shape, *(value.stride() if value.layout is torch.strided else ())):
+            found |= symbols_in(size)
+        return found
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return {str(symbol) for symbol in value.node.expr.free_symbols}
+    return set()
+
+
+@seen("2.11", "2.15")
+def negated_view(value: torch.Tensor) -> torch.Tensor:
+    """``value`` seen with its lazy negation bit flipped."""
+    return torch._neg_view(value)
+
+
+@seen("2.11", "2.15")
+def unflattened(values: Sequence[Any], spec: Any) -> Any:
+    """The structure that ``spec`` describes, with ``values`` as its leaves."""
+    from torch.utils._pytree import tree_unflatten
+
+    return tree_unflatten(values, spec)
+
+
+def load_exported(path: os.PathLike[str]) -> torch.export.ExportedProgram:
+    """``torch.export.load(path)``, which may not fall back to a pickle that runs code.
+
+    ``TORCH_FORCE_WEIGHTS_ONLY_LOAD`` of ``torch.load`` is private. Raises whatever torch's reader raises.
+    """
+    variable = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(variable)
+    os.environ[variable] = "1"
+    try:
+        return torch.export.load(path)
+    finally:
+        if before is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = before

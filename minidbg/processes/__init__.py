@@ -1,0 +1,21 @@
+"""Child processes that can be killed: what may crash, hang or fill the memory runs there. Nothing here imports torch."""
+
+from minidbg.processes.child import ChildResult, kill_group
+from minidbg.processes.fork import Notes, call_in_fork
+from minidbg.processes.interpreter import Standby, run_python
+from minidbg.processes.kernel_cache import own_kernel_cache, remove_unfinished
+from minidbg.processes.zygote import call_in_zygote, end_zygote, start_zygote
+
+__all__ = [
+    "ChildResult",
+    "Notes",
+    "Standby",
+    "call_in_fork",
+    "call_in_zygote",
+    "end_zygote",
+    "kill_group",
+    "own_kernel_cache",
+    "remove_unfinished",
+    "run_python",
+    "start_zygote",
+]

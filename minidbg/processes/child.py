@@ -1,0 +1,260 @@
+"""A child process under supervision: its own group, a deadline, a memory limit, its last words, and how it ended.
+
+``fork``, ``interpreter`` and ``server`` are the ways to get such a child. No room of processes imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, TypeAlias
+
+import psutil
+
+JSON: TypeAlias = Any
+"""What ``json`` can write, or ``bytes``."""
+POLL_S = 0.05
+LAST_WORDS_S = 2.0
+"""After the deadline: how long a child has to write its stack before it is killed."""
+TAIL_BYTES = 64_000
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+ORPHANED = 70
+"""Exit status of a child whose parent was gone before it could begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildResult:
+    """How a child ended, and what it answered if it did."""
+
+    value: JSON = None
+    """The answer; None also when there is none: see ``answered``."""
+    answered: bool = False
+    error: str = ""
+    """The traceback, when the question itself raised."""
+    signal: int | None = None
+    exit_status: int | None = None
+    """Neither is known when someone else has reaped the child."""
+    timed_out: bool = False
+    out_of_memory: bool = False
+    """Whether the child was ended for passing ``memory_bytes``."""
+    note: str = ""
+    """The last thing that the child noted."""
+    stderr_tail: str = ""
+    """The end of what it wrote to stderr (and stdout, if forked), with the stack that faulthandler wrote."""
+    stdout: str = ""
+    """What a program wrote to stdout."""
+    seconds: float = 0.0
+
+
+class Pipe:
+    """A pipe that keeps what it has read: all of it, or its last ``keep`` bytes."""
+
+    def __init__(self, keep: int | None = None) -> None:
+        self.keep = keep
+        self.read_end, self.write_end = os.pipe()
+        os.set_blocking(self.read_end, False)
+        self.data = bytearray()
+
+    def __enter__(self) -> Pipe:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close_write_end()
+        os.close(self.read_end)
+
+    def close_write_end(self) -> None:
+        if self.write_end >= 0:
+            os.close(self.write_end)
+            self.write_end = -1
+
+    def drain(self) -> bool:
+        """Read what is there; False at the end of the stream."""
+        while True:
+            try:
+                piece = os.read(self.read_end, 1 << 20)
+            except BlockingIOError:
+                return True
+            self.data += piece
+            if self.keep and len(self.data) > 2 * self.keep:
+                del self.data[: -self.keep]
+            if not piece:
+                return False
+
+    def text(self) -> str:
+        return self.data[-TAIL_BYTES:].decode(errors="replace")
+
+
+class Child:
+    """The parent's side of a child that leads its own process group; ``pipes`` are what it writes to."""
+
+    def __init__(self, pid: int, pipes: Sequence[Pipe] = (), asker: socket.socket | None = None) -> None:
+        """Whatever arrives at ``asker``, its end included, is a KeyboardInterrupt."""
+        self.pid, self.pipes, self.asker = pid, pipes, asker
+        self.timed_out = self.out_of_memory = False
+        self.code: int | None = None
+        """As ``subprocess`` has it; None when someone else has reaped the child."""
+        self.family: dict[int, float] = {}
+        """Who belongs to it, by number, and when each began: a number may be given anew."""
+        for pipe in pipes:
+            pipe.close_write_end()
+
+    def wait_until(self, deadline: float, limit_bytes: int | None = None) -> None:
+        """Return when the child is dead or over a limit; its pipes are emptied meanwhile."""
+        next_look = time.monotonic() + POLL_S
+        with selectors.DefaultSelector() as selector, self.exit_event(selector) as wakes:
+            for pipe in self.pipes:
+                selector.register(pipe.read_end, selectors.EVENT_READ)
+            if self.asker is not None:
+                selector.register(self.asker, selectors.EVENT_READ)
+            while not self.is_dead():
+                now = time.monotonic()
+                if now >= deadline:
+                    self.timed_out = True
+                    return self.ask_for_last_words()
+                if limit_bytes is not None and now >= next_look:
+                    if self.memory_in_use() > limit_bytes:
+                        self.out_of_memory = True
+                        return None
+                    next_look = time.monotonic() + POLL_S
+                until = deadline if wakes and limit_bytes is None else min(deadline, now + POLL_S)
+                for key, _ in selector.select(max(0.0, until - now)):
+                    self.read(selector, key.fd)
+        return None
+
+    def read(self, selector: selectors.BaseSelector, descriptor: int) -> None:
+        if self.asker is not None and descriptor == self.asker.fileno():
+            self.asker.recv(1)
+            raise KeyboardInterrupt
+        for pipe in self.pipes:
+            if descriptor == pipe.read_end and not pipe.drain():
+                selector.unregister(descriptor)
+
+    @contextlib.contextmanager
+    def exit_event(self, selector: selectors.BaseSelector) -> Iterator[bool]:
+        """Wake the selector when the child ends, where the kernel can tell (True); else the poll finds out."""
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except (OSError, AttributeError):
+            yield False
+            return
+        try:
+            selector.register(descriptor, selectors.EVENT_READ)
+            yield True
+        finally:
+            os.close(descriptor)
+
+    def is_dead(self) -> bool:
+        """Whether the child has ended; it is not reaped, so that its process group's number stays taken."""
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True  # reaped by someone else: the program ignores SIGCHLD, or waits for any child
+
+    def ask_for_last_words(self) -> None:
+        """Let faulthandler write the stack; it does so also while C code holds the GIL."""
+        self.memory_in_use()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGABRT)
+        until = time.monotonic() + LAST_WORDS_S
+        while not self.is_dead() and time.monotonic() < until:
+            for pipe in self.pipes:
+                pipe.drain()
+            time.sleep(0.005)
+
+    def memory_in_use(self) -> int:
+        """Resident bytes of the child and all that it started; remembers who they are."""
+        total = 0
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child = psutil.Process(self.pid)
+            for process in [child, *child.children(recursive=True)]:
+                with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                    self.family[process.pid] = process.create_time()
+                    total += own_bytes(process)
+        return total
+
+    def end(self) -> None:
+        """Kill the group and whoever left it, empty the pipes, reap the child."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self.pid, signal.SIGKILL)
+        kill_group(self.pid)
+        for pid, created in self.family.items():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                process = psutil.Process(pid)
+                if pid != self.pid and process.create_time() == created:
+                    process.kill()
+        with contextlib.suppress(ChildProcessError):
+            self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        for pipe in self.pipes:
+            pipe.drain()
+
+    def ending(self) -> dict[str, Any]:
+        """How it ended, as fields of a ChildResult."""
+        return {
+            "signal": -self.code if self.code is not None and self.code < 0 else None,
+            "exit_status": self.code if self.code is not None and self.code >= 0 else None,
+            "timed_out": self.timed_out,
+            "out_of_memory": self.out_of_memory,
+        }
+
+
+def own_bytes(process: psutil.Process) -> int:
+    """Resident bytes of ``process`` without the files it has mapped: a child of ours maps hundreds of megabytes of torch anew."""
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{process.pid}/status") as status:
+        lines = (line.split() for line in status)
+        return sum(int(line[1]) * 1024 for line in lines if line[0] in ("RssAnon:", "RssShmem:"))
+    return int(process.memory_info().rss)
+
+
+def kill_group(group: int) -> None:
+    """Kill a process group; one that has ended already is fine."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def end_of(file: BinaryIO, most: int = TAIL_BYTES) -> str:
+    """The end of what was written to ``file``, as text."""
+    file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+    return file.read().decode(errors="replace")
+
+
+# ---- in the child ----------------------------------------------------------------------------------
+
+
+def stand_alone(*, stdout: int, stderr: int, parent: int) -> None:
+    """Own streams, default signals, no core file, and death with ``parent``: the first acts of a forked child that leads a group."""
+    signal.set_wakeup_fd(-1)
+    for number in (
+        signal.SIGABRT, signal.SIGALRM, signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM
+    ):  # fmt: skip
+        signal.signal(number, signal.SIG_DFL)
+    die_with_parent(signal.SIGKILL, parent)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, target in ((null, 0), (stdout, 1), (stderr, 2)):
+        os.dup2(descriptor, target)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def die_with_parent(number: int, parent: int) -> None:
+    """Have the kernel send signal ``number`` when process ``parent`` ends; only Linux can, elsewhere nothing happens later."""
+    prctl(PR_SET_PDEATHSIG, int(number))
+    if os.getppid() != parent:
+        os._exit(ORPHANED)  # it had ended before
+
+
+LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def prctl(option: int, value: int) -> None:
+    """``prctl(2)``, on Linux. The library is looked up at import: a fork of a process with threads must load nothing."""
+    if LIBC is not None:
+        LIBC.prctl(option, value, 0, 0, 0)

@@ -1,0 +1,173 @@
+"""A script run as ``__main__`` in an interpreter that is already there. The standard library only, since it is started as a plain file too.
+
+    run_script.py --run FOLDER           the request in FOLDER/request.json, in a fresh interpreter
+    run_script.py --standby MODULE ...   import the modules, then wait for a script's name on stdin
+
+With ``--standby`` a line of JSON, ``{"argv": [script, ...], "cwd": folder}``, starts the script as ``python script ...`` would; the
+end of stdin ends the process.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import faulthandler
+import hashlib
+import importlib
+import importlib.util
+import itertools
+import json
+import linecache
+import marshal
+import os
+import runpy
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+RUN_SCRIPT = __file__
+SCRIPT_CODE = "scripts"
+"""Below the folder for bytecode: the compiled scripts."""
+MOST_FILES_READ = 10_000
+NO_VERDICT = 70
+"""Exit status of a script that ended by an uncaught exception; Python's own is 1, which means "reproduces"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What an interpreter had loaded when it began to fork: files, and the last of its modules."""
+
+    files: frozenset[str] = frozenset()
+    last_module: str = ""
+
+
+def run_script(request: dict[str, Any], folder: Path, base: Base) -> int:
+    """Run the script as ``__main__`` in this process; its exit status. Writes which files it loaded to ``folder``."""
+    faulthandler.enable(file=sys.stderr, all_threads=True)
+    if request["pycache"]:
+        sys.pycache_prefix, sys.dont_write_bytecode = request["pycache"], False
+    # Folders may have changed within their time stamp's grain, and sources since the server read them.
+    importlib.invalidate_caches()
+    linecache.clearcache()
+    sys.argv = list(request["argv"])
+    sys.path.insert(0, str(Path(sys.argv[0]).parent))
+    if request.get("one_thread") and (torch := sys.modules.get("torch")):
+        torch.set_num_threads(1)  # a forked process hangs where its parent had more
+    read = files_read()
+    try:
+        run_as_main(sys.argv[0], Path(request["pycache"], SCRIPT_CODE) if request["pycache"] else None)
+        return 0
+    except SystemExit as ended:
+        return exit_status(ended)
+    except BaseException:  # noqa: BLE001 - a traceback and a status of its own, as of any script
+        traceback.print_exc()
+        return NO_VERDICT
+    finally:
+        opened = read()  # before the look at what is loaded, which opens a file itself
+        loaded = set(loaded_files(base.last_module)) - base.files
+        files = sorted({os.path.realpath(path) for path in loaded | opened})
+        (folder / "files.json").write_text(json.dumps(files))
+
+
+def files_read() -> Callable[[], set[str]]:
+    """From now on, the files that this process opens to read and never opens to write: a table is as good as code."""
+    read: set[str] = set()
+    written: set[str] = set()
+
+    def hear(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], str) and len(read) < MOST_FILES_READ:
+            (written if arguments[2] & (os.O_WRONLY | os.O_RDWR) else read).add(arguments[0])
+
+    sys.addaudithook(hear)
+    return lambda: {
+        path for path in read - written if not path.endswith((".py", ".pyc")) and os.path.isfile(path)
+    }
+
+
+def run_as_main(path: str, folder: Path | None) -> None:
+    """Execute the script as ``__main__``, as ``runpy.run_path`` does. Raises what it raises."""
+    code = code_of(path, folder)
+    module = types.ModuleType("__main__")
+    vars(module).update(__file__=path, __cached__=None, __package__="", __builtins__=builtins)
+    sys.modules["__main__"] = module
+    exec(code, vars(module))
+
+
+def code_of(path: str, folder: Path | None) -> types.CodeType:
+    """The compiled script; kept in ``folder`` under its path, and used again only for the very same text."""
+    source = Path(path).read_bytes()
+    key = hashlib.sha256(importlib.util.MAGIC_NUMBER + source).digest()
+    if folder is None:
+        return compile(source, path, "exec", dont_inherit=True)
+    stored = folder / f"{hashlib.sha256(path.encode()).hexdigest()[:32]}.code"
+    with contextlib.suppress(OSError, ValueError, EOFError, TypeError):
+        kept = stored.read_bytes()
+        if kept.startswith(key):
+            return cast(types.CodeType, marshal.loads(kept[len(key) :]))
+    code = compile(source, path, "exec", dont_inherit=True)
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = stored.with_suffix(f".{os.getpid()}")
+        draft.write_bytes(key + marshal.dumps(code))
+        draft.replace(stored)
+    return code
+
+
+def exit_status(ended: SystemExit) -> int:
+    """What the interpreter would exit with."""
+    if ended.code is None:
+        return 0
+    if isinstance(ended.code, int):
+        return ended.code & 0xFF
+    print(ended.code, file=sys.stderr)
+    return NO_VERDICT
+
+
+def loaded_files(last_module: str = "") -> Iterator[str]:
+    """Every file this process has loaded code from: modules, and shared libraries (Linux).
+
+    Of modules only those that came after ``last_module``: in a forked child, a look at each of the server's would copy
+    twenty megabytes of its memory.
+    """
+    for name in [*itertools.takewhile(lambda name: name != last_module, reversed(sys.modules))]:
+        path = getattr(sys.modules[name], "__file__", None)
+        if isinstance(path, str):
+            yield path
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            columns = line.split(maxsplit=5)
+            if len(columns) == 6 and columns[5].startswith("/") and ".so" in columns[5]:
+                yield columns[5]
+
+
+def stand_by(modules: Sequence[str]) -> None:
+    """Import ``modules`` while nobody waits for it, then run the script that is named on stdin."""
+    for name in modules:
+        with contextlib.suppress(Exception):  # the script will say what is missing
+            importlib.import_module(name)
+    line = sys.stdin.readline()
+    if not line:
+        return
+    order = json.loads(line)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.chdir(order["cwd"])
+    sys.argv[:] = order["argv"]
+    sys.path[0] = os.path.dirname(order["argv"][0])
+    runpy.run_path(order["argv"][0], run_name="__main__")
+
+
+def main(way: str, *arguments: str) -> int:
+    """What the options at the top of this file say."""
+    if way == "--standby":
+        stand_by(arguments)
+        return 0
+    folder = Path(arguments[0])
+    return run_script(json.loads((folder / "request.json").read_text()), folder, Base())
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
