@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from minidbg import _torch, references
+from minidbg import _torch, devices, references
 from minidbg.backend.chain import Link
 from minidbg.backend.context import current_context
 from minidbg.case import CallPath, Case, Context, Level, Provenance, symbolic_dims
@@ -29,9 +29,7 @@ from minidbg.settings import Settings
 
 log = logging.getLogger("minidbg")
 MESSAGE_LINES, MESSAGE_CHARACTERS = 20, 4000
-STAND_INS = (
-    "values: some inputs had no data when it failed (fake, or freed since); seeded random ones stand in"
-)
+STAND_INS = "values: some inputs had no data when it failed (fake, freed since, or on a device in error); seeded random ones stand in"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ def case_of(failure: Failure, settings: Settings) -> Case:
     link, notes = failure.link, list(failure.notes)
     placeholders = [node for node in failure.graph_module.graph.nodes if node.op == "placeholder"]
     inputs = tuple(real_value(value, place) for place, value in enumerate(failure.inputs))
-    if any(_torch.is_fake(value) for value in failure.inputs):
+    if any(_torch.is_fake(value) for value in failure.inputs) or devices.in_error(failure.inputs):
         notes.append(STAND_INS)
     rank, size = rank_and_size()
     if size > 1:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from minidbg import _torch
+from minidbg import _torch, devices
 from minidbg.backend import backward, failures, flight, standing, verify
 from minidbg.backend.capture import Failure
 from minidbg.backend.chain import Link, compile_at_run_time
 from minidbg.backend.failures import Report
-from minidbg.backend.kept import NOTHING, Kept, keep
+from minidbg.backend.kept import NOTHING, Kept, capturing_device_graph, keep, tensors_in
 from minidbg.case import CompiledFn
 from minidbg.failure import Kind
 from minidbg.graphs.copying import copy_graph_module
@@ -119,12 +119,14 @@ class WrappedGraph:
         """A call of a graph that has not yet run well."""
         if any(_torch.is_fake(arg) for arg in args):
             return self.compiled_fn(*args)  # a tracer above us asks for shapes; nothing runs
+        at_rest(args)  # an error of what ran before is not one of this graph
         kept = self.keep(args)
         verification = None
         try:
             verification = self.verification(args, kept)
             with self.record.during(Step.RUN, self.links[self.position], args):
                 result = self.compiled_fn(*args)
+                at_rest(args, result)
         except Exception as error:
             again = self.after_failure(error, args, kept)
             del kept, verification  # the traceback holds this frame
@@ -220,7 +222,7 @@ class WrappedGraph:
             return known
         notes = () if restored else (STALE,)
         failure = self.failure(error, args, Kind.RUNTIME, notes)
-        if restored:
+        if restored and not devices.in_error(args):
             blameless = failures.eager_fails_too(failure, os.environ)
             self.put_back(kept)
             if blameless:
@@ -312,6 +314,13 @@ class WrappedGraph:
         later = self.links[self.position + 1 :]
         then = later[0].name if later else "eager"
         failures.warn_going_on(self.failure(error, values, kind), report, then)
+
+
+def at_rest(args: Sequence[Any], result: Any = ()) -> None:
+    """Wait for the devices of a call, which may raise late; not while a device graph is recorded."""
+    values = tensors_in([*args, *(result if isinstance(result, list | tuple) else (result,))])
+    if any(value.device.type != "cpu" for value in values) and not capturing_device_graph():
+        devices.synchronize(values)
 
 
 def written_by(result: Any, args: Sequence[Any]) -> list[Any]:

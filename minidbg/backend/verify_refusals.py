@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import psutil
 import torch
 from torch import Tensor, fx
 
-from minidbg import _torch
+from minidbg import _torch, devices
 from minidbg.backend.kept import capturing_device_graph, has_memory, tensors_in
 from minidbg.backend.verify_runs import sharing_memory
 from minidbg.graphs.copying import storage_bytes, storage_key
@@ -104,9 +103,5 @@ def bytes_of_example(example: Any) -> int:
 
 def free_bytes(tensors: Sequence[Tensor]) -> int:
     """Memory that is free on the accelerator of ``tensors``, else in this machine."""
-    for tensor in tensors:
-        module: Any = sys.modules.get(f"torch.{tensor.device.type}")
-        if tensor.device.type != "cpu" and hasattr(module, "mem_get_info"):
-            cached = module.memory_reserved(tensor.device) - module.memory_allocated(tensor.device)
-            return int(module.mem_get_info(tensor.device)[0] + cached)
-    return int(psutil.virtual_memory().available)
+    found = (devices.free_bytes(device) for device in devices.devices_of(tensors))
+    return next((free for free in found if free is not None), int(psutil.virtual_memory().available))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from minidbg import _torch
+from minidbg.devices import generators_put_back, in_use
 from minidbg.graphs import recipes
 from minidbg.graphs.describing import bytes_to_store, describe, usable_names
 from minidbg.graphs.fill_text import draws, fill_expression, grouped
@@ -222,11 +223,11 @@ def as_scripts_do(devices: Iterable[str] = ("cpu",)) -> Iterator[None]:
         stack.enter_context(_torch.without_modes())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(torch.random.fork_rng(devices=()))
         # manual_seed seeds every accelerator in use, also where none of its numbers is drawn.
-        for kind in kinds | ({"cuda"} if _torch.accelerator_in_use() == "cuda" else set()):
-            count = torch.get_device_module(kind).device_count()
-            stack.enter_context(torch.random.fork_rng(devices=range(count), device_type=kind))
+        used = kinds | ({kind} if (kind := in_use()) is not None else set())
+        count = {kind: torch.get_device_module(kind).device_count() for kind in used}
+        names = [f"{kind}:{index}" for kind in used for index in range(count[kind])]
+        stack.enter_context(generators_put_back(names))
         stack.callback(torch.set_default_dtype, dtype)
         torch.set_default_dtype(torch.float32)
         torch.manual_seed(SEED)

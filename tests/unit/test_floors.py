@@ -36,6 +36,7 @@ FLOORS = {
     "processes": 2,
     "failure": 1,
     "_torch": 1,
+    "devices": 1,
     "settings": 1,
     "errors": 0,
     "metadata": 0,
