@@ -33,17 +33,15 @@ class DeviceKind:
     """Gives the bytes that may be used, where ``free_memory`` gives those in use."""
     cached: tuple[str, str] = ("memory_reserved", "memory_allocated")
     """Bytes that the allocator has taken, and those of them that tensors have: the difference is free as well."""
-    jobs: int = 1
-    """Processes that a watch runs on one device at the same time, unless a setting says otherwise."""
 
 
 DEFAULT = DeviceKind()
 KINDS = {
     "cpu": DeviceKind(
-        survives_fork=True, synchronize="", get_rng_state="", is_initialized="", free_memory="", jobs=0
+        survives_fork=True, synchronize="", get_rng_state="", is_initialized="", free_memory=""
     ),
     "meta": DeviceKind(
-        survives_fork=True, synchronize="", get_rng_state="", is_initialized="", free_memory="", jobs=0
+        survives_fork=True, synchronize="", get_rng_state="", is_initialized="", free_memory=""
     ),
     "cuda": DEFAULT,
     "xpu": DEFAULT,

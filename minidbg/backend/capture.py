@@ -20,7 +20,7 @@ from minidbg.errors import AccuracyError
 from minidbg.failure import Direction, Kind, Signature
 from minidbg.graphs.comments import user_line
 from minidbg.graphs.effects import is_call
-from minidbg.graphs.ranks import rank_and_size
+from minidbg.graphs.ranks import rank_note
 from minidbg.graphs.size import call_nodes, canonical_text
 from minidbg.oracle.agreement import margin_for
 from minidbg.oracle.signature import signature_of
@@ -59,9 +59,7 @@ def case_of(failure: Failure, settings: Settings) -> Case:
     inputs = tuple(real_value(value, place) for place, value in enumerate(failure.inputs))
     if any(_torch.is_fake(value) for value in failure.inputs) or devices.in_error(failure.inputs):
         notes.append(STAND_INS)
-    rank, size = rank_and_size()
-    if size > 1:
-        notes.append(f"seen on rank {rank} of {size}")
+    notes += rank_note()
     dynamic_dims = tuple(symbolic_dims(node) for node in placeholders)
     symbolic = any(dynamic_dims) or any(is_symbolic_number(node) for node in placeholders)
     found = references.find(

@@ -31,6 +31,7 @@ from minidbg.case import BackendRef, Case, Provenance, symbolic_dims
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind
 from minidbg.graphs.contents import AT_A_GLANCE
+from minidbg.graphs.ranks import rank_note
 from minidbg.graphs.size import call_nodes
 from minidbg.repro import Exactness, Form, flights, render
 from minidbg.repro.files import as_safetensors, for_others_to_read
@@ -199,7 +200,7 @@ def case_about_to_run(
         dynamic=any(dynamic_dims) or any(map(is_symbolic_number, placeholders)),
         dynamic_dims=dynamic_dims if any(dynamic_dims) else (),
         backward=trains,
-        provenance=Provenance(nodes=call_nodes(graph_module), inputs=len(inputs), notes=(NOTE,)),
+        provenance=Provenance(nodes=call_nodes(graph_module), inputs=len(inputs), notes=(NOTE, *rank_note())),
     )
 
 

@@ -21,10 +21,15 @@ from minidbg.case import CompiledFn
 from minidbg.failure import Kind
 from minidbg.graphs.copying import copy_graph_module
 from minidbg.graphs.mutation import mutated_placeholders, written_attributes
+from minidbg.graphs.ranks import is_waiting_in_vain
 from minidbg.repro.flights import Step
 from minidbg.settings import OnFailure, Settings
 
 GUARDS = "the backend returned, and dynamo could build no guards from what it had done to the ShapeEnv or the inputs"
+ABSENT_RANK = (
+    "a collective of this graph waited in vain for another rank, which is no failure of the backend; "
+    "what that rank printed, or its record in .minidbg/flight, says why it did not come"
+)
 STALE = "the graph writes to its inputs and had run before; the values are those after the failing call"
 
 
@@ -220,6 +225,9 @@ class WrappedGraph:
         known = failures.own_report(error)
         if known is not None:
             return known
+        if is_waiting_in_vain(error, self.untouched, args):
+            failures.set_report(error, report := failures.NoReport(ABSENT_RANK))
+            return report
         notes = () if restored else (STALE,)
         failure = self.failure(error, args, Kind.RUNTIME, notes)
         if restored and not devices.in_error(args):

@@ -7,6 +7,7 @@ backend first: the same rank and number of ranks, and collectives that come back
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -43,6 +44,12 @@ def rank_and_size(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
         return distributed.get_rank(), distributed.get_world_size()
     rank, size = environ.get("RANK", ""), environ.get("WORLD_SIZE", "")
     return (int(rank), int(size)) if rank.isdecimal() and size.isdecimal() else (0, 1)
+
+
+def rank_note() -> tuple[str, ...]:
+    """Which of several ranks this process is, for the reader of a capture; empty for a process of its own."""
+    rank, size = rank_and_size()
+    return (f"seen on rank {rank} of {size}",) if size > 1 else ()
 
 
 def has_real_group() -> bool:
@@ -83,6 +90,17 @@ def talks_to_others(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> str:
     names = [node.name for node in graph_module.graph.nodes if node.op == "placeholder"]
     shared = (name for name, value in zip(names, inputs, strict=False) if is_shared_value(value))
     return next(shared, "")
+
+
+ABSENT = re.compile(
+    r"(?i)connection (closed|reset) by peer|timed out waiting|collective operation timeout|gloo.*time.?out"
+)
+"""What gloo and NCCL say of a rank that did not come, or went away."""
+
+
+def is_waiting_in_vain(error: BaseException, graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether ``error`` says that another rank did not take part in a collective of this graph: no failure of a compiler."""
+    return ABSENT.search(str(error)) is not None and talks_to_others(graph_module, inputs) != ""
 
 
 def _calls(graph_module: fx.GraphModule) -> Iterator[fx.Node]:

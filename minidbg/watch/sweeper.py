@@ -98,7 +98,7 @@ class Sweeper:
         jobs, unable = self.jobs_of(names)
         self.current = Sweep(
             number, in_order(jobs, self.recorder.states, changed, self.repros), self.repros, dict(self.recorder.states),
-            slots=self.settings.jobs,
+            slots=self.settings.jobs, device_slots=self.settings.device_jobs,
         )  # fmt: skip
         self.answers.clear()
         self.announce(
@@ -114,7 +114,13 @@ class Sweeper:
         self.edited, self.whole = False, False
         self.watched.mark(Mark.SWEEP)
         self.current = Sweep(
-            number, jobs, self.repros, dict(self.recorder.states), slots=self.settings.jobs, probing=True
+            number,
+            jobs,
+            self.repros,
+            dict(self.recorder.states),
+            slots=self.settings.jobs,
+            device_slots=self.settings.device_jobs,
+            probing=True,
         )
         self.fill()
 

@@ -1,7 +1,7 @@
 """A stand-in accelerator: ``torch.device("acme", 1)`` on a machine that has none. ``python -m acme.build`` first.
 
-Torch loads it by its entry point ``torch.backends``. ``ACME_DEVICES=1`` leaves one device of two, ``ACME_LIKE=cuda`` (xpu, mps,
-hpu, npu) lets it behave like that kind where kinds differ, ``ACME_LIMIT=1000000`` is the memory of acme:1 in bytes.
+Torch loads it by its entry point ``torch.backends``. ``ACME_DEVICES=1`` leaves one device of two, ``ACME_GONE=file`` takes both
+away while the file is there, ``ACME_LIMIT=1000000`` is the memory of acme:1 in bytes.
 """
 
 import os

@@ -17,7 +17,6 @@ for name in ("mm", "linear", "matmul", "addmm"):
     aten.impl(name, cast_first, "AutocastPrivateUse1")
 
 runtime = torch.ops.acme_runtime
-LIKE = os.environ.get("ACME_LIKE", "cuda")
 STARTED_IN = []
 """The process that first used the device: as with CUDA, no fork of it can."""
 
