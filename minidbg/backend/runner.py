@@ -226,8 +226,9 @@ class WrappedGraph:
         if known is not None:
             return known
         if is_waiting_in_vain(error, self.untouched, args):
-            failures.set_report(error, report := failures.NoReport(ABSENT_RANK))
-            return report
+            absent = failures.NoReport(ABSENT_RANK)
+            failures.set_report(error, absent)
+            return absent
         notes = () if restored else (STALE,)
         failure = self.failure(error, args, Kind.RUNTIME, notes)
         if restored and not devices.in_error(args):

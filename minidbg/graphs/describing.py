@@ -107,7 +107,7 @@ def _describe_all(
     for index, (name, value) in enumerate(zip(names, values, strict=True)):
         if not isinstance(value, Tensor):
             try:
-                text = shared[0] if (shared := shared_text(value)) else literal(value)
+                text = known[0] if (known := shared_text(value)) else literal(value)
                 yield InputSpec(name, Fill(How.PYTHON, text=text), imports=imports_of([value]))
             except CannotWrite as refusal:
                 raise CannotWrite(f"input {name}", f"it holds {refusal.part}") from refusal

@@ -42,7 +42,7 @@ def rank_and_size(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
     """The rank of this process and the number of ranks; (0, 1) for a process of its own."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
-    rank, size = environ.get("RANK", ""), environ.get("WORLD_SIZE", "")
+    rank, size = environ.get("RANK", "0"), environ.get("WORLD_SIZE", "")
     return (int(rank), int(size)) if rank.isdecimal() and size.isdecimal() else (0, 1)
 
 
@@ -183,7 +183,7 @@ def shared_text(value: Any) -> tuple[str, str] | None:
         names = value.mesh_dim_names
         named = f", mesh_dim_names={tuple(names)!r}" if names else ""
         return f'{MESH}.DeviceMesh("{value.device_type}", {value.mesh.tolist()}{named})', MESH
-    if isinstance(value, getattr(distributed, "ProcessGroup", ())):
+    if distributed.is_available() and isinstance(value, distributed.ProcessGroup):
         members = distributed.get_process_group_ranks(value)
         is_all = len(members) == distributed.get_world_size()
         return "torch.distributed.group.WORLD" if is_all else f"torch.distributed.new_group({members})", ""

@@ -101,6 +101,15 @@ def test_a_subclass_that_cannot_be_taken_apart_is_refused_by_its_name() -> None:
         made_again(torch.randn(2).as_subclass(NotTakenApart))
 
 
+@pytest.mark.usefixtures("group")
+def test_a_mesh_among_other_inputs_leaves_their_shared_storage_alone() -> None:
+    whole, mesh = torch.zeros(4), DeviceMesh("cpu", [0, 1, 2, 3])
+    specs = tensors.describe([mesh, whole, whole[:2]], ["mesh", "x", "y"])
+    made, x, y = tensors.materialise(specs)
+    assert made == mesh
+    assert x.data_ptr() == y.data_ptr()
+
+
 # ---- graphs
 
 

@@ -4,9 +4,11 @@ import os
 
 import torch
 
+KIND = os.environ.get("ACME_ON", "acme")
+
 
 def acme(gm, example_inputs):
-    """``torch.compile(backend="acme")``: ``ACME_BUG=wrong:gelu`` and the like, only where gelu runs on acme.
+    """``torch.compile(backend="acme")``: ``ACME_BUG=wrong:gelu`` and the like, only where gelu runs on the device (ACME_ON: acme).
 
     raises (at compile time), wrong, crash, memory (out of it), late (an error that the next synchronize raises), broken (an
     error after which the device fails every call).
@@ -29,7 +31,7 @@ def acme(gm, example_inputs):
         if bug == "crash":
             os.abort()
         if bug == "memory":
-            return (torch.empty(1 << 50, device=f"acme:{index}"),)
+            return (torch.empty(1 << 50, device=f"{KIND}:{index}"),)
         result = gm(*args)
         if bug == "wrong":
             return tuple(
