@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,12 @@ import torch
 from torch import fx
 
 from minidbg import intake, isolation, references, repro, settings
-from minidbg.backend.context import current_context
-from minidbg.case import Case, CompilerFn, Provenance
+from minidbg.backend.capture import current_context
+from minidbg.case import Case, CompilerFn
 from minidbg.errors import BadSetting, NotReproduced
 from minidbg.failure import Outcome, Verdict
 from minidbg.graphs.capture import capture_by_dynamo
 from minidbg.graphs.copying import copy_graph_module
-from minidbg.graphs.size import call_nodes
 from minidbg.reduction import publishing, reducing
 from minidbg.reduction.progress import Listener, silent
 from minidbg.reduction.result import Limits, Written
@@ -148,16 +146,13 @@ def save_repro(
     else:
         graph_module, values = capture_by_dynamo(model, inputs, dynamic=dynamic)
     found = references.find(backend, options=options, mode=mode, setup=setup, reference=reference)
-    case = Case(
-        graph_module=graph_module,
-        inputs=values,
-        backend=references.with_operators(found, graph_module, values, setup=setup),
+    case = intake.case_of(
+        graph_module,
+        values,
+        intake.UsedBackend(found, backend),
         context=context,
+        setup=setup,
         dynamic=dynamic,
-        provenance=Provenance(
-            nodes=call_nodes(graph_module), inputs=len(values), python_version=platform.python_version()
-        ),
-        compiler=backend,
     )
     outcome = isolation.submit(case, seconds=seconds)
     if outcome.verdict is not Verdict.REPRODUCES:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 
 def printable(text: str) -> str:
     """``text`` with what is no printable character shown as an escape; line breaks and tabs stay.
@@ -23,3 +25,9 @@ def escape(character: str) -> str:
         if ord(character) > 127
         else f"\\x{ord(character):02x}"
     )
+
+
+def display_path(path: str | os.PathLike[str]) -> str:
+    """``path`` as a person would type it from here: relative where it lies in the working directory, else whole."""
+    relative = os.path.relpath(path)
+    return os.fspath(path) if relative.startswith("..") else relative

@@ -23,11 +23,11 @@ import pytest
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.metadata import BLOCK
+from minidbg.processes.deaths import last_json
+from minidbg.processes.pool import OneByOne, preload_for
 from minidbg.watch.columns import Column, Machine, devices_of, parse_devices
-from minidbg.watch.outcomes import is_fallback, last_json, outcome_of
-from minidbg.watch.pool import IN_WORKER, OneByOne, preload_for
 from minidbg.watch.repros import HIDDEN, Repro, is_script, read_repro
-from minidbg.watch.runner import judging, mode_for, own_limit
+from minidbg.watch.runner import IN_WORKER, is_fallback, judging, mode_for, outcome_of, own_limit
 from minidbg.watch.settings import Workers
 from minidbg.watch.states import is_expected
 
@@ -206,7 +206,7 @@ def machine_here() -> Machine:
     """The devices of this machine, asked in a child: this process needs no torch."""
     pool = OneByOne(preload_for((), forks=False))
     try:
-        ended = pool.run((str(IN_WORKER), "devices"), "prelude", 120.0)
+        ended = pool.run((IN_WORKER, "devices"), "prelude", 120.0)
     finally:
         pool.close()
     try:

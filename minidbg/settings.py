@@ -12,13 +12,27 @@ import enum
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypedDict
 
 import platformdirs
 
+from minidbg.checks import (
+    Converter,
+    choice,
+    existing_folder,
+    flag,
+    number,
+    one_of,
+    path,
+    pattern,
+    setting,
+    text,
+    texts,
+    whole,
+)
 from minidbg.errors import BadSetting, nearest
 
 DEFAULT_FOLDER = Path("minidbg_repros")
@@ -60,50 +74,94 @@ class Layout(enum.StrEnum):
     IGNORE = "ignore"
 
 
+def verification(value: Any) -> Verify | int:
+    """A word of Verify, or a number of calls."""
+    if isinstance(value, bool):
+        raise ValueError("must be 'first', 'always', 'never' or a number of calls")
+    if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()):
+        calls = int(value)
+        if calls < 1:
+            raise ValueError("a number of calls must be 1 or more; 'never' compares none")
+        return calls
+    try:
+        return Verify(choice(Verify)(value))
+    except ValueError as error:
+        raise ValueError(f"{error}, or a number of calls") from None
+
+
+def by_dtype(value: Any) -> tuple[tuple[str, float, float], ...] | str:
+    """``{"float16": (1e-2, 1e-3)}``, sorted by name, or a precision. From the environment, one a line: ``float16 = 1e-2 1e-3``."""
+    if isinstance(value, str) and "=" not in value and value.strip():
+        if value not in PRECISIONS:
+            words = ", ".join(map(repr, PRECISIONS))
+            raise ValueError(
+                f"no such precision{nearest(value, PRECISIONS)}; must be one of {words}, "
+                "or a table by dtype: {'float16': (1e-2, 1e-3)}"
+            )
+        return value
+    if isinstance(value, str):
+        lines = (line.partition("=") for line in value.splitlines() if line.strip())
+        value = {name.strip(): pair.replace(",", " ").split() for name, _, pair in lines}
+    found = []
+    for dtype, pair in dict(value).items():
+        name = str(dtype).removeprefix("torch.")
+        if name not in FLOATS:
+            raise ValueError(f"{name!r} is no dtype with tolerances{nearest(name, FLOATS)}")
+        if isinstance(pair, str) or len(pair) != 2:
+            raise ValueError(f"{name} takes a relative and an absolute tolerance")
+        relative, absolute = (number(one, at_least=0.0) for one in pair)
+        found.append((name, relative, absolute))
+    return tuple(sorted(found))
+
+
+PRECISIONS = ("bfloat16", "float16", "tf32")
+FLOATS = ("float64", "float32", "bfloat16", "float16", "complex128", "complex64", "complex32")
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Checked values, ready to be used, compared and hashed."""
+    """Checked values, ready to be used, compared and hashed. Each setting is written down here, with its default and its check."""
 
-    verify: Verify | int = Verify.FIRST
-    on_failure: OnFailure = OnFailure.RAISE
-    layout: Layout = Layout.WARN
-    reduce: Reduce | None = None
+    verify: Verify | int = setting(Verify.FIRST, verification)
+    on_failure: OnFailure = setting(OnFailure.RAISE, choice(OnFailure))
+    layout: Layout = setting(Layout.WARN, choice(Layout))
+    reduce: Reduce | None = setting(None, choice(Reduce))
     """None decides at the failure: now, or later in a job of several ranks."""
-    repro_dir: Path = DEFAULT_FOLDER
-    seconds: float = 300.0
+    repro_dir: Path = setting(DEFAULT_FOLDER, path)
+    seconds: float = setting(300.0, lambda value: number(value, at_least=0.0))
     """For all reductions of this process together."""
-    max_calls: int | None = None
+    max_calls: int | None = setting(None, lambda value: whole(value, at_least=1))
     """Oracle calls of one reduction."""
-    setup: tuple[str, ...] = ()
+    setup: tuple[str, ...] = setting((), texts)
     """Statements that make the backend known in a fresh process."""
-    reference: str | None = None
+    reference: str | None = setting(None, text)
     """``module:qualname`` of the backend, or of a function without arguments that returns it."""
-    value_limit_bytes: int = GIB
+    value_limit_bytes: int = setting(GIB, lambda value: whole(value, at_least=0))
     """Most bytes of real tensor values that are written for one failure, or kept while a graph is unverified."""
-    reduce_oom: bool = False
+    reduce_oom: bool = setting(False, flag)
     """Reduce failures for want of memory too."""
-    match: str | None = None
+    match: str | None = setting(None, pattern)
     """A regular expression; a failure whose text does not contain it is captured and not reduced."""
-    rtol: float | None = None
+    rtol: float | None = setting(None, lambda value: number(value, at_least=0.0))
     """Relative tolerance of floats in comparisons with eager, for all dtypes; given together with ``atol``."""
-    atol: float | None = None
+    atol: float | None = setting(None, lambda value: number(value, at_least=0.0))
     """Absolute tolerance, in units of the value."""
-    tolerances: tuple[tuple[str, float, float], ...] | str = ()
+    tolerances: tuple[tuple[str, float, float], ...] | str = setting((), by_dtype)
     """The same by dtype: ``{"float16": (1e-2, 1e-3)}``. It counts before ``rtol`` and ``atol``.
 
     Or the precision that the backend computes float32 in: ``"bfloat16"``, ``"float16"`` or ``"tf32"``.
     """
-    env: tuple[str, ...] = ()
+    env: tuple[str, ...] = setting((), texts)
     """Names of further environment variables that a repro needs; their values are written into it."""
-    workers: str = "auto"
+    workers: str = setting("auto", lambda value: one_of(value, ("auto", "fork", "spawn")))
     """``fork`` or ``spawn``: how oracle calls get their processes; ``auto`` forks where that is safe."""
-    memory_bytes: int | None = None
+    memory_bytes: int | None = setting(None, lambda value: whole(value, at_least=1 << 20))
     """Most bytes of memory that one oracle call may take; None is four fifths of what is free."""
-    flight_recorder: bool = True
+    flight_recorder: bool = setting(True, flag)
     """Write down what a backend is about to do, for the case that the process dies in it."""
-    stages: bool = True
+    stages: bool = setting(True, flag)
     """Find out in the background, once a repro has been announced, which stage of compiling fails (CPU only)."""
-    templates: Path | None = None
+    templates: Path | None = setting(None, existing_folder)
     """A folder of one's own templates; what it does not have is taken from those that come with minidbg."""
 
     @property
@@ -118,6 +176,37 @@ class Settings:
         return {**common, **{dtype: (rtol, atol) for dtype, rtol, atol in self.tolerances}}
 
 
+CONVERT: Mapping[str, Converter] = {one.name: one.metadata["check"] for one in dataclasses.fields(Settings)}
+
+
+class CompilerSettings(TypedDict, total=False):
+    """The settings that ``minidbg.wrap_compiler`` takes, as a caller writes them; None is as good as not given."""
+
+    verify: str | int | None
+    on_failure: str | None
+    reduce: str | None
+    repro_dir: str | os.PathLike[str] | None
+    seconds: float | None
+    max_calls: int | None
+    setup: str | Sequence[str] | None
+    reference: str | None
+    value_limit_bytes: int | None
+    reduce_oom: bool | None
+    match: str | None
+    env: Sequence[str] | None
+
+
+class WrapSettings(CompilerSettings, total=False):
+    """The settings that ``minidbg.wrap`` takes."""
+
+    layout: str | None
+    rtol: float | None
+    atol: float | None
+    tolerances: Mapping[Any, tuple[float, float]] | str | None
+    flight_recorder: bool | None
+    stages: bool | None
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """One setting, and who set it."""
@@ -126,6 +215,13 @@ class Origin:
     value: Any
     source: str
     """``default``, a file, ``the environment`` or ``the arguments``."""
+
+
+def of_call(arguments: Mapping[str, Any], kind: type[WrapSettings | CompilerSettings]) -> Settings:
+    """The settings of all sources for a call with ``arguments``, which must be named in ``kind``. Raises BadSetting."""
+    for name in arguments:
+        known(name, "the arguments", list(kind.__annotations__))
+    return load(arguments)
 
 
 def load(
@@ -238,175 +334,3 @@ def checked(name: str, value: Any, source: str, convert: Mapping[str, Converter]
         return convert[name](value)
     except (ValueError, TypeError, re.error) as error:
         raise BadSetting(f"{name}={value!r} (in {source}): {error}") from None
-
-
-Converter: TypeAlias = Callable[[Any], Any]
-"""From what was written to the setting's type. Raises ValueError or TypeError that says what is allowed."""
-
-
-def choice(kind: type[enum.StrEnum]) -> Converter:
-    """One of the words of ``kind``."""
-
-    def convert(value: Any) -> Any:
-        if isinstance(value, str) and value in list(kind):
-            return kind(value)
-        words = [str(member) for member in kind]
-        near = nearest(value, words) if isinstance(value, str) else ""
-        raise ValueError(f"must be one of {', '.join(map(repr, words))}{near}")
-
-    return convert
-
-
-def verification(value: Any) -> Verify | int:
-    """A word of Verify, or a number of calls."""
-    if isinstance(value, bool):
-        raise ValueError("must be 'first', 'always', 'never' or a number of calls")
-    if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()):
-        calls = int(value)
-        if calls < 1:
-            raise ValueError("a number of calls must be 1 or more; 'never' compares none")
-        return calls
-    try:
-        return Verify(choice(Verify)(value))
-    except ValueError as error:
-        raise ValueError(f"{error}, or a number of calls") from None
-
-
-def number(value: Any, *, at_least: float) -> float:
-    """A number; text is read as one."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError("must be a number")
-    try:
-        result = float(value)
-    except ValueError:
-        raise ValueError("must be a number") from None
-    if not result >= at_least:
-        raise ValueError(f"must be {at_least:g} or more")
-    return result
-
-
-def whole(value: Any, *, at_least: int) -> int:
-    """A whole number; text is read as one."""
-    result = number(value, at_least=at_least)
-    if result != int(result):
-        raise ValueError("must be a whole number")
-    return int(result)
-
-
-def by_dtype(value: Any) -> tuple[tuple[str, float, float], ...] | str:
-    """``{"float16": (1e-2, 1e-3)}``, sorted by name, or a precision. From the environment, one a line: ``float16 = 1e-2 1e-3``."""
-    if isinstance(value, str) and "=" not in value and value.strip():
-        if value not in PRECISIONS:
-            words = ", ".join(map(repr, PRECISIONS))
-            raise ValueError(
-                f"no such precision{nearest(value, PRECISIONS)}; must be one of {words}, "
-                "or a table by dtype: {'float16': (1e-2, 1e-3)}"
-            )
-        return value
-    if isinstance(value, str):
-        lines = (line.partition("=") for line in value.splitlines() if line.strip())
-        value = {name.strip(): pair.replace(",", " ").split() for name, _, pair in lines}
-    found = []
-    for dtype, pair in dict(value).items():
-        name = str(dtype).removeprefix("torch.")
-        if name not in FLOATS:
-            raise ValueError(f"{name!r} is no dtype with tolerances{nearest(name, FLOATS)}")
-        if isinstance(pair, str) or len(pair) != 2:
-            raise ValueError(f"{name} takes a relative and an absolute tolerance")
-        relative, absolute = (number(one, at_least=0.0) for one in pair)
-        found.append((name, relative, absolute))
-    return tuple(sorted(found))
-
-
-PRECISIONS = ("bfloat16", "float16", "tf32")
-FLOATS = ("float64", "float32", "bfloat16", "float16", "complex128", "complex64", "complex32")
-
-
-def flag(value: Any) -> bool:
-    """True or false; text as people write it."""
-    words = {
-        "1": True,
-        "true": True,
-        "yes": True,
-        "on": True,
-        "0": False,
-        "false": False,
-        "no": False,
-        "off": False,
-    }
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in words:
-        return words[value.lower()]
-    raise ValueError("must be true or false")
-
-
-def texts(value: Any) -> tuple[str, ...]:
-    """One text, or a list of them. From the environment, one a line."""
-    items = value.splitlines() if isinstance(value, str) else list(value)
-    if not all(isinstance(item, str) for item in items):
-        raise ValueError("must be a text or a list of texts")
-    return tuple(item for item in items if item.strip())
-
-
-def text(value: Any) -> str:
-    """One text."""
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError("must be a text")
-    return value
-
-
-def one_of(value: Any, words: tuple[str, ...]) -> str:
-    """One of ``words``."""
-    if value not in words:
-        raise ValueError(f"must be one of {', '.join(map(repr, words))}")
-    return str(value)
-
-
-def pattern(value: Any) -> str:
-    """A regular expression."""
-    try:
-        re.compile(text(value))
-    except re.error as error:
-        raise ValueError(f"must be a regular expression: {error}") from None
-    return str(value)
-
-
-def path(value: Any) -> Path:
-    """A folder."""
-    if not isinstance(value, str | os.PathLike) or not str(value):
-        raise ValueError("must be a path")
-    return Path(value).expanduser()
-
-
-def existing_folder(value: Any) -> Path:
-    """A folder that is there."""
-    found = path(value)
-    if not found.is_dir():
-        raise ValueError("no such folder")
-    return found
-
-
-CONVERT: Mapping[str, Converter] = {
-    "verify": verification,
-    "on_failure": choice(OnFailure),
-    "layout": choice(Layout),
-    "reduce": choice(Reduce),
-    "repro_dir": path,
-    "seconds": lambda value: number(value, at_least=0.0),
-    "max_calls": lambda value: whole(value, at_least=1),
-    "setup": texts,
-    "reference": text,
-    "value_limit_bytes": lambda value: whole(value, at_least=0),
-    "reduce_oom": flag,
-    "match": pattern,
-    "rtol": lambda value: number(value, at_least=0.0),
-    "atol": lambda value: number(value, at_least=0.0),
-    "tolerances": by_dtype,
-    "env": texts,
-    "workers": lambda value: one_of(value, ("auto", "fork", "spawn")),
-    "memory_bytes": lambda value: whole(value, at_least=1 << 20),
-    "flight_recorder": flag,
-    "stages": flag,
-    "templates": existing_folder,
-}

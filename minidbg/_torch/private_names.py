@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
-from packaging.version import Version
 
 from minidbg.errors import TorchNameMissing
 
@@ -166,4 +165,5 @@ def is_here(name: str) -> bool:
 
 def version_at_least(*parts: int) -> bool:
     """Whether this is torch of the version ``parts`` or a later one; nightlies count as the release that they lead to."""
-    return Version(torch.__version__).release >= parts
+    here = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    return here is None or tuple(map(int, here.groups())) >= parts

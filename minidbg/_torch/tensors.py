@@ -79,6 +79,18 @@ def outside_tracing() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+@seen("2.13", "2.14", otherwise=nothing_around)
+def with_shape_env() -> Iterator[None]:
+    """A block in which AOTAutograd has a ShapeEnv, where all sizes are static: ``while_loop`` asks for one."""
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv(assume_static_by_default=True))
+    with torch._guards.tracing(torch._guards.TracingContext(mode)):
+        yield
+
+
 @seen("2.11", "2.15")
 def without_modes() -> contextlib.AbstractContextManager[Any]:
     """Inside, no fake, functional or proxy mode touches what is called."""

@@ -18,9 +18,8 @@ import torch
 from torch import fx
 
 from minidbg import _torch
-from minidbg.backend.capture import Failure
+from minidbg.backend.capture import Failure, current_context
 from minidbg.backend.chain import Link
-from minidbg.backend.context import current_context
 from minidbg.backend.kept import tensors_in
 from minidbg.case import Context
 from minidbg.failure import Direction, Kind

@@ -1,11 +1,15 @@
-"""From a failure to a ``Case``: the untouched graph, the inputs as they were, the modes, and where it came from."""
+"""From a failure to a ``Case``: the untouched graph, the inputs as they were, the modes, and where it came from.
+
+Modes are read when the call fails, since inference mode is off while dynamo compiles and on again when the compiled function runs."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import logging
+import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +18,7 @@ from torch import fx, nn
 
 from minidbg import _torch, devices, references
 from minidbg.backend.chain import Link
-from minidbg.backend.context import current_context
-from minidbg.case import CallPath, Case, Context, Level, Provenance, symbolic_dims
+from minidbg.case import BackendRef, CallPath, Case, Context, Level, Provenance, symbolic_dims
 from minidbg.errors import AccuracyError
 from minidbg.failure import Direction, Kind, Signature
 from minidbg.graphs.comments import user_line
@@ -54,34 +57,63 @@ class Failure:
 
 def case_of(failure: Failure, settings: Settings) -> Case:
     """The failure as a case. Raises BackendUnreachable when no fresh process could get the backend back."""
-    link, notes = failure.link, list(failure.notes)
-    placeholders = [node for node in failure.graph_module.graph.nodes if node.op == "placeholder"]
-    inputs = tuple(real_value(value, place) for place, value in enumerate(failure.inputs))
+    call = case_of_call(
+        failure.link, failure.graph_module, failure.inputs, context_of(failure, settings), settings
+    )
+    notes = list(failure.notes)
     if any(_torch.is_fake(value) for value in failure.inputs) or devices.in_error(failure.inputs):
         notes.append(STAND_INS)
     notes += rank_note()
-    dynamic_dims = tuple(symbolic_dims(node) for node in placeholders)
-    symbolic = any(dynamic_dims) or any(is_symbolic_number(node) for node in placeholders)
-    found = references.find(
-        link.backend, options=link.options, mode=link.mode, setup=settings.setup, reference=settings.reference
-    )
-    return Case(
-        graph_module=failure.graph_module,
-        inputs=inputs,
-        backend=references.with_operators(found, failure.graph_module, inputs, setup=settings.setup),
-        context=context_of(failure, settings),
+    return replace(
+        call,
         signature=signature(failure),
         call=CallPath.DIRECT if failure.level is Level.ATEN else CallPath.TORCH_COMPILE,
         level=failure.level,
-        dynamic=symbolic,
-        dynamic_dims=dynamic_dims if any(dynamic_dims) else (),
         backward=failure.direction is Direction.BACKWARD,
         provenance=provenance(failure, notes),
         tolerances=settings.allowed,
         match=settings.match,
         margin=margin_for(failure.error.figures if isinstance(failure.error, AccuracyError) else {}),
-        compiler=link.backend,  # without its options, which reduction may drop
+        compiler=failure.link.backend,  # without its options, which reduction may drop
     )
+
+
+def case_of_call(
+    link: Link, graph_module: fx.GraphModule, values: Sequence[Any], context: Context, settings: Settings
+) -> Case:
+    """The call of ``graph_module`` with ``values`` through ``link``, of which no failure is known. Raises BackendUnreachable."""
+    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    inputs = tuple(real_value(value, index) for index, value in enumerate(values))
+    dynamic_dims = tuple(symbolic_dims(node) for node in placeholders)
+    return Case(
+        graph_module=graph_module,
+        inputs=inputs,
+        backend=references.with_operators(
+            reference_to(link, settings), graph_module, inputs, setup=settings.setup
+        ),
+        context=context,
+        dynamic=any(dynamic_dims) or any(map(is_symbolic_number, placeholders)),
+        dynamic_dims=dynamic_dims if any(dynamic_dims) else (),
+        provenance=Provenance(nodes=call_nodes(graph_module), inputs=len(inputs)),
+    )
+
+
+REFERENCES: dict[int, tuple[Link, Settings, BackendRef]] = {}
+
+
+def reference_to(link: Link, settings: Settings) -> BackendRef:
+    """How a fresh process gets the link's backend; looked for once. Raises BackendUnreachable."""
+    known = REFERENCES.get(id(link))
+    if known is None or known[0] is not link or known[1] != settings:
+        found = references.find(
+            link.backend,
+            options=link.options,
+            mode=link.mode,
+            setup=settings.setup,
+            reference=settings.reference,
+        )
+        REFERENCES[id(link)] = known = (link, settings, found)
+    return known[2]
 
 
 def context_of(failure: Failure, settings: Settings) -> Context:
@@ -133,12 +165,12 @@ def first_lines(message: str) -> str:
     return "\n".join(message.splitlines()[:MESSAGE_LINES])[:MESSAGE_CHARACTERS]
 
 
-def real_value(value: Any, place: int) -> Any:
+def real_value(value: Any, seed: int) -> Any:
     """``value``, or what stands in for it: numbers for symbolic ones, a seeded tensor for a fake one."""
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         return concrete(value)
     if isinstance(value, torch.Tensor) and _torch.is_fake(value):
-        return stand_in(value, place)
+        return stand_in(value, seed)
     return value
 
 
@@ -170,3 +202,106 @@ def is_symbolic_number(placeholder: fx.Node) -> bool:
     """Whether the placeholder stands for a symbolic number."""
     example = placeholder.meta.get("example_value")
     return isinstance(example, torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+CONFIG_MODULES = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
+
+SET_BY_TORCH_COMPILE = frozenset({"assume_static_by_default", "automatic_dynamic_shapes"})
+"""Dynamo's options that ``torch.compile(dynamic=...)`` sets for the time of a call; the case has ``dynamic`` instead."""
+
+ENVIRONMENT = (
+    "CC",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_VISIBLE_DEVICES",
+    "CXX",
+    "HIP_VISIBLE_DEVICES",
+    "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
+    "MKL_CBWR",
+    "MKL_NUM_THREADS",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_NUM_THREADS",
+    "OMP_SCHEDULE",
+    "OPENVINO_TORCH_BACKEND_DEVICE",
+    "PT_HPU_LAZY_MODE",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "PYTORCH_TRACING_MODE",
+    "TORCHDYNAMO_DYNAMIC_SHAPES",
+    "TORCHINDUCTOR_COMPILE_THREADS",
+    "TORCHINDUCTOR_CPP_WRAPPER",
+    "TORCHINDUCTOR_FREEZING",
+    "TORCHINDUCTOR_MAX_AUTOTUNE",
+    "TORCHINDUCTOR_VEC_ISA_OK",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TVM_SCHEDULER",
+)
+"""Environment variables that change what a backend does and hold no secret. Nothing else is ever read; the setting
+``env`` adds names."""
+
+
+def current_context(inputs: Iterable[Any] = (), *, further_env: Iterable[str] = ()) -> Context:
+    """What is in force in this thread now. An inference tensor among ``inputs`` counts as inference mode."""
+    inference = torch.is_inference_mode_enabled() or any(is_inference(value) for value in inputs)
+    return Context(
+        grad=torch.is_grad_enabled(),
+        inference=inference,
+        autocast=enabled_autocasts(),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        deterministic_warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+        default_dtype=str(torch.get_default_dtype()),
+        default_device=default_device(),
+        matmul_precision=torch.get_float32_matmul_precision(),
+        threads=torch.get_num_threads(),
+        config={name: values for name in CONFIG_MODULES if (values := literal_config(name))},
+        env=allowed_environment(os.environ, further_env),
+    )
+
+
+def is_inference(value: Any) -> bool:
+    """Whether ``value`` was made in inference mode."""
+    return isinstance(value, torch.Tensor) and value.is_inference()
+
+
+def enabled_autocasts() -> tuple[tuple[str, str, bool], ...]:
+    """Device type, dtype and whether casts are cached, for each autocast that is on."""
+    devices = ["cpu"]
+    if torch.accelerator.is_available() and (current := torch.accelerator.current_accelerator()) is not None:
+        devices.append(current.type)
+    cached = torch.is_autocast_cache_enabled()
+    return tuple(
+        (device, str(torch.get_autocast_dtype(device)), cached)
+        for device in devices
+        if torch.is_autocast_enabled(device)
+    )
+
+
+def default_device() -> str | None:
+    """Where factory functions put their tensors, when that is not the CPU."""
+    device = str(torch.get_default_device())
+    return None if device == "cpu" else device
+
+
+def literal_config(module_name: str) -> dict[str, Any]:
+    """The module's options that differ from their defaults, as far as ``repr`` gives them back."""
+    changed = _torch.changed_config(module_name)
+    return {
+        name: value
+        for name, value in sorted(changed.items())
+        if name not in SET_BY_TORCH_COMPILE and round_trips(value)
+    }
+
+
+def round_trips(value: Any) -> bool:
+    """Whether ``repr(value)`` is a literal equal to ``value``, so that a script may hold it."""
+    try:
+        return bool(ast.literal_eval(repr(value)) == value)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return False
+
+
+def allowed_environment(environ: Mapping[str, str], further: Iterable[str]) -> dict[str, str]:
+    """The variables of the allow list, and those named in ``further``, that are set."""
+    return {name: environ[name] for name in sorted({*ENVIRONMENT, *further}) if name in environ}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from minidbg import _torch, references
 from minidbg.case import CompiledFn, CompilerFn
 from minidbg.errors import ConflictingOptions
 from minidbg.graphs.copying import copy_graph_module
+from minidbg.graphs.effects import op_name
 
 Backend: TypeAlias = str | CompilerFn
 MOST_SHAPES = 8
@@ -87,7 +89,9 @@ def compile_at_run_time(link: Link, graph: fx.GraphModule, args: Sequence[Any]) 
 
 def compile_here(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -> CompiledFn:
     """One direct call of the backend on a copy of ``graph``."""
-    with _torch.outside_tracing():
+    loops = any(op_name(node) == "while_loop" for node in graph.graph.nodes)
+    around = _torch.with_shape_env() if loops else contextlib.nullcontext()
+    with _torch.outside_tracing(), around:
         compiled_fn: CompiledFn = link.compiler(copy_graph_module(graph), list(args))
         return compiled_fn
 

@@ -7,26 +7,24 @@ the compiled function may take its inputs in one list that it clears.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from torch import fx
 
 from minidbg import _torch, settings
-from minidbg.backend import failures, standing, verify
+from minidbg.backend import failures, verify
 from minidbg.backend.capture import Failure
 from minidbg.backend.chain import Link
 from minidbg.backend.failures import Report
-from minidbg.backend.kept import Kept, keep
+from minidbg.backend.graph_state import GraphState
+from minidbg.backend.kept import Kept
 from minidbg.case import CompiledFn, CompilerFn, Level
 from minidbg.errors import BadSetting
-from minidbg.failure import Kind
 from minidbg.graphs.copying import copy_graph_module
-from minidbg.graphs.mutation import mutated_placeholders, written_attributes
 from minidbg.oracle.direct import compile_directly
-from minidbg.settings import Layout, OnFailure, Settings
+from minidbg.settings import CompilerSettings, Layout, Settings
 
 
 class WrappedCompiler:
@@ -52,7 +50,13 @@ class WrappedCompiler:
             failures.log.warning("minidbg: a graph is not wrapped (%s: %s)", type(trouble).__name__, trouble)
             failures.log.debug("wrapping_failed", exc_info=True)
             return compiler(gm, example_inputs)
-        return graph.compile(gm, example_inputs)
+        try:
+            return graph.compile(gm, example_inputs)
+        except Exception as error:
+            report = failures.own_report(error)
+            if report is not None:
+                graph.say_why_it_is_raised(error, report)
+            raise
 
     def __getattr__(self, name: str) -> Any:
         if name == "compiler":  # not set yet: a copy is being made
@@ -63,210 +67,71 @@ class WrappedCompiler:
         return f"<minidbg.wrap_compiler({getattr(self.compiler, '__name__', self.compiler)})>"
 
 
-def wrap_compiler(
-    compiler: CompilerFn,
-    *,
-    verify: str | int | None = None,
-    on_failure: str | None = None,
-    reduce: str | None = None,
-    repro_dir: str | os.PathLike[str] | None = None,
-    seconds: float | None = None,
-    max_calls: int | None = None,
-    setup: str | Sequence[str] | None = None,
-    reference: str | None = None,
-    value_limit_bytes: int | None = None,
-    reduce_oom: bool | None = None,
-    match: str | None = None,
-    env: Sequence[str] | None = None,
-) -> Any:
+def wrap_compiler(compiler: CompilerFn, **given: Unpack[CompilerSettings]) -> Any:
     """``compiler``, for ``aot_autograd(fw_compiler=, bw_compiler=, inference_compiler=)``.
 
     When it fails on a graph, or what it compiled does, a verified minimal repro is left in ``repro_dir``: an ATen
     graph and a call of the compiler. The settings are those of ``minidbg.wrap``. Raises BadSetting.
     """
-    given = {
-        "verify": verify,
-        "on_failure": on_failure,
-        "reduce": reduce,
-        "repro_dir": repro_dir,
-        "seconds": seconds,
-        "max_calls": max_calls,
-        "setup": setup,
-        "reference": reference,
-        "value_limit_bytes": value_limit_bytes,
-        "reduce_oom": reduce_oom,
-        "match": match,
-        "env": env,
-    }
     if isinstance(compiler, str) or not callable(compiler):
         raise BadSetting(
             f"wrap_compiler({compiler!r}): a compiler (gm, example_inputs) -> compiled_fn is needed; "
             f"a backend of torch.compile goes to minidbg.wrap"
         )
-    own = settings.load(given)
+    own = settings.of_call(given, CompilerSettings)
     return _torch.with_inner_compiler(
         compiler, lambda inner, stored: WrappedCompiler(inner, own, stored=stored)
     )
 
 
-class AtenGraph:
-    """The state of one graph of AOTAutograd. It is settled once it has run well, and is then called without any care."""
+class AtenGraph(GraphState):
+    """A graph of AOTAutograd. Its flight is not recorded: dynamo's graph, which it is a part of, is."""
+
+    level = Level.ATEN
 
     def __init__(
         self, gm: fx.GraphModule, compiler: CompilerFn, own_settings: Settings, *, stored: bool = False
     ) -> None:
+        super().__init__(gm, [Link(compiler)], own_settings)
+        self.record.is_on = False
         self.stored = stored
-        self.untouched = with_examples(copy_graph_module(gm))
-        self.link = Link(compiler)
-        self.settings = own_settings
         self.part = _torch.aot_graph_part()
-        self.mutated = mutated_placeholders(self.untouched)
-        self.held = tuple(written_attributes(self.untouched))
-        self.standing = standing.of_new_graph()
-        self.compiled_fn: CompiledFn = self.untouched.forward
-        self.boxed = False
-        self.good_calls = 0
-        self.settled = False
+        self.origin = (f"{f'the {self.part}' if self.part else 'a'} graph that AOTAutograd made",)
 
-    def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-        """What AOTAutograd is to call, boxed where the compiler's own result is."""
-        try:
-            compiled_fn = self.link.compiler(gm, example_inputs)
-        except Exception as error:
-            if _torch.is_control_flow(error) or self.is_put_off():
-                raise
-            report = self.answered(error, example_inputs, Kind.COMPILE)
-            if self.settings.on_failure is not OnFailure.FALLBACK:
-                self.tell(error, report)
-                raise
-            failures.warn_going_on(self.failure(error, example_inputs, Kind.COMPILE), report, "eager")
-            return self.untouched.forward
-        if self.stored or _torch.is_serializable_callable(compiled_fn):
-            return compiled_fn
-        return self.called_as(compiled_fn)
+    def copied(self, gm: fx.GraphModule) -> fx.GraphModule:
+        """``gm``, whose placeholders say what AOTAutograd knows of their values as dynamo's do."""
+        return with_examples(copy_graph_module(gm))
 
     def is_put_off(self) -> bool:
-        """Whether AOTAutograd swallows a failure now: of a backward that may never be needed, compiled ahead of time.
-
-        When it is needed, it is compiled once more, and that failure is answered.
-        """
+        """Whether AOTAutograd swallows a failure now: of a backward that may never be needed, compiled ahead of time."""
         return self.part == "backward" and not _torch.in_backward() and _torch.tries_backward_early()
 
     def called_as(self, compiled_fn: CompiledFn) -> CompiledFn:
-        """``compiled_fn`` behind the care that an unsettled graph takes, with its own calling convention."""
-        self.compiled_fn = compiled_fn
-        self.boxed = bool(getattr(compiled_fn, "_boxed_call", False))
-        if self.boxed:
+        """``compiled_fn`` behind some care, or as it is where AOTAutograd stores it."""
+        return compiled_fn if self.stored else super().called_as(compiled_fn)
 
-            def run_boxed(args: list[Any]) -> Any:
-                return self.compiled_fn(args) if self.settled else self.careful_call(args)
+    def compared(self, link: Link, args: tuple[Any, ...], kept: Kept) -> verify.Verification | None:
+        """A comparison in which the layout is the compiler's: AOTAutograd asks its compilers for the strides that they chose."""
 
-            run_boxed._boxed_call = True  # type: ignore[attr-defined]  # torch's own mark
-            return run_boxed
+        def unboxed(*args: Any) -> Any:
+            return self.call(list(args))
 
-        def run(*args: Any) -> Any:
-            return self.compiled_fn(*args) if self.settled else self.careful_call(list(args))
-
-        return run
-
-    def call(self, args: list[Any]) -> Any:
-        """The compiled function in its own convention; it may clear ``args``."""
-        return self.compiled_fn(args) if self.boxed else self.compiled_fn(*args)
-
-    def careful_call(self, args: list[Any]) -> Any:
-        """A call of a graph that has not yet run well."""
-        values = tuple(args)  # the callee may clear the list
-        if failures.is_answering() or any(_torch.is_fake(value) for value in values):
-            return self.call(args)
-        kept = keep(values, self.mutated, self.held, limit_bytes=self.settings.value_limit_bytes)
-        verification = self.verification(values, kept)
-        try:
-            result = self.call(args)
-        except Exception as error:
-            if not self.goes_on_in_eager(error, values, kept):
-                del kept, values, verification  # the traceback holds this frame
-                raise
-        else:
-            wrong = judged(verification, result, values) if verification is not None else None
-            if wrong is None:
-                self.good_calls += 1
-                self.settled = verify.is_settled(self.good_calls, self.settings.verify)
-                return result
-            self.answer_wrong_results(wrong, kept)
-        return self.untouched.forward(*values)
-
-    def verification(self, values: tuple[Any, ...], kept: Kept) -> verify.Verification | None:
-        """What will judge this call; None when it is not compared."""
-        most = verify.calls_compared(self.settings.verify)
-        if most is not None and self.good_calls >= most:
-            self.standing.why_not = self.standing.why_not or standing.NOT_ASKED
-            return None
-        link = called_by_us(self.link)
-        # AOTAutograd asks its compilers for the strides that they chose
         own = replace(self.settings, layout=Layout.IGNORE)
         return verify.begin(
-            self.untouched, self.unboxed, link, values, self.mutated, kept, own, self.standing
+            self.untouched, unboxed, called_by_us(link), args, self.mutated, kept, own, self.standing
         )
 
-    def unboxed(self, *args: Any) -> Any:
-        """The compiled function with its inputs one by one."""
-        return self.call(list(args))
+    def judged(self, verification: verify.Verification, result: Any, args: tuple[Any, ...]) -> Failure | None:
+        """What is wrong with ``result`` beside its aliasing, which AOTAutograd leaves to its compilers; it is compared last."""
+        found = super().judged(verification, result, args)
+        if found is None or getattr(found.error, "category", "") == "aliasing":
+            return None
+        notes = (*found.notes, *self.origin)
+        return replace(found, link=self.links[0], level=self.level, notes=notes)
 
-    def answer_wrong_results(self, wrong: Failure, kept: Kept) -> None:
-        """Report ``wrong``. Raises its error, unless eager is to run instead, now and from now on."""
-        notes = (*wrong.notes, self.origin)
-        failure = replace(wrong, link=self.link, level=Level.ATEN, notes=notes)
-        self.standing.failed = True
-        report = failures.answer(failure, self.settings)
-        failures.set_report(wrong.error, report)
-        if not kept.restore() or self.settings.on_failure is not OnFailure.FALLBACK:
-            self.tell(wrong.error, report)
-            raise wrong.error
-        failures.warn_going_on(failure, report, "eager")
-        self.compiled_fn, self.settled = eager(self.untouched, boxed=self.boxed), True
-
-    def goes_on_in_eager(self, error: Exception, values: tuple[Any, ...], kept: Kept) -> bool:
-        """Answer a failed run; whether eager is to run instead, now and from now on."""
-        restored = kept.restore()
-        failure = self.failure(error, values, Kind.RUNTIME)
-        if failures.own_report(error) is None and restored:
-            blameless = failures.eager_fails_too(failure, os.environ)
-            kept.restore()
-            if blameless:
-                return False
-        report = self.answered(error, values, Kind.RUNTIME)
-        if not restored or self.settings.on_failure is not OnFailure.FALLBACK:
-            self.tell(error, report)
-            return False
-        failures.warn_going_on(failure, report, "eager")
-        self.compiled_fn, self.boxed, self.settled = eager(self.untouched, boxed=self.boxed), self.boxed, True
-        return True
-
-    def answered(self, error: Exception, values: Sequence[Any], kind: Kind) -> Report:
-        """The report on ``error``, which is then readable from it. One that a wrapper below made is kept."""
-        known = failures.own_report(error)
-        if known is not None:
-            return known
-        self.standing.failed = True
-        report = failures.answer(self.failure(error, values, kind), self.settings)
-        failures.set_report(error, report)
-        return report
-
-    def failure(self, error: Exception, values: Sequence[Any], kind: Kind) -> Failure:
-        """What failed."""
-        notes = (self.origin,)
-        return Failure(self.untouched, tuple(values), self.link, kind, error, notes, level=Level.ATEN)
-
-    @property
-    def origin(self) -> str:
-        """Which graph this is, for people."""
-        return (
-            f"the {self.part} graph that AOTAutograd made" if self.part else "a graph that AOTAutograd made"
-        )
-
-    def tell(self, error: Exception, report: Report) -> None:
+    def say_why_it_is_raised(self, error: Exception, report: Report) -> None:
         """Put the report's line on ``error``, and into the log where dynamo will wrap it and hide notes."""
-        failures.add_line(error, report)
+        super().say_why_it_is_raised(error, report)
         if not _torch.dynamo_keeps_type(error) and _torch.in_a_backend():
             failures.log.warning("minidbg: %s", report.line)
 
@@ -281,20 +146,6 @@ def called_by_us(link: Link) -> Link:
     compiler, ours = link.compiler, Link(link.backend)
     object.__setattr__(ours, "compiler", compiled)
     return ours
-
-
-def judged(verification: verify.Verification, result: Any, values: tuple[Any, ...]) -> Failure | None:
-    """What is wrong with ``result`` beside its aliasing, which AOTAutograd leaves to its compilers; it is compared last."""
-    found = verification.judge(result, values)
-    allowed = found is not None and getattr(found.error, "category", "") == "aliasing"
-    return None if allowed else found
-
-
-def eager(graph: fx.GraphModule, *, boxed: bool) -> CompiledFn:
-    """``graph`` itself, in the convention of the compiled function whose place it takes."""
-    if not boxed:
-        return graph.forward
-    return lambda args: graph.forward(*args)
 
 
 def with_examples(graph: fx.GraphModule) -> fx.GraphModule:

@@ -20,8 +20,7 @@ import torch
 from minidbg import _torch
 from minidbg.backend import capture
 from minidbg.backend.budget import PROCESS, is_out_of_memory, several_ranks
-from minidbg.backend.capture import Failure
-from minidbg.backend.context import default_device, enabled_autocasts
+from minidbg.backend.capture import Failure, default_device, enabled_autocasts
 from minidbg.case import Case
 from minidbg.devices import generator_states, set_generator_state
 from minidbg.errors import AccuracyError, MinidbgError, TorchNameMissing
@@ -135,7 +134,7 @@ def answered(failure: Failure, settings: Settings) -> Report:
 
 def kept_in_words(failure: Failure, refusal: Exception, settings: Settings) -> NoReport:
     """The report on a failure that no script can hold."""
-    from minidbg.backend.incomplete import keep_what_there_is  # late, as in respond
+    from minidbg.backend.respond import keep_what_there_is  # late, as in respond
 
     path = None
     with contextlib.suppress(TorchNameMissing), answering(failure.inputs):

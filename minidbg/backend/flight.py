@@ -16,6 +16,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,16 +24,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from minidbg import _torch, references
-from minidbg.backend.capture import is_symbolic_number, real_value
+from minidbg import _torch
+from minidbg.backend.capture import case_of_call, current_context
 from minidbg.backend.chain import Link
-from minidbg.backend.context import current_context
-from minidbg.case import BackendRef, Case, Provenance, symbolic_dims
+from minidbg.case import Case
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind
 from minidbg.graphs.contents import AT_A_GLANCE
 from minidbg.graphs.ranks import rank_note
-from minidbg.graphs.size import call_nodes
 from minidbg.repro import Exactness, Form, flights, render
 from minidbg.repro.files import as_safetensors, for_others_to_read
 from minidbg.repro.flights import RecordName, Step
@@ -185,42 +184,13 @@ def case_about_to_run(
     graph_module: fx.GraphModule, link: Link, values: Sequence[Any], settings: Settings
 ) -> Case:
     """What is about to happen, as a case that has not failed. Raises BackendUnreachable."""
-    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
-    inputs = tuple(real_value(value, place) for place, value in enumerate(values))
-    dynamic_dims = tuple(symbolic_dims(node) for node in placeholders)
     context = current_context(values, further_env=settings.env)
-    trains = context.grad and any(isinstance(one, torch.Tensor) and one.requires_grad for one in inputs)
-    return Case(
-        graph_module=graph_module,
-        inputs=inputs,
-        backend=references.with_operators(
-            reference_to(link, settings), graph_module, inputs, setup=settings.setup
-        ),
-        context=context,
-        dynamic=any(dynamic_dims) or any(map(is_symbolic_number, placeholders)),
-        dynamic_dims=dynamic_dims if any(dynamic_dims) else (),
-        backward=trains,
-        provenance=Provenance(nodes=call_nodes(graph_module), inputs=len(inputs), notes=(NOTE, *rank_note())),
-    )
+    case = case_of_call(link, graph_module, values, context, settings)
+    trains = context.grad and any(isinstance(one, torch.Tensor) and one.requires_grad for one in case.inputs)
+    return replace(case, backward=trains, provenance=replace(case.provenance, notes=(NOTE, *rank_note())))
 
 
 NOTE = "written before the backend was called, by a process that did not come back from it"
-REFERENCES: dict[int, tuple[Link, Settings, BackendRef]] = {}
-
-
-def reference_to(link: Link, settings: Settings) -> BackendRef:
-    """How a fresh process gets the link's backend; found once. Raises BackendUnreachable."""
-    known = REFERENCES.get(id(link))
-    if known is None or known[0] is not link or known[1] != settings:
-        found = references.find(
-            link.backend,
-            options=link.options,
-            mode=link.mode,
-            setup=settings.setup,
-            reference=settings.reference,
-        )
-        REFERENCES[id(link)] = known = (link, settings, found)
-    return known[2]
 
 
 # ---- where records lie

@@ -1,26 +1,69 @@
-"""What is done about a captured failure: the capture is written, and then reduced in another process."""
+"""What is done about a captured failure: the capture is written, and then reduced in another process.
+
+Of a failure that no script can hold, a text is written with the graph, the inputs, the backend and the error."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import tempfile
+import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, Protocol, TextIO
 
 import torch
 
 from minidbg import isolation, processes, repro, stages
-from minidbg.backend.readable import Readable
+from minidbg.backend.capture import Failure
 from minidbg.case import Case, Level
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind
+from minidbg.printable import display_path
 from minidbg.reduction import reducing
 from minidbg.reduction.publishing import VERIFY_SECONDS
 from minidbg.reduction.result import Limits, Written
+from minidbg.repro.render import DIVIDER
 from minidbg.settings import Reduce, Settings
+
+
+class HasPath(Protocol):
+    """What is shown."""
+
+    @property
+    def path(self) -> Path | None: ...
+    @property
+    def line(self) -> str: ...
+
+
+class Readable:
+    """Gives a report the two methods by which notebooks and IPython show a value."""
+
+    __slots__ = ()
+
+    def __repr__(self: HasPath) -> str:
+        return f"<minidbg report: {self.line}>"
+
+    def _repr_markdown_(self: HasPath) -> str:
+        # Markdown rather than HTML: the notebook brings the highlighting, in the reader's own colours.
+        script = script_of(self)
+        return f"**minidbg**: {self.line}" + (f"\n\n```python\n{script}\n```" if script else "")
+
+    def _repr_pretty_(self: HasPath, printer: Any, _cycle: bool) -> None:
+        script = script_of(self)
+        printer.text(f"minidbg: {self.line}" + (f"\n\n{script}" if script else ""))
+
+
+def script_of(report: HasPath) -> str:
+    """The part of the repro that is about the failure; empty when there is none, or it has gone."""
+    try:
+        text = report.path.read_text(encoding="utf-8") if report.path else ""
+    except OSError:
+        return ""
+    return text.split(DIVIDER)[0].rstrip()
+
 
 GRACE_S = 30.0
 """What the reducing process may take beyond its budget and its verifications before it is ended."""
@@ -87,16 +130,16 @@ def answered(case: Case, capture: Path, settings: Settings) -> Answered:
     """What became of the case whose capture lies at ``capture``."""
     if settings.reduce is Reduce.LATER:
         why = case.provenance.notes[-1] if case.provenance.notes else "reduce='later'"
-        return Answered(None, capture, f"captured, {why}; run: minidbg reduce {shown(capture)}")
+        return Answered(None, capture, f"captured, {why}; run: minidbg reduce {display_path(capture)}")
     try:
         written = reduced_elsewhere(case, capture, settings)
     except MinidbgError as refusal:
-        return Answered(None, capture, f"captured in {shown(capture)}; {refusal}")
+        return Answered(None, capture, f"captured in {display_path(capture)}; {refusal}")
     except OSError as trouble:
-        line = f"captured; no process can be made to reduce it here ({trouble}); run: minidbg reduce {shown(capture)}"
+        line = f"captured; no process can be made to reduce it here ({trouble}); run: minidbg reduce {display_path(capture)}"
         return Answered(None, capture, line)
     if written.path is None:
-        return Answered(None, capture, f"{written.line}; captured in {shown(capture)}")
+        return Answered(None, capture, f"{written.line}; captured in {display_path(capture)}")
     if settings.stages and has_stages(case, written.path):
         stages.start_in_background(written.path)
     return Answered(written.path, capture, written.line)
@@ -197,7 +240,42 @@ def stream_to_the_user() -> Iterator[TextIO]:
         yield stream
 
 
-def shown(path: Path) -> str:
-    """``path`` as a person would type it from here."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
+def keep_what_there_is(failure: Failure, refusal: Exception, settings: Settings) -> Path | None:
+    """The text file written to the captures, or None where the file system refuses that too.
+
+    The same failure gives the same file.
+    """
+    text = "\n".join(parts(failure, refusal))
+    digest = hashlib.sha256(str(failure.graph_module.graph).encode("utf-8", "backslashreplace")).hexdigest()[
+        :6
+    ]
+    try:
+        path = repro.captures(settings.repro_dir) / f"incomplete_{failure.kind}_{digest}.txt"
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError:
+        return None
+    return path
+
+
+def parts(failure: Failure, refusal: Exception) -> Iterator[str]:
+    """The paragraphs of the text: what is missing first."""
+    yield f"{failure.link.name}: a {failure.kind} failure that minidbg cannot write as a script.\n"
+    yield f"What is missing: {refusal}\n"
+    yield f"torch {torch.__version__}; options {dict(failure.link.options)!r}, mode {failure.link.mode!r}\n"
+    yield "The graph:\n"
+    yield failure.graph_module.print_readable(print_output=False)
+    yield "\nIts inputs:\n"
+    placeholders = [node for node in failure.graph_module.graph.nodes if node.op == "placeholder"]
+    for node, value in zip(placeholders, failure.inputs, strict=False):
+        yield f"  {node.name}: {in_words(value)}"
+    yield "\nThe failure:\n"
+    yield "".join(traceback.format_exception(failure.error))
+
+
+def in_words(value: Any) -> str:
+    """Type, shape and flags of a tensor, without its values; the type of anything else."""
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if not isinstance(value, torch.Tensor):
+        return f"{kind} {value!r}" if isinstance(value, bool | int | float | str | None) else kind
+    flags = ", requires_grad" if value.requires_grad else ""
+    return f"{kind} {value.dtype} of shape {tuple(value.shape)}, {value.layout}, on {value.device}{flags}"

@@ -20,9 +20,9 @@ from minidbg.backend.kept import memory_of, tensors_in
 from minidbg.devices import generator_states, set_generator_state
 from minidbg.graphs.copying import clone_values, copy_graph_module, storage_bytes, storage_key
 from minidbg.graphs.mutation import written_attributes
+from minidbg.oracle.arithmetic import are_close
 from minidbg.oracle.harness import gradients_of, left_behind, needs_gradient
 from minidbg.oracle.randomness import Fed, draws_alone
-from minidbg.oracle.reruns import are_close
 
 SMALL_BYTES = 64 << 20
 """Inputs that take no more are all copied, so that a backend that writes where it must not is found out."""

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Unpack, get_type_hints
 
 from torch import fx
 
 from minidbg import _torch, references, settings
 from minidbg.backend import failures
 from minidbg.backend.chain import Backend, Link, backend_hash, merged, name_of, same_backend
-from minidbg.backend.runner import WrappedGraph
+from minidbg.backend.graph_state import DynamoGraph
 from minidbg.case import CompiledFn
 from minidbg.errors import BadSetting, UnknownBackend, nearest
-from minidbg.settings import Settings
+from minidbg.settings import Settings, WrapSettings
 
 OWN_NAME = "minidbg"
 FORWARDED = ("reset", "get_compiler_config")
@@ -72,7 +70,7 @@ class WrappedBackend:
             compiled_fn: CompiledFn = links[0].compiler(gm, example_inputs)
             return compiled_fn
         try:
-            graph = WrappedGraph(gm, links, self.settings)
+            graph = DynamoGraph(gm, links, self.settings)
         except Exception as trouble:  # noqa: BLE001 - whatever it is, it is not the user's
             # A bug of ours must not keep the user from compiling: his backend is called as if we were not here.
             failures.log.warning("minidbg: a graph is not wrapped (%s: %s)", type(trouble).__name__, trouble)
@@ -121,24 +119,7 @@ def wrap(
     *,
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
-    verify: str | int | None = None,
-    on_failure: str | None = None,
-    layout: str | None = None,
-    reduce: str | None = None,
-    repro_dir: str | os.PathLike[str] | None = None,
-    seconds: float | None = None,
-    max_calls: int | None = None,
-    setup: str | Sequence[str] | None = None,
-    reference: str | None = None,
-    value_limit_bytes: int | None = None,
-    reduce_oom: bool | None = None,
-    match: str | None = None,
-    rtol: float | None = None,
-    atol: float | None = None,
-    tolerances: Mapping[Any, tuple[float, float]] | str | None = None,
-    env: Sequence[str] | None = None,
-    flight_recorder: bool | None = None,
-    stages: bool | None = None,
+    **given: Unpack[WrapSettings],
 ) -> WrappedBackend:
     """``backend``, for ``torch.compile(backend=)``; when it fails, a verified minimal repro is left in ``repro_dir``.
 
@@ -165,28 +146,8 @@ def wrap(
 
     Raises UnknownBackend, and BadSetting for a setting or option that does not exist or a value it cannot have.
     """
-    given = {
-        "verify": verify,
-        "on_failure": on_failure,
-        "layout": layout,
-        "reduce": reduce,
-        "repro_dir": repro_dir,
-        "seconds": seconds,
-        "max_calls": max_calls,
-        "setup": setup,
-        "reference": reference,
-        "value_limit_bytes": value_limit_bytes,
-        "reduce_oom": reduce_oom,
-        "match": match,
-        "rtol": rtol,
-        "atol": atol,
-        "tolerances": tolerances,
-        "env": env,
-        "flight_recorder": flight_recorder,
-        "stages": stages,
-    }
     backends = checked_backends(backend)
-    wrapped = WrappedBackend(backends, options or {}, mode, settings.load(given))
+    wrapped = WrappedBackend(backends, options or {}, mode, settings.of_call(given, WrapSettings))
     if options or mode:
         wrapped.links  # noqa: B018 - what inductor does not know is an error now, not in the first call
     return wrapped
@@ -281,7 +242,7 @@ class EntryPoint:
 
 
 entry_point = EntryPoint()
-WRAP_ARGUMENTS = tuple(inspect.signature(wrap).parameters)
+WRAP_ARGUMENTS = ("backend", "options", "mode", *get_type_hints(WrapSettings))
 
 
 def split_options(given: Mapping[str, Any]) -> dict[str, Any]:

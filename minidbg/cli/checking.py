@@ -12,6 +12,7 @@ from minidbg.cli.output import CANNOT_JUDGE, JSON, print_json
 from minidbg.failure import EXIT_STATUS, Outcome, Verdict
 from minidbg.printable import in_one_line
 from minidbg.settings import PRECISIONS
+from minidbg.watch.commands import OPTIONS
 
 WORST_FIRST = (1, 3, CANNOT_JUDGE, 0)
 
@@ -30,6 +31,7 @@ VERDICT_STYLE = {
 @JSON
 @click.option("--device", help="Run on this device instead of the one in the script, for example cuda:1.")
 @click.option("--backend", help="Ask another backend, by its registered name.")
+@OPTIONS
 @click.option(
     "--rtol", type=click.FloatRange(min=0.0), help="Relative tolerance of wrong results; with --atol."
 )
@@ -54,6 +56,7 @@ def check(
     as_json: bool,
     device: str | None,
     backend: str | None,
+    options: str,
     rtol: float | None,
     atol: float | None,
     precision: str | None,
@@ -71,7 +74,7 @@ def check(
     if (rtol is None) != (atol is None):
         raise click.UsageError("--rtol and --atol belong together: give both, or neither")
     if pythons:
-        if device or backend or precision or rtol is not None:
+        if device or backend or options or precision or rtol is not None:
             raise click.UsageError("--python goes with --seconds and --json only")
         statuses = compare(repros_in(paths), pythons, seconds, as_json=as_json)
         sys.exit(min(statuses, key=WORST_FIRST.index))
@@ -80,7 +83,9 @@ def check(
     tolerances = precision if rtol is None or atol is None else (rtol, atol)
     statuses = []
     for path in repros_in(paths):
-        outcome = repro.run(path, device=device, backend=backend, tolerances=tolerances, seconds=seconds)
+        outcome = repro.run(
+            path, device=device, backend=backend, options=options, tolerances=tolerances, seconds=seconds
+        )
         statuses.append(outcome.verdict.exit_status)
         if as_json:
             print_json({"repro": str(path), **outcome.to_json()})
@@ -92,7 +97,7 @@ def check(
 
 def compare(repros: list[Path], pythons: tuple[str, ...], seconds: float, *, as_json: bool) -> list[int]:
     """Print each repro's verdict with each interpreter; their exit statuses."""
-    from minidbg.repro.interpreters import judged_with, torch_version_of
+    from minidbg.repro.running import judged_with, torch_version_of
 
     versions = [torch_version_of(python) for python in pythons]
     table = judged_with(pythons, repros, seconds=seconds)

@@ -66,9 +66,8 @@ def run(
     variables and pyproject.toml, as for minidbg.wrap.
     """
     from minidbg import settings
-    from minidbg.run.aftermath import summary_of
-    from minidbg.run.launch import run_program
-    from minidbg.run.orders import Orders
+    from minidbg.run.inside import Orders
+    from minidbg.run.launch import run_program, summary_of
 
     if not program or program == ("-m",):
         raise click.UsageError(

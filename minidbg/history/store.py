@@ -269,18 +269,15 @@ class History:
 
     def prune(self, *, keep_sweeps: int = 1000) -> None:
         """Drop results and sweeps older than the last ``keep_sweeps``, those of flips and states excepted."""
-        oldest = self.connection.execute("select max(id) - ? from sweeps", (keep_sweeps,)).fetchone()[0] or 0
-        needed = {number for flip in self.flips(limit=-1) for number in (flip.sweep, flip.last_before)}
-        needed |= {state.last_sweep for state in self.states().values()}
-        doomed = [
-            (row[0],)
-            for row in self.connection.execute("select id from sweeps where id <= ?", (oldest,))
-            if row[0] not in needed
-        ]
+        doomed = (
+            "(select id from sweeps where id <= (select max(id) - ? from sweeps) and id not in"
+            " (select sweep from flips union select last_before from flips where last_before is not null"
+            " union select json_extract(state, '$.last_sweep') from states where json_extract(state, '$.last_sweep') > 0))"
+        )
 
         def drop() -> None:
-            self.connection.executemany("delete from results where sweep = ?", doomed)
-            self.connection.executemany("delete from sweeps where id = ?", doomed)
+            self.connection.execute(f"delete from results where sweep in {doomed}", (keep_sweeps,))
+            self.connection.execute(f"delete from sweeps where id in {doomed}", (keep_sweeps,))
 
         self.atomically(drop)
 
@@ -302,9 +299,8 @@ def prepare(connection: sqlite3.Connection, *, readonly: bool) -> None:
     # With a write-ahead log this is safe against a killed process; only a power cut may lose the last commits.
     connection.execute("pragma synchronous = normal")
     connection.execute("pragma journal_size_limit = 4000000")
-    connection.execute(
-        "pragma cache_size = -256"
-    )  # kilobytes: the default of 2,000 fills slowly and looks like a leak
+    # Kilobytes: the default of 2,000 fills slowly and looks like a leak.
+    connection.execute("pragma cache_size = -64")
     if version == 0:
         connection.executescript(f"begin; {SCHEMA} pragma user_version = {SCHEMA_VERSION}; commit;")
 

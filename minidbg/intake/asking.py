@@ -50,16 +50,18 @@ def case_of(
     backend: UsedBackend,
     *,
     context: Context,
-    notes: Sequence[str],
+    notes: Sequence[str] = (),
+    setup: str | Sequence[str] | None = None,
+    dynamic: bool | None = None,
 ) -> Case:
     """A case of which no failure is known yet."""
     values = tuple(inputs)
     return Case(
         graph_module,
         values,
-        references.with_operators(backend.ref, graph_module, values),
+        references.with_operators(backend.ref, graph_module, values, setup=setup),
         context,
-        dynamic=None,
+        dynamic=dynamic,
         provenance=Provenance(
             nodes=call_nodes(graph_module),
             inputs=len(values),

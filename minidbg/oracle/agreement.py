@@ -8,16 +8,12 @@ from typing import Any
 
 import torch
 
-from minidbg.oracle.compare import (
-    _can_stand_for,
-    _same_but_for_rounding,
-    layout_difference,
-    mismatch,
-    snapshot,
-)
+from minidbg.oracle.arithmetic import _has_floats, _rms, distance_between, far_apart
+from minidbg.oracle.compare import _same_but_for_rounding, layout_difference, mismatch
 from minidbg.oracle.precision import DROPPED_BITS, LowerPrecision, OtherRounding
-from minidbg.oracle.reruns import _has_floats, _rms, distance_between, far_apart, random_states, to_float64
-from minidbg.oracle.undefined import OtherAnswers
+from minidbg.oracle.reruns import random_states, to_float64
+from minidbg.oracle.snapshot import _can_stand_for, snapshot
+from minidbg.oracle.undefined import ChangedEager, OtherAnswers
 
 MOST_MARGIN = 10.0
 NEAR = 4.0  # an error that many times smaller or larger has another reason than the precision
@@ -67,6 +63,7 @@ def error_of(value: torch.Tensor, exact: torch.Tensor) -> float:
 
 MOST_LOWER = 3  # eager runs in a lower precision; one alone may be exact by luck
 MOST_ANSWERS = 8  # eager runs with other answers; an element that changes in none of them is judged
+NO_MOVE = 1e-5  # sums in another order, relative
 FEW_ROUNDINGS = 4  # eager runs with other rounding errors, when nothing in them moves
 
 
@@ -84,7 +81,7 @@ def differ(
     ``notes`` hears what was not judged.
     """
     left = left_by(actual), left_by(expected)
-    others, allowed = OtherRuns(eager), case.get("tolerances")
+    others, allowed = OtherRuns(eager, left[1]), case.get("tolerances")
 
     def in_float64() -> Any:
         try:
@@ -97,7 +94,7 @@ def differ(
         in_float64,
         eager_again=others.again,
         other_answers=others,
-        other_roundings=OtherRoundings(eager, left[1]),
+        other_roundings=OtherRoundings(others),
         lower=LowerRuns(eager, allowed) if isinstance(allowed, str) else (),
         tolerances=allowed,
         margin=case.get("margin", 1.0),
@@ -108,11 +105,16 @@ def differ(
 
 
 class OtherRuns:
-    """Eager runs with other answers where torch leaves them open, each made when it is first asked for."""
+    """Eager runs with other answers where torch leaves them open, each made when it is first asked for.
 
-    def __init__(self, eager: Callable[..., dict[str, Any]]) -> None:
-        self.eager = eager
+    They differ from ``expected`` only where another answer shows: kernels that such a run takes for others have other rounding errors.
+    """
+
+    def __init__(self, eager: Callable[..., dict[str, Any]], expected: Any) -> None:
+        self.eager, self.expected = eager, expected
         self.met: dict[str, None] = {}
+        self.decides = True
+        self.usual: Any = None
         self.runs: list[Any] = []
         self.number = 0
 
@@ -128,6 +130,7 @@ class OtherRuns:
             run = left_by(self.eager(mode.applied_to, seed=1))
         except Exception:  # noqa: BLE001 - the program may not bear another answer: an index out of bounds
             return left_by(self.eager(seed=1))
+        self.decides = mode.decides
         if not mode.met:
             self.number = MOST_ANSWERS
             return run
@@ -139,9 +142,11 @@ class OtherRuns:
             mode = OtherAnswers(self.number)
             self.number += 1
             try:
-                self.runs.append(left_by(self.eager(mode.applied_to)))
+                self.usual = self.usual or left_by(self.eager(ChangedEager().applied_to))  # type: ignore[no-untyped-call]
+                run = left_by(self.eager(mode.applied_to))
             except Exception:  # noqa: BLE001 - as above
                 continue
+            self.runs.append(what_moved(run, self.usual, self.expected, NO_MOVE))
             self.met |= mode.met
             yield self.runs[-1]
 
@@ -149,45 +154,49 @@ class OtherRuns:
 class OtherRoundings:
     """Eager runs with other rounding errors, each made when it is first asked for; none where no op decides by a float.
 
-    What moves no more than its rounding errors explain is put back: what differs from ``expected`` was decided by rounding.
+    What moves no more than its rounding errors explain is put back: what differs from eager's was decided by rounding.
     """
 
-    def __init__(self, eager: Callable[..., dict[str, Any]], expected: Any) -> None:
-        self.eager, self.expected = eager, expected
+    def __init__(self, others: OtherRuns) -> None:
+        self.others = others
+        self.met = {"what rounding decides": None}
         self.runs: list[Any] = []
         self.number, self.most = 0, FEW_ROUNDINGS
-        self.met = {"what rounding decides": None}
 
     def __iter__(self) -> Iterator[Any]:
         yield from self.runs
-        while self.number < self.most:
+        expected = self.others.expected
+        while self.others.decides and self.number < self.most:
             self.number += 1
             mode = OtherRounding(self.number)
             try:
-                run = left_by(self.eager(mode.applied_to))
+                run = left_by(self.others.eager(mode.applied_to))
             except Exception:  # noqa: BLE001 - as in OtherRuns
                 continue
-            if not mode.decides:
-                self.most = 0
-                return
-            bound = math.sqrt(mode.step)
-            settled = {
-                where: self.settled(leaf, self.expected.get(where), bound) for where, leaf in run.items()
-            }
-            if any(leaf is not self.expected.get(where) for where, leaf in settled.items()):
+            self.runs.append(what_moved(run, expected, expected, math.sqrt(mode.step)))
+            if any(leaf is not expected.get(where) for where, leaf in self.runs[-1].items()):
                 self.most = MOST_ANSWERS
-            self.runs.append(settled)
-            yield settled
+            yield self.runs[-1]
 
-    def settled(self, leaf: Any, expected: Any, bound: float) -> Any:
-        """``leaf`` with the expected values where it is off by less than ``bound``, in units of the value and of the tensor."""
-        value, wanted = (one.value if one else None for one in (leaf, expected))
-        if isinstance(value, float) and isinstance(wanted, float):
-            return expected if abs(value - wanted) <= bound * abs(wanted) else leaf
-        if not (_has_floats(value) and _can_stand_for(wanted, value)):
-            return expected if _same_but_for_rounding(value, wanted) else leaf
-        moved = far_apart(value, wanted, bound, bound * _rms(wanted))
-        return leaf._replace(value=torch.where(moved, value, wanted)) if moved.any() else expected
+
+def what_moved(run: Any, base: Any, expected: Any, bound: float) -> Any:
+    """``run`` with the expected values where it is not far from ``base``: off by less than ``bound``, in units of value and tensor."""
+    return {where: moved(leaf, base.get(where), expected.get(where), bound) for where, leaf in run.items()}
+
+
+def moved(leaf: Any, base: Any, expected: Any, bound: float) -> Any:
+    """One leaf of ``what_moved``; ``expected`` itself where nothing is far."""
+    if not (base and expected):
+        return leaf
+    value, usual, wanted = leaf.value, base.value, expected.value
+    if isinstance(value, float) and isinstance(usual, float):
+        return expected if abs(value - usual) <= bound * abs(usual) else leaf
+    if _same_but_for_rounding(value, usual):
+        return expected
+    if not (_has_floats(value) and _can_stand_for(usual, value) and _can_stand_for(wanted, value)):
+        return leaf
+    far = far_apart(value, usual, bound, bound * _rms(usual))
+    return leaf._replace(value=torch.where(far, value, wanted)) if far.any() else expected
 
 
 class LowerRuns:

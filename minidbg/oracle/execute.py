@@ -17,9 +17,9 @@ from minidbg.errors import CannotWrite, MinidbgError
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs import ModuleSource, instantiate, write_module
 from minidbg.graphs.attributes import by_name
-from minidbg.graphs.builder import write_graph_builder
 from minidbg.graphs.copying import clone_values
 from minidbg.graphs.effects import is_call
+from minidbg.graphs.source import write_graph_builder
 from minidbg.oracle import adapters, harness
 from minidbg.oracle.agreement import differ
 from minidbg.oracle.embed import settings_of

@@ -12,7 +12,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from minidbg.oracle.reruns import copied
-from minidbg.oracle.undefined import ChangedEager, run_in
+from minidbg.oracle.undefined import ChangedEager
 
 # --- embedded from here ---
 
@@ -84,29 +84,17 @@ class LowerPrecision(ChangedEager):
         return result.half().float() if self.precision == "float16" else result
 
 
-class OtherRounding(LowerPrecision):
+class OtherRounding(LowerPrecision):  # type: ignore[no-untyped-call]
     """While active, each op's float results are off by a few rounding errors, as those of another compiler are.
 
     What moves much more than that was decided by rounding: which of two nearly equal values is the largest, on which side of a
-    threshold one lies. Small integers, zeros and inputs stay exact. ``decides`` says afterwards whether any op decides by a
-    float, ``step`` the largest error of one rounding, relative.
+    threshold one lies. Small integers, zeros and inputs stay exact. ``step`` is afterwards the largest error of one rounding,
+    relative.
     """
 
     def __init__(self, number: int) -> None:
         super().__init__("", number)
-        self.decides, self.step = False, 0.0
-
-    def applied_to(self, value: Any) -> Any:
-        """A module or function that runs in this mode; inputs as they are."""
-        return run_in(self, value)
-
-    def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        result = super().called(func, name, args, kwargs)
-        first = result[-1] if isinstance(result, (tuple, list)) and result else result
-        of_floats = any(isinstance(one, torch.Tensor) and one.is_floating_point() for one in args)
-        whole = isinstance(first, torch.Tensor) and not (first.is_floating_point() or first.is_complex())
-        self.decides |= name in DECISIONS or name == "_local_scalar_dense" or (of_floats and whole)
-        return result
+        self.step = 0.0
 
     def stored(self, tensor: Any) -> Any:
         """``tensor`` with other errors, in place."""
@@ -128,12 +116,6 @@ NOISY_BITS = {
     torch.float16: (torch.int16, 1),
 }
 """The last bits, which are rounded away up or down, and the integer that they are seen in."""
-STEPS = """
-floor ceil round trunc frac sign sgn fmod remainder heaviside relu leaky_relu _prelu_kernel clamp clamp_min clamp_max hardtanh
-hardswish hardsigmoid hardshrink softshrink threshold abs amax amin maximum minimum
-"""
-DECISIONS = frozenset(STEPS.split())
-"""Ops with steps in their values or gradients, beside those that make integers or bools of floats."""
 
 
 def tolerance_in(

@@ -11,21 +11,40 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from minidbg import _torch
 from minidbg.devices import devices_of, generators_put_back
 from minidbg.graphs import copy_graph_module
 from minidbg.graphs.copying import clone_values
 from minidbg.graphs.effects import FORM_OF_ENTER, FORM_OF_EXIT, is_call, nested_graphs, op_name
 from minidbg.graphs.mutation import written_arguments
 from minidbg.graphs.nested import branches
+from minidbg.oracle.draw_edits import (
+    Call,
+    Drawn,
+    Edit,
+    add_inputs,
+    argument_of,
+    by_turn,
+    dropout_place,
+    give_mask,
+    inputs_of,
+    multiply_by_mask,
+    overwrite,
+    put_branches,
+    put_inside,
+    put_loop,
+    replace_parts,
+    replace_value,
+    set_argument,
+    takes_a_part,
+)
 from minidbg.oracle.reruns import random_states
 
 DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"})
@@ -47,44 +66,13 @@ SWITCHES = {
 RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 """The same for ops that take their dropout three places after the list of their weights."""
 
-NAMES = """
-bernoulli binomial cauchy exponential fractional_max_pool2d fractional_max_pool3d geometric gumbel_softmax log_normal
-multinomial native_dropout normal poisson rand rand_like randint randint_like randn randn_like random randperm
-rrelu_with_noise uniform
-"""
-DRAWING = frozenset(NAMES.split())
-"""Other functions and methods that draw (those of torch 2.13)."""
+MOST_TURNS = 1000
+"""Of a loop whose draws are recorded."""
 
 WRAPPERS = frozenset(
     {"wrap", "tag_activation_checkpoint", "invoke_subgraph", "wrap_with_set_grad_enabled", "strict_mode"}
 )
 """Higher-order ops that run their one graph once, on their last arguments."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Call:
-    """A call that draws, as it can be made by itself."""
-
-    op: str
-    target: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Drawn:
-    """A recorded value that becomes an input."""
-
-    value: Any
-    call: Call
-    """Gives such a value, from other numbers."""
-    part: int | None = None
-    """Which of the call's results it is."""
-
-
-NewInput: TypeAlias = Callable[[Drawn], fx.Node]
-Edit: TypeAlias = Callable[[fx.GraphModule, fx.Node, NewInput], None]
-"""Takes the drawing out of a node; a value that it needs becomes an input by ``new_input(drawn)``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,40 +95,6 @@ class Fed:
         """The same graph with other recorded values."""
         given = len(self.inputs) - len(self.drawn)
         return replace(self, inputs=(*self.inputs[:given], *values))
-
-
-def random_nodes(gm: fx.GraphModule) -> list[fx.Node]:
-    """The nodes that draw random numbers by what is known of their ops, nested graphs included; nothing is run."""
-    found = []
-    for node in gm.graph.nodes:
-        if is_call(node):
-            found += [node] if is_drawing(node, gm) else []
-            for nested in nested_graphs(node):
-                found += random_nodes(nested)
-    return found
-
-
-def is_drawing(node: fx.Node, gm: fx.GraphModule) -> bool:
-    """Whether ``node`` is known to draw; a dropout that is switched off does not."""
-    tags = getattr(node.target, "tags", ())
-    if isinstance(tags, Collection) and torch.Tag.nondeterministic_seeded in tags:
-        return True
-    if node.op == "call_module":
-        inner = gm.get_submodule(str(node.target)).modules()
-        return any(module.training and "ropout" in type(module).__name__ for module in inner)
-    name = op_name(node).rstrip("_")
-    if name in DROPOUTS or name.endswith("alpha_dropout"):
-        on = _argument(node, "training", 2, _argument(node, "train", 2, name in DROPOUTS))
-        return bool(on) and bool(_argument(node, "p", 1, 0.5))
-    if name == ATTENTION:
-        return bool(_argument(node, "dropout_p", 4, 0.0))
-    if name in SWITCHES:
-        keyword, place, off = SWITCHES[name]
-        return bool(_argument(node, keyword, place, off) != off)
-    if name in RECURRENT:
-        dropout = _dropout_place(node)
-        return dropout is not None and bool(node.args[dropout]) and node.args[dropout + 1] is not False
-    return name in DRAWING
 
 
 def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any]) -> Fed:
@@ -183,7 +137,9 @@ def draws_alone(fed: Fed) -> tuple[fx.GraphModule, tuple[Any, ...]] | None:
 
     None where the whole graph draws more than those calls do.
     """
-    if fed.left or fed.switched_off or any(one.call.op == "call_module" for one in fed.drawn):
+    calls = [call for call in dict.fromkeys(one.call for one in fed.drawn) if call is not None]
+    hidden = any(one.call is None for one in fed.drawn) or any(call.op == "call_module" for call in calls)
+    if fed.left or fed.switched_off or hidden:
         return None
     graph, inputs = fx.Graph(), list[Any]()
 
@@ -193,12 +149,11 @@ def draws_alone(fed: Fed) -> tuple[fx.GraphModule, tuple[Any, ...]] | None:
         inputs.append(value)
         return placeholders[len(inputs) - 1]
 
-    calls = list(dict.fromkeys(one.call for one in fed.drawn))
     tensors = [one for call in calls for one in tensors_in(call)]
     placeholders = [graph.placeholder(f"argument_{place}") for place in range(len(tensors))]
     for node, value in zip(placeholders, tensors, strict=True):
         node.meta["example_value"] = value
-    nodes = {}
+    nodes: dict[Call | None, fx.Node] = {}
     for call in calls:
         args, kwargs = fx.node.map_aggregate((call.args, call.kwargs), as_input)
         if call.op == "call_method":  # some write to what they are called on
@@ -273,29 +228,33 @@ class _Recorder(fx.Interpreter):
         if plain in DROPOUTS or name in DROPOUT_MODULES:
             ones = torch.ones_like(args[0])
             kwargs = {key: value for key, value in kwargs.items() if key not in ("inplace", "input")}
-            in_place = name.endswith("_") or _argument(node, "inplace", 3, False) is True
-            return partial(_multiply, self.again(node, (ones, *args[1:3]), kwargs), in_place)
+            in_place = name.endswith("_") or argument_of(node, "inplace", 3, False) is True
+            return partial(multiply_by_mask, self.again(node, (ones, *args[1:3]), kwargs), in_place)
         if plain == ATTENTION:
-            return partial(_give_mask, attention_mask(*args, result=result, **kwargs))
+            return partial(give_mask, attention_mask(*args, result=result, **kwargs))
         if plain in SWITCHES or plain in RECURRENT:
             self.switched_off.append(node.name)
         if plain in SWITCHES:
-            return partial(_set_argument, *SWITCHES[plain])
+            return partial(set_argument, *SWITCHES[plain])
         if plain in RECURRENT:
-            place = _dropout_place(node)
-            return None if place is None else partial(_set_argument, "dropout", place, 0.0)
+            place = dropout_place(node)
+            return None if place is None else partial(set_argument, "dropout", place, 0.0)
         if name in WRAPPERS and len(branches(node)) == 1:
             return self._inside(node, args)
+        if name == "cond":
+            return self._branch(node, args)
+        if name == "while_loop":
+            return self._loop(node, args)
         if any(nested_graphs(node)):
             return None
         call = Call(node.op, node.target, *clone_values((args, kwargs)))
         if name.endswith("_") and isinstance(result, Tensor):
-            return partial(_overwrite, Drawn(result.clone(), call))
+            return partial(overwrite, Drawn(result.clone(), call))
         if isinstance(result, Tensor):
-            return partial(_replace, Drawn(result.clone(), call))
-        if isinstance(result, tuple) and all(map(_takes_a_part, node.users)):
+            return partial(replace_value, Drawn(result.clone(), call))
+        if isinstance(result, tuple) and all(map(takes_a_part, node.users)):
             parts = enumerate(clone_values(result))
-            return partial(_replace_parts, [Drawn(value, call, part) for part, value in parts])
+            return partial(replace_parts, [Drawn(value, call, part) for part, value in parts])
         return None
 
     def again(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Drawn:
@@ -306,11 +265,47 @@ class _Recorder(fx.Interpreter):
     def _inside(self, node: fx.Node, args: Sequence[Any]) -> Edit | None:
         """The edit that feeds the graph which ``node`` runs: more operands for it, and more inputs of this graph."""
         [(path, branch)] = branches(node)
-        first = len(args) - sum(inner.op == "placeholder" for inner in branch.graph.nodes)
-        fed = feed_recorded(branch, args[first:])
+        first = len(args) - len(inputs_of(branch))
+        fed = self.fed_inside(node, branch, args[first:])
+        return partial(put_inside, path, fed.graph_module, fed.drawn) if fed.fed else None
+
+    def fed_inside(self, node: fx.Node, graph: fx.GraphModule, inputs: Sequence[Any]) -> Fed:
+        """A graph that ``node`` runs, fed; what cannot be is noted under the name of ``node``."""
+        fed = feed_recorded(graph, inputs)
         self.left += [f"{node.name}.{name}" for name in fed.left]
         self.switched_off += [f"{node.name}.{name}" for name in fed.switched_off]
-        return partial(_put_inside, path, fed.graph_module, fed.drawn) if fed.fed else None
+        return fed
+
+    def _branch(self, node: fx.Node, args: Sequence[Any]) -> Edit | None:
+        """The edit that feeds the branch which ``cond`` takes; the other one gets the same operands, and leaves them."""
+        taken = 1 if bool(args[0]) else 2
+        fed = self.fed_inside(node, args[taken], args[3])
+        other = copy_graph_module(args[3 - taken])
+        add_inputs(other, fed.drawn)
+        branches = [fed.graph_module, other] if taken == 1 else [other, fed.graph_module]
+        return partial(put_branches, branches, fed.drawn) if fed.fed else None
+
+    def _loop(self, node: fx.Node, args: Sequence[Any]) -> Edit | None:
+        """The edit that feeds each turn of ``while_loop``: the values of all turns, and the number of the turn, are new operands."""
+        condition, body, carried, further = args
+        values, turns = tuple(clone_values(carried)), list[Fed]()
+        while bool(condition(*values, *further)):
+            if len(turns) == MOST_TURNS:
+                return None
+            turns.append(feed_recorded(body, (*values, *further)))
+            body(*clone_values((*values, *further)))  # moves the generators: each turn draws other numbers
+            values = tuple(turns[-1].graph_module(*clone_values(turns[-1].inputs)))
+        first = turns[0]
+        if first.left or first.switched_off or any(turn.fed != first.fed for turn in turns):
+            return None
+        columns = zip(*([one.value for one in turn.drawn] for turn in turns), strict=True)
+        drawn = [Drawn(torch.stack(column), None) for column in columns]
+        count = len(carried)
+        graphs = [copy_graph_module(condition), first.graph_module]
+        add_inputs(graphs[0], drawn)
+        for graph in graphs:
+            by_turn(graph, count, len(drawn) if graph is first.graph_module else 0)
+        return partial(put_loop, graphs, drawn)
 
 
 def attention_mask(
@@ -321,90 +316,3 @@ def attention_mask(
     ones = torch.ones((*result.shape[:-1], key.shape[-2]), dtype=result.dtype, device=result.device)
     call = Call("call_function", torch.nn.functional.dropout, (ones, probability), {})
     return Drawn(torch.nn.functional.dropout(ones, probability), call)
-
-
-def _give_mask(mask: Drawn, gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
-    """Weights without dropout, times the mask, times the values."""
-    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-    defaults = {"attn_mask": None, "is_causal": False}
-    given = [_argument(node, name, place, defaults.get(name)) for place, name in enumerate(names)]
-    rest = {name: node.kwargs[name] for name in ("scale", "enable_gqa") if node.kwargs.get(name)}
-    call, values = gm.graph.call_function, given[2]
-    given[4] = 0.0
-    with gm.graph.inserting_before(node):
-        pair = call(_torch.attention_with_weights(), tuple(given), rest)
-        weights = call(torch.mul, (call(operator.getitem, (pair, 1)), new_input(mask)))
-        if "enable_gqa" in rest:
-            heads, groups = (call(torch.Tensor.size, (one, -3)) for one in given[:2])
-            share = call(operator.floordiv, (heads, groups))
-            values = call(torch.repeat_interleave, (values, share, -3))
-    _become(node, "call_function", torch.matmul, (weights, values))
-
-
-def _multiply(mask: Drawn, in_place: bool, gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
-    given = (node.args[0], new_input(mask))
-    _become(node, "call_method" if in_place else "call_function", "mul_" if in_place else torch.mul, given)
-
-
-def _replace(value: Drawn, gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
-    _become(node, "call_method", "clone", (new_input(value),))  # the graph may write to it
-
-
-def _replace_parts(values: Sequence[Drawn], gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
-    for part in list(node.users):
-        _replace(values[part.args[1]], gm, part, new_input)  # type: ignore[index] # getitem of an int
-    gm.graph.erase_node(node)
-
-
-def _overwrite(value: Drawn, gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
-    _become(node, "call_method", "copy_", (node.args[0], new_input(value)))
-
-
-def _set_argument(
-    keyword: str, place: int, value: Any, gm: fx.GraphModule, node: fx.Node, new_input: NewInput
-) -> None:
-    if place < len(node.args):
-        node.update_arg(place, value)
-    else:
-        node.update_kwarg(keyword, value)
-
-
-def _put_inside(
-    path: str,
-    branch: fx.GraphModule,
-    values: Sequence[Drawn],
-    gm: fx.GraphModule,
-    node: fx.Node,
-    new_input: NewInput,
-) -> None:
-    name = f"{path.replace('.', '_')}_fed_{node.name}"  # of its own: other nodes may run the same graph
-    setattr(gm, name, branch)
-    old = next(value for value in node.args if isinstance(value, fx.Node) and value.target == path)
-    with gm.graph.inserting_before(node):
-        new = gm.graph.get_attr(name)
-    args = [new if value is old else value for value in node.args]
-    if op_name(node) == "invoke_subgraph":
-        args[1] = f"{args[1]}_{name}"  # what is compiled is kept by this identifier
-    node.args = (*args, *map(new_input, values))
-    if not old.users:
-        gm.graph.erase_node(old)
-
-
-def _become(node: fx.Node, op: str, target: Any, args: tuple[Any, ...]) -> None:
-    """Make ``node`` another call; its name and what is known of its value stay."""
-    node.op, node.target, node.args, node.kwargs = op, target, args, {}
-
-
-def _takes_a_part(node: fx.Node) -> bool:
-    return node.op == "call_function" and node.target is operator.getitem and isinstance(node.args[1], int)
-
-
-def _dropout_place(node: fx.Node) -> int | None:
-    lists = [place for place, value in enumerate(node.args) if isinstance(value, list | tuple)]
-    place = lists[-1] + 3 if lists else len(node.args)
-    return place if place + 1 < len(node.args) else None
-
-
-def _argument(node: fx.Node, keyword: str, place: int, default: Any = None) -> Any:
-    """The argument of ``node`` given by that keyword or at that place."""
-    return node.kwargs[keyword] if keyword in node.kwargs else (*node.args, *[default] * (place + 1))[place]

@@ -15,9 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class ChangedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Hands each op of an eager run to ``called``, also those in the bodies of higher-order ops."""
+    """Hands each op of an eager run to ``called``, also those in the bodies of higher-order ops.
+
+    ``decides`` says afterwards whether any op took a decision by a float, which rounding may turn.
+    """
 
     supports_higher_order_operators = True
+    decides = False
 
     def around(self, function: Any) -> Any:
         if not callable(function) or isinstance(function, (type, torch.Tensor)):
@@ -35,11 +39,25 @@ class ChangedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
             func, "overloadpacket"
         ):  # of higher order; the mode is off in here, so its bodies bring it
             return func(*map(self.around, args), **kwargs)
-        return self.called(func, func.overloadpacket.__name__.strip("_"), args, kwargs)
+        name = func.overloadpacket.__name__.strip("_")
+        result = self.called(func, name, args, kwargs)
+        last = result[-1] if isinstance(result, (tuple, list)) and result else result
+        whole = not (isinstance(last, torch.Tensor) and (last.is_floating_point() or last.is_complex()))
+        of_floats = any(isinstance(one, torch.Tensor) and one.is_floating_point() for one in args)
+        self.decides |= name in STEPS or (whole and of_floats)
+        return result
 
     def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """What the op gives in this mode; ``name`` is its own, without underscores around it."""
-        raise NotImplementedError
+        made = self.in_parts(func, args, kwargs)
+        return func(*args, **kwargs) if made is NotImplemented else made
+
+    def applied_to(self, value: Any) -> Any:
+        """A module or function that runs in this mode; inputs as they are."""
+        if isinstance(value, torch.nn.Module):
+            value.forward = self.around(value.forward)
+            return value
+        return value if isinstance(value, (tuple, list)) else self.around(value)
 
     def in_parts(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an op that is made of others, as they arrive in inference mode; else NotImplemented."""
@@ -47,12 +65,12 @@ class ChangedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func.decompose(*args, **kwargs)
 
 
-def run_in(mode: ChangedEager, value: Any) -> Any:
-    """A module or function that runs in ``mode``; inputs as they are."""
-    if isinstance(value, torch.nn.Module):
-        value.forward = mode.around(value.forward)
-        return value
-    return value if isinstance(value, (tuple, list)) else mode.around(value)
+# Ops with steps in their values or gradients, beside those that make integers, bools or numbers of floats.
+NAMED_STEPS = """
+floor ceil round trunc frac sign sgn fmod remainder heaviside relu leaky_relu prelu_kernel clamp clamp_min clamp_max hardtanh
+hardswish hardsigmoid hardshrink softshrink threshold abs amax amin maximum minimum
+"""
+STEPS = frozenset(NAMED_STEPS.split())
 
 
 class OtherAnswers(ChangedEager):
@@ -68,15 +86,10 @@ class OtherAnswers(ChangedEager):
         self.met: dict[str, None] = {}
         self.generator = torch.Generator().manual_seed(number)
 
-    def applied_to(self, value: Any) -> Any:
-        """A module or function that runs in this mode; inputs as they are."""
-        return run_in(self, value)
-
     def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         rule = RULES.get(name)
         if rule is None or any(argument.is_out for argument in func._schema.arguments):
-            made = self.in_parts(func, args, kwargs)
-            return func(*args, **kwargs) if made is NotImplemented else made
+            return super().called(func, name, args, kwargs)
         arguments = func._schema.arguments
         given = {one.name: one.default_value for one in arguments if one.has_default_value()}
         given |= dict(zip([one.name for one in arguments], args, strict=False)) | kwargs

@@ -1,6 +1,6 @@
 """A process that runs scripts for the daemon: each in a forked child that already has torch, or in a fresh interpreter.
 
-Started by ``minidbg.watch.pool``. One thread; Linux or another POSIX system. It speaks lines of JSON over a socket given by number:
+Started by ``minidbg.processes.pool``. One thread; Linux or another POSIX system. It speaks lines of JSON over a socket given by number:
 
     -> {"id", "argv", "mode", "seconds", "memory_bytes", "env", "unset", "pycache", "nice"}     run a script
     -> {"cancel": id}                                                                             end a run

@@ -1,5 +1,5 @@
 """From a failing graph to the few nodes that fail: passes, the driver, and the way to a verified script."""
 
-from minidbg.reduction.minimizing import Minimized, minimize
+from minidbg.reduction.core import Minimized, minimize
 
 __all__ = ["Minimized", "minimize"]

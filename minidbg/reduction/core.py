@@ -1,4 +1,4 @@
-"""``reduce_graph``: the passes in order, and the certificate at the end."""
+"""``reduce_graph``: the passes in order, and the certificate at the end; ``minimize``: with a predicate of the user's."""
 
 from __future__ import annotations
 
@@ -10,12 +10,23 @@ from typing import Any
 
 from torch import fx
 
-from minidbg.errors import NotReproduced
-from minidbg.graphs.copying import collector_spared_what_is_there
+from minidbg.errors import MinidbgError, NotReproduced
+from minidbg.graphs.copying import clone_values, collector_spared_what_is_there
 from minidbg.graphs.record import Around
 from minidbg.oracle.suspects import Suspects
+from minidbg.reduction.answers import (
+    Answer,
+    Ask,
+    AskTogether,
+    Attempt,
+    Budget,
+    BudgetSpent,
+    NoProgress,
+    Progress,
+)
 from minidbg.reduction.branches import drop_nested_nodes, drop_operands, inline_branches
 from minidbg.reduction.candidate import Candidate, OwnGraph
+from minidbg.reduction.culprits import drop_chunks, narrow_window, try_islands
 from minidbg.reduction.edits import (
     bypass_nodes,
     drop_inputs,
@@ -25,32 +36,18 @@ from minidbg.reduction.edits import (
     drop_outputs,
     merge_alike_inputs,
 )
-from minidbg.reduction.interior import DENSE, drop_chunks, keep_culprits
-from minidbg.reduction.islands import try_islands
-from minidbg.reduction.problem import (
-    Answer,
-    Ask,
-    AskTogether,
-    Attempt,
-    Budget,
-    BudgetSpent,
-    NoProgress,
-    Pass,
-    Progress,
-    ReductionProblem,
-)
+from minidbg.reduction.problem import Pass, ReductionProblem
 from minidbg.reduction.simplify import SIMPLIFYING, plainness, simplify_inputs_at_once
 from minidbg.reduction.subsets import FEW_UNITS
 from minidbg.reduction.suspects import follow_frames, try_suspects
-from minidbg.reduction.windows import narrow_window
 
 LEAST_SIMPLIFYING_S = 20.0
 """Simplification may take as long as the reduction before it took, and at least this."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reduced:
-    """The smallest case found and how it was found."""
+class Minimized:
+    """The smallest graph found that still fails, its inputs, and how it was found."""
 
     graph_module: fx.GraphModule
     inputs: tuple[Any, ...]
@@ -73,8 +70,6 @@ class Reduced:
 FINDING: tuple[tuple[str, Pass], ...] = (
     ("islands", try_islands),
     ("bisect", narrow_window),
-    ("interior", keep_culprits),
-    ("chunks", drop_chunks),
 )
 """From a large graph to the few nodes that matter; each once, and none in a small graph."""
 
@@ -110,7 +105,7 @@ def reduce_graph(
     allow_no_calls: bool = False,
     simplify: bool = False,
     around: Around = nullcontext,
-) -> Reduced:
+) -> Minimized:
     """The smallest graph cut out of ``graph_module`` that ``ask`` finds interesting.
 
     ``ask`` gets a GraphModule of its own each time, and inputs that it must not write to. ``hints`` are words that may name the
@@ -138,10 +133,10 @@ def reduce_graph(
     proven: Candidate | None = None
     interrupted, whole_passed = False, False
     try:
-        problem.frames = frames
+        problem.hints, problem.frames = hints, frames
         follow_frames(problem)
         if not problem.steps:
-            run(problem, "suspects", lambda problem: try_suspects(problem, hints))
+            run(problem, "suspects", try_suspects)
         reduce_to_fixed_point(problem)
         problem.confirm_whole()
         proven = problem.best
@@ -169,7 +164,7 @@ def reduce_to_fixed_point(problem: ReductionProblem) -> None:
     while problem.best is not before:
         first, before = before is None, problem.best
         problem.begin_round()
-        if first or len(before.calls) > DENSE:
+        if first or len(before.calls) > 2 * FEW_UNITS:
             find(problem)
         problem.keep_passed_through = True
         polish(problem)
@@ -207,8 +202,11 @@ def find(problem: ReductionProblem) -> None:
     for name, reduction_pass in FINDING:
         before = problem.best
         if len(before.calls) > FEW_UNITS:
-            with contextlib.suppress(NoProgress):
+            try:
                 run(problem, name, reduction_pass)
+            except NoProgress:
+                with contextlib.suppress(NoProgress):
+                    run(problem, "chunks", drop_chunks)
         if problem.best is not before:
             follow_frames(problem)
     problem.is_impatient = False
@@ -229,9 +227,9 @@ def run(problem: ReductionProblem, name: str, reduction_pass: Pass) -> None:
     reduction_pass(problem)
 
 
-def _reduced(problem: ReductionProblem, certified: bool, interrupted: bool, whole_passed: bool) -> Reduced:
+def _reduced(problem: ReductionProblem, certified: bool, interrupted: bool, whole_passed: bool) -> Minimized:
     best, neighbour = problem.best, problem.neighbour
-    return Reduced(
+    return Minimized(
         best.graph_module,
         best.inputs,
         problem.oracle_calls,
@@ -245,4 +243,38 @@ def _reduced(problem: ReductionProblem, certified: bool, interrupted: bool, whol
     )
 
 
-__all__ = ["Answer", "Attempt", "Budget", "Progress", "Reduced", "reduce_graph"]
+def minimize(
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    fails: Callable[[fx.GraphModule, list[Any]], bool],
+    *,
+    max_calls: int | None = None,
+    seconds: float | None = None,
+    simplify: bool = False,
+) -> Minimized:
+    """The smallest part of ``gm`` for which ``fails(gm, inputs)`` is still true.
+
+    ``fails`` runs in this process and gets copies of its own, which it may change. ``simplify`` goes on with plainer arguments,
+    smaller shapes and simpler values, and merges inputs. ``max_calls`` and ``seconds``
+    are looked at between calls. ``gm`` and ``inputs`` are only read; ``gm`` runs in eager, in the current
+    grad mode, to find the values inside it. Raises NotReproduced when ``fails`` is false for the whole of it,
+    MinidbgError when ``inputs`` do not fit the graph, and what ``fails`` raises.
+    """
+    placeholders = sum(node.op == "placeholder" for node in gm.graph.nodes)
+    if placeholders != len(inputs):
+        raise MinidbgError(
+            f"the graph takes {placeholders} inputs, {len(inputs)} were given; one is needed for each placeholder"
+        )
+
+    def ask(graph_module: fx.GraphModule, values: tuple[Any, ...]) -> Answer:
+        return Answer.INTERESTING if fails(graph_module, clone_values(values)) else Answer.NOT
+
+    return reduce_graph(
+        gm,
+        tuple(inputs),
+        ask,
+        budget=Budget(max_calls, seconds),
+        whole_is_known=False,
+        allow_no_calls=True,
+        simplify=simplify,
+    )

@@ -10,7 +10,7 @@ from torch import fx
 from minidbg.graphs import rewrite
 from minidbg.graphs.effects import Mode, is_call, mode_of
 from minidbg.graphs.facts import fact_of
-from minidbg.graphs.pieces import alike
+from minidbg.graphs.pieces import alike, is_unpacking
 from minidbg.reduction.candidate import Candidate, OwnGraph
 from minidbg.reduction.problem import ReductionProblem
 
@@ -54,14 +54,19 @@ def drop_nodes(problem: ReductionProblem) -> None:
     """Try to put each node's recorded value in its place, from both ends inwards. Cost: one call for each node.
 
     What was cut out of a larger graph has more at its ends than it needs, and each success asks anew what was asked before it.
+    First of all go parts of results that nothing needs, which came along with the others.
     """
     calls = [node.name for node in reversed(problem.best.calls) if mode_of(node) is Mode.NONE]
-    names = list(dict.fromkeys(name for pair in zip(calls, reversed(calls), strict=True) for name in pair))
+    parts = [node.name for node in problem.best.calls if is_unpacking(node, problem.recording.facts)]
+    inwards = (name for pair in zip(calls, reversed(calls), strict=True) for name in pair)
+    names = list(dict.fromkeys([*parts, *inwards]))
     for place, name in enumerate(names):
         problem.ask_ahead(_without_node(problem, other) for other in names[place:])
         candidate = _without_node(problem, name)
         if candidate is not None and not problem.consider(candidate):
             problem.remember_passing(problem.bits([node for node in problem.best.calls if node.name != name]))
+            if problem.followed and len(problem.best.calls) <= FEW_NODES:
+                bypass_node(problem, name)  # what a frame holds together hangs together
 
 
 def _without_node(problem: ReductionProblem, name: str) -> Candidate | None:
@@ -74,9 +79,14 @@ def _without_node(problem: ReductionProblem, name: str) -> Candidate | None:
 def bypass_nodes(problem: ReductionProblem) -> None:
     """Try to put a same-shaped input of a node in its place. Cost: one call for each such input."""
     for name in reversed([node.name for node in problem.best.calls if mode_of(node) is Mode.NONE]):
-        for candidate in _bypasses(problem, name):
-            if problem.consider(candidate):
-                break
+        bypass_node(problem, name)
+
+
+def bypass_node(problem: ReductionProblem, name: str) -> None:
+    """Try to put each same-shaped input of a node in its place, results of other nodes first."""
+    for candidate in _bypasses(problem, name):
+        if problem.consider(candidate):
+            break
 
 
 def _bypasses(problem: ReductionProblem, name: str) -> Iterator[Candidate | None]:
@@ -84,7 +94,7 @@ def _bypasses(problem: ReductionProblem, name: str) -> Iterator[Candidate | None
     node = next((node for node in problem.best.calls if node.name == name), None)
     if node is None or not any(map(is_call, node.users)):
         return
-    for source in node.all_input_nodes:
+    for source in sorted(node.all_input_nodes, key=lambda source: not is_call(source)):
         if alike(recording.facts, source, node):
             yield problem.extract(set(problem.best.calls) - {node}, stand_ins={node: source})
 

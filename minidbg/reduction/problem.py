@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import enum
-import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
@@ -19,86 +17,23 @@ from minidbg.graphs.edit import extract
 from minidbg.graphs.pieces import CannotExtract
 from minidbg.graphs.record import Around, Recording, runs_in_eager
 from minidbg.oracle.suspects import Suspects
+from minidbg.reduction.answers import (
+    Answer,
+    Ask,
+    AskTogether,
+    Attempt,
+    Budget,
+    BudgetSpent,
+    NoProgress,
+    Progress,
+    expected_calls,
+)
 from minidbg.reduction.candidate import Candidate, OwnGraph
-from minidbg.reduction.fingerprint import fingerprint, structure
-
-SMALL = 256
-"""Nodes of a candidate up to which it is told from others without regard to names."""
-
 
 LEAST_SPARE_BYTES = 16 << 20
 
 TELLING = ("nodes", "sizes", "arguments", "dtypes", "tensors", "bypass", "inputs", "values", "outputs")
 """Phases whose candidates are one step smaller than ``best``: what a passing one of them lacks says most about a failure first."""
-
-
-class Answer(enum.Enum):
-    """What the oracle says about a candidate."""
-
-    INTERESTING = "interesting"
-    """It fails in the same way."""
-    NOT = "not"
-    """It does not fail."""
-    OTHER = "other"
-    """It fails, but in another way."""
-    INVALID = "invalid"
-    """It proves nothing: eager itself fails, or it cannot be run here."""
-
-
-Ask: TypeAlias = Callable[[fx.GraphModule, tuple[Any, ...]], Answer]
-AskTogether: TypeAlias = Callable[[Sequence[tuple[fx.GraphModule, tuple[Any, ...]]]], Sequence[Answer]]
-"""Several questions at once, for an oracle with several workers; the answers in the order of the questions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """The most that a reduction may spend; None is without limit. Looked at between calls."""
-
-    max_calls: int | None = None
-    seconds: float | None = None
-
-
-class BudgetSpent(Exception):
-    """No call is left. Passes let it through; the driver ends the reduction with the best so far."""
-
-
-class NoProgress(Exception):
-    """A third of the budget has gone without a smaller candidate. Passes let it through; the driver goes on with the next one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One oracle call, for the replay log."""
-
-    phase: str
-    nodes: int
-    inputs: int
-    answer: Answer
-    seconds: float
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Where a reduction stands after an oracle call."""
-
-    phase: str
-    nodes: int
-    """Call nodes of the smallest candidate that still fails."""
-    start_nodes: int
-    oracle_calls: int
-    seconds: float
-    improved: bool
-    """Whether this call found a smaller one: the last of ``problem.steps``."""
-    best: Candidate
-    rest_calls: int = 0
-    """About how many oracle calls are still to come."""
-
-
-def expected_calls(size: tuple[int, ...]) -> int:
-    """About how many calls a reduction still takes from a candidate of this size: a bisection, then single removals."""
-    nodes, inputs, outputs = size
-    return math.ceil(2 * math.log2(nodes + 1)) + min(nodes, 8) + min(inputs, 8) + min(outputs, 4)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -136,7 +71,7 @@ class ReductionProblem:
 
     best: Candidate
     ask: Ask
-    budget: Budget = Budget()
+    budget: Budget = field(default_factory=Budget)
     on_progress: Callable[[Progress], None] | None = None
     whole_is_known: bool = True
     """Whether the whole was just seen to fail, so that it need not be asked."""
@@ -146,6 +81,8 @@ class ReductionProblem:
     """Whether a graph without any call may be a candidate."""
     plainness: Callable[[Candidate], tuple[float, ...]] | None = None
     """Decides between candidates of equal size, while a reduction simplifies."""
+    hints: Sequence[str] = ()
+    """Words of the error, which may be names of nodes or ops."""
     frames: Callable[[], Suspects] = tuple
     """The nodes that the frames of the failure of ``best`` held, as far as that is known; innermost frame first."""
     followed: Suspects = ()
@@ -247,7 +184,7 @@ class ReductionProblem:
 
     def answer(self, candidate: Candidate) -> Answer:
         """The oracle's answer for ``candidate``, from memory where it is there."""
-        key = self._key_of(candidate)
+        key = candidate.key
         size = candidate.size
         if key not in self._known:
             self._known[key] = self._judge(candidate, key)
@@ -268,7 +205,7 @@ class ReductionProblem:
         for candidate in candidates:
             if candidate is None or not self._is_something(candidate) or not self.is_valid(candidate):
                 continue
-            key = self._key_of(candidate)
+            key = candidate.key
             if key not in self._known:
                 fresh[key] = candidate
             if len(fresh) == self.jobs:
@@ -291,12 +228,6 @@ class ReductionProblem:
         if size != self.best.size or self.plainness is None:
             return size < self.best.size
         return self.plainness(candidate) < self.plainness(self.best)
-
-    def _key_of(self, candidate: Candidate) -> str:
-        """Equal for equal candidates. Of small ones the names of the nodes do not count; of large ones that would take long."""
-        if len(candidate.graph_module.graph.nodes) <= SMALL:
-            return fingerprint(candidate.graph_module, candidate.tokens)
-        return f"{candidate.epoch} {candidate.variant} {structure(candidate.graph_module)}"
 
     def _judge(self, candidate: Candidate, key: str) -> Answer:
         if not self.is_valid(candidate):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,8 +21,7 @@ from minidbg.graphs import describing, tensors
 from minidbg.graphs.comments import user_line
 from minidbg.graphs.constructed import is_constructed
 from minidbg.graphs.ranks import what_was_needed
-from minidbg.graphs.size import call_nodes
-from minidbg.reduction.neighbours import sentence
+from minidbg.graphs.size import call_nodes, call_targets, canonical_text
 from minidbg.reduction.result import Written
 from minidbg.reduction.session import Session
 from minidbg.repro import Exactness
@@ -160,7 +160,7 @@ def with_story(form: Form, original: Case, found: Found, session: Session, *, ce
         certified=certified,
         oracle_calls=session.oracle_calls,
         seconds=session.elapsed(),
-        neighbour=sentence(form.case, found.neighbour) if found.neighbour and certified else "",
+        neighbour=difference(form.case, found.neighbour) if found.neighbour and certified else "",
         notes=tuple(filter(None, (*original.provenance.notes, *found.notes, *told))),
     )
     return replace(form.case, provenance=story)
@@ -317,3 +317,37 @@ def written(path: Path | None, case: Case, original: Case, last: Outcome, sessio
         notes=notes,
         also_found=len(session.others),
     )
+
+
+# --- the passing neighbour ---
+
+
+def difference(smallest: Case, neighbour: Case) -> str:
+    """What ``neighbour``, which passes, is without: ``passes without torch.relu``; the difference that explains most."""
+    return next(_differences(smallest, neighbour), "")
+
+
+def _differences(smallest: Case, neighbour: Case) -> Iterator[str]:
+    """What ``neighbour`` has not, or has otherwise."""
+    gone = Counter(call_targets(smallest.graph_module)) - Counter(call_targets(neighbour.graph_module))
+    names = [name for name in gone if name not in "{}"]
+    if names:
+        yield f"passes without {' and '.join(names)}"
+    if len(neighbour.inputs) < len(smallest.inputs):
+        yield f"passes with {len(neighbour.inputs)} of the {len(smallest.inputs)} inputs"
+    if canonical_text(smallest.graph_module) != canonical_text(neighbour.graph_module):
+        yield "passes with plainer arguments of the same calls"
+    for place, (has, lacks) in enumerate(zip(smallest.inputs, neighbour.inputs, strict=False)):
+        if _told(has) != _told(lacks):
+            yield f"passes when input {place} is {_told(lacks)} instead of {_told(has)}"
+    yield "passes with plainer values in its inputs"
+
+
+def _told(value: Any) -> str:
+    """``float32[2, 8]`` and what is unusual about it."""
+    if not isinstance(value, torch.Tensor):
+        return repr(value)[:60]
+    text = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if value.layout is torch.strided and not value.is_contiguous():
+        text += f" of strides {value.stride()}"
+    return text + (" that requires grad" if value.requires_grad else "")

@@ -39,10 +39,18 @@ from minidbg.reduction.publishing import (
     publish_first_that_fails,
     with_failure,
 )
-from minidbg.reduction.reliability import RUNS_OF_WHOLE, Reliability, measured, runs_worth_having
 from minidbg.reduction.replay import last_result, open_log
 from minidbg.reduction.result import Limits, Written
-from minidbg.reduction.session import ANSWERS, BEST_FILE, AnswersAreStale, Session
+from minidbg.reduction.session import (
+    ANSWERS,
+    BEST_FILE,
+    RUNS_OF_WHOLE,
+    AnswersAreStale,
+    Reliability,
+    Session,
+    measured,
+    runs_worth_having,
+)
 from minidbg.repro.files import replace_file
 
 OTHERS_KEPT = 5
@@ -243,7 +251,7 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
     )
 
 
-def reduce_graph_of(case: Case, session: Session) -> core.Reduced:
+def reduce_graph_of(case: Case, session: Session) -> core.Minimized:
     """Reduce the graph and its inputs with the session's oracle."""
     start = call_nodes(case.graph_module)
     case_suspects = tuple(tuple(group.split()) for group in case.provenance.suspects)
@@ -286,7 +294,7 @@ def simplified(
     case: Case,
     smallest: Case,
     steps: list[Case],
-    reduced: core.Reduced,
+    reduced: core.Minimized,
     known: Reliability,
     session: Session,
 ) -> Found:

@@ -14,9 +14,10 @@ from minidbg.graphs import rewrite
 from minidbg.graphs.constructed import is_constructed, plain_stand_in
 from minidbg.graphs.effects import attribute_of
 from minidbg.graphs.facts import fact_of
+from minidbg.reduction.answers import Answer, Budget, BudgetSpent
 from minidbg.reduction.candidate import Candidate, OwnGraph
 from minidbg.reduction.edits import merged
-from minidbg.reduction.problem import Answer, Budget, BudgetSpent, ReductionProblem
+from minidbg.reduction.problem import ReductionProblem
 
 MAKERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "ones": torch.ones_like,

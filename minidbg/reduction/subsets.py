@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from torch import fx
 
-from minidbg.graphs.effects import Mode, is_call, mode_of, nesting_levels
+from minidbg.graphs.effects import Mode, is_call, mode_of, nesting_levels, op_name
+from minidbg.graphs.facts import Fact
 from minidbg.graphs.pieces import is_unpacking
 from minidbg.graphs.record import Recording
+from minidbg.reduction.answers import Answer
 from minidbg.reduction.candidate import Candidate
-from minidbg.reduction.problem import Answer, ReductionProblem
+from minidbg.reduction.problem import ReductionProblem
 
 Unit: TypeAlias = tuple[fx.Node, ...]
 """Nodes that make sense only together: an op with many results and the nodes that take them apart, a functorch level."""
@@ -61,6 +63,17 @@ class Subsets:
         keep = {node for number in chosen for node in self.units[number]}
         return self.problem.extract_from(self.recording, self.base, keep, **how)
 
+    def links(self) -> list[set[int]]:
+        """For each unit those that it takes values from, and those that take its own."""
+        unit_of = {node: number for number, unit in enumerate(self.units) for node in unit}
+        found: list[set[int]] = [set() for _ in self.units]
+        for node, number in unit_of.items():
+            for source in node.all_input_nodes:
+                if source in unit_of and unit_of[source] != number:
+                    found[number].add(unit_of[source])
+                    found[unit_of[source]].add(number)
+        return found
+
     def ask_ahead(self, *several: Sequence[int]) -> None:
         """Have these subsets, of which the first is asked next and the others perhaps later, answered together."""
         self.problem.ask_ahead(
@@ -94,11 +107,56 @@ def _between(nodes: Sequence[fx.Node], first: int, last: int) -> Sequence[fx.Nod
 
 def neighbourhood(subsets: Subsets, numbers: Sequence[int], distance: int) -> list[int]:
     """``numbers`` and the units at most ``distance`` dependency steps from them, in order."""
-    unit_of = {node: number for number, unit in enumerate(subsets.units) for node in unit}
-    found, edge = set(numbers), set(numbers)
+    linked, found, edge = subsets.links(), set(numbers), set(numbers)
     for _ in range(distance):
-        nodes = [node for number in edge for node in subsets.units[number]]
-        linked = [other for node in nodes for other in (*node.all_input_nodes, *node.users)]
-        edge = {unit_of[node] for node in linked if node in unit_of} - found
+        edge = {other for number in edge for other in linked[number]} - found
         found |= edge
     return sorted(found)
+
+
+def representatives(subsets: Subsets, numbers: Iterable[int]) -> list[int]:
+    """The first unit of each kind among ``numbers``."""
+    first: dict[Hashable, int] = {}
+    for number in numbers:
+        first.setdefault(kind_of(subsets.units[number], subsets.recording.facts), number)
+    return sorted(first.values())
+
+
+def within_bytes(subsets: Subsets, numbers: Sequence[int], limit: int) -> list[int]:
+    """As many of the units as can have their recorded inputs in ``limit`` bytes together, in order."""
+    found, there, used = [], set(), 0
+    for number in numbers:
+        unit = subsets.units[number]
+        taken = {
+            source
+            for node in unit
+            for source in node.all_input_nodes
+            if is_call(source) and source not in there and source not in unit
+        }
+        facts = [subsets.recording.facts.get(source) for source in taken]
+        size = sum(fact.nbytes for fact in facts if fact is not None)
+        if used + size <= limit:
+            used += size
+            there |= {*taken, *unit}
+            found.append(number)
+    return found
+
+
+def kind_of(unit: Unit, facts: Mapping[fx.Node, Fact]) -> Hashable:
+    """What ops of a kind have in common: the op, dtypes, ranks, layouts and constant arguments."""
+    node = unit[0]
+    arguments = _kind_of_argument((node.args, node.kwargs), facts)
+    return op_name(node), node.op, str(node.target), arguments, len(unit)
+
+
+def _kind_of_argument(value: Any, facts: Mapping[fx.Node, Fact]) -> Hashable:
+    if isinstance(value, fx.Node):
+        fact = facts.get(value)
+        return fact.traits if fact else value.op
+    if isinstance(value, tuple | list):
+        if len(value) > 1 and all(isinstance(part, int) for part in value):
+            return "ints", len(value)
+        return tuple(_kind_of_argument(part, facts) for part in value)
+    if isinstance(value, dict):
+        return tuple((key, _kind_of_argument(part, facts)) for key, part in sorted(value.items()))
+    return repr(value)

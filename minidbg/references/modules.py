@@ -25,8 +25,6 @@ from types import ModuleType
 from urllib.parse import unquote, urlsplit, urlunsplit
 from urllib.request import url2pathname
 
-from packaging.version import InvalidVersion, Version
-
 _WITHOUT_ANSWER = (ImportError, AttributeError, ValueError)
 
 
@@ -180,10 +178,7 @@ def requirement_of(found: Distribution) -> str:
 
 def public_version(version: str) -> str:
     """``2.13.0`` of ``2.13.0+cpu``."""
-    try:
-        return Version(version).public
-    except InvalidVersion:
-        return version.partition("+")[0]
+    return version.partition("+")[0]
 
 
 def distribution_of(module: str) -> Distribution | None:

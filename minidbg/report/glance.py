@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
+from minidbg.printable import display_path
 from minidbg.report.story import Story
-
-
-def shown(path: Path) -> str:
-    """``path`` relative to the working directory where it lies in it, else whole."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
-
 
 COMMENT = re.compile(r"\s+#.*$")
 
@@ -49,26 +41,28 @@ def lines(story: Story, *, script: bool) -> Iterator[str]:
     yield story.title
     yield from (f"    {line}" for line in story.message.splitlines()[:8] if line not in story.title)
     yield ""
-    yield f"script    {shown(story.path)}"
+    yield f"script    {display_path(story.path)}"
     yield f"failure   {header.kind} in {header.backend}, on {header.device}, called by {header.call}"
     yield f"reduced   {reduction_line(story.figures)}"
     if header.provenance.captured_from:
         source = f" `{header.provenance.line}`" if header.provenance.line else ""
         yield f"from      {header.provenance.captured_from}{source}, torch {header.provenance.torch_version}"
     if story.capture and story.capture.absolute() != story.path.absolute():
-        yield f"capture   {shown(story.capture)}"
+        yield f"capture   {display_path(story.capture)}"
     for number, note in enumerate(header.provenance.notes):
         yield f"{'note' if not number else '':<10}{note}"
     if header.provenance.neighbour:
         yield f"but       it {header.provenance.neighbour}"
     if story.stages:
         yield f"stages    {story.stages.sentence}"
+    if story.workaround:
+        yield f"until it is mended: {story.workaround}"
     yield from past_lines(story)
     if script:
         yield from ("", story.parts.model)
     if story.neighbour:
         yield ""
-        yield f"the nearest graph that passes ({counted(story.neighbour.nodes, 'node')}, {shown(story.neighbour.path)}):"
+        yield f"the nearest graph that passes ({counted(story.neighbour.nodes, 'node')}, {display_path(story.neighbour.path)}):"
         yield from difference(story.parts.model, story.neighbour.model)
 
 

@@ -13,10 +13,11 @@ from pygments.lexers import PythonLexer
 
 from minidbg.errors import UnreadableRepro
 from minidbg.history import Result
+from minidbg.printable import display_path
 from minidbg.report import svg
 from minidbg.report.drawn_graph import SMALL, DrawnNode, fold, kept_names, read_graph
 from minidbg.report.errors_along import ErrorsAlong
-from minidbg.report.glance import difference, moment, reduction_line, shown
+from minidbg.report.glance import difference, moment, reduction_line
 from minidbg.report.story import Story, story_of
 from minidbg.repro import templates
 from minidbg.repro.render import DIVIDER
@@ -93,7 +94,9 @@ def facts(story: Story) -> Iterator[tuple[str, str]]:
         yield "from", f"{header.provenance.captured_from}{line}"
     yield "seen with", f"torch {header.provenance.torch_version}"
     yield "expected", header.expect
-    yield "run", f"python {shown(story.path)}"
+    yield "run", f"python {display_path(story.path)}"
+    if story.workaround:
+        yield "until it is mended", story.workaround
     for note in header.provenance.notes:
         yield "note", note
 

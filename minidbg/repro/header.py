@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,6 @@ from minidbg.failure import Kind, Signature
 from minidbg.graphs.size import call_nodes
 from minidbg.metadata import metadata_of, table_in
 from minidbg.oracle.embed import settings_of
-from minidbg.repro.toml import write_lines, write_value
 
 SCHEMA = 1
 DAMAGE = (
@@ -60,10 +61,13 @@ class Header:
 
 def write_header(case: Case, *, device: str, has_tensors: bool, kind: Kind | None = None) -> str:
     """The block as comment lines, ready to stand in a script. ``kind`` is for a case that shows no failure yet."""
-    remarks = [*_torch_remarks(case.provenance.torch_version), *case.backend.remarks]
+    version, remarks = case.provenance.torch_version, list(case.backend.remarks)
+    if torch_requirement(version) == "torch":
+        remarks.insert(0, f"torch was {version}, which no index keeps")
+    plain = ("".join(one if one.isprintable() else " " for one in remark) for remark in remarks)
     lines = [
-        f"dependencies = {_list(dependencies(case, has_tensors=has_tensors))}",
-        *(f"# {_one_line(remark)}" for remark in remarks),
+        f"dependencies = {write_value(dependencies(case, has_tensors=has_tensors))}",
+        *(f"# {remark}" for remark in plain),
         "[tool.minidbg]",
         *write_lines(table_of(case, device=device, kind=kind)),
     ]
@@ -84,18 +88,6 @@ def torch_requirement(version: str) -> str:
     except InvalidVersion:
         return "torch"
     return "torch" if parsed.is_devrelease or parsed.is_prerelease else f"torch=={parsed.public}"
-
-
-def _torch_remarks(version: str) -> tuple[str, ...]:
-    return (f"torch was {version}, which no index keeps",) if torch_requirement(version) == "torch" else ()
-
-
-def _one_line(text: str) -> str:
-    return "".join(character if character.isprintable() else " " for character in text)
-
-
-def _list(items: tuple[str, ...]) -> str:
-    return write_value(list(items))
 
 
 def table_of(case: Case, *, device: str, kind: Kind | None = None) -> dict[str, Any]:
@@ -242,3 +234,70 @@ def _provenance(origin: Mapping[str, Any]) -> Provenance:
     for name in {"notes", "suspects"} & fields.keys():
         fields[name] = tuple(map(str, fields[name]))
     return Provenance(**{"torch_version": "", **fields})
+
+
+# --- TOML ---
+
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_SHORT_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
+DOTTED = frozenset({"signature"})
+"""Tables whose values get a line each; others are written in one line."""
+
+
+def write_lines(table: Mapping[str, Any]) -> Iterator[str]:
+    """A line ``key = value`` for each value of ``table``, without the table's own name.
+
+    Values: bool, int, float, str, lists and mappings of these. Half surrogates, which TOML cannot hold, become U+FFFD.
+    No line holds a character that any reader takes for a line break.
+    """
+    for key, value in table.items():
+        if key in DOTTED and isinstance(value, Mapping) and value:
+            yield from (f"{_key(key)}.{_key(part)} = {write_value(item)}" for part, item in value.items())
+        else:
+            yield f"{_key(key)} = {write_value(value)}"
+
+
+def _key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _string(key)
+
+
+def write_value(value: Any) -> str:
+    """``value`` as TOML, on one line."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(int(value))
+    if isinstance(value, float):
+        return _float(value)
+    if isinstance(value, str):
+        return _string(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(key)} = {write_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, Sequence):
+        return "[" + ", ".join(map(write_value, value)) + "]"
+    raise TypeError(f"TOML has no form for a {type(value).__name__}: {value!r}")
+
+
+def _float(value: float) -> str:
+    if math.isnan(value):
+        return "nan"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    text = repr(float(value))
+    return text if "." in text or "e" in text else f"{text}.0"
+
+
+def _string(text: str) -> str:
+    return '"' + "".join(map(_character, text)) + '"'
+
+
+def _character(character: str) -> str:
+    if character in _SHORT_ESCAPES:
+        return _SHORT_ESCAPES[character]
+    if character.isprintable():
+        return character
+    code = ord(character)
+    if 0xD800 <= code <= 0xDFFF:
+        return "\ufffd"
+    return f"\\u{code:04X}" if code <= 0xFFFF else f"\\U{code:08X}"

@@ -18,12 +18,12 @@ from minidbg.case import BackendRef, CallPath, Case
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind
 from minidbg.graphs import recipes, source, tensors
-from minidbg.graphs.builder import write_graph_builder
 from minidbg.graphs.contents import WITH_CARE, Contents
 from minidbg.graphs.fill_text import with_generator
 from minidbg.graphs.fills import How
 from minidbg.graphs.literals import quoted
 from minidbg.graphs.ranks import with_group
+from minidbg.graphs.source import write_graph_builder
 from minidbg.graphs.specs import Exactness, InputSpec
 from minidbg.oracle.embed import harness_imports, harness_names, harness_source
 from minidbg.references import avoid_names, backend_function, load_by_path
@@ -123,11 +123,12 @@ def render(
         "stored": STORED.rstrip("\n") if stored else "",
         "device": device,
         "header": header,
+        "paths": list(case.backend.paths) if form is Form.SHORT else [],
     }
     if form is Form.SHORT:
         read = header_of(header, Path("the header"))
         variables |= selfcheck.lines_for(read, model=model.text, literal_backend=literal_backend)
-        variables |= {"paths": list(case.backend.paths), "limit": f"{selfcheck.hang_limit(read):g}"}
+        variables["limit"] = f"{selfcheck.hang_limit(read):g}"
     if is_standalone:
         variables |= {
             "divider": DIVIDER,

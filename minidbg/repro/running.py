@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import signal
+import os
+import shutil
+import subprocess
 import sys
 import tempfile
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from packaging.version import InvalidVersion, Version
+
 from minidbg import processes
-from minidbg.failure import Direction, Kind, Outcome, Signature, Verdict
+from minidbg.errors import MinidbgError
+from minidbg.failure import Outcome, Verdict
 from minidbg.judge_script import JUDGE_SCRIPT
-from minidbg.repro.header import Header, read_header
+from minidbg.processes.deaths import outcome_of
+from minidbg.repro.header import read_header
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -22,6 +31,7 @@ def run(
     *,
     device: str | None = None,
     backend: str | None = None,
+    options: str = "",
     tolerances: tuple[float, float] | str | None = None,
     seconds: float = 120.0,
     standby: processes.Standby | None = None,
@@ -31,21 +41,20 @@ def run(
 
     ``standby`` is an interpreter made by ``start_ahead``, which saves the time that importing torch takes.
     ``python`` is another interpreter, with a torch of its own and without minidbg.
+    ``options``, a dict as text, are added to the backend's options in the script.
     ``tolerances``, relative and absolute or the name of a precision, replace those of the script for wrong results.
 
     A run that dies or does not come back is an Outcome too, judged against what the script expects. Raises UnreadableRepro.
     """
     header = read_header(path)
-    argv = [JUDGE_SCRIPT, str(header.path.absolute()), "--json"]
+    argv = [JUDGE_SCRIPT, str(header.path.absolute()), *(["--options", options] if options else []), "--json"]
     argv += ["--device", device] if device else []
     argv += ["--backend", backend] if backend else []
     given = (tolerances,) if isinstance(tolerances, str) else tuple(map(repr, tolerances or ()))
     argv += ["--tolerances", *given] if given else []
     ended = _run(argv, seconds, standby, python)
-    outcome = _answer(ended.stdout)
-    if outcome is None:
-        outcome = _without_answer(ended, header, seconds)
-    return replace(outcome, device=device or outcome.device)
+    outcome = outcome_of(ended, header.signature, limit_s=seconds)
+    return replace(outcome, device=device or outcome.device or header.device)
 
 
 def run_alone(
@@ -84,24 +93,171 @@ def _answer(stdout: str) -> Outcome | None:
         return None
 
 
-def _without_answer(ended: processes.ChildResult, header: Header, seconds: float) -> Outcome:
-    """What a script that printed no verdict has shown."""
-    direction = header.signature.direction if header.signature else Direction.FORWARD
-    shown = Outcome(
-        Verdict.INVALID, message=ended.stderr_tail[-4000:], seconds=ended.seconds, device=header.device
-    )
-    if ended.timed_out:
-        found = replace(
-            shown, signature=Signature(Kind.HANG, direction), reason=f"no answer within {seconds:g} s"
+# --- with the torch of other interpreters ---
+
+
+VERSION = "from importlib.metadata import version; print(version('torch'))"
+VERSION_SECONDS = 60.0
+INSTALL_SECONDS = 3600.0
+AT_ONCE = 4
+
+Judge = Callable[[str], Outcome]
+"""The outcome of a repro under one version of torch."""
+
+
+def torch_version_of(python: str) -> str:
+    """The version of torch that the interpreter ``python`` has. Raises MinidbgError."""
+    try:
+        done = subprocess.run(
+            [python, "-c", VERSION], capture_output=True, text=True, timeout=VERSION_SECONDS, check=False
         )
-        return replace(found, verdict=Verdict.TIMEOUT).judged_against(header.signature)
-    if ended.signal is not None:
-        name = signal.Signals(ended.signal).name
-        found = replace(
-            shown, signature=Signature(Kind.CRASH, direction), signal=ended.signal, reason=f"died of {name}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise MinidbgError(f"{python} does not run: {error}; give the path of a Python interpreter") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise MinidbgError(f"{python} has no torch: {last}; install one there, or give another interpreter")
+    return done.stdout.strip()
+
+
+def judged_with(pythons: Sequence[str], repros: Sequence[Path], *, seconds: float) -> list[list[Outcome]]:
+    """For each repro its outcome with each interpreter; some run at the same time."""
+    pairs = [(path, python) for path in repros for python in pythons]
+    with ThreadPoolExecutor(min(AT_ONCE, os.cpu_count() or 1)) as pool:
+        found = list(pool.map(lambda pair: run(pair[0], python=pair[1], seconds=seconds), pairs))
+    return [found[start : start + len(pythons)] for start in range(0, len(found), len(pythons))]
+
+
+def has_failure(outcome: Outcome) -> bool | None:
+    """Whether the repro still fails; None where this torch cannot judge it."""
+    if outcome.verdict in (Verdict.SKIPPED, Verdict.INVALID):
+        return None
+    return outcome.verdict is not Verdict.GONE
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """Two neighbours in the list of versions between which a repro's verdict changed."""
+
+    before: str
+    after: str
+    fixed: bool
+    """Whether the failure is gone in ``after``; else it began there."""
+    unjudged: tuple[str, ...] = ()
+    """Versions between the two that could not judge it."""
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        between = f"; not to be judged in {', '.join(self.unjudged)}, between them" if self.unjudged else ""
+        if self.fixed:
+            return f"torch {self.after} is the first without the failure; {self.before} still has it{between}"
+        return f"torch {self.after} is the first with the failure; {self.before} does not have it{between}"
+
+
+def find_flip(versions: Sequence[str], judge: Judge) -> Flip:
+    """The versions between which the verdict changes, by bisection. ``versions`` are in order, oldest first.
+
+    Raises MinidbgError when the oldest and the newest agree, or fewer than two can judge the repro.
+    """
+    known: dict[int, bool] = {}
+    unjudged: set[int] = set()
+
+    def ask(index: int) -> bool | None:
+        failing = has_failure(judge(versions[index]))
+        if failing is None:
+            unjudged.add(index)
+        else:
+            known[index] = failing
+        return failing
+
+    low = next((index for index in range(len(versions)) if ask(index) is not None), None)
+    if low is None:
+        raise MinidbgError(f"none of torch {', '.join(versions)} can judge it; 'minidbg check' says why")
+    rest = [index for index in range(len(versions) - 1, low, -1) if index not in unjudged]
+    high = next((index for index in rest if ask(index) is not None), low)
+    if known[high] == known[low]:
+        state = "fails" if known[low] else "is gone"
+        raise MinidbgError(
+            f"it {state} in torch {versions[low]}"
+            + (f" and in {versions[high]}" if high != low else "; no other version can judge it")
+            + "; give versions of which one fails and one does not"
         )
-        return replace(found, verdict=Verdict.CRASHED).judged_against(header.signature)
-    last = ended.stderr_tail.strip().rpartition("\n")[2]
-    status = f"exit status {ended.exit_status} without a verdict{': ' if last else ''}{last}"
-    verdict = Verdict.SKIPPED if ended.exit_status == 125 else Verdict.INVALID
-    return replace(shown, verdict=verdict, reason=status)
+    while True:
+        between = [index for index in range(low + 1, high) if index not in unjudged]
+        if not between:
+            skipped = tuple(versions[index] for index in range(low + 1, high))
+            return Flip(versions[low], versions[high], fixed=known[low], unjudged=skipped)
+        centre = low + high
+        middle = min(between, key=lambda index: abs(2 * index - centre))
+        if ask(middle) is not None:
+            low, high = (middle, high) if known[middle] == known[low] else (low, middle)
+
+
+def in_order(versions: str) -> list[str]:
+    """The versions in ``2.13.0,2.12.1``, oldest first, each once. Raises MinidbgError."""
+    try:
+        found = sorted({one.strip() for one in versions.split(",") if one.strip()}, key=Version)
+    except InvalidVersion as error:
+        raise MinidbgError(f"{error}; give versions of torch, as in --torch 2.12.1,2.13.0") from None
+    if len(found) < 2:
+        raise MinidbgError(f"{versions!r} is less than two versions; a search needs at least two")
+    return found
+
+
+def search_torch(
+    repro: Path, versions: str, *, folder: Path | None, seconds: float, tell: Callable[[str], None]
+) -> Flip:
+    """The versions of torch between which the verdict of ``repro`` changes; each is installed in an environment of its own.
+
+    Environments are made in ``folder`` and stay there for the next search; without it they go, one after the other. Raises MinidbgError.
+    """
+    wanted = [one for one in read_header(repro).dependencies if not one.startswith("torch==")]
+
+    def judge(version: str) -> Outcome:
+        with environment(version, wanted, folder, tell) as python:
+            outcome = run(repro, python=python, seconds=seconds)
+        tell(f"torch {version}: {outcome.verdict}{f' ({outcome.reason})' if outcome.reason else ''}")
+        return outcome
+
+    return find_flip(in_order(versions), judge)
+
+
+@contextlib.contextmanager
+def environment(
+    version: str, wanted: Sequence[str], folder: Path | None, tell: Callable[[str], None]
+) -> Iterator[str]:
+    """The interpreter of an environment with torch ``version`` and the distributions ``wanted``. Raises MinidbgError."""
+    with contextlib.ExitStack() as stack:
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="minidbg-torch-")))
+        place = folder.absolute() / f"torch-{version}"
+        python = place / "bin" / "python"
+        if not python.exists():
+            tell(f"installing torch {version} in {place}")
+            try:
+                install(place, [f"torch=={version}", *wanted])
+            except (OSError, subprocess.SubprocessError) as error:
+                shutil.rmtree(place, ignore_errors=True)
+                said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+                raise MinidbgError(
+                    f"torch {version} cannot be installed: {said[-1] if said else error}; "
+                    "leave it out, or put an environment with it at " + str(place)
+                ) from None
+        yield str(python)
+
+
+def install(place: Path, wanted: Sequence[str]) -> None:
+    """Make a virtual environment at ``place`` with ``wanted``: by uv where it is, else by venv and pip. Raises SubprocessError."""
+    uv = shutil.which("uv")
+    if uv is not None:
+        commands = [
+            [uv, "venv", "--python", sys.executable, str(place)],
+            [uv, "pip", "install", "--python", str(place / "bin" / "python"), *wanted],
+        ]
+    else:
+        commands = [
+            [sys.executable, "-m", "venv", str(place)],
+            [str(place / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", *wanted],
+        ]
+    for command in commands:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS)

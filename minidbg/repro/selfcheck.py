@@ -172,8 +172,8 @@ class _Writer:
             return "def compiled(*values):\n" + indented(list(self.as_aot_autograd_does()))
         body = ['"""The backend called without torch.compile, which would change this graph."""']
         dims = self.table.get("dynamic_dims", ())
-        body += ["gm, examples = graph(), list(values)"]
-        body += list(self.symbolic_examples(dims)) if any(dims) else []
+        first = "gm, examples = graph(), list(values)"
+        body += self.symbolic_examples(dims, first) if any(dims) else [first]
         body += [
             'for node, value in zip(gm.graph.find_nodes(op="placeholder"), examples):',
             '    node.meta.setdefault("example_value", value)',
@@ -195,34 +195,34 @@ class _Writer:
         """The compiler is called with fake inputs, each node knows its fake value, and the result may want one list."""
         dims = self.table.get("dynamic_dims", ())
         yield '"""The compiler called as AOTAutograd does: with fake inputs, and fake values on each node."""'
+        yield "from torch.fx.passes.fake_tensor_prop import FakeTensorProp"
+        yield "from torch.fx.passes.shape_prop import ShapeProp"
         if any(dims) or self.table.get("dynamic"):
-            yield "gm, examples = graph(), list(values)"
-            yield from self.symbolic_examples(dims or [[]] * 100)
+            yield from self.symbolic_examples(dims or [[]] * 100, "gm, examples = graph(), list(values)")
         else:
             yield "from torch._guards import TracingContext, tracing"
             yield "from torch._subclasses import FakeTensorMode"
             yield ""
             yield "gm, fake_mode = graph(), FakeTensorMode(allow_non_fake_inputs=True)"
             yield "examples = [fake_mode.from_tensor(v) if torch.is_tensor(v) else v for v in values]"
-        yield "from torch.fx.passes.fake_tensor_prop import FakeTensorProp"
-        yield "from torch.fx.passes.shape_prop import _extract_tensor_metadata"
-        yield ""
         yield "with torch.no_grad(), tracing(TracingContext(fake_mode)):"
         yield "    FakeTensorProp(gm, fake_mode).propagate_dont_convert_inputs(*examples)"
-        yield "    for node in gm.graph.nodes:"
-        yield '        if isinstance(node.meta.get("val"), torch.Tensor):'
-        yield '            node.meta["tensor_meta"] = _extract_tensor_metadata(node.meta["val"])'
+        yield "    ShapeProp(gm, fake_mode).run(*examples)"
         yield f"    compiled_fn = {self.backend}(gm, examples)"
         yield 'return compiled_fn(list(values)) if getattr(compiled_fn, "_boxed_call", False) else compiled_fn(*values)'
 
-    def symbolic_examples(self, dims: Any) -> Iterator[str]:
-        """Statements that make ``examples`` fake, with symbols for the dynamic dimensions (and for plain integers of AOTAutograd)."""
+    def symbolic_examples(self, dims: Any, first: str) -> Iterator[str]:
+        """Statements that make ``examples`` fake, with symbols for the dynamic dimensions (and for plain integers of AOTAutograd).
+
+        ``first`` is the statement that makes ``examples`` a list; it comes after the imports.
+        """
         numbers = self.table.get("level") != "aten" or bool(self.table.get("dynamic"))
         yield "from torch._dynamo.source import LocalSource"
         yield "from torch._guards import TracingContext, tracing"
         yield "from torch._subclasses import FakeTensorMode"
         yield "from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext"
         yield ""
+        yield first
         yield "fake_mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)"
         yield f"for i, dims in zip(range(len(values)), {[list(one) for one in dims]}):"
         yield '    value, source = values[i], LocalSource(f"input_{i}")'
@@ -266,7 +266,9 @@ class _Writer:
     def compare_values(self) -> Iterator[str]:
         """Statements that hold each result against eager's, allowing for eager's own error as float64 shows it."""
         eager = self.eager()
-        yield f"tolerances = {self.tolerances()}"
+        first, second = self.tolerances()
+        yield f"tolerances = {{{first}}}"
+        yield f"tolerances |= {{{second}}}"
         yield f"eager = run({eager}, device)"
         yield "try:"
         yield f"    exact = run({eager}.double(), device, wide=True)"
@@ -279,16 +281,16 @@ class _Writer:
         yield "        absolute = absolute * min(1, wanted.abs().max().item()) + 3 * noise"
         yield "    torch.testing.assert_close(got, wanted, rtol=relative, atol=absolute, equal_nan=True)"
 
-    def tolerances(self) -> str:
-        """A dict from dtype to relative and absolute tolerance, as an expression."""
+    def tolerances(self) -> list[str]:
+        """The items of a dict from dtype to relative and absolute tolerance, in two lines."""
         given = self.table.get("tolerances", {})
         pairs = {name: given.get(name, given.get("any", pair)) for name, pair in TOLERANCES.items()}
         pairs |= {name: pair for name, pair in given.items() if name != "any"}
         texts = [
             f"torch.{name}: ({low:g}, {high:g})".replace("e-0", "e-") for name, (low, high) in pairs.items()
         ]
-        half = len(texts) // 2
-        return "{\n    " + ",\n    ".join([", ".join(texts[:half]), ", ".join(texts[half:])]) + ",\n}"
+        half = (len(texts) + 1) // 2
+        return [", ".join(texts[:half]), ", ".join(texts[half:])]
 
     def test(self) -> str:
         """The body of ``test_repro(device)``, which raises while the failure is there; crash and hang have a template part."""

@@ -123,8 +123,10 @@ def _story(case: Case, values: str) -> Iterator[str]:
     story = case.provenance
     seen = []
     if story.reduced and story.nodes:
-        counts = f"{call_nodes(case.graph_module)} of {story.nodes} nodes, {len(case.inputs)} of {story.inputs} inputs"
-        seen.append(f"{counts}, {'1-minimal' if story.certified else 'perhaps not minimal'}.")
+        counts = [f"{call_nodes(case.graph_module)} of {story.nodes} nodes"]
+        if len(case.inputs) <= story.inputs:  # else intermediate values have become inputs
+            counts.append(f"{len(case.inputs)} of {story.inputs} inputs")
+        seen.append(", ".join([*counts, "1-minimal" if story.certified else "perhaps not minimal"]) + ".")
     if story.captured_from:
         line = f" `{story.line}`" if story.line else ""
         seen.append(f"From {story.captured_from}{line}, torch {story.torch_version}.")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import signal
 import subprocess
 import sys
@@ -12,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from minidbg.printable import display_path
+from minidbg.processes.deaths import last_json
 from minidbg.repro import flights
 from minidbg.repro.flights import RecordName, Step
 from minidbg.run.launch import Ending
@@ -60,7 +60,7 @@ def answered(
         return f"{happened}; another minidbg has taken its record", None
     except OSError as error:
         return f"{happened}; its record {death.record} cannot be moved ({error})", None
-    shown = relative(capture)
+    shown = display_path(capture)
     if settings.reduce is Reduce.LATER:
         return f"{happened}; run: minidbg reduce {shown}", None
     if ending.was_interrupted or death.name.step is Step.INTERRUPTED:
@@ -80,23 +80,15 @@ def reduced(capture: Path, settings: Settings, happened: str) -> tuple[str, Path
         )
     except subprocess.TimeoutExpired:
         return (
-            f"{happened}; reducing it took {time.monotonic() - began:.0f} s and was ended: {relative(capture)}",
+            f"{happened}; reducing it took {time.monotonic() - began:.0f} s and was ended: {display_path(capture)}",
             None,
         )
-    with contextlib.suppress(ValueError, IndexError, KeyError, TypeError):
-        written = json.loads(done.stdout.splitlines()[-1])
-        if written["path"]:
-            path = Path(written["path"])
-            counts = f"{written['nodes_before']} -> {written['nodes_after']} nodes"
-            return (
-                f"{happened}: {counts}, {written['oracle_calls']} oracle calls; run: python {relative(path)}",
-                path,
-            )
-    return f"{happened}; that could not be brought about again, its case is kept: {relative(capture)}", None
-
-
-def relative(path: Path) -> Path:
-    """``path`` as a person would type it from here."""
-    with contextlib.suppress(ValueError):
-        return path.absolute().relative_to(Path.cwd())
-    return path
+    written = last_json(done.stdout) or {}
+    if written.get("path"):
+        path = Path(written["path"])
+        counts = f"{written['nodes_before']} -> {written['nodes_after']} nodes, {written['oracle_calls']} oracle calls"
+        return f"{happened}: {counts}; run: python {display_path(path)}", path
+    return (
+        f"{happened}; that could not be brought about again, its case is kept: {display_path(capture)}",
+        None,
+    )

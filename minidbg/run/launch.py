@@ -1,23 +1,27 @@
-"""The program in a child process that behaves as if it had been started directly."""
+"""The program in a child process that behaves as if it had been started directly, and the summary when it has ended."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
+from typing import Any
+
+from minidbg.processes.child import PR_SET_PDEATHSIG, prctl
+from minidbg.run.inside import read_log
+from minidbg.settings import Settings
 
 FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH")
 """Signals that somebody sends to us and means for the program."""
 FROM_THE_KEYBOARD = ("SIGINT", "SIGQUIT")
 """Signals that a terminal sends to the whole process group, the program included."""
-PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,9 @@ def run_program(arguments: Sequence[str], environ: Mapping[str, str]) -> Ending:
     """Run ``python *arguments`` with this terminal, working directory and streams. Raises OSError."""
     with signals_for_the_child() as children:
         child = subprocess.Popen(
-            [sys.executable, *arguments], env=dict(environ), preexec_fn=end_with_parent if LIBC else None
+            [sys.executable, *arguments],
+            env=dict(environ),
+            preexec_fn=end_with_parent if sys.platform == "linux" else None,
         )
         children.append(child)
         code = child.wait()
@@ -58,8 +64,7 @@ def run_program(arguments: Sequence[str], environ: Mapping[str, str]) -> Ending:
 
 def end_with_parent() -> None:
     """In the child: a kill of minidbg alone must not leave the program behind."""
-    if LIBC is not None:
-        LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextlib.contextmanager
@@ -101,3 +106,66 @@ def in_the_foreground() -> bool:
         return False
     finally:
         os.close(terminal)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What ``minidbg run`` says when the program has ended."""
+
+    lines: tuple[str, ...]
+    failures: int
+    repros: tuple[Path, ...]
+
+
+def summary_of(
+    log: Path, ending: Ending, began: float, settings: Settings, say: Callable[[str], object]
+) -> Summary:
+    """What failed in the program that ran since ``began`` (seconds of the epoch); dead processes' cases are reduced.
+
+    ``say`` hears what is done meanwhile.
+    """
+    events = list(read_log(log))
+    lines = failure_lines(event for event in events if event.get("event") == "failure")
+    repros = [Path(event["path"]) for event in events if event.get("path")]
+    if any((settings.repro_dir / ".minidbg" / "flight").glob("*.py")):
+        # late: torch is imported only where somebody has died
+        from minidbg.run import deaths
+
+        for death in deaths.since(settings.repro_dir, began):
+            line, path = deaths.answered(death, settings, ending, say)
+            lines.append(line)
+            repros += [path] if path else []
+    failures = len(lines)
+    lines = lines or [nothing_failed(events)]
+    lines += graph_lines(event for event in events if event.get("event") == "graphs")
+    return Summary(tuple(lines), failures, tuple(dict.fromkeys(repros)))
+
+
+def failure_lines(events: Iterable[dict[str, Any]]) -> list[str]:
+    """One line for each failure that a process reported; equal ones once, with their number."""
+    texts = Counter(f"{event.get('backend')}, {event.get('kind')}: {event.get('line')}" for event in events)
+    return [text if times == 1 else f"{text} ({times} times)" for text, times in texts.items()]
+
+
+def graph_lines(events: Iterable[dict[str, Any]]) -> list[str]:
+    """How many graphs all processes verified, and a line for each reason why others were not; none without graphs."""
+    counts, reasons = Counter[str](), Counter[str]()
+    for event in events:
+        counts.update({name: event[name] for name in ("graphs", "verified", "not_run")})
+        reasons.update({f"not verified: {reason}": n for reason, n in event["not_verified"].items()})
+        reasons.update({f"verified in part: {note}": n for note, n in event["left_out"].items()})
+    if not counts["graphs"]:
+        return []
+    first = f"{counts['verified']} of {counts['graphs'] - counts['not_run']} graphs that ran agree with eager"
+    return [first, *(f"{number} {reason}" for reason, number in reasons.most_common())]
+
+
+def nothing_failed(events: Sequence[dict[str, Any]]) -> str:
+    """The line for a program in which no backend failed."""
+    backends = Counter(str(event.get("backend")) for event in events if event.get("event") == "wrapped")
+    if not backends:
+        return (
+            "no torch.compile in this program; --compile-all MODULE:CLASS compiles the instances of a class"
+        )
+    uses = ", ".join(f"{name} {times} times" if times > 1 else name for name, times in backends.items())
+    return f"no backend failed (wrapped: {uses})"

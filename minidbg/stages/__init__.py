@@ -1,8 +1,7 @@
 """Which stage of compiling a repro's failure belongs to: found out after the repro was announced, kept in its header."""
 
-from minidbg.stages.editing import keep_stages
 from minidbg.stages.finding import find_in_background, find_stages, start_in_background
-from minidbg.stages.report import StageReport, stages_of
+from minidbg.stages.report import StageReport, keep_stages, stages_of
 
 __all__ = [
     "StageReport",

@@ -1,13 +1,21 @@
-"""Work for quiet times: what waits to be reduced, one after the other, at the lowest priority.
+"""What runs beside sweeps: the build before one; and in quiet times what waits to be reduced, and bisections.
 
-Captures that programs wrote with ``reduce="later"``, and the flight records of processes that a backend has killed.
+To be reduced are captures that programs wrote with ``reduce="later"``, and the flight records of processes that a backend has
+killed: one after the other, at the lowest priority.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import hashlib
 import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +24,14 @@ from typing import Any
 
 from minidbg.failure import LAYOUT
 from minidbg.history import History
+from minidbg.processes.deaths import last_json
+from minidbg.processes.pool import NUMBERS, Ended, Order, Pool
 from minidbg.watch.announce import Announcer
-from minidbg.watch.outcomes import last_json
-from minidbg.watch.pool import IN_WORKER, Ended, Order, Pool
+from minidbg.watch.columns import Column
 from minidbg.watch.repros import HIDDEN, Repro, header_table
+from minidbg.watch.runner import IN_WORKER
+from minidbg.watch.snapshot import Snapshot
+from minidbg.watch.watched import Mark, Watched
 
 FOLDER = "flight"
 UNTOUCHED_S = 10.0
@@ -54,6 +66,7 @@ REDUCE_SECONDS = 600.0
 """Budget of one reduction; the process gets a minute more to write what it has."""
 FLIGHT_SECONDS = 120.0
 LOWEST_PRIORITY = 19
+NO_VARIABLES: Mapping[str, str] = {}
 
 
 class Work(enum.Enum):
@@ -90,40 +103,43 @@ class Background:
     def __post_init__(self) -> None:
         self.flights = Flights(self.folder)
 
-    def start(self, number: int, repros: Iterable[Repro]) -> bool:
-        """Begin with what is next, as order ``number``; whether there was anything."""
+    def start(self, repros: Iterable[Repro]) -> bool:
+        """Begin with what is next; whether there was anything."""
         if self.running:
             return False
         if self.flights.due(self.clock()):
-            argv: tuple[str, ...] = (str(IN_WORKER), "flights", str(self.folder))
-            self.order(number, argv, FLIGHT_SECONDS, Work.FLIGHTS, None)
+            argv: tuple[str, ...] = (IN_WORKER, "flights", str(self.folder))
+            self.order(argv, FLIGHT_SECONDS, Work.FLIGHTS, None)
             return True
         found = self.next_capture(repros)
         if found is None:
             return False
         argv = ("-m", "minidbg", "reduce", str(found.path), "--seconds", str(REDUCE_SECONDS), "--json")
-        self.order(number, argv, REDUCE_SECONDS + 60, Work.REDUCE, found)
+        self.order(argv, REDUCE_SECONDS + 60, Work.REDUCE, found)
         self.announce("reduction_started", capture=str(found.path))
         return True
 
-    def bisect(self, number: int, path: str, good: str, bad: str) -> str:
-        """Search the commit at which the repro at ``path`` regressed, as order ``number``; why not, or nothing."""
+    def bisect(self, path: str, good: str, bad: str, column: Column) -> str:
+        """Search the commit at which the repro at ``path`` regressed in ``column``; why not, or nothing."""
         commits = [revision.partition("+")[0] for revision in (good, bad)]
         if "" in commits or ", " in good + bad:
             return "git does not say which commits lie on both sides"
         if commits[0] == commits[1]:
             return f"it regressed by a change that is not committed, on top of {commits[0]}"
-        argv = ("-m", "minidbg", "bisect", *commits, path, "--json")
-        self.order(number, argv, REDUCE_SECONDS, Work.BISECT, Waiting(Path(path), ""))
+        options = ("--options", column.options) if column.options else ()
+        argv = ("-m", "minidbg", "bisect", *commits, path, "--device", column.device, *options, "--json")
+        self.order(argv, REDUCE_SECONDS, Work.BISECT, Waiting(Path(path), ""), column.variables)
         self.announce("bisect_started", repro=path, good=commits[0], bad=commits[1])
         return ""
 
     def order(
-        self, number: int, argv: Sequence[str], seconds: float, work: Work, what: Waiting | None
-    ) -> None:
+        self, argv: Sequence[str], seconds: float, work: Work, what: Waiting | None,
+        env: Mapping[str, str] = NO_VARIABLES,
+    ) -> None:  # fmt: skip
         """Have it run."""
+        number = next(NUMBERS)
         self.running[number] = work, what
-        self.pool.run(Order(number, tuple(argv), "fresh", seconds, nice=LOWEST_PRIORITY))
+        self.pool.run(Order(number, tuple(argv), "fresh", seconds, nice=LOWEST_PRIORITY, env=env))
 
     def next_capture(self, repros: Iterable[Repro]) -> Waiting | None:
         """A capture that has not been tried as it is now and whose failure no repro shows yet, the oldest first."""
@@ -221,3 +237,141 @@ def modified(path: Path) -> float:
 def last_line(text: str) -> str:
     """The last line that is not empty."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+# The build before a sweep
+
+OUTPUT_LINES = 30
+MOST_OUTPUT_BYTES = 1 << 20
+ERROR = re.compile(r"\b(error|fatal|failed|undefined reference|no such file)\b|Error\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A build has ended. ``output``: its last lines; ``error``: the first line that tells of an error."""
+
+    number: int
+    status: int
+    seconds: float
+    output: str
+    error: str = ""
+
+
+class Builder:
+    """One build at a time, in a process group of its own."""
+
+    def __init__(self, command: str, folder: Path, listener: Callable[[Built], None]) -> None:
+        self.command, self.folder, self.listener = command, folder, listener
+        self.number = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether a build is under way."""
+        return self.process is not None
+
+    def start(self) -> int:
+        """Start the command; ``Built`` with the returned number follows."""
+        self.number += 1
+        output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the thread that waits
+        self.process = subprocess.Popen(
+            self.command, shell=True, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            start_new_session=True,
+        )  # fmt: skip
+        threading.Thread(
+            target=self.wait, args=(self.process, output, self.number), name="minidbg-build", daemon=True
+        ).start()
+        return self.number
+
+    def wait(self, process: subprocess.Popen[bytes], output: object, number: int) -> None:
+        """In a thread: tell when the build ends."""
+        began = time.monotonic()
+        status = process.wait()
+        with output as file:  # type: ignore[attr-defined]  # a TemporaryFile, whose type has no public name
+            file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_OUTPUT_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+        last = "\n".join(lines[-OUTPUT_LINES:])
+        self.listener(
+            Built(number, status, time.monotonic() - began, last, first_error(lines) if status else "")
+        )
+
+    def ended(self, message: Built) -> bool:
+        """Whether the message is of the present build."""
+        if message.number != self.number or self.process is None:
+            return False
+        self.process = None
+        return True
+
+    def cancel(self) -> None:
+        """End the build; its message will be none of the present one."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process = None
+
+
+@dataclass(slots=True)
+class Builds:
+    """When the build command runs, and what its end means for sweeps."""
+
+    builder: Builder | None
+    """None without a build command: then there is nothing to wait for."""
+    watched: Watched
+    history: History
+    announce: Announcer
+    base: Snapshot | None = None
+    """The code that the present build began with."""
+    repeated: bool = False
+    """Whether the build was begun once more because of an edit under it."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a build runs."""
+        return self.builder is not None and self.builder.running
+
+    def begin(self) -> bool:
+        """Start a build if the outputs may be those of other code; whether one runs now."""
+        if self.builder is None or not self.watched.needs_build:
+            return False
+        self.base = self.watched.snapshot
+        self.watched.marks.pop(Mark.BUILT, None)
+        self.builder.start()
+        self.announce("build_started", command=self.builder.command)
+        return True
+
+    def ended(self, message: Built) -> bool:
+        """Hear of a build; whether it went well. A file edited under it may have been missed: then another one is needed, once."""
+        if self.builder is None or not self.builder.ended(message):
+            return False
+        self.watched.look(everywhere=True)
+        snapshot, seconds = self.watched.snapshot, round(message.seconds, 3)
+        if message.status != 0:
+            self.watched.mark(Mark.BUILD_FAILED)
+            self.announce(
+                "build_failed",
+                status=message.status,
+                seconds=seconds,
+                output=message.output,
+                error=message.error,
+            )
+            number = self.history.start_sweep(time.time(), code=snapshot.digest(), files=[])
+            self.history.end_sweep(number, time.time(), "build_failed")
+            return False
+        self.watched.marks.pop(Mark.BUILD_FAILED, None)
+        self.announce("build_finished", seconds=seconds)
+        edited = set(snapshot.changes_since(self.base or snapshot)) - self.watched.always
+        self.repeated = bool(edited) and not self.repeated
+        if not self.repeated:
+            self.watched.mark(Mark.BUILT)
+        return True
+
+    def cancel(self) -> None:
+        """End the build under way."""
+        if self.builder is not None:
+            self.builder.cancel()
+
+
+def first_error(lines: Sequence[str]) -> str:
+    """The first line that tells of an error, else the last that says anything."""
+    told = [line.strip() for line in lines if line.strip()]
+    return next((line for line in told if ERROR.search(line)), told[-1] if told else "")

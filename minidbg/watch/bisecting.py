@@ -5,71 +5,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from minidbg.errors import MinidbgError
-from minidbg.failure import EXIT_STATUS, Verdict
-from minidbg.watch.outcomes import is_fallback, outcome_of
-from minidbg.watch.pool import COMPILER_ENVIRONMENT, Ended
+from minidbg.failure import EXIT_STATUS, Outcome, Verdict
+from minidbg.processes import deaths, run_python
+from minidbg.processes.pool import COMPILER_ENVIRONMENT
+from minidbg.watch.background import Builder, Built, last_line
+from minidbg.watch.columns import Column
 from minidbg.watch.repros import Repro, read_repro
+from minidbg.watch.runner import as_renamed, expected_signature, is_fallback, judging
 from minidbg.watch.sources import module_roots, repositories_of
-
-
-def run_repro(repro: Repro, device: str, seconds: float, env: Mapping[str, str]) -> Ended:
-    """Run the script as a person would run it, from an empty folder."""
-    return run_python([str(repro.path.absolute()), "--device", device, "--json"], seconds, env)
-
-
-def run_python(arguments: Sequence[str], seconds: float, env: Mapping[str, str]) -> Ended:
-    """Run a fresh interpreter with these arguments, from an empty folder."""
-    with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
-        ended, _ = run_limited([sys.executable, "-X", "faulthandler", *arguments], Path(folder), seconds, env)
-    return ended
-
-
-def run_limited(
-    command: Sequence[str], folder: Path, seconds: float, env: Mapping[str, str]
-) -> tuple[Ended, str]:
-    """Run a command as its own process group for at most ``seconds``; how it ended, and all it wrote."""
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-        )
-        timed_out, began = False, time.monotonic()
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            timed_out = True
-        finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            status = process.wait()
-        texts = []
-        for file in (out, err):
-            file.seek(0)
-            texts.append(file.read().decode(errors="replace"))
-    died = -status if status < 0 and not timed_out else None
-    took = time.monotonic() - began
-    ended = Ended(
-        0, None if status < 0 else status, died, timed_out, stdout=texts[0], stderr=texts[1], seconds=took
-    )
-    return ended, texts[0] + texts[1]
-
 
 CANNOT_JUDGE = 125
 STEP = "minidbg: "
@@ -93,6 +47,8 @@ class Search:
     build_folder: Path | None = None
     """Where the build runs; in the worktree it is the same place below its root."""
     device: str | None = None
+    options: str = ""
+    """Options of the backend that are added to the repro's own, a Python dict as text."""
     seconds: float = 300.0
 
 
@@ -135,6 +91,7 @@ def search(wanted: Search, tell: Tell) -> Found:
             "build": wanted.build,
             "build_folder": below(wanted.build_folder, repository),
             "device": wanted.device,
+            "options": wanted.options,
             "seconds": wanted.seconds,
         }
         check_ends(tree, job, good, bad, tell)
@@ -264,25 +221,43 @@ def with_path(first: str, rest: str | None) -> str:
 # One step, in a process of its own that git starts
 
 
+def build(command: str, folder: Path, seconds: float) -> str:
+    """Run the build command in ``folder``; the error of one that fails, else nothing."""
+    ended: queue.SimpleQueue[Built] = queue.SimpleQueue()
+    builder = Builder(command, folder, ended.put)
+    builder.start()
+    try:
+        built = ended.get(timeout=seconds)
+    except queue.Empty:
+        builder.cancel()
+        return f"no end within {seconds:g} s"
+    return built.error or f"exit status {built.status}" if built.status else ""
+
+
+def judged(repro: Repro, column: Column, seconds: float, env: Mapping[str, str]) -> Outcome:
+    """What the repro does in a fresh interpreter, from an empty folder."""
+    with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
+        done = run_python(judging(repro, column, in_worker=False), seconds=seconds, cwd=folder, env=env)
+    return deaths.outcome_of(done, expected_signature(repro), limit_s=seconds)
+
+
 def judge(tree: Path, job: dict[str, Any]) -> tuple[int, str]:
     """Build, run the repro against the code in ``tree``; 0 gone, 1 reproduces, 125 cannot be judged; and why."""
-    if job["build"]:
-        where = tree / job["build_folder"]
-        built, output = run_limited(["/bin/sh", "-c", job["build"]], where, job["seconds"], dict(os.environ))
-        if built.status != 0:
-            return CANNOT_JUDGE, f"the build fails: {last_line(output)}"
+    if job["build"] and (error := build(job["build"], tree / job["build_folder"], job["seconds"])):
+        return CANNOT_JUDGE, f"the build fails: {error}"
     repro = readable(Path(job["repro"]))
     env = environment_for(tree, repro, Path(job["repository"]))
     misplaced = imported_from_elsewhere(tree, repro, env)
     if misplaced:
         return CANNOT_JUDGE, misplaced
-    device = job["device"] or repro.device
-    ended = run_repro(repro, device, job["seconds"], env)
-    outcome = outcome_of(repro, device, ended)
+    column = Column(job["device"] or repro.device, options=job["options"])
+    files = [str(tree / name) for name in git(tree, "ls-files").splitlines()]
+    outcome = as_renamed(judged(repro, column, job["seconds"], env), repro, files)
     if is_fallback(outcome):
         return CANNOT_JUDGE, outcome.reason
     status = EXIT_STATUS[outcome.verdict]
-    reason = f"{outcome.verdict}{': ' + outcome.reason if outcome.reason else ''}"
+    first_line = outcome.message.partition("\n")[0] if outcome.verdict is Verdict.CHANGED else ""
+    reason = ": ".join(part for part in (str(outcome.verdict), outcome.reason or first_line) if part)
     return (status if outcome.verdict in (Verdict.GONE, Verdict.REPRODUCES) else CANNOT_JUDGE), reason
 
 
@@ -316,11 +291,6 @@ def imported_from_elsewhere(tree: Path, repro: Repro, env: dict[str, str]) -> st
     if not found:
         return "the backend is not importable at this commit"
     return f"{repro.modules[0]} is imported from {found[0][0]}, not from the worktree"
-
-
-def last_line(text: str) -> str:
-    """The last line that is not empty."""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def git(repository: Path, *arguments: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import enum
 import json
 import queue
@@ -12,10 +13,27 @@ from typing import Any
 
 import click
 
-from minidbg.watch.settings import FailOn, OnChange, WatchSettings, Workers, load
+from minidbg.watch.settings import FailOn, OnChange, WatchSettings, Workers, backend_options, load
 
 FOLDER = click.argument("folder", required=False, type=click.Path(path_type=Path))
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+
+
+def dict_text(context: click.Context, parameter: click.Parameter, text: str) -> str:
+    """The text of a Python dict in the form that the settings of watch have. Raises BadParameter."""
+    try:
+        return backend_options([ast.literal_eval(text)])[0] if text else ""
+    except (ValueError, SyntaxError):
+        raise click.BadParameter(f"{text!r} is no Python dict; options look like {{'fuse': False}}") from None
+
+
+OPTIONS = click.option(
+    "--options",
+    default="",
+    metavar="DICT",
+    callback=dict_text,
+    help="Add these options of the backend to those of the script.",
+)
 
 
 def words(kind: type[enum.StrEnum]) -> click.Choice[str]:
@@ -82,10 +100,10 @@ def watch(
 
 def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool, html: Path | None = None) -> int:
     """Watch until stopped; the exit status."""
+    from minidbg.processes.pool import ServerPool, preload_for
     from minidbg.watch.announce import Announcer, JsonLines, PlainLines, View
     from minidbg.watch.daemon import Daemon, Hint, Inbox, stop_on_signals
     from minidbg.watch.events import NoEvents, WatchdogEvents
-    from minidbg.watch.pool import ServerPool, preload_for
     from minidbg.watch.repros import read_repros
     from minidbg.watch.runner import forks
 
@@ -104,7 +122,7 @@ def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool, htm
     else:
         views.append(PlainLines(sys.stdout, every_result=settings.once))
     if html is not None:
-        from minidbg.watch.matrix import Page
+        from minidbg.watch.page import Page
 
         views.append(Page(html))
     backends = {repro.backend for repro in read_repros(paths, Path()).values()}
@@ -223,6 +241,7 @@ def accept(repros: tuple[Path, ...], mute: str | None, as_json: bool) -> None:
     help="Shell command to run in the worktree at each commit; default: that of [tool.minidbg.watch].",
 )
 @click.option("--device", help="Run on this device.")
+@OPTIONS
 @click.option("--seconds", default=300.0, show_default=True, help="Time limit of a build, and of a run.")
 @JSON
 def bisect(
@@ -259,13 +278,9 @@ def bisect(
 
 def bisect_torch(repro: Path, versions: str, folder: Path | None, seconds: float, *, as_json: bool) -> None:
     """Print the versions of torch between which the verdict of ``repro`` changes."""
-    from minidbg.repro.interpreters import search_torch
+    from minidbg.repro.running import search_torch
 
     found = search_torch(
         repro, versions, folder=folder, seconds=seconds, tell=lambda text: click.echo(text, err=True)
     )
     click.echo(json.dumps(asdict(found)) if as_json else found.line)
-
-
-COMMANDS = (watch, status, list_repros, history, accept, bisect)
-"""For the command line to add."""

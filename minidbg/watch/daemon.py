@@ -7,29 +7,28 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TypeAlias
 
 from minidbg.history import NAME, Environment, Revision, open_or_begin_anew
-from minidbg.watch.announce import Announcer, Log, shown
-from minidbg.watch.background import Background
-from minidbg.watch.builder import Builder, Built
-from minidbg.watch.columns import Machine
+from minidbg.printable import display_path
+from minidbg.processes.deaths import last_json
+from minidbg.processes.pool import NUMBERS, Died, Ended, Order, Pool, Ready
+from minidbg.watch.announce import Announcer, Log
+from minidbg.watch.background import Background, Builder, Builds, Built
+from minidbg.watch.columns import Column, Machine, variants
 from minidbg.watch.events import Events
 from minidbg.watch.lock import Lock, hidden_folder
-from minidbg.watch.outcomes import last_json
-from minidbg.watch.pool import IN_WORKER, Bytecode, Died, Ended, Order, Pool, Ready
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import home_of
-from minidbg.watch.runner import Runner, forks
+from minidbg.watch.runner import IN_WORKER, Bytecode, Runner, forks
 from minidbg.watch.settings import FailOn, WatchSettings
-from minidbg.watch.snapshot import Snapshot
 from minidbg.watch.sources import repositories_of, repositories_worth_building, revisions
-from minidbg.watch.states import FAILING
-from minidbg.watch.sweep import contradictions, exit_status, seen_too_seldom
+from minidbg.watch.states import FAILING, seen_too_seldom
+from minidbg.watch.sweep import contradictions, exit_status
 from minidbg.watch.sweeper import Sweeper
 from minidbg.watch.watched import Mark, Watched
 
@@ -47,6 +46,7 @@ class Key:
 
     name: str
     path: str = ""
+    column: str = ""
     good: str = ""
     bad: str = ""
 
@@ -108,17 +108,16 @@ class Daemon:
         self.pool = make_pool(self.inbox, hidden)
         self.watched = Watched(self.paths, self.home, settings, make_events(self.inbox), announce)
         self.sweeper = Sweeper(
-            settings, Machine({}), self.recorder, self.watched, Bytecode(hidden / "pycache"),
-            Runner(self.pool, settings), announce, time.time,
+            settings, self.recorder, self.watched, Runner(self.pool, settings, Bytecode(hidden / "pycache")), announce,
         )  # fmt: skip
-        self.builder = Builder(settings.build, settings.folder, self.inbox.put) if settings.build else None
+        builder = Builder(settings.build, settings.folder, self.inbox.put) if settings.build else None
+        self.builds = Builds(builder, self.watched, history, announce)
         self.background = Background(self.home, history, self.pool, announce)
         self.status: int | None = None
         self.machine_order = 0
         self.paused = False
         self.next_quiet_work = 0.0
-        self.build_base: Snapshot | None = None
-        self.rebuilds = self.sweeps_done = 0
+        self.sweeps_done = 0
         self.resting_until = self.rest_s = 0.0
         self.told_faults: set[str] = set()
         self.next_disk_try: float | None = None
@@ -149,21 +148,23 @@ class Daemon:
 
     def start(self) -> None:
         """Ask what devices there are, find the repros and their sources, and tell where everything stands."""
-        self.machine_order = self.sweeper.runner.next_number()
+        self.machine_order = next(NUMBERS)
         no_torch = ("--no-torch",) if os.environ.get("MINIDBG__WATCH_PRELOAD") == "none" else ()
         mode = "fork" if forks(self.settings) else "prelude"
-        self.pool.run(Order(self.machine_order, (str(IN_WORKER), "devices", *no_torch), mode, 120.0))
+        self.pool.run(Order(self.machine_order, (IN_WORKER, "devices", *no_torch), mode, 120.0))
         self.watched.start()
         repros = self.watched.repros
+        ours = {str(one) for one in variants([""], self.settings.env, self.settings.options)}
         self.announce(
             "started", pid=os.getpid(), home=str(self.home), repros=sorted(repros),
-            sources=[shown(root.path) for root in self.watched.roots],
+            sources=[display_path(root.path) for root in self.watched.roots],
             files=len(self.watched.snapshot.files), jobs=self.settings.jobs,
             notes=[notes for repro in repros.values() if len(notes := repro.row()) > 1],
             states=[
                 {"repro": name, "device": device, "verdict": str(state.verdict), "since": state.since,
                  "reason": state.reason}
-                for (name, device), state in self.recorder.states.items() if name in repros
+                for (name, device), state in self.recorder.states.items()
+                if name in repros and device.partition(" ")[2] in ours
             ],
         )  # fmt: skip
         for name, repro in repros.items():
@@ -199,13 +200,11 @@ class Daemon:
             case Ended():
                 self.order_ended(message)
             case Ready(seconds, files):
-                self.sweeper.bytecode.seed(files, self.watched.all_roots())
+                self.sweeper.runner.bytecode.seed(files, self.watched.all_roots())
                 self.announce("workers_ready", seconds=round(seconds, 3))
             case Died(status, stderr):
-                self.announce(
-                    "notice",
-                    text=f"the worker server ended with status {status}; a new one starts: {stderr[-300:]}",
-                )
+                text = f"the worker server ended with status {status}; a new one starts: {stderr[-300:]}"
+                self.announce("notice", text=text)
             case Built():
                 self.built(message)
             case Revised(sweep, found):
@@ -227,18 +226,18 @@ class Daemon:
             self.sweeper.fill()
             self.sweeper.cancel_late()
             self.end_sweep_if_done()
-        elif (self.builder is not None and self.builder.running) or now < self.resting_until:
+        elif self.builds.under_way or now < self.resting_until:
             return
         elif self.ready_to_sweep():
-            self.begin()
+            if not self.builds.begin():
+                self.sweep()
         elif not self.settings.once and not self.paused:
             self.use_quiet_time()
 
     def ready_to_sweep(self) -> bool:
         """Whether there is a reason to sweep and nothing against it: a pause, a burst under way, a build that failed."""
-        if self.paused or self.watched.burst.first is not None or not self.watched.wanted:
-            return False
-        return not self.watched.build_fails
+        hindered = self.paused or self.watched.burst.first is not None or self.watched.build_fails
+        return self.watched.wanted and not hindered
 
     def watch_disk(self, now: float) -> None:
         """Say when the history cannot be written, and when it can again; in between all goes on without it."""
@@ -254,52 +253,16 @@ class Daemon:
 
     # Sweeps
 
-    def begin(self) -> None:
-        """Begin a sweep, after a build if its outputs may be those of other code."""
-        if self.builder is None or not self.watched.needs_build:
-            return self.sweep()
-        self.build_base = self.watched.snapshot
-        self.watched.marks.pop(Mark.BUILT, None)
-        self.builder.start()
-        self.announce("build_started", command=self.settings.build)
-        return None
-
     def built(self, message: Built) -> None:
-        """A build has ended: sweep, or say that it failed. A file edited meanwhile may have been missed: build again."""
-        assert self.builder is not None
-        if not self.builder.ended(message):
-            return
-        self.watched.look(everywhere=True)
-        snapshot, seconds = self.watched.snapshot, round(message.seconds, 3)
-        if message.status != 0:
-            self.watched.mark(Mark.BUILD_FAILED)
-            self.announce(
-                "build_failed",
-                status=message.status,
-                seconds=seconds,
-                output=message.output,
-                error=message.error,
-            )
-            history = self.recorder.history
-            number = history.start_sweep(time.time(), code=snapshot.digest(), files=[])
-            history.end_sweep(number, time.time(), "build_failed")
-            if self.settings.once:
-                self.status = 125
-            return
-        self.watched.mark(Mark.BUILT)
-        self.watched.marks.pop(Mark.BUILD_FAILED, None)
-        self.announce("build_finished", seconds=seconds)
-        edited = set(snapshot.changes_since(self.build_base or snapshot)) - self.watched.always
-        if edited and self.rebuilds < 1:
-            self.rebuilds += 1
-            self.watched.marks.pop(Mark.BUILT)
-            self.begin()
-        else:
-            self.sweep()
+        """A build has ended: sweep, if it went well and there is something to judge."""
+        if self.builds.ended(message):
+            if not self.builds.begin() and self.watched.wanted:
+                self.sweep()
+        elif self.settings.once and not self.builds.under_way:
+            self.status = 125
 
     def sweep(self) -> None:
         """Begin the sweep itself, and ask git what the code is."""
-        self.rebuilds = 0
         try:
             self.sweeper.begin()
         except Exception:
@@ -344,7 +307,8 @@ class Daemon:
 
     def status_of_once(self) -> int:
         """The exit status; what contradicts its header is named when only that counts."""
-        answers, repros = self.sweeper.answers.values(), self.watched.repros
+        assert self.sweeper.last is not None
+        answers, repros = self.sweeper.last.answers.values(), self.watched.repros
         unexpected = self.settings.fail_on is FailOn.UNEXPECTED
         for state in contradictions(answers, repros) if unexpected else ():
             self.announce(
@@ -359,14 +323,13 @@ class Daemon:
             return
         self.next_quiet_work = time.monotonic() + QUIET_WORK_S
         repros = self.watched.repros.values()
-        if self.settings.reduce and self.background.start(self.sweeper.runner.last_number + 1, repros):
-            self.sweeper.runner.next_number()
+        if self.settings.reduce:
+            self.background.start(repros)
         if self.sweeper.broken or self.watched.needs_build or self.watched.changed_since(Mark.SWEPT):
             return  # what lies there is not what was judged
         names = seen_too_seldom(self.recorder.states.values(), self.watched.repros, runs=PROBE_RUNS)
-        last = self.recorder.history.sweeps(1)
-        if names and last:
-            self.sweeper.begin_probing(names, last[0].id)
+        if names and self.sweeper.last is not None:
+            self.sweeper.begin_probing(names, self.sweeper.last)
 
     # Devices, keys, the end
 
@@ -382,42 +345,36 @@ class Daemon:
         self.sweeper.machine, self.recorder.torch = machine, machine.torch
         for environment in machine.environments.values():
             self.recorder.history.put_environment(environment)
-        self.announce(
-            "machine",
-            torch=machine.torch,
-            devices={name: one.name for name, one in machine.environments.items()},
-        )
+        names = {name: one.name for name, one in machine.environments.items()}
+        self.announce("machine", torch=machine.torch, devices=names)
 
     def key(self, key: Key) -> None:
         """What a person asked for."""
         name = key.name
         if name == "bisect":
-            refusal = self.background.bisect(self.sweeper.runner.next_number(), key.path, key.good, key.bad)
+            every = variants(self.sweeper.machine.environments, self.settings.env, self.settings.options)
+            column = next((one for one in every if str(one) == key.column), Column("cpu"))
+            refusal = self.background.bisect(key.path, key.good, key.bad, column)
             if refusal:
-                self.announce("notice", text=f"{shown(key.path)} is not bisected: {refusal}")
+                self.announce("notice", text=f"{display_path(key.path)} is not bisected: {refusal}")
         elif name == "quit":
             self.inbox.put(Stop("asked to"))
         elif name == "pause":
             self.paused = not self.paused
             self.announce("paused" if self.paused else "resumed")
         elif name == "failing":
-            self.ask_again(
-                {name for (name, _), state in self.recorder.states.items() if state.verdict in FAILING}
+            self.sweeper.stop_probing()
+            self.watched.ask_for(
+                {repro for (repro, _), state in self.recorder.states.items() if state.verdict in FAILING}
             )
         elif name == "rerun":
             self.sweeper.stop_probing()
             self.watched.ask_for_all()
 
-    def ask_again(self, names: Iterable[str]) -> None:
-        """Run these repros although nothing has changed."""
-        self.sweeper.stop_probing()
-        self.watched.ask_for(names)
-
     def end(self) -> None:
         """Leave nothing behind but the history."""
         self.watched.events.stop()
-        if self.builder is not None:
-            self.builder.cancel()
+        self.builds.cancel()
         if self.sweeper.current is not None and not self.sweeper.current.probing:
             self.recorder.history.end_sweep(self.sweeper.current.number, time.time(), "interrupted")
         self.pool.close()

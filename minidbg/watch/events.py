@@ -44,23 +44,26 @@ WRITE_TYPES = frozenset({"created", "modified", "closed", "moved", "deleted", "a
 WATCHDOG_LOG = logging.getLogger("watchdog")
 
 NETWORK_FILE_SYSTEMS = frozenset(
-    (
-        *(
-            "nfs",
-            "nfs4",
-            "cifs",
-            "smb3",
-            "smbfs",
-            "9p",
-            "vboxsf",
-            "ceph",
-            "glusterfs",
-            "lustre",
-            "beegfs",
-            "afs",
-        ),
-        *("fuse.glusterfs", "fuse.sshfs", "fuse.vmhgfs-fuse", "drvfs", "virtiofs", "prl_fs"),
-    )
+    [
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "9p",
+        "vboxsf",
+        "ceph",
+        "glusterfs",
+        "lustre",
+        "beegfs",
+        "afs",
+        "drvfs",
+        "virtiofs",
+        "prl_fs",
+        "fuse.glusterfs",
+        "fuse.sshfs",
+        "fuse.vmhgfs-fuse",
+    ]
 )
 
 

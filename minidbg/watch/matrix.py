@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
 import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from minidbg.watch.announce import Event, line_of, plural, printable, shown
+from minidbg.printable import display_path, printable
+from minidbg.watch.announce import Event, line_of, plural
 from minidbg.watch.states import FAILING
 
 STYLES: Mapping[str, str] = {
@@ -199,7 +196,7 @@ class Matrix:
 
     def on_build_finished(self, event: Event) -> None:
         """The code is good again."""
-        self.activity, self.began, self.build_failure = "built", None, ""
+        self.activity, self.began, self.build_failure = "waiting; built", None, ""
 
     def on_paused(self, event: Event) -> None:
         """No sweeps for now."""
@@ -269,7 +266,7 @@ class Matrix:
 
     def headline(self) -> Text:
         """What the daemon does, how far it is, and which files caused it."""
-        parts = [f"minidbg watch {shown(self.home)}"]
+        parts = [f"minidbg watch {display_path(self.home)}" if self.home else "minidbg watch"]
         if self.failing_only:
             parts.append("only what fails is shown")  # in front: a narrow terminal cuts the end off
         parts.append("paused" if self.paused else self.activity)
@@ -384,71 +381,3 @@ def span(seconds: float) -> str:
         if seconds >= size:
             return f"{int(seconds / size)} {unit}"
     return f"{max(0, int(seconds))} s"
-
-
-def as_text(matrix: Matrix, width: int = 100, height: int = 30) -> str:
-    """The matrix without colours, for tests and documents."""
-    console = Console(width=width, height=height, force_terminal=False, color_system=None)
-    with console.capture() as capture:
-        console.print(matrix.render(width, height))
-    return capture.get()
-
-
-class Page:
-    """Hears every event and keeps an HTML file of the matrix up to date; a reader sees the old page or the new one, whole."""
-
-    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
-        self.path, self.clock, self.written = path, clock, 0.0
-        self.matrix = Matrix(clock=clock)
-
-    def show(self, event: Event) -> None:
-        """Take the event in. A file that cannot be written any more ends nothing."""
-        self.matrix.hear(event)
-        if event.name in PAGE_ENDS or self.clock() - self.written >= PAGE_BETWEEN_S:
-            self.write(running=True)
-
-    def close(self) -> None:
-        """The last page: it reloads no more, and says that nobody watches."""
-        self.matrix.activity, self.matrix.began = "not watching any more", None
-        self.write(running=False)
-
-    def write(self, *, running: bool) -> None:
-        """Write the page: the matrix, and the errors of all rows in full."""
-        self.written = self.clock()
-        matrix, console = (
-            self.matrix,
-            Console(width=PAGE_WIDTH, record=True, file=io.StringIO(), force_terminal=True),
-        )
-        console.print(matrix.render(PAGE_WIDTH, 1 << 20))
-        for name in matrix.names():
-            matrix.selected = name
-            for text in matrix.details(PAGE_WIDTH):
-                console.print(text, markup=False, highlight=False)
-        matrix.selected = ""
-        reload = f'<meta http-equiv="refresh" content="{RELOAD_S}">' if running else ""
-        page = console.export_html(code_format=PAGE.replace("RELOAD", reload), inline_styles=True)
-        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-        with contextlib.suppress(OSError):
-            draft.write_text(page, encoding="utf-8")
-            os.replace(draft, self.path)
-
-
-PAGE = """<!doctype html><html><head><meta charset="utf-8">RELOAD<title>minidbg watch</title></head>
-<body style="background: #111; color: #ddd"><pre style="font-family: monospace">{code}</pre></body></html>
-"""
-PAGE_WIDTH = 160
-PAGE_BETWEEN_S = 1.0
-"""Seconds between two writings while a sweep runs."""
-RELOAD_S = 3
-PAGE_ENDS = (
-    "sweep_finished",
-    "flip",
-    "started",
-    "paused",
-    "resumed",
-    "backend_broken",
-    "backend_back",
-    "build_failed",
-    "notice",
-)
-"""Events after which the page is written at once."""

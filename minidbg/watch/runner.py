@@ -1,25 +1,33 @@
-"""From a task of a sweep to an order for the pool: which mode, which arguments, how long it may take."""
+"""How a repro is run: by which command, in which mode, how long, with which bytecode; and what the end of a run says of it."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
+import shutil
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import psutil
 
-from minidbg.failure import Kind
+from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.history import State
 from minidbg.judge_script import JUDGE_SCRIPT
 from minidbg.metadata import HANG_LIMIT_S
+from minidbg.processes import ChildResult, deaths
+from minidbg.processes.deaths import last_json, signal_name
+from minidbg.processes.pool import NUMBERS, ONE_THREAD, Ended, Order, Pool
 from minidbg.watch.columns import Column
-from minidbg.watch.pool import IN_WORKER, ONE_THREAD, Order, Pool
-from minidbg.watch.repros import Repro
+from minidbg.watch.repros import Repro, is_module_file
 from minidbg.watch.settings import WatchSettings, Workers
-from minidbg.watch.sweep import Lane, Purpose, Task
+from minidbg.watch.snapshot import Root, is_inside
+from minidbg.watch.sweep import CanaryAnswer, Lane, Purpose, Task
 
+IN_WORKER = str(Path(__file__).with_name("in_worker.py"))
 CANARY_SECONDS = 120.0
 FIRST_RUN_SECONDS = 180.0
 LEAST_SECONDS = 30.0
@@ -37,31 +45,38 @@ LEAST_HANG_SECONDS = 10.0
 
 @dataclass(slots=True)
 class Runner:
-    """The orders under way, at most ``settings.jobs`` of them."""
+    """Runs tasks on this machine. A sweep knows of it only ``submit``, ``ended`` and ``cancel_all``."""
 
     pool: Pool
     settings: WatchSettings
-    bytecode: str = ""
+    bytecode: Bytecode
+    pycache: str = ""
+    """The folder for bytecode that runs of the present code use."""
     under_way: dict[int, tuple[Task, float]] = field(default_factory=dict)
     """By number: the task, and when it was ordered in seconds since the epoch."""
     lost_once: set[Task] = field(default_factory=set)
     """Tasks whose server died under them: they are run once more, in a fresh interpreter."""
-    last_number: int = 0
     usual_seconds: float = 0.0
     """The longest that a repro which came back has taken."""
 
-    def start(self, task: Task, repro: Repro, state: State | None) -> None:
-        """Order the task."""
-        number, mode = self.next_number(), self.mode(task)
+    def get_ready(self, roots: Iterable[Root], usual_seconds: float) -> None:
+        """For a new sweep: interpreters and a folder for bytecode that hold no old code of ``roots``."""
+        self.usual_seconds = usual_seconds
+        self.pool.refresh()
+        self.pycache = self.bytecode.renew(roots)
+
+    def submit(self, task: Task, repro: Repro, state: State | None) -> None:
+        """Have the task run in its column; how it ended is told to the pool's listener."""
+        number, mode = next(NUMBERS), self.mode(task)
         self.under_way[number] = task, time.time()
         self.pool.run(
             Order(
                 number,
-                judging(repro, task.job.column, canary=task.purpose is Purpose.CANARY),
+                (canary_command if task.purpose is Purpose.CANARY else judging)(repro, task.job.column),
                 mode,
                 self.time_limit(task, repro, state, mode),
                 memory_bytes=self.settings.memory_bytes or default_memory_bytes(self.settings.jobs),
-                pycache=self.bytecode,
+                pycache=self.pycache,
                 nice=LONG_NICE if task.lane is Lane.LONG else 0,
                 one_thread=not task.fresh and not sets_threads(task),
                 env=task.job.column.variables,
@@ -83,11 +98,6 @@ class Runner:
         if state is None or state.script != repro.digest:
             return FIRST_RUN_SECONDS
         return min(MOST_SECONDS, max(least, FACTOR * state.seconds) + (least if fresh else 0))
-
-    def next_number(self) -> int:
-        """A number that no order has had."""
-        self.last_number += 1
-        return self.last_number
 
     def mode(self, task: Task) -> str:
         """How the task gets its process: see ``mode_for``."""
@@ -130,18 +140,20 @@ def busyness() -> float:
     return min(MOST_BUSY, max(1.0, waiting))
 
 
-def judging(repro: Repro, column: Column, *, canary: bool = False) -> tuple[str, ...]:
-    """The command that judges a repro in a column in a worker and prints the outcome as JSON: the only way in which we do.
+def judging(repro: Repro, column: Column, *, in_worker: bool = True) -> tuple[str, ...]:
+    """The command that judges a repro in a column and prints the outcome as JSON: the only way in which we do.
 
     A repro of a crash or hang runs its dangerous part in a process of its own, which is slow to start; in a worker, which is
     such a process already, it is asked to do without (``--child``).
     """
-    script = str(repro.path.absolute())
-    if canary:
-        return (str(IN_WORKER), "canary", script, column.device, column.options)
     options = ("--options", column.options) if column.options else ()
-    how = "--child" if repro.kind in (Kind.CRASH, Kind.HANG) else "--json"
-    return (JUDGE_SCRIPT, script, *options, "--device", column.device, how)
+    how = "--child" if in_worker and repro.kind in (Kind.CRASH, Kind.HANG) else "--json"
+    return (JUDGE_SCRIPT, str(repro.path.absolute()), *options, "--device", column.device, how)
+
+
+def canary_command(repro: Repro, column: Column) -> tuple[str, ...]:
+    """The command that asks the repro's backend for a single op."""
+    return (IN_WORKER, "canary", str(repro.path.absolute()), column.device, column.options)
 
 
 def forks(settings: WatchSettings) -> bool:
@@ -174,3 +186,127 @@ def own_limit(table: Mapping[str, object]) -> float:
 def default_memory_bytes(jobs: int) -> int:
     """What a run may have when nobody said: its share of the machine, and something over."""
     return int(psutil.virtual_memory().total * 0.75 / max(1, min(jobs, 2)))
+
+
+# What the end of a run says
+
+
+def is_fallback(outcome: Outcome) -> bool:
+    """Whether the backend gave the graph back as it was: eager ran it, and neither failed nor fixed anything."""
+    return outcome.verdict is Verdict.GONE and outcome.reason.startswith("fallback:")
+
+
+def outcome_of(repro: Repro, device: str, ended: Ended) -> Outcome:
+    """The outcome of a run of ``repro``: what it printed, else what its death says against what its header expects."""
+    result = ChildResult(
+        exit_status=ended.status, signal=ended.signal, timed_out=ended.timed_out,
+        stdout=ended.stdout, stderr_tail=ended.stderr, seconds=ended.seconds,
+    )  # fmt: skip
+    outcome = deaths.outcome_of(result, expected_signature(repro), limit_s=round(ended.seconds))
+    return replace(outcome, device=device)
+
+
+def as_renamed(outcome: Outcome, repro: Repro, files: Collection[str]) -> Outcome:
+    """``outcome``, unless it is the expected failure in a module that has only been renamed: then it reproduces.
+
+    ``files`` are those of the backend's code as it is now.
+    """
+    expected, found = expected_signature(repro), outcome.signature
+    if outcome.verdict is not Verdict.CHANGED or not (
+        expected and expected.frames and found and found.frames
+    ):
+        return outcome
+    (old, where), (new, now_where) = (one.frames[0].partition(":")[::2] for one in (expected, found))
+    same = replace(found, frames=expected.frames) == replace(expected, frames=expected.frames)
+    old_is_there, new_is_there = (any(is_module_file(name, path) for path in files) for name in (old, new))
+    if not same or where != now_where or old_is_there or not new_is_there:
+        return outcome
+    return replace(outcome, verdict=Verdict.REPRODUCES, reason=f"module renamed: {old} is {new} now")
+
+
+def expected_signature(repro: Repro) -> Signature | None:
+    """The signature in the header; one that only names the kind when it has none."""
+    table = repro.table.get("signature")
+    try:
+        return Signature.from_table(table) if table else Signature(repro.kind)
+    except (KeyError, ValueError, TypeError):
+        return Signature(repro.kind)
+
+
+def canary_of(ended: Ended) -> CanaryAnswer:
+    """What a run of ``canary_script`` says."""
+    said = last_json(ended.stdout)
+    if said is not None and not ended.timed_out and "canary" in said:
+        return CanaryAnswer(str(said["canary"]), str(said.get("reason", "")), bool(said.get("fallback")))
+    if ended.timed_out:
+        return CanaryAnswer("broken", f"a single op did not come back within {ended.seconds:.0f} s")
+    if ended.signal is not None:
+        return CanaryAnswer("broken", f"a single op died of {signal_name(ended.signal)}")
+    return CanaryAnswer("broken", f"a single op ended with exit status {ended.status}")
+
+
+# Bytecode
+
+
+class Bytecode:
+    """A folder for ``sys.pycache_prefix`` per snapshot, so that no run sees bytecode of code that has changed.
+
+    A new folder keeps the bytecode of everything that is not watched: other packages need not be compiled again.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.number = 0
+
+    def seed(self, sources: Iterable[str], roots: Iterable[Root]) -> None:
+        """Take over the bytecode that other packages have already: compiling torch anew takes ten seconds."""
+        current = self.newest() or self.folder / "seed"
+        watched = [root.path for root in roots]
+        for source in sources:
+            if not source.endswith(".py") or any(is_inside(source, root) for root in watched):
+                continue
+            cached = Path(importlib.util.cache_from_source(source))
+            target = current / os.path.dirname(source).lstrip(os.sep) / cached.name
+            if cached.exists() and not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                link_or_copy(cached, target)
+
+    def newest(self) -> Path | None:
+        """The folder in use, None before the first."""
+        return max(self.folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, default=None)
+
+    def renew(self, roots: Iterable[Root]) -> str:
+        """A folder without bytecode of the files below ``roots``; empty when the disk is full: then there is none."""
+        try:
+            return str(self.renewed(roots))
+        except OSError:
+            return ""
+
+    def renewed(self, roots: Iterable[Root]) -> Path:
+        """As ``renew``. Raises OSError."""
+        before = self.newest()
+        self.number += 1
+        current = self.folder / f"{os.getpid()}-{self.number}"
+        if before is not None:
+            before.replace(current)
+        current.mkdir(exist_ok=True)
+        os.utime(current)
+        for old in self.folder.iterdir():
+            if old != current:
+                shutil.rmtree(old, ignore_errors=True)
+        for root in roots:
+            below = current / root.path.lstrip(os.sep)
+            shutil.rmtree(below, ignore_errors=True)
+            for single in below.parent.glob(f"{below.stem}.*.pyc"):
+                single.unlink(missing_ok=True)
+        return current
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file a second name, or a copy where links do not reach; a file that cannot be had is left out."""
+    try:
+        os.link(source, target)
+    except OSError:
+        with contextlib.suppress(OSError):
+            shutil.copyfile(source, target)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minidbg import checks
 from minidbg import settings as base
 
 
@@ -110,26 +111,26 @@ def backend_options(value: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
-CONVERT: Mapping[str, base.Converter] = {
+CONVERT: Mapping[str, checks.Converter] = {
     "devices": lambda value: value if isinstance(value, str) else ",".join(value),
     "env": assignments,
     "options": backend_options,
     "sources": lambda value: tuple(Path(one).expanduser() for one in value),
-    "ignore": base.texts,
-    "build": base.text,
-    "on_flip": base.text,
-    "on_change": base.choice(OnChange),
-    "poll_s": lambda value: base.number(value, at_least=0.05),
-    "quiet_s": lambda value: base.number(value, at_least=0.0),
-    "max_wait_s": lambda value: base.number(value, at_least=0.1),
-    "rescan_s": lambda value: base.number(value, at_least=0.1),
-    "jobs": lambda value: base.whole(value, at_least=1),
-    "device_jobs": lambda value: base.whole(value, at_least=1),
-    "seconds": lambda value: base.number(value, at_least=0.1),
-    "memory_bytes": lambda value: base.whole(value, at_least=1 << 20),
-    "workers": base.choice(Workers),
-    "reduce": base.flag,
-    "fail_on": base.choice(FailOn),
+    "ignore": checks.texts,
+    "build": checks.text,
+    "on_flip": checks.text,
+    "on_change": checks.choice(OnChange),
+    "poll_s": lambda value: checks.number(value, at_least=0.05),
+    "quiet_s": lambda value: checks.number(value, at_least=0.0),
+    "max_wait_s": lambda value: checks.number(value, at_least=0.1),
+    "rescan_s": lambda value: checks.number(value, at_least=0.1),
+    "jobs": lambda value: checks.whole(value, at_least=1),
+    "device_jobs": lambda value: checks.whole(value, at_least=1),
+    "seconds": lambda value: checks.number(value, at_least=0.1),
+    "memory_bytes": lambda value: checks.whole(value, at_least=1 << 20),
+    "workers": checks.choice(Workers),
+    "reduce": checks.flag,
+    "fail_on": checks.choice(FailOn),
 }
 """Of the settings that a file may hold."""
 

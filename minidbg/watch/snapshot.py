@@ -20,44 +20,32 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 JUNK_FOLDERS = frozenset(
-    (
-        *(
-            ".git",
-            ".hg",
-            ".svn",
-            ".jj",
-            "__pycache__",
-            ".mypy_cache",
-            ".pytest_cache",
-            ".ruff_cache",
-            ".hypothesis",
-        ),
-        *(
-            ".tox",
-            ".nox",
-            ".venv",
-            "venv",
-            "node_modules",
-            ".idea",
-            ".vscode",
-            ".ipynb_checkpoints",
-            ".minidbg",
-        ),
-    )
+    [
+        ".git",
+        ".hg",
+        ".svn",
+        ".jj",
+        "__pycache__",
+        ".mypy_cache",
+        ".pytest_cache",
+        ".ruff_cache",
+        ".hypothesis",
+        ".tox",
+        ".nox",
+        ".venv",
+        "venv",
+        "node_modules",
+        ".idea",
+        ".vscode",
+        ".ipynb_checkpoints",
+        ".minidbg",
+    ]
 )
 """Never source code: version control, caches, virtual environments."""
 
-JUNK_FILES = re.compile(
-    "|".join(
-        fnmatch.translate(pattern)
-        for pattern in (
-            *("*.pyc", "*.pyo", ".DS_Store"),
-            # what editors make while they save
-            *("*~", ".#*", "#*#", ".*.sw?", ".sw?", "4913", "*.tmp", "*.crswap", ".*.kate-swp"),
-            *(".goutputstream-*", "*___jb_tmp___", "*___jb_old___"),
-        )
-    )
-)
+# Bytecode, and what editors make while they save.
+JUNK = "*.pyc *.pyo .DS_Store *~ .#* #*# .*.sw? .sw? 4913 *.tmp *.crswap .*.kate-swp .goutputstream-* *___jb_tmp___ *___jb_old___"
+JUNK_FILES = re.compile("|".join(map(fnmatch.translate, JUNK.split())))
 
 
 class Ignore:

@@ -16,11 +16,12 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from minidbg.failure import Verdict
+from minidbg.failure import Kind, Verdict
 from minidbg.history import Flip, State
+from minidbg.watch.repros import Repro
 
 FAILING = frozenset({Verdict.REPRODUCES, Verdict.CHANGED, Verdict.CRASHED, Verdict.TIMEOUT, Verdict.FLAKY})
 JUDGING = FAILING | {Verdict.GONE}
@@ -28,6 +29,8 @@ JUDGING = FAILING | {Verdict.GONE}
 LUCK = 0.01
 """Largest accepted chance that a flaky repro only seemed fixed."""
 LEAST_STREAK = 5
+FLAKY_FACTOR = 6
+"""A flaky repro is run this many times as often as another before it is left alone."""
 SAME_CODE_RUNS = 4
 """Fresh runs that must agree on a new verdict of code that seems to be the same."""
 
@@ -264,3 +267,25 @@ def standing_of(verdict: Verdict) -> Standing:
 def is_expected(verdict: Verdict, expect: Verdict) -> bool:
     """Whether a header that expects ``expect`` is content with ``verdict``; a flaky failure is a known failure."""
     return verdict is expect or (expect is Verdict.REPRODUCES and verdict is Verdict.FLAKY)
+
+
+def usual_seconds(states: Iterable[State], repros: Mapping[str, Repro]) -> float:
+    """The longest that a repro which came back has taken."""
+    return max((state.seconds for state in states if came_back(state, repros.get(state.repro))), default=0.0)
+
+
+def came_back(state: State, repro: Repro | None) -> bool:
+    """Whether the state is of a repro that ends by itself."""
+    return repro is not None and repro.kind is not Kind.HANG and state.verdict is not Verdict.TIMEOUT
+
+
+def seen_too_seldom(states: Iterable[State], repros: Mapping[str, Repro], *, runs: int) -> list[str]:
+    """Repros whose present verdict rests on fewer than ``runs`` runs, and flaky ones, which may have become quiet."""
+    found = set()
+    for state in states:
+        repro = repros.get(state.repro)
+        if repro is None or repro.damage or repro.kind is Kind.HANG or repro.digest != state.script:
+            continue
+        if state.runs < (FLAKY_FACTOR * runs if state.verdict is Verdict.FLAKY else runs):
+            found.add(state.repro)
+    return sorted(found)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.history import State
 from minidbg.watch.columns import Column
-from minidbg.watch.outcomes import CanaryAnswer
 from minidbg.watch.repros import Repro, is_module_file
 from minidbg.watch.states import FAILING, NOT_JUDGED, Ask, Seen, Settled, Standing, decide, is_expected
 
@@ -93,6 +92,27 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Unconfirmed:
+    """What the first run of a job has shown, which is new: it counts once fresh interpreters show it too."""
+
+    job: Job
+    before: Verdict
+    """The last verdict; of a job that was never judged what the repro's header expects."""
+    is_first: bool
+    seen: Seen
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryAnswer:
+    """Whether a backend handles any single op. ``answer``: passes, missing or broken."""
+
+    answer: str
+    reason: str = ""
+    fallback: bool = False
+    """Whether the backend gave even the single op back for eager to run."""
+
+
+@dataclass(frozen=True, slots=True)
 class CanaryKey:
     """A backend on a device."""
 
@@ -102,7 +122,10 @@ class CanaryKey:
 
 @dataclass(slots=True)
 class Sweep:
-    """The jobs of one sweep, in order. ``probing``: no canary, all jobs asked once more for reliability."""
+    """The jobs of one sweep, in order. ``probing``: no canary, all jobs asked once more for reliability.
+
+    Every moment is in seconds since the epoch, and given from outside.
+    """
 
     number: int
     jobs: Sequence[Job]
@@ -112,16 +135,30 @@ class Sweep:
     device_slots: int = 1
     """Runs at the same time on one device that is not the CPU: they share its memory."""
     probing: bool = False
+    whole: bool = False
+    """Whether it runs every repro."""
+    code: str = ""
+    """Digest of the code that it judges."""
+    began: float = 0.0
+    edited: bool = False
+    """Whether the code has changed since."""
+    cancel_at: float | None = None
+    """When the stale runs under way are to be ended."""
+    first_answer: float | None = None
+    answers: dict[Job, Answer] = field(default_factory=dict)
+    """What has been stored and told."""
     pending: dict[Lane, deque[Job]] = field(init=False)
     confirmations: deque[Task] = field(default_factory=deque)
     running: set[Task] = field(default_factory=set)
     sightings: dict[Job, list[Sighting]] = field(default_factory=dict)
     canaries: dict[CanaryKey, CanaryAnswer | None] = field(default_factory=dict)
     """None while it runs."""
-    held: dict[CanaryKey, list[Answer]] = field(default_factory=dict)
+    held: dict[CanaryKey, list[Answer | Unconfirmed]] = field(default_factory=dict)
     handed_back: dict[CanaryKey, list[tuple[Task, Seen, Outcome]]] = field(default_factory=dict)
     """Runs whose graph the backend gave back; whether it does so with healthy graphs too, the canary will tell."""
     slow: frozenset[Job] = field(init=False)
+    backendless: set[Job] = field(default_factory=set)
+    """Jobs whose backend is broken or not here."""
     unjudged: int = 0
     """Jobs without an answer because their backend is broken."""
 
@@ -196,8 +233,8 @@ class Sweep:
         quick = (job for job in pending if not crowded or job not in self.slow)
         return next(quick, pending[0] if pending else None)
 
-    def saw_canary(self, task: Task, answer: CanaryAnswer) -> list[Answer]:
-        """A canary has reported. Returns the answers that waited for it, or those that it makes itself."""
+    def saw_canary(self, task: Task, answer: CanaryAnswer) -> list[Answer | Unconfirmed]:
+        """A canary has reported. Returns what waited for it, or the answers that it makes itself."""
         self.running.discard(task)
         key = self.key(task.job)
         self.canaries[key] = answer
@@ -211,15 +248,17 @@ class Sweep:
         ran = [one.job for one in held] + [task.job for task, _, _ in handed_back]
         return self.without_backend([*ran, *waiting], answer)
 
-    def without_backend(self, jobs: Sequence[Job], answer: CanaryAnswer) -> list[Answer]:
-        """The answers of jobs whose backend is not here; none for one that is broken."""
+    def without_backend(self, jobs: Iterable[Job], answer: CanaryAnswer) -> list[Answer | Unconfirmed]:
+        """The answers of jobs whose backend is not here; none for one that is broken. A job may run twice and is counted once."""
+        fresh = [job for job in dict.fromkeys(jobs) if job not in self.backendless]
+        self.backendless.update(fresh)
         if answer.answer == "missing":
-            return [self.unable(job, Standing.SKIPPED, answer.reason) for job in jobs]
-        self.unjudged += len(jobs)
+            return [self.unable(job, Standing.SKIPPED, answer.reason) for job in fresh]
+        self.unjudged += len(fresh)
         return []
 
-    def saw(self, task: Task, seen: Seen, outcome: Outcome) -> list[Answer]:
-        """A job has reported. Returns its answer if that is final."""
+    def saw(self, task: Task, seen: Seen, outcome: Outcome) -> list[Answer | Unconfirmed]:
+        """A job has reported. Returns its answer if that is final, or what is to be confirmed if that is new."""
         self.running.discard(task)
         key = self.key(task.job)
         canary = self.canaries.get(key)
@@ -242,18 +281,21 @@ class Sweep:
             if len(runs) < MOST_RUNS:
                 lane = Lane.LONG if seen.verdict is Verdict.TIMEOUT or repro.kind is Kind.HANG else Lane.FRESH
                 self.confirmations.append(Task(Purpose.CONFIRM, task.job, True, lane, len(runs)))
-                return []
+                is_first = before is None or before.script != repro.digest
+                known = repro.expect if before is None or is_first else before.verdict
+                is_news = task.purpose is Purpose.RUN and seen.verdict is not known
+                return self.released(Unconfirmed(task.job, known, is_first, seen)) if is_news else []
             reason = f"{runs[0].verdict} could not be confirmed in a fresh interpreter: {runs[-1].reason}"
             return self.released(self.unable(task.job, Standing.INVALID, reason))
         return self.released(Answer(task.job, settled, tuple(sightings), outcome.reason))
 
-    def released(self, answer: Answer) -> list[Answer]:
-        """The answer, unless it must wait for its canary."""
-        key = self.key(answer.job)
+    def released(self, found: Answer | Unconfirmed) -> list[Answer | Unconfirmed]:
+        """What was found, unless it must wait for its canary."""
+        key = self.key(found.job)
         if not self.probing and self.canaries.get(key) is None:
-            self.held.setdefault(key, []).append(answer)
+            self.held.setdefault(key, []).append(found)
             return []
-        return [answer]
+        return [found]
 
     def unable(self, job: Job, standing: Standing, reason: str) -> Answer:
         """The answer for a job that cannot be judged: its state stays."""
@@ -266,6 +308,7 @@ class Sweep:
 
     def cut_short(self) -> None:
         """The code has changed: start nothing more, and drop what no canary has vouched for."""
+        self.edited = True
         for jobs in self.pending.values():
             jobs.clear()
         self.confirmations.clear()
@@ -327,10 +370,6 @@ def slow_jobs(jobs: Sequence[Job], states: Mapping[tuple[str, str], State]) -> f
     return frozenset(job for job, took in seconds.items() if took > limit)
 
 
-FLAKY_FACTOR = 6
-"""A flaky repro is run this many times as often as another before it is left alone."""
-
-
 def exit_status(answers: Iterable[Answer], repros: dict[str, Repro], *, unexpected_only: bool) -> int:
     """What ``--once`` exits with: see DESIGN's table; with ``unexpected_only`` 1 when a header is contradicted."""
     answers = list(answers)
@@ -364,25 +403,3 @@ def count_standings(answers: Iterable[Answer]) -> dict[str, int]:
         standing = str(answer.settled.standing)
         counts[standing] = counts.get(standing, 0) + 1
     return counts
-
-
-def usual_seconds(states: Iterable[State], repros: Mapping[str, Repro]) -> float:
-    """The longest that a repro which came back has taken."""
-    return max((state.seconds for state in states if came_back(state, repros.get(state.repro))), default=0.0)
-
-
-def came_back(state: State, repro: Repro | None) -> bool:
-    """Whether the state is of a repro that ends by itself."""
-    return repro is not None and repro.kind is not Kind.HANG and state.verdict is not Verdict.TIMEOUT
-
-
-def seen_too_seldom(states: Iterable[State], repros: Mapping[str, Repro], *, runs: int) -> list[str]:
-    """Repros whose present verdict rests on fewer than ``runs`` runs, and flaky ones, which may have become quiet."""
-    found = set()
-    for state in states:
-        repro = repros.get(state.repro)
-        if repro is None or repro.damage or repro.kind is Kind.HANG or repro.digest != state.script:
-            continue
-        if state.runs < (FLAKY_FACTOR * runs if state.verdict is Verdict.FLAKY else runs):
-            found.add(state.repro)
-    return sorted(found)

@@ -332,11 +332,11 @@ class Watched:
         self.watch_events()
 
     def adopt(self, files: Iterable[str]) -> None:
-        """Watch also these files, which a run has loaded, where no root covers them."""
-        found = {
-            path for path in worth_watching(files, self.roots, left_out_folders(self.home))
-            if path not in self.snapshot.files
-        }  # fmt: skip
+        """Watch also these files, which a run has loaded, where no root covers them. A repro's own files are no code."""
+        sound = [repro.path for repro in self.repros.values() if not repro.damage]
+        own = {os.path.realpath(file) for path in sound for file in (path, path.with_suffix(".safetensors"))}
+        wanted = worth_watching(files, self.roots, left_out_folders(self.home))
+        found = {path for path in wanted if path not in self.snapshot.files and path not in own}
         if found:
             before, self.always = self.snapshot, self.always | found
             self.read_files(found)

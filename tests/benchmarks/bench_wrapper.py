@@ -17,9 +17,9 @@ from unittest.mock import patch
 import torch
 from torch import fx, nn
 
-from minidbg.backend import WrappedBackend, runner, wrap
+from minidbg.backend import WrappedBackend, graph_state, wrap
 from minidbg.backend.chain import Link
-from minidbg.backend.runner import WrappedGraph
+from minidbg.backend.graph_state import DynamoGraph
 from minidbg.settings import Settings, Verify
 
 
@@ -75,9 +75,9 @@ def own_seconds(backend: str) -> float:
 
     with (
         patch.object(WrappedBackend, "__call__", timed("callback", WrappedBackend.__call__)),
-        patch.object(runner, "compiled_by", timed("backend", runner.compiled_by)),
-        patch.object(WrappedGraph, "keep", timed("care", WrappedGraph.keep)),
-        patch.object(WrappedGraph, "guard_backward", timed("care", WrappedGraph.guard_backward)),
+        patch.object(graph_state, "called", timed("backend", graph_state.called)),
+        patch.object(DynamoGraph, "keep", timed("care", DynamoGraph.keep)),
+        patch.object(DynamoGraph, "guard_backward", timed("care", DynamoGraph.guard_backward)),
     ):
         first_call(wrap(backend, verify="never"))
     return spent["callback"] - spent["backend"] + spent["care"]
@@ -101,7 +101,7 @@ def bare_call(calls: int = 200_000, repetitions: int = 7) -> tuple[float, float]
     args = [torch.ones(1)] * 20
     plain = returns_at_once(gm, args)
     settings = Settings(verify=Verify.NEVER, flight_recorder=False)
-    wrapped = WrappedGraph(gm, [Link(returns_at_once)], settings).compile(gm, args)
+    wrapped = DynamoGraph(gm, [Link(returns_at_once)], settings).compile(gm, args)
     wrapped(*args)
     pairs = [
         (call_microseconds(plain, args, calls), call_microseconds(wrapped, args, calls))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import planted_backends as planted
 import pytest
 import torch
 from functorch.compile import make_boxed_func
+from new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
@@ -18,21 +19,10 @@ from torch.utils.checkpoint import checkpoint
 import minidbg
 from minidbg import _torch, isolation, references, repro
 from minidbg.backend import failures, wrap
-from minidbg.backend.budget import PROCESS
 from minidbg.case import Case
 from minidbg.failure import Direction, Kind, Verdict
 from minidbg.reduction import surroundings
 from minidbg.settings import Settings
-
-
-@pytest.fixture(autouse=True)
-def _as_in_a_new_process() -> Iterator[None]:
-    PROCESS.reset()
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    PROCESS.reset()
-    torch._dynamo.reset()
 
 
 @pytest.fixture

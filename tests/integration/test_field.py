@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-FIELD = Path(__file__).parents[1] / "benchmarks" / "field.py"
+FIELD = Path(__file__).parents[1] / "surveys" / "field.py"
 DOZEN = [
     "GPT2LMHeadModel",
     "LlamaForCausalLM",

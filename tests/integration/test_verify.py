@@ -9,7 +9,7 @@ import gc
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import torch
 import wrong_results as planted
+from new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from torch import fx, nn
 
 from minidbg import AccuracyError
 from minidbg.backend import failures, report_of, stats, wrap
 from minidbg.backend import verify as verify_module
-from minidbg.backend.budget import PROCESS
 from minidbg.backend.verify import GRADIENTS_REFUSED
 from minidbg.case import Case
 from minidbg.failure import Direction, Kind
@@ -52,18 +52,13 @@ class Answers:
 
 
 @pytest.fixture(autouse=True)
-def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Answers]:
+def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Answers:
     for name in ("WORLD_SIZE", "RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MINIDBG_DIR", str(tmp_path))
     recorded = Answers()
     monkeypatch.setattr(failures, "respond", recorded)
-    PROCESS.reset()
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield recorded
-    PROCESS.reset()
-    torch._dynamo.reset()
+    return recorded
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_repros import git, script, toy_package
-from watch_driver import WatchProcess, watching
+from toy_repros import Checkout, git, script
+from watch_driver import WatchProcess, steady, watching
 
 pytestmark = [
     pytest.mark.slow,
@@ -47,27 +47,18 @@ def table(value):
 """
 
 
-class Lab:
+class Lab(Checkout):
     """An editable package with C extensions that are built in place and ignored by git, a table, and its repros."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.source, self.repros = folder, folder / "backend", folder / "minidbg_repros"
-        self.package = toy_package(
-            self.source, {**dict.fromkeys(OPS, CALLS), "table": TABLE.replace("{", "{{").replace("}", "}}")}
-        )
-        self.repros.mkdir(exist_ok=True)
-        for op in (*OPS, "table"):
-            (self.repros / f"{op}.py").write_text(script(op))
+        ops = {**dict.fromkeys(OPS, CALLS), "table": TABLE.replace("{", "{{").replace("}", "}}")}
+        super().__init__(folder, ops, {op: script(op) for op in ops})
         for op, body in OPS.items():
             self.write(op, body)
         (self.package / "table.json").write_text('{"works": false}')
         (self.source / "build.sh").write_text("set -e\n" + "".join(f"{self.compiler(op)}\n" for op in OPS))
-        git(self.source, "init", "-q", "-b", "main")
-        (self.source / ".gitignore").write_text("__pycache__/\n*.so\n")
-        git(self.source, "add", ".")
-        git(self.source, "commit", "-q", "-m", "first")
+        self.commit(ignored="*.so")
         self.build()
-        self.env = {"MINIDBG__WATCH_PRELOAD": "none", "PYTHONPATH": str(self.source)}
 
     def write(self, op: str, body: str) -> None:
         name = f"_{op}"
@@ -100,10 +91,8 @@ def lab(tmp_path: Path) -> Lab:
 
 @pytest.fixture
 def daemon(lab: Lab) -> Iterator[WatchProcess]:
-    with watching(lab.folder, "--jobs", "2", env=lab.env) as running:
-        running.wait_for_sweep(since=0)
+    with steady(lab.folder, lab.env) as running:
         yield running
-        assert running.stop() == 0
 
 
 def last_verdict(running: WatchProcess, op: str) -> str:
@@ -155,11 +144,52 @@ def test_after_a_failed_build_known_code_is_built_too(lab: Lab) -> None:
         assert running.since(mark, "sweep_started") == []
         mark = running.mark()
         git(lab.source, "checkout", "-q", ".")
-        running.wait_for_sweep(since=mark, seconds=30)
+        running.wait_for(lambda event: event["event"] == "build_finished", since=mark, seconds=30)
         running.wait_until_quiet()
         assert last_verdict(running, "relu") == lab.status_of("relu") == "reproduces"
+        assert running.since(mark, "sweep_started") == [], "the rows are of this very code"
         assert running.flips() == []
         assert running.stop() == 0
+
+
+def test_an_accepted_repro_runs_alone(lab: Lab, daemon: WatchProcess) -> None:
+    mark = daemon.mark()
+    path = lab.repros / "sin.py"
+    path.write_text(path.read_text().replace('# expect = "reproduces"', '# expect = "gone"'))
+    daemon.wait_for_sweep(since=mark)
+    (began,) = daemon.since(mark, "sweep_started")
+    assert (began["jobs"], began["changed"]) == (1, 0)
+
+
+def test_variables_and_options_are_columns_of_their_own(lab: Lab) -> None:
+    """A save flips the repro only where it matters; the variable is there when the backend is imported."""
+    source = (
+        "import os\n\nLEVEL = os.environ.get('TOY_LEVEL', '1')\n\n\n"
+        + CALLS
+        + "\n\nif LEVEL == '2':\n    {op} = abs\n"
+    )
+    (lab.package / "sin.py").write_text(source.format(op="sin"))
+    (lab.folder / "pyproject.toml").write_text(
+        '[tool.minidbg.watch]\nenv = ["", "TOY_LEVEL=2"]\noptions = [{}, { fuse = false }]\n'
+    )
+    with steady(lab.folder, lab.env) as running:
+        seen = {
+            event["device"]: event["verdict"]
+            for event in running.since(0, "result")
+            if event["repro"] == "sin.py"
+        }
+        assert seen == {
+            "cpu": "reproduces", "cpu {fuse=False}": "reproduces",
+            "cpu TOY_LEVEL=2": "gone", "cpu TOY_LEVEL=2 {fuse=False}": "gone",
+        }  # fmt: skip
+        mark = running.mark()
+        (lab.package / "sin.py").write_text(CALLS.format(op="sin"))
+        running.wait_for_sweep(since=mark)
+        flips = [(event["kind"], event["device"]) for event in running.since(mark, "flip")]
+        assert sorted(flips) == [
+            ("REGRESSED", "cpu TOY_LEVEL=2"),
+            ("REGRESSED", "cpu TOY_LEVEL=2 {fuse=False}"),
+        ]
 
 
 def test_each_state_of_the_sources_is_built_once(lab: Lab) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from toy_repros import BROKEN, WORKS, WRONG, git, script, toy_package
-from watch_driver import WatchProcess, watching
+from toy_repros import BROKEN, WORKS, WRONG, Checkout, git, script
+from watch_driver import WatchProcess, steady, watching
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -40,27 +40,17 @@ OPS = {
 }  # fmt: skip
 
 
-class Desk:
+class Desk(Checkout):
     """What lies on the developer's desk."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.source = folder / "backend"
-        self.package = toy_package(self.source, OPS)
-        self.repros = folder / "minidbg_repros"
-        self.repros.mkdir()
         kinds = {
             "crash": {"kind": "crash"}, "hang": {"kind": "hang", "time_limit_s": 2.0},
             "sum": {"kind": "accuracy"}, "mean": {"kind": "compile"},
         }  # fmt: skip
-        for op in OPS:
-            (self.repros / f"{op}.py").write_text(script(op, **kinds.get(op, {})))
-        (self.repros / "damaged.py").write_text("# /// script\n# broken = [\n# ///\n")
-        git(self.source, "init", "-q", "-b", "main")
-        (self.source / ".gitignore").write_text("__pycache__/\n*.log\n")
-        git(self.source, "add", ".")
-        git(self.source, "commit", "-q", "-m", "first")
-        self.env = {"MINIDBG__WATCH_PRELOAD": "none", "PYTHONPATH": str(self.source)}
+        scripts = {op: script(op, **kinds.get(op, {})) for op in OPS}
+        super().__init__(folder, OPS, {**scripts, "damaged": "# /// script\n# broken = [\n# ///\n"})
+        self.commit(ignored="*.log")
 
     def module(self, op: str) -> Path:
         return self.package / f"{op}.py"
@@ -81,13 +71,8 @@ def desk(tmp_path: Path) -> Desk:
 
 @pytest.fixture
 def daemon(desk: Desk) -> Iterator[WatchProcess]:
-    with watching(desk.folder, "--jobs", "2", env=desk.env) as running:
-        running.wait_for_sweep(since=0)
+    with steady(desk.folder, desk.env) as running:
         yield running
-        assert running.process.poll() is None, "the daemon ended by itself"
-        assert running.stop() == 0
-        errors = (desk.folder / "daemon-stderr.txt").read_text()
-        assert "Traceback" not in errors, errors
 
 
 def states(desk: Desk) -> dict[str, str]:

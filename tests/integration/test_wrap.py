@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch._functorch.config
 from functorch.compile import nop
+from new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import register_backend
@@ -28,7 +29,6 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._subclasses.fake_tensor import DataDependentOutputException, UnsupportedFakeTensorException
 
 from minidbg.backend import entry_point, failures, report_of, wrap
-from minidbg.backend.budget import PROCESS
 from minidbg.case import Case
 from minidbg.errors import BadSetting, ConflictingOptions, UnknownBackend
 from minidbg.failure import Direction, Kind
@@ -59,17 +59,12 @@ class Answers:
 
 
 @pytest.fixture(autouse=True)
-def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Answers]:
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     for name in ("WORLD_SIZE", "RANK", "MINIDBG_DIR"):
         monkeypatch.delenv(name, raising=False)
     recorded = Answers()
     monkeypatch.setattr(failures, "respond", recorded)
-    PROCESS.reset()
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield recorded
-    PROCESS.reset()
-    torch._dynamo.reset()
+    return recorded
 
 
 # ---- small backends, one trait each
@@ -621,12 +616,12 @@ def test_our_own_trouble_never_hides_the_users_exception(monkeypatch: pytest.Mon
 def test_a_graph_that_cannot_be_copied_is_passed_on_without_us(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from minidbg.backend import runner
+    from minidbg.backend import graph_state
 
     def broken(gm: fx.GraphModule) -> Any:
         raise ZeroDivisionError("a bug of ours")
 
-    monkeypatch.setattr(runner, "copy_graph_module", broken)
+    monkeypatch.setattr(graph_state, "copy_graph_module", broken)
     assert torch.equal(torch.compile(double, backend=wrap("eager"))(torch.ones(2)), torch.full((2,), 3.0))
     assert warnings_of(caplog) == ["minidbg: a graph is not wrapped (ZeroDivisionError: a bug of ours)"]
 

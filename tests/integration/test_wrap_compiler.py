@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import planted_compilers as planted
 import pytest
 import torch
+from new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
 
 import minidbg
 from minidbg import repro
 from minidbg.backend import failures, report_of, wrap, wrap_compiler
-from minidbg.backend.budget import PROCESS
 from minidbg.case import CallPath, Case, Level
 from minidbg.errors import AccuracyError, BadSetting
 from minidbg.failure import Kind, Verdict
@@ -40,16 +40,6 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     recorded = Answers()
     monkeypatch.setattr(failures, "respond", recorded)
     return recorded
-
-
-@pytest.fixture(autouse=True)
-def _as_in_a_new_process() -> Iterator[None]:
-    PROCESS.reset()
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    PROCESS.reset()
-    torch._dynamo.reset()
 
 
 def model(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

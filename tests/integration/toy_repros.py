@@ -76,6 +76,7 @@ def judge_itself(argv):
         return in_child()
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--options")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--child", action="store_true")
     parser.add_argument("--bisect", action="store_true")
@@ -165,3 +166,22 @@ def git(folder: Path, *arguments: str) -> str:
         ["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True, text=True
     )
     return done.stdout.strip()
+
+
+class Checkout:
+    """A backend in a git repository, and beside it the folder of its repros, for a daemon without torch."""
+
+    def __init__(self, folder: Path, ops: dict[str, str], scripts: dict[str, str]) -> None:
+        self.folder, self.source, self.repros = folder, folder / "backend", folder / "minidbg_repros"
+        self.package = toy_package(self.source, ops)
+        self.repros.mkdir(exist_ok=True)
+        for name, text in scripts.items():
+            (self.repros / f"{name}.py").write_text(text)
+        self.env = {"MINIDBG__WATCH_PRELOAD": "none", "PYTHONPATH": str(self.source)}
+
+    def commit(self, *, ignored: str) -> None:
+        """The first commit, without what ``.gitignore`` names."""
+        git(self.source, "init", "-q", "-b", "main")
+        (self.source / ".gitignore").write_text(f"__pycache__/\n{ignored}\n")
+        git(self.source, "add", ".")
+        git(self.source, "commit", "-q", "-m", "first")

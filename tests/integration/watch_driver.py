@@ -121,6 +121,18 @@ def watching(folder: Path, *arguments: str, env: dict[str, str] | None = None) -
         running.close()
 
 
+@contextmanager
+def steady(folder: Path, env: dict[str, str]) -> Iterator[WatchProcess]:
+    """A daemon that has judged everything once, and that must live, and end well, when the block ends."""
+    with watching(folder, "--jobs", "2", env=env) as running:
+        running.wait_for_sweep(since=0)
+        yield running
+        assert running.process.poll() is None, "the daemon ended by itself"
+        assert running.stop() == 0
+        errors = (folder / "daemon-stderr.txt").read_text()
+        assert "Traceback" not in errors, errors
+
+
 def told_in_order(events: list[Event], name: str) -> list[Event]:
     """The events of that name."""
     return [event for event in events if event["event"] == name]

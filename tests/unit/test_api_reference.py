@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import typing
 
 import pytest
 
 import minidbg
+from minidbg.settings import WrapSettings
 
 
 @pytest.mark.parametrize("name", minidbg.__all__)
@@ -26,7 +28,8 @@ def test_every_public_function_says_what_it_raises(name: str) -> None:
 
 def test_wrap_mentions_each_of_its_arguments() -> None:
     text = inspect.getdoc(minidbg.wrap) or ""
-    assert [name for name in inspect.signature(minidbg.wrap).parameters if f"``{name}``" not in text] == []
+    names = ("backend", "options", "mode", *typing.get_type_hints(WrapSettings))
+    assert [name for name in names if f"``{name}``" not in text] == []
 
 
 def test_importing_minidbg_loads_no_torch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ FLOORS = {
     "pytest_plugin": 11,
     "library": 10,
     "demo": 10,
+    "hunt": 10,
     "doctor": 10,
     "watch": 10,
     "report": 10,
@@ -24,6 +26,7 @@ FLOORS = {
     "backend": 9,
     "reduction": 8,
     "stages": 8,
+    "workarounds": 8,
     "intake": 8,
     "isolation": 7,
     "repro": 6,
@@ -37,7 +40,8 @@ FLOORS = {
     "failure": 1,
     "_torch": 1,
     "devices": 1,
-    "settings": 1,
+    "settings": 2,
+    "checks": 1,
     "errors": 0,
     "metadata": 0,
     "printable": 0,
@@ -124,3 +128,42 @@ def test_processes_are_started_without_torch(path: Path) -> None:
         if isinstance(node, ast.Import | ast.ImportFrom) and "torch" in ast.unparse(node)
     ]
     assert not named
+
+
+def modules_loaded_with(name: str, known: dict[str, Path], loaded: set[str]) -> None:
+    """Add to ``loaded`` what importing the module ``name`` imports at once, without what functions import when they are called."""
+    parts = name.split(".")
+    for module in (".".join(parts[:length]) for length in range(1, len(parts) + 1)):
+        if module in loaded or (parts[0] == "minidbg" and module not in known):
+            continue
+        loaded.add(module)
+        if module in known:
+            for imported in imported_at_once(ast.parse(known[module].read_text())):
+                modules_loaded_with(imported, known, loaded)
+
+
+def imported_at_once(node: ast.AST) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        elif not isinstance(child, ast.FunctionDef | ast.Lambda):
+            yield from imported_at_once(child)
+
+
+def test_the_judge_needs_torch_and_nothing_else_that_must_be_installed() -> None:
+    """``minidbg check --python`` and ``minidbg bisect --torch`` run it where minidbg's other requirements are missing."""
+    known = {
+        ".".join(("minidbg", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(
+            ".__init__"
+        ): path
+        for path in sources()
+    }
+    loaded: set[str] = set()
+    for name in imported_modules(PACKAGE / "judge_script.py"):
+        modules_loaded_with(name[1], known, loaded)
+    assert "minidbg.oracle.script" in loaded
+    assert {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names) == {"minidbg", "torch"}

@@ -7,7 +7,7 @@ import torch
 import torch._functorch.config
 import torch._inductor.config
 
-from minidbg.backend.context import ENVIRONMENT, allowed_environment, current_context, round_trips
+from minidbg.backend.capture import ENVIRONMENT, allowed_environment, current_context, round_trips
 from minidbg.case import Context
 
 

@@ -10,7 +10,7 @@ import pytest
 from minidbg.backend import stats
 from minidbg.backend.budget import PROCESS
 from minidbg.backend.standing import of_new_graph, write_stats
-from minidbg.run.aftermath import graph_lines
+from minidbg.run.launch import graph_lines
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from minidbg.oracle.compare import CannotCompare, Leaf, layout_difference, mismatch, snapshot
+from minidbg.oracle.compare import layout_difference, mismatch
+from minidbg.oracle.snapshot import CannotCompare, Leaf, snapshot
 
 Snapshot = dict[str, Leaf]
 ONES = torch.ones(3)
@@ -481,6 +482,18 @@ def test_other_strides_alone_are_no_mismatch_but_a_difference_in_layout() -> Non
     assert difference["message"] == (
         "output 1 of shape [3, 4] has strides [1, 3], eager gives [4, 1] (and 1 other outputs); all values agree"
     )
+
+
+def test_another_storage_offset_is_another_layout_but_not_in_memory_of_an_input() -> None:
+    x = random(3, 4)
+    difference = layout_difference(outputs(x[1:].clone()), outputs(x[1:]))
+    assert difference is not None
+    assert difference["message"].startswith(
+        "output 0 of shape [2, 4] has storage offset 0, eager gives 4; all"
+    )
+    copy = x[1:].clone()
+    of_input = [snapshot((view,), {"x": view}) for view in (copy, x[1:])]
+    assert layout_difference(*of_input) is None
 
 
 def test_strides_count_where_they_address_something_that_a_program_holds() -> None:

@@ -135,6 +135,8 @@ def test_bodies_of_higher_order_ops_are_in_float64_as_well() -> None:
         lambda x: torch.nn.functional.dropout(x),
         lambda x: x.view(torch.int32),
         lambda x: torch.ops.aten.view.dtype(x, torch.int32),
+        lambda x: torch.nextafter(x, x + 1),
+        lambda x: torch.ops.aten.nextafter.default(x, x + 1),
     ],
 )
 def test_a_program_that_means_something_else_in_float64_is_refused(program: Any) -> None:

@@ -349,3 +349,13 @@ def test_an_ordinary_failure_costs_one_more_eager_run() -> None:
     wrong = {"outputs": TIES.cos(), "inputs_after": {}, "gradients": {}}
     assert differ(wrong, eager(), eager, {}, []) is not None
     assert len(runs) == 3, "eager itself, with another seed, and in float64"
+
+
+def test_an_infinity_is_not_excused_by_the_range_of_float64() -> None:
+    """The number below inf is 65504 in float16, and in float64 one that float16 rounds to inf."""
+    x, y = torch.tensor([INF, 1.0], dtype=torch.float16), torch.zeros(2, dtype=torch.float16)
+    right = torch.nextafter(x, y)
+    assert judged(torch.nextafter, (x, y), right) is None
+    found = judged(torch.nextafter, (x, y), torch.where(right > 2, INF, right))
+    assert found is not None
+    assert found["category"] == "inf"

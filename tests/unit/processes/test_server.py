@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from minidbg.watch.pool import Died, Ended, Order, Preload, Ready, ServerPool
+from minidbg.processes.pool import Died, Ended, Order, Preload, Ready, ServerPool
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux")
 
@@ -200,7 +200,7 @@ def test_a_server_that_is_killed_loses_its_runs_and_the_next_order_starts_anothe
     driver.start(slow)
     while not isinstance(driver.heard.get(timeout=30), Ready):
         pass
-    pid = driver.pool.servers["warm"].process.pid
+    pid = driver.pool.servers["warm", ()].process.pid
     assert eventually(lambda: bool(psutil.Process(pid).children()))
     child = psutil.Process(pid).children()[0].pid
     os.kill(pid, signal.SIGKILL)
@@ -214,10 +214,10 @@ def test_a_server_that_is_killed_loses_its_runs_and_the_next_order_starts_anothe
 DAEMON = """
 import sys, time
 from pathlib import Path
-from minidbg.watch.pool import Order, Preload, ServerPool
+from minidbg.processes.pool import Order, Preload, ServerPool
 pool = ServerPool(lambda message: None, Preload((), ""), state=Path(sys.argv[1]))
 pool.run(Order(1, (sys.argv[2],), "fork", 1000.0))
-print(pool.servers["warm"].process.pid, flush=True)
+print(pool.servers["warm", ()].process.pid, flush=True)
 time.sleep(1000)
 """
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from minidbg.reduction.minimizing import Minimized, minimize
+from minidbg.reduction.core import Minimized, minimize
 
 aten = torch.ops.aten
 

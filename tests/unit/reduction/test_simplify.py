@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from minidbg.reduction.minimizing import Minimized, minimize
+from minidbg.reduction.core import Minimized, minimize
 
 
 def has(target: Any) -> Callable[[fx.GraphModule, Sequence[Any]], bool]:

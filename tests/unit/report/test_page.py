@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from lying_repro import LARGE, SMALL, lay, long_capture
 
-from minidbg.graphs.builder import write_graph_builder
+from minidbg.graphs.source import write_graph_builder
 from minidbg.report import story_of, svg
 from minidbg.report.drawn_graph import MOST_BLOCKS, DrawnNode, fold, kept_names, module_of, read_graph
 from minidbg.report.errors_along import ErrorsAlong

@@ -19,7 +19,7 @@ from minidbg.cli.root import cli
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs import capture_by_dynamo
-from minidbg.repro.interpreters import Flip, find_flip, in_order
+from minidbg.repro.running import Flip, find_flip, in_order
 
 F, G, S, C = Verdict.REPRODUCES, Verdict.GONE, Verdict.SKIPPED, Verdict.CHANGED
 

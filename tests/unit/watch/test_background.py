@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from minidbg.history import History
+from minidbg.processes.pool import Ended, Order
 from minidbg.watch import in_worker
 from minidbg.watch.announce import Announcer, Event
 from minidbg.watch.background import ASK_AGAIN_S, UNTOUCHED_S, Background, Flights
-from minidbg.watch.pool import Ended, Order
+from minidbg.watch.columns import Column
 from minidbg.watch.repros import Repro, read_repro
 
 SCRIPT = """# /// script
@@ -66,6 +67,10 @@ class Desk:
         assert repro is not None
         return repro
 
+    def ends(self, at: float, *status: int, **more: object) -> bool:
+        """The last order ends so."""
+        return self.background.ended(Ended(self.orders[-1].id, *status, **more), at)
+
     def names(self) -> list[str]:
         return [event.name for event in self.told]
 
@@ -80,20 +85,18 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 def test_captures_of_another_layout_wait_for_who_wants_them(desk: Desk) -> None:
     path = desk.capture("a.py", "KeyError", at=1)
     path.write_text(path.read_text().replace("# types", '# message = "output: stride"\n# types'))
-    assert not desk.background.start(1, [])
+    assert not desk.background.start([])
 
 
 def test_captures_are_reduced_one_by_one_the_oldest_first_and_none_twice(desk: Desk) -> None:
     new, old = desk.capture("new.py", "B", at=2), desk.capture("old.py", "A", at=1)
     (desk.captures / "damaged.py").write_text("# ///")
-    assert desk.background.start(1, [])
-    assert not desk.background.start(2, []), "one at a time"
-    assert desk.background.ended(Ended(1, 0, stdout=json.dumps({"path": "x.py"})), 5.0)
-    assert desk.background.start(2, [])
-    assert desk.background.ended(
-        Ended(2, 125, stderr="minidbg: the case does not show its failure here"), 6.0
-    )
-    assert not desk.background.start(3, [])
+    assert desk.background.start([])
+    assert not desk.background.start([]), "one at a time"
+    assert desk.ends(5.0, 0, stdout=json.dumps({"path": "x.py"}))
+    assert desk.background.start([])
+    assert desk.ends(6.0, 125, stderr="minidbg: the case does not show its failure here")
+    assert not desk.background.start([])
     assert [Path(order.argv[3]) for order in desk.orders] == [old, new]
     assert all(order.nice == 19 for order in desk.orders)
     assert {path: result for path, (_, result) in desk.background.history.background().items()} == {
@@ -107,40 +110,43 @@ def test_a_capture_that_somebody_else_has_reduced_is_left_until_it_is_another(de
     path = desk.capture("crash.py", "A", at=1)
     digest = hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()
     path.with_suffix(".reduced").write_text(json.dumps({"digest": digest, "repro": "x.py", "result": ""}))
-    assert not desk.background.start(1, [])
+    assert not desk.background.start([])
     desk.capture("crash.py", "B", at=2)
-    assert desk.background.start(1, [])
+    assert desk.background.start([])
 
 
 def test_a_regression_is_bisected_between_its_commits(desk: Desk) -> None:
-    assert desk.background.bisect(1, "r.py", "aaaa", "bbbb+1234") == ""
-    assert desk.orders[-1].argv == ("-m", "minidbg", "bisect", "aaaa", "bbbb", "r.py", "--json")
+    column = Column("cpu", "ACME=1", "{'fuse': False}")
+    assert desk.background.bisect("r.py", "aaaa", "bbbb+1234", column) == ""
+    where = ("--device", "cpu", "--options", "{'fuse': False}")
+    assert desk.orders[-1].argv == ("-m", "minidbg", "bisect", "aaaa", "bbbb", "r.py", *where, "--json")
+    assert desk.orders[-1].env == {"ACME": "1"}
     found = {"commit": "c" * 40, "subject": "optimise", "author": "Ann", "date": "2026-01-01"}
-    desk.background.ended(Ended(1, 0, stdout=json.dumps(found)), 5.0)
+    desk.ends(5.0, 0, stdout=json.dumps(found))
     assert desk.names()[-2:] == ["bisect_started", "bisect_finished"]
     assert "cccccccccc optimise (Ann)" in desk.told[-1].data["text"]
-    assert "not committed" in desk.background.bisect(2, "r.py", "aaaa", "aaaa+1234")
-    assert "git does not say" in desk.background.bisect(2, "r.py", "", "")
+    assert "not committed" in desk.background.bisect("r.py", "aaaa", "aaaa+1234", column)
+    assert "git does not say" in desk.background.bisect("r.py", "", "", column)
 
 
 def test_a_capture_whose_failure_a_repro_shows_is_left_and_that_is_said_once(desk: Desk) -> None:
     desk.capture("a.py", "A", at=1)
     shown = desk.repro("A")
-    for number in (1, 2):
-        assert not desk.background.start(number, [shown])
+    for _ in range(2):
+        assert not desk.background.start([shown])
     assert [(event.name, event.data["repro"]) for event in desk.told] == [("capture_known", "A.py")]
-    assert desk.background.start(3, []), "it waits for the day that the repro is thrown away"
+    assert desk.background.start([]), "it waits for the day that the repro is thrown away"
 
 
 def test_an_edited_capture_is_tried_again_and_so_is_one_whose_reduction_was_cut_off(desk: Desk) -> None:
     desk.capture("a.py", "A", at=1)
-    assert desk.background.start(1, [])
-    desk.background.ended(Ended(1, cancelled=True), 5.0)
-    assert desk.background.start(2, [])
-    desk.background.ended(Ended(2, 125, stdout=json.dumps({"path": None, "verdict": "gone"})), 5.0)
-    assert not desk.background.start(3, [])
+    assert desk.background.start([])
+    desk.ends(5.0, cancelled=True)
+    assert desk.background.start([])
+    desk.ends(5.0, 125, stdout=json.dumps({"path": None, "verdict": "gone"}))
+    assert not desk.background.start([])
     desk.capture("a.py", "B", at=1)
-    assert desk.background.start(3, [])
+    assert desk.background.start([])
 
 
 def test_a_flight_record_that_lies_untouched_is_looked_into_before_captures(desk: Desk) -> None:
@@ -148,17 +154,17 @@ def test_a_flight_record_that_lies_untouched_is_looked_into_before_captures(desk
     flight = desk.folder / ".minidbg" / "flight"
     flight.mkdir()
     (flight / "here-1-2-3.compile.py").write_text("")
-    assert desk.background.start(1, [])
+    assert desk.background.start([])
     assert desk.orders[-1].argv[2] == "reduce", "its process may be at work"
-    desk.background.ended(Ended(1, 0, stdout=json.dumps({"path": "x.py"})), 5.0)
+    desk.ends(5.0, 0, stdout=json.dumps({"path": "x.py"}))
     desk.now += UNTOUCHED_S
-    assert desk.background.start(2, [])
+    assert desk.background.start([])
     assert desk.orders[-1].argv[1:] == ("flights", str(desk.folder))
     assert desk.orders[-1].nice == 19
     died = desk.capture("crash_1.py", "B", at=3)
-    desk.background.ended(Ended(2, 0, stdout=json.dumps({"captures": [str(died)]})), 6.0)
+    desk.ends(6.0, 0, stdout=json.dumps({"captures": [str(died)]}))
     assert desk.names()[-1] == "process_died"
-    assert desk.background.start(3, [])
+    assert desk.background.start([])
     assert desk.orders[-1].argv[3] == str(died)
 
 

@@ -14,11 +14,11 @@ import pytest
 
 from minidbg.history import History
 from minidbg.judge_script import JUDGE_SCRIPT
+from minidbg.processes.pool import Ended, Order
 from minidbg.watch import watched
 from minidbg.watch.announce import Announcer, Event
 from minidbg.watch.daemon import Daemon, Hint, Inbox, Key, Stop
 from minidbg.watch.lock import AlreadyWatched
-from minidbg.watch.pool import Ended, Order
 from minidbg.watch.settings import FailOn, OnChange, WatchSettings
 from minidbg.watch.snapshot import Root
 
@@ -79,7 +79,8 @@ class TablePool:
         verdict = source.read_text().strip()
         if verdict == "SEGV":
             return Ended(order.id, signal=11)
-        files = None if order.mode == "prelude" else (str(source), str(self.package / "__init__.py"))
+        files = str(source), str(self.package / "__init__.py"), os.path.realpath(script_of(order))
+        files = files if order.mode != "prelude" else None
         return Ended(order.id, 0, stdout=json.dumps({"verdict": verdict, "seconds": 0.1}), files=files)
 
     def cancel(self, number: int) -> None:

@@ -10,10 +10,21 @@ import pytest
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.history import State
 from minidbg.watch.columns import Column
-from minidbg.watch.outcomes import CanaryAnswer
 from minidbg.watch.repros import Repro
+from minidbg.watch.runner import CanaryAnswer
 from minidbg.watch.states import Seen, Standing
-from minidbg.watch.sweep import HANDED_BACK, MOST_RUNS, Answer, Job, Lane, Purpose, Sweep, Task, in_order
+from minidbg.watch.sweep import (
+    HANDED_BACK,
+    MOST_RUNS,
+    Answer,
+    Job,
+    Lane,
+    Purpose,
+    Sweep,
+    Task,
+    Unconfirmed,
+    in_order,
+)
 
 PASSES = CanaryAnswer("passes")
 GONE, REPRODUCES, SKIPPED = Verdict.GONE, Verdict.REPRODUCES, Verdict.SKIPPED
@@ -41,7 +52,11 @@ def report(sweep: Sweep, task: Task, verdict: Verdict, *, fallback: bool = False
         verdict, 2.0, 2, "script", "machine", "code 2", "loaded 2", fresh=task.fresh, fallback=fallback,
         unasked=sweep.probing,
     )  # fmt: skip
-    return sweep.saw(task, seen, Outcome(verdict))
+    return final(sweep.saw(task, seen, Outcome(verdict)))
+
+
+def final(found: list[Answer | Unconfirmed]) -> list[Answer]:
+    return [one for one in found if isinstance(one, Answer)]
 
 
 def started(sweep: Sweep, count: int) -> list[Task]:
@@ -250,7 +265,7 @@ def test_a_backend_that_hands_every_graph_back_can_be_mended(late: bool) -> None
     assert report(sweep, run, GONE, fallback=True) == []
     if late:
         assert started(sweep, 1) == []
-        assert sweep.saw_canary(canary, hands_back) == []
+        assert final(sweep.saw_canary(canary, hands_back)) == []
     (answer,) = report(sweep, started(sweep, 1)[0], GONE, fallback=True)
     assert (answer.settled.standing, answer.reason) == (Standing.FIXED, HANDED_BACK)
 
@@ -273,8 +288,33 @@ def test_every_job_gets_exactly_one_answer(verdicts: list[Verdict]) -> None:
             running.append(task)
         task = running.pop(0)
         if task.purpose is Purpose.CANARY:
-            answers += sweep.saw_canary(task, PASSES)
+            answers += final(sweep.saw_canary(task, PASSES))
         else:
             place = counts[task.job.repro] = counts.get(task.job.repro, -1) + 1
             answers += report(sweep, task, verdicts[place])
     assert sorted(answer.job.repro for answer in answers) == sorted(one.repro for one in states)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_is_to_be_confirmed_is_known_once_its_backend_works(late: bool) -> None:
+    sweep = sweep_over(state("a.py"))
+    canary, run = started(sweep, 2)
+    known = [] if late else sweep.saw_canary(canary, PASSES)
+    seen = Seen(GONE, 2.0, 2, "script", "machine", "code 2")
+    known += sweep.saw(run, seen, Outcome(GONE))
+    known += sweep.saw_canary(canary, PASSES) if late else []
+    assert known == [Unconfirmed(run.job, REPRODUCES, False, seen)]
+
+
+def test_each_job_of_a_backend_that_is_not_here_is_skipped_once() -> None:
+    sweep = sweep_over(state("a.py"), state("b.py"), slots=2)
+    canary, run = started(sweep, 2)
+    assert report(sweep, run, GONE) == []
+    late = started(sweep, 2)
+    assert Purpose.CONFIRM in [task.purpose for task in late]
+    answers = final(sweep.saw_canary(canary, CanaryAnswer("missing", "no toy here")))
+    answers += [answer for task in late for answer in report(sweep, task, GONE)]
+    assert sorted((one.job.repro, one.settled.standing) for one in answers) == [
+        ("a.py", Standing.SKIPPED), ("b.py", Standing.SKIPPED),
+    ]  # fmt: skip
+    assert sweep.unjudged == 0

@@ -14,14 +14,13 @@ import pytest
 from minidbg.errors import BadSetting, MinidbgError
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.history import State
+from minidbg.processes.pool import Ended, Order
 from minidbg.watch import in_worker
-from minidbg.watch.builder import Builder, Built
+from minidbg.watch.background import Builder, Built
 from minidbg.watch.columns import Column, parse_devices
 from minidbg.watch.lock import AlreadyWatched, Lock, living_holder
-from minidbg.watch.outcomes import canary_of, outcome_of
-from minidbg.watch.pool import Bytecode, Ended, Order
 from minidbg.watch.repros import Repro, home_of, read_repro, read_repros
-from minidbg.watch.runner import Runner, judging
+from minidbg.watch.runner import Bytecode, Runner, canary_of, judging, outcome_of
 from minidbg.watch.settings import FailOn, OnChange, WatchSettings, load
 from minidbg.watch.snapshot import Root
 from minidbg.watch.sources import left_out_folders, module_roots, source_roots, worth_watching
@@ -363,7 +362,7 @@ def test_time_limits_follow_what_runs_need(tmp_path: Path, monkeypatch: pytest.M
         Task(Purpose.CONFIRM, Job("a.py", Column("cpu")), fresh=True),
     )
     hang, plain = written(tmp_path, "h.py", kind="hang"), written(tmp_path, "p.py")
-    runner = Runner(NoPool(), WatchSettings())
+    runner = Runner(NoPool(), WatchSettings(), Bytecode(tmp_path / "pycache"))
     assert runner.time_limit(task, hang, None, "fork") == 10.0
     assert runner.time_limit(fresh, hang, None, "prelude") == 20.0, "an interpreter must start first"
     runner.usual_seconds = 5.0
@@ -374,7 +373,8 @@ def test_time_limits_follow_what_runs_need(tmp_path: Path, monkeypatch: pytest.M
     assert runner.time_limit(fresh, plain, known, "prelude") == 240.0, (
         "a busy machine is slow to start an interpreter"
     )
-    assert Runner(NoPool(), WatchSettings(seconds=7.0)).time_limit(task, plain, known, "fork") == 7.0
+    limited = Runner(NoPool(), WatchSettings(seconds=7.0), runner.bytecode)
+    assert limited.time_limit(task, plain, known, "fork") == 7.0
 
 
 # What workers are asked besides

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from minidbg.failure import Outcome, Verdict
 from minidbg.history import Flip, History, Result, Revision, State
@@ -17,9 +18,19 @@ from minidbg.watch.announce import Announcer, Event, JsonLines, Log, PlainLines,
 from minidbg.watch.commands import accept, list_repros, status
 from minidbg.watch.commands import history as history_command
 from minidbg.watch.lock import Lock
-from minidbg.watch.matrix import Matrix, Page, as_text, clock, span
+from minidbg.watch.matrix import Matrix, clock, span
+from minidbg.watch.page import Page
 
 NOW = 1_000_000.0
+
+
+def as_text(matrix: Matrix, width: int = 100, height: int = 30) -> str:
+    """The matrix without colours."""
+    console = Console(width=width, height=height, force_terminal=False, color_system=None)
+    with console.capture() as capture:
+        console.print(matrix.render(width, height))
+    return capture.get()
+
 
 STARTED = Event(
     "started",
@@ -95,6 +106,14 @@ def test_unchanged_results_are_not_listed_unless_every_one_is_wanted() -> None:
         view.show(result("a.py", "reproduces"))
         view.show(result("b.py", "gone", standing="new"))
         assert len(stream.getvalue().splitlines()) == lines
+
+
+def test_of_a_muted_repro_lines_say_nothing() -> None:
+    """Issue 15: seen with a real daemon, whose lines told of each flip of a repro that had been muted."""
+    stream = io.StringIO()
+    for event in (result("a.py", "gone", standing="FIXED"), flip("a.py")):
+        PlainLines(stream).show(Event(event.name, {**event.data, "muted": "waits for #7"}, NOW))
+    assert stream.getvalue() == ""
 
 
 def test_control_sequences_from_elsewhere_do_not_reach_the_terminal() -> None:

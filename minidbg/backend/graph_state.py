@@ -1,0 +1,404 @@
+"""One graph of the user's program: compiled by the links of a chain until one works, run with care until it has run
+well, and then left alone.
+
+``GraphState`` is that for any graph; ``DynamoGraph`` adds what dynamo's need, ``compilers.AtenGraph`` what AOTAutograd's need.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from minidbg import _torch, devices
+from minidbg.backend import backward, failures, flight, standing, verify
+from minidbg.backend.capture import Failure
+from minidbg.backend.chain import Link, compile_at_run_time
+from minidbg.backend.failures import Report
+from minidbg.backend.kept import NOTHING, Kept, capturing_device_graph, keep, tensors_in
+from minidbg.case import CompiledFn, Level
+from minidbg.failure import Kind
+from minidbg.graphs.copying import copy_graph_module
+from minidbg.graphs.mutation import mutated_placeholders, written_attributes
+from minidbg.graphs.ranks import is_waiting_in_vain
+from minidbg.repro.flights import Step
+from minidbg.settings import OnFailure, Settings
+
+GUARDS = "the backend returned, and dynamo could build no guards from what it had done to the ShapeEnv or the inputs"
+ABSENT_RANK = (
+    "a collective of this graph waited in vain for another rank, which is no failure of the backend; "
+    "what that rank printed, or its record in .minidbg/flight, says why it did not come"
+)
+STALE = "the graph writes to its inputs and had run before; the values are those after the failing call"
+
+
+class GraphState:
+    """The state of one graph; ``compile`` gives what the backend's result would have been.
+
+    It is *settled* once it has run well: from then on a call costs one attribute look-up. Until then the tensors
+    it writes to and the RNG streams are kept before each call, and put back when the call fails.
+    """
+
+    level = Level.DYNAMO
+    origin: tuple[str, ...] = ()
+    """Notes for the capture: which graph this is."""
+
+    def __init__(self, gm: fx.GraphModule, links: Sequence[Link], settings: Settings) -> None:
+        self.untouched = self.copied(gm)  # backends edit the graph that they are given
+        self.links = tuple(links)
+        self.settings = settings
+        self.mutated = mutated_placeholders(self.untouched)
+        self.held = tuple(written_attributes(self.untouched))
+        """What the graph itself holds and a run may write to."""
+        self.standing = standing.of_new_graph()
+        self.position = 0
+        """Of the link in use; ``len(links)`` is eager."""
+        self.compiled_fn: CompiledFn = self.untouched.forward
+        self.boxed = False
+        """Whether ``compiled_fn`` takes its inputs in one list, which it may clear."""
+        self.record = flight.Record(self.untouched, settings)
+        self.good_calls = 0
+        self.settled = False
+        self.comparing: set[int] = set()
+        """The thread that compares a call with eager; other threads' calls go by meanwhile."""
+
+    def copied(self, gm: fx.GraphModule) -> fx.GraphModule:
+        """``gm`` as it is now."""
+        return copy_graph_module(gm)
+
+    # ---- compiling
+
+    def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+        """What the caller is to call. Raises what the last link raised, when no link works and eager is not wanted."""
+        kept = self.keep(example_inputs) if self.can_go_on() else NOTHING
+        for position, link in enumerate(self.links):
+            self.position = position
+            try:
+                compiled_fn = self.compiled_by(link, gm, example_inputs)
+            except Exception as error:
+                if _torch.is_control_flow(error) or self.is_put_off():
+                    raise
+                failure = self.failure(error, example_inputs, Kind.COMPILE)
+                report = self.report_on(failure)
+                if not self.can_go_on():
+                    raise
+                self.undo_compiling(kept)
+                self.warn(failure, report)
+                gm = copy_graph_module(self.untouched)
+            else:
+                if self.level is Level.DYNAMO:
+                    verify.tell_if_nothing_was_done(link, self.untouched, gm, compiled_fn)
+                return self.called_as(compiled_fn)
+        return self.called_as_eager()
+
+    def compiled_by(self, link: Link, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+        """What ``link`` returns for the very objects that it would get without us."""
+        with self.record.during(Step.COMPILE, link, example_inputs):
+            return called(link, gm, example_inputs)
+
+    def is_put_off(self) -> bool:
+        """Whether the caller swallows a failure to compile now, and will compile the graph once more when it is needed."""
+        return False
+
+    def undo_compiling(self, kept: Kept) -> None:
+        """What a link did that failed to compile is not to be seen by the next one: some backends run the graph."""
+        self.put_back(kept)
+
+    def called_as(self, compiled_fn: CompiledFn) -> CompiledFn:
+        """``compiled_fn`` behind the care that an unsettled graph takes, with its own calling convention."""
+        if _torch.is_serializable_callable(compiled_fn):
+            self.standing.not_verified("dynamo stores what the backend gave for other processes, by its type")
+            return compiled_fn
+        self.compiled_fn = _torch.settled_forward(compiled_fn)
+        self.boxed = self.level is Level.ATEN and bool(getattr(compiled_fn, "_boxed_call", False))
+
+        def run_boxed_graph(args: list[Any]) -> Any:
+            # Not answered once settled: whoever remembered the inputs would keep them from being freed.
+            return self.compiled_fn(args) if self.settled else self.careful_call(args)
+
+        def run_compiled_graph(*args: Any) -> Any:
+            if not self.settled:
+                return self.careful_call(list(args))
+            try:
+                return self.compiled_fn(*args)
+            except Exception as error:
+                again = self.after_failure(error, args, None)
+                if again is None:
+                    raise
+            return again(*args)
+
+        if not self.boxed:
+            return run_compiled_graph
+        run_boxed_graph._boxed_call = True  # type: ignore[attr-defined]  # torch's own mark
+        return run_boxed_graph
+
+    def called_as_eager(self) -> CompiledFn:
+        """The untouched graph itself, from now on, with its inputs one by one."""
+        self.position = len(self.links)
+        self.settled = True
+        forward: CompiledFn = _torch.settled_forward(self.untouched.forward)
+        self.compiled_fn = (lambda args: forward(*args)) if self.boxed else forward
+        return forward
+
+    # ---- running
+
+    def call(self, args: list[Any]) -> Any:
+        """The compiled function in its own convention; it may clear ``args``."""
+        return self.compiled_fn(args) if self.boxed else self.compiled_fn(*args)
+
+    def careful_call(self, args: list[Any]) -> Any:
+        """A call of a graph that has not yet run well."""
+        values = tuple(args)  # the callee may clear the list
+        if failures.is_answering() or any(_torch.is_fake(value) for value in values):
+            return self.call(args)  # our own work, or a tracer above us asks for shapes and nothing runs
+        at_rest(values)  # an error of what ran before is not one of this graph
+        kept = self.keep(values)
+        verification = None
+        try:
+            verification = self.verification(values, kept)
+            with self.record.during(Step.RUN, self.links[self.position], values):
+                result = self.call(args)
+                at_rest(values, result)
+        except Exception as error:
+            again = self.after_failure(error, values, kept)
+            if again is None:
+                del kept, verification, values  # the traceback holds this frame
+                raise
+        else:
+            failure = self.judged(verification, result, values) if verification is not None else None
+            if verification is None or failure is None:
+                self.went_well(result, values)
+                return result
+            verification.before.put_back(values)
+            again = self.after_wrong_results(failure, result, values, kept)
+        finally:
+            self.comparing.discard(threading.get_ident())
+        del kept, verification
+        return again(*values)
+
+    def verification(self, args: tuple[Any, ...], kept: Kept) -> verify.Verification | None:
+        """What will judge this call; None when it is not compared, or another thread is at it."""
+        most = verify.calls_compared(self.settings.verify)
+        if (most is not None and self.good_calls >= most) or self.position >= len(self.links):
+            self.standing.why_not = self.standing.why_not or standing.NOT_ASKED
+            return None
+        if self.comparing:
+            return None
+        self.comparing.add(threading.get_ident())
+        link = self.links[self.position]
+        with self.record.during(Step.RUN, link, args):
+            return self.compared(link, args, kept)
+
+    def compared(self, link: Link, args: tuple[Any, ...], kept: Kept) -> verify.Verification | None:
+        """The comparison of a call by ``link`` that is about to be made."""
+        return verify.begin(
+            self.untouched, self.compiled_fn, link, args, self.mutated, kept, self.settings, self.standing
+        )
+
+    def judged(self, verification: verify.Verification, result: Any, args: tuple[Any, ...]) -> Failure | None:
+        """What is wrong with ``result``."""
+        return verification.judge(result, args)
+
+    def went_well(self, result: Any, args: tuple[Any, ...]) -> None:
+        """One more good call: the graph may settle."""
+        self.good_calls += 1
+        self.settled = verify.is_settled(self.good_calls, self.settings.verify)
+
+    def after_wrong_results(
+        self, failure: Failure, result: Any, args: tuple[Any, ...], kept: Kept
+    ) -> CompiledFn:
+        """What to call instead. Raises the failure's error when nothing is left, or may run on what the call has left."""
+        error, report = failure.error, self.report_on(failure)
+        restored = self.put_back(kept)
+        if not self.can_go_on():
+            self.say_why_it_is_raised(error, report)
+            raise error
+        if not restored:
+            failures.warn_going_on(failure, report, "these results, and eager in later calls")
+            self.called_as_eager()
+            return lambda *args: result
+        self.warn(failure, report)
+        again = self.next_that_compiles(error, args, kept)
+        if again is None:
+            raise error
+        return again
+
+    def after_failure(self, error: Exception, args: tuple[Any, ...], kept: Kept | None) -> CompiledFn | None:
+        """What to call instead, or None when ``error`` is to be raised. ``kept`` is None for a settled graph."""
+        if self.position >= len(self.links) or failures.is_answering():
+            return None
+        restored = self.put_back(kept)
+        if is_waiting_in_vain(error, self.untouched, args):
+            self.say_why_it_is_raised(error, failures.NoReport(ABSENT_RANK))
+            return None
+        failure = self.failure(error, args, Kind.RUNTIME, () if restored else (STALE,))
+        if restored and failures.own_report(error) is None and not devices.in_error(args):
+            blameless = failures.eager_fails_too(failure, os.environ)  # then it is the program's own error
+            self.put_back(kept)
+            if blameless:
+                return None
+        report = self.report_on(failure)
+        if not (restored and self.can_go_on()):
+            self.say_why_it_is_raised(error, report)
+            return None
+        self.warn(failure, report)
+        return self.next_that_compiles(error, args, kept)
+
+    def put_back(self, kept: Kept | None) -> bool:
+        """Whether the graph's inputs are as before the call, so that it may run again."""
+        if kept is None:
+            return not self.mutated and not self.held
+        try:
+            return kept.restore()
+        except RuntimeError:  # a device in error refuses every call
+            return False
+
+    def next_that_compiles(
+        self, error: Exception, args: tuple[Any, ...], kept: Kept | None
+    ) -> CompiledFn | None:
+        """The next link that compiles the graph for ``args``, else eager where it is wanted, else None."""
+        self.good_calls, self.settled = 0, False
+        for position in range(self.position + 1, len(self.links)):
+            self.position = position
+            try:
+                self.compiled_fn = compile_at_run_time(self.links[position], self.untouched, args)
+            except Exception as another:  # noqa: BLE001 - answered like the failure of the link before
+                failure = self.failure(another, args, Kind.COMPILE)
+                report = self.report_on(failure)
+                self.put_back(kept)
+                self.warn(failure, report)
+            else:
+                return lambda *args: self.careful_call(list(args))
+        if self.settings.on_failure is OnFailure.FALLBACK:
+            return self.called_as_eager()
+        self.position = 0
+        self.say_why_it_is_raised(
+            error, failures.own_report(error) or failures.NoReport("no link of the chain works")
+        )
+        return None
+
+    # ---- answering
+
+    def can_go_on(self) -> bool:
+        """Whether something is left to go on with when the link in use fails."""
+        return self.position + 1 < len(self.links) or self.settings.on_failure is OnFailure.FALLBACK
+
+    def keep(self, values: Sequence[Any]) -> Kept:
+        """The state that a call with ``values`` may change."""
+        return keep(values, self.mutated, self.held, limit_bytes=self.settings.value_limit_bytes)
+
+    def report_on(self, failure: Failure) -> Report:
+        """What became of ``failure``, readable from its error from then on. A report that a wrapper below made is kept."""
+        report = failures.own_report(failure.error)
+        if report is None:
+            self.standing.failed = True
+            report = failures.answer(failure, self.settings)
+            failures.set_report(failure.error, report)
+        return report
+
+    def failure(
+        self, error: Exception, values: Sequence[Any], kind: Kind, notes: tuple[str, ...] = ()
+    ) -> Failure:
+        """What failed."""
+        notes = (*notes, *self.origin)
+        link = self.links[self.position]
+        return Failure(self.untouched, tuple(values), link, kind, error, notes, level=self.level)
+
+    def warn(self, failure: Failure, report: Report) -> None:
+        """Tell what the program goes on with."""
+        later = self.links[self.position + 1 :]
+        failures.warn_going_on(failure, report, later[0].name if later else "eager")
+
+    def say_why_it_is_raised(self, error: Exception, report: Report) -> None:
+        """Let ``error``, which the caller gets, say what became of it."""
+        failures.add_line(error, report)
+
+
+class DynamoGraph(GraphState):
+    """A graph that dynamo handed to a backend, with the guards that dynamo will build and the backward that is compiled late."""
+
+    guards: _torch.GuardState
+    guard_error: Exception | None = None
+    aot_ids_from = 0
+    """AOTAutograd's number for the first graph that this one's compilers make."""
+
+    def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+        """As any graph; what keeps dynamo from building its guards is a failure of the backend too."""
+        self.guards = _torch.GuardState(example_inputs)
+        self.aot_ids_from = _torch.next_aot_id()
+        try:
+            return super().compile(gm, example_inputs)
+        finally:
+            self.guard_error = None
+            del self.guards  # it holds the inputs
+
+    def compiled_by(self, link: Link, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+        """What ``link`` returns. Raises the error that dynamo would meet after it."""
+        compiled_fn = super().compiled_by(link, gm, example_inputs)
+        self.guard_error = self.guards.error_of_guards()
+        if self.guard_error is not None:
+            raise self.guard_error
+        return compiled_fn
+
+    def undo_compiling(self, kept: Kept) -> None:
+        """The guards' sources too are as before."""
+        self.guards.put_back()
+        super().undo_compiling(kept)
+
+    def failure(
+        self, error: Exception, values: Sequence[Any], kind: Kind, notes: tuple[str, ...] = ()
+    ) -> Failure:
+        """What failed; the capture says where it was only dynamo that would have."""
+        return super().failure(error, values, kind, (GUARDS,) if error is self.guard_error else notes)
+
+    def went_well(self, result: Any, args: tuple[Any, ...]) -> None:
+        """One more good call: the graph may settle, and its backward is listened to."""
+        super().went_well(result, args)
+        first = self.good_calls == 1 and torch.is_grad_enabled()
+        has_backward = first and self.guard_backward(result, args)
+        if self.settled and not has_backward:
+            self.record.close()  # after it, nothing of this graph can end the process
+
+    def guard_backward(self, result: Any, args: tuple[Any, ...]) -> bool:
+        """Answer what the compiled backward of this graph will raise; whether it has one."""
+
+        def on_failure(error: Exception, phase: str) -> None:
+            if failures.own_report(error) is None and not failures.is_answering():
+                failure = call.failure(error, phase)
+                report = self.report_on(failure)
+                failures.add_line(error, report)
+                if self.settings.on_failure is OnFailure.FALLBACK and self.position < len(self.links):
+                    failures.warn_going_on(failure, report, "eager in later calls")
+                    self.called_as_eager()
+
+        guarded = backward.guard(
+            written_by(result, args), on_failure, self.record.during_backward, since=self.aot_ids_from
+        )
+        if guarded:
+            link = self.links[self.position]
+            call = backward.remembered(self.untouched, link, args, self.settings.env)
+        return guarded
+
+
+def at_rest(args: Sequence[Any], result: Any = ()) -> None:
+    """Wait for the devices of a call, which may raise late; not while a device graph is recorded."""
+    values = tensors_in([*args, *(result if isinstance(result, list | tuple) else (result,))])
+    if any(value.device.type != "cpu" for value in values) and not capturing_device_graph():
+        devices.synchronize(values)
+
+
+def written_by(result: Any, args: Sequence[Any]) -> list[Any]:
+    """All that a call left behind: its results, and its inputs, some of which it may have written to."""
+    return [*(result if isinstance(result, list | tuple) else (result,)), *args]
+
+
+def called(link: Link, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+    """What the backend returns."""
+    compiled_fn = link.compiler(gm, example_inputs)
+    if not callable(compiled_fn):
+        raise AssertionError("compiler_fn did not return callable")  # as dynamo says it
+    return compiled_fn

@@ -1,0 +1,210 @@
+"""The edits that take a random draw out of a graph: each puts an input where a call drew, or an operand through which one arrives.
+
+``randomness.py`` chooses them. Each keeps the names of the nodes, and what autograd sees.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+
+from minidbg import _torch
+from minidbg.graphs.effects import op_name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """A call that draws, as it can be made by itself."""
+
+    op: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """A recorded value that becomes an input."""
+
+    value: Any
+    call: Call | None
+    """Gives such a value, from other numbers; None where several calls do."""
+    part: int | None = None
+    """Which of the call's results it is."""
+
+
+NewInput: TypeAlias = Callable[[Drawn], fx.Node]
+
+
+Edit: TypeAlias = Callable[[fx.GraphModule, fx.Node, NewInput], None]
+"""Takes the drawing out of a node; a value that it needs becomes an input by ``new_input(drawn)``."""
+
+
+def inputs_of(graph: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in graph.graph.nodes if node.op == "placeholder"]
+
+
+def add_inputs(graph: fx.GraphModule, drawn: Sequence[Drawn]) -> None:
+    """Give ``graph`` an input more for each value; nothing uses it."""
+    with graph.graph.inserting_before(next(node for node in graph.graph.nodes if node.op != "placeholder")):
+        for place, one in enumerate(drawn):
+            graph.graph.placeholder(f"unused_{place}").meta["example_value"] = one.value
+    graph.recompile()
+
+
+def by_turn(graph: fx.GraphModule, carried: int, drawn: int) -> None:
+    """Change a loop's graph so that the number of the turn is carried too, and the last ``drawn`` inputs hold the values of all turns."""
+    nodes = inputs_of(graph)
+    with graph.graph.inserting_after(nodes[carried - 1]):
+        turn = graph.graph.placeholder("turn")
+    turn.meta["example_value"] = torch.zeros((), dtype=torch.int64)
+    with graph.graph.inserting_before(next(node for node in graph.graph.nodes if node.op != "placeholder")):
+        for every in nodes[len(nodes) - drawn :]:
+            place = graph.graph.call_method("reshape", (turn, (1,)))
+            picked = graph.graph.call_method("index_select", (every, 0, place))
+            value = graph.graph.call_method("squeeze", (picked, 0))
+            for user in [user for user in every.users if user is not picked]:
+                user.replace_input_with(every, value)
+    output = graph.graph.output_node()
+    if drawn:
+        with graph.graph.inserting_before(output):
+            following = graph.graph.call_function(operator.add, (turn, 1))
+        results = output.args[0]
+        output.args = ((*results[:carried], following),)  # type: ignore[index, misc] # a tuple or list
+    graph.recompile()
+
+
+def give_mask(mask: Drawn, gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
+    """Weights without dropout, times the mask, times the values."""
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    defaults = {"attn_mask": None, "is_causal": False}
+    given = [argument_of(node, name, place, defaults.get(name)) for place, name in enumerate(names)]
+    rest = {name: node.kwargs[name] for name in ("scale", "enable_gqa") if node.kwargs.get(name)}
+    call, values = gm.graph.call_function, given[2]
+    given[4] = 0.0
+    with gm.graph.inserting_before(node):
+        pair = call(_torch.attention_with_weights(), tuple(given), rest)
+        weights = call(torch.mul, (call(operator.getitem, (pair, 1)), new_input(mask)))
+        if "enable_gqa" in rest:
+            heads, groups = (call(torch.Tensor.size, (one, -3)) for one in given[:2])
+            share = call(operator.floordiv, (heads, groups))
+            values = call(torch.repeat_interleave, (values, share, -3))
+    become(node, "call_function", torch.matmul, (weights, values))
+
+
+def multiply_by_mask(
+    mask: Drawn, in_place: bool, gm: fx.GraphModule, node: fx.Node, new_input: NewInput
+) -> None:
+    given = (node.args[0], new_input(mask))
+    become(node, "call_method" if in_place else "call_function", "mul_" if in_place else torch.mul, given)
+
+
+def replace_value(value: Drawn, gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
+    become(node, "call_method", "clone", (new_input(value),))  # the graph may write to it
+
+
+def replace_parts(values: Sequence[Drawn], gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
+    for part in list(node.users):
+        replace_value(values[part.args[1]], gm, part, new_input)  # type: ignore[index] # getitem of an int
+    gm.graph.erase_node(node)
+
+
+def overwrite(value: Drawn, gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
+    become(node, "call_method", "copy_", (node.args[0], new_input(value)))
+
+
+def set_argument(
+    keyword: str, place: int, value: Any, gm: fx.GraphModule, node: fx.Node, new_input: NewInput
+) -> None:
+    if place < len(node.args):
+        node.update_arg(place, value)
+    else:
+        node.update_kwarg(keyword, value)
+
+
+def put_inside(
+    path: str,
+    branch: fx.GraphModule,
+    values: Sequence[Drawn],
+    gm: fx.GraphModule,
+    node: fx.Node,
+    new_input: NewInput,
+) -> None:
+    name = f"{path.replace('.', '_')}_fed_{node.name}"  # of its own: other nodes may run the same graph
+    setattr(gm, name, branch)
+    old = next(value for value in node.args if isinstance(value, fx.Node) and value.target == path)
+    with gm.graph.inserting_before(node):
+        new = gm.graph.get_attr(name)
+    args = [new if value is old else value for value in node.args]
+    if op_name(node) == "invoke_subgraph":
+        args[1] = f"{args[1]}_{name}"  # what is compiled is kept by this identifier
+    node.args = (*args, *map(new_input, values))
+    if not old.users:
+        gm.graph.erase_node(old)
+
+
+def put_branches(
+    branches: Sequence[fx.GraphModule],
+    values: Sequence[Drawn],
+    gm: fx.GraphModule,
+    node: fx.Node,
+    new_input: NewInput,
+) -> None:
+    put_graphs(branches, (1, 2), gm, node)
+    predicate, first, second, operands = node.args
+    node.args = (predicate, first, second, (*operands, *map(new_input, values)))  # type: ignore[misc] # a tuple
+
+
+def put_loop(
+    graphs: Sequence[fx.GraphModule],
+    values: Sequence[Drawn],
+    gm: fx.GraphModule,
+    node: fx.Node,
+    new_input: NewInput,
+) -> None:
+    put_graphs(graphs, (0, 1), gm, node)
+    condition, body, carried, further = node.args
+    with gm.graph.inserting_before(node):
+        turn = gm.graph.call_function(
+            torch.zeros, ((),), {"dtype": torch.int64, "device": values[0].value.device}
+        )
+    node.args = (condition, body, (*carried, turn), (*further, *map(new_input, values)))  # type: ignore[misc]
+
+
+def put_graphs(
+    graphs: Sequence[fx.GraphModule], places: Sequence[int], gm: fx.GraphModule, node: fx.Node
+) -> None:
+    """Let ``node`` run these graphs: under names of their own, since other nodes may run the old ones."""
+    for graph, place in zip(graphs, places, strict=True):
+        old: Any = node.args[place]
+        name = f"{str(old.target).replace('.', '_')}_fed_{node.name}"
+        setattr(gm, name, graph)
+        with gm.graph.inserting_before(node):
+            node.update_arg(place, gm.graph.get_attr(name))
+        if not old.users:
+            gm.graph.erase_node(old)
+
+
+def become(node: fx.Node, op: str, target: Any, args: tuple[Any, ...]) -> None:
+    """Make ``node`` another call; its name and what is known of its value stay."""
+    node.op, node.target, node.args, node.kwargs = op, target, args, {}
+
+
+def takes_a_part(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target is operator.getitem and isinstance(node.args[1], int)
+
+
+def dropout_place(node: fx.Node) -> int | None:
+    lists = [place for place, value in enumerate(node.args) if isinstance(value, list | tuple)]
+    place = lists[-1] + 3 if lists else len(node.args)
+    return place if place + 1 < len(node.args) else None
+
+
+def argument_of(node: fx.Node, keyword: str, place: int, default: Any = None) -> Any:
+    """The argument of ``node`` given by that keyword or at that place."""
+    return node.kwargs[keyword] if keyword in node.kwargs else (*node.args, *[default] * (place + 1))[place]

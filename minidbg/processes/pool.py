@@ -1,0 +1,377 @@
+"""Interpreters that run scripts in forks: start a ``server``, give it scripts, hear how they ended, replace it.
+
+The protocol is lines of JSON, so that whoever holds a pool needs no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import queue
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+ROOT = str(Path(__file__).parents[2])
+SERVER = (
+    "import sys; sys.path.append(sys.argv[1]); from minidbg.processes.server import main; main(*sys.argv[1:])"
+)
+
+COMPILER_ENVIRONMENT = {
+    # A cached graph would hide a change of the compiler; the cache of compiled kernels, keyed by their source, cannot.
+    "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+    "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
+    "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO": "0",
+}
+LEAST_ROOM_BYTES = 64 << 20
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+}
+
+
+NUMBERS = itertools.count(1)
+"""For the orders of this process: two never have the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One script to run.
+
+    ``mode``: ``fork`` of the warm interpreter, which has compiled something; fork of the ``untouched`` one, in which nothing has
+    happened but imports; ``prelude``, an interpreter of its own; ``fresh``, the same, and the script is any ``python`` arguments.
+    """
+
+    id: int
+    argv: tuple[str, ...]
+    mode: str
+    seconds: float
+    memory_bytes: int | None = None
+    pycache: str = ""
+    nice: int = 0
+    one_thread: bool = False
+    """Give an interpreter of its own one thread, as a fork of the warm one has: that would hang with more."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables that its interpreter has had from its start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended. ``lost``: the server died under it, so it says nothing about the script."""
+
+    id: int
+    status: int | None = None
+    signal: int | None = None
+    timed_out: bool = False
+    cancelled: bool = False
+    lost: bool = False
+    stdout: str = ""
+    stderr: str = ""
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    files: tuple[str, ...] | None = None
+    """What it had loaded beyond the server's own files; None when it died before it could say."""
+    max_rss_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A server has finished preloading, in ``seconds``; ``files`` are what it has loaded."""
+
+    seconds: float
+    files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """A server ended by itself; ``status`` as ``subprocess`` gives it, ``stderr`` its last words."""
+
+    status: int
+    stderr: str
+
+
+Variables: TypeAlias = tuple[tuple[str, str], ...]
+
+Listener = Callable[[Ended | Ready | Died], None]
+"""Called from the pool's reading thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preload:
+    """What a server imports before it forks. ``warm``: compile once too (aot, inductor, or empty for no torch)."""
+
+    modules: tuple[str, ...] = (
+        "torch", "safetensors.torch",
+        "minidbg.oracle.script", "minidbg.oracle.child", "minidbg.oracle.agreement",
+    )  # fmt: skip
+    """Torch, what repro scripts import besides it, and their judge; what is not installed is left out."""
+    warm: str = "aot"
+    untouched: tuple[str, ...] = ("torch._dynamo.backends.common", "functorch.compile")
+    """What the interpreter imports besides that compiles nothing."""
+
+
+class Pool(Protocol):
+    """What the daemon needs of a pool; tests have a scripted one."""
+
+    def run(self, order: Order) -> None: ...
+    def cancel(self, number: int) -> None: ...
+    def refresh(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+class ServerPool:
+    """A server with a warm interpreter, and one with an untouched one. Orders given while they start wait in their sockets.
+
+    Runs with other variables get servers of their own, which had those variables when they imported torch.
+    ``refresh`` replaces a server when a file that it has loaded has changed; runs under way end with the old one.
+    """
+
+    def __init__(self, listener: Listener, preload: Preload, *, state: Path) -> None:
+        """``state`` is the folder for scratch files and compiled kernels."""
+        self.listener = listener
+        self.preload = preload
+        self.state = state
+        shutil.rmtree(state / "scratch", ignore_errors=True)  # of a daemon that was killed
+        self.spare_folder: Path | None = None
+        self.servers: dict[tuple[str, Variables], Server] = {}
+        self.server_for("warm", ())
+
+    def server_for(self, which: str, variables: Variables) -> Server:
+        """The ``warm`` or ``untouched`` server with these variables, a new one if there is none or it has died."""
+        server = self.servers.get((which, variables))
+        if server is None or not server.alive:
+            if server is not None:
+                server.close()
+            server = self.servers[which, variables] = self.start(which, dict(variables))
+        return server
+
+    def start(self, which: str, variables: Mapping[str, str]) -> Server:
+        """Start a server process."""
+        state = self.roomy_folder()
+        kernels = {"TORCHINDUCTOR_CACHE_DIR": str(state / "kernels")}
+        env = {**kernels, **os.environ, **COMPILER_ENVIRONMENT, **variables}
+        preload = self.preload
+        if which == "untouched":
+            return Server(
+                lambda message: None if isinstance(message, Ready) else self.listener(message),
+                Preload((*preload.modules, *(preload.untouched if preload.warm else ())), ""), state / "scratch", env, {},
+            )  # fmt: skip
+        # The limit of threads is for the process that forks. A fresh interpreter gets back what a person would have.
+        own = {name: env.get(name) for name in ONE_THREAD}
+        return Server(self.listener, preload, state / "scratch", {**env, **ONE_THREAD}, own)
+
+    def roomy_folder(self) -> Path:
+        """Where runs may write: a folder for temporary files when the disk of the history is full."""
+        if shutil.disk_usage(self.state).free > LEAST_ROOM_BYTES:
+            return self.state
+        self.spare_folder = self.spare_folder or Path(tempfile.mkdtemp(prefix="minidbg-watch-"))
+        return self.spare_folder
+
+    def run(self, order: Order) -> None:
+        """Start a script; its end is told to the listener."""
+        which = "untouched" if order.mode == "untouched" else "warm"
+        self.server_for(which, tuple(sorted(order.env.items()))).run(order)
+
+    def cancel(self, number: int) -> None:
+        """End a run; its end is told like any other."""
+        for server in self.servers.values():
+            server.cancel(number)
+
+    def refresh(self) -> bool:
+        """Replace the servers that would run old code; whether the warm one was. The untouched one starts with the first call."""
+        before = dict(self.servers)
+        for key, server in before.items():
+            if server.is_stale():
+                server.close()
+                del self.servers[key]
+        for which, variables in before:
+            self.server_for(which, variables)
+            if self.preload.modules:
+                self.server_for("untouched", variables)
+        return any(self.servers[key] is not server for key, server in before.items() if key[0] == "warm")
+
+    def close(self) -> None:
+        """End the servers and everything they run."""
+        for server in self.servers.values():
+            server.close()
+        if self.spare_folder is not None:
+            shutil.rmtree(self.spare_folder, ignore_errors=True)
+
+
+class Server:
+    """A running server process."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        preload: Preload,
+        scratch: Path,
+        env: Mapping[str, str],
+        fresh_env: Mapping[str, str | None],
+    ) -> None:
+        self.listener = listener
+        self.fresh_env = {name: value for name, value in fresh_env.items() if value is not None}
+        self.unset = tuple(name for name, value in fresh_env.items() if value is None)
+        self.loaded: dict[str, list[int]] = {}
+        self.under_way: set[int] = set()
+        self.lock = threading.Lock()
+        self.alive = True
+        self.closing = False
+        scratch.mkdir(parents=True, exist_ok=True)
+        self.folder = Path(tempfile.mkdtemp(prefix="server-", dir=scratch))
+        ours, theirs = socket.socketpair()
+        config = {
+            "socket": theirs.fileno(),
+            "parent": os.getpid(),
+            "scratch": str(self.folder),
+            "preload": list(preload.modules),
+            "warm": preload.warm,
+        }
+        self.control = ours
+        with theirs, (self.folder / "server.log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-c", SERVER, ROOT, json.dumps(config)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(env),
+                pass_fds=[theirs.fileno()], start_new_session=True,
+            )  # fmt: skip
+        self.thread = threading.Thread(target=self.listen, name="minidbg-pool", daemon=True)
+        self.thread.start()
+
+    def run(self, order: Order) -> None:
+        """Send the order; a server that has died answers for it with ``lost``."""
+        unset: list[str] = []
+        request = {
+            "id": order.id, "argv": list(order.argv), "mode": order.mode, "seconds": order.seconds,
+            "memory_bytes": order.memory_bytes, "pycache": order.pycache, "nice": order.nice,
+            "env": {}, "unset": unset, "one_thread": order.one_thread or order.mode == "fork",
+        }  # fmt: skip
+        if order.mode == "untouched":
+            request["mode"] = "fork"
+        elif not request["one_thread"]:
+            request["env"] = dict(self.fresh_env)
+            unset += self.unset
+        if order.pycache:
+            # The folder is ours, and torch's bytecode must lie there: without it an import of torch takes ten seconds.
+            unset.append("PYTHONDONTWRITEBYTECODE")
+        with self.lock:
+            self.under_way.add(order.id)
+        self.say(request)
+
+    def cancel(self, number: int) -> None:
+        """Have the run ended."""
+        self.say({"cancel": number})
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        """Send one line; the listening thread finds out when there is no one to read it."""
+        with contextlib.suppress(OSError):
+            self.control.sendall(json.dumps(message).encode() + b"\n")
+
+    def is_stale(self) -> bool:
+        """Whether a file that the server has loaded is no longer what it was."""
+        for path, (mtime_ns, size) in self.loaded.items():
+            try:
+                status = os.stat(path)
+            except OSError:
+                return True
+            if (status.st_mtime_ns, status.st_size) != (mtime_ns, size):
+                return True
+        return False
+
+    def listen(self) -> None:
+        """Pass on what the server says until it ends; then answer for what it left undone."""
+        with contextlib.suppress(OSError), self.control.makefile("rb") as lines:
+            for line in lines:
+                self.hear(json.loads(line))
+        self.alive = False
+        self.process.wait()
+        with self.lock:
+            lost, self.under_way = sorted(self.under_way), set()
+        for number in lost:
+            self.listener(Ended(number, lost=True))
+        if not self.closing:
+            self.listener(Died(self.process.returncode, log_tail(self.folder / "server.log")))
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def hear(self, message: dict[str, Any]) -> None:
+        """Pass on one message."""
+        if message.pop("ready", False):
+            self.loaded = message["loaded"]
+            self.listener(Ready(message["seconds"], tuple(self.loaded)))
+            return
+        with self.lock:
+            self.under_way.discard(message["id"])
+        files = message.pop("files")
+        self.listener(Ended(**message, files=None if files is None else tuple(files)))
+
+    def close(self) -> None:
+        """End the server; what it runs ends with it."""
+        self.closing = True
+        with contextlib.suppress(OSError):
+            self.control.shutdown(socket.SHUT_RDWR)
+        self.process.terminate()  # while it still preloads, it reads nothing
+        try:
+            self.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.thread.join(timeout=5)
+        self.control.close()
+
+
+def log_tail(path: Path) -> str:
+    """The last lines of a server's own output."""
+    with contextlib.suppress(OSError):
+        return "\n".join(path.read_text(errors="replace").splitlines()[-20:])
+    return ""
+
+
+def preload_for(backends: Iterable[str], *, forks: bool) -> Preload:
+    """What a server for repros of these backends has to import: inductor only where one of them needs it.
+
+    Nothing when it is not to fork. ``MINIDBG__WATCH_PRELOAD=none`` leaves torch out, for scripts that need none.
+    """
+    if not forks or os.environ.get("MINIDBG__WATCH_PRELOAD") == "none":
+        return Preload(modules=(), warm="")
+    if "inductor" in backends:
+        return Preload(warm="inductor", untouched=(*Preload().untouched, "torch._inductor.compile_fx"))
+    return Preload()
+
+
+class OneByOne:
+    """A pool for callers that wait for each run, such as pytest."""
+
+    def __init__(self, preload: Preload) -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="minidbg-pool-")
+        self.ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
+        self.pool = ServerPool(self.hear, preload, state=Path(self.folder.name))
+        self.number = 0
+
+    def hear(self, message: Ended | Ready | Died) -> None:
+        """Called from the pool's thread."""
+        if isinstance(message, Ended):
+            self.ended.put(message)
+
+    def run(self, argv: tuple[str, ...], mode: str, seconds: float) -> Ended:
+        """Run a script, and wait for its end; one whose server died under it runs once more, in an interpreter of its own."""
+        for way in (mode, "prelude"):
+            self.number += 1
+            self.pool.run(Order(self.number, argv, way, seconds))
+            ended = self.ended.get()
+            if not ended.lost:
+                break
+        return ended
+
+    def close(self) -> None:
+        """End all processes."""
+        self.pool.close()
+        self.folder.cleanup()

@@ -1,0 +1,152 @@
+"""The table of constructs: each is reduced to just what fails, verified, and comes back as it was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from constructs import CONSTRUCTS, MIXED, TRACED_ONCE, Construct, sandwich
+from fails_on import name_of, raises_on
+from graphs_to_write import assert_round_trip
+from new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
+from quick_path import failing_program, take_the_quick_path
+from torch._dynamo.exc import BackendCompilerFailed
+
+import minidbg
+from minidbg import _torch
+from minidbg.graphs.attributes import by_name
+from minidbg.graphs.capture import capture_by_dynamo
+from minidbg.graphs.size import call_targets
+from minidbg.graphs.source import instantiate, write_module
+
+QUICK = {
+    "all_dynamic", "dynamic_not_needed", "item", "alone_in_a_branch", "in_a_branch", "in_a_map", "checkpoint", "in_an_autocast_block",
+    "grad_mode_block", "no_grad_around", "write_through_a_view", "aliased_inputs", "graph_break", "no_leaf", "expanded",
+    "conjugated", "tied_weights", "several_outputs", "uint64", "float8_e5m2",
+}  # fmt: skip
+"""At least one of each kind; the others are as quick, but there are many."""
+
+EXHAUSTIVE = (pytest.mark.slow, pytest.mark.exhaustive)
+
+
+def each(chosen: Any, by_default: Any) -> Any:
+    """The constructs that are ``chosen``; those that are not run ``by_default`` are exhaustive tests."""
+    rows = [
+        pytest.param(one, id=one.name, marks=() if by_default(one) else EXHAUSTIVE)
+        for one in CONSTRUCTS
+        if chosen(one)
+    ]
+    return pytest.mark.parametrize("construct", rows)
+
+
+@each(lambda one: one.backend, by_default=lambda one: one.name in QUICK)
+def test_what_fails_is_reduced_to_just_that(
+    construct: Construct, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_the_quick_path(monkeypatch)
+    assert_smallest(construct, tmp_path)
+
+
+@each(lambda one: one.full, by_default=lambda one: False)
+def test_its_repro_fails_again_in_a_fresh_interpreter(construct: Construct, tmp_path: Path) -> None:
+    assert_smallest(construct, tmp_path)
+
+
+def assert_smallest(construct: Construct, folder: Path) -> None:
+    with construct.around():
+        found = failing_program(
+            construct.function, construct.args(), construct.backend, folder, **construct.given
+        )
+    assert found.ops == construct.ops
+    assert found.case.provenance.certified
+    assert construct.check(found), found.path
+
+
+@each(lambda one: one.name != "graph_break", by_default=lambda one: one in MIXED)
+def test_its_graph_comes_back_from_source_and_from_dynamo_as_it_was(construct: Construct) -> None:
+    dynamic = construct.given.get("dynamic")
+    with construct.around():
+        gm, inputs = capture_by_dynamo(construct.function, construct.args(), dynamic=dynamic)
+        assert_round_trip(gm, inputs)
+        if construct.name in TRACED_ONCE:
+            return
+        if construct.name == "derivative" and torch.__version__.startswith("2.11"):
+            pytest.skip("dynamo of 2.11 does not take back what torch.func.grad leaves in a graph")
+        module = instantiate(write_module(gm, constant_expression=by_name))
+        again, _ = capture_by_dynamo(module, inputs, dynamic=dynamic)
+    # From 2.14 on dynamo writes arithmetic on sizes in an order of its own.
+    compared = _torch.call_targets if dynamic else call_targets
+    assert list(compared(again)) == list(compared(gm))
+
+
+def test_each_graph_of_a_broken_program_is_answered_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two graphs with different failures, and one of them again for another number of dimensions."""
+    take_the_quick_path(monkeypatch)
+    backend = minidbg.wrap(raises_on_two, repro_dir=tmp_path, on_failure="fallback")
+    compiled = torch.compile(two_bugs, backend=backend)
+    for shape in ((4, 4), (4, 4), (2, 3, 4)):
+        x = torch.randn(shape)
+        assert torch.equal(compiled(x), two_bugs(x))
+    graphs = sorted((case.graph_module for case in map(minidbg.load, tmp_path.glob("*.py"))), key=str)
+    names = sorted(name_of(node) for gm in graphs for node in gm.graph.nodes if node.op.startswith("call"))
+    assert names == ["relu", "tan"]
+
+
+def raises_on_two(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
+    """A backend with two bugs."""
+    for name in ("relu", "tan"):
+        raises_on(name)(gm, example_inputs)
+    return gm.forward
+
+
+def two_bugs(x: torch.Tensor) -> torch.Tensor:
+    y = x.sin().relu().cos()
+    torch._dynamo.graph_break()
+    return y.sinh().tan() + 1
+
+
+def test_what_no_script_can_hold_is_named_and_kept_in_words(tmp_path: Path) -> None:
+    """The user's own exception arrives, and the program goes on as it would have."""
+    ragged = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], layout=torch.jagged)
+    compiled = torch.compile(sandwich, backend=minidbg.wrap(raises_on("relu"), repro_dir=tmp_path))
+    with pytest.raises(BackendCompilerFailed, match="cannot lower relu") as caught:
+        compiled(ragged)
+    report = minidbg.report_of(caught.value)
+    assert report is not None
+    assert "NestedTensor is a tensor subclass" in report.line
+    assert report.capture is not None
+    text = report.capture.read_text()
+    assert "relu" in text
+    assert "cannot lower relu" in text
+    assert "NestedTensor torch.float32 of shape (2, j" in text
+    assert not list(tmp_path.glob("*.py"))
+
+
+@pytest.mark.device
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="user Triton kernels need a GPU, and there is none here"
+)
+def test_a_users_triton_kernel_is_refused_by_name(tmp_path: Path) -> None:
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def doubles(x_ptr: Any, y_ptr: Any, size: tl.constexpr) -> None:
+        place = tl.arange(0, size)
+        tl.store(y_ptr + place, tl.load(x_ptr + place) * 2)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty_like(x)
+        doubles[(1,)](x, y, x.numel())
+        return y.sin()
+
+    compiled = torch.compile(program, backend=minidbg.wrap(raises_on("sin"), repro_dir=tmp_path))
+    with pytest.raises(BackendCompilerFailed) as caught:
+        compiled(torch.randn(16, device="cuda"))
+    report = minidbg.report_of(caught.value)
+    assert report is not None
+    assert "its kernel lives in a table of this process" in report.line

@@ -1,0 +1,59 @@
+"""Graphs made by hand for the tests of writing, and what reads written graphs back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from minidbg import _torch
+from minidbg.graphs.attributes import by_name
+from minidbg.graphs.parse import read_module
+from minidbg.graphs.size import canonical_text
+from minidbg.graphs.source import ModuleSource, write_graph_builder, write_module
+
+
+def namespace_of(source: ModuleSource) -> dict[str, Any]:
+    """What a script around ``source`` would have in its globals."""
+    found: dict[str, Any] = {"torch": torch, "constants": source.constants}
+    for statement in source.imports:
+        exec(statement, found)
+    return found
+
+
+def graph_of(build: Callable[[fx.Graph], Any], inputs: int = 1, root: Any = None) -> fx.GraphModule:
+    """A graph module over ``inputs`` placeholders; ``build(graph, *placeholders)`` returns the output."""
+    graph = fx.Graph()
+    placeholders = [graph.placeholder("xyzuvw"[index]) for index in range(inputs)]
+    graph.output(build(graph, *placeholders))
+    return module_of(graph, root)
+
+
+def module_of(graph: fx.Graph, root: Any = None) -> fx.GraphModule:
+    """A graph module that never compiles fx's own text of ``graph``, which some names and arguments break."""
+    return _torch.lazy_graph_module({} if root is None else root, graph)
+
+
+def forward_of(source: ModuleSource) -> list[str]:
+    """The statements of the outermost ``forward``, without indentation and comments."""
+    lines = source.text.rstrip("\n").split("\n")
+    start = max(index for index, line in enumerate(lines) if line.startswith("    def forward"))
+    body = [line.partition("  # ")[0] for line in lines[start + 1 :]]
+    return [line.strip() for line in body if line.startswith("        ") and not line.strip().startswith("#")]
+
+
+def assert_round_trip(gm: fx.GraphModule, inputs: Any = None) -> ModuleSource:
+    """Written, read and written again: the same text and the same graph, as a class and as a builder."""
+    source = write_module(gm, inputs=inputs, constant_expression=by_name)
+    back = read_module(source.text, namespace_of(source))
+    back.graph.lint()
+    assert write_module(back, constant_expression=by_name).text == source.text
+    assert canonical_text(back) == canonical_text(gm)
+    builder = write_graph_builder(gm, constant_expression=by_name)
+    names = namespace_of(builder) | {"lazy": _torch.lazy_graph_module}
+    # GraphModule would compile fx's own text, which cannot say all that ours can
+    exec(builder.text.replace("torch.fx.GraphModule(root, g)", "lazy(root, g)"), names)
+    assert canonical_text(names["graph"]()) == canonical_text(gm)
+    return source

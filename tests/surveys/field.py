@@ -1,0 +1,622 @@
+"""The field trial: models that people run, compiled with and without minidbg. A healthy one must not notice it.
+
+    python tests/surveys/field.py --backends aot_eager --json field.jsonl
+    python tests/surveys/field.py --models GPT2LMHeadModel timm/resnet18 --modes train --jobs 2
+    python tests/surveys/field.py --backends aot_eager --plant          # each with a bug in its backend that must be found
+
+Each trial is a model, a mode and a backend, in processes of their own with a time limit: one runs the bare backend, one the wrapped backend, each
+with empty inductor caches (``--kernels FOLDER``: compiled kernels are kept there for all trials, which leaves first calls out of the table and much
+time of a C++ compiler out of the trial). Compared are all results (outputs, gradients, parameters, buffers, the RNG state), bit by bit, the seconds of the first
+call and of later ones, and the most memory that the first call took. ``--json`` names a file to which each row is appended; trials that it holds
+already are not made again, so that an interrupted trial goes on where it was. Exit status 1 when a trial was not silent or a planted bug was missed.
+
+Modes: ``eval`` (no gradients), ``train`` (three steps of SGD), ``amp`` (the same in bfloat16 autocast), ``dynamic`` (the same with symbolic
+shapes and two batch sizes).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import importlib
+import json
+import logging
+import math
+import os
+import re
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+
+import psutil
+import torch
+from torch import Tensor, fx
+
+sys.path.insert(0, str(Path(__file__).parent))
+from field_models import ENTRIES, library_is_here
+
+MODES = ("eval", "train", "amp", "dynamic")
+STEPS = 3
+LATER_CALLS = 12
+KINDS = ("value", "nan", "dtype", "gradient")
+"""What a planted bug does: wrong values of an op, a NaN, an output of another dtype, a wrong gradient of an op."""
+GOOD = ("silent", "layout only", "found", "no visible bug")
+LAYOUT = " gives another layout than eager"
+"""In the one warning that other strides with equal values are worth."""
+PLACES = 6
+"""Places tried for a bug until its effect shows in the results of the bare backend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    model: str
+    mode: str
+    backend: str
+    plant: str | None = None
+    kernels: str | None = None
+    """A folder of compiled kernels that bare and wrapped share; None when each starts with empty caches."""
+
+    @classmethod
+    def of_row(cls, row: dict[str, Any]) -> Trial:
+        return cls(**{name: row.get(name) for name in cls.__slots__})
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.model, self.mode, self.backend, self.plant)))
+
+
+# ---- the program
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors in a result with their paths, those of key-value caches too."""
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from leaves(one, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, one in enumerate(value):
+            yield from leaves(one, f"{path}.{index}")
+    elif hasattr(value, "__dict__"):
+        yield from leaves(vars(value), path)
+
+
+def loss_of(tensors: Iterable[tuple[str, Tensor]]) -> Tensor:
+    """The same for every model: some function of all that has gradients."""
+    trained = [one for _, one in tensors if one.requires_grad and one.is_floating_point()]
+    return torch.stack([one.float().square().mean() for one in trained]).sum()
+
+
+def step(compiled: Any, model: torch.nn.Module, inputs: dict[str, Any], mode: str) -> dict[str, Tensor]:
+    """One step of the program; what it gives, copied."""
+    if mode == "eval":
+        with torch.no_grad():
+            return {name: one.clone() for name, one in leaves(compiled(**inputs))}
+    with torch.autocast("cpu", torch.bfloat16, enabled=mode == "amp"):
+        results = dict(leaves(compiled(**inputs)))
+    loss_of(results.items()).backward()
+    found = {name: one.detach().clone() for name, one in results.items()}
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.grad is not None:
+                found[f"gradient of {name}"] = weight.grad.clone()
+                weight -= 0.01 * weight.grad
+                weight.grad = None
+    return found
+
+
+def run_program(trial: Trial, backend: Any, folder: Path, tool: str) -> dict[str, Any]:
+    """Times, memory and an error, if any, of the trial's program; all its results are saved in ``folder``."""
+    torch.manual_seed(0)
+    model, make_inputs = ENTRIES[trial.model].make()
+    model.train(trial.mode != "eval")
+    batches = [2, 3, 2] if trial.mode == "dynamic" else [2] * STEPS
+    inputs = [make_inputs(batch) for batch in batches]
+    compiled = torch.compile(model, backend=backend, dynamic=True if trial.mode == "dynamic" else None)
+    found: dict[str, Any] = {}
+    results: dict[str, Tensor] = {}
+    torch.manual_seed(1)
+    try:
+        forget_peak_memory()
+        before, began = memory_bytes("VmRSS"), clocks()
+        for index, one in enumerate(inputs):
+            results |= {
+                f"{index}{name}": value for name, value in step(compiled, model, one, trial.mode).items()
+            }
+            if index == 0:
+                found["first_s"], found["first_cpu_s"] = (
+                    now - then for now, then in zip(clocks(), began, strict=True)
+                )
+                found["peak_bytes"] = memory_bytes("VmHWM")
+                found["peak_added_bytes"] = found["peak_bytes"] - before
+        results |= {f"state {name}": value for name, value in model.state_dict().items()}
+        results["RNG state"] = torch.get_rng_state()
+        torch.save(results, folder / f"{tool}.pt")
+        times = []
+        for _ in range(LATER_CALLS):
+            began_s = time.perf_counter()
+            step(compiled, model, inputs[0], trial.mode)
+            times.append(time.perf_counter() - began_s)
+        found["later_s"], found["later_median_s"] = min(times), statistics.median(times)
+    except Exception as error:  # noqa: BLE001 - whatever the program raises is what the trial is about
+        found["error"] = f"{type(error).__name__}: {error}"[:2000]
+        found["reported"] = hasattr(error, "minidbg_report")
+        traceback.print_exc()
+    found["graphs"] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    return found
+
+
+def clocks() -> tuple[float, float]:
+    """Seconds now: by the wall, and of this process and its compilers."""
+    return time.perf_counter(), sum(os.times()[:4])
+
+
+def memory_bytes(name: str) -> int:
+    """VmRSS, or its largest value so far (VmHWM); 0 where the system does not tell."""
+    with contextlib.suppress(OSError):
+        found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        return int(found[1]) * 1024 if found else 0
+    return 0
+
+
+def forget_peak_memory() -> None:
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+# ---- planted bugs
+
+
+def wrong_value(x: Tensor) -> Tensor:
+    """Every other element is off by a quarter of the largest."""
+    every_other = (torch.arange(x.numel(), device=x.device).reshape(x.shape) + 1) % 2
+    return x + every_other.to(x.dtype) * (x.detach().abs().amax() + 1e-3) / 4
+
+
+def one_nan(x: Tensor) -> Tensor:
+    return torch.where(x == x.amax(), float("nan"), x)
+
+
+def other_dtype(x: Tensor) -> Tensor:
+    return x.float() if x.dtype != torch.float32 else x.double()
+
+
+def doubled_gradient(x: Tensor) -> Tensor:
+    return x + (x - x.detach())
+
+
+class Planted:
+    """``backend``, which gets one op of each graph wrong."""
+
+    def __init__(self, backend: str, kind: str, place: int) -> None:
+        self.backend, self.kind, self.place = backend, kind, place
+        self.__name__ = f"{backend}_with_wrong_{kind}"
+        self.nodes: list[str] = []
+
+    def __call__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        self.plant(graph_module)
+        return torch._dynamo.lookup_backend(self.backend)(graph_module, example_inputs)
+
+    def plant(self, graph_module: fx.GraphModule) -> None:
+        graph = graph_module.graph
+        output = graph.output_node()
+        wrong = {"value": wrong_value, "nan": one_nan, "dtype": other_dtype, "gradient": doubled_gradient}[
+            self.kind
+        ]
+        returned = output.all_input_nodes
+        found = [node for node in (returned if self.kind == "dtype" else graph.nodes) if is_float(node)]
+        if self.kind == "gradient":
+            found = [node for node in found if node.meta["example_value"].requires_grad]
+        if not found:
+            return
+        node = found[self.place * max(1, len(found) // PLACES) % len(found)]
+        with graph.inserting_after(node):
+            new = graph.call_function(wrong, (node,))
+        users = (lambda user: user is output) if self.kind == "dtype" else (lambda user: user is not new)
+        node.replace_all_uses_with(new, delete_user_cb=users)
+        graph_module.recompile()
+        self.nodes.append(node.name)
+
+
+def is_float(node: fx.Node) -> bool:
+    value = node.meta.get("example_value")
+    return (
+        node.op.startswith("call")
+        and isinstance(value, Tensor)
+        and value.is_floating_point()
+        and bool(node.users)
+    )
+
+
+# ---- one trial
+
+
+def measured(trial: Trial, folder: Path, limit_s: float) -> dict[str, Any]:
+    """The row of one trial."""
+    if trial.plant is not None:
+        return planted(trial, folder, limit_s)
+    tools = ["bare", "wrapped"]
+    if sum(map(ord, str(trial))) % 2:  # the second finds files in memory: neither tool always comes second
+        tools.reverse()
+    for tool in tools:
+        in_a_process(lambda tool=tool: run_as(trial, tool, folder), folder / f"{tool}.txt", limit_s)
+    bare, wrapped = (outcome(folder, tool) for tool in ("bare", "wrapped"))
+    row = {"bare": bare, "wrapped": wrapped, "different": [], "bare_differs": []}
+    if "error" not in bare and "error" not in wrapped:
+        row["different"] = differences(folder, "bare", "wrapped")
+    if row["different"]:
+        in_a_process(lambda: run_as(trial, "again", folder), folder / "again.txt", limit_s)
+        row["bare_differs"] = differences(folder, "bare", "again")
+    return row
+
+
+def planted(trial: Trial, folder: Path, limit_s: float) -> dict[str, Any]:
+    """The row of one planted bug: the first whose effect shows when nobody verifies."""
+    in_a_process(lambda: run_as(trial, "bare", folder), folder / "bare.txt", limit_s)
+    for place in range(PLACES):
+        in_a_process(
+            lambda place=place: run_as(trial, "broken", folder, place), folder / "broken.txt", limit_s
+        )
+        broken = outcome(folder, "broken")
+        shows = "error" in broken or clearly_different(folder)
+        if shows:
+            in_a_process(
+                lambda place=place: run_as(trial, "wrapped", folder, place), folder / "wrapped.txt", limit_s
+            )
+            return {
+                "bare": outcome(folder, "bare"),
+                "broken": broken,
+                "wrapped": outcome(folder, "wrapped"),
+                "place": place,
+            }
+        (folder / "broken.json").unlink(missing_ok=True)
+    return {"bare": outcome(folder, "bare"), "broken": None, "wrapped": None}
+
+
+def run_as(trial: Trial, tool: str, folder: Path, place: int = 0) -> None:
+    """In a process of its own: run the program with the bare or the wrapped backend, and write what happened."""
+    torch.set_num_threads(1)
+    own = folder / f"{tool}_folder"
+    own.mkdir(exist_ok=True)
+    os.chdir(own)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = trial.kernels or str(own / "cache")
+    if trial.kernels:  # each tool compiles for itself, up to the C++ compiler
+        torch._inductor.config.fx_graph_cache = False
+        torch._functorch.config.enable_autograd_cache = False
+    heard = Heard()
+    logging.getLogger("minidbg").addHandler(heard)
+    bug = (
+        Planted(trial.backend, str(trial.plant), place)
+        if tool in ("broken", "wrapped") and trial.plant
+        else None
+    )
+    backend: Any = bug or trial.backend
+    if tool == "wrapped":
+        import minidbg
+
+        backend = minidbg.wrap(backend, reduce="later", repro_dir=own / "repros")
+    warnings.simplefilter("ignore")
+    found = run_program(trial, backend, folder, tool)
+    if tool == "wrapped":
+        found["stats"] = asdict(minidbg.stats())
+    found |= {"said": heard.said, "planted": bug.nodes if bug else []}
+    (folder / f"{tool}.json").write_text(json.dumps(found))
+
+
+class Heard(logging.Handler):
+    """Keeps what minidbg says to a user."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage()[:2000])
+
+
+def outcome(folder: Path, tool: str) -> dict[str, Any]:
+    with contextlib.suppress(FileNotFoundError):
+        return dict(json.loads((folder / f"{tool}.json").read_text()))
+    lines = (folder / f"{tool}.txt").read_text(errors="replace").splitlines()
+    return {"error": f"the process died: {lines[-1][:300] if lines else 'it wrote nothing'}", "said": []}
+
+
+def differences(folder: Path, one: str, other: str) -> list[str]:
+    """What is not the same bit by bit in two runs of the program."""
+    left, right = (torch.load(folder / f"{name}.pt") for name in (one, other))
+    names = [name for name in {**left, **right} if not same_bits(left.get(name), right.get(name))]
+    return [f"{name}: {difference(left.get(name), right.get(name))}" for name in names]
+
+
+def same_bits(one: Tensor | None, other: Tensor | None) -> bool:
+    if (
+        one is None
+        or other is None
+        or (one.dtype, one.shape, one.stride()) != (other.dtype, other.shape, other.stride())
+    ):
+        return False
+    return torch.equal(*(value.contiguous().reshape(-1).view(torch.uint8) for value in (one, other)))
+
+
+def difference(one: Tensor | None, other: Tensor | None) -> str:
+    if one is None or other is None:
+        return "only in one"
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return f"{one.dtype} {tuple(one.shape)} and {other.dtype} {tuple(other.shape)}"
+    if one.stride() != other.stride():
+        return f"strides {one.stride()} and {other.stride()}"
+    return f"by {(one.double() - other.double()).abs().max():.1e} of {one.double().abs().max():.1e}"
+
+
+def clearly_different(folder: Path) -> bool:
+    """Whether results of the broken backend cannot be taken for those of the healthy one."""
+    left, right = (torch.load(folder / f"{name}.pt") for name in ("bare", "broken"))
+    for name, one in left.items():
+        other = right.get(name)
+        if other is None or one.dtype != other.dtype or one.isnan().any() != other.isnan().any():
+            return True
+        if one.is_floating_point() and one.shape == other.shape and name != "RNG state":
+            gap = (one.double() - other.double()).abs().max() if one.numel() else 0.0
+            if gap > 0.02 * one.double().abs().max() + 1e-6:
+                return True
+    return False
+
+
+# ---- processes
+
+
+def in_a_process(task: Callable[[], None], output: Path, limit_s: float) -> None:
+    """Run ``task`` in a fork of this process, with its output in a file; killed with its children when its time is up.
+
+    That is ``limit_s`` seconds of the processor, or ten times as many by the wall: a busy machine is no hang.
+    """
+    pid = started(task, output)
+    began = time.monotonic()
+    while not os.waitpid(pid, os.WNOHANG)[0]:
+        if cpu_seconds(pid) > limit_s or time.monotonic() - began > 10 * limit_s:
+            os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            with output.open("a") as more:
+                more.write(f"\ntime limit of {limit_s:.0f} s\n")
+            return
+        time.sleep(0.1)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of a process and its children that have ended."""
+    with contextlib.suppress(psutil.Error):
+        return sum(psutil.Process(pid).cpu_times()[:4])
+    return 0.0
+
+
+def started(task: Callable[[], None], output: Path) -> int:
+    """The process that runs ``task``, with a process group of its own."""
+    sys.stdout.flush()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python's own, about forks and threads
+        pid = os.fork()
+    if pid:
+        return pid
+    os.setpgid(0, 0)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG: end with the parent
+    try:
+        with output.open("w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        task()
+    except BaseException:  # noqa: BLE001 - a fork must not go on as its parent
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def rows_of(trials: Sequence[Trial], jobs: int, limit_s: float) -> Iterator[dict[str, Any]]:
+    """The rows, as they come."""
+    with tempfile.TemporaryDirectory() as name:
+        waiting = list(enumerate(trials))
+        running: dict[int, tuple[Trial, Path]] = {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    number, trial = waiting.pop(0)
+                    folder = Path(name) / str(number)
+                    folder.mkdir()
+
+                    def task(trial: Trial = trial, folder: Path = folder) -> None:
+                        (folder / "row.json").write_text(json.dumps(measured(trial, folder, limit_s)))
+
+                    running[started(task, folder / "trial.txt")] = trial, folder
+                pid, _ = os.wait()
+                trial, folder = running.pop(pid)
+                try:
+                    row = json.loads((folder / "row.json").read_text())
+                except FileNotFoundError:
+                    row = {"trouble": (folder / "trial.txt").read_text()[-2000:]}
+                yield {**asdict(trial), "torch": torch.__version__, **row}
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            for pid in running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+
+
+# ---- what came of it
+
+
+def verdict(row: dict[str, Any]) -> str:
+    """One or two words on a row."""
+    if "trouble" in row:
+        return "the trial itself failed"
+    bare, wrapped = row["bare"], row["wrapped"]
+    if row["plant"]:
+        if wrapped is None:
+            return "no visible bug"
+        return (
+            "found"
+            if wrapped.get("reported") or any("wrong results" in one for one in wrapped["said"])
+            else "MISSED"
+        )
+    if "error" in bare:
+        return "bare backend fails" if "error" in wrapped else "only the bare backend fails"
+    if "error" in wrapped:
+        return "ALARM" if "AccuracyError" in wrapped["error"] else "FAILED"
+    if row["different"] and not row["bare_differs"]:
+        return "DIFFERENT"
+    if wrapped["stats"]["not_verified"]:
+        return "not verified"
+    if wrapped["said"]:
+        return "layout only" if all(LAYOUT in line for line in wrapped["said"]) else "said something"
+    return "silent"
+
+
+def ratio(row: dict[str, Any], name: str) -> float | None:
+    """Of the wrapped backend to the bare one."""
+    if row.get("plant") or "trouble" in row:
+        return None
+    if name.startswith("first") and row.get("kernels"):
+        return None  # one of the two found the other's kernels
+    bare, wrapped = row["bare"].get(name), row["wrapped"].get(name)
+    return wrapped / bare if bare and wrapped else None
+
+
+def line_of(row: dict[str, Any]) -> str:
+    figures = " ".join(
+        f"{word} x{found:.2f}"
+        for word, name in FIGURES.items()
+        if word != "first (wall)" and (found := ratio(row, name)) is not None
+    )
+    text = f"{Trial.of_row(row)!s:60} {verdict(row):14} {figures}"
+    more = [row["trouble"]] if "trouble" in row else []
+    if verdict(row) not in GOOD:
+        wrapped = row.get("wrapped") or {}
+        more += [*wrapped.get("said", []), *row.get("different", [])[:3]]
+        more += [side["error"] for side in (row.get("bare") or {}, wrapped) if "error" in side]
+    return "\n    ".join([text.rstrip(), *(" ".join(one.split())[:300] for one in more)])
+
+
+FIGURES = {
+    "first": "first_cpu_s",
+    "first (wall)": "first_s",
+    "later": "later_s",
+    "peak memory": "peak_bytes",
+    "memory added": "peak_added_bytes",
+}
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for backend, mode in sorted({(row["backend"], row["mode"]) for row in rows}):
+        chosen = [row for row in rows if (row["backend"], row["mode"]) == (backend, mode)]
+        counts = Counter(map(verdict, chosen))
+        yield f"{backend}, {mode}: {len(chosen)} trials: " + ", ".join(
+            f"{number} {word}" for word, number in counts.most_common()
+        )
+        for word, name in FIGURES.items():
+            found = sorted((value, row["model"]) for row in chosen if (value := ratio(row, name)) is not None)
+            if found:
+                mean = math.exp(statistics.fmean(math.log(value) for value, _ in found))
+                yield f"    {word:14} geometric mean x{mean:.2f}, worst x{found[-1][0]:.2f} ({found[-1][1]})"
+    graphs, why = Counter[str](), Counter[str]()
+    for stats in (row["wrapped"]["stats"] for row in rows if "stats" in (row.get("wrapped") or {})):
+        graphs.update({name: stats[name] for name in ("graphs", "verified", "failed", "not_run")})
+        why.update({f"not verified: {reason}": number for reason, number in stats["not_verified"].items()})
+        why.update(
+            {f"a part is not verified: {reason}": number for reason, number in stats["left_out"].items()}
+        )
+    yield ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in graphs.items())
+    for reason, number in why.most_common():
+        yield f"    {number} {reason[:200]}"
+
+
+# ---- the command
+
+
+def chosen_trials(options: argparse.Namespace) -> Iterator[Trial]:
+    for backend in options.backends.split(","):
+        for mode in options.modes.split(","):
+            for number, model in enumerate(options.models):
+                kinds = KINDS[: 3 if mode == "eval" else 4]
+                plant = kinds[number % len(kinds)] if options.plant else None
+                yield Trial(model, mode, backend, plant, options.kernels)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="*", default=list(ENTRIES), metavar="NAME", help="default: all")
+    parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--backends", default="inductor,aot_eager")
+    parser.add_argument(
+        "--plant", action="store_true", help="plant a bug into each and look whether it is found"
+    )
+    parser.add_argument(
+        "--kernels",
+        type=lambda folder: str(Path(folder).absolute()),
+        metavar="FOLDER",
+        help="compiled kernels that all trials share; no graph caches, and no figures of first calls",
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
+    parser.add_argument("--limit", type=float, default=240.0, help="processor seconds for each process")
+    parser.add_argument("--json", type=Path, help="a file of rows, one a line, that is gone on with")
+    parser.add_argument("--list", action="store_true", help="print the models and end")
+    options = parser.parse_args(argv)
+    if options.list:
+        print("\n".join(ENTRIES))
+        return 0
+    for name in options.models:
+        if name not in ENTRIES:
+            parser.error(f"no model named {name!r}; --list prints their names")
+    for mode in options.modes.split(","):
+        if mode not in MODES:
+            parser.error(f"no mode named {mode!r}; there are {', '.join(MODES)}")
+    trials = list(chosen_trials(options))
+    missing = {ENTRIES[name].library for name in options.models}
+    missing = {library for library in missing if not library_is_here(library)}
+    for library in sorted(missing):
+        print(f"{library} is not installed: its models are left out", flush=True)
+    trials = [trial for trial in trials if ENTRIES[trial.model].library not in missing]
+    known: dict[Trial, dict[str, Any]] = {}
+    if options.json and options.json.exists():
+        for line in options.json.read_text().splitlines():
+            row = json.loads(line)
+            known[Trial.of_row(row)] = row
+    import_what_forks_need({trial.model for trial in trials if trial not in known})
+    for row in rows_of([trial for trial in trials if trial not in known], options.jobs, options.limit):
+        known[Trial.of_row(row)] = row
+        print(line_of(row), flush=True)
+        if options.json:
+            with options.json.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+    rows = [known[trial] for trial in trials if trial in known]
+    print("\n".join(summary(rows)))
+    return int(any(verdict(row) not in (*GOOD, "bare backend fails") for row in rows))
+
+
+def import_what_forks_need(models: Iterable[str]) -> None:
+    """Import in this process what each trial would import again. Nothing is run: a process that has used threads cannot be forked."""
+    for name in ("torch._dynamo", "torch._inductor.compile_fx"):
+        importlib.import_module(name)
+    for model in sorted(models):
+        library = importlib.import_module(ENTRIES[model].library)
+        with contextlib.suppress(AttributeError):  # timm makes most models by name
+            getattr(library, model.rpartition("/")[2])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
