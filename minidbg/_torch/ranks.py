@@ -12,9 +12,8 @@ from minidbg._torch.private_names import seen
 @seen("2.13", "2.14", otherwise=lambda name: None)
 def ranks_of_group(name: str) -> list[int] | None:
     """The ranks of the process group called ``name``; None for the group of all ranks, and where no group has that name."""
-    resolve: Any = torch.distributed.distributed_c10d._resolve_process_group
     try:
-        group = resolve(name)
+        group: Any = torch.distributed.distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined,arg-type]  # private
     except (RuntimeError, ValueError):
         return None
     ranks = torch.distributed.get_process_group_ranks(group)

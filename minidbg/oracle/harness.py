@@ -204,10 +204,8 @@ def wait_for_devices(values: Any) -> None:
     """Let the devices of the tensors come to rest: an error of theirs that comes late is one of this run."""
     for device in {value.device for value in values if isinstance(value, torch.Tensor)}:
         module = torch.get_device_module(device) if device.type not in ("cpu", "meta") else None
-        if hasattr(module, "synchronize"):
-            module.synchronize(
-                *[device] * (device.type != "mps")
-            )  # there is one of those, and it takes no name
+        if (synchronize := getattr(module, "synchronize", None)) is not None:
+            synchronize(*[device] * (device.type != "mps"))  # there is one of those, and it takes no name
 
 
 def left_behind(

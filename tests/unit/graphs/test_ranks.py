@@ -188,3 +188,24 @@ def test_local_shards_stand_in_for_dtensors_where_the_bug_lets_them(needs_dtenso
     result = minimize(graph_of((torch.relu, ()), (torch.tanh, ())), [value], fails, simplify=True)
     (left,) = result.inputs
     assert type(left) is (DTensor if needs_dtensor else torch.Tensor)
+
+
+@pytest.mark.parametrize(
+    ("calls", "said", "in_vain"),
+    [
+        (
+            "all_reduce",
+            "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1000ms for recv operation",
+            True,
+        ),
+        ("all_reduce", "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:5022", True),
+        ("all_reduce", "kernel failed", False),
+        ("relu", "Connection closed by peer", False),
+    ],
+)
+def test_a_rank_that_does_not_come_is_told_from_a_failure_of_the_backend(
+    calls: str, said: str, in_vain: bool
+) -> None:
+    all_reduce = torch.ops._c10d_functional.all_reduce.default
+    graph_module = graph_of((all_reduce, ("sum", "0")) if calls == "all_reduce" else (torch.relu, ()))
+    assert ranks.is_waiting_in_vain(RuntimeError(said), graph_module, [torch.ones(2)]) is in_vain
