@@ -87,7 +87,7 @@ class Sweeper:
         jobs, unable = self.jobs_of(names)
         self.current = Sweep(
             number, in_order(jobs, self.recorder.states, changed, self.repros), self.repros, dict(self.recorder.states),
-            slots=self.settings.jobs, whole=whole, code=code, began=began,
+            slots=self.settings.jobs, device_slots=self.settings.device_jobs, whole=whole, code=code, began=began,
         )  # fmt: skip
         self.announce(
             "sweep_started", sweep=number, jobs=len(jobs), repros=len(names),
@@ -102,7 +102,14 @@ class Sweeper:
         self.watched.mark(Mark.SWEEP)
         states = dict(self.recorder.states)
         self.current = Sweep(
-            last.number, jobs, self.repros, states, slots=self.settings.jobs, probing=True, code=last.code
+            last.number,
+            jobs,
+            self.repros,
+            states,
+            slots=self.settings.jobs,
+            device_slots=self.settings.device_jobs,
+            probing=True,
+            code=last.code,
         )
         self.fill()
 

@@ -363,10 +363,7 @@ class TestRefusals:
         ("value", "why"),
         [
             (torch.eye(3).to_sparse(), "sparse"),
-            (
-                torch.nested.nested_tensor([torch.randn(2), torch.randn(3)], layout=torch.jagged),
-                "NestedTensor",
-            ),
+            (torch.nested.nested_tensor([torch.randn(2), torch.randn(3)]), "nested"),
             (object(), "object"),
             ([torch.zeros(2)], "Tensor"),
         ],
