@@ -200,7 +200,7 @@ def _is_finite(part: complex) -> bool:
 
 def _has_negative_zero(data: Tensor) -> bool:
     if not data.is_floating_point():
-        return data.is_complex()
+        return data.is_complex() and data.numel() > 0
     wide = _wide(data)
     return bool((wide.signbit() & (wide == 0)).any())
 
