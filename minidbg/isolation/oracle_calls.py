@@ -51,13 +51,12 @@ def submit(
 
     memory_bytes = memory_bytes or memory_limit()
 
-    def ask_once(case: Case, seconds: float) -> Outcome:
-        if must_spawn(case):
-            return in_a_zygote(case, seconds, memory_bytes, to_the_end=to_the_end)
-        return in_a_fork(case, seconds, memory_bytes, to_the_end=to_the_end)
-
     def ask(case: Case, seconds: float) -> Outcome:
-        return unless_the_machine_failed(lambda: ask_once(case, seconds), expected=case.signature)
+        def run() -> Outcome:
+            way = in_a_zygote if must_spawn(case) else in_a_fork
+            return way(case, seconds, memory_bytes, to_the_end=to_the_end)
+
+        return unless_the_machine_failed(run, expected=case.signature)
 
     if case.kind is Kind.HANG:
         enough = time_for(case, ask)
