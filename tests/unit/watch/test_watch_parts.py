@@ -8,6 +8,7 @@ import queue
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -478,8 +479,10 @@ def inputs(device):
 """
     variant = "{'fuse': False, 'limit': 2}"
     assert canary(tmp_path, capsys, HEADER_OF_OPTIONS + backend, variant)["canary"] == "passes"
-    asked = [str(tmp_path / "a.py"), "--options", variant, "--json"]
-    assert judge_script.main(asked) == 0, "gone"
+    told = judge_script.with_judge({}, str(tmp_path / "a.py"), variant)
+    merged = eval(told["changes"]["options"], {"torch": SimpleNamespace(float16="half")})
+    assert merged == {"dtype": "half", "limit": 2, "fuse": False}
+    assert told["judge_command"][-2:] == ["--options", variant], "a child that may crash gets them too"
 
 
 def test_options_that_would_meet_a_mode_are_skipped_with_the_reason(
