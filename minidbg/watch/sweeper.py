@@ -159,9 +159,12 @@ class Sweeper:
         self.runner.submit(task, sweep.repros[task.job.repro], state)
 
     def notice_edits(self) -> None:
-        """Supersede the current sweep when the code is no longer what it began with: what runs now is stale."""
-        if self.current is not None and not self.current.edited and self.watched.changed_since(Mark.SWEEP):
-            self.supersede(self.current)
+        """Supersede the current sweep when the code is no longer what it began with, and a probing when anything is to be judged."""
+        sweep = self.current
+        if sweep is None or sweep.edited:
+            return
+        if self.watched.changed_since(Mark.SWEEP) or (sweep.probing and self.watched.wanted):
+            self.supersede(sweep)
 
     def supersede(self, sweep: Sweep) -> None:
         """Start nothing more in the sweep, and let its runs end soon."""
