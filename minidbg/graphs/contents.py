@@ -237,22 +237,13 @@ def glanced_content(value: Tensor, view: View, layout: Layout, key: str) -> Cont
 def elements(value: Tensor) -> list[float | complex]:
     """``LOOKED_AT`` elements, spread over the tensor without copying it."""
     step = max(1, value.numel() // LOOKED_AT)
-    flat = value.as_strided((value.numel(),), (1,), value.storage_offset()) if is_dense(value) else None
-    if flat is None:
+    if value.is_contiguous() or Layout(tuple(value.shape), value.stride()).span == value.numel():
+        flat = value.as_strided((value.numel(),), (1,), value.storage_offset())
+    else:
         flat = value.select(0, 0).reshape(-1) if value.ndim > 1 else value.reshape(-1)
         step = max(1, flat.numel() // LOOKED_AT)
     found = flat[::step][:LOOKED_AT]
     return list((found.float() if found.dtype.itemsize < 4 else found).tolist())
-
-
-def is_dense(value: Tensor) -> bool:
-    """Whether the elements fill their part of the storage, in whatever order."""
-    return value.is_contiguous() or _span(value) == value.numel()
-
-
-def _span(value: Tensor) -> int:
-    pairs = zip(value.shape, value.stride(), strict=True)
-    return 1 + sum((size - 1) * step for size, step in pairs)
 
 
 AT_A_GLANCE = Contents(stored_content, glanced_content)

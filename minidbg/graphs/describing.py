@@ -136,7 +136,8 @@ def _facts(name: str, value: Tensor) -> InputSpec:
         stride=layout.stride,
         storage_offset=layout.offset,
         dtype=value.dtype,
-        device=_device(value.device),
+        # The first device of a kind goes by the kind's name, as in hand-written code.
+        device=str(value.device) if value.device.index else value.device.type,
         requires_grad=value.requires_grad,
         is_leaf=value.is_leaf,
         is_parameter=isinstance(value, torch.nn.Parameter),
@@ -146,11 +147,6 @@ def _facts(name: str, value: Tensor) -> InputSpec:
         base=name,
         base_dtype=value.dtype,
     )
-
-
-def _device(device: torch.device) -> str:
-    # The first device of a kind goes by the kind's name, as in hand-written code.
-    return str(device) if device.index else device.type
 
 
 def _layout(value: Tensor) -> Layout:

@@ -185,13 +185,10 @@ def _argument(node: fx.Node, key: str, position: int | None, *, default: Any) ->
 def _written_by_schema(node: fx.Node) -> Iterator[fx.Node]:
     for schema in _schemas(node):
         for argument, given in _given(schema, node, _is_written):
-            if "Tensor" in str(argument.type) and not _is_of_lists(argument, given):
+            # a list function of TorchScript shares its name with one of tensors: sort
+            of_lists = str(argument.type) == "List[Tensor]" and isinstance(given, fx.Node)
+            if "Tensor" in str(argument.type) and not of_lists:
                 yield from _nodes_in(given)
-
-
-def _is_of_lists(argument: Any, given: Any) -> bool:
-    """Whether this is a list function of TorchScript, which shares its name with one of tensors (``sort``)."""
-    return str(argument.type) == "List[Tensor]" and isinstance(given, fx.Node)
 
 
 def _is_written(argument: Any) -> bool:
@@ -281,12 +278,10 @@ def _schemas(node: fx.Node) -> tuple[Any, ...]:
         path = f"torch.ops.aten.{name}" if name.isidentifier() else ""
     # an overload that writes to out= stands for no call without out=
     return tuple(
-        schema for schema in _known_schemas(path) if all(key in node.kwargs for key in _out_arguments(schema))
+        schema
+        for schema in _known_schemas(path)
+        if all(one.name in node.kwargs for one in schema.arguments if one.kwarg_only and _is_written(one))
     )
-
-
-def _out_arguments(schema: Any) -> list[str]:
-    return [argument.name for argument in schema.arguments if argument.kwarg_only and _is_written(argument)]
 
 
 @cache

@@ -63,7 +63,9 @@ class Recording:
         self.writing: dict[fx.Node, list[fx.Node]] = {
             node: targets
             for node in self.nodes
-            if is_call(node) and node.name not in harmless and (targets := self._targets_of(node))
+            if is_call(node)
+            and node.name not in harmless
+            and (targets := list(dict.fromkeys(written_arguments(graph_module, node))))
         }
         """Nodes that may write to values that they did not make, with the nodes of those values."""
         self._around: Around = parent._around if parent else around
@@ -239,9 +241,6 @@ class Recording:
         except EagerFailure as failure:
             survey.failure = failure
         return survey
-
-    def _targets_of(self, node: fx.Node) -> list[fx.Node]:
-        return list(dict.fromkeys(written_arguments(self.graph_module, node)))
 
 
 LOOP_SECONDS = 2.0

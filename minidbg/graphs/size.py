@@ -83,7 +83,7 @@ def _attribute_lines(value: Any, known: str, indent: str) -> Iterator[str]:
         for name, tensor in value.state_dict().items():
             yield f"{indent}  {name}: {_tensor_text(tensor)}"
     else:
-        yield f"{indent}{known}: {_text(Expressions(_no_name), value)}"
+        yield f"{indent}{known}: {_text(Expressions(lambda node: '%'), value)}"
 
 
 def _tensor_text(value: Tensor) -> str:
@@ -113,7 +113,3 @@ def _text(write: Expressions, value: Any) -> str:
         return write.value(value)
     except CannotWrite:
         return f"<{type(value).__qualname__}>"
-
-
-def _no_name(node: fx.Node) -> str:
-    return "%"

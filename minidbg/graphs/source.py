@@ -9,7 +9,7 @@ import sys
 import textwrap
 import types
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,31 +69,39 @@ def write_module(
     module owns. ``parse.read_module`` gives the graph back exactly. Raises CannotWrite naming the part
     that has no form.
     """
-    imports: set[str] = set()
-    constants: dict[str, Tensor] = {}
-    writer = _ClassWriter(constant_expression, imports, constants)
-    text, input_names = writer.write(gm, name, "", inputs)
-    return ModuleSource(text, tuple(sorted(imports)), input_names, constants, name)
+    writer = _ClassWriter(constant_expression)
+    return writer.source(name, *writer.write(gm, name, "", inputs))
 
 
-class _ClassWriter:
-    """Writes a class and the classes of the graphs nested in it."""
+class _Writer:
+    """Writes a graph module and those nested in it; collects what the text refers to."""
 
-    def __init__(
-        self, constant_expression: ConstantExpression, imports: set[str], constants: dict[str, Tensor]
-    ) -> None:
+    def __init__(self, constant_expression: ConstantExpression) -> None:
         self._constant_expression = constant_expression
-        self._imports = imports
-        self._constants = constants
+        self._imports: set[str] = set()
+        self._constants: dict[str, Tensor] = {}
+
+    def source(self, name: str, text: str, input_names: tuple[str, ...]) -> ModuleSource:
+        """``text``, with all that was collected."""
+        return ModuleSource(text, tuple(sorted(self._imports)), input_names, self._constants, name)
+
+    def _attributes(self, gm: fx.GraphModule, path: str, owner: str) -> Attributes:
+        """What the graph reads and calls, written; ``path`` leads to ``gm`` from the outermost module."""
+        attributes = Attributes(gm, path, self._constant_expression, owner)
+        attributes.write_all(used_targets(gm.graph))
+        self._constants.update(attributes.constants)
+        return attributes
+
+
+class _ClassWriter(_Writer):
+    """Writes a class and, inside it, the classes of nested graphs."""
 
     def write(
         self, gm: fx.GraphModule, name: str, path: str, inputs: Sequence[Any] | None
     ) -> tuple[str, tuple[str, ...]]:
         """The class of ``gm`` and the names of its inputs; ``path`` leads to it from the outermost module."""
-        attributes = Attributes(gm, path, self._constant_expression)
-        attributes.write_all(used_targets(gm.graph))
+        attributes = self._attributes(gm, path, "self")
         blocks = self._nested_classes(gm, attributes, path)
-        self._constants.update(attributes.constants)
         if attributes.statements:
             lines = ["def __init__(self):", INDENT + "super().__init__()"]
             blocks.append("\n".join(lines + [INDENT + line for line in attributes.statements]))
@@ -116,38 +124,40 @@ class _ClassWriter:
         return blocks
 
 
+def namings(nodes: Sequence[fx.Node], taken: set[str]) -> Iterator[tuple[Names, Expressions]]:
+    """Names for ``nodes`` that are not ``taken``, and what writes by them; again when the text needs one of them for an import."""
+    while True:
+        names = Names(taken)
+        # inputs first: theirs are the names from the user's code
+        for node in sorted(nodes, key=lambda node: node.op != "placeholder"):
+            names.add(node)
+        write = Expressions(names.__getitem__)
+        yield names, write
+        if write.roots <= taken | {"torch"}:
+            return
+        taken |= write.roots
+
+
 class _ForwardWriter:
-    """Writes ``forward``. A name that an import turns out to need makes it start again without that name."""
+    """Writes ``forward``."""
 
     def __init__(self, graph: fx.Graph, inputs: Sequence[Any] | None) -> None:
         _check_form(graph)
         self._graph = graph
         self._inputs = inputs
         self._pairs = paired(graph)
-        roots: set[str] = set()
-        while True:
-            self._names = Names(roots)
-            self._expressions = Expressions(self._names.__getitem__)
-            self._name_nodes()
+        # a value that nobody uses is written without a name
+        named = [
+            node for node in graph.nodes if node.op == "placeholder" or (node.op != "output" and node.users)
+        ]
+        for self._names, self._expressions in namings(named, set()):
             self.text = self._write()
-            if self._expressions.roots <= roots | {"torch"}:
-                break
-            roots |= self._expressions.roots
         self.imports = self._expressions.imports
 
     @property
     def input_names(self) -> tuple[str, ...]:
         """The parameters of ``forward`` without ``self``."""
         return tuple(self._names[node] for node in self._graph.nodes if node.op == "placeholder")
-
-    def _name_nodes(self) -> None:
-        # inputs first: theirs are the names from the user's code
-        for node in self._graph.nodes:
-            if node.op == "placeholder":
-                self._names.add(node)
-        for node in self._graph.nodes:
-            if node.op not in ("placeholder", "output") and node.users:
-                self._names.add(node)
 
     def _write(self) -> str:
         head = self._head()
@@ -271,43 +281,24 @@ def write_graph_builder(
     gm: fx.GraphModule,
     name: str = "graph",
     *,
-    exact_names: bool = False,
     constant_expression: ConstantExpression = exact_literal,
 ) -> ModuleSource:
-    """Source of ``def name()``, which gives a GraphModule with exactly the nodes of ``gm``.
+    """Source of ``def name()``, which gives a GraphModule with exactly the nodes of ``gm``, called as in ``write_module``.
 
-    Nodes are called as in ``write_module``, or with ``exact_names`` as they are called in ``gm``: dynamo's
-    long names are ugly, and once in a while they are what a backend stumbles over.
     Raises CannotWrite naming the part that has no form.
     """
-    constants: dict[str, Any] = {}
-    imports: set[str] = set()
-    writer = _BuilderWriter(exact_names, constant_expression, constants, imports)
+    writer = _BuilderWriter(constant_expression)
     text, input_names = writer.write(gm, name, "")
-    return ModuleSource(text + "\n", tuple(sorted(imports)), input_names, constants, name)
+    return writer.source(name, text + "\n", input_names)
 
 
-class _BuilderWriter:
+class _BuilderWriter(_Writer):
     """Writes a function and, inside it, the functions for nested graphs."""
-
-    def __init__(
-        self,
-        exact_names: bool,
-        constant_expression: ConstantExpression,
-        constants: dict[str, Any],
-        imports: set[str],
-    ) -> None:
-        self._exact_names = exact_names
-        self._constant_expression = constant_expression
-        self._constants = constants
-        self._imports = imports
 
     def write(self, gm: fx.GraphModule, name: str, path: str) -> tuple[str, tuple[str, ...]]:
         """The function that builds ``gm``, and its input names; ``path`` leads to it from the outermost."""
-        attributes = Attributes(gm, path, self._constant_expression, owner="root")
-        attributes.write_all(used_targets(gm.graph))
+        attributes = self._attributes(gm, path, "root")
         functions = self._nested_functions(attributes, path)
-        self._constants.update(attributes.constants)
         lines = ["root = torch.nn.Module()", *attributes.statements, "g = torch.fx.Graph()"]
         node_lines, input_names = self._nodes(gm.graph)
         lines += [*node_lines, "return torch.fx.GraphModule(root, g)"]
@@ -327,16 +318,8 @@ class _BuilderWriter:
 
     def _nodes(self, graph: fx.Graph) -> tuple[list[str], tuple[str, ...]]:
         """One line a node, and the variables of the placeholders."""
-        roots = set(_OWN_NAMES)
-        while True:
-            names = Names(roots)
-            for node in sorted(graph.nodes, key=lambda node: node.op != "placeholder"):
-                names.add(node)
-            write = Expressions(names.__getitem__)
+        for names, write in namings(list(graph.nodes), set(_OWN_NAMES)):
             lines = [self._line(node, names, write) for node in graph.nodes]
-            if write.roots <= roots | {"torch"}:
-                break
-            roots |= write.roots
         self._imports |= write.imports
         inputs = tuple(names[node] for node in graph.nodes if node.op == "placeholder")
         return lines, inputs
@@ -345,12 +328,9 @@ class _BuilderWriter:
         if node.op == "output":
             return f"g.output({write.value(node.args[0])})"
         variable = names[node]
-        own_name = node.name if self._exact_names else variable
-        target = node.target
-        if node.op == "placeholder" and not self._exact_names:
-            target = variable
+        target = variable if node.op == "placeholder" else node.target
         written = write.value(target) if isinstance(target, str) else write.reference(target)
-        arguments = f"{written}, {write.value(node.args)}, {write.value(dict(node.kwargs))}, {own_name!r}"
+        arguments = f"{written}, {write.value(node.args)}, {write.value(dict(node.kwargs))}, {variable!r}"
         line = f"g.create_node({node.op!r}, {arguments})"
         comment = location(node)
         line = f"{variable} = {line}" if node.users else line

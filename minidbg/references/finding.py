@@ -39,11 +39,6 @@ def as_statements(setup: str | Sequence[str] | None) -> tuple[str, ...]:
     return statements
 
 
-def imported_by(statement: str) -> tuple[str, ...]:
-    """The modules that a text imports at its top level."""
-    return tuple(name for found in read_statements(statement, "<setup>") for name in found.imported)
-
-
 def run_setup(statements: Sequence[str]) -> None:
     """Run the user's setup in this process: it registers the name that was asked for."""
     for statement in statements:
@@ -135,8 +130,9 @@ def find(
     builder = RefBuilder()
     for statement in statements:
         builder.setup[statement] = None
-        for module in filter(is_foreign, imported_by(statement)):
-            builder.uses(module)
+        for found in read_statements(statement, "<setup>"):
+            for module in filter(is_foreign, found.imported):
+                builder.uses(module)
     name, expression = _expression(inner, statements, reference, builder)
     _check_options(options, name)
     return builder.reference(name, expression, options, mode)

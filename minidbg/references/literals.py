@@ -29,7 +29,7 @@ def write_literal(value: object, path: str = "") -> str:
     """
     kind = type(value)
     if kind is float:
-        return _write_float(value)  # type: ignore[arg-type]
+        return repr(value) if math.isfinite(value) else f"float({str(value)!r})"  # type: ignore[arg-type]
     if value is None or value is ... or kind in (bool, int, str, bytes):
         return repr(value)
     if kind is complex and math.isfinite(abs(value)):  # type: ignore[arg-type]
@@ -52,10 +52,6 @@ _BRACKETS = {
     frozenset: ("frozenset({", "})"),
     torch.Size: ("torch.Size([", "])"),
 }
-
-
-def _write_float(value: float) -> str:
-    return repr(value) if math.isfinite(value) else f"float({str(value)!r})"
 
 
 def _write_container(values: Iterable[Any], path: str) -> str:

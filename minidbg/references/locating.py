@@ -124,7 +124,9 @@ def _rebuilt(value: Any, builder: RefBuilder) -> str:
     if isinstance(value, types.MethodType):
         return f"{expression_for(value.__self__, builder)}.{value.__func__.__name__}"
     if isinstance(value, functools.partial):
-        return _partial(value, builder)
+        builder.setup["import functools"] = None
+        function = expression_for(value.func, builder)
+        return _call("functools.partial", value.args, value.keywords, builder, first=function)
     arguments = _torch.aot_autograd_arguments(value)
     if arguments is None:
         raise NoWay(value, _why_not(value))
@@ -147,12 +149,6 @@ def _from_source(value: Any, location: Location | None, error: NoWay, builder: R
     except NotLoadable as refused:
         raise NoWay(value, str(refused)) from refused
     raise error
-
-
-def _partial(value: functools.partial[Any], builder: RefBuilder) -> str:
-    builder.setup["import functools"] = None
-    function = expression_for(value.func, builder)
-    return _call("functools.partial", value.args, value.keywords, builder, first=function)
 
 
 def _call(

@@ -39,9 +39,13 @@ def modules_of_operator(name: str) -> tuple[str, ...]:
     found = [_main_once(function.__module__) for function in _torch.operator_functions(plain)]
     by_file = _modules_by_file()
     found += [by_file[file] for file in _torch.operator_files(name) if file in by_file]
-    wanted = [module for module in dict.fromkeys(found) if _counts(module)]
+    wanted = [
+        module
+        for module in dict.fromkeys(found)
+        if is_foreign(module) or module == "__main__" or module.startswith(NOT_LOADED_BY_TORCH)
+    ]
     if not wanted:
-        wanted = [module for module in _all_foreign() if mentions(source_of(module) or "", plain)]
+        wanted = [module for module, _ in foreign_modules() if mentions(source_of(module) or "", plain)]
     if "__main__" not in wanted and statements_of_operator(name, "__main__"):
         wanted.append("__main__")
     return tuple(wanted)
@@ -49,10 +53,6 @@ def modules_of_operator(name: str) -> tuple[str, ...]:
 
 def _main_once(module: str) -> str:
     return "__main__" if module == "__mp_main__" else module
-
-
-def _counts(module: str) -> bool:
-    return is_foreign(module) or module == "__main__" or module.startswith(NOT_LOADED_BY_TORCH)
 
 
 def _modules_by_file() -> dict[str, str]:
@@ -63,10 +63,6 @@ def _modules_by_file() -> dict[str, str]:
         if isinstance(file, str) and (file not in files or files[file] == "__main__"):
             files[file] = _main_once(name)
     return files
-
-
-def _all_foreign() -> Iterator[str]:
-    yield from (name for name, _ in foreign_modules())
 
 
 def mentions(text: str, name: str) -> bool:

@@ -55,6 +55,8 @@ def lines(story: Story, *, script: bool) -> Iterator[str]:
         yield f"but       it {header.provenance.neighbour}"
     if story.stages:
         yield f"stages    {story.stages.sentence}"
+    if story.workaround:
+        yield f"until it is mended: {story.workaround}"
     yield from past_lines(story)
     if script:
         yield from ("", story.parts.model)

@@ -61,10 +61,13 @@ class Header:
 
 def write_header(case: Case, *, device: str, has_tensors: bool, kind: Kind | None = None) -> str:
     """The block as comment lines, ready to stand in a script. ``kind`` is for a case that shows no failure yet."""
-    remarks = [*_torch_remarks(case.provenance.torch_version), *case.backend.remarks]
+    version, remarks = case.provenance.torch_version, list(case.backend.remarks)
+    if torch_requirement(version) == "torch":
+        remarks.insert(0, f"torch was {version}, which no index keeps")
+    plain = ("".join(one if one.isprintable() else " " for one in remark) for remark in remarks)
     lines = [
-        f"dependencies = {_list(dependencies(case, has_tensors=has_tensors))}",
-        *(f"# {_one_line(remark)}" for remark in remarks),
+        f"dependencies = {write_value(dependencies(case, has_tensors=has_tensors))}",
+        *(f"# {remark}" for remark in plain),
         "[tool.minidbg]",
         *write_lines(table_of(case, device=device, kind=kind)),
     ]
@@ -85,18 +88,6 @@ def torch_requirement(version: str) -> str:
     except InvalidVersion:
         return "torch"
     return "torch" if parsed.is_devrelease or parsed.is_prerelease else f"torch=={parsed.public}"
-
-
-def _torch_remarks(version: str) -> tuple[str, ...]:
-    return (f"torch was {version}, which no index keeps",) if torch_requirement(version) == "torch" else ()
-
-
-def _one_line(text: str) -> str:
-    return "".join(character if character.isprintable() else " " for character in text)
-
-
-def _list(items: tuple[str, ...]) -> str:
-    return write_value(list(items))
 
 
 def table_of(case: Case, *, device: str, kind: Kind | None = None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from minidbg import references
-from minidbg.case import BackendRef, CallPath, Case, Level, Tolerances
+from minidbg.case import BackendRef, CallPath, Case, Level
 from minidbg.errors import UnreadableRepro
 from minidbg.graphs import capture_by_dynamo, recipes, tensors, write_module
 from minidbg.graphs.comments import comments_by_line, stack_trace
@@ -46,6 +46,7 @@ def load(path: Path | str) -> Case:
     with tensors.as_scripts_do():
         graph_module, inputs = _graph(parts, header, namespace, values)
     _remember_constants(parts.model, graph_module)
+    allowed: Any = header.table.get("tolerances", {})
     reference = replace(
         reference, setup=(*_added_imports(parts, graph_module, header.call), *reference.setup)
     )
@@ -61,15 +62,13 @@ def load(path: Path | str) -> Case:
         dynamic_dims=tuple(tuple(dims) for dims in header.table.get("dynamic_dims", ())),
         backward=bool(header.table.get("backward", False)),
         attempts=int(header.table.get("attempts", 1)),
-        tolerances=_tolerances(header.table.get("tolerances", {})),
+        tolerances=allowed
+        if isinstance(allowed, str)
+        else {name: (low, high) for name, (low, high) in allowed.items()},
         match=header.table.get("match"),
         provenance=header.provenance,
         compiler=compiler,
     )
-
-
-def _tolerances(given: Any) -> Tolerances:
-    return given if isinstance(given, str) else {name: (low, high) for name, (low, high) in given.items()}
 
 
 def _namespace(path: Path, parts: Parts, reference: BackendRef) -> dict[str, Any]:
@@ -120,15 +119,11 @@ def _remember_inputs(function: str, names: Sequence[str], values: Sequence[Any])
             isinstance(value, Tensor)
             and recipe is not None
             and id(value) not in seen
-            and not _is_stored(recipe)
+            # the file lies beside that script; what is written next has a file of its own, or none
+            and not any("stored(" in text for text in recipe.statements)
         ):
             recipes.remember(value, recipe)
         seen.add(id(value))
-
-
-def _is_stored(recipe: recipes.Recipe) -> bool:
-    # The file lies beside that script; what is written next has a file of its own, or none.
-    return any("stored(" in text for text in recipe.statements)
 
 
 def _remember_constants(model: str, graph_module: fx.GraphModule) -> None:
@@ -180,7 +175,8 @@ def _makers(definition: ast.stmt, prefix: str) -> Iterator[tuple[str, ast.Functi
         name, value = _assigned(statement) if isinstance(statement, ast.Assign | ast.Expr) else (None, None)
         if name is None or value is None:
             continue
-        inner = nested.get(_called(value))
+        called = ast.unparse(value.func).rpartition(".")[2] if isinstance(value, ast.Call) else ""
+        inner = nested.get(called)
         if inner is not None:
             yield from _makers(inner, f"{prefix}.{name}".strip("."))
         else:
@@ -205,10 +201,6 @@ def _assigned(statement: ast.Assign | ast.Expr) -> tuple[str | None, ast.expr | 
     ):
         return None, None
     return ".".join(part for part in (owner[2], str(key.value)) if part), call.args[1]
-
-
-def _called(value: ast.expr) -> str:
-    return ast.unparse(value.func).rpartition(".")[2] if isinstance(value, ast.Call) else ""
 
 
 def _inside_parameter(value: ast.expr) -> ast.expr:

@@ -48,7 +48,8 @@ def read_parts(text: str, header: Header) -> Parts:
         raise UnreadableRepro(f"{header.path}: no definition of {missing!r} is left in it")
     own = named.get("backend")
     upper = _above_judge(text, nodes, header.kind)
-    start = _mark_line(text)
+    lines = text.split("\n")
+    start = lines.index(EMBEDDED_MARK) + 1 if EMBEDDED_MARK in lines else 0
     end = _first_line(own or model)
     others = [node for node in upper if not start < node.lineno < end] if start else upper
     return Parts(
@@ -113,11 +114,6 @@ def _above_judge(text: str, nodes: list[ast.stmt], kind: Kind) -> list[ast.stmt]
     return found
 
 
-def _mark_line(text: str) -> int:
-    lines = text.split("\n")
-    return lines.index(EMBEDDED_MARK) + 1 if EMBEDDED_MARK in lines else 0
-
-
 def backend_of(parts: Parts, header: Header) -> BackendRef:
     """The reference that the script's ``def backend()`` stands for, as it is written now."""
     table = header.table
@@ -136,8 +132,12 @@ def backend_of(parts: Parts, header: Header) -> BackendRef:
     )
     function = ast.parse(parts.backend).body[0]
     assert isinstance(function, ast.FunctionDef)
-    *setup, last = [node for node in function.body if not _is_comment(node)] or [ast.Pass()]
-    if isinstance(last, ast.Return) and last.value is not None and not any(map(_returns, setup)):
+    comments = [
+        node for node in function.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    ]
+    *setup, last = [node for node in function.body if node not in comments] or [ast.Pass()]
+    returns = any(isinstance(part, ast.Return) for node in setup for part in ast.walk(node))
+    if isinstance(last, ast.Return) and last.value is not None and not returns:
         lines = tuple(dedented(parts.backend, node) for node in setup)
         return replace(plain, setup=lines, expression=dedented(parts.backend, last.value))
     # A person made more of it than imports and a value: it is kept whole, under another name.
@@ -153,11 +153,3 @@ def _embedded(parts: Parts, added: str) -> str:
     more = parts.imports if added else ()
     head = "\n".join(line for line in (*imports, *more) if line not in parts.copied.split("\n"))
     return "\n\n\n".join(part for part in (head, parts.copied, added) if part)
-
-
-def _is_comment(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-
-
-def _returns(node: ast.stmt) -> bool:
-    return any(isinstance(child, ast.Return) for child in ast.walk(node))

@@ -121,11 +121,12 @@ def render(
         "stored": STORED.rstrip("\n") if stored else "",
         "device": device,
         "header": header,
+        "paths": list(case.backend.paths) if form is Form.SHORT else [],
     }
     if form is Form.SHORT:
         read = header_of(header, Path("the header"))
         variables |= selfcheck.lines_for(read, model=model.text, literal_backend=literal_backend)
-        variables |= {"paths": list(case.backend.paths), "limit": f"{selfcheck.hang_limit(read):g}"}
+        variables["limit"] = f"{selfcheck.hang_limit(read):g}"
     if is_standalone:
         variables |= {
             "divider": DIVIDER,

@@ -14,8 +14,7 @@ from minidbg.failure import Verdict
 from minidbg.metadata import BLOCK
 from minidbg.repro import Header
 from minidbg.repro.files import replace_file
-from minidbg.repro.header import header_of, script_text
-from minidbg.repro.toml import write_value
+from minidbg.repro.header import header_of, script_text, write_value
 from minidbg.repro.wording import USAGE, escaped
 
 FAILING = frozenset({"reproduces", "flaky", "changed", "crashed", "timeout"})
