@@ -159,3 +159,19 @@ def operator_files(name: str) -> list[str]:
     if kernel is not None:
         found.append(kernel.source.rpartition(":")[0])
     return list(dict.fromkeys(found))
+
+
+@seen("2.13", "2.14")
+def op_samples() -> list[Any]:
+    """torch's own descriptions of its operators, each with sample inputs.
+
+    Raises ImportError where a package is missing that torch's testing modules want.
+    """
+    from torch.testing._internal import common_methods_invocations
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    # Operators that draw numbers are wrapped in this, which sets the seed and which dynamo cannot trace.
+    vars(common_methods_invocations)["wrapper_set_seed"] = lambda op, *args, **kwargs: op(*args, **kwargs)
+    # The import freezes torch.backends for the whole process, and a backend that sets a flag there would fail.
+    vars(torch.backends)["__allow_nonbracketed_mutation_flag"] = True
+    return list(op_db)

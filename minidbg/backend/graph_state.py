@@ -77,11 +77,12 @@ class GraphState:
             except Exception as error:
                 if _torch.is_control_flow(error) or self.is_put_off():
                     raise
-                report = self.answered(error, example_inputs, Kind.COMPILE)
+                failure = self.failure(error, example_inputs, Kind.COMPILE)
+                report = self.report_on(failure)
                 if not self.can_go_on():
                     raise
                 self.undo_compiling(kept)
-                self.warn(error, example_inputs, Kind.COMPILE, report)
+                self.warn(failure, report)
                 gm = copy_graph_module(self.untouched)
             else:
                 if self.level is Level.DYNAMO:
@@ -204,19 +205,16 @@ class GraphState:
         self, failure: Failure, result: Any, args: tuple[Any, ...], kept: Kept
     ) -> CompiledFn:
         """What to call instead. Raises the failure's error when nothing is left, or may run on what the call has left."""
-        error = failure.error
-        report = failures.own_report(error) or self.answer(failure)
-        failures.set_report(error, report)
+        error, report = failure.error, self.report_on(failure)
         restored = self.put_back(kept)
         if not self.can_go_on():
             self.say_why_it_is_raised(error, report)
             raise error
-        later = [link.name for link in self.links[self.position + 1 :]]
         if not restored:
             failures.warn_going_on(failure, report, "these results, and eager in later calls")
             self.called_as_eager()
             return lambda *args: result
-        failures.warn_going_on(failure, report, later[0] if later else "eager")
+        self.warn(failure, report)
         again = self.next_that_compiles(error, args, kept)
         if again is None:
             raise error
@@ -227,13 +225,17 @@ class GraphState:
         if self.position >= len(self.links) or failures.is_answering():
             return None
         restored = self.put_back(kept)
-        report = self.run_time_report(error, args, kept, restored)
-        if report is None:
-            return None
+        failure = self.failure(error, args, Kind.RUNTIME, () if restored else (STALE,))
+        if restored and failures.own_report(error) is None:
+            blameless = failures.eager_fails_too(failure, os.environ)  # then it is the program's own error
+            self.put_back(kept)
+            if blameless:
+                return None
+        report = self.report_on(failure)
         if not (restored and self.can_go_on()):
             self.say_why_it_is_raised(error, report)
             return None
-        self.warn(error, args, Kind.RUNTIME, report)
+        self.warn(failure, report)
         return self.next_that_compiles(error, args, kept)
 
     def put_back(self, kept: Kept | None) -> bool:
@@ -245,24 +247,6 @@ class GraphState:
         except RuntimeError:  # a device in error refuses every call
             return False
 
-    def run_time_report(
-        self, error: Exception, args: tuple[Any, ...], kept: Kept | None, restored: bool
-    ) -> Report | None:
-        """What became of the failure; None when eager fails on the same inputs, which is the program's own error."""
-        known = failures.own_report(error)
-        if known is not None:
-            return known
-        notes = () if restored else (STALE,)
-        failure = self.failure(error, args, Kind.RUNTIME, notes)
-        if restored:
-            blameless = failures.eager_fails_too(failure, os.environ)
-            self.put_back(kept)
-            if blameless:
-                return None
-        report = self.answer(failure)
-        failures.set_report(error, report)
-        return report
-
     def next_that_compiles(
         self, error: Exception, args: tuple[Any, ...], kept: Kept | None
     ) -> CompiledFn | None:
@@ -273,9 +257,10 @@ class GraphState:
             try:
                 self.compiled_fn = compile_at_run_time(self.links[position], self.untouched, args)
             except Exception as another:  # noqa: BLE001 - answered like the failure of the link before
-                report = self.answered(another, args, Kind.COMPILE)
+                failure = self.failure(another, args, Kind.COMPILE)
+                report = self.report_on(failure)
                 self.put_back(kept)
-                self.warn(another, args, Kind.COMPILE, report)
+                self.warn(failure, report)
             else:
                 return lambda *args: self.careful_call(list(args))
         if self.settings.on_failure is OnFailure.FALLBACK:
@@ -296,21 +281,14 @@ class GraphState:
         """The state that a call with ``values`` may change."""
         return keep(values, self.mutated, self.held, limit_bytes=self.settings.value_limit_bytes)
 
-    def answered(
-        self, error: Exception, values: Sequence[Any], kind: Kind, notes: tuple[str, ...] = ()
-    ) -> Report:
-        """The report on ``error``, which is then readable from it. One that a wrapper below made is kept."""
-        known = failures.own_report(error)
-        if known is not None:
-            return known
-        report = self.answer(self.failure(error, values, kind, notes))
-        failures.set_report(error, report)
+    def report_on(self, failure: Failure) -> Report:
+        """What became of ``failure``, readable from its error from then on. A report that a wrapper below made is kept."""
+        report = failures.own_report(failure.error)
+        if report is None:
+            self.standing.failed = True
+            report = failures.answer(failure, self.settings)
+            failures.set_report(failure.error, report)
         return report
-
-    def answer(self, failure: Failure) -> Report:
-        """What became of ``failure``, which counts against this graph."""
-        self.standing.failed = True
-        return failures.answer(failure, self.settings)
 
     def failure(
         self, error: Exception, values: Sequence[Any], kind: Kind, notes: tuple[str, ...] = ()
@@ -320,11 +298,10 @@ class GraphState:
         link = self.links[self.position]
         return Failure(self.untouched, tuple(values), link, kind, error, notes, level=self.level)
 
-    def warn(self, error: Exception, values: Sequence[Any], kind: Kind, report: Report) -> None:
+    def warn(self, failure: Failure, report: Report) -> None:
         """Tell what the program goes on with."""
         later = self.links[self.position + 1 :]
-        then = later[0].name if later else "eager"
-        failures.warn_going_on(self.failure(error, values, kind), report, then)
+        failures.warn_going_on(failure, report, later[0].name if later else "eager")
 
     def say_why_it_is_raised(self, error: Exception, report: Report) -> None:
         """Let ``error``, which the caller gets, say what became of it."""
@@ -382,8 +359,7 @@ class DynamoGraph(GraphState):
         def on_failure(error: Exception, phase: str) -> None:
             if failures.own_report(error) is None and not failures.is_answering():
                 failure = call.failure(error, phase)
-                report = self.answer(failure)
-                failures.set_report(error, report)
+                report = self.report_on(failure)
                 failures.add_line(error, report)
                 if self.settings.on_failure is OnFailure.FALLBACK and self.position < len(self.links):
                     failures.warn_going_on(failure, report, "eager in later calls")

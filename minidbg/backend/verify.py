@@ -35,6 +35,7 @@ from minidbg.oracle import compare
 from minidbg.oracle.agreement import differ, explaining_precision, left_by
 from minidbg.oracle.harness import gradients_of, graph_texts
 from minidbg.oracle.randomness import Fed, feed_recorded
+from minidbg.oracle.snapshot import CannotCompare
 from minidbg.settings import Layout, Settings, Verify
 
 log = logging.getLogger("minidbg")
@@ -91,7 +92,7 @@ class Verification:
                 failure = None
             self.standing.verified |= failure is None
             return failure
-        except compare.CannotCompare as refused:
+        except CannotCompare as refused:
             self.standing.not_verified(str(refused))
         except Exception as trouble:  # eager's own failures included: the user's result stands
             self.standing.not_verified(reason_of(trouble))
@@ -179,7 +180,7 @@ class Verification:
             actual = run_compiled_anew(self.before, self.link, backward=wants)
         except Exception as error:
             why = f"its random numbers could not be taken out: {reason_of(error)}"
-            raise compare.CannotCompare(why) from error
+            raise CannotCompare(why) from error
         self.before.set_generators()
         expected = run_eager(self.before, backward=wants)
         if not (actual["gradients"] and expected["gradients"]):

@@ -19,9 +19,9 @@ from minidbg.backend.chain import Link, compile_at_run_time
 from minidbg.backend.kept import generator_states, memory_of, set_generator_state, tensors_in
 from minidbg.graphs.copying import clone_values, copy_graph_module, storage_bytes, storage_key
 from minidbg.graphs.mutation import written_attributes
+from minidbg.oracle.arithmetic import are_close
 from minidbg.oracle.harness import gradients_of, left_behind, needs_gradient
 from minidbg.oracle.randomness import Fed, draws_alone
-from minidbg.oracle.reruns import are_close
 
 SMALL_BYTES = 64 << 20
 """Inputs that take no more are all copied, so that a backend that writes where it must not is found out."""

@@ -26,6 +26,9 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "reduce": "minidbg.cli.reducing:reduce",
         "demo": "minidbg.cli.about:demo",
     },
+    "Before the model breaks": {
+        "hunt": "minidbg.cli.hunting:hunt",
+    },
     "Repros": {
         "list": "minidbg.watch.commands:list_repros",
         "show": "minidbg.cli.showing:show",
@@ -33,6 +36,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "export": "minidbg.cli.sharing:export",
         "check": "minidbg.cli.checking:check",
         "stages": "minidbg.cli.showing:stages",
+        "workaround": "minidbg.cli.hunting:workaround",
     },
     "Watching": {
         "watch": "minidbg.watch.commands:watch",

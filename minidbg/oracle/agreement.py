@@ -8,15 +8,11 @@ from typing import Any
 
 import torch
 
-from minidbg.oracle.compare import (
-    _can_stand_for,
-    _same_but_for_rounding,
-    layout_difference,
-    mismatch,
-    snapshot,
-)
+from minidbg.oracle.arithmetic import _has_floats, _rms, distance_between, far_apart
+from minidbg.oracle.compare import _same_but_for_rounding, layout_difference, mismatch
 from minidbg.oracle.precision import DROPPED_BITS, LowerPrecision, OtherRounding
-from minidbg.oracle.reruns import _has_floats, _rms, distance_between, far_apart, random_states, to_float64
+from minidbg.oracle.reruns import random_states, to_float64
+from minidbg.oracle.snapshot import _can_stand_for, snapshot
 from minidbg.oracle.undefined import ChangedEager, OtherAnswers
 
 MOST_MARGIN = 10.0

@@ -5,19 +5,18 @@ both are held against the same program run in float64, as ``torch._dynamo.utils.
 is wrong when it is clearly farther from float64 than eager's is. Integers and bools must be equal, NaN and inf
 must be in the same places; only where eager itself disagrees with float64 is the compiled result free to do so.
 
-With ``reruns.py`` it stands alone: both are also part of repro scripts, as text.
+It is also part of repro scripts, as text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from minidbg.oracle.precision import tolerance_in
-from minidbg.oracle.reruns import (
+from minidbg.oracle.arithmetic import (
     FACTOR_NOISY,
     are_close,
     distance_between,
@@ -25,6 +24,16 @@ from minidbg.oracle.reruns import (
     is_noise,
     largest,
     wrong_elements,
+)
+from minidbg.oracle.precision import tolerance_in
+from minidbg.oracle.snapshot import (
+    CannotCompare,
+    Leaf,
+    Snapshot,
+    _are_plain,
+    _can_stand_for,
+    _in_place_of,
+    _name,
 )
 
 # --- embedded from here ---
@@ -39,63 +48,8 @@ TOLERANCES = {
     torch.float16: (1e-3, 1e-5, 2e-3),
 }
 NEVER_EXCUSED = ("dtype", "device")  # chance and rounding change values and shapes
-SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-Snapshot = Mapping[str, "Leaf"]
 Run = Snapshot | Callable[[], Snapshot | None] | None  # a function is called only when its answer is needed
 Difference = dict[str, Any]
-
-
-class CannotCompare(ValueError):
-    """A leaf has no plain values to compare (quantized, nested, fake): it is neither right nor wrong."""
-
-
-class Leaf(NamedTuple):
-    """One value that a run left behind; a tensor is detached and shares the run's memory."""
-
-    kind: str  # output, input or gradient
-    value: Any
-    requires_grad: bool = False
-
-
-def snapshot(outputs: Any, inputs_after: Any = (), gradients: Any = ()) -> dict[str, Leaf]:
-    """All that one run left behind, by label: ``output 0``, ``input x after the call``, ``gradient of x``.
-
-    ``outputs`` may nest tuples, lists and dicts. ``inputs_after`` and ``gradients`` are sequences, or mappings
-    from name to value; give all tensor inputs, so that aliasing is seen. Nothing is copied.
-    """
-    leaves: dict[str, Leaf] = {}
-    for kind, label, values in (
-        ("output", "output {}", outputs if isinstance(outputs, (tuple, list, Mapping)) else (outputs,)),
-        ("input", "input {} after the call", inputs_after),
-        ("gradient", "gradient of {}", gradients),
-    ):
-        for name, value in values.items() if isinstance(values, Mapping) else enumerate(values):
-            name = f"input {name}" if kind == "gradient" and isinstance(name, int) else name
-            leaves |= {label.format(f"{name}{path}"): _leaf(kind, part) for path, part in _parts(value)}
-    return leaves
-
-
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
-        items = [(f"[{index}]", item) for index, item in enumerate(value)]
-    elif isinstance(value, Mapping):
-        items = [(f"[{key!r}]", item) for key, item in value.items()]
-    elif hasattr(value, "__tensor_flatten__"):  # a tensor subclass made of plain tensors
-        items = [(f".{name}", getattr(value, name)) for name in value.__tensor_flatten__()[0]]
-    elif isinstance(value, torch.Tensor) and value.layout in SPARSE and value.device.type != "meta":
-        items = [(".layout", _name(value.layout)), ("", value.to_dense())]
-    else:
-        yield "", value
-        return
-    for path, item in items:
-        yield from ((path + rest, part) for rest, part in _parts(item))
-
-
-def _leaf(kind: str, value: Any) -> Leaf:
-    if isinstance(value, torch.Tensor):
-        return Leaf(kind, value.detach(), value.requires_grad)
-    plain = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}.get(type(value))
-    return Leaf(kind, plain(value) if plain else value)
 
 
 def mismatch(
@@ -377,13 +331,6 @@ def _in_one_storage(run: Snapshot, outputs: list[str], inputs: list[str]) -> Ite
         others.append(where)
 
 
-def _are_plain(a: Any, e: Any) -> bool:
-    """Whether both are dense tensors with values, of one shape."""
-    if not all(type(x) is torch.Tensor and x.layout is torch.strided and not x.is_quantized for x in (a, e)):
-        return False
-    return bool(a.shape == e.shape)
-
-
 def _strides(tensor: torch.Tensor) -> list[int]:
     """The strides that address anything: none of dimensions of size 1, none at all where there are no elements."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
@@ -415,23 +362,6 @@ def _difference(
     direction = "backward" if kind == "gradient" else "forward"
     signature = {"direction": direction, "message": f"{kind}: {detail or category}"}
     return {"where": where, "category": category, "signature": signature, "message": message, **figures}
-
-
-def _can_stand_for(value: Any, like: torch.Tensor) -> bool:
-    """Whether ``value`` is the same leaf of another run: of the same shape, and as ``like`` a float, complex or neither."""
-    if not _are_plain(value, like):
-        return False
-    return (value.is_floating_point(), value.is_complex()) == (like.is_floating_point(), like.is_complex())
-
-
-def _in_place_of(like: torch.Tensor, run: Snapshot, where: str) -> Any:
-    """Leaf ``where`` of another run, also where that is no gradient, or a number that ``.item()`` gave."""
-    value = run[where].value if where in run else None
-    return torch.full_like(like, value or 0) if value is None or isinstance(value, (int, float)) else value
-
-
-def _name(of: torch.dtype | torch.layout) -> str:
-    return str(of).removeprefix("torch.")
 
 
 def _is_same_memory(a: torch.Tensor, e: torch.Tensor) -> bool:

@@ -40,7 +40,15 @@ ROOM = Path(__file__).parent
 def parts_of(kind: str, call: str = CallPath.DIRECT) -> tuple[str, ...]:
     """The files of this room whose text a script of that kind and call path carries, in order."""
     extra = {
-        Kind.ACCURACY: ("compare.py", "reruns.py", "undefined.py", "precision.py", "agreement.py"),
+        Kind.ACCURACY: (
+            "snapshot.py",
+            "arithmetic.py",
+            "compare.py",
+            "reruns.py",
+            "undefined.py",
+            "precision.py",
+            "agreement.py",
+        ),
         Kind.CRASH: ("child.py",),
         Kind.HANG: ("child.py",),
     }

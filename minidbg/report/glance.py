@@ -55,6 +55,8 @@ def lines(story: Story) -> Iterator[str]:
         yield f"but       it {header.provenance.neighbour}"
     if story.stages:
         yield f"stages    {story.stages.sentence}"
+    if story.workaround:
+        yield f"until it is mended: {story.workaround}"
     yield from past_lines(story)
     yield from ("", story.parts.model)
     if story.neighbour:

@@ -95,6 +95,8 @@ def facts(story: Story) -> Iterator[tuple[str, str]]:
     yield "seen with", f"torch {header.provenance.torch_version}"
     yield "expected", header.expect
     yield "run", f"python {display_path(story.path)}"
+    if story.workaround:
+        yield "until it is mended", story.workaround
     for note in header.provenance.notes:
         yield "note", note
 

@@ -17,6 +17,7 @@ from minidbg.repro.folder import HIDDEN
 from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.parts import Parts, read_parts
 from minidbg.stages import StageReport, stages_of
+from minidbg.workarounds import best_of
 
 HISTORY_ENTRIES = 200
 
@@ -87,6 +88,11 @@ class Story:
         return stages_of(self.header)
 
     @property
+    def workaround(self) -> str:
+        """The best change of the program that ``minidbg workaround`` saw to work; empty when nobody has asked yet."""
+        return best_of(self.path)
+
+    @property
     def figures(self) -> Mapping[str, Any]:
         """How far the reduction came: nodes and inputs before and after, oracle calls, seconds, certified."""
         story = self.header.provenance
@@ -126,6 +132,7 @@ class Story:
             if self.neighbour
             else None,
             "stages": {**self.stages.to_table(), "sentence": self.stages.sentence} if self.stages else None,
+            "workaround": self.workaround,
             "capture": str(self.capture) if self.capture else None,
             "replayed_calls": len(self.steps),
             "devices": [

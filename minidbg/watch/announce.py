@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import logging.handlers
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 import structlog
+
+from minidbg.printable import display_path, printable
 
 LOG_BYTES = 5_000_000
 LOG_FILES = 3
@@ -118,14 +119,21 @@ QUIET = frozenset({"workers_ready", "machine", "build_started", "reduction_start
 
 
 class PlainLines:
-    """One line for each thing worth knowing. Unchanged results are only counted, unless ``every_result``."""
+    """One line for each thing worth knowing. Unchanged and muted results are only counted, unless ``every_result``."""
 
     def __init__(self, stream: TextIO, *, every_result: bool = False) -> None:
         self.stream, self.every_result = stream, every_result
 
     def show(self, event: Event) -> None:
         """Write the event's line, if it has one."""
-        if event.name == "result" and not self.every_result and event.data["standing"] in UNCHANGED:
+        data = event.data
+        if (
+            event.name == "result"
+            and not self.every_result
+            and (data["standing"] in UNCHANGED or data.get("muted"))
+        ):
+            return
+        if event.name in ("flip", "unconfirmed") and data.get("muted"):
             return
         text = line_of(event)
         if text:
@@ -145,17 +153,6 @@ def line_of(event: Event) -> str:
     return printable(words(event.data)) if words else event.name.replace("_", " ")
 
 
-def printable(text: str) -> str:
-    """``text`` without control sequences: it may come from anywhere."""
-    return "".join(character if character.isprintable() or character == "\n" else "?" for character in text)
-
-
-def shown(path: str) -> str:
-    """A path as people write it: relative when it lies below the current folder."""
-    here = os.getcwd()
-    return path[len(here) + 1 :] if path.startswith(here + os.sep) else path
-
-
 def plural(count: int, noun: str) -> str:
     """``1 repro``, ``2 repros``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
@@ -164,7 +161,7 @@ def plural(count: int, noun: str) -> str:
 def started(data: Mapping[str, Any]) -> str:
     sources = ", ".join(data["sources"]) or "no sources"
     return (
-        f"watching {plural(len(data['repros']), 'repro')} in {shown(data['home'])} and {plural(data['files'], 'file')} in "
+        f"watching {plural(len(data['repros']), 'repro')} in {display_path(data['home'])} and {plural(data['files'], 'file')} in "
         f"{sources} (process {data['pid']})"
     )
 
@@ -225,8 +222,8 @@ def build_failed(data: Mapping[str, Any]) -> str:
 
 def reduction_finished(data: Mapping[str, Any]) -> str:
     if data["repro"]:
-        return f"reduced {shown(data['capture'])} to {shown(data['repro'])}"
-    return f"could not reduce {shown(data['capture'])}: {data['reason']}"
+        return f"reduced {display_path(data['capture'])} to {display_path(data['repro'])}"
+    return f"could not reduce {display_path(data['capture'])}: {data['reason']}"
 
 
 WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
@@ -254,15 +251,15 @@ WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
         f"unexpected: {data['repro']} [{data['device']}] is {data['verdict']}, and its header expects {data['expect']}"
     ),
     "process_died": lambda data: (
-        f"a process died in a backend; what it was at is in {shown(data['capture'])}"
+        f"a process died in a backend; what it was at is in {display_path(data['capture'])}"
     ),
     "capture_known": lambda data: (
-        f"{shown(data['capture'])} shows the failure of {data['repro']}, so it is left as it is"
+        f"{display_path(data['capture'])} shows the failure of {data['repro']}, so it is left as it is"
     ),
     "bisect_started": lambda data: (
-        f"bisecting {shown(data['repro'])} between {data['good']} and {data['bad']}"
+        f"bisecting {display_path(data['repro'])} between {data['good']} and {data['bad']}"
     ),
-    "bisect_finished": lambda data: f"bisected {shown(data['repro'])}: {data['text']}",
+    "bisect_finished": lambda data: f"bisected {display_path(data['repro'])}: {data['text']}",
     "stopping": lambda data: f"stopping: {data['reason']}",
     "stopped": lambda data: "",
     "paused": lambda data: "paused: no sweeps until p is pressed again",

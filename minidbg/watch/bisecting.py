@@ -19,7 +19,7 @@ from minidbg.errors import MinidbgError
 from minidbg.failure import EXIT_STATUS, Outcome, Verdict
 from minidbg.processes import deaths, run_python
 from minidbg.processes.pool import COMPILER_ENVIRONMENT
-from minidbg.watch.background import Builder, Built
+from minidbg.watch.background import Builder, Built, last_line
 from minidbg.watch.columns import Column
 from minidbg.watch.repros import Repro, read_repro
 from minidbg.watch.runner import as_renamed, expected_signature, is_fallback, judging
@@ -291,11 +291,6 @@ def imported_from_elsewhere(tree: Path, repro: Repro, env: dict[str, str]) -> st
     if not found:
         return "the backend is not importable at this commit"
     return f"{repro.modules[0]} is imported from {found[0][0]}, not from the worktree"
-
-
-def last_line(text: str) -> str:
-    """The last line that is not empty."""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def git(repository: Path, *arguments: str) -> str:

@@ -281,7 +281,3 @@ def bisect_torch(repro: Path, versions: str, folder: Path | None, seconds: float
         repro, versions, folder=folder, seconds=seconds, tell=lambda text: click.echo(text, err=True)
     )
     click.echo(json.dumps(asdict(found)) if as_json else found.line)
-
-
-COMMANDS = (watch, status, list_repros, history, accept, bisect)
-"""For the command line to add."""

@@ -14,9 +14,10 @@ from types import FrameType
 from typing import TypeAlias
 
 from minidbg.history import NAME, Environment, Revision, open_or_begin_anew
+from minidbg.printable import display_path
 from minidbg.processes.deaths import last_json
 from minidbg.processes.pool import NUMBERS, Died, Ended, Order, Pool, Ready
-from minidbg.watch.announce import Announcer, Log, shown
+from minidbg.watch.announce import Announcer, Log
 from minidbg.watch.background import Background, Builder, Builds, Built
 from minidbg.watch.columns import Column, Machine, variants
 from minidbg.watch.events import Events
@@ -156,7 +157,7 @@ class Daemon:
         ours = {str(one) for one in variants([""], self.settings.env, self.settings.options)}
         self.announce(
             "started", pid=os.getpid(), home=str(self.home), repros=sorted(repros),
-            sources=[shown(root.path) for root in self.watched.roots],
+            sources=[display_path(root.path) for root in self.watched.roots],
             files=len(self.watched.snapshot.files), jobs=self.settings.jobs,
             notes=[notes for repro in repros.values() if len(notes := repro.row()) > 1],
             states=[
@@ -344,11 +345,8 @@ class Daemon:
         self.sweeper.machine, self.recorder.torch = machine, machine.torch
         for environment in machine.environments.values():
             self.recorder.history.put_environment(environment)
-        self.announce(
-            "machine",
-            torch=machine.torch,
-            devices={name: one.name for name, one in machine.environments.items()},
-        )
+        names = {name: one.name for name, one in machine.environments.items()}
+        self.announce("machine", torch=machine.torch, devices=names)
 
     def key(self, key: Key) -> None:
         """What a person asked for."""
@@ -358,7 +356,7 @@ class Daemon:
             column = next((one for one in every if str(one) == key.column), Column("cpu"))
             refusal = self.background.bisect(key.path, key.good, key.bad, column)
             if refusal:
-                self.announce("notice", text=f"{shown(key.path)} is not bisected: {refusal}")
+                self.announce("notice", text=f"{display_path(key.path)} is not bisected: {refusal}")
         elif name == "quit":
             self.inbox.put(Stop("asked to"))
         elif name == "pause":

@@ -13,7 +13,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from minidbg.watch.announce import Event, line_of, plural, printable, shown
+from minidbg.printable import display_path, printable
+from minidbg.watch.announce import Event, line_of, plural
 from minidbg.watch.states import FAILING
 
 STYLES: Mapping[str, str] = {
@@ -265,7 +266,7 @@ class Matrix:
 
     def headline(self) -> Text:
         """What the daemon does, how far it is, and which files caused it."""
-        parts = [f"minidbg watch {shown(self.home)}"]
+        parts = [f"minidbg watch {display_path(self.home)}" if self.home else "minidbg watch"]
         if self.failing_only:
             parts.append("only what fails is shown")  # in front: a narrow terminal cuts the end off
         parts.append("paused" if self.paused else self.activity)

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from minidbg.errors import MinidbgError
-from minidbg.history import NAME, Flip, History, Result, State
-from minidbg.watch.announce import plural, printable
+from minidbg.history import NAME, History, Result, State
+from minidbg.printable import printable
+from minidbg.watch.announce import plural
 from minidbg.watch.lock import hidden_path, is_stopped, living_holder
-from minidbg.watch.recorder import revision_text
+from minidbg.watch.recorder import flip_facts, revision_text
 from minidbg.watch.repros import Repro, home_of, name_of, read_repros
 from minidbg.watch.states import is_expected
 
@@ -81,7 +82,7 @@ def list_text(rows: Sequence[Row]) -> str:
     """The rows as a table."""
     if not rows:
         return "no repros"
-    width = max(len(row["repro"]) for row in rows)
+    width, column = (max(len(row[name]) for row in rows) for name in ("repro", "device"))
     lines = []
     for row in rows:
         verdict = "damaged" if row["kind"] is None else row["verdict"] or "not seen yet"
@@ -91,7 +92,7 @@ def list_text(rows: Sequence[Row]) -> str:
         unexpected = "" if row.get("expected", True) else f"  header expects {row['expect']}"
         what = f"{row['kind'] or ''} in {row['backend']}" if row["kind"] else row["reason"]
         lines.append(
-            f"{row['repro']:<{width}}  {row['device']:<7} {verdict:<13} {since:<23} {what}{unexpected}".rstrip()
+            f"{row['repro']:<{width}}  {row['device']:<{column}} {verdict:<13} {since:<23} {what}{unexpected}".rstrip()
         )
     return printable("\n".join(lines))
 
@@ -150,21 +151,12 @@ def history_of(path: Path, limit: int) -> list[Row]:
     with history_in(home) as found:
         if found is None:
             raise MinidbgError(f"no history in {home}; 'minidbg watch {home}' begins one")
-        flips = [flip_row(found, flip) for flip in found.flips(name, limit=limit)]
+        flips = [
+            {"entry": "flip", "at": flip.at, **flip_facts(found, flip)}
+            for flip in found.flips(name, limit=limit)
+        ]
         runs = found.results(name, limit=limit) if name is not None else []
         return flips + [result_row(sweep, result) for sweep, result in runs]
-
-
-def flip_row(history: History, flip: Flip) -> Row:
-    """A flip with the revisions on both sides."""
-    before, after = history.sweep(flip.last_before), history.sweep(flip.sweep)
-    return {
-        "entry": "flip", "at": flip.at, "repro": flip.repro, "device": flip.device, "kind": flip.kind,
-        "before": str(flip.before), "after": str(flip.after), "sweep": flip.sweep, "last_before_sweep": flip.last_before,
-        "last_before": revision_text(before.revisions) if before else "",
-        "first_after": revision_text(after.revisions) if after else "",
-        "files": list(after.files) if after else [],
-    }  # fmt: skip
 
 
 def result_row(sweep: int, result: Result) -> Row:

@@ -83,6 +83,7 @@ class Recorder:
             "verdict": str(verdict) if verdict else None,
             "seconds": round(answer.sightings[0].seen.seconds, 3) if answer.sightings else 0.0,
             "runs": len(answer.sightings),
+            "muted": repro.muted,
             "reason": answer.reason,
             "message": answer.sightings[-1].outcome.message[:MESSAGE_CHARACTERS] if answer.sightings else "",
         }
@@ -92,31 +93,13 @@ class Recorder:
 
     def tell_flip(self, flip: Flip, repro: Repro | None) -> None:
         """Announce a flip, run the hook, and note that it was told."""
-        event = self.flip_event(flip, repro)
+        path, muted = (str(repro.path), repro.muted) if repro else (flip.repro, "")
+        event = {**flip_facts(self.history, flip), "path": path, "muted": muted, "torch": self.torch}
         self.announce("flip", **event)
-        if self.hook and not event["muted"]:
+        if self.hook and not muted:
             self.hooks = [thread for thread in self.hooks if thread.is_alive()]
             self.hooks.append(run_hook(self.hook, event, self.hook_folder))
         self.history.mark_announced(flip.id)
-
-    def flip_event(self, flip: Flip, repro: Repro | None) -> dict[str, Any]:
-        """What is told of a flip: between which two sweeps and revisions, and which files had changed."""
-        after, before = self.history.sweep(flip.sweep), self.history.sweep(flip.last_before)
-        return {
-            "repro": flip.repro,
-            "path": str(repro.path) if repro else flip.repro,
-            "device": flip.device,
-            "muted": repro.muted if repro else "",
-            "kind": flip.kind,
-            "before": str(flip.before),
-            "after": str(flip.after),
-            "sweep": flip.sweep,
-            "last_before_sweep": flip.last_before,
-            "files": list(after.files)[:20] if after else [],
-            "last_before": revision_text(before.revisions if before else {}),
-            "first_after": revision_text(after.revisions if after else {}),
-            "torch": self.torch,
-        }
 
     def tell_forgotten_flips(self, repros: Mapping[str, Repro]) -> None:
         """Announce the flips that a killed daemon had stored and not told."""
@@ -127,6 +110,17 @@ class Recorder:
         """Give hooks that have just begun a moment to end."""
         for thread in self.hooks:
             thread.join(timeout=HOOK_GRACE_S)
+
+
+def flip_facts(history: History, flip: Flip) -> dict[str, Any]:
+    """A flip, the two sweeps and revisions that it lies between, and which files had changed."""
+    after, before = history.sweep(flip.sweep), history.sweep(flip.last_before)
+    return {
+        "repro": flip.repro, "device": flip.device, "kind": flip.kind, "before": str(flip.before), "after": str(flip.after),
+        "sweep": flip.sweep, "last_before_sweep": flip.last_before, "files": list(after.files)[:20] if after else [],
+        "last_before": revision_text(before.revisions if before else {}),
+        "first_after": revision_text(after.revisions if after else {}),
+    }  # fmt: skip
 
 
 def revision_text(revisions: Mapping[str, Revision]) -> str:

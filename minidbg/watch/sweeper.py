@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from minidbg.failure import Outcome, Verdict
+from minidbg.printable import display_path
 from minidbg.processes.pool import Ended
-from minidbg.watch.announce import Announcer, shown
+from minidbg.watch.announce import Announcer
 from minidbg.watch.columns import Machine, devices_of, parse_devices, said_aloud, variants
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import Repro, stamp_of
@@ -81,7 +82,7 @@ class Sweeper:
             [*self.watched.all_roots(), *self.script_folders()],
             usual_seconds(self.recorder.states.values(), self.repros),
         )
-        files = [shown(path) for path in changed[:MOST_FILES_TOLD]]
+        files = [display_path(path) for path in changed[:MOST_FILES_TOLD]]
         number = self.recorder.history.start_sweep(began, code=code, files=files)
         jobs, unable = self.jobs_of(names)
         self.current = Sweep(
@@ -295,7 +296,7 @@ class Sweeper:
             if isinstance(one, Unconfirmed):
                 self.announce(
                     "unconfirmed", sweep=sweep.number, repro=one.job.repro, device=one.job.device, before=str(one.before),
-                    seen=not one.is_first, verdict=str(one.seen.verdict), seconds=round(one.seen.seconds, 3),
+                    muted=sweep.repros[one.job.repro].muted, seen=not one.is_first, verdict=str(one.seen.verdict), seconds=round(one.seen.seconds, 3),
                 )  # fmt: skip
         if sweep.first_answer is None and (
             len(found) > len(answers) or any(one.sightings for one in answers)

@@ -20,7 +20,8 @@ import click
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from minidbg.watch.announce import Event, shown
+from minidbg.printable import display_path
+from minidbg.watch.announce import Event
 from minidbg.watch.daemon import Inbox, Key
 from minidbg.watch.matrix import Matrix
 
@@ -133,7 +134,7 @@ class Terminal:
         if editor:
             self.edit([*shlex.split(editor), path])
         elif click.launch(path) != 0:
-            self.note(f"nothing opens {shown(path)}; set EDITOR to the editor of your choice")
+            self.note(f"nothing opens {display_path(path)}; set EDITOR to the editor of your choice")
 
     def edit(self, command: list[str]) -> None:
         """Give the terminal to an editor until it ends. The daemon goes on meanwhile."""

@@ -1,10 +1,11 @@
 """How soon after a save does ``minidbg watch`` know? Beside running each script with a fresh ``python repro.py``.
 
-    python tests/benchmarks/bench_watch.py [--repros 1,20,100] [--backends custom,inductor] [--baseline 10]
+    python tests/benchmarks/bench_watch.py [--repros 1,20,100] [--backends custom,inductor] [--baseline 10] [--hangs 5]
 
 For each backend and number of repros: seconds from the save to the first and to the last verdict (median of several
 saves), seconds for all of them run one by one as ``python repro.py --json``, two at a time (measured on ``--baseline`` of
-them and scaled), the same in CPU seconds, which a busy machine does not change, and whether the verdicts are the same. The custom backend is a package with an ``aot_autograd`` compiler.
+them and scaled), the same in CPU seconds, which a busy machine does not change, and whether the verdicts are the same. The custom backend is a package with an ``aot_autograd`` compiler. With ``--hangs`` so many
+repros more hang in it, and a last save mends one op: seconds from a repro's warm verdict to its confirmed flip.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ def lower(node):
     name = str(node.target).split(".")[1] if node.op == "call_function" and "." in str(node.target) else ""
     if name in BROKEN:
         raise NotImplementedError("no lowering for " + name)
+    while name == "cosh":
+        pass
 '''
 
 MAKE = """
@@ -79,6 +82,7 @@ def main() -> None:
     parser.add_argument("--backends", default="custom,inductor")
     parser.add_argument("--baseline", type=int, default=10)
     parser.add_argument("--saves", type=int, default=5)
+    parser.add_argument("--hangs", type=int, default=0)
     options = parser.parse_args()
     for backend in options.backends.split(","):
         for count in map(int, options.repros.split(",")):
@@ -99,13 +103,16 @@ def measure(backend: str, count: int, folder: Path, options: argparse.Namespace)
     env = {**os.environ, "PYTHONPATH": path}
     write_repros(backend, count, repros, env)
     alone, alone_cpu, fresh_verdicts = fresh_runs(sorted(repros.glob("*.py"))[: options.baseline], env)
-    first, last, cpu, verdicts, start = watched(folder, lowering, options.saves, env)
+    write_hangs(sorted(repros.glob("*.py"))[0], options.hangs)
+    lags: list[float] = []
+    first, last, cpu, verdicts, start = watched(folder, lowering, options.saves, env, lags)
     same = all(verdicts.get(script) == verdict for script, verdict in fresh_verdicts.items())
     return {
         "backend": backend, "repros": count, "start_s": round(start, 2), "first_verdict_s": round(statistics.median(first), 3),
         "all_verdicts_s": round(statistics.median(last), 2), "fresh_all_s": round(alone * count, 1),
         "times_faster": round(alone * count / statistics.median(last), 1),
         "cpu_s": round(cpu, 2), "fresh_cpu_s": round(alone_cpu * count, 1), "times_less_cpu": round(alone_cpu * count / cpu, 1),
+        "flips": len(lags), "median_lag_s": round(statistics.median(lags), 2) if lags else None, "most_lag_s": round(max(lags), 2) if lags else None,
         "same_verdicts": same, "load": round(os.getloadavg()[0], 1),
     }  # fmt: skip
 
@@ -134,6 +141,15 @@ def write_repros(backend: str, count: int, folder: Path, env: dict[str, str]) ->
         (folder / f"r{number:03d}_{op}.py").write_text(changed)
 
 
+def write_hangs(model: Path, count: int) -> None:
+    """That many scripts like ``model`` which hang, and say so in their headers."""
+    for number in range(count):
+        text = model.read_text().replace("torch.relu(", "torch.cosh(").replace("for relu", "for cosh")
+        text = text.replace('# kind = "compile"', '# kind = "hang"\n# time_limit_s = 10.0')
+        text = re.sub(r"(?m)^# signature\..*\n", "", text)
+        (model.parent / f"h{number}_cosh.py").write_text(text.replace("(2, 4)", f"({number + 2}, 4)"))
+
+
 def fresh_runs(scripts: list[Path], env: dict[str, str]) -> tuple[float, float, dict[str, str]]:
     """Wall and CPU seconds for each script when they run two at a time in fresh interpreters, and their verdicts."""
 
@@ -157,9 +173,12 @@ def fresh_runs(scripts: list[Path], env: dict[str, str]) -> tuple[float, float, 
 
 
 def watched(
-    folder: Path, lowering: Path, saves: int, env: dict[str, str]
+    folder: Path, lowering: Path, saves: int, env: dict[str, str], lags: list[float]
 ) -> tuple[list[float], list[float], float, dict[str, str], float]:
-    """Seconds from each save to the first and to the last verdict, CPU seconds of a sweep, the verdicts, and start-up seconds."""
+    """Seconds from each save to the first and to the last verdict, CPU seconds of a sweep, the verdicts, and start-up seconds.
+
+    Into ``lags`` go the seconds by which each flip of the last save follows its warm verdict.
+    """
     began = time.time()
     running = WatchProcess(folder, "repros", "--jobs", "2", "--source", "src", "--no-reduce", env=env)
     first: list[float] = []
@@ -179,6 +198,11 @@ def watched(
             last.append(end["at"] - saved)
         spent = (cpu_of(running) - spent) / saves
         verdicts = {event["repro"]: event["verdict"] for event in results}
+        mark = running.mark()
+        lowering.write_text(LOWERING.format(broken=BROKEN[1:]))
+        running.wait_for_sweep(since=mark, seconds=1200)
+        seen = {event["repro"]: event["at"] for event in running.since(mark, "unconfirmed")}
+        lags += [event["at"] - seen[event["repro"]] for event in running.since(mark, "flip")]
         running.stop()
     finally:
         running.close()

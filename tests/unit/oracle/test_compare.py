@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from minidbg.oracle.compare import CannotCompare, Leaf, layout_difference, mismatch, snapshot
+from minidbg.oracle.compare import layout_difference, mismatch
+from minidbg.oracle.snapshot import CannotCompare, Leaf, snapshot
 
 Snapshot = dict[str, Leaf]
 ONES = torch.ones(3)

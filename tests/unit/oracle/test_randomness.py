@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from minidbg._torch import with_shape_env
 from minidbg.graphs import call_nodes, capture_by_dynamo, copy_graph_module
 from minidbg.graphs.copying import clone_values
-from minidbg.oracle.compare import mismatch, snapshot
+from minidbg.oracle.compare import mismatch
 from minidbg.oracle.randomness import Fed, draws_alone, feed_recorded
+from minidbg.oracle.snapshot import snapshot
 
 Program = Callable[..., Any]
 

@@ -97,7 +97,7 @@ def test_values_travel_exactly_and_are_written_once(monkeypatch: pytest.MonkeyPa
     with isolation.packed(case_of(inputs=(large.clone(),))) as path:
         assert {one: one.stat().st_mtime_ns for one in files} == files
     assert not path.exists()
-    monkeypatch.setattr("minidbg.repro.travel.SPARE_BYTES", 1 << 60)  # no room in memory
+    monkeypatch.setattr("minidbg.isolation.packing.SPARE_BYTES", 1 << 60)  # no room in memory
     with isolation.packed(case) as path:
         assert torch.equal(repro.load(path).inputs[0], large)
     assert not path.parent.exists()

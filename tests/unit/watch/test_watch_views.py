@@ -108,6 +108,14 @@ def test_unchanged_results_are_not_listed_unless_every_one_is_wanted() -> None:
         assert len(stream.getvalue().splitlines()) == lines
 
 
+def test_of_a_muted_repro_lines_say_nothing() -> None:
+    """Issue 15: seen with a real daemon, whose lines told of each flip of a repro that had been muted."""
+    stream = io.StringIO()
+    for event in (result("a.py", "gone", standing="FIXED"), flip("a.py")):
+        PlainLines(stream).show(Event(event.name, {**event.data, "muted": "waits for #7"}, NOW))
+    assert stream.getvalue() == ""
+
+
 def test_control_sequences_from_elsewhere_do_not_reach_the_terminal() -> None:
     event = result("a.py", "gone", standing="new", reason="\x1b]0;owned\x07 \x1b[2J")
     assert "\x1b" not in line_of(event)

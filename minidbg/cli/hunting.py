@@ -1,0 +1,387 @@
+"""``minidbg hunt`` and ``minidbg workaround``: before a program meets a failure, and until it is mended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from minidbg.cli.output import CANNOT_JUDGE, JSON, VERBOSITY, note, print_json
+from minidbg.printable import in_one_line, printable
+
+if TYPE_CHECKING:
+    from minidbg.hunt.hunting import Hunt, Listener, Standing, Wanted
+    from minidbg.hunt.states import Found
+    from minidbg.hunt.table import Cell
+
+STYLE = {
+    "ok": "green", "unsupported": "bright_black", "handed back": "cyan", "fails": "yellow", "wrong": "red",
+    "crashed": "magenta", "hangs": "magenta", "skipped": "bright_black",
+}  # fmt: skip
+LETTERS = {
+    "ok": "·", "unsupported": "u", "handed back": "b", "fails": "F", "wrong": "W", "crashed": "C", "hangs": "H", "skipped": " ",
+}  # fmt: skip
+LINE_EVERY_S = 20.0
+
+
+def words(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """The words of an option that may be repeated, and may hold several with commas between them."""
+    return tuple(word for text in given for word in text.split(",") if word)
+
+
+@click.command()
+@click.argument("backend")
+@click.option(
+    "--ops", multiple=True, callback=words, help="Only these: names or patterns, as in 'nn.functional.*,add'."
+)
+@click.option("--dtypes", multiple=True, callback=words, help="Only these: float32,int64,...")
+@click.option(
+    "--devices", multiple=True, callback=words, default=("cpu",), show_default=True, help="cpu,cuda,..."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1),
+    help="Begin nothing new after so long; by default, until all is tried.",
+)
+@click.option("--samples", type=click.IntRange(min=1), help="Most samples of an op in one dtype.")
+@click.option("--graphs/--no-graphs", default=True, help="Whether random graphs are tried too.")
+@click.option(
+    "--jobs", "-j", default=1, show_default=True, type=click.IntRange(min=1), help="Worker processes."
+)
+@click.option("--seed", default=0, show_default=True, help="Of the samples and the graphs.")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Of the backend; the value is a Python literal.",
+)
+@click.option("--mode", help="As in torch.compile(mode=...).")
+@click.option("--call-seconds", default=30.0, show_default=True, help="A candidate that takes longer hangs.")
+@click.option(
+    "--baseline",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Compare with what was known; written where it is missing.",
+)
+@click.option(
+    "--update-baseline", is_flag=True, help="Write what is known now into the baseline, after the comparison."
+)
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write the heat map.")
+@click.option(
+    "--dir", "folder", type=click.Path(file_okay=False, path_type=Path), help="Where the repros go."
+)
+@click.option("--fresh", is_flag=True, help="Forget an unfinished hunt; what failed is still tried first.")
+@JSON
+def hunt(
+    backend: str,
+    options: tuple[str, ...],
+    baseline: Path | None,
+    update_baseline: bool,
+    html: Path | None,
+    folder: Path | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Run torch's operator samples, then random graphs, through BACKEND: which op works in which dtype.
+
+    BACKEND is a registered name or module:attribute. Each distinct failure ends as a verified repro. A hunt that was
+    ended in any way goes on where it was when it is started again; one that is complete, or whose backend has changed,
+    begins anew with what failed before.
+
+    Exit status 0: nothing fails; with --baseline, nothing that is new or worse. 1: something does. 125: cannot hunt.
+    """
+    from minidbg import settings
+    from minidbg.hunt.hunting import Hunt, Wanted
+
+    if update_baseline and baseline is None:
+        raise click.UsageError("--update-baseline writes into a baseline; give --baseline FILE too")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # where a backend of one's own lies, as for python -m
+    wanted = Wanted(
+        backend, (folder or settings.load().repro_dir).absolute(), options=literals(options), **given
+    )
+    with progress(as_json) as listener:
+        hunted = Hunt(wanted, listener)
+        if hunted.store.resumed:
+            note(
+                f"goes on with a hunt of which {len(hunted.store.results)} candidates are done; --fresh begins anew"
+            )
+        interrupted = False
+        try:
+            hunted.run()
+        except KeyboardInterrupt:
+            interrupted = True
+            hunted.store.read()
+    if hunted.complete and not interrupted:
+        hunted.store.end()
+    sys.exit(tell(hunted, wanted, baseline, update_baseline, html, as_json, interrupted))
+
+
+def literals(given: Sequence[str]) -> dict[str, Any]:
+    """``NAME=VALUE`` of the command line. Raises UsageError."""
+    import ast
+
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.UsageError(f"--option {text!r} has no value; write --option {text}=VALUE")
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name] = value
+    return found
+
+
+def tell(
+    hunted: Hunt,
+    wanted: Wanted,
+    baseline: Path | None,
+    update: bool,
+    html: Path | None,
+    as_json: bool,
+    interrupted: bool,
+) -> int:
+    """Print and write what was found; the exit status."""
+    import torch
+
+    from minidbg.hunt import table
+
+    store = hunted.store
+    cells, cases = table.cells_of(store), store.cases()
+    totals = table.totals(cells)
+    if as_json:
+        for cell in cells:
+            print_json({"cell": cell.to_json()})
+        for case in cases:
+            print_json(case.to_json())
+        rate = round(len(store.results) / store.seconds, 2) if store.seconds else None
+        print_json(
+            {
+                "totals": {str(state): count for state, count in totals.items()},
+                "backend": wanted.backend, "torch": torch.__version__, "candidates": len(store.results),
+                "per_second": rate, "complete": hunted.complete, "cells": len(hunted.cells),
+            }
+        )  # fmt: skip
+    else:
+        print_table(cells)
+        for case in cases:
+            print_case(case)
+        click.echo(", ".join(f"{count} {state}" for state, count in totals.items()) or "nothing was tried")
+    tried = len({(cell.op, cell.dtype, cell.device) for cell in cells if cell.op != table.GRAPHS})
+    rest = "" if hunted.complete and not interrupted else "; the same command goes on from here"
+    note(
+        f"{tried} of {len(hunted.cells)} cells tried, {len(store.results)} candidates, {len(cases)} distinct failures{rest}"
+    )
+    waiting = sum(not one.settled for one in cases)
+    if waiting:
+        note(f"{waiting} of the failures {'is' if waiting == 1 else 'are'} captured and not reduced yet")
+    for complaint in hunted.complaints:
+        note(complaint)
+    if html is not None:
+        facts = {
+            "torch": torch.__version__,
+            "tried": f"{tried} of {len(hunted.cells)} cells, {len(store.results)} candidates",
+        }
+        html.write_text(table.heat_map(store, f"{wanted.backend}: what works", facts), encoding="utf-8")
+        note(f"written: {html}")
+    failing = bool(cases)
+    if baseline is not None:
+        failing = compare(hunted, wanted, baseline, as_json)
+        if update:
+            table.write_baseline(baseline, store, wanted.backend, torch.__version__)
+    return 1 if failing else 0
+
+
+def compare(hunted: Hunt, wanted: Wanted, baseline: Path, as_json: bool) -> bool:
+    """Whether something is new or worse. A baseline that is missing is written."""
+    import torch
+
+    from minidbg.hunt import table
+
+    if not baseline.exists():
+        table.write_baseline(baseline, hunted.store, wanted.backend, torch.__version__)
+        note(f"written: {baseline}, the baseline from now on")
+        return False
+    compared = table.compare(baseline, hunted.store, wanted.backend)
+    if as_json:
+        print_json({"new": list(compared.new), "fixed": list(compared.fixed)})
+    else:
+        for text in compared.new:
+            click.echo(f"{click.style('new', fg='red')}    {printable(text)}")
+        for text in compared.fixed:
+            click.echo(f"{click.style('fixed', fg='green')}  {printable(text)}")
+    note(f"against {baseline}: {compared.line}")
+    return bool(compared.new)
+
+
+def print_table(cells: Sequence[Cell]) -> None:
+    """A row for each op that does not work in every dtype, a letter for each dtype."""
+    from minidbg.hunt import table
+    from minidbg.hunt.samples import DTYPES
+
+    rows = table.rows_of(cells)
+    fine = ("ok", "skipped")
+    telling = {
+        key: row for key, row in rows.items() if any(str(cell.state) not in fine for cell in row.values())
+    }
+    if telling:
+        dtypes = [one for one in DTYPES if any(one in row for row in telling.values())]
+        width = max(len(op) for op, _ in telling)
+        click.echo(f"{'':<{width}}  {'  '.join(dtypes)}")
+        for (op, device), row in telling.items():
+            marks = [mark(row.get(dtype), len(dtype)) for dtype in dtypes]
+            click.echo(
+                f"{op:<{width}}  {'  '.join(marks)}{'' if device == 'cpu' else '  ' + device}".rstrip()
+            )
+        used = dict.fromkeys(str(cell.state) for row in telling.values() for cell in row.values())
+        click.echo(
+            "  ".join(
+                f"{LETTERS[state]} {state}" for state in LETTERS if state in used and state != "skipped"
+            )
+        )
+    graphs = next((cell for cell in cells if cell.op == table.GRAPHS), None)
+    if graphs is not None:
+        click.echo(
+            "random graphs: " + ", ".join(f"{count} {state}" for state, count in graphs.counts.items())
+        )
+    whole = len(rows) - len(telling)
+    if whole:
+        click.echo(f"{whole} {'op works' if whole == 1 else 'ops work'} in each dtype that was tried")
+
+
+def mark(cell: Cell | None, width: int) -> str:
+    """The letter of a cell, in the middle of its column."""
+    if cell is None:
+        return " " * width
+    state = str(cell.state)
+    return click.style(LETTERS[state].center(width), fg=STYLE[state])
+
+
+def print_case(found: Found) -> None:
+    """A distinct failure, in two lines."""
+    ops = list(found.ops)
+    where = ", ".join(ops[:3]) + (f" and {len(ops) - 3} more" if len(ops) > 3 else "")
+    state = click.style(str(found.state), fg=STYLE[str(found.state)])
+    click.echo(f"{state} x{found.count}  {where}: {in_one_line(found.text)[:160]}")
+    place = found.repro or found.capture
+    click.echo(f"    {os.path.relpath(place) if place else 'no repro: ' + found.line}")
+
+
+# ---- while it runs
+
+
+@contextlib.contextmanager
+def progress(as_json: bool) -> Iterator[Listener]:
+    """A bar on a terminal, else a line now and then on stderr."""
+    if VERBOSITY.get() < 0:
+        yield lambda standing: None
+    elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        with bar() as listener:
+            yield listener
+    else:
+        yield lines()
+
+
+@contextlib.contextmanager
+def bar() -> Iterator[Listener]:
+    """A transient bar: how many cells of the table have begun, and the time left."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn("minidbg: hunt"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn(
+            "cells, {task.fields[tried]} tried, {task.fields[failures]} failures, {task.fields[left]}  {task.fields[doing]}"
+        ),
+    )
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as display:
+        task = display.add_task("", total=None, tried=0, failures=0, left="starting", doing="")
+
+        def listener(standing: Standing) -> None:
+            display.update(
+                task,
+                total=standing.cells,
+                completed=standing.cells_begun,
+                tried=standing.tried,
+                failures=standing.failures,
+                left=time_left(standing),
+                doing=standing.doing[:40],
+            )
+            display.refresh()
+
+        yield listener
+
+
+def lines() -> Listener:
+    """A listener that writes a line now and then."""
+    last = 0.0
+
+    def listener(standing: Standing) -> None:
+        nonlocal last
+        if standing.seconds - last >= LINE_EVERY_S:
+            last = standing.seconds
+            note(
+                f"{standing.cells_begun} of {standing.cells} cells, {standing.tried} tried, {standing.failures} distinct failures, "
+                f"{time_left(standing)}; now {standing.doing}"
+            )
+
+    return listener
+
+
+def time_left(standing: Standing) -> str:
+    """``about 3 min left``: of the time that was given, or of the first round by its pace so far."""
+    rest = standing.rest_seconds
+    if standing.cells_begun and standing.cells_begun < standing.cells:
+        by_pace = standing.seconds / standing.cells_begun * (standing.cells - standing.cells_begun)
+        rest = by_pace if rest is None else min(rest, by_pace)
+    if rest is None:
+        return f"{standing.seconds:.0f} s"
+    return f"about {rest:.0f} s left" if rest < 120 else f"about {rest / 60:.0f} min left"
+
+
+# ---- until it is mended
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--max-questions", default=10, show_default=True, type=click.IntRange(min=1), help="Most changes to try."
+)
+@JSON
+def workaround(path: Path, max_questions: int, as_json: bool) -> None:
+    """Find the smallest change of the program that avoids the failure of PATH, a repro or a capture.
+
+    Each change is tried on the unreduced capture, where that is still there, and counts when the backend then gives what
+    eager gives. Exit status 0, or 125 when nothing helps.
+    """
+    from minidbg import report, settings, workarounds
+
+    script = report.find_script(path, settings.load().repro_dir)
+    story = report.story_of(script)
+    is_capture = story.capture is None or story.capture.absolute() == script.absolute()
+    capture = script if story.capture is None or is_capture else story.capture
+    if is_capture:
+        note("its unreduced capture is not there, so the changes are tried on this script alone")
+    search = workarounds.find(capture, None if is_capture else script, most_questions=max_questions)
+    workarounds.keep(script, search)
+    if as_json:
+        print_json({"repro": str(script), "capture": str(capture), **search.to_json()})
+    for number, found in enumerate([] if as_json else search.found, 1):
+        click.echo(f"{number}. {printable(found.what)}: {found.cost}")
+        click.echo(f"   {found.where}")
+        for line in found.lines:
+            click.echo(f"       {printable(line)}")
+    for text in search.notes:
+        note(text)
+    if search.found:
+        nodes = search.found[0].nodes
+        note(f"tried on the graph of {nodes} nodes, {search.questions} questions, {search.seconds:.1f} s")
+    sys.exit(0 if search.found else CANNOT_JUDGE)

@@ -1,0 +1,382 @@
+"""The hunt: batches of candidates go to children of the zygote, new failures are reduced, and all of it is on disk.
+
+This process runs no backend. Batches and reductions are asked by threads; the main thread reads what the children write.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minidbg import processes
+from minidbg.errors import MinidbgError
+from minidbg.hunt.states import State, Store
+from minidbg.intake.asking import backend_named
+from minidbg.oracle.child import memory_limit
+from minidbg.processes import ChildResult
+from minidbg.reduction.publishing import VERIFY_SECONDS
+from minidbg.reduction.result import Limits
+
+ROUNDS = ((0, 1), (1, 2), (2, 6), (6, 16), (16, 64), (64, 1000))
+"""The samples of each cell that one round takes: first a little of everything."""
+BATCH_SECONDS = 15.0
+MOST_IN_BATCH = 60
+GRAPHS_IN_BATCH = 25
+MOST_RESERVED = 0.4
+"""Of the time: what is left to the reductions that wait when it runs out."""
+GRACE_S = 30.0
+LOOK_S = 0.25
+HANGS_ASKED = 8
+START_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is hunted, and with what."""
+
+    backend: str
+    folder: Path
+    ops: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ("cpu",)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    mode: str | None = None
+    seconds: float | None = None
+    """No candidate is begun after that; None: until each sample has been tried."""
+    jobs: int = 1
+    seed: int = 0
+    samples: int | None = None
+    """Of each op and dtype at most; None: all of them, and random graphs without end."""
+    graphs: bool = True
+    fresh: bool = False
+    call_seconds: float = 30.0
+    reduce_seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far the hunt is."""
+
+    tried: int
+    cells: int
+    cells_begun: int
+    failures: int
+    doing: str
+    seconds: float
+    rest_seconds: float | None
+
+
+Listener = Callable[[Standing], object]
+Settled = tuple[str, dict[str, Any]] | None
+"""The key of a failure, and what its reduction gave."""
+
+
+class Hunt:
+    """One hunt. ``run`` returns when time or candidates are out; ``store`` then has all that is known."""
+
+    def __init__(self, wanted: Wanted, listener: Listener = lambda standing: None) -> None:
+        self.wanted, self.listener = wanted, listener
+        used = backend_named(wanted.backend)
+        self.ref = dataclasses.replace(used.ref, options=wanted.options, mode=wanted.mode)
+        self.warmth: dict[str, Any] = {
+            "imports": list(self.ref.modules),
+            "warm": "inductor" if self.ref.name == "inductor" else "aot",
+        }
+        head = {
+            "backend": wanted.backend, "options": repr(dict(wanted.options)), "mode": wanted.mode,
+            "torch": torch.__version__, "seed": wanted.seed,
+        }  # fmt: skip
+        self.store = Store.open(wanted.folder, self.ref, head, fresh=wanted.fresh)
+        self.cells: list[tuple[str, str, str]] = []
+        self.began = time.monotonic()
+        self.reductions: deque[str] = deque()
+        self.again: deque[list[dict[str, Any]]] = deque()
+        """Batches that a death cut short."""
+        self.complaints: dict[str, None] = {}
+        self.complete = False
+        self.under_way: set[Future[Settled]] = set()
+        self.reduced_last = False
+        self.seconds_of_reduction = 20.0
+        """Of the last one; each takes its turn with a batch."""
+
+    def run(self) -> None:
+        """Hunt. Raises MinidbgError when the backend or torch's samples cannot be had."""
+        with (
+            processes.own_kernel_cache(),
+            self.store.alone(),
+            ThreadPoolExecutor(self.wanted.jobs) as pool,
+        ):
+            try:
+                self.cells = [tuple(cell) for cell in self.started()["cells"]]
+                self.began = time.monotonic()
+                self.reductions.extend(
+                    key for key, found in self.store.found.items() if not found.settled and found.capture
+                )
+                self.go_round(pool)
+            except BaseException:
+                while self.under_way:  # a thread whose zygote ends asks one more
+                    processes.end_zygote()
+                    self.under_way = wait(self.under_way, timeout=LOOK_S).not_done
+                raise
+        self.store.read()
+
+    def go_round(self, pool: ThreadPoolExecutor) -> None:
+        """Have as many batches and reductions under way as there are jobs, until nothing is left."""
+        batches = self.batches()
+        under_way: dict[Future[Settled], str] = {}
+        numbers = itertools.count()
+        while True:
+            for found in self.store.read():
+                if found.capture is not None:
+                    self.reductions.append(found.key)
+            while len(under_way) < self.wanted.jobs:
+                reduces_next = self.reductions and self.seconds_left() > 0 and not self.reduced_last
+                batch = None if reduces_next else self.next_batch(batches)
+                if batch is not None:
+                    under_way[pool.submit(self.batch, batch, next(numbers))] = about(batch)
+                elif self.reductions and self.seconds_left() > 0:
+                    key = self.reductions.popleft()
+                    under_way[pool.submit(self.reduce, key)] = f"reducing {self.store.found[key].first}"
+                else:
+                    break
+                self.reduced_last = batch is None
+            if not under_way:
+                return
+            self.under_way = set(under_way)
+            done, _ = wait(under_way, timeout=LOOK_S, return_when=FIRST_COMPLETED)
+            for future in done:
+                under_way.pop(future)
+                if settled := future.result():
+                    self.store.settle(*settled)
+            self.listener(self.standing(", ".join(under_way.values())))
+
+    def next_batch(self, batches: Iterator[list[dict[str, Any]]]) -> list[dict[str, Any]] | None:
+        """What to try next; None when candidates are out, or the time but for the reductions that wait."""
+        reserved = len(self.reductions) * self.seconds_of_reduction
+        if self.seconds_left() <= min(reserved, MOST_RESERVED * (self.wanted.seconds or 0.0)):
+            return None
+        if self.again:
+            return self.again.popleft()
+        batch = next(batches, None)
+        if batch is None:
+            self.complete = True
+        return batch
+
+    def seconds_left(self) -> float:
+        if self.wanted.seconds is None:
+            return float("inf")
+        return self.wanted.seconds - (time.monotonic() - self.began)
+
+    # ---- what to try
+
+    def batches(self) -> Iterator[list[dict[str, Any]]]:
+        """Batches of what has not been tried: the corpus first, then rounds over the cells with random graphs between them."""
+        yield from in_parts(self.untried(self.store.corpus))
+        graphs = self.graph_batches() if self.wanted.graphs else iter(())
+        for first, last in ROUNDS:
+            last = min(last, self.wanted.samples or last)
+            round_of_cells = (
+                dict(zip(("op", "dtype", "device", "number"), (*cell, number), strict=True))
+                for cell in self.cells
+                for number in range(first, last)
+                if number < self.store.ends.get(cell, last)
+            )
+            for place, batch in enumerate(in_parts(self.untried(round_of_cells))):
+                yield batch
+                if place % (2 if first else 4) == 1:  # the table comes first
+                    yield from itertools.islice(graphs, 1)
+        if self.wanted.samples is not None or self.wanted.seconds is None:
+            graphs = itertools.islice(graphs, 20)
+        yield from graphs
+
+    def untried(self, candidates: Any) -> Iterator[dict[str, Any]]:
+        for one in candidates:
+            if name_of(one) not in self.store.results:
+                yield one
+
+    def graph_batches(self) -> Iterator[list[dict[str, Any]]]:
+        for number in itertools.count():
+            one = {"graphs": self.wanted.seed * 100_000 + number, "count": GRAPHS_IN_BATCH}
+            if name_of(one) not in self.store.results:
+                yield [one]
+
+    # ---- asking children
+
+    def asked(
+        self, function: str, argument: Mapping[str, Any], seconds: float, stream: Any = None
+    ) -> ChildResult:
+        return processes.call_in_zygote(
+            f"minidbg.hunt.judging:{function}",
+            {**self.common(), **argument},
+            seconds=seconds,
+            memory_bytes=memory_limit(),
+            stream=stream,
+            **self.warmth,
+        )
+
+    def common(self) -> dict[str, Any]:
+        found = self.store.found
+        return {
+            "backend": {
+                "name": self.wanted.backend, "options": dict(self.wanted.options), "mode": self.wanted.mode,
+            },
+            "seed": self.wanted.seed,
+            "results": str(self.store.results_file),
+            "folder": str(self.wanted.folder.absolute()),
+            "known": [key for key, one in list(found.items()) if one.capture or one.settled],
+            "call_seconds": self.wanted.call_seconds,
+        }  # fmt: skip
+
+    def started(self) -> dict[str, Any]:
+        """The zygote, ready for batches, and the cells of the table. Raises MinidbgError."""
+        wanted = self.wanted
+        plan = {"ops": wanted.ops, "dtypes": wanted.dtypes, "devices": wanted.devices}
+        done = self.asked("started", plan, START_S)
+        if not done.answered:
+            raise refusal_in(done)
+        return dict(done.value)
+
+    def batch(self, batch: list[dict[str, Any]], number: int) -> None:
+        """Have the batch judged; what a death cut off goes into another one."""
+        doing = self.store.place / f"doing_{os.getpid()}_{number}.json"
+        seconds = max(1.0, min(BATCH_SECONDS, self.seconds_left()))
+        try:
+            done = self.asked(
+                "run_batch",
+                {"batch": batch, "doing": str(doing), "seconds": seconds, "tried": self.tried_graphs()},
+                seconds + 2 * self.wanted.call_seconds + GRACE_S,
+            )
+            if done.answered:
+                rest = batch[done.value["done"] :]
+            elif done.error:
+                rest = self.after_mistake(batch, done)
+            else:
+                rest = self.after_death(batch, doing, done)
+        finally:
+            doing.unlink(missing_ok=True)
+        if rest:
+            self.again.append(rest)
+
+    def after_mistake(self, batch: list[dict[str, Any]], done: ChildResult) -> list[dict[str, Any]]:
+        """Leave out what a batch began with, and say so. Raises MinidbgError for a request that cannot be met, or the third mistake."""
+        refusal = refusal_in(done)
+        if done.error.strip().rpartition("\n")[2].startswith("minidbg.") or len(self.complaints) == 2:
+            raise refusal
+        self.complaints[f"a batch that began with {about(batch)} was left out: {refusal}"] = None
+        return []
+
+    def tried_graphs(self) -> list[str]:
+        return [name for name in list(self.store.results) if name.startswith("graph ")]
+
+    def after_death(
+        self, batch: list[dict[str, Any]], doing: Path, done: ChildResult
+    ) -> list[dict[str, Any]]:
+        """Have the candidate that ended the child recorded; the rest of the batch."""
+        try:
+            candidate = json.loads(doing.read_text())
+        except (OSError, ValueError):
+            self.complaints["a batch ended before its first candidate"] = None
+            return batch[1:]
+        if done.signal == signal.SIGALRM:  # our own time limit
+            done = dataclasses.replace(done, timed_out=True, signal=None)
+        told = self.asked(
+            "keep_death",
+            {"candidate": candidate, "done": dataclasses.asdict(done)},
+            self.wanted.call_seconds * 2,
+        )
+        if not told.answered:
+            record = {
+                "candidate": candidate, "id": name_of(candidate), "state": State.SKIPPED,
+                "reason": "ends the process, and cannot be rebuilt",
+            }  # fmt: skip
+            with open(self.store.results_file, "a") as file:
+                file.write(json.dumps(record) + "\n")
+        if candidate in batch:
+            return batch[batch.index(candidate) + 1 :]
+        return batch  # graphs are drawn again, and those that were tried left out
+
+    def reduce(self, key: str) -> Settled:
+        """Reduce the first failure of ``key`` to a verified repro; the key, and what became of it."""
+        found, began = self.store.found[key], time.monotonic()
+        limits = Limits(seconds=self.wanted.reduce_seconds, call_seconds=self.wanted.call_seconds)
+        if found.state is State.HANGS:  # each question that shows it costs the whole time limit
+            limits = dataclasses.replace(limits, max_calls=HANGS_ASKED)
+        with open(os.devnull, "w") as stream:
+            done = self.asked(
+                "reduced",
+                {
+                    "path": str(found.capture),
+                    "folder": str(self.wanted.folder.absolute()),
+                    "limits": dataclasses.asdict(limits),
+                },
+                limits.seconds + 2 * VERIFY_SECONDS + GRACE_S,
+                stream,
+            )
+        if done.answered:
+            answer = dict(done.value)
+            if answer.get("path"):
+                answer["line"] = f"{answer['nodes_before']} -> {answer['nodes_after']} nodes"
+            else:
+                answer.setdefault(
+                    "refused", f"no repro: {answer.get('verdict')}: {'; '.join(answer.get('notes', ()))}"
+                )
+        else:
+            how = (
+                "was ended after its time" if done.timed_out else f"died ({done.signal or done.exit_status})"
+            )
+            answer = {"refused": f"its reduction {how}: {done.error.strip().rpartition(chr(10))[2]}"}
+        self.seconds_of_reduction = time.monotonic() - began
+        return key, answer
+
+    def standing(self, doing: str) -> Standing:
+        begun = {tuple(name.split(" ")[:3]) for name in self.store.results if not name.startswith("graph")}
+        rest = self.seconds_left()
+        return Standing(
+            tried=len(self.store.results),
+            cells=len(self.cells),
+            cells_begun=len(begun.intersection(self.cells)),
+            failures=len(self.store.cases()),
+            doing=doing,
+            seconds=time.monotonic() - self.began,
+            rest_seconds=max(0.0, rest) if rest != float("inf") else None,
+        )
+
+
+def in_parts(candidates: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    while part := list(itertools.islice(candidates, MOST_IN_BATCH)):
+        yield part
+
+
+def name_of(candidate: Mapping[str, Any]) -> str:
+    """The id of a sample or of a batch of random graphs; of one graph the child gives it."""
+    if "graphs" in candidate:
+        return f"graphs {candidate['graphs']}"
+    if "program" in candidate:
+        from minidbg.hunt import judging  # imports what children need
+
+        return judging.name_of(candidate)
+    return " ".join(str(candidate[name]) for name in ("op", "dtype", "device", "number"))
+
+
+def about(batch: Sequence[Mapping[str, Any]]) -> str:
+    first = batch[0]
+    return "random graphs" if "op" not in first else f"{first['op']} {first['dtype']}"
+
+
+def refusal_in(done: ChildResult) -> MinidbgError:
+    """What a child said before it could judge anything: a request that cannot be met."""
+    last = done.error.strip().rpartition("\n")[2] or done.stderr_tail.strip().rpartition("\n")[2]
+    said = last.partition(": ")[2] if last.startswith("minidbg.") else last
+    return MinidbgError(said or f"a child ended without an answer (signal {done.signal})")

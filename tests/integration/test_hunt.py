@@ -1,0 +1,137 @@
+"""minidbg hunt as a user runs it: a tutorial backend with planted bugs, an end by SIGKILL, a baseline, torch's own aot_eager."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PLANTED = Path(__file__).parents[1] / "planted"
+OPS = "cumsum,hypot,trunc,frac,erfinv,add,nn.functional.relu"
+pytestmark = pytest.mark.slow
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "minidbg", "hunt", *arguments, "--samples", "1", "--json"]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(PLANTED), "MINIDBG_STAGES": "false"}
+
+
+def hunt(folder: Path, *arguments: str) -> tuple[int, list[dict[str, Any]], str]:
+    """Exit status, what was printed on stdout, and stderr."""
+    done = subprocess.run(
+        command(*arguments), cwd=folder, env=environment(), capture_output=True, text=True, timeout=290
+    )
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+
+@pytest.fixture(scope="module")
+def hunted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, list[dict[str, Any]]]:
+    """A folder in which the tutorial's backend was hunted to the end."""
+    folder = tmp_path_factory.mktemp("hunted")
+    arguments = (
+        "toy_with_bugs:toy",
+        "--ops",
+        OPS,
+        "--no-graphs",
+        "--call-seconds",
+        "8",
+        "--html",
+        "map.html",
+    )
+    status, said, stderr = hunt(folder, *arguments, "--baseline", "hunt.toml")
+    assert said, stderr
+    return folder, status, said
+
+
+def test_the_planted_bugs_are_in_the_table_each_where_it_is(hunted: Any) -> None:
+    cells = {
+        (one["cell"]["op"], one["cell"]["dtype"]): one["cell"]["state"] for one in hunted[2] if "cell" in one
+    }
+    assert cells["cumsum", "bool"] == "fails" if ("cumsum", "bool") in cells else True
+    assert cells["hypot", "float32"] == "wrong"
+    assert cells["trunc", "float16"] == "crashed"
+    assert cells["trunc", "float32"] == "ok"
+    assert cells["frac", "float32"] == "hangs"
+    assert cells["erfinv", "float32"] == "unsupported"
+    assert {state for (op, _), state in cells.items() if op == "add"} == {"ok"}
+
+
+def test_each_of_them_ends_as_one_verified_repro(hunted: Any) -> None:
+    folder, _, said = hunted
+    cases = [one for one in said if "case" in one]
+    assert {"wrong", "crashed", "hangs"} <= {one["state"] for one in cases}
+    repros = [Path(one["repro"]) for one in cases]
+    assert sorted(repros) == sorted((folder / "minidbg_repros").glob("*.py"))
+    wrong = next(one for one in cases if one["state"] == "wrong")
+    assert wrong["count"] > 1
+    done = subprocess.run(
+        [sys.executable, wrong["repro"]], env=environment(), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert re.search("reproduces", done.stdout)
+
+
+def test_the_same_backend_again_is_nothing_new(hunted: Any) -> None:
+    folder, status, _ = hunted
+    assert status == 0  # the baseline was written
+    arguments = ("toy_with_bugs:toy", "--ops", "hypot,add", "--dtypes", "float32", "--no-graphs")
+    status, _, said = hunt(folder, *arguments, "--baseline", "hunt.toml")
+    assert (status, "0 new or worse" in said) == (0, True)
+    assert hunt(folder, *arguments)[0] == 1
+
+
+def test_a_hunt_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    arguments = ("toy_with_bugs:toy", "--ops", "add,mul,sub,hypot,cos,sin,tan,exp", "--no-graphs")
+    process = subprocess.Popen(
+        command(*arguments),
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    results = tmp_path / "minidbg_repros/.minidbg/hunt"
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline and not any(
+        "hypot" in file.read_text() for file in results.rglob("results.jsonl")
+    ):
+        time.sleep(0.1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    (file,) = results.rglob("results.jsonl")
+    before = [json.loads(line)["id"] for line in file.read_text().splitlines()]
+    status, said, stderr = hunt(tmp_path, *arguments)
+    assert (status, "goes on with a hunt" in stderr) == (1, True)
+    after = [json.loads(line)["id"] for line in file.read_text().splitlines()]
+    assert after[: len(before)] == before
+    assert len(after) == len(set(after))
+    assert [one["repro"] for one in said if "case" in one] == [
+        str(next((tmp_path / "minidbg_repros").glob("*.py")))
+    ]
+
+
+def test_aot_eager_is_silent_over_a_slice_of_torchs_samples(tmp_path: Path) -> None:
+    """Each alarm would be a bug of torch, or one of minidbg; the whole table takes half an hour."""
+    status, said, stderr = hunt(
+        tmp_path,
+        "aot_eager",
+        "--ops",
+        "a*,nn.functional.[ab]*,m[ae]*",
+        "--dtypes",
+        "float32,int64",
+        "--seconds",
+        "100",
+    )
+    assert [one for one in said if "case" in one] == [], stderr
+    assert status == 0
+    assert sum(one["cell"]["state"] == "ok" for one in said if "cell" in one) > 10

@@ -1,0 +1,298 @@
+"""What a hunt counts, keeps on disk and compares; what its batches say of planted backends, in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minidbg.case import BackendRef
+from minidbg.errors import BadSetting
+from minidbg.failure import Kind, Outcome, Signature, Verdict
+from minidbg.hunt import judging, programs, samples, table
+from minidbg.hunt.states import RANKS, State, Store
+
+BACKEND = BackendRef("toy", '"toy"')
+HEAD = {"backend": "toy", "seed": 0}
+
+
+def record(op: str, state: State, dtype: str = "float32", number: int = 0, **more: Any) -> dict[str, Any]:
+    candidate = {"op": op, "dtype": dtype, "device": "cpu", "number": number}
+    return {"candidate": candidate, "id": judging.name_of(candidate), "state": state, "seconds": 0.1, **more}
+
+
+def failing(op: str, key: str, dtype: str = "float32", **more: Any) -> dict[str, Any]:
+    more = {"message": "wrong: 3", "family": "f", "targets": [op], "capture": f"/captures/{key}.py", **more}
+    return record(op, State.WRONG, dtype, key=key, **more)
+
+
+def store_with(folder: Path, *records: dict[str, Any]) -> Store:
+    store = Store.open(folder, BACKEND, HEAD)
+    for one in records:
+        judging.append(store.results_file, one)
+    store.read()
+    return store
+
+
+def outcome(kind: Kind = Kind.COMPILE, message: str = "", types: tuple[str, ...] = ()) -> Outcome:
+    return Outcome(Verdict.REPRODUCES, Signature(kind, types=types, message=message), message=message)
+
+
+# ---- states
+
+
+@pytest.mark.parametrize(
+    ("found", "state"),
+    [
+        (Outcome(Verdict.GONE), State.OK),
+        (
+            Outcome(Verdict.GONE, reason="fallback: the backend gave the graph back as it was"),
+            State.HANDED_BACK,
+        ),
+        (Outcome(Verdict.GONE, reason="output 0 is not judged: eager differs from itself"), State.SKIPPED),
+        (Outcome(Verdict.INVALID, reason="eager itself fails: RuntimeError"), State.SKIPPED),
+        (Outcome(Verdict.INVALID, reason="dynamo handed another graph to the backend: 1"), State.OK),
+        (outcome(Kind.COMPILE, "KeyError: 'x'", ("KeyError",)), State.FAILS),
+        (outcome(Kind.COMPILE, "KeyError: 'x'", ("NotImplementedError",)), State.UNSUPPORTED),
+        (outcome(Kind.RUNTIME, "RuntimeError: dtype bool is not supported"), State.UNSUPPORTED),
+        (outcome(Kind.ACCURACY, "output: float"), State.WRONG),
+        (outcome(Kind.CRASH), State.CRASHED),
+        (outcome(Kind.HANG), State.HANGS),
+    ],
+)
+def test_each_outcome_is_one_state_of_the_table(found: Outcome, state: State) -> None:
+    assert judging.state_of(found) is state
+
+
+def test_every_state_has_a_rank() -> None:
+    assert sorted(RANKS) == sorted(State)
+
+
+def test_a_name_stands_for_its_variants_and_a_wrong_one_is_answered_with_the_nearest() -> None:
+    known = ["div.floor", "div.trunc", "divide", "addcdiv"]
+    assert samples.matching(["torch.div"], known, "operator") == ["div.floor", "div.trunc"]
+    assert samples.matching(["*div*"], known, "operator") == known
+    with pytest.raises(BadSetting, match="did you mean 'divide'"):
+        samples.matching(["divid"], known, "operator")
+
+
+def test_one_exception_is_one_failure_in_all_ops_and_a_wrong_result_is_one_for_each_op() -> None:
+    def key(found: Outcome, op: str) -> str:
+        return judging.key_of(found, {"op": op}, [])
+
+    raised, wrong = outcome(Kind.COMPILE, "KeyError: 'x'"), outcome(Kind.ACCURACY, "output: float")
+    assert key(raised, "add") == key(raised, "mul")
+    assert key(wrong, "add") != key(wrong, "mul")
+
+
+# ---- what is on disk
+
+
+def test_a_failure_is_counted_and_a_repro_that_two_failures_share_makes_them_one(tmp_path: Path) -> None:
+    store = store_with(tmp_path, failing("add", "a"), failing("add", "a", "int64"), failing("sub", "b"))
+    assert [(one.key, one.count) for one in store.cases()] == [("a", 2), ("b", 1)]
+    store.settle("a", {"path": "/repros/one.py"})
+    store.settle("b", {"path": "/repros/one.py"})
+    assert [(one.key, one.count, list(one.ops)) for one in store.cases()] == [("a", 3, ["add", "sub"])]
+
+
+def test_a_failure_that_does_not_show_again_is_none(tmp_path: Path) -> None:
+    store = store_with(tmp_path, failing("add", "a"))
+    store.settle("a", {"refused": "the case does not show its failure here: gone"})
+    assert store.cases() == []
+    assert [cell.state for cell in table.cells_of(store)] == [State.SKIPPED]
+
+
+def test_a_random_graph_with_every_call_of_a_known_repro_is_that_failure_again(tmp_path: Path) -> None:
+    store = store_with(tmp_path, failing("add", "a"))
+    store.settle("a", {"path": "/repros/one.py", "targets": ["add"]})
+    graph = {"candidate": {"program": {}}, "id": "graph 1", "state": State.WRONG, "family": "f"}
+    judging.append(store.results_file, {**graph, "key": "g", "targets": ["relu", "add"]})
+    judging.append(store.results_file, {**graph, "id": "graph 2", "key": "h", "targets": ["relu"]})
+    store.read()
+    assert {one.key: one.count for one in store.cases()} == {"a": 2, "h": 1}
+
+
+def test_a_hunt_that_was_killed_goes_on_and_a_complete_one_begins_with_what_failed(tmp_path: Path) -> None:
+    store = store_with(tmp_path, record("add", State.OK), failing("sub", "a"))
+    store.settle("a", {"path": "/repros/one.py"})
+    with open(store.results_file, "ab") as file:
+        file.write(b'{"half a li')  # killed in a write
+    again = Store.open(tmp_path, BACKEND, HEAD)
+    assert again.resumed
+    assert [one.repro for one in again.cases()] == [Path("/repros/one.py")]
+    again.end()
+    anew = Store.open(tmp_path, BACKEND, HEAD)
+    assert not anew.resumed
+    assert not anew.results
+    assert [one["op"] for one in anew.corpus] == ["sub"]
+
+
+def test_a_changed_backend_is_hunted_anew(tmp_path: Path) -> None:
+    source = tmp_path / "toy.py"
+    source.write_text("one")
+    backend = BackendRef("toy", "toy", files=(str(source),))
+    judging.append(Store.open(tmp_path, backend, HEAD).results_file, record("add", State.OK))
+    assert Store.open(tmp_path, backend, HEAD).resumed
+    source.write_text("another")
+    assert not Store.open(tmp_path, backend, HEAD).resumed
+
+
+# ---- the table and the baseline
+
+
+def test_a_cell_shows_the_worst_of_its_samples_and_the_page_all_cells(tmp_path: Path) -> None:
+    store = store_with(
+        tmp_path,
+        record("add", State.OK),
+        failing("add", "a") | {"id": "add float32 cpu 1"},
+        record("<mul>", State.OK),
+    )
+    cells = {cell.op: cell for cell in table.cells_of(store)}
+    assert cells["add"].state is State.WRONG
+    assert table.totals(table.cells_of(store)) == {State.OK: 1, State.WRONG: 1}
+    page = table.heat_map(store, "toy", {"torch": "2"})
+    assert "add float32: wrong: wrong: 3" in page
+    assert "&lt;mul&gt;" in page
+    assert "<mul>" not in page
+
+
+def test_a_baseline_tells_new_worse_and_fixed(tmp_path: Path) -> None:
+    before = store_with(
+        tmp_path / "1", failing("add", "a"), record("mul", State.UNSUPPORTED), record("sub", State.OK)
+    )
+    file = tmp_path / "hunt.toml"
+    table.write_baseline(file, before, "toy", "2.14")
+    same = table.compare(file, before, "toy")
+    assert (list(same.new), list(same.fixed)) == ([], [])
+    after = store_with(
+        tmp_path / "2",
+        record("add", State.OK),
+        record("mul", State.FAILS),
+        failing("sub", "b", message="now wrong"),
+    )
+    compared = table.compare(file, after, "toy")
+    assert [text.partition(":")[0] for text in compared.new] == [
+        "mul float32",
+        "sub float32",
+        "new failure (sub)",
+    ]
+    assert list(compared.fixed) == ["add float32: ok, was wrong"]
+    with pytest.raises(BadSetting, match="baseline of 'toy', not of 'other'"):
+        table.compare(file, after, "other")
+    file.write_text("ops = 3")
+    with pytest.raises(BadSetting, match="delete it"):
+        table.compare(file, after, "toy")
+
+
+# ---- random graphs
+
+
+def test_random_graphs_are_the_same_for_the_same_seed_and_run_in_eager() -> None:
+    drawn = programs.drawn(3, 6)
+    assert drawn == programs.drawn(3, 6)
+    assert drawn == json.loads(json.dumps(drawn))
+    for one in drawn:
+        assert programs.LEAST_STEPS <= len(one["steps"]) <= programs.MOST_STEPS
+        programs.as_module(one)(*map(programs.made, one["inputs"]))
+
+
+@pytest.mark.parametrize("layout", [*dict.fromkeys(programs.LAYOUTS)])
+@pytest.mark.parametrize("shape", [[2, 3, 4, 2], [], [0], [1, 0, 3]])
+def test_an_input_is_the_same_tensor_each_time(layout: str, shape: list[int]) -> None:
+    spec = {
+        "dtype": "complex64",
+        "shape": shape,
+        "layout": layout,
+        "values": "normal",
+        "grad": False,
+        "seed": 1,
+    }
+    one, two = programs.made(spec), programs.made(spec)
+    assert list(one.shape) == shape
+    assert torch.equal(one, two)
+    assert (one.stride(), one.is_conj(), one.is_neg()) == (two.stride(), two.is_conj(), two.is_neg())
+
+
+# ---- batches
+
+RELU: programs.Program = {
+    "inputs": [
+        {
+            "dtype": "float32",
+            "shape": [3],
+            "layout": "contiguous",
+            "values": "normal",
+            "grad": False,
+            "seed": 0,
+        }
+    ],
+    "steps": [["torch.tanh", [{"v": 0}], {}], ["torch.relu", [{"v": 1}], {}]],
+    "outputs": [2],
+    "dynamic": False,
+}
+TANH = {**RELU, "steps": RELU["steps"][:1], "outputs": [1]}
+
+
+def batch(
+    folder: Path, backend: str, *batched: programs.Program, seconds: float = 60.0
+) -> list[dict[str, Any]]:
+    """The records that a batch leaves."""
+    argument = {
+        "backend": {"name": backend, "options": {}, "mode": None}, "seed": 0, "known": [], "call_seconds": 60.0,
+        "results": str(folder / "results"), "doing": str(folder / "doing"), "folder": str(folder / "repros"),
+        "batch": [{"program": one} for one in batched], "seconds": seconds, "tried": [],
+    }  # fmt: skip
+    judging.run_batch(argument, lambda text: None)
+    return [json.loads(line) for line in (folder / "results").read_text().splitlines()]
+
+
+@pytest.fixture(autouse=True)
+def _loud(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "quiet", lambda: None)  # it is for the whole process
+
+
+def test_a_batch_writes_what_became_of_each_and_one_capture_of_each_failure(tmp_path: Path) -> None:
+    wrong, fine, again = batch(tmp_path, "planted_backends:adds_one_to_relu", RELU, TANH, RELU)
+    assert [one["state"] for one in (wrong, fine, again)] == ["wrong", "handed back", "wrong"]
+    assert wrong["key"] == again["key"]
+    assert Path(wrong["capture"]).is_file()
+    assert "capture" not in again
+
+
+def test_a_backend_that_gives_the_graph_back_is_seen(tmp_path: Path) -> None:
+    (only,) = batch(tmp_path, "planted_backends:returns_gm_forward", TANH)
+    assert only["state"] == "handed back"
+
+
+def test_a_batch_ends_with_its_time(tmp_path: Path) -> None:
+    (tmp_path / "results").write_text("")
+    assert batch(tmp_path, "eager", TANH, seconds=-1.0) == []
+
+
+def test_a_candidate_that_hangs_ends_the_process_with_its_stack() -> None:
+    program = (
+        "import time\nfrom minidbg.hunt.judging import time_limit\n"
+        "def hangs():\n    time.sleep(60)\nwith time_limit(0.1):\n    hangs()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGALRM
+    assert "in hangs" in done.stderr
+
+
+def test_two_children_may_write_at_once(tmp_path: Path) -> None:
+    if os.fork() == 0:
+        for number in range(300):
+            judging.append(tmp_path / "file", {"child": number})
+        os._exit(0)
+    for number in range(300):
+        judging.append(tmp_path / "file", {"parent": number})
+    os.wait()
+    assert len([json.loads(line) for line in (tmp_path / "file").read_text().splitlines()]) == 600

@@ -1,0 +1,125 @@
+"""Which change of a program avoids a failure: asked of planted backends, in children of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import planted_backends as planted
+import pytest
+import torch
+from torch import fx
+
+from minidbg import isolation, references, repro, workarounds
+from minidbg.case import BackendRef, Case
+from minidbg.failure import Kind, Outcome, Signature, Verdict
+from minidbg.reduction.publishing import with_failure
+
+SIGNATURE = Signature(Kind.COMPILE)
+
+
+def case_of(
+    function: Callable[..., Any], *inputs: torch.Tensor, backend: Any = planted.raises_on_relu
+) -> Case:
+    ref = references.find(backend)
+    return Case(fx.symbolic_trace(function), inputs, ref, signature=SIGNATURE, compiler=backend)
+
+
+def program(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x + 1).tanh() * 2
+
+
+def only_relu(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x)
+
+
+def test_the_op_outside_the_graph_gives_what_eager_gives() -> None:
+    case = case_of(program, torch.randn(3))
+    (culprit,) = workarounds.culprits_of(case, case_of(only_relu, torch.randn(3)))
+    around = workarounds.eager_around(planted.raises_on_relu, [culprit.name])
+    compiled = torch.compile(case.graph_module, backend=around, fullgraph=True)
+    x = torch.randn(3)
+    assert torch.equal(compiled(x), program(x))
+    with pytest.raises(Exception, match="relu"):
+        torch.compile(program, backend=planted.raises_on_relu)(x)
+
+
+def test_a_cast_before_the_op_is_undone_after_it() -> None:
+    case = case_of(program, torch.randn(3).half())
+    (culprit,) = workarounds.culprits_of(case, case_of(only_relu, torch.randn(3)))
+    culprit.meta["example_value"] = torch.empty(3, dtype=torch.float16)
+    changed = workarounds.changed_before(case, [culprit], "to", (torch.float32,))
+    assert changed is not None
+    x = case.inputs[0]
+    assert changed.graph_module(x).dtype is torch.float16
+    torch.testing.assert_close(changed.graph_module(x), program(x))
+    assert [node.target for node in changed.graph_module.graph.nodes if node.op == "call_method"].count(
+        "to"
+    ) == 2
+    assert "to" not in str(case.graph_module.code).split()
+
+
+def test_nothing_is_copied_before_an_op_that_writes_to_its_input() -> None:
+    case = case_of(lambda x: x.relu_(), torch.randn(3))
+    assert workarounds.changed_before(case, workarounds.culprits_of(case, case), "clone", ()) is None
+
+
+def test_the_option_that_helps_is_found_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(fx.symbolic_trace(program), (torch.ones(3),), BackendRef("inductor", '"inductor"'))
+    asking = workarounds.Asking(case, 10)
+
+    def outcome(changed: Case) -> Outcome:
+        asking.questions += 1
+        helps = changed.backend.options.get("epilogue_fusion") is False
+        return Outcome(Verdict.GONE if helps else Verdict.REPRODUCES)
+
+    monkeypatch.setattr(asking, "outcome", outcome)
+    found = workarounds.option_that_helps(case, asking)
+    assert found is not None
+    assert found.case.backend.options == {"epilogue_fusion": False}
+    assert asking.questions <= 5
+    monkeypatch.setattr(asking, "outcome", lambda changed: Outcome(Verdict.REPRODUCES))
+    assert workarounds.option_that_helps(case, asking) is None
+
+
+def test_a_backend_that_hands_the_graph_back_has_not_been_helped(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = case_of(program, torch.ones(3))
+    asking = workarounds.Asking(case, 10)
+    change = next(workarounds.with_other_sizes(case))
+    for reason, works in (("", True), ("fallback: eager ran it", False)):
+        monkeypatch.setattr(
+            asking, "outcome", lambda case, reason=reason: Outcome(Verdict.GONE, reason=reason)
+        )
+        assert asking.works(change) is works
+
+
+def test_the_best_one_is_kept_for_show(tmp_path: Path) -> None:
+    path = tmp_path / "minidbg_repros" / "compile_relu_1.py"
+    path.parent.mkdir()
+    path.touch()
+    assert workarounds.best_of(path) == ""
+    found = workarounds.Workaround("a graph break around relu", ("...",), "train.py:3", 4, 0.002, 0.001)
+    workarounds.keep(path, workarounds.Search((found,), 3, 1.0))
+    assert (
+        workarounds.best_of(path)
+        == "a graph break around relu (train.py:3); a call takes 2.00 ms, eager 1.00 ms (2.0 times)"
+    )
+
+
+@pytest.mark.slow
+def test_a_capture_that_fails_has_a_workaround_for_it(tmp_path: Path) -> None:
+    case = replace(case_of(program, torch.randn(3)), signature=None)
+    failing = with_failure(case, isolation.submit(case, seconds=60))
+    repro.write(
+        replace(case_of(only_relu, torch.randn(3)), signature=failing.signature), tmp_path / "small.py"
+    )
+    whole = repro.write(failing, tmp_path / "whole.py", repro.Form.CAPTURE)
+    search = workarounds.find(whole, tmp_path / "small.py")
+    assert {one.what for one in search.found} == {
+        "a graph break around relu",
+        "another backend for this graph",
+    }
+    assert all(one.seconds_a_call for one in search.found)
+    assert search.questions <= 10
