@@ -142,7 +142,7 @@ class OtherRuns:
             mode = OtherAnswers(self.number)
             self.number += 1
             try:
-                self.usual = self.usual or left_by(self.eager(ChangedEager().applied_to))
+                self.usual = self.usual or left_by(self.eager(ChangedEager().applied_to))  # type: ignore[no-untyped-call]
                 run = left_by(self.eager(mode.applied_to))
             except Exception:  # noqa: BLE001 - as above
                 continue
@@ -181,26 +181,22 @@ class OtherRoundings:
 
 def what_moved(run: Any, base: Any, expected: Any, bound: float) -> Any:
     """``run`` with the expected values where it is not far from ``base``: off by less than ``bound``, in units of value and tensor."""
-    found = {}
-    for where, leaf in run.items():
-        one, two, wanted = leaf, base.get(where), expected.get(where)
-        value, usual = (part.value if part else None for part in (one, two))
-        same = (
-            isinstance(value, float) and isinstance(usual, float) and abs(value - usual) <= bound * abs(usual)
-        )
-        if same or _same_but_for_rounding(value, usual):
-            found[where] = wanted
-        elif (
-            wanted
-            and _has_floats(value)
-            and _can_stand_for(usual, value)
-            and _can_stand_for(wanted.value, value)
-        ):
-            far = far_apart(value, usual, bound, bound * _rms(usual))
-            found[where] = leaf._replace(value=torch.where(far, value, wanted.value)) if far.any() else wanted
-        else:
-            found[where] = leaf
-    return found
+    return {where: moved(leaf, base.get(where), expected.get(where), bound) for where, leaf in run.items()}
+
+
+def moved(leaf: Any, base: Any, expected: Any, bound: float) -> Any:
+    """One leaf of ``what_moved``; ``expected`` itself where nothing is far."""
+    if not (base and expected):
+        return leaf
+    value, usual, wanted = leaf.value, base.value, expected.value
+    if isinstance(value, float) and isinstance(usual, float):
+        return expected if abs(value - usual) <= bound * abs(usual) else leaf
+    if _same_but_for_rounding(value, usual):
+        return expected
+    if not (_has_floats(value) and _can_stand_for(usual, value) and _can_stand_for(wanted, value)):
+        return leaf
+    far = far_apart(value, usual, bound, bound * _rms(usual))
+    return leaf._replace(value=torch.where(far, value, wanted)) if far.any() else expected
 
 
 class LowerRuns:

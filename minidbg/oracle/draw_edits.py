@@ -68,7 +68,8 @@ def by_turn(graph: fx.GraphModule, carried: int, drawn: int) -> None:
             place = graph.graph.call_method("reshape", (turn, (1,)))
             picked = graph.graph.call_method("index_select", (every, 0, place))
             value = graph.graph.call_method("squeeze", (picked, 0))
-            every.replace_all_uses_with(value, delete_user_cb=lambda user, picked=picked: user is not picked)
+            for user in [user for user in every.users if user is not picked]:
+                user.replace_input_with(every, value)
     output = graph.graph.output_node()
     if drawn:
         with graph.graph.inserting_before(output):

@@ -84,7 +84,7 @@ class LowerPrecision(ChangedEager):
         return result.half().float() if self.precision == "float16" else result
 
 
-class OtherRounding(LowerPrecision):
+class OtherRounding(LowerPrecision):  # type: ignore[no-untyped-call]
     """While active, each op's float results are off by a few rounding errors, as those of another compiler are.
 
     What moves much more than that was decided by rounding: which of two nearly equal values is the largest, on which side of a

@@ -139,8 +139,9 @@ def draws_alone(fed: Fed) -> tuple[fx.GraphModule, tuple[Any, ...]] | None:
 
     None where the whole graph draws more than those calls do.
     """
-    calls = list(dict.fromkeys(one.call for one in fed.drawn))
-    if fed.left or fed.switched_off or any(call is None or call.op == "call_module" for call in calls):
+    calls = [call for call in dict.fromkeys(one.call for one in fed.drawn) if call is not None]
+    hidden = any(one.call is None for one in fed.drawn) or any(call.op == "call_module" for call in calls)
+    if fed.left or fed.switched_off or hidden:
         return None
     graph, inputs = fx.Graph(), list[Any]()
 
@@ -154,7 +155,7 @@ def draws_alone(fed: Fed) -> tuple[fx.GraphModule, tuple[Any, ...]] | None:
     placeholders = [graph.placeholder(f"argument_{place}") for place in range(len(tensors))]
     for node, value in zip(placeholders, tensors, strict=True):
         node.meta["example_value"] = value
-    nodes = {}
+    nodes: dict[Call | None, fx.Node] = {}
     for call in calls:
         args, kwargs = fx.node.map_aggregate((call.args, call.kwargs), as_input)
         if call.op == "call_method":  # some write to what they are called on

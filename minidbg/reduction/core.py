@@ -26,7 +26,7 @@ from minidbg.reduction.answers import (
 )
 from minidbg.reduction.branches import drop_nested_nodes, drop_operands, inline_branches
 from minidbg.reduction.candidate import Candidate, OwnGraph
-from minidbg.reduction.culprits import DENSE, drop_chunks, narrow_window, try_islands
+from minidbg.reduction.culprits import drop_chunks, narrow_window, try_islands
 from minidbg.reduction.edits import (
     bypass_nodes,
     drop_inputs,
@@ -133,10 +133,10 @@ def reduce_graph(
     proven: Candidate | None = None
     interrupted, whole_passed = False, False
     try:
-        problem.frames = frames
+        problem.hints, problem.frames = hints, frames
         follow_frames(problem)
         if not problem.steps:
-            run(problem, "suspects", lambda problem: try_suspects(problem, hints))
+            run(problem, "suspects", try_suspects)
         reduce_to_fixed_point(problem)
         problem.confirm_whole()
         proven = problem.best
@@ -164,7 +164,7 @@ def reduce_to_fixed_point(problem: ReductionProblem) -> None:
     while problem.best is not before:
         first, before = before is None, problem.best
         problem.begin_round()
-        if first or len(before.calls) > DENSE:
+        if first or len(before.calls) > 2 * FEW_UNITS:
             find(problem)
         problem.keep_passed_through = True
         polish(problem)

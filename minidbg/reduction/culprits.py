@@ -257,7 +257,7 @@ class _Search:
 
     def next_needed(self) -> int | None:
         """The unit, or None when ``kept`` alone fails (or nothing can be found out)."""
-        if self.kept and self.fails(0):
+        if not self.rest or (self.kept and self.fails(0)):
             return None
         self.narrow(1)
         return self.rest[self.high - 1]

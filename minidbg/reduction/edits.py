@@ -65,6 +65,8 @@ def drop_nodes(problem: ReductionProblem) -> None:
         candidate = _without_node(problem, name)
         if candidate is not None and not problem.consider(candidate):
             problem.remember_passing(problem.bits([node for node in problem.best.calls if node.name != name]))
+            if problem.followed and len(problem.best.calls) <= FEW_NODES:
+                bypass_node(problem, name)  # what a frame holds together hangs together
 
 
 def _without_node(problem: ReductionProblem, name: str) -> Candidate | None:
@@ -77,9 +79,14 @@ def _without_node(problem: ReductionProblem, name: str) -> Candidate | None:
 def bypass_nodes(problem: ReductionProblem) -> None:
     """Try to put a same-shaped input of a node in its place. Cost: one call for each such input."""
     for name in reversed([node.name for node in problem.best.calls if mode_of(node) is Mode.NONE]):
-        for candidate in _bypasses(problem, name):
-            if problem.consider(candidate):
-                break
+        bypass_node(problem, name)
+
+
+def bypass_node(problem: ReductionProblem, name: str) -> None:
+    """Try to put each same-shaped input of a node in its place, results of other nodes first."""
+    for candidate in _bypasses(problem, name):
+        if problem.consider(candidate):
+            break
 
 
 def _bypasses(problem: ReductionProblem, name: str) -> Iterator[Candidate | None]:
@@ -87,7 +94,7 @@ def _bypasses(problem: ReductionProblem, name: str) -> Iterator[Candidate | None
     node = next((node for node in problem.best.calls if node.name == name), None)
     if node is None or not any(map(is_call, node.users)):
         return
-    for source in node.all_input_nodes:
+    for source in sorted(node.all_input_nodes, key=lambda source: not is_call(source)):
         if alike(recording.facts, source, node):
             yield problem.extract(set(problem.best.calls) - {node}, stand_ins={node: source})
 

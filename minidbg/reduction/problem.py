@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -81,6 +81,8 @@ class ReductionProblem:
     """Whether a graph without any call may be a candidate."""
     plainness: Callable[[Candidate], tuple[float, ...]] | None = None
     """Decides between candidates of equal size, while a reduction simplifies."""
+    hints: Sequence[str] = ()
+    """Words of the error, which may be names of nodes or ops."""
     frames: Callable[[], Suspects] = tuple
     """The nodes that the frames of the failure of ``best`` held, as far as that is known; innermost frame first."""
     followed: Suspects = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 from torch import fx
 
@@ -34,20 +34,37 @@ def follow_frames(problem: ReductionProblem) -> None:
 
 
 def try_frames(problem: ReductionProblem, groups: Sequence[Sequence[str]]) -> None:
-    """Ask what each frame names, innermost first, then more and more around it. Cost: at most six calls."""
+    """Ask what each frame names, innermost first, then more and more around it. Cost: at most seven calls."""
     subsets = Subsets(problem)
-    named = [units_called(subsets, names) for names in groups[:GROUPS]]
-    for chosen in frames_to_ask(subsets, [units for units in named if units]):
+    named = [units for names in groups[:GROUPS] if (units := units_called(subsets, names))]
+    words = {hint.lower() for hint in problem.hints}
+    for chosen in frames_to_ask(subsets, named, words):
         if len(chosen) <= len(subsets) // 2 and subsets.fails(chosen):
             return
 
 
-def frames_to_ask(subsets: Subsets, named: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Units to ask for: each frame's own, then with what the innermost one's take and give."""
+def frames_to_ask(subsets: Subsets, named: Sequence[Sequence[int]], words: Set[str]) -> Iterator[list[int]]:
+    """Units to ask for: the one that the text names as well, each frame's own, then what the innermost one's take and give.
+
+    A frame often holds what an op is given and the frame around it the op, which is then asked by itself.
+    """
+    everything = sorted(set().union(*named))
+    by_text = [number for number in everything if _op(subsets, number) in words]
+    if len(by_text) == 1 and by_text not in named:
+        yield by_text
+    inner: Set[int] = set()
     for units in named:
+        added = [number for number in units if number not in inner]
+        if inner and inner < set(units) and len(added) == 1:
+            yield added
+        inner = set(units)
         yield with_makers(subsets, units)
     for distance in DISTANCES[1:] if named else ():
         yield with_makers(subsets, neighbourhood(subsets, named[0], distance))
+
+
+def _op(subsets: Subsets, number: int) -> str:
+    return op_name(subsets.units[number][0]).strip("_").lower()
 
 
 def units_called(subsets: Subsets, names: Iterable[str]) -> list[int]:
@@ -77,10 +94,10 @@ def with_makers(subsets: Subsets, numbers: Sequence[int]) -> list[int]:
     return sorted(found) if len(found) <= len(numbers) + MOST_MAKERS else sorted(numbers)
 
 
-def try_suspects(problem: ReductionProblem, hints: Sequence[str]) -> None:
+def try_suspects(problem: ReductionProblem) -> None:
     """Ask what the text names, then more and more of what it takes and gives. Cost: at most one call per distance."""
     subsets = Subsets(problem)
-    suspects = suspected(subsets, hints)
+    suspects = suspected(subsets, problem.hints)
     if not suspects or len(suspects) > len(subsets) // 2:
         return
     for distance in DISTANCES if len(suspects) <= FEW else DISTANCES[::2]:
@@ -96,9 +113,7 @@ def suspected(subsets: Subsets, hints: Sequence[str]) -> list[int]:
     exact = [number for number in by_node if _is_numbered(subsets.units[number][0])]
     if exact:
         return exact
-    by_op = [
-        number for number, unit in enumerate(subsets.units) if op_name(unit[0]).strip("_").lower() in words
-    ]
+    by_op = [number for number in range(len(subsets)) if _op(subsets, number) in words]
     return representatives(subsets, by_op or by_node)
 
 

@@ -201,7 +201,8 @@ def questions(folder: Path) -> dict[str, Any]:
     nodes = min(asked[place]["nodes"] for place in failing)
     first = next(place for place in failing if asked[place]["nodes"] == nodes)
     phases = [entry["phase"] for entry in asked]
-    return {"questions": len(asked), "found": first + 1, "nodes": nodes, "phases": phases}
+    named = phases[failing[0]] in ("frames", "suspects")
+    return {"questions": len(asked), "found": first + 1, "nodes": nodes, "named": named, "phases": phases}
 
 
 def by_torch(
@@ -242,13 +243,17 @@ def lines(row: dict[str, Any]) -> Iterator[str]:
         yield f"  torch           {row['torch_s']:8.1f} s  x{more}{row['torch_s'] / row['minidbg_s']:.1f} of minidbg; {row['torch']}"
 
 
+def spread(rows: Sequence[dict[str, Any]], what: str) -> str:
+    values = [row[what] for row in rows]
+    return f"median {statistics.median(values):g}, at most {max(values)}"
+
+
 def summary(found: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The goals of the table, each with what was met."""
-    asked = [row["found"] for row in found if "found" in row]
-    yield f"{sum(bool(row.get('ok')) for row in found)} of {len(found)} end in a repro that fails and is at most 1.5 times the failure alone"
-    if asked:
-        every = [row["questions"] for row in found if "found" in row]
-        yield f"questions until the nodes were found: median {statistics.median(asked):g}, at most {max(asked)}; in all: median {statistics.median(every):g}, at most {max(every)}"
+    for named, what in ((True, "a frame or a line named it"), (False, "nothing named it")):
+        rows = [row for row in found if row.get("named") is named]
+        if rows:
+            yield f"{len(rows)} rows, {what}: until the nodes were found {spread(rows, 'found')} questions; with the certificate, plainer arguments and settings {spread(rows, 'questions')}"
     ended = [row for row in found if "torch_s" in row and "repro.py ends" in row["torch"]]
     if ended:
         ratio = math.exp(

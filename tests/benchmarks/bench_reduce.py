@@ -15,6 +15,7 @@ import itertools
 import json
 import math
 import random
+import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -43,6 +44,9 @@ class Oracle:
     limit_s: float = math.inf
     calls: int = 0
     nodes_compiled: int = 0
+    least: float = math.inf
+    """Calls of the smallest graph that failed, and how many questions that took."""
+    found: int = 0
     seconds: float = 0.0
     started: float = field(default_factory=time.monotonic)
 
@@ -54,6 +58,8 @@ class Oracle:
         self.nodes_compiled += count_calls(graph_module)
         answer = self.predicate(graph_module, inputs)
         self.seconds += time.process_time() - began
+        if answer and count_calls(graph_module) < self.least:
+            self.least, self.found = count_calls(graph_module), self.calls
         return answer
 
 
@@ -73,6 +79,8 @@ class Measured:
     certified: bool = False
     torch_goes_on: bool | None = None
     same_bug: bool | None = None
+    found: int = 0
+    """Calls until the nodes of the result were first seen to fail; the others prove that none of them can go."""
 
 
 def count_calls(graph_module: fx.GraphModule) -> int:
@@ -96,6 +104,7 @@ def measured(
         len(inputs),
         count_outputs(graph_module),
         sum(value.nbytes for value in inputs if isinstance(value, Tensor)),
+        found=oracle.found,
         **more,
     )
 
@@ -260,7 +269,8 @@ def summary(found: Sequence[dict[str, Any]]) -> Iterator[str]:
 def of_group(chosen: Sequence[dict[str, Any]]) -> str:
     calls = geometric_mean(row["minidbg"]["calls"] for row in chosen)
     most = max(row["minidbg"]["calls"] for row in chosen)
-    text = f"{calls:6.1f} calls, at most {most}"
+    found = [row["minidbg"]["found"] for row in chosen]
+    text = f"{calls:6.1f} calls, at most {most}; nodes found after median {statistics.median(found):g}, at most {max(found)}"
     beside = [row for row in chosen if row["torch"]]
     if beside:
         ratio = geometric_mean(row["torch"]["calls"] / row["minidbg"]["calls"] for row in beside)

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,13 @@ NEEDED = {
     "weight_only": ("torchao",),
 }
 """Libraries that are no dependency of the tests; ``pip install -e ".[field]"`` brings them."""
+LONG = ("diffusers_loop", "hf_trainer", "lightning_fit", "lora", "timm_training")
+"""Programs of much compiling; the others run in CI's slow step, where the libraries that they need are installed."""
+
+
+def each_program() -> Iterator[object]:
+    for name in sorted(path.stem for path in PROGRAMS.glob("*.py") if path.stem != "results"):
+        yield pytest.param(name, marks=[pytest.mark.exhaustive] if name in LONG else [])
 
 
 def ended(folder: Path, program: str, *start: str) -> tuple[list[str], str]:
@@ -46,11 +54,8 @@ def ended(folder: Path, program: str, *start: str) -> tuple[list[str], str]:
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "program", sorted(path.stem for path in PROGRAMS.glob("*.py") if path.stem != "results")
-)
+@pytest.mark.parametrize("program", list(each_program()))
 def test_program_ends_with_the_same_bits_and_in_silence(tmp_path: Path, program: str) -> None:
     for library in NEEDED.get(program, ()):
         if importlib.util.find_spec(library) is None:
