@@ -181,19 +181,16 @@ def _sizes(shape: tuple[int, ...]) -> str:
 # --- from specs to tensors ---
 
 
-def materialise(
-    specs: Sequence[InputSpec], device: str | None = None, stored: Mapping[str, Tensor] | None = None
-) -> list[Any]:
+def materialise(specs: Sequence[InputSpec]) -> list[Any]:
     """The very values that the script's ``inputs(device)`` makes: the same text, seed and order.
 
-    ``device`` replaces the main one. ``stored``: bytes by key, by default those of the specs. The RNG states are left as they
-    were. Each tensor keeps its statements, so that it is written as it was made.
+    The RNG states are left as they were. Each tensor keeps its statements, so that it is written as it was made.
     """
     main = main_device(specs)
     lines = statements(specs, main=main, mark=False)
-    data = {key: value for spec in specs for key, value in spec.stored.items()} | dict(stored or {})
-    namespace: dict[str, Any] = {"torch": torch, "device": device or main, "stored": _reader(data)}
-    with as_scripts_do([device or "cpu", *(spec.device for spec in specs)]):
+    data = {key: value for spec in specs for key, value in spec.stored.items()}
+    namespace: dict[str, Any] = {"torch": torch, "device": main, "stored": _reader(data)}
+    with as_scripts_do(spec.device for spec in specs):
         exec("\n".join([*imports_for(specs), *lines]), namespace)
     values = [namespace[spec.name] for spec in specs]
     for spec, value in zip(specs, values, strict=True):
