@@ -9,6 +9,7 @@ import os
 import signal
 
 import hypothesis
+import pytest
 
 os.environ.setdefault("MINIDBG_STAGES", "false")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -17,3 +18,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 hypothesis.settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     hypothesis.settings.load_profile("ci")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``pytest -m device --device cuda`` runs the tests of tests/device on a GPU; by default they build a stand-in."""
+    parser.addoption(
+        "--device", default="acme", help="the accelerator of 'pytest -m device': acme, cuda, xpu ..."
+    )

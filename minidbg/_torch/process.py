@@ -87,12 +87,3 @@ def one_thread_after_fork() -> None:
     if config is None:
         from torch._inductor import config
     config.compile_threads = 1  # type: ignore[union-attr]  # a config module takes its options as attributes
-
-
-def accelerator_in_use() -> str | None:
-    """The kind of accelerator that this process has initialised, which a forked child could not use."""
-    for kind in ("cuda", "xpu", "hpu", "npu"):
-        module = getattr(torch, kind, None)
-        if module is not None and getattr(module, "is_initialized", bool)():
-            return kind
-    return None

@@ -12,9 +12,9 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import distributed
 
 from minidbg.failure import Signature
+from minidbg.graphs.ranks import rank_and_size
 from minidbg.settings import Layout, Reduce, Settings
 
 
@@ -94,10 +94,7 @@ PROCESS = Budget()
 
 def several_ranks(environ: Mapping[str, str]) -> bool:
     """Whether this process is one of several that wait for each other."""
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_world_size() > 1
-    size = environ.get("WORLD_SIZE", "")
-    return size.isdecimal() and int(size) > 1
+    return rank_and_size(environ)[1] > 1
 
 
 NO_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")

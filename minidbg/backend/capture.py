@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from minidbg import _torch, references
+from minidbg import _torch, devices, references
 from minidbg.backend.chain import Link
 from minidbg.case import BackendRef, CallPath, Case, Context, Level, Provenance, symbolic_dims
 from minidbg.errors import AccuracyError
 from minidbg.failure import Direction, Kind, Signature
 from minidbg.graphs.comments import user_line
 from minidbg.graphs.effects import is_call
+from minidbg.graphs.ranks import rank_note
 from minidbg.graphs.size import call_nodes, canonical_text
 from minidbg.oracle.agreement import margin_for
 from minidbg.oracle.signature import signature_of
@@ -31,9 +32,7 @@ from minidbg.settings import Settings
 
 log = logging.getLogger("minidbg")
 MESSAGE_LINES, MESSAGE_CHARACTERS = 20, 4000
-STAND_INS = (
-    "values: some inputs had no data when it failed (fake, or freed since); seeded random ones stand in"
-)
+STAND_INS = "values: some inputs had no data when it failed (fake, freed since, or on a device in error); seeded random ones stand in"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +61,9 @@ def case_of(failure: Failure, settings: Settings) -> Case:
         failure.link, failure.graph_module, failure.inputs, context_of(failure, settings), settings
     )
     notes = list(failure.notes)
-    if any(_torch.is_fake(value) for value in failure.inputs):
+    if any(_torch.is_fake(value) for value in failure.inputs) or devices.in_error(failure.inputs):
         notes.append(STAND_INS)
+    notes += rank_note()
     return replace(
         call,
         signature=signature(failure),

@@ -21,8 +21,8 @@ from minidbg import _torch
 from minidbg.backend import capture
 from minidbg.backend.budget import PROCESS, is_out_of_memory, several_ranks
 from minidbg.backend.capture import Failure, default_device, enabled_autocasts
-from minidbg.backend.kept import generator_states, set_generator_state
 from minidbg.case import Case
+from minidbg.devices import generator_states, set_generator_state
 from minidbg.errors import AccuracyError, MinidbgError, TorchNameMissing
 from minidbg.failure import Kind, Signature
 from minidbg.settings import Layout, Reduce, Settings

@@ -31,6 +31,7 @@ from minidbg.case import Case
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind
 from minidbg.graphs.contents import AT_A_GLANCE
+from minidbg.graphs.ranks import rank_note
 from minidbg.repro import Exactness, Form, flights, render
 from minidbg.repro.files import as_safetensors, for_others_to_read
 from minidbg.repro.flights import RecordName, Step
@@ -186,7 +187,7 @@ def case_about_to_run(
     context = current_context(values, further_env=settings.env)
     case = case_of_call(link, graph_module, values, context, settings)
     trains = context.grad and any(isinstance(one, torch.Tensor) and one.requires_grad for one in case.inputs)
-    return replace(case, backward=trains, provenance=replace(case.provenance, notes=(NOTE,)))
+    return replace(case, backward=trains, provenance=replace(case.provenance, notes=(NOTE, *rank_note())))
 
 
 NOTE = "written before the backend was called, by a process that did not come back from it"

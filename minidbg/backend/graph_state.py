@@ -14,20 +14,25 @@ from typing import Any
 import torch
 from torch import fx
 
-from minidbg import _torch
+from minidbg import _torch, devices
 from minidbg.backend import backward, failures, flight, standing, verify
 from minidbg.backend.capture import Failure
 from minidbg.backend.chain import Link, compile_at_run_time
 from minidbg.backend.failures import Report
-from minidbg.backend.kept import NOTHING, Kept, keep
+from minidbg.backend.kept import NOTHING, Kept, capturing_device_graph, keep, tensors_in
 from minidbg.case import CompiledFn, Level
 from minidbg.failure import Kind
 from minidbg.graphs.copying import copy_graph_module
 from minidbg.graphs.mutation import mutated_placeholders, written_attributes
+from minidbg.graphs.ranks import is_waiting_in_vain
 from minidbg.repro.flights import Step
 from minidbg.settings import OnFailure, Settings
 
 GUARDS = "the backend returned, and dynamo could build no guards from what it had done to the ShapeEnv or the inputs"
+ABSENT_RANK = (
+    "a collective of this graph waited in vain for another rank, which is no failure of the backend; "
+    "what that rank printed, or its record in .minidbg/flight, says why it did not come"
+)
 STALE = "the graph writes to its inputs and had run before; the values are those after the failing call"
 
 
@@ -150,12 +155,14 @@ class GraphState:
         values = tuple(args)  # the callee may clear the list
         if failures.is_answering() or any(_torch.is_fake(value) for value in values):
             return self.call(args)  # our own work, or a tracer above us asks for shapes and nothing runs
+        at_rest(values)  # an error of what ran before is not one of this graph
         kept = self.keep(values)
         verification = None
         try:
             verification = self.verification(values, kept)
             with self.record.during(Step.RUN, self.links[self.position], values):
                 result = self.call(args)
+                at_rest(values, result)
         except Exception as error:
             again = self.after_failure(error, values, kept)
             if again is None:
@@ -225,8 +232,11 @@ class GraphState:
         if self.position >= len(self.links) or failures.is_answering():
             return None
         restored = self.put_back(kept)
+        if is_waiting_in_vain(error, self.untouched, args):
+            self.say_why_it_is_raised(error, failures.NoReport(ABSENT_RANK))
+            return None
         failure = self.failure(error, args, Kind.RUNTIME, () if restored else (STALE,))
-        if restored and failures.own_report(error) is None:
+        if restored and failures.own_report(error) is None and not devices.in_error(args):
             blameless = failures.eager_fails_too(failure, os.environ)  # then it is the program's own error
             self.put_back(kept)
             if blameless:
@@ -372,6 +382,13 @@ class DynamoGraph(GraphState):
             link = self.links[self.position]
             call = backward.remembered(self.untouched, link, args, self.settings.env)
         return guarded
+
+
+def at_rest(args: Sequence[Any], result: Any = ()) -> None:
+    """Wait for the devices of a call, which may raise late; not while a device graph is recorded."""
+    values = tensors_in([*args, *(result if isinstance(result, list | tuple) else (result,))])
+    if any(value.device.type != "cpu" for value in values) and not capturing_device_graph():
+        devices.synchronize(values)
 
 
 def written_by(result: Any, args: Sequence[Any]) -> list[Any]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from minidbg import _torch
+from minidbg.devices import generator_states, set_generator_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,25 +118,6 @@ def has_memory(tensor: torch.Tensor) -> bool:
     if tensor.layout is not torch.strided or tensor.numel() == 0:
         return True
     return tensor.untyped_storage().nbytes() > 0
-
-
-def generator_states(values: Iterable[Any]) -> tuple[tuple[str, torch.Tensor], ...]:
-    """The default generators of the CPU, of the devices among ``values``, and of the accelerator in use."""
-    devices = {
-        str(tensor.device) for tensor in tensors_in(values) if tensor.device.type not in ("cpu", "meta")
-    }
-    if (kind := _torch.accelerator_in_use()) is not None:
-        devices.add(f"{kind}:{torch.get_device_module(kind).current_device()}")
-    states = [(device, torch.get_device_module(device).get_rng_state(device)) for device in sorted(devices)]
-    return (("cpu", torch.get_rng_state()), *states)
-
-
-def set_generator_state(device: str, state: torch.Tensor) -> None:
-    """Put a default generator back."""
-    if device == "cpu":
-        torch.set_rng_state(state)
-    else:
-        torch.get_device_module(device).set_rng_state(state, device)
 
 
 def capturing_device_graph() -> bool:

@@ -22,12 +22,13 @@ from minidbg.backend import failures
 from minidbg.backend.budget import PROCESS, is_out_of_memory
 from minidbg.backend.capture import Failure
 from minidbg.backend.chain import Link
-from minidbg.backend.kept import Kept, generator_states
+from minidbg.backend.kept import Kept
 from minidbg.backend.standing import Standing
 from minidbg.backend.verify_refusals import refusal
 from minidbg.backend.verify_runs import Before, before, draws_by, run_compiled_anew, run_eager
 from minidbg.backend.verify_taps import first_differing_node
 from minidbg.case import CompiledFn
+from minidbg.devices import generator_states
 from minidbg.errors import AccuracyError
 from minidbg.failure import Direction, Kind
 from minidbg.graphs.effects import op_name

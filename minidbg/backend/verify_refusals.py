@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,22 +9,13 @@ import psutil
 import torch
 from torch import Tensor, fx
 
-from minidbg import _torch
+from minidbg import _torch, devices
 from minidbg.backend.kept import capturing_device_graph, has_memory, tensors_in
 from minidbg.backend.verify_runs import sharing_memory
 from minidbg.graphs.copying import storage_bytes, storage_key
+from minidbg.graphs.ranks import talks_to_others
 from minidbg.settings import Settings
 
-COLLECTIVES = (
-    "c10d",
-    "c10d_functional",
-    "_c10d_functional",
-    "_c10d_functional_autograd",
-    "symm_mem",
-    "rpc",
-    "fsdp",
-)
-"""Namespaces of operators by which ranks talk to each other."""
 MOST_OF_MEMORY = 0.8
 """Of what is free, the part that a verification may be expected to take."""
 
@@ -36,9 +26,9 @@ def refusal(
     """Why the call with ``args`` cannot be compared with eager, or None."""
     if capturing_device_graph():
         return "a device graph is being recorded"
+    if (name := talks_to_others(graph, args)) != "":
+        return f"it talks to other ranks ({name}), so it must not run twice"
     for node in calls(graph):
-        if is_collective(node):
-            return f"it talks to other ranks ({node.name}), so it must not run twice"
         if _torch.has_effects(node.target):
             return f"{node.name} has effects outside the graph, so it must not run twice"
     if not all(map(has_memory, tensors_in(args))):
@@ -51,14 +41,6 @@ def calls(graph: fx.GraphModule) -> Iterator[fx.Node]:
     for module in graph.modules():
         if isinstance(module, fx.GraphModule):
             yield from (node for node in module.graph.nodes if node.op.startswith("call"))
-
-
-def is_collective(node: fx.Node) -> bool:
-    """Whether ``node`` is one in which other ranks take part."""
-    path = _torch.operator_path(node.target)
-    if path is not None:
-        return path.removeprefix("torch.ops.").partition(".")[0] in COLLECTIVES
-    return str(getattr(node.target, "__module__", "")).startswith("torch.distributed")
 
 
 def too_large(
@@ -121,9 +103,5 @@ def bytes_of_example(example: Any) -> int:
 
 def free_bytes(tensors: Sequence[Tensor]) -> int:
     """Memory that is free on the accelerator of ``tensors``, else in this machine."""
-    for tensor in tensors:
-        module: Any = sys.modules.get(f"torch.{tensor.device.type}")
-        if tensor.device.type != "cpu" and hasattr(module, "mem_get_info"):
-            cached = module.memory_reserved(tensor.device) - module.memory_allocated(tensor.device)
-            return int(module.mem_get_info(tensor.device)[0] + cached)
-    return int(psutil.virtual_memory().available)
+    found = (devices.free_bytes(device) for device in devices.devices_of(tensors))
+    return next((free for free in found if free is not None), int(psutil.virtual_memory().available))

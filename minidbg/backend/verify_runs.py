@@ -16,7 +16,8 @@ from torch import Tensor, fx
 
 from minidbg import _torch
 from minidbg.backend.chain import Link, compile_at_run_time
-from minidbg.backend.kept import generator_states, memory_of, set_generator_state, tensors_in
+from minidbg.backend.kept import memory_of, tensors_in
+from minidbg.devices import generator_states, set_generator_state
 from minidbg.graphs.copying import clone_values, copy_graph_module, storage_bytes, storage_key
 from minidbg.graphs.mutation import written_attributes
 from minidbg.oracle.arithmetic import are_close

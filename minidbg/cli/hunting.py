@@ -27,6 +27,7 @@ LETTERS = {
     "ok": "·", "unsupported": "u", "handed back": "b", "fails": "F", "wrong": "W", "crashed": "C", "hangs": "H", "skipped": " ",
 }  # fmt: skip
 LINE_EVERY_S = 20.0
+MOST_TOLD = 10
 
 
 def words(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
@@ -181,6 +182,8 @@ def tell(
     waiting = sum(not one.settled for one in cases)
     if waiting:
         note(f"{waiting} of the failures {'is' if waiting == 1 else 'are'} captured and not reduced yet")
+    for one in store.refuted()[:MOST_TOLD]:
+        note(f"not counted, since its capture did not fail again: {one.first}: {one.line[:200]}")
     for complaint in hunted.complaints:
         note(complaint)
     if html is not None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from minidbg import _torch
+from minidbg.devices import BROKEN
 from minidbg.graphs.fills import Fill, How, fit, is_opaque, literal_fill
 from minidbg.graphs.literals import number, quoted
 from minidbg.graphs.specs import Exactness, Layout, View
@@ -43,8 +44,8 @@ class Contents:
 
 
 def has_data(value: Tensor) -> bool:
-    """Whether ``value`` holds numbers: fake and meta tensors do not."""
-    return not (value.device.type == "meta" or _torch.is_fake(value))
+    """Whether ``value`` holds numbers that can be read: not those of fake and meta tensors, nor of a device in error."""
+    return not (value.device.type == "meta" or _torch.is_fake(value) or value.device in BROKEN)
 
 
 def wanted_exact(value: Tensor, exactness: Exactness) -> bool:
@@ -199,7 +200,7 @@ def _is_finite(part: complex) -> bool:
 
 def _has_negative_zero(data: Tensor) -> bool:
     if not data.is_floating_point():
-        return data.is_complex()
+        return data.is_complex() and data.numel() > 0
     wide = _wide(data)
     return bool((wide.signbit() & (wide == 0)).any())
 

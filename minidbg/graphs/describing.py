@@ -15,6 +15,7 @@ from torch import Tensor
 from minidbg import _torch
 from minidbg.errors import CannotWrite
 from minidbg.graphs import recipes
+from minidbg.graphs.constructed import all_imports_of, construction_of, exactness_of_part, is_constructed
 from minidbg.graphs.contents import (
     SMALL_ELEMENTS,
     WITH_CARE,
@@ -28,6 +29,7 @@ from minidbg.graphs.contents import (
 )
 from minidbg.graphs.expressions import literal
 from minidbg.graphs.fills import Fill, How
+from minidbg.graphs.ranks import imports_of, shared_text
 from minidbg.graphs.specs import (
     CROP_BYTES,
     Exactness,
@@ -75,7 +77,11 @@ def bytes_to_store(values: Sequence[Any], exactness: Exactness) -> int:
     """About how many bytes of ``values`` a script of that exactness stores, before any is copied."""
     sizes: dict[int, int] = {}
     for value in values:
-        if isinstance(value, Tensor) and value.layout is torch.strided and wanted_exact(value, exactness):
+        if is_constructed(value):
+            sizes[id(value)] = bytes_to_store(
+                list(construction_of(value, "an input").parts.values()), exactness
+            )
+        elif isinstance(value, Tensor) and value.layout is torch.strided and wanted_exact(value, exactness):
             size = value.numel() * value.dtype.itemsize if value.numel() > SMALL_ELEMENTS else 0
             storage = _torch.storage_identity(value)
             sizes[storage] = max(sizes.get(storage, 0), size)
@@ -97,10 +103,12 @@ def _describe_all(
 ) -> Iterator[InputSpec]:
     shared = _shared_bases(values, names, exactness, contents)
     first_names: dict[int, str] = {}
+    made: dict[int, tuple[Any, str]] = {}
     for index, (name, value) in enumerate(zip(names, values, strict=True)):
         if not isinstance(value, Tensor):
             try:
-                yield InputSpec(name, Fill(How.PYTHON, text=literal(value)))
+                text = known[0] if (known := shared_text(value)) else literal(value)
+                yield InputSpec(name, Fill(How.PYTHON, text=text), imports=imports_of([value]))
             except CannotWrite as refusal:
                 raise CannotWrite(f"input {name}", f"it holds {refusal.part}") from refusal
             continue
@@ -108,6 +116,8 @@ def _describe_all(
         first = first_names.setdefault(id(value), name)
         if first != name:
             yield replace(facts, same_as=first)
+        elif is_constructed(value):
+            yield _constructed(facts, value, names, made, exactness, contents)
         elif index in shared:
             yield _member(facts, value, shared[index])
         else:
@@ -116,9 +126,8 @@ def _describe_all(
 
 def _facts(name: str, value: Tensor) -> InputSpec:
     """All but the values. Raises CannotWrite for what no script could make."""
-    kind = type(value)
-    if kind not in (Tensor, torch.nn.Parameter) and not _torch.is_fake(value):
-        raise CannotWrite(f"input {name}", f"a {kind.__module__}.{kind.__qualname__} is a tensor subclass")
+    if is_constructed(value):
+        return _facts_of_constructed(name, value)
     if value.is_quantized or value.is_nested or value.layout is not torch.strided:
         what = (
             "quantized"
@@ -136,8 +145,7 @@ def _facts(name: str, value: Tensor) -> InputSpec:
         stride=layout.stride,
         storage_offset=layout.offset,
         dtype=value.dtype,
-        # The first device of a kind goes by the kind's name, as in hand-written code.
-        device=str(value.device) if value.device.index else value.device.type,
+        device=_device(value.device),
         requires_grad=value.requires_grad,
         is_leaf=value.is_leaf,
         is_parameter=isinstance(value, torch.nn.Parameter),
@@ -147,6 +155,56 @@ def _facts(name: str, value: Tensor) -> InputSpec:
         base=name,
         base_dtype=value.dtype,
     )
+
+
+def _facts_of_constructed(name: str, value: Tensor) -> InputSpec:
+    return InputSpec(
+        name=name,
+        fill=Fill(How.CONSTRUCTED),
+        dtype=value.dtype,
+        device=_device(value.device),
+        requires_grad=value.requires_grad,
+        is_leaf=value.is_leaf,
+        is_parameter=isinstance(value, torch.nn.Parameter),
+        base=name,
+    )
+
+
+def _constructed(
+    facts: InputSpec,
+    value: Tensor,
+    names: Sequence[str],
+    made: MutableMapping[int, tuple[Any, str]],
+    exactness: Exactness,
+    contents: Contents,
+) -> InputSpec:
+    """The spec of a tensor of a subclass, with those of its parts.
+
+    ``made`` has the variables of parts that an earlier input brought: nested tensors share their offsets.
+    """
+    construction = construction_of(value, f"input {facts.name}")
+    imports = all_imports_of([value])
+    recipe = _recipe(value, exactness)
+    if recipe is not None:
+        text = "\n".join(recipe.named(facts.name).statements)
+        return replace(facts, fill=Fill(How.WRITTEN, text=text), imports=imports)
+    wanted = [f"{facts.name}_{part}" for part in construction.parts]
+    variables = dict(zip(construction.parts, usable_names([*names, *wanted])[len(names) :], strict=True))
+    parts: list[InputSpec] = []
+    for name, part in construction.parts.items():
+        if id(part) in made:
+            variables[name] = made[id(part)][1]
+        else:
+            made[id(part)] = part, variables[name]  # the part itself, so that its id stays its own
+            parts += _describe_all([part], [variables[name]], exactness_of_part(part, exactness), contents)
+    stored = {key: data for part in parts for key, data in part.stored.items()}
+    fill = Fill(How.CONSTRUCTED, text=construction.text.format(**variables))
+    return replace(facts, fill=fill, parts=tuple(parts), imports=imports, stored=stored)
+
+
+def _device(device: torch.device) -> str:
+    # The first device of a kind goes by the kind's name, as in hand-written code.
+    return str(device) if device.index else device.type
 
 
 def _layout(value: Tensor) -> Layout:
@@ -213,7 +271,10 @@ def _shared_bases(
     members: dict[int, list[int]] = {}
     seen: set[int] = set()
     for index, value in enumerate(values):
-        if isinstance(value, Tensor) and value.layout is torch.strided and id(value) not in seen:
+        has_storage = (
+            isinstance(value, Tensor) and value.layout is torch.strided and not is_constructed(value)
+        )
+        if has_storage and id(value) not in seen:
             seen.add(id(value))
             members.setdefault(_torch.storage_identity(value), []).append(index)
     found: dict[int, _Shared] = {}

@@ -14,6 +14,7 @@ from minidbg import _torch
 from minidbg.errors import CannotWrite
 from minidbg.graphs.literals import number
 from minidbg.graphs.names import is_plain_identifier
+from minidbg.graphs.ranks import shared_text
 from minidbg.graphs.targets import reference_to
 
 BINARY: Mapping[Callable[..., Any], str] = {
@@ -184,6 +185,10 @@ class Expressions:
             return f"torch.Generator({str(value.device)!r}).manual_seed({value.initial_seed()})"
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             return self._symbolic(value)
+        if (shared := shared_text(value)) is not None:
+            self.roots.add("torch")
+            self.imports |= {f"import {shared[1]}"} if shared[1] else set()
+            return shared[0]
         if callable(value) or hasattr(type(value), "__members__"):
             return self.reference(value)
         kind = f"{type(value).__module__}.{type(value).__qualname__}"

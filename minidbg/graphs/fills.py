@@ -56,6 +56,8 @@ class How(enum.StrEnum):
     """share of True"""
     FULL = "full"
     """value"""
+    CONSTRUCTED = "constructed"
+    """by the text, from the parts of a tensor subclass"""
     COUNT = "count"
     """start, step, along the last dimension"""
     PERMUTATION = "permutation"

@@ -23,6 +23,7 @@ from minidbg.graphs.comments import INPUT_KEY, comments_by_line, stack_trace
 from minidbg.graphs.effects import FORMS, ContextForm
 from minidbg.graphs.expressions import BINARY, GET_DATA, UNARY
 from minidbg.graphs.names import Names
+from minidbg.graphs.ranks import is_maker
 
 LITERAL_MAKERS: tuple[Any, ...] = (float, complex, slice, range, torch.device, torch.Size)
 """What may be called inside an argument; every other call is a node and a statement of its own."""
@@ -270,17 +271,17 @@ class ForwardReader:
                 return {
                     self._value(k): self._value(v) for k, v in zip(keys, values, strict=True) if k is not None
                 }
-            case ast.Call(func=function, args=args, keywords=[]):
-                return self._made(self._global(function), args, expression)
+            case ast.Call(func=function):
+                return self._made(self._global(function), expression)
             case ast.Name() | ast.Attribute():
                 return self._global(expression)
         raise NotOurForm(f"{ast.unparse(expression)} in an argument", expression)
 
-    def _made(self, maker: Any, args: list[ast.expr], at: ast.expr) -> Any:
+    def _made(self, maker: Any, call: ast.Call) -> Any:
         is_named_tuple = isinstance(maker, type) and issubclass(maker, tuple) and hasattr(maker, "_fields")
-        if maker not in LITERAL_MAKERS and not is_named_tuple:
-            raise NotOurForm(f"the call {ast.unparse(at)} in an argument", at)
-        return maker(*map(self._value, args))
+        if not (maker in LITERAL_MAKERS or is_named_tuple or is_maker(maker)):
+            raise NotOurForm(f"the call {ast.unparse(call)} in an argument", call)
+        return maker(*map(self._value, call.args), **self._keywords(call))
 
     def _index(self, index: ast.expr) -> Any:
         if isinstance(index, ast.Tuple):

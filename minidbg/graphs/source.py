@@ -278,18 +278,15 @@ _OWN_NAMES = ("root", "g")
 
 
 def write_graph_builder(
-    gm: fx.GraphModule,
-    name: str = "graph",
-    *,
-    constant_expression: ConstantExpression = exact_literal,
+    gm: fx.GraphModule, *, constant_expression: ConstantExpression = exact_literal
 ) -> ModuleSource:
-    """Source of ``def name()``, which gives a GraphModule with exactly the nodes of ``gm``, called as in ``write_module``.
+    """Source of ``def graph()``, which gives a GraphModule with exactly the nodes of ``gm``, called as in ``write_module``.
 
     Raises CannotWrite naming the part that has no form.
     """
     writer = _BuilderWriter(constant_expression)
-    text, input_names = writer.write(gm, name, "")
-    return writer.source(name, text + "\n", input_names)
+    text, input_names = writer.write(gm, "graph", "")
+    return writer.source("graph", text + "\n", input_names)
 
 
 class _BuilderWriter(_Writer):

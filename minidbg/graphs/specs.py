@@ -215,6 +215,10 @@ class InputSpec:
     same_as: str = ""
     """The earlier input that is this very object."""
     dynamic_dims: tuple[int, ...] = ()
+    parts: tuple[InputSpec, ...] = ()
+    """Of a tensor subclass: what ``fill.text`` makes it of, made before it."""
+    imports: tuple[str, ...] = ()
+    """Statements that the text needs beside ``import torch``."""
     stored: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
     """What the text reads from the .safetensors file, by key: uint8 ``[n]`` on the cpu."""
 

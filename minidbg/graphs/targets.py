@@ -91,7 +91,7 @@ def reference_to(value: Any) -> Reference:
         return _with_import(known)
     for module, path in _places(value):
         if module != "__main__" and all(map(is_plain_identifier, [*module.split("."), *path.split(".")])):
-            found = _walk(sys.modules.get(module) or _attribute_module(module), path)
+            found = walk(sys.modules.get(module) or _attribute_module(module), path)
             if found is value:
                 return _with_import(f"{module}.{path}", module)
     raise CannotWrite(f"{_describe(value)}", "no import leads to it; define it in a module, by a global name")
@@ -100,7 +100,7 @@ def reference_to(value: Any) -> Reference:
 def _operator_reference(text: str, value: Any) -> Reference:
     """The reference ``text`` to an operator, after a look whether it leads to ``value``."""
     parts = text.split(".")
-    if not all(map(is_plain_identifier, parts)) or _walk(torch, ".".join(parts[1:])) is not value:
+    if not all(map(is_plain_identifier, parts)) or walk(torch, ".".join(parts[1:])) is not value:
         raise CannotWrite(_describe(value), f"{text} does not lead to it")
     if text.startswith(_TRITON):
         raise CannotWrite(_describe(value), "its kernel lives in a table of this process")
@@ -110,7 +110,7 @@ def _operator_reference(text: str, value: Any) -> Reference:
     return Reference(text, "" if home.startswith("torch.") else f"import {home}")
 
 
-def _walk(start: Any, path: str) -> Any:
+def walk(start: Any, path: str) -> Any:
     """``start.path``, or None when a part is missing."""
     for part in path.split("."):
         try:
@@ -123,7 +123,7 @@ def _walk(start: Any, path: str) -> Any:
 def _attribute_module(name: str) -> Any:
     """The module ``name`` where only attributes lead to it: ``torch._C._functorch``."""
     root, _, path = name.partition(".")
-    return _walk(sys.modules.get(root), path) if path else None
+    return walk(sys.modules.get(root), path) if path else None
 
 
 def _places(value: Any) -> Iterator[tuple[str, str]]:

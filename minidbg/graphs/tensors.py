@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from minidbg import _torch
+from minidbg.devices import generators_put_back, in_use
 from minidbg.graphs import recipes
 from minidbg.graphs.describing import bytes_to_store, describe, usable_names
 from minidbg.graphs.fill_text import draws, fill_expression, grouped
@@ -89,6 +90,11 @@ def statements(
     return tuple(lines)
 
 
+def imports_for(specs: Sequence[InputSpec]) -> tuple[str, ...]:
+    """The import statements that the text of ``specs`` needs."""
+    return tuple(dict.fromkeys(line for spec in specs for line in spec.imports))
+
+
 def _statements_of(spec: InputSpec, main: str, explicit: bool) -> Iterator[str]:
     if spec.fill.how is How.WRITTEN and not spec.same_as:
         yield from _split(spec.fill.text)
@@ -96,6 +102,10 @@ def _statements_of(spec: InputSpec, main: str, explicit: bool) -> Iterator[str]:
         yield f"{spec.name} = {spec.fill.text}"
     elif spec.same_as:
         yield f"{spec.name} = {spec.same_as}"
+    elif spec.fill.how is How.CONSTRUCTED:
+        for part in spec.parts:
+            yield from _statements_of(part, main, explicit)
+        yield f"{spec.name} = {_finished(spec, spec.fill.text, is_new=True)}"
     elif spec.is_inference:
         body = textwrap.indent("\n".join(_tensor_statements(spec, main, explicit)), "    ")
         yield f"with torch.inference_mode():\n{body}"
@@ -171,20 +181,17 @@ def _sizes(shape: tuple[int, ...]) -> str:
 # --- from specs to tensors ---
 
 
-def materialise(
-    specs: Sequence[InputSpec], device: str | None = None, stored: Mapping[str, Tensor] | None = None
-) -> list[Any]:
+def materialise(specs: Sequence[InputSpec]) -> list[Any]:
     """The very values that the script's ``inputs(device)`` makes: the same text, seed and order.
 
-    ``device`` replaces the main one. ``stored``: bytes by key, by default those of the specs. The RNG states are left as they
-    were. Each tensor keeps its statements, so that it is written as it was made.
+    The RNG states are left as they were. Each tensor keeps its statements, so that it is written as it was made.
     """
     main = main_device(specs)
     lines = statements(specs, main=main, mark=False)
-    data = {key: value for spec in specs for key, value in spec.stored.items()} | dict(stored or {})
-    namespace: dict[str, Any] = {"torch": torch, "device": device or main, "stored": _reader(data)}
-    with as_scripts_do([device or "cpu", *(spec.device for spec in specs)]):
-        exec("\n".join(lines), namespace)
+    data = {key: value for spec in specs for key, value in spec.stored.items()}
+    namespace: dict[str, Any] = {"torch": torch, "device": main, "stored": _reader(data)}
+    with as_scripts_do(spec.device for spec in specs):
+        exec("\n".join([*imports_for(specs), *lines]), namespace)
     values = [namespace[spec.name] for spec in specs]
     for spec, value in zip(specs, values, strict=True):
         if isinstance(value, Tensor) and not spec.stored and not spec.same_as:
@@ -213,11 +220,11 @@ def as_scripts_do(devices: Iterable[str] = ("cpu",)) -> Iterator[None]:
         stack.enter_context(_torch.without_modes())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(torch.random.fork_rng(devices=()))
         # manual_seed seeds every accelerator in use, also where none of its numbers is drawn.
-        for kind in kinds | ({"cuda"} if _torch.accelerator_in_use() == "cuda" else set()):
-            count = torch.get_device_module(kind).device_count()
-            stack.enter_context(torch.random.fork_rng(devices=range(count), device_type=kind))
+        used = kinds | ({kind} if (kind := in_use()) is not None else set())
+        count = {kind: torch.get_device_module(kind).device_count() for kind in used}
+        names = [f"{kind}:{index}" for kind in used for index in range(count[kind])]
+        stack.enter_context(generators_put_back(names))
         stack.callback(torch.set_default_dtype, dtype)
         torch.set_default_dtype(torch.float32)
         torch.manual_seed(SEED)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from minidbg import _torch, isolation, repro
-from minidbg.backend.context import current_context
+from minidbg.backend.capture import current_context
 from minidbg.case import Case
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Outcome, Verdict

@@ -294,6 +294,10 @@ class Store:
         distinct = [one for one in self.found.values() if not one.merged_into and not self.is_refuted(one)]
         return sorted(distinct, key=lambda one: (one.repro is None, -one.state.rank, one.first))
 
+    def refuted(self) -> list[Found]:
+        """What failed in a batch and not again: no failure, or a capture that does not hold what the failure needs."""
+        return [one for one in self.found.values() if self.is_refuted(one)]
+
     def is_refuted(self, found: Found) -> bool:
         """Whether no form of it failed again in a process of its own: then it does not count as a failure."""
         return found.settled and not found.confirmed

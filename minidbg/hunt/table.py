@@ -14,7 +14,7 @@ from minidbg.hunt.samples import DTYPES
 from minidbg.hunt.states import SHOWN, Found, State, Store
 from minidbg.repro import templates
 from minidbg.repro.files import replace_file
-from minidbg.repro.toml import write_lines
+from minidbg.repro.header import write_lines
 
 GRAPHS = "random graphs"
 

@@ -9,7 +9,7 @@ import sys
 
 import torch
 
-from minidbg import _torch
+from minidbg import _torch, devices
 from minidbg.oracle.child import death_name, last_words
 from minidbg.processes import call_in_fork, own_kernel_cache
 
@@ -28,7 +28,7 @@ def fork_refusal(*, autograd: bool = True) -> str | None:
     """
     if sys.platform != "linux":
         return f"forking a process that runs torch is safe on Linux only, this is {sys.platform}"
-    accelerator = _torch.accelerator_in_use()
+    accelerator = devices.in_use()
     if accelerator is not None:
         return f"{accelerator} is initialised in this process and cannot be used in a fork of it"
     refusal, without_autograd = answer_to_trivial_question(os.getpid())

@@ -20,6 +20,7 @@ from minidbg import processes
 from minidbg.case import Case
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Outcome, Verdict
+from minidbg.graphs import ranks
 from minidbg.graphs.effects import is_call
 from minidbg.isolation.fork_safety import fork_refusal, say_once
 from minidbg.isolation.machine_failures import unless_the_machine_failed
@@ -50,13 +51,12 @@ def submit(
 
     memory_bytes = memory_bytes or memory_limit()
 
-    def ask_once(case: Case, seconds: float) -> Outcome:
-        if must_spawn(case):
-            return in_a_zygote(case, seconds, memory_bytes, to_the_end=to_the_end)
-        return in_a_fork(case, seconds, memory_bytes, to_the_end=to_the_end)
-
     def ask(case: Case, seconds: float) -> Outcome:
-        return unless_the_machine_failed(lambda: ask_once(case, seconds), expected=case.signature)
+        def run() -> Outcome:
+            way = in_a_zygote if must_spawn(case) else in_a_fork
+            return way(case, seconds, memory_bytes, to_the_end=to_the_end)
+
+        return unless_the_machine_failed(run, expected=case.signature)
 
     if case.kind is Kind.HANG:
         enough = time_for(case, ask)
@@ -91,6 +91,8 @@ def why_not_in_a_fork(case: Case) -> str | None:
     wanted = os.environ.get("MINIDBG_WORKERS", "")
     if wanted in ("spawn", "fork"):
         return ASKED_FOR if wanted == "spawn" else None
+    if ranks.has_real_group() and ranks.needs_group(case.graph_module, case.inputs):
+        return "this process is connected to other ranks, which no fork of it may talk to"
     return fork_refusal(autograd=may_use_autograd(case)) or hang_in_forks(case)
 
 

@@ -11,6 +11,8 @@ import torch
 
 from minidbg import _torch, references
 from minidbg.case import CallPath, Case, Level
+from minidbg.devices import devices_of as accelerators_of
+from minidbg.devices import generators_put_back
 from minidbg.errors import CannotWrite, MinidbgError
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs import ModuleSource, instantiate, write_module
@@ -45,10 +47,9 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
     except CannotWrite as error:
         return Outcome(Verdict.INVALID, reason=str(error))
     devices = devices_of(case.inputs)
-    others = [device for device in devices if device.type not in ("cpu", "meta")]
     suspects: list[Suspects] = []
     with (
-        torch.random.fork_rng(others, device_type=others[0].type if others else "cuda"),
+        generators_put_back(map(str, accelerators_of(case.inputs))),
         _torch.outside_tracing(),
         _torch.graphs_given_to_backends() as reached,
         adapters.without_needless_stages(case, wanted=not to_the_end) as stopped,

@@ -194,8 +194,18 @@ def run_once(
     """Call ``function``, then backward if the case has one; outputs, inputs and buffers afterwards, gradients."""
     torch.manual_seed(seed)
     outputs = function(*inputs)
+    wait_for_devices((*inputs, *leaves_of(outputs)))
     gradients = gradients_of(outputs, model, inputs, backward_begins) if case.get("backward") else {}
+    wait_for_devices(gradients.values())
     return left_behind(outputs, model, inputs, gradients)
+
+
+def wait_for_devices(values: Any) -> None:
+    """Let the devices of the tensors come to rest: an error of theirs that comes late is one of this run."""
+    for device in {value.device for value in values if isinstance(value, torch.Tensor)}:
+        module = torch.get_device_module(device) if device.type not in ("cpu", "meta") else None
+        if (synchronize := getattr(module, "synchronize", None)) is not None:
+            synchronize(*[device] * (device.type != "mps"))  # there is one of those, and it takes no name
 
 
 def left_behind(

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from minidbg.devices import devices_of, generators_put_back
 from minidbg.graphs import copy_graph_module
 from minidbg.graphs.copying import clone_values
 from minidbg.graphs.effects import FORM_OF_ENTER, FORM_OF_EXIT, is_call, nested_graphs, op_name
@@ -104,10 +105,7 @@ def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any]) -> Fed:
     ``gm``, ``inputs`` and the random state are left as they were. Raises what the graph raises in eager.
     """
     recorder = _Recorder(gm)
-    devices = {value.device for value in inputs if isinstance(value, Tensor)}
-    others = [device for device in devices if device.type not in ("cpu", "meta")]
-    kind = others[0].type if others else "cuda"
-    with torch.random.fork_rng(devices=others, device_type=kind), torch.no_grad():
+    with generators_put_back(map(str, devices_of(inputs))), torch.no_grad():
         recorder.record(clone_values(inputs))
     made, drawn = copy_graph_module(gm), list[Drawn]()
     nodes = {node.name: node for node in made.graph.nodes}

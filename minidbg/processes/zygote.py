@@ -232,12 +232,12 @@ def get_ready(question: Mapping[str, Any], warmed: set[str]) -> None:
 def starts_nothing(module: str) -> bool:
     """Whether the import of ``module``, tried in a child, starts no thread and initialises no accelerator."""
 
-    from minidbg import _torch
+    from minidbg import devices
 
     def imported() -> bool:
         before = threads()
         importlib.import_module(module)
-        return threads() == before and _torch.accelerator_in_use() is None
+        return threads() == before and devices.in_use() is None
 
     return call_in_fork(imported, seconds=START_LIMIT_S / 4).value is True
 

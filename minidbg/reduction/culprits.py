@@ -190,7 +190,7 @@ class _Cluster:
         self.left -= group
         return True
 
-    def reached(self, among: Set[int]) -> Set[int]:
+    def reached(self, among: Set[int]) -> set[int]:
         """What is linked to the first known unit by way of units ``among``."""
         start = min(self.known)
         found, edge = {start}, [start]
@@ -200,7 +200,7 @@ class _Cluster:
             edge += fresh
         return found
 
-    def groups(self) -> dict[int, Set[int]]:
+    def groups(self) -> dict[int, set[int]]:
         """Each unit that may be dropped, with what it alone links to the known ones."""
         found = {}
         for unit in self.left - self.known:

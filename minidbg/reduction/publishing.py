@@ -14,10 +14,13 @@ import torch
 
 from minidbg import isolation, processes, repro
 from minidbg.case import CallPath, Case
+from minidbg.devices import devices_of
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs import describing, tensors
 from minidbg.graphs.comments import user_line
+from minidbg.graphs.constructed import is_constructed
+from minidbg.graphs.ranks import what_was_needed
 from minidbg.graphs.size import call_nodes, call_targets, canonical_text
 from minidbg.reduction.result import Written
 from minidbg.reduction.session import Session
@@ -147,6 +150,7 @@ def seeded_values_suffice(form: Form, session: Session) -> bool:
 def with_story(form: Form, original: Case, found: Found, session: Session, *, certified: bool) -> Case:
     """The form's case with what its docstring tells of the way it was found."""
     where, line = user_line(form.case.graph_module, original.provenance.message, last=True)
+    told = (what_was_needed(original, form.case), on_the_cpu(form.case, session), form.note)
     story = replace(
         original.provenance,
         captured_from=where or original.provenance.captured_from,
@@ -157,9 +161,37 @@ def with_story(form: Form, original: Case, found: Found, session: Session, *, ce
         oracle_calls=session.oracle_calls,
         seconds=session.elapsed(),
         neighbour=difference(form.case, found.neighbour) if found.neighbour and certified else "",
-        notes=(*original.provenance.notes, *found.notes, *([form.note] if form.note else [])),
+        notes=tuple(filter(None, (*original.provenance.notes, *found.notes, *told))),
     )
     return replace(form.case, provenance=story)
+
+
+def on_the_cpu(case: Case, session: Session) -> str:
+    """How a case of another device ends on the CPU: whose bug it is; empty where that cannot be asked."""
+    kinds = {device.type for device in devices_of(case.inputs)}
+    if len(kinds) != 1 or not all(map(_can_move, case.inputs)):
+        return ""
+    inputs = tuple(_moved_to_cpu(value) for value in case.inputs)
+    verdict = session.run(replace(case, inputs=inputs)).verdict
+    told = {Verdict.GONE: "passes on cpu", Verdict.REPRODUCES: "fails on cpu in the same way"}
+    told |= {Verdict.CHANGED: "fails on cpu in another way", Verdict.CRASHED: "the process dies on cpu"}
+    return f"fails on {kinds.pop()}, {told[verdict]}" if verdict in told else ""
+
+
+def _can_move(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) or not is_constructed(value)
+
+
+def _moved_to_cpu(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or value.device.type in ("cpu", "meta"):
+        return value
+    moved = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).copy_(value.detach())
+    is_parameter = isinstance(value, torch.nn.Parameter)
+    return (
+        torch.nn.Parameter(moved, value.requires_grad)
+        if is_parameter
+        else moved.requires_grad_(value.requires_grad)
+    )
 
 
 def with_failure(case: Case, outcome: Outcome) -> Case:

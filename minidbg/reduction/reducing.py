@@ -30,6 +30,7 @@ from minidbg.oracle import harness
 from minidbg.oracle.agreement import margin_for
 from minidbg.oracle.embed import settings_of
 from minidbg.reduction import core, progress, surroundings
+from minidbg.reduction.answers import Answer, Budget, Progress
 from minidbg.reduction.progress import Event, Listener, silent
 from minidbg.reduction.publishing import (
     SHOWN,
@@ -231,7 +232,7 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
     for call in (case.call, *others):
         candidate = replace(case, call=call)
         outcome = session.ask_and_log(candidate)
-        if ANSWERS[outcome.verdict] is core.Answer.INTERESTING:
+        if ANSWERS[outcome.verdict] is Answer.INTERESTING:
             if outcome.signature is not None and case.signature is None:
                 candidate = with_failure(candidate, outcome)
             return replace(candidate, margin=margin_for(outcome.figures)), Reliability(1, 1)
@@ -256,14 +257,14 @@ def reduce_graph_of(case: Case, session: Session) -> core.Minimized:
     start = call_nodes(case.graph_module)
     case_suspects = tuple(tuple(group.split()) for group in case.provenance.suspects)
 
-    def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> core.Answer:
+    def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Answer:
         return ANSWERS[session.ask(case.with_graph(graph_module, tuple(inputs))).verdict]
 
-    def ask_together(questions: Sequence[tuple[fx.GraphModule, tuple[Any, ...]]]) -> list[core.Answer]:
+    def ask_together(questions: Sequence[tuple[fx.GraphModule, tuple[Any, ...]]]) -> list[Answer]:
         cases = [case.with_graph(graph_module, inputs) for graph_module, inputs in questions]
         return [ANSWERS[outcome.verdict] for outcome in session.ask_together(cases)]
 
-    def on_progress(progress: core.Progress) -> None:
+    def on_progress(progress: Progress) -> None:
         session.tell(progress.phase, progress.nodes, start, progress.rest_calls)
 
     reduced = core.reduce_graph(
@@ -272,7 +273,7 @@ def reduce_graph_of(case: Case, session: Session) -> core.Minimized:
         ask,
         hints=surroundings.hints(case),
         frames=lambda: session.suspects or case_suspects,
-        budget=core.Budget(max_calls=session.max_calls, seconds=session.remaining()),
+        budget=Budget(max_calls=session.max_calls, seconds=session.remaining()),
         on_progress=on_progress,
         on_phase=session.begin,
         ask_together=ask_together,

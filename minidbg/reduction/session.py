@@ -18,7 +18,7 @@ from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs.size import call_nodes
 from minidbg.oracle.suspects import Suspects
-from minidbg.reduction import core
+from minidbg.reduction.answers import Answer
 from minidbg.reduction.progress import Event, Listener, silent
 from minidbg.reduction.replay import ReplayLog, digest_of
 from minidbg.reduction.result import Limits
@@ -30,15 +30,15 @@ BEST_FILE = "best.py"
 LARGE = 100
 """Nodes above which one run may take longer than the time limit of a call."""
 
-ANSWERS: Mapping[Verdict, core.Answer] = {
-    Verdict.REPRODUCES: core.Answer.INTERESTING,
-    Verdict.FLAKY: core.Answer.INTERESTING,
-    Verdict.CHANGED: core.Answer.OTHER,
-    Verdict.CRASHED: core.Answer.OTHER,
-    Verdict.TIMEOUT: core.Answer.OTHER,
-    Verdict.GONE: core.Answer.NOT,
-    Verdict.SKIPPED: core.Answer.INVALID,
-    Verdict.INVALID: core.Answer.INVALID,
+ANSWERS: Mapping[Verdict, Answer] = {
+    Verdict.REPRODUCES: Answer.INTERESTING,
+    Verdict.FLAKY: Answer.INTERESTING,
+    Verdict.CHANGED: Answer.OTHER,
+    Verdict.CRASHED: Answer.OTHER,
+    Verdict.TIMEOUT: Answer.OTHER,
+    Verdict.GONE: Answer.NOT,
+    Verdict.SKIPPED: Answer.INVALID,
+    Verdict.INVALID: Answer.INVALID,
 }
 
 
@@ -99,7 +99,7 @@ class Session:
         """
         outcome = self.ask_and_log(case)
         for _ in range(self.repeats - 1):
-            if ANSWERS[outcome.verdict] is not core.Answer.NOT:
+            if ANSWERS[outcome.verdict] is not Answer.NOT:
                 break
             outcome = self.ask_and_log(case)
         return outcome
@@ -154,7 +154,7 @@ class Session:
         """Ask once more, before the first new question, what the log says fails. Raises AnswersAreStale."""
         if self.best is None or self.repeats > 1:
             return
-        if ANSWERS[self.run(self.best).verdict] is not core.Answer.INTERESTING:
+        if ANSWERS[self.run(self.best).verdict] is not Answer.INTERESTING:
             raise AnswersAreStale
 
     def run(self, case: Case) -> Outcome:
@@ -198,11 +198,11 @@ class Session:
         if outcome.verdict is Verdict.TIMEOUT:
             self.too_slow_nodes = call_nodes(case.graph_module)
         answer = ANSWERS[outcome.verdict]
-        if answer is core.Answer.INTERESTING and self.is_smaller(case):
+        if answer is Answer.INTERESTING and self.is_smaller(case):
             self.best, self.suspects = case, outcome.suspects or self.suspects
             if not self.log.is_replaying:
                 self.keep_best()
-        if answer is core.Answer.OTHER and outcome.signature is not None:
+        if answer is Answer.OTHER and outcome.signature is not None:
             other = replace(case, signature=outcome.signature)
             story = replace(case.provenance, message=outcome.message)
             self.others.setdefault(str(outcome.signature.to_table()), replace(other, provenance=story))
@@ -229,7 +229,7 @@ class Session:
 
     def fails_the_same(self, case: Case) -> bool:
         """Whether an oracle call shows the case's own failure."""
-        return ANSWERS[self.ask(case).verdict] is core.Answer.INTERESTING
+        return ANSWERS[self.ask(case).verdict] is Answer.INTERESTING
 
     def begin(self, phase: str) -> None:
         """Enter a phase: what is asked from now on is logged under its name."""
@@ -294,10 +294,10 @@ def measured(case: Case, session: Session, *, failed: int, runs: int, more: int)
     for begun in range(0, more, together):
         outcomes = session.ask_together([case] * min(together, more - begun))
         answers = [ANSWERS[outcome.verdict] for outcome in outcomes]
-        if core.Answer.INVALID in answers:
+        if Answer.INVALID in answers:
             break
         runs += len(answers)
-        failed += answers.count(core.Answer.INTERESTING)
+        failed += answers.count(Answer.INTERESTING)
     return Reliability(failed, runs)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from minidbg.graphs import rewrite
+from minidbg.graphs.constructed import is_constructed, plain_stand_in
 from minidbg.graphs.effects import attribute_of
 from minidbg.graphs.facts import fact_of
 from minidbg.reduction.answers import Answer, Budget, BudgetSpent
@@ -63,7 +64,12 @@ def _how_known(how: Hashable) -> tuple[Hashable, ...]:
 
 
 def _tensors(problem: ReductionProblem) -> list[tuple[int, Tensor]]:
-    return [(place, value) for place, value in enumerate(problem.best.inputs) if isinstance(value, Tensor)]
+    """The plain tensors among the inputs, with their places."""
+    return [(place, value) for place, value in enumerate(problem.best.inputs) if _is_plain(value)]
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, Tensor) and not is_constructed(value)
 
 
 def _laid_as(value: Tensor, made: Tensor) -> Tensor:
@@ -81,6 +87,19 @@ def _flagged_as(value: Tensor, made: Tensor) -> Tensor:
 
 
 # --- passes ---
+
+
+def plain_kinds(problem: ReductionProblem) -> None:
+    """Try plain tensors for those of a subclass, local shards for DTensors; all at once, then one by one."""
+    inputs = problem.best.inputs
+    changes = {
+        place: _flagged_as(value, plain)
+        for place, value in enumerate(inputs)
+        if is_constructed(value) and (plain := plain_stand_in(value)) is not None
+    }
+    if changes and not problem.consider(with_inputs(problem, changes, "plain")):
+        for place in changes if len(changes) > 1 else ():
+            problem.consider(with_inputs(problem, {place: changes[place]}, "plain"))
 
 
 def merge_inputs(problem: ReductionProblem) -> None:
@@ -183,7 +202,7 @@ def _with_sizes(problem: ReductionProblem, sizes: Mapping[int, int]) -> Candidat
     changes: dict[int, Any] = {}
     starts = {old: _start_of_window(problem, old, new) for old, new in sizes.items()}
     for place, value in enumerate(problem.best.inputs):
-        if isinstance(value, Tensor) and any(size in sizes for size in value.shape):
+        if _is_plain(value) and any(size in sizes for size in value.shape):
             try:
                 changes[place] = _cropped(value, sizes, starts)
             except RuntimeError:  # a sparse tensor has no corner
@@ -327,7 +346,7 @@ def _rank(token: Hashable) -> int:
 
 
 def plainness(candidate: Candidate) -> tuple[float, ...]:
-    """What these passes make smaller, most important first: arguments, elements, odd kinds of tensors, constants, values."""
+    """What these passes make smaller, most important first: subclasses, arguments, elements, odd kinds of tensors, constants, values."""
     tensors = [value for value in candidate.inputs if isinstance(value, Tensor)]
     modules = sum(
         len(list(attribute_of(node).modules())) for node in candidate.calls if node.op == "call_module"
@@ -335,6 +354,7 @@ def plainness(candidate: Candidate) -> tuple[float, ...]:
     arguments = [value for node in candidate.calls for value in (*node.args, *node.kwargs.values())]
     return (
         modules,
+        sum(map(is_constructed, tensors)),
         len(arguments),
         sum(map(math.prod, (value.shape for value in tensors))),
         sum(value.dtype.is_floating_point and value.dtype is not torch.float32 for value in tensors),
@@ -347,6 +367,7 @@ def plainness(candidate: Candidate) -> tuple[float, ...]:
 
 SIMPLIFYING: tuple[tuple[str, Callable[[ReductionProblem], None]], ...] = (
     ("submodules", flatten_modules),
+    ("kinds", plain_kinds),
     ("merge inputs", merge_inputs),
     ("arguments", drop_arguments),
     ("sizes", shrink_sizes),
@@ -357,7 +378,7 @@ SIMPLIFYING: tuple[tuple[str, Callable[[ReductionProblem], None]], ...] = (
 
 # --- all at once ---
 
-OF_INPUTS = (shrink_sizes, plain_dtypes, plain_tensors, plain_values)
+OF_INPUTS = (plain_kinds, shrink_sizes, plain_dtypes, plain_tensors, plain_values)
 """Passes whose changes most failures do not care for, so that all of them together are worth a question."""
 MOST_STEPS = 200
 

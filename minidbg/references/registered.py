@@ -121,10 +121,14 @@ def import_for(module: str) -> str:
     return top if top != module and is_foreign(top) and _reaches(top, module) else module
 
 
-def _reaches(top: str, module: str, limit: int = 200) -> bool:
+MOST_IMPORTED = 200
+"""Modules of a package whose imports are followed."""
+
+
+def _reaches(top: str, module: str) -> bool:
     """Whether importing ``top`` imports ``module``, as far as import statements at top level tell."""
     seen, waiting = {top}, [top]
-    while waiting and len(seen) <= limit:
+    while waiting and len(seen) <= MOST_IMPORTED:
         current = waiting.pop(0)
         for imported in _imports_of(current):
             # importing a.b.c imports a and a.b too

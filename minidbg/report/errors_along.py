@@ -48,14 +48,14 @@ class ErrorsAlong:
         return wrong[0] if wrong else ""
 
 
-def errors_of(path: Path, *, seconds: float = SECONDS) -> ErrorsAlong:
+def errors_of(path: Path) -> ErrorsAlong:
     """The errors along the graph of the script at ``path``, computed in a new process. Raises MinidbgError."""
-    ended = processes.run_python(["-m", "minidbg.report.errors_along", str(path)], seconds=seconds)
+    ended = processes.run_python(["-m", "minidbg.report.errors_along", str(path)], seconds=SECONDS)
     try:
         answer = json.loads(ended.stdout.strip().splitlines()[-1])
     except (IndexError, ValueError):
         last = (ended.stderr_tail.strip().splitlines() or ["no message"])[-1]
-        how = f"not within {seconds:g} s" if ended.timed_out else last
+        how = f"not within {SECONDS:g} s" if ended.timed_out else last
         raise MinidbgError(f"{path}: the errors along the graph could not be computed: {how}") from None
     errors = tuple(None if error is None else float(error) for error in answer["errors"])
     return ErrorsAlong(tuple(answer["names"]), errors, float(answer["allowed"]))

@@ -30,12 +30,12 @@ def uncommented(text: str) -> list[str]:
     return [plain for line in text.split("\n") if (plain := COMMENT.sub("", line)).strip()]
 
 
-def glance(story: Story, *, script: bool = True) -> str:
-    """What is known about the repro, the most telling first; ``script`` adds its model."""
-    return "\n".join(lines(story, script=script))
+def glance(story: Story) -> str:
+    """What is known about the repro, the most telling first, and its model."""
+    return "\n".join(lines(story))
 
 
-def lines(story: Story, *, script: bool) -> Iterator[str]:
+def lines(story: Story) -> Iterator[str]:
     """The text, line by line."""
     header = story.header
     yield story.title
@@ -58,8 +58,7 @@ def lines(story: Story, *, script: bool) -> Iterator[str]:
     if story.workaround:
         yield f"until it is mended: {story.workaround}"
     yield from past_lines(story)
-    if script:
-        yield from ("", story.parts.model)
+    yield from ("", story.parts.model)
     if story.neighbour:
         yield ""
         yield f"the nearest graph that passes ({counted(story.neighbour.nodes, 'node')}, {display_path(story.neighbour.path)}):"

@@ -18,7 +18,7 @@ from minidbg.graphs.size import canonical_text
 from minidbg.graphs.specs import Exactness
 from minidbg.repro.files import discard, for_others_to_read, make_folder, move_script, write
 from minidbg.repro.header import read_header
-from minidbg.repro.render import VALUE_LIMIT_BYTES, Form
+from minidbg.repro.render import Form
 from minidbg.repro.wording import telling_op
 
 HIDDEN = ".minidbg"
@@ -46,7 +46,6 @@ def keep_capture(
     folder: Path | str,
     *,
     exactness: Exactness = Exactness.SEEDED,
-    value_limit_bytes: int = VALUE_LIMIT_BYTES,
 ) -> Path:
     """Write a case that was not verified to ``folder``'s captures; the same failure gives the same file."""
     path = captures(folder) / file_name(case)
@@ -54,7 +53,7 @@ def keep_capture(
         if is_readable(path):
             return path
         path = _free_name(path)
-        return write(case, path, Form.CAPTURE, exactness=exactness, value_limit_bytes=value_limit_bytes)
+        return write(case, path, Form.CAPTURE, exactness=exactness)
 
 
 def is_readable(path: Path) -> bool:

@@ -20,6 +20,7 @@ from minidbg.case import BackendRef, CallPath, Case, Level
 from minidbg.errors import UnreadableRepro
 from minidbg.graphs import capture_by_dynamo, recipes, tensors, write_module
 from minidbg.graphs.comments import comments_by_line, stack_trace
+from minidbg.graphs.constructed import all_imports_of
 from minidbg.graphs.parse import NotOurForm, read_module
 from minidbg.graphs.source import by_name, write_graph_builder
 from minidbg.repro.header import Header, header_of, script_text
@@ -48,7 +49,7 @@ def load(path: Path | str) -> Case:
     _remember_constants(parts.model, graph_module)
     allowed: Any = header.table.get("tolerances", {})
     reference = replace(
-        reference, setup=(*_added_imports(parts, graph_module, header.call), *reference.setup)
+        reference, setup=(*_added_imports(parts, graph_module, inputs, header.call), *reference.setup)
     )
     return Case(
         graph_module,
@@ -208,8 +209,10 @@ def _inside_parameter(value: ast.expr) -> ast.expr:
     return value.args[0] if is_parameter and isinstance(value, ast.Call) and value.args else value
 
 
-def _added_imports(parts: Parts, graph_module: fx.GraphModule, call: CallPath) -> tuple[str, ...]:
-    """Imports at the top of the script that the model's own text does not ask for: a person put them there."""
+def _added_imports(
+    parts: Parts, graph_module: fx.GraphModule, inputs: Sequence[Any], call: CallPath
+) -> tuple[str, ...]:
+    """Imports at the top of the script that the text of model and inputs does not ask for: a person put them there."""
     write = write_graph_builder if call is CallPath.DIRECT else write_module
-    needed = write(graph_module, constant_expression=by_name).imports
+    needed = {*write(graph_module, constant_expression=by_name).imports, *all_imports_of(inputs)}
     return tuple(line for line in parts.imports if line not in needed)

@@ -22,6 +22,7 @@ from minidbg.graphs.contents import WITH_CARE, Contents
 from minidbg.graphs.fill_text import with_generator
 from minidbg.graphs.fills import How
 from minidbg.graphs.literals import quoted
+from minidbg.graphs.ranks import with_group
 from minidbg.graphs.source import write_graph_builder
 from minidbg.graphs.specs import Exactness, InputSpec
 from minidbg.oracle.embed import harness_imports, harness_names, harness_source
@@ -97,6 +98,7 @@ def render(
         told = f"they take {size / 1e6:.1f} MB, and value_limit_bytes allows {value_limit_bytes / 1e6:.1f} MB"
         raise CannotWrite("the values of the inputs", told)
     kind = case.kind or kind or Kind.COMPILE
+    case = with_group(case)
     is_standalone = form is Form.STANDALONE
     judge_imports = harness_imports(kind, case.call) if is_standalone else ()
     taken = set(OWN_NAMES) | (harness_names(kind) if is_standalone else frozenset())
@@ -112,7 +114,7 @@ def render(
     literal_backend = plain_name(case.backend)
     variables: dict[str, Any] = {
         "docstring": docstring(case, values=values_line(stored), remark=remark),
-        "imports": ("import torch", *model.imports),
+        "imports": tuple(dict.fromkeys(["import torch", *model.imports, *tensors.imports_for(specs)])),
         "embedded": _embedded(case),
         "embedded_mark": EMBEDDED_MARK,
         "backend": "" if literal_backend else backend_function(case.backend).rstrip("\n"),

@@ -91,10 +91,10 @@ def own_folder() -> Path | None:
         return None
 
 
-def own_names(ending: str = ".j2") -> list[str]:
+def own_names() -> list[str]:
     """The file names of a person's own templates."""
     folder = own_folder()
-    return sorted(path.name for path in folder.glob(f"*{ending}")) if folder else []
+    return sorted(path.name for path in folder.glob("*.j2")) if folder else []
 
 
 @cache

@@ -71,6 +71,9 @@ def default_paths() -> list[Path]:
 @click.option("--build", help="Shell command to run before a sweep, for example 'ninja -C build'.")
 @click.option("--on-flip", help="Shell command that gets each flip as JSON on stdin.")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Runs at the same time.")
+@click.option(
+    "--device-jobs", type=click.IntRange(min=1), help="Runs at the same time on one device, default 1."
+)
 @click.option("--seconds", type=click.FloatRange(min=0.1), help="Time limit of a run.")
 @click.option("--workers", type=words(Workers), help="Fork warm processes, or start fresh ones.")
 @click.option(

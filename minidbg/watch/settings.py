@@ -70,6 +70,8 @@ class WatchSettings:
     """How often everything is looked at although no event said so."""
     jobs: int = dataclasses.field(default_factory=lambda: min(8, os.cpu_count() or 1))
     """Runs at the same time."""
+    device_jobs: int = 1
+    """Runs at the same time on one device that is not the CPU."""
     seconds: float | None = None
     """Time limit of a run; None derives it from the repro's own runs."""
     memory_bytes: int | None = None
@@ -123,6 +125,7 @@ CONVERT: Mapping[str, checks.Converter] = {
     "max_wait_s": lambda value: checks.number(value, at_least=0.1),
     "rescan_s": lambda value: checks.number(value, at_least=0.1),
     "jobs": lambda value: checks.whole(value, at_least=1),
+    "device_jobs": lambda value: checks.whole(value, at_least=1),
     "seconds": lambda value: checks.number(value, at_least=0.1),
     "memory_bytes": lambda value: checks.whole(value, at_least=1 << 20),
     "workers": checks.choice(Workers),

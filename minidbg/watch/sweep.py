@@ -132,6 +132,8 @@ class Sweep:
     repros: Mapping[str, Repro]
     states: Mapping[tuple[str, str], State]
     slots: int = 2
+    device_slots: int = 1
+    """Runs at the same time on one device that is not the CPU: they share its memory."""
     probing: bool = False
     whole: bool = False
     """Whether it runs every repro."""
@@ -194,21 +196,26 @@ class Sweep:
         """Warm runs first, confirmations beside them, what may hang last. A backend without a canary sends it ahead."""
         running = Counter(task.lane for task in self.running)
         warm = self.pending[Lane.WARM]
-        if warm and running[Lane.WARM] < self.slots:
-            return self.started(self.next_warm())
+        if warm and running[Lane.WARM] < self.slots and (job := self.next_warm()) is not None:
+            return self.started(job)
         fresh_slots = 1 if warm or running[Lane.WARM] else self.slots
         room = {
             Lane.FRESH: fresh_slots - running[Lane.FRESH],
             Lane.LONG: 0 if warm else self.slots - running[Lane.LONG],
         }
         for task in self.confirmations:
-            if room[task.lane] > 0:
+            if room[task.lane] > 0 and self.has_room(task.job):
                 self.confirmations.remove(task)
                 return task
-        return next(
-            (self.started(self.pending[lane][0]) for lane in room if self.pending[lane] and room[lane] > 0),
-            None,
-        )
+        free = (job for lane in room if room[lane] > 0 for job in self.pending[lane] if self.has_room(job))
+        job = next(free, None)
+        return self.started(job) if job is not None else None
+
+    def has_room(self, job: Job) -> bool:
+        """Whether the job's device takes one more process."""
+        device = whole_name(job.column.device)
+        busy = sum(whole_name(task.job.column.device) == device for task in self.running)
+        return device == "cpu" or busy < self.device_slots
 
     def started(self, job: Job) -> Task:
         """The job's task, or the canary that must go first."""
@@ -219,12 +226,12 @@ class Sweep:
         self.pending[lane].remove(job)
         return Task(Purpose.PROBE if self.probing else Purpose.RUN, job, lane is Lane.FRESH, lane)
 
-    def next_warm(self) -> Job:
-        """The first pending job; slow ones leave one worker for the others."""
-        pending = self.pending[Lane.WARM]
+    def next_warm(self) -> Job | None:
+        """The first pending job whose device has room; slow ones leave one worker for the others."""
+        pending = [job for job in self.pending[Lane.WARM] if self.has_room(job)]
         crowded = sum(task.job in self.slow for task in self.running) >= max(1, self.slots - 1)
         quick = (job for job in pending if not crowded or job not in self.slow)
-        return next(quick, pending[0])
+        return next(quick, pending[0] if pending else None)
 
     def saw_canary(self, task: Task, answer: CanaryAnswer) -> list[Answer | Unconfirmed]:
         """A canary has reported. Returns what waited for it, or the answers that it makes itself."""
@@ -319,6 +326,11 @@ def cannot_run(
         Answer(job, Settled(state, Standing.INVALID), (), repro.damage)
         for job, state in zip(jobs, before, strict=True)
     ]
+
+
+def whole_name(device: str) -> str:
+    """``acme:0`` for ``acme``: the first device of a kind goes by both names."""
+    return device if device == "cpu" or ":" in device else f"{device}:0"
 
 
 def in_order(

@@ -87,7 +87,7 @@ class Sweeper:
         jobs, unable = self.jobs_of(names)
         self.current = Sweep(
             number, in_order(jobs, self.recorder.states, changed, self.repros), self.repros, dict(self.recorder.states),
-            slots=self.settings.jobs, whole=whole, code=code, began=began,
+            slots=self.settings.jobs, device_slots=self.settings.device_jobs, whole=whole, code=code, began=began,
         )  # fmt: skip
         self.announce(
             "sweep_started", sweep=number, jobs=len(jobs), repros=len(names),
@@ -102,7 +102,14 @@ class Sweeper:
         self.watched.mark(Mark.SWEEP)
         states = dict(self.recorder.states)
         self.current = Sweep(
-            last.number, jobs, self.repros, states, slots=self.settings.jobs, probing=True, code=last.code
+            last.number,
+            jobs,
+            self.repros,
+            states,
+            slots=self.settings.jobs,
+            device_slots=self.settings.device_jobs,
+            probing=True,
+            code=last.code,
         )
         self.fill()
 
@@ -152,9 +159,12 @@ class Sweeper:
         self.runner.submit(task, sweep.repros[task.job.repro], state)
 
     def notice_edits(self) -> None:
-        """Supersede the current sweep when the code is no longer what it began with: what runs now is stale."""
-        if self.current is not None and not self.current.edited and self.watched.changed_since(Mark.SWEEP):
-            self.supersede(self.current)
+        """Supersede the current sweep when the code is no longer what it began with, and a probing when anything is to be judged."""
+        sweep = self.current
+        if sweep is None or sweep.edited:
+            return
+        if self.watched.changed_since(Mark.SWEEP) or (sweep.probing and self.watched.wanted):
+            self.supersede(sweep)
 
     def supersede(self, sweep: Sweep) -> None:
         """Start nothing more in the sweep, and let its runs end soon."""

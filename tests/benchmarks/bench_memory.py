@@ -23,7 +23,8 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from minidbg.reduction.core import Answer, reduce_graph
+from minidbg.reduction.answers import Answer
+from minidbg.reduction.core import reduce_graph
 
 LARGE: dict[str, Callable[[int], tuple[fx.GraphModule, list[Any]]]] = {
     "chain": lambda calls: (chain(calls)[0], [torch.randn(1 << 24)]),

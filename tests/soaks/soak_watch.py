@@ -95,7 +95,10 @@ def soak(folder: Path, sweeps: int, repros: int) -> int:
         for name in GROWTH
         if last[name] > baseline[name] * GROWTH[name] + SLACK[name]
     }
-    print(json.dumps({"sweeps": sweeps, "exit_status": status, "grown": grown}))
+    each = round((last["daemon_mb"] - baseline["daemon_mb"]) * 1e6 / (sweeps * (1 - WARM_UP)))
+    print(
+        json.dumps({"sweeps": sweeps, "exit_status": status, "daemon_bytes_per_sweep": each, "grown": grown})
+    )
     return 1 if grown or status else 0
 
 

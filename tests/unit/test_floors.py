@@ -39,6 +39,7 @@ FLOORS = {
     "processes": 2,
     "failure": 1,
     "_torch": 1,
+    "devices": 1,
     "settings": 2,
     "checks": 1,
     "errors": 0,

@@ -363,10 +363,7 @@ class TestRefusals:
         ("value", "why"),
         [
             (torch.eye(3).to_sparse(), "sparse"),
-            (
-                torch.nested.nested_tensor([torch.randn(2), torch.randn(3)], layout=torch.jagged),
-                "NestedTensor",
-            ),
+            (torch.nested.nested_tensor([torch.randn(2), torch.randn(3)]), "nested"),
             (object(), "object"),
             ([torch.zeros(2)], "Tensor"),
         ],
@@ -471,3 +468,13 @@ def test_every_layout_comes_back(values, exactness):
         assert [bits(value) for value in made] == [bits(value) for value in values]
     names = [f"x{i}" for i in range(len(values))]
     assert statements(describe(made, names, exactness)) == statements(describe(values, names, exactness))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.int64, torch.bool])
+@pytest.mark.parametrize("exactness", list(Exactness))
+def test_a_tensor_without_elements_keeps_its_shape(dtype, exactness):
+    (made,) = materialise(describe([torch.empty(0, 0, dtype=dtype)], ["x"], exactness))
+    assert (tuple(made.shape), made.dtype) == ((0, 0), dtype)
+    namespace = {"torch": torch, "device": "cpu"}
+    exec("\n".join(statements(describe([torch.empty(0, 3, 0, dtype=dtype)], ["x"], exactness))), namespace)
+    assert tuple(namespace["x"].shape) == (0, 3, 0)

@@ -107,6 +107,7 @@ def test_a_failure_that_does_not_show_again_is_none(tmp_path: Path) -> None:
     store = store_with(tmp_path, failing("add", "a"))
     store.settle("a", {"refused": "the case does not show its failure here: gone"})
     assert store.cases() == []
+    assert [one.first for one in store.refuted()] == ["add float32 cpu 0"]
     assert [cell.state for cell in table.cells_of(store)] == [State.SKIPPED]
 
 

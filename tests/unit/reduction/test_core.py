@@ -11,7 +11,8 @@ import torch
 from graphs_to_reduce import Needs, answers, call_count, call_names, chain
 from torch import Tensor, fx
 
-from minidbg.reduction.core import Answer, Budget, Progress, reduce_graph
+from minidbg.reduction.answers import Answer, Budget, Progress
+from minidbg.reduction.core import reduce_graph
 
 
 def test_node_named_by_a_hint_takes_one_call() -> None:

@@ -658,6 +658,29 @@ def test_the_daemon_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
 
 
+def test_a_probing_gives_way_to_an_edited_repro(world: World) -> None:
+    """Seen with a real daemon: a new repro had no verdict for a minute, while others were run once more in quiet time."""
+    world.repro("a", "gone")
+    world.repro("b", "gone")
+    daemon = world.start()
+    world.settle()
+    assert daemon.sweeper.last is not None
+    cancelled: list[int] = []
+    answer, world.pool.run = world.pool.run, world.pool.orders.append  # type: ignore[method-assign]
+    world.pool.cancel = cancelled.append  # type: ignore[method-assign]
+    daemon.sweeper.begin_probing(["a.py"], daemon.sweeper.last)
+    world.pool.run = answer  # type: ignore[method-assign]
+    (world.repros / "b.py").write_text((world.repros / "b.py").read_text() + "# edited\n")
+    world.hint(world.repros / "b.py")
+    daemon.handle(daemon.inbox.get())
+    daemon.step(float("inf"))
+    assert cancelled == [world.pool.orders[-1].id]
+    daemon.inbox.put(Ended(cancelled[0], cancelled=True))
+    world.ran()
+    world.settle()
+    assert world.ran()[:1] == ["b"]
+
+
 def test_stop_ends_a_running_sweep_as_interrupted(world: World) -> None:
     world.repro("a", "gone")
     daemon = world.start()

@@ -99,6 +99,33 @@ def test_the_first_job_runs_beside_its_canary_and_its_answer_waits_for_it() -> N
     assert sweep.finished
 
 
+@pytest.mark.parametrize(
+    ("device_slots", "devices"),
+    [(1, ["acme:0", "acme:1", "cpu", "cpu"]), (2, ["acme:0", "acme:0", "acme:1", "acme:1", "cpu", "cpu"])],
+)
+def test_a_device_runs_one_process_at_a_time_unless_told_otherwise_and_the_cpu_any_number(
+    device_slots: int, devices: list[str]
+) -> None:
+    jobs = [
+        Job(f"{name}.py", Column(device)) for device in ("acme:0", "acme:1", "acme", "cpu") for name in "ab"
+    ]
+    repros = {job.repro: repro(job.repro) for job in jobs}
+    sweep = Sweep(2, jobs, repros, {}, slots=8, device_slots=device_slots, probing=True)
+    running = [task.job.column.device for task in started(sweep, 8)]
+    assert sorted(running) == devices
+
+
+def test_what_waits_for_a_device_runs_when_it_is_free() -> None:
+    jobs = [Job(f"{name}.py", Column("acme:0")) for name in "abc"]
+    sweep = Sweep(2, jobs, {job.repro: repro(job.repro) for job in jobs}, {}, slots=8, probing=True)
+    seen = []
+    while tasks := started(sweep, 8):
+        (task,) = tasks
+        seen.append(task.job)
+        report(sweep, task, GONE)
+    assert list(dict.fromkeys(seen)) == jobs
+
+
 def test_a_broken_backend_changes_no_state_and_runs_nothing_more() -> None:
     sweep = sweep_over(state("a.py"), state("b.py"), state("c.py"))
     canary, first = started(sweep, 2)

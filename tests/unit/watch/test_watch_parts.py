@@ -8,9 +8,11 @@ import queue
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from minidbg import judge_script
 from minidbg.errors import BadSetting, MinidbgError
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.history import State
@@ -380,10 +382,12 @@ def test_time_limits_follow_what_runs_need(tmp_path: Path, monkeypatch: pytest.M
 # What workers are asked besides
 
 
-def canary(tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str) -> dict[str, str]:
+def canary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str, options: str = ""
+) -> dict[str, str]:
     script = tmp_path / "a.py"
     script.write_text(body)
-    assert in_worker.main(["canary", str(script), "cpu", ""]) == 0
+    assert in_worker.main(["canary", str(script), "cpu", options]) == 0
     found: dict[str, str] = json.loads(capsys.readouterr().out.splitlines()[-1])
     return found
 
@@ -442,6 +446,52 @@ def backend():
     assert bool(found.get("fallback")) is fallback
     if answer == "broken":
         assert found["reason"]
+
+
+def test_options_of_a_variant_are_added_to_those_of_the_header_for_canary_and_judge(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backend = """
+def backend():
+    import torch
+
+    def made(gm, inputs, options=None):
+        assert options == {"dtype": torch.float16, "limit": 2, "fuse": False}, options
+        return lambda *args: gm(*args)
+
+    return made
+
+
+def graph():
+    import torch
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return (x + 1,)
+
+    return Model()
+
+
+def inputs(device):
+    import torch
+
+    return (torch.ones(2),)
+"""
+    variant = "{'fuse': False, 'limit': 2}"
+    assert canary(tmp_path, capsys, HEADER_OF_OPTIONS + backend, variant)["canary"] == "passes"
+    told = judge_script.with_judge({}, str(tmp_path / "a.py"), variant)
+    merged = eval(told["changes"]["options"], {"torch": SimpleNamespace(float16="half")})
+    assert merged == {"dtype": "half", "limit": 2, "fuse": False}
+    assert told["judge_command"][-2:] == ["--options", variant], "a child that may crash gets them too"
+
+
+def test_options_that_would_meet_a_mode_are_skipped_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = HEADER_OF_OPTIONS.replace("# options", '# mode = "max-autotune"\n# options')
+    found = canary(tmp_path, capsys, case, "{'fuse': False}")
+    assert found["canary"] == "missing"
+    assert "max-autotune" in found["reason"]
 
 
 def test_without_torch_the_machine_is_its_processor(capsys: pytest.CaptureFixture[str]) -> None:

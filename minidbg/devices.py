@@ -1,0 +1,169 @@
+"""What differs between the kinds of devices, as data: one row for each kind, a default for those that nobody here has heard of.
+
+A kind is what ``torch.device("cuda", 1).type`` says. Its module, ``torch.cuda``, is looked up when it is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKind:
+    """One row. The names are functions of the kind's module; an empty one means that the kind has no such function."""
+
+    survives_fork: bool = False
+    """Whether a child of a process that has used the device may use it too."""
+    by_index: bool = True
+    """Whether the functions take a device; else there is one device and they take none."""
+    synchronize: str = "synchronize"
+    get_rng_state: str = "get_rng_state"
+    set_rng_state: str = "set_rng_state"
+    is_initialized: str = "is_initialized"
+    free_memory: str = "mem_get_info"
+    """Gives free and total bytes, or the number of free ones."""
+    total_memory: str = ""
+    """Gives the bytes that may be used, where ``free_memory`` gives those in use."""
+    cached: tuple[str, str] = ("memory_reserved", "memory_allocated")
+    """Bytes that the allocator has taken, and those of them that tensors have: the difference is free as well."""
+
+
+DEFAULT = DeviceKind()
+KINDS = {
+    "cpu": DeviceKind(
+        survives_fork=True, synchronize="", get_rng_state="", is_initialized="", free_memory=""
+    ),
+    "meta": DeviceKind(
+        survives_fork=True, synchronize="", get_rng_state="", is_initialized="", free_memory=""
+    ),
+    "cuda": DEFAULT,
+    "xpu": DEFAULT,
+    "npu": DEFAULT,
+    "hpu": DeviceKind(cached=("", "")),  # its allocator gives everything in mem_get_info
+    "mps": DeviceKind(
+        by_index=False,
+        is_initialized="",
+        free_memory="driver_allocated_memory",
+        total_memory="recommended_max_memory",
+        cached=("", ""),
+    ),
+}
+"""By ``torch.device.type``."""
+
+
+def kind_of(device: torch.device | str) -> DeviceKind:
+    """The row for ``device``."""
+    return KINDS.get(torch.device(device).type if isinstance(device, str) else device.type, DEFAULT)
+
+
+def devices_of(values: Iterable[Any]) -> list[torch.device]:
+    """The accelerators that hold tensors among ``values``, each once, in order."""
+    devices = dict.fromkeys(value.device for value in values if isinstance(value, Tensor))
+    return [device for device in devices if kind_of(device).synchronize]
+
+
+def in_use() -> str | None:
+    """The kind of accelerator that this process has begun to use and that no fork of it can; None when there is none."""
+    for name in kinds_here():
+        kind, module = KINDS.get(name, DEFAULT), module_of(name)
+        begun = getattr(module, kind.is_initialized, None) if kind.is_initialized else None
+        if not kind.survives_fork and begun is not None and begun():
+            return name
+    return None
+
+
+def kinds_here() -> Iterator[str]:
+    """Kinds whose modules are loaded, the one of torch's own accelerator among them; asking begins nothing."""
+    yield from (name for name in KINDS if KINDS[name].synchronize and module_of(name) is not None)
+    current = torch.accelerator.current_accelerator()
+    if current is not None and current.type not in KINDS:
+        yield current.type
+
+
+def module_of(kind: str) -> Any:
+    """``torch.cuda`` for ``cuda``; None where torch has no such module."""
+    return sys.modules.get(f"torch.{kind}") or getattr(torch, kind, None)
+
+
+def call(device: torch.device | str, name: str, *arguments: Any) -> Any:
+    """The module's function ``name`` for ``device``, which comes last; None where the kind has no such function."""
+    device = torch.device(device)
+    function = getattr(module_of(device.type), name, None) if name else None
+    if function is None:
+        return None
+    return function(*arguments, device) if kind_of(device).by_index else function(*arguments)
+
+
+def synchronize(values: Iterable[Any]) -> None:
+    """Wait until the devices of ``values`` are at rest. Raises the errors that came up meanwhile."""
+    for device in devices_of(values):
+        call(device, kind_of(device).synchronize)
+
+
+BROKEN: set[torch.device] = set()
+"""Devices of this process that refuse every call since an error; a new process may use them."""
+
+
+def in_error(values: Iterable[Any]) -> bool:
+    """Whether a device of ``values`` refuses every call, so that nothing can be run or read there."""
+    for device in devices_of(values):
+        try:
+            call(device, kind_of(device).synchronize)
+        except RuntimeError:
+            BROKEN.add(device)
+    return not BROKEN.isdisjoint(devices_of(values))
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory of ``device`` that a tensor may still take; None where its kind does not tell."""
+    kind = kind_of(device)
+    found = call(device, kind.free_memory)
+    if found is None:
+        return None
+    if kind.total_memory:
+        return int(call(device, kind.total_memory)) - int(found)
+    reserved, allocated = (call(device, name) or 0 for name in kind.cached)
+    return int(found[0] if isinstance(found, tuple) else found) + int(reserved) - int(allocated)
+
+
+def generator_states(values: Iterable[Any]) -> tuple[tuple[str, Tensor], ...]:
+    """Device and state of the default generators: of the CPU, of the devices of ``values``, of the accelerator in use."""
+    devices = {str(device) for device in devices_of(values)}
+    if (kind := in_use()) is not None:
+        devices.add(f"{kind}:{module_of(kind).current_device()}")
+    return states_of(devices)
+
+
+def states_of(devices: Iterable[str]) -> tuple[tuple[str, Tensor], ...]:
+    """Device and state of the default generators of the CPU and of ``devices``."""
+    states = ((device, call(device, kind_of(device).get_rng_state)) for device in sorted(devices))
+    return (
+        ("cpu", torch.get_rng_state()),
+        *((device, state) for device, state in states if state is not None),
+    )
+
+
+@contextlib.contextmanager
+def generators_put_back(devices: Iterable[str] = ()) -> Iterator[None]:
+    """A block after which the default generators of the CPU and of ``devices`` stand where they stood before."""
+    states = states_of(devices)
+    try:
+        yield
+    finally:
+        for device, state in states:
+            set_generator_state(device, state)
+
+
+def set_generator_state(device: str, state: Tensor) -> None:
+    """Put a default generator back."""
+    if device == "cpu":
+        torch.set_rng_state(state)
+    else:
+        call(device, kind_of(device).set_rng_state, state)

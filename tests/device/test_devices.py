@@ -1,0 +1,118 @@
+"""The whole flow on an accelerator: ``pytest -m device`` on the stand-in, ``pytest -m device --device cuda`` on a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+STAND_IN = HERE.parent / "stand_ins" / "acme_device"
+Run = Callable[..., subprocess.CompletedProcess[str]]
+pytestmark = [pytest.mark.slow, pytest.mark.device, pytest.mark.timeout(900)]
+only_stand_in = pytest.mark.skipif(
+    "config.getoption('--device') != 'acme'", reason="what only the stand-in can do"
+)
+
+
+@pytest.fixture(scope="module")
+def device(request: pytest.FixtureRequest) -> str:
+    """The device type under test, which is here."""
+    kind: str = request.config.getoption("--device")
+    if kind == "acme":
+        env = os.environ | {"PYTHONPATH": str(STAND_IN)}
+        subprocess.run([sys.executable, "-m", "acme.build"], check=True, env=env, timeout=600)
+    else:
+        here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        if here is None or here.type != kind:
+            pytest.skip(f"no {kind} is here (found {here})")
+    return kind
+
+
+@pytest.fixture
+def run(device: str, tmp_path: Path) -> Run:
+    """``python *arguments`` in a folder of its own, with the stand-in's backend; ``bug`` as in acme/compiler.py."""
+
+    def run_python(*arguments: object, bug: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+        paths = os.pathsep.join([str(STAND_IN), str(HERE.parents[1])])
+        env = os.environ | {
+            "PYTHONPATH": paths,
+            "ACME_BUG": bug,
+            "ACME_ON": device,
+            "MINIDBG_STAGES": "0",
+            **env,
+        }
+        command = [sys.executable, *map(str, arguments)]
+        return subprocess.run(command, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=600)
+
+    return run_python
+
+
+def only_repro(folder: Path) -> Path:
+    (path,) = (folder / "minidbg_repros").glob("*.py")
+    return path
+
+
+@pytest.mark.parametrize("bug", ["raises:gelu", "wrong:gelu"])
+def test_a_failure_only_there_ends_as_a_repro_that_says_so(
+    run: Run, device: str, bug: str, tmp_path: Path
+) -> None:
+    done = run(HERE / "program.py", f"{device}:0", bug=bug)
+    assert "5 -> 1 nodes" in done.stdout, done.stdout + done.stderr
+    assert "generators as before" in done.stdout
+    path = only_repro(tmp_path)
+    assert f"Fails on {device}, passes on cpu." in path.read_text()
+    assert f"fails on {device}, passes on cpu" in run("-m", "minidbg", "show", path).stdout.lower()
+    assert run(path, bug=bug).returncode == 1
+    assert run(path, "--device", "cpu", bug=bug).returncode == 0
+    if device == "acme":
+        assert run(path, "--device", "acme:1", bug=bug).returncode == 1
+
+
+@only_stand_in
+def test_a_late_error_is_one_of_the_graph_that_caused_it(run: Run, tmp_path: Path) -> None:
+    done = run(HERE / "program.py", "acme:0", bug="late:gelu")
+    assert "5 -> 1 nodes" in done.stdout, done.stdout + done.stderr
+    assert "gelu kernel failed" in only_repro(tmp_path).read_text()
+
+
+@only_stand_in
+def test_a_device_in_error_is_captured_and_the_next_question_gets_a_fresh_process(
+    run: Run, tmp_path: Path
+) -> None:
+    done = run(HERE / "program.py", "acme:0", bug="broken:gelu")
+    assert "5 -> 1 nodes" in done.stdout, done.stdout + done.stderr
+    assert "on a device in error" in only_repro(tmp_path).read_text()
+
+
+@only_stand_in
+def test_memory_that_runs_out_on_one_device_leaves_the_other_alone(run: Run) -> None:
+    small = run(HERE / "program.py", "acme:1", ACME_LIMIT="300")
+    assert "captured, not reduced at once: out of memory" in small.stdout, small.stdout + small.stderr
+    assert "result" in run(HERE / "program.py", "acme:0", ACME_LIMIT="300").stdout
+
+
+def test_a_graph_of_two_devices_is_verified_and_its_failure_reduced(
+    run: Run, device: str, tmp_path: Path
+) -> None:
+    healthy = run(HERE / "program.py", device, "mixed")
+    assert "verified=1" in healthy.stdout, healthy.stdout + healthy.stderr
+    done = run(HERE / "program.py", device, "mixed", bug="raises:gelu")
+    assert "-> 1 nodes" in done.stdout, done.stdout + done.stderr
+
+
+@only_stand_in
+def test_watch_runs_a_matrix_and_skips_what_is_not_there(run: Run, tmp_path: Path) -> None:
+    run(HERE / "program.py", "acme:0", bug="raises:gelu")
+    name = only_repro(tmp_path).name
+    folder, columns = tmp_path / "minidbg_repros", "cpu,acme:0,acme:1,acme:2"
+    done = run("-m", "minidbg", "watch", folder, "--once", "--devices", columns, bug="raises:gelu")
+    told = done.stdout + done.stderr
+    for column, verdict in (("cpu", "gone"), ("acme:0", "reproduces"), ("acme:1", "reproduces")):
+        assert f"{name} [{column}] ({verdict})" in told, told
+    assert "acme:2 not present (found cpu, acme:0, acme:1); 1 repro skipped there" in told

@@ -1,0 +1,153 @@
+"""Programs of several ranks, as people write them: ``torchrun --nproc-per-node 2 ranks_program.py SITUATION [BACKEND]``.
+
+In each a small model ends in a ``gelu``, which the planted backend refuses; what the ranks do with each other is elsewhere in it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import distributed, nn
+from torch.distributed import _functional_collectives as collectives
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "planted"))
+
+import fails_on
+
+import minidbg
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.out = nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.last(torch.relu(self.first(x))))
+        return nn.functional.gelu(self.out(hidden)) + 1
+
+
+def ddp(compiled: Callable) -> None:
+    model = nn.parallel.DistributedDataParallel(Net())
+    compiled(model)(torch.randn(4, 8)).sum().backward()
+
+
+def ddp_inside(compiled: Callable) -> None:
+    model = nn.parallel.DistributedDataParallel(compiled(Net()))
+    model(torch.randn(4, 8)).sum().backward()
+
+
+def fsdp(compiled: Callable) -> None:
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    model = Net()
+    for layer in (model.first, model.last):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    compiled(model)(torch.randn(4, 8)).sum().backward()
+
+
+def tensor_parallel(compiled: Callable) -> None:
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    plan = {"first": ColwiseParallel(), "last": RowwiseParallel()}
+    model = parallelize_module(Net(), mesh, plan)
+    compiled(model)(torch.randn(4, 8)).sum().backward()
+
+
+def tensor_parallel_all(compiled: Callable) -> None:
+    """All parameters are DTensors, and so is what gelu gets."""
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    plan = {
+        "first": ColwiseParallel(),
+        "last": RowwiseParallel(),
+        "out": ColwiseParallel(use_local_output=False),
+    }
+    model = parallelize_module(Net(), mesh, plan)
+    compiled(model)(torch.randn(4, 8)).to_local().sum().backward()
+
+
+def dtensor_in(compiled: Callable) -> None:
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+
+    def function(x: DTensor, y: torch.Tensor) -> torch.Tensor:
+        return x.relu().redistribute(placements=[Replicate()]).to_local() + nn.functional.gelu(y)
+
+    compiled(function)(distribute_tensor(torch.randn(8, 4), mesh, [Shard(0)]), torch.randn(8, 4))
+
+
+def dtensor_gelu(compiled: Callable) -> None:
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+
+    def function(x: DTensor) -> DTensor:
+        return nn.functional.gelu(x.relu() * 2)
+
+    compiled(function)(distribute_tensor(torch.randn(8, 4), mesh, [Shard(0)]))
+
+
+def dtensor_out(compiled: Callable) -> None:
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+
+    def function(x: torch.Tensor) -> DTensor:
+        return DTensor.from_local(nn.functional.gelu(x.relu()), mesh, [Shard(0)], run_check=False) * 2
+
+    compiled(function)(torch.randn(8, 4))
+
+
+def functional_collectives(compiled: Callable) -> None:
+    group = distributed.group.WORLD
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        everything = collectives.all_gather_tensor(x.relu(), gather_dim=0, group=group)
+        summed = collectives.all_reduce(everything * 2, "sum", group)
+        return nn.functional.gelu(summed) + 1
+
+    compiled(function)(torch.randn(8, 4))
+
+
+def compiled_autograd(compiled: Callable) -> None:
+    torch._dynamo.config.compiled_autograd = True
+    model = nn.parallel.DistributedDataParallel(Net())
+
+    class Step(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    compiled(Step())(torch.randn(4, 8)).sum().backward()
+
+
+SITUATIONS = {
+    function.__name__: function
+    for function in (
+        ddp, ddp_inside, fsdp, tensor_parallel, tensor_parallel_all, dtensor_in, dtensor_gelu, dtensor_out,
+        functional_collectives, compiled_autograd,
+    )
+}  # fmt: skip
+
+
+def main(situations: str, op: str = "gelu", when: str = "compile") -> None:
+    """Run the situations, separated by commas, with a backend that fails on ``op``."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    backend = minidbg.wrap(fails_on.raises_on(op, when=when), on_failure="fallback")
+    for situation in situations.split(","):
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        torch._dynamo.config.compiled_autograd = False
+        SITUATIONS[situation](lambda what: torch.compile(what, backend=backend))
+        distributed.barrier()
+    print(f"[{distributed.get_rank()}] {minidbg.stats()}", flush=True)
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,25 @@
+"""A stand-in accelerator: ``torch.device("acme", 1)`` on a machine that has none. ``python -m acme.build`` first.
+
+Torch loads it by its entry point ``torch.backends``. ``ACME_DEVICES=1`` leaves one device of two, ``ACME_GONE=file`` takes both
+away while the file is there, ``ACME_LIMIT=1000000`` is the memory of acme:1 in bytes.
+"""
+
+import os
+
+from acme.build import library
+
+
+def autoload():
+    """What the entry point names: the device, where it has been built."""
+    if not library().exists() or os.environ.get("ACME_ON", "acme") != "acme":
+        return
+    import torch
+
+    torch.ops.load_library(str(library()))
+    torch.utils.rename_privateuse1_backend("acme")
+    from acme import module
+
+    torch._register_device_module("acme", module)
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    if limit := os.environ.get("ACME_LIMIT"):
+        module.runtime.set_limit(1, int(limit))
