@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from minidbg import _torch, isolation, repro
+from minidbg._torch.dynamo import CONTROL_FLOW
 from minidbg.backend.capture import current_context
 from minidbg.case import Case
 from minidbg.errors import MinidbgError
@@ -40,8 +41,6 @@ from minidbg.reduction.publishing import with_failure
 Note = Callable[[str], object]
 Candidate = Mapping[str, Any]
 """``{"op", "dtype", "device", "number"}`` of a sample, or ``{"program"}``: plain values."""
-GRAPH_BREAKS = {"DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedOperatorException"}
-"""What fake tensors raise, and dynamo turns into a graph break."""
 SAYS_UNSUPPORTED = re.compile(
     r"(?i)not (yet |currently )?(supported|implemented)|unsupported|(do|does|did)(n't| not) support|no (lowering|converter|"
     r"conversion rule|decomposition)\b|missing operator|cannot be converted|unimplemented"
@@ -227,7 +226,7 @@ def state_of(outcome: Outcome) -> State:
         agreed = "dynamo handed another graph" in outcome.reason
         return State.OK if agreed else State.SKIPPED
     kind = outcome.signature.kind
-    if GRAPH_BREAKS.intersection(name.rpartition(".")[2] for name in outcome.signature.types):
+    if any(name.rpartition(".")[2] in CONTROL_FLOW for name in outcome.signature.types):
         return State.HANDED_BACK  # in a program dynamo goes on in eager there, as wrap lets it
     if kind in (Kind.COMPILE, Kind.RUNTIME):
         return State.UNSUPPORTED if says_unsupported(outcome) else State.FAILS
