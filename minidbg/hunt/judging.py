@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from minidbg import _torch, isolation, repro
+from minidbg._torch.dynamo import CONTROL_FLOW
 from minidbg.backend.capture import current_context
 from minidbg.case import Case
 from minidbg.errors import MinidbgError
@@ -225,6 +226,8 @@ def state_of(outcome: Outcome) -> State:
         agreed = "dynamo handed another graph" in outcome.reason
         return State.OK if agreed else State.SKIPPED
     kind = outcome.signature.kind
+    if any(name.rpartition(".")[2] in CONTROL_FLOW for name in outcome.signature.types):
+        return State.HANDED_BACK  # in a program dynamo goes on in eager there, as wrap lets it
     if kind in (Kind.COMPILE, Kind.RUNTIME):
         return State.UNSUPPORTED if says_unsupported(outcome) else State.FAILS
     return {Kind.ACCURACY: State.WRONG, Kind.CRASH: State.CRASHED, Kind.HANG: State.HANGS}[kind]

@@ -62,6 +62,10 @@ def outcome(kind: Kind = Kind.COMPILE, message: str = "", types: tuple[str, ...]
         (outcome(Kind.COMPILE, "KeyError: 'x'", ("KeyError",)), State.FAILS),
         (outcome(Kind.COMPILE, "KeyError: 'x'", ("NotImplementedError",)), State.UNSUPPORTED),
         (outcome(Kind.RUNTIME, "RuntimeError: dtype bool is not supported"), State.UNSUPPORTED),
+        (
+            outcome(Kind.COMPILE, "", ("torch._subclasses.fake_tensor.DataDependentOutputException",)),
+            State.HANDED_BACK,
+        ),
         (outcome(Kind.ACCURACY, "output: float"), State.WRONG),
         (outcome(Kind.CRASH), State.CRASHED),
         (outcome(Kind.HANG), State.HANGS),
