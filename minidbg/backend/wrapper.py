@@ -17,6 +17,8 @@ from minidbg.case import CompiledFn
 from minidbg.errors import BadSetting, UnknownBackend, nearest
 from minidbg.settings import Settings, WrapSettings
 
+_torch.forks_survive_autograd()  # at import: once dynamo has made a FakeTensorMode it is too late (see ``isolation.fork_safety``)
+
 OWN_NAME = "minidbg"
 FORWARDED = ("reset", "get_compiler_config")
 """Attributes that dynamo looks for on a backend; ours has those that the wrapped one has."""
