@@ -162,3 +162,22 @@ def merged(problem: ReductionProblem, stand_ins: Mapping[fx.Node, fx.Node]) -> C
         epoch=best.epoch,
         variant="merged",
     )
+
+
+def merge_inputs(problem: ReductionProblem) -> None:
+    """Try to use one input for two of the same shape and dtype. Cost: one call for each such pair."""
+    for name in reversed([node.name for node in problem.recording.placeholders]):
+        for other in [node.name for node in problem.recording.placeholders]:
+            if name == other or problem.consider(_merged(problem, name, other)):
+                break
+
+
+def _merged(problem: ReductionProblem, name: str, other: str) -> Candidate | None:
+    by_name = {node.name: node for node in problem.recording.placeholders}
+    gone, kept = by_name.get(name), by_name.get(other)
+    if gone is None or kept is None:
+        return None
+    values = problem.recording.input_of
+    if fact_of(values[gone]).like != fact_of(values[kept]).like or not isinstance(values[gone], torch.Tensor):
+        return None
+    return merged(problem, {gone: kept})

@@ -13,10 +13,9 @@ from torch import Tensor, fx
 from minidbg.graphs import rewrite
 from minidbg.graphs.constructed import is_constructed, plain_stand_in
 from minidbg.graphs.effects import attribute_of
-from minidbg.graphs.facts import fact_of
 from minidbg.reduction.answers import Answer, Budget, BudgetSpent
 from minidbg.reduction.candidate import Candidate, OwnGraph
-from minidbg.reduction.edits import merged
+from minidbg.reduction.edits import merge_inputs
 from minidbg.reduction.problem import ReductionProblem
 
 MAKERS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -100,25 +99,6 @@ def plain_kinds(problem: ReductionProblem) -> None:
     if changes and not problem.consider(with_inputs(problem, changes, "plain")):
         for place in changes if len(changes) > 1 else ():
             problem.consider(with_inputs(problem, {place: changes[place]}, "plain"))
-
-
-def merge_inputs(problem: ReductionProblem) -> None:
-    """Try to use one input for two of the same shape and dtype. Cost: one call for each such pair."""
-    for name in reversed([node.name for node in problem.recording.placeholders]):
-        for other in [node.name for node in problem.recording.placeholders]:
-            if name == other or problem.consider(_merged(problem, name, other)):
-                break
-
-
-def _merged(problem: ReductionProblem, name: str, other: str) -> Candidate | None:
-    by_name = {node.name: node for node in problem.recording.placeholders}
-    gone, kept = by_name.get(name), by_name.get(other)
-    if gone is None or kept is None:
-        return None
-    values = problem.recording.input_of
-    if fact_of(values[gone]).like != fact_of(values[kept]).like or not isinstance(values[gone], Tensor):
-        return None
-    return merged(problem, {gone: kept})
 
 
 def flatten_modules(problem: ReductionProblem) -> None:
