@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -336,7 +335,7 @@ def plainness(candidate: Candidate) -> tuple[float, ...]:
         modules,
         sum(map(is_constructed, tensors)),
         len(arguments),
-        sum(map(math.prod, (value.shape for value in tensors))),
+        sum(value.numel() for value in tensors),
         sum(value.dtype.is_floating_point and value.dtype is not torch.float32 for value in tensors),
         sum(value.requires_grad + isinstance(value, torch.nn.Parameter) for value in tensors),
         sum(not _is_plainly_laid(value) for value in tensors),

@@ -13,6 +13,7 @@ from graphs_to_write import assert_round_trip
 from new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from quick_path import failing_program, take_the_quick_path
 from torch._dynamo.exc import BackendCompilerFailed
+from torch.testing._internal.two_tensor import TwoTensor
 
 import minidbg
 from minidbg import _torch
@@ -111,18 +112,23 @@ def two_bugs(x: torch.Tensor) -> torch.Tensor:
 
 def test_what_no_script_can_hold_is_named_and_kept_in_words(tmp_path: Path) -> None:
     """The user's own exception arrives, and the program goes on as it would have."""
-    ragged = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], layout=torch.jagged)
+
+    class Local(TwoTensor):
+        """No import statement names it."""
+
+    pair = Local(torch.randn(2, 3), torch.randn(2, 3))
     compiled = torch.compile(sandwich, backend=minidbg.wrap(raises_on("relu"), repro_dir=tmp_path))
     with pytest.raises(BackendCompilerFailed, match="cannot lower relu") as caught:
-        compiled(ragged)
+        compiled(pair)
     report = minidbg.report_of(caught.value)
     assert report is not None
-    assert "NestedTensor is a tensor subclass" in report.line
+    assert "an input cannot be written into a repro script" in report.line
+    assert "<locals>.Local" in report.line
     assert report.capture is not None
     text = report.capture.read_text()
     assert "relu" in text
     assert "cannot lower relu" in text
-    assert "NestedTensor torch.float32 of shape (2, j" in text
+    assert "Local torch.float32 of shape (2, 3)" in text
     assert not list(tmp_path.glob("*.py"))
 
 
