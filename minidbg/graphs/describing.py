@@ -245,9 +245,14 @@ def _content(
 ) -> Content:
     if not has_data(value):
         return content_without_data(value.dtype)
-    if wanted_exact(value, exactness):
-        return contents.exact(base_data(value, view, layout), key)
-    return contents.fitted(value, view, layout, key)
+    try:
+        if wanted_exact(value, exactness):
+            return contents.exact(base_data(value, view, layout), key)
+        return contents.fitted(value, view, layout, key)
+    except torch.OutOfMemoryError:  # where the failure is that its device is full, it is read elsewhere
+        if value.device.type == "cpu":
+            raise
+        return _content(value.cpu(), view, layout, key, exactness, contents)
 
 
 # --- inputs that share a storage ---

@@ -34,8 +34,8 @@ if __name__ == "__main__":
     compiled = torch.compile(function, backend=minidbg.wrap("acme", env=["ACME_BUG", "ACME_ON"], seconds=120))
     try:
         print("result", compiled(*inputs))
-    except (RuntimeError, AssertionError) as error:
-        print("raised", type(error).__name__, *getattr(error, "__notes__", ()), sep="\n")
+    except (RuntimeError, AssertionError, minidbg.AccuracyError) as error:
+        print("raised", type(error).__name__, error, *getattr(error, "__notes__", ()), sep="\n")
     after = [torch.get_rng_state(), torch.get_device_module(device).get_rng_state(device)]
     print("generators", "as before" if all(map(torch.equal, states, after)) else "changed")
     print(minidbg.stats())
