@@ -13,7 +13,7 @@ from minidbg.oracle.compare import _same_but_for_rounding, layout_difference, mi
 from minidbg.oracle.precision import DROPPED_BITS, LowerPrecision, OtherRounding
 from minidbg.oracle.reruns import random_states, to_float64
 from minidbg.oracle.snapshot import _can_stand_for, snapshot
-from minidbg.oracle.undefined import ChangedEager, OtherAnswers
+from minidbg.oracle.undefined import OtherAnswers, UsualAnswers
 
 MOST_MARGIN = 10.0
 NEAR = 4.0  # an error that many times smaller or larger has another reason than the precision
@@ -142,7 +142,7 @@ class OtherRuns:
             mode = OtherAnswers(self.number)
             self.number += 1
             try:
-                self.usual = self.usual or left_by(self.eager(ChangedEager().applied_to))  # type: ignore[no-untyped-call]
+                self.usual = self.usual or left_by(self.eager(UsualAnswers().applied_to))  # type: ignore[no-untyped-call]
                 run = left_by(self.eager(mode.applied_to))
             except Exception:  # noqa: BLE001 - as above
                 continue

@@ -65,6 +65,17 @@ class ChangedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func.decompose(*args, **kwargs)
 
 
+EMPTY = "empty empty_like empty_strided empty_permuted new_empty new_empty_strided"
+
+
+class UsualAnswers(ChangedEager):
+    """Eager itself, with zeros for memory that nobody wrote: other answers are told from it, and garbage may be of any size."""
+
+    def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        result = super().called(func, name, args, kwargs)
+        return result.zero_() if name in EMPTY.split() else result
+
+
 # Ops with steps in their values or gradients, beside those that make integers, bools or numbers of floats.
 NAMED_STEPS = """
 floor ceil round trunc frac sign sgn fmod remainder heaviside relu leaky_relu prelu_kernel clamp clamp_min clamp_max hardtanh
@@ -333,7 +344,7 @@ RULES: dict[str, Callable[[OtherAnswers, Any, dict[str, Any]], Any]] = {
         "max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d": OtherAnswers.pool,
         "_unique2 unique_dim": OtherAnswers.unique,
         WRITTEN: OtherAnswers.write,
-        "empty empty_like empty_strided empty_permuted new_empty new_empty_strided": OtherAnswers.empty,
+        EMPTY: OtherAnswers.empty,
         "_linalg_svd": OtherAnswers.svd,
         "_linalg_eigh": OtherAnswers.eigh,
         "linalg_eig linalg_eigvals _linalg_eigvals": OtherAnswers.eig,

@@ -110,7 +110,7 @@ class Child:
 
     def wait_until(self, deadline: float, limit_bytes: int | None = None) -> None:
         """Return when the child is dead or over a limit; its pipes are emptied meanwhile."""
-        next_look = time.monotonic() + POLL_S
+        next_look, was_over = time.monotonic() + POLL_S, False
         with selectors.DefaultSelector() as selector, self.exit_event(selector) as wakes:
             for pipe in self.pipes:
                 selector.register(pipe.read_end, selectors.EVENT_READ)
@@ -122,9 +122,13 @@ class Child:
                     self.timed_out = True
                     return self.ask_for_last_words()
                 if limit_bytes is not None and now >= next_look:
-                    if self.memory_in_use() > limit_bytes:
+                    is_over = self.memory_in_use() > limit_bytes
+                    if (
+                        is_over and was_over
+                    ):  # until its exec, what a large process starts looks as large as it
                         self.out_of_memory = True
                         return None
+                    was_over = is_over
                     next_look = time.monotonic() + POLL_S
                 until = deadline if wakes and limit_bytes is None else min(deadline, now + POLL_S)
                 for key, _ in selector.select(max(0.0, until - now)):

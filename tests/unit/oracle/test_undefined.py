@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from minidbg.graphs import capture_by_dynamo
 from minidbg.oracle.agreement import differ
@@ -359,3 +360,23 @@ def test_an_infinity_is_not_excused_by_the_range_of_float64() -> None:
     found = judged(torch.nextafter, (x, y), torch.where(right > 2, INF, right))
     assert found is not None
     assert found["category"] == "inf"
+
+
+class Garbage(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Memory that nobody wrote holds a NaN in the first run, and then numbers of any size."""
+
+    runs = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.empty_like.default:
+            result.fill_(0.5 if not self.runs else 1e30)[-1] = float("nan") if not self.runs else -0.5
+            self.runs += 1
+        return result
+
+
+def test_the_size_of_garbage_says_nothing_about_what_is_open() -> None:
+    notes: list[str] = []
+    with Garbage():  # type: ignore[no-untyped-call]
+        judged(torch.empty_like, (torch.ones(4),), torch.tensor([0.5, 0.5, 0.5, -0.5]), notes)
+    assert notes == ["output 0 is not judged: torch does not define uninitialised memory"]
