@@ -68,7 +68,7 @@ class ChangedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
 EMPTY = "empty empty_like empty_strided empty_permuted new_empty new_empty_strided"
 
 
-class UsualAnswers(ChangedEager):
+class UsualAnswers(ChangedEager):  # type: ignore[no-untyped-call]
     """Eager itself, with zeros for memory that nobody wrote: other answers are told from it, and garbage may be of any size."""
 
     def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
