@@ -16,7 +16,7 @@ import pytest
 
 PLANTED = Path(__file__).parents[1] / "planted"
 OPS = "cumsum,hypot,trunc,frac,erfinv,add,nn.functional.relu"
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def command(*arguments: str) -> list[str]:
@@ -30,7 +30,7 @@ def environment() -> dict[str, str]:
 def hunt(folder: Path, *arguments: str) -> tuple[int, list[dict[str, Any]], str]:
     """Exit status, what was printed on stdout, and stderr."""
     done = subprocess.run(
-        command(*arguments), cwd=folder, env=environment(), capture_output=True, text=True, timeout=290
+        command(*arguments), cwd=folder, env=environment(), capture_output=True, text=True, timeout=700
     )
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
@@ -82,6 +82,7 @@ def test_each_of_them_ends_as_one_verified_repro(hunted: Any) -> None:
     assert re.search("reproduces", done.stdout)
 
 
+@pytest.mark.exhaustive
 def test_the_same_backend_again_is_nothing_new(hunted: Any) -> None:
     folder, status, _ = hunted
     assert status == 0  # the baseline was written
@@ -91,6 +92,7 @@ def test_the_same_backend_again_is_nothing_new(hunted: Any) -> None:
     assert hunt(folder, *arguments)[0] == 1
 
 
+@pytest.mark.exhaustive
 def test_a_hunt_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     arguments = ("toy_with_bugs:toy", "--ops", "add,mul,sub,hypot,cos,sin,tan,exp", "--no-graphs")
     process = subprocess.Popen(
@@ -120,6 +122,7 @@ def test_a_hunt_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.exhaustive
 def test_aot_eager_is_silent_over_a_slice_of_torchs_samples(tmp_path: Path) -> None:
     """Each alarm would be a bug of torch, or one of minidbg; the whole table takes half an hour."""
     status, said, stderr = hunt(
