@@ -33,7 +33,7 @@ from minidbg.oracle.agreement import differ
 from minidbg.oracle.embed import settings_of
 from minidbg.oracle.execute import fresh, written
 from minidbg.repro.files import replace_file
-from minidbg.repro.folder import hidden
+from minidbg.repro.folder import HIDDEN, hidden
 
 CALL_SECONDS = 120.0
 MOST_QUESTIONS = 10
@@ -474,19 +474,19 @@ def seconds_a_call(case: Case, compiled: Case | None) -> float | None:
 
 def kept_file(path: Path) -> Path:
     """Where what was found for the repro or capture at ``path`` lies."""
-    return hidden(repro.folder_of(path), "workarounds") / f"{path.stem}.json"
+    return repro.folder_of(path) / HIDDEN / "workarounds" / f"{path.stem}.json"
 
 
 def keep(path: Path, search: Search) -> None:
     """Keep what was found, for ``show`` and the reports. Raises OSError."""
+    hidden(repro.folder_of(path), "workarounds")
     replace_file(kept_file(path), json.dumps(search.to_json()).encode())
 
 
 def best_of(path: Path) -> str:
     """The best workaround that is kept for the repro at ``path``, as a sentence; an empty text when there is none."""
-    file = repro.folder_of(path) / ".minidbg" / "workarounds" / f"{path.stem}.json"
     try:
-        first = json.loads(file.read_text(encoding="utf-8"))["found"][0]
+        first = json.loads(kept_file(path).read_text(encoding="utf-8"))["found"][0]
         return f"{first['what']} ({first['where']}); {first['cost']}"
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         return ""

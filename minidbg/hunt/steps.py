@@ -1,0 +1,339 @@
+"""The steps that a random program may take: an op of torch, and the earlier values and numbers that it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+FLOATS = ("float32", "float64", "bfloat16", "float16")
+INTEGERS = ("int64", "int32", "uint8", "int8", "int16")
+
+
+class Chooser:
+    """What a step is drawn from: the values so far, preferably the last ones."""
+
+    def __init__(
+        self, values: list[Any], pick: Callable[[Sequence[Any]], Any], number: Callable[[int, int], int]
+    ) -> None:
+        self.values, self.pick, self.number = values, pick, number
+
+    def value(self) -> dict[str, int]:
+        last = len(self.values) - 1
+        return {"v": last if self.number(0, 2) else self.number(0, last)}
+
+    def tensor(self, reference: dict[str, int]) -> torch.Tensor:
+        return self.values[reference["v"]]  # type: ignore[no-any-return]
+
+    def dim(self, of: dict[str, int]) -> int:
+        rank = self.tensor(of).dim()
+        return self.number(-rank, max(0, rank - 1)) if rank else self.pick((0, -1))
+
+    def scalar(self) -> float | int:
+        return self.pick((0, 1, 2, -1, 3, 0.5, -0.5, 2.5, 1e-3))  # type: ignore[no-any-return]
+
+    def permutation(self, length: int) -> list[int]:
+        left = list(range(length))
+        return [left.pop(self.number(0, len(left) - 1)) for _ in range(length)]
+
+
+Step = list[Any]
+UNARY = [
+    "abs",
+    "neg",
+    "exp",
+    "log1p",
+    "sqrt",
+    "rsqrt",
+    "sin",
+    "cos",
+    "tanh",
+    "sigmoid",
+    "relu",
+    "floor",
+    "ceil",
+    "round",
+    "trunc",
+    "sign",
+    "sgn",
+    "isnan",
+    "isinf",
+    "isfinite",
+    "logical_not",
+    "bitwise_not",
+    "reciprocal",
+    "square",
+    "exp2",
+    "erf",
+    "log",
+    "expm1",
+    "atan",
+    "sinh",
+    "angle",
+    "conj",
+    "real",
+    "imag",
+    "clone",
+    "nan_to_num",
+    "digamma",
+    "lgamma",
+    "frac",
+    "deg2rad",
+    "signbit",
+    "nn.functional.gelu",
+    "nn.functional.silu",
+    "nn.functional.softplus",
+    "nn.functional.elu",
+    "nn.functional.hardswish",
+    "nn.functional.mish",
+    "view_as_real",
+    "ravel",
+    "t",
+    "fliplr",
+    "flipud",
+]
+BINARY = [
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "true_divide",
+    "maximum",
+    "minimum",
+    "pow",
+    "remainder",
+    "fmod",
+    "floor_divide",
+    "atan2",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_xor",
+    "copysign",
+    "hypot",
+    "ldexp",
+    "nextafter",
+    "heaviside",
+    "logaddexp",
+    "fmax",
+    "fmin",
+    "xlogy",
+    "bitwise_left_shift",
+    "bitwise_right_shift",
+]
+WITH_DIM = [
+    "sum",
+    "mean",
+    "prod",
+    "amax",
+    "amin",
+    "any",
+    "all",
+    "cumsum",
+    "cumprod",
+    "logsumexp",
+    "softmax",
+    "log_softmax",
+    "var",
+    "std",
+    "argmax",
+    "argmin",
+    "cummax",
+    "cummin",
+    "count_nonzero",
+    "logcumsumexp",
+    "nansum",
+    "median",
+    "mode",
+    "sort",
+    "topk",
+    "max",
+    "min",
+    "aminmax",
+    "unbind",
+    "var_mean",
+]
+IN_PLACE = [
+    "add_",
+    "mul_",
+    "sub_",
+    "relu_",
+    "sigmoid_",
+    "neg_",
+    "zero_",
+    "copy_",
+    "fill_",
+    "clamp_",
+    "abs_",
+    "square_",
+    "exp_",
+    "masked_fill_",
+]
+
+
+def unary(some: Chooser) -> Step:
+    return [f"torch.{some.pick(UNARY)}", [some.value()], {}]
+
+
+def binary(some: Chooser) -> Step:
+    other = some.value() if some.number(0, 2) else some.scalar()
+    return [f"torch.{some.pick(BINARY)}", [some.value(), other], {}]
+
+
+def reduction(some: Chooser) -> Step | None:
+    name, value = some.pick(WITH_DIM), some.value()
+    extra: dict[str, Any] = {"dim": some.dim(value)}
+    if name in ("sum", "mean", "prod", "amax", "amin", "any", "all", "logsumexp", "var", "std", "argmax"):
+        extra["keepdim"] = bool(some.number(0, 1))
+    if name in ("cumsum", "sum", "prod", "softmax") and some.number(0, 3) == 0:
+        extra["dtype"] = {"dtype": some.pick((*FLOATS, "int64", "int32"))}
+    if name == "topk":
+        return ["torch.topk", [value, some.number(0, 3)], extra]
+    return [f"torch.{name}", [value], extra]
+
+
+def shape_change(some: Chooser) -> Step:
+    value = some.value()
+    tensor = some.tensor(value)
+    rank, name = tensor.dim(), some.pick(SHAPES)
+    if name in (".permute", ".transpose"):
+        dims: list[Any] = some.permutation(rank) if name == ".permute" else [some.dim(value), some.dim(value)]
+        return [name, [value, *dims], {}]
+    if name in (".unsqueeze", ".squeeze"):
+        return [name, [value, some.dim(value)], {}]
+    if name == ".expand":
+        return [name, [value, some.pick((1, 2, 3)), *([-1] * rank)], {}]
+    if name in ("torch.flip", "torch.roll"):
+        return [
+            name,
+            [value, [some.dim(value)]]
+            if name == "torch.flip"
+            else [value, some.number(-2, 3), some.dim(value)],
+            {},
+        ]
+    if name in ("torch.narrow", "torch.select"):
+        size = tensor.shape[0] if rank else 0
+        start = some.number(0, max(0, size - 1))
+        return [
+            name,
+            [value, 0, start, some.number(0, size - start)] if name == "torch.narrow" else [value, 0, start],
+            {},
+        ]
+    if name == "operator.getitem":
+        return [name, [value, {"slice": [some.pick((None, 0, 1, -2)), None, some.pick((None, 1, 2))]}], {}]
+    if name == ".reshape":
+        return [name, [value, some.pick(([-1], [-1, 1], [1, -1], [2, -1], [-1, 3]))], {}]
+    if name in ("torch.diff", "torch.triu", "torch.tril", "torch.diagonal"):
+        return [name, [value], {}]
+    if name == ".unfold":
+        return [name, [value, some.dim(value), some.pick((1, 2, 3)), some.pick((1, 2))], {}]
+    if name == ".repeat":
+        return [name, [value, 2, *([1] * rank)], {}]
+    return [name, [value], {}]
+
+
+SHAPES = (
+    ".permute", ".transpose", ".unsqueeze", ".squeeze", ".expand", "torch.flip", "torch.roll", "torch.narrow",
+    "torch.select", "operator.getitem", ".reshape", "torch.diff", "torch.triu", "torch.tril", "torch.diagonal", ".unfold",
+    ".repeat", ".contiguous", ".flatten", "torch.nonzero", ".detach",
+)  # fmt: skip
+
+
+def joined(some: Chooser) -> Step:
+    values = [some.value() for _ in range(some.number(1, 3))]
+    return [some.pick(("torch.cat", "torch.stack", "torch.hstack")), [values], {}]
+
+
+def cast(some: Chooser) -> Step:
+    dtype = some.pick((*FLOATS, *INTEGERS, "bool", "complex64"))
+    return [some.pick((".to", ".to", ".to", ".view")), [some.value(), {"dtype": dtype}], {}]
+
+
+def in_place(some: Chooser) -> Step:
+    name, value = some.pick(IN_PLACE), some.value()
+    if name in ("add_", "mul_", "sub_", "copy_"):
+        return [f".{name}", [value, some.value()], {}]
+    if name == "fill_":
+        return [".fill_", [value, some.scalar()], {}]
+    if name == "clamp_":
+        return [".clamp_", [value, -0.5, some.pick((None, 0.5, 1))], {}]
+    if name == "masked_fill_":
+        return [".masked_fill_", [value, some.value(), some.scalar()], {}]
+    return [f".{name}", [value], {}]
+
+
+def indexed(some: Chooser) -> Step:
+    value, index, name = (
+        some.value(),
+        some.value(),
+        some.pick(("gather", "index_select", "take", "getitem", "where", "masked")),
+    )
+    if name == "where":
+        return ["torch.where", [some.value(), value, index], {}]
+    if name == "getitem":
+        return ["operator.getitem", [value, index], {}]
+    if name == "masked":
+        return ["torch.masked_fill", [value, index, some.scalar()], {}]
+    if name == "take":
+        return ["torch.take", [value, index], {}]
+    return [f"torch.{name}", [value, some.dim(value), index], {}]
+
+
+def product(some: Chooser) -> Step:
+    return [
+        some.pick(("torch.matmul", "torch.mm", "torch.bmm", "torch.outer", "torch.dot")),
+        [some.value(), some.value()],
+        {},
+    ]
+
+
+def clamped(some: Chooser) -> Step:
+    return ["torch.clamp", [some.value()], {"min": some.scalar(), "max": some.scalar()}]
+
+
+def neural(some: Chooser) -> Step:
+    value = some.value()
+    last = some.tensor(value).shape[-1] if some.tensor(value).dim() else 1
+    return some.pick(  # type: ignore[no-any-return]
+        (
+            ["torch.nn.functional.layer_norm", [value, [last]], {}],
+            ["torch.nn.functional.pad", [value, [1, 2]], {"value": some.scalar()}],
+            ["torch.nn.functional.avg_pool1d", [value, 2], {}],
+            ["torch.nn.functional.max_pool2d", [value, 2], {}],
+            ["torch.nn.functional.normalize", [value], {}],
+            ["torch.nn.functional.interpolate", [value], {"scale_factor": 2}],
+            ["torch.nn.functional.pad", [value, [1, 1]], {"mode": "reflect"}],
+            ["torch.nn.functional.conv1d", [value, value], {}],
+            ["torch.nn.functional.embedding", [some.value(), value], {}],
+            ["torch.nn.functional.one_hot", [value, 9], {}],
+        )
+    )
+
+
+def created(some: Chooser) -> Step:
+    value = some.value()
+    return some.pick(  # type: ignore[no-any-return]
+        (
+            ["torch.zeros_like", [value], {}],
+            ["torch.ones_like", [value], {}],
+            ["torch.full_like", [value, some.scalar()], {}],
+            ["torch.arange", [some.number(0, 9)], {}],
+            ["torch.tensor", [some.scalar()], {}],
+            [".new_full", [value, [2, 3], some.scalar()], {}],
+        )
+    )
+
+
+KINDS = (
+    unary, unary, unary, binary, binary, binary, reduction, reduction, shape_change, shape_change, shape_change, joined,
+    cast, in_place, indexed, product, clamped, neural, created,
+)  # fmt: skip
