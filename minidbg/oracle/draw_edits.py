@@ -103,7 +103,7 @@ def give_mask(
             if not isinstance(value, fx.Node):
                 continue
             if getattr(value.meta.get("example_value"), "dtype", None) is torch.bool:  # those that count
-                value = call(torch.where, (value, 0.0, -math.inf))  # noqa: PLW2901
+                value = call(torch.where, (value, 0.0, -math.inf))
             given[place] = method("to", (method("to", (value, dtype)), inside))
         values = given[2]
         enter, leave = _torch.autocast_functions()
