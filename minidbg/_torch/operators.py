@@ -161,6 +161,10 @@ def operator_files(name: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+OP_SAMPLES = "torch.testing._internal.common_methods_invocations"
+"""The module in which they are: seconds to import."""
+
+
 @seen("2.13", "2.14")
 def op_samples() -> list[Any]:
     """torch's own descriptions of its operators, each with sample inputs.
