@@ -141,7 +141,7 @@ class Batch:
         with self.begin(together(group)):
             outcome = execute(joined([case for _, case, _ in group]), note=self.note)
         torch.compiler.reset()
-        if outcome.verdict is not Verdict.GONE or outcome.reason:
+        if state_of(outcome) is not State.OK:
             return False
         seconds = since(began) / len(group)
         for candidate, _, building in group:
