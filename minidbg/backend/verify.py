@@ -41,7 +41,7 @@ from minidbg.oracle.snapshot import CannotCompare
 from minidbg.settings import Layout, Settings, Verify
 
 log = logging.getLogger("minidbg")
-GRADIENTS_REFUSED = "its gradients are not judged: backward of the graph fails in eager"
+GRADIENTS_REFUSED = "its gradients are not judged: autograd refuses the graph's backward"
 GRADIENTS_SHARED = "the gradients of a graph that talks to other ranks: its backward must not run twice"
 RECORDED = "its random numbers were recorded and are inputs here, so that eager and the backend have the same"
 
@@ -324,7 +324,10 @@ def run_backward(verification: Verification, compiled_fn: CompiledFn, kept: Kept
             except Exception as error:  # judged when eager's backward has been seen
                 if is_out_of_memory(error):
                     raise
-                verification.backward_error = error
+                if _torch.is_a_check_of_aot_autograd(error):
+                    verification.standing.leave_out(GRADIENTS_REFUSED)
+                else:
+                    verification.backward_error = error
     finally:
         inside.set_generators()
         if inside.graph is not inside.model:
