@@ -7,12 +7,13 @@ import enum
 import json
 import queue
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from minidbg.cluster.members import Cluster, cluster_options
 from minidbg.watch.settings import FailOn, OnChange, WatchSettings, Workers, backend_options, load
 
 FOLDER = click.argument("folder", required=False, type=click.Path(path_type=Path))
@@ -82,11 +83,13 @@ def default_paths() -> list[Path]:
     help="Keep an HTML page of the whole matrix up to date in this file.",
 )
 @click.option("--no-reduce", is_flag=True, help="Do not reduce captures in the background.")
+@cluster_options
 def watch(
     paths: tuple[Path, ...],
     as_json: bool,
     html: Path | None,
     no_reduce: bool,
+    cluster: Cluster | None,
     **options: Any,
 ) -> None:
     """Run the repros again on each change of their backends, and say which flipped.
@@ -94,13 +97,13 @@ def watch(
     PATHS are folders of repros or single scripts; by default the repro folder. Ends with Ctrl-C.
     """
     found = list(paths) or default_paths()
-    settings = load({**options, "reduce": False if no_reduce else None})
+    settings = replace(load({**options, "reduce": False if no_reduce else None}), cluster=cluster)
     sys.exit(run_daemon(found, settings, as_json=as_json, html=html))
 
 
 def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool, html: Path | None = None) -> int:
     """Watch until stopped; the exit status."""
-    from minidbg.processes.pool import ServerPool, preload_for
+    from minidbg.processes.pool import Pool, Preload, ServerPool, preload_for
     from minidbg.watch.announce import Announcer, JsonLines, PlainLines, View
     from minidbg.watch.daemon import Daemon, Hint, Inbox, stop_on_signals
     from minidbg.watch.events import NoEvents, WatchdogEvents
@@ -127,14 +130,23 @@ def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool, htm
         views.append(Page(html))
     backends = {repro.backend for repro in read_repros(paths, Path()).values()}
     quiet = settings.once or settings.poll_s is not None
+
+    def make_pool(inbox: Inbox, hidden: Path) -> Pool:
+        if settings.cluster is None:
+            return ServerPool(inbox.put, preload_for(backends, forks=forks(settings)), state=hidden)
+        from minidbg.cluster.pool import ClusterPool
+
+        return ClusterPool(
+            inbox.put, settings.cluster, here=lambda: ServerPool(inbox.put, Preload((), ""), state=hidden),
+            slots=settings.jobs, build=settings.build or "", build_folder=str(settings.folder.resolve()),
+        )  # fmt: skip
+
     try:
         daemon = Daemon(
             paths,
             settings,
             announce,
-            make_pool=lambda inbox, hidden: ServerPool(
-                inbox.put, preload_for(backends, forks=forks(settings)), state=hidden
-            ),
+            make_pool=make_pool,
             make_events=lambda inbox: (
                 NoEvents() if quiet else WatchdogEvents(lambda path: inbox.put(Hint(path)))
             ),
