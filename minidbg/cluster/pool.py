@@ -150,7 +150,7 @@ class ClusterPool:
             self.started = await LocalCluster(
                 n_workers=self.cluster.workers, threads_per_worker=max(1, self.slots // self.cluster.workers),
                 processes=True, host="127.0.0.1", dashboard_address=None, memory_limit=0, asynchronous=True,
-                preload=["minidbg.cluster.judges"], preload_argv=["--kind", "local"], silence_logs=int(__import__("os").environ.get("SIL","50")),
+                preload=["minidbg.cluster.judges"], preload_argv=["--kind", "local"], silence_logs=logging.CRITICAL + 1,
             )  # fmt: skip
         return str(self.started.scheduler_address)
 
