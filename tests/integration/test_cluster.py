@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -153,3 +155,35 @@ def test_a_build_runs_on_the_worker_once_a_content(desk: Checkout, cluster: Clus
         assert "the build failed with status" in broken["reason"]
         running.wait_until_quiet()
         assert running.flips() == [("FIXED", "relu.py")]
+
+
+def certificates(folder: Path) -> list[str]:
+    """An authority, and one certificate of it for all; as options."""
+    folder.mkdir()
+    fresh = ["-days", "2", "-nodes", "-newkey", "rsa:2048"]
+    ca, cert, key, request = (str(folder / name) for name in ("ca.pem", "cert.pem", "key.pem", "request.pem"))
+    for command in (
+        ["req", "-x509", *fresh, "-subj", "/CN=authority", "-keyout", str(folder / "ca-key.pem"), "-out", ca],
+        ["req", *fresh, "-subj", "/CN=member", "-keyout", key, "-out", request],
+        ["x509", "-req", "-in", request, "-CA", ca, "-CAkey", str(folder / "ca-key.pem"), "-CAcreateserial", "-days", "2", "-out", cert],
+    ):  # fmt: skip
+        subprocess.run(["openssl", *command], check=True, capture_output=True)
+    return ["--tls-ca", ca, "--tls-cert", cert, "--tls-key", key]
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make certificates")
+def test_tls_lets_only_those_in_who_have_a_certificate(desk: Checkout, tmp_path: Path) -> None:
+    with Cluster(tmp_path / "cluster", tls=certificates(tmp_path / "tls")) as cluster:
+        cluster.worker("one", "--kind", "red")
+        with watching(
+            desk.folder, "minidbg_repros", *cluster.watch_options(), "--once", env=desk.env
+        ) as running:
+            running.wait_for_sweep(since=0)
+            assert results(running, 0) == {(f"{op}.py", "cpu@red"): EXPECT[op] for op in OPS}
+            assert running.process.wait(20) == 1
+        others = certificates(tmp_path / "others")
+        options = ["minidbg_repros", "--cluster", cluster.address, *others]
+        with watching(desk.folder, *options, env=desk.env) as running:
+            said = running.wait_for(lambda event: event["event"] == "notice", seconds=40)
+            assert "does not answer" in said["text"]
+            assert not running.since(0, "result")
