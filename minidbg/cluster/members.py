@@ -90,7 +90,9 @@ def members_of(
             environment = known.environment if known else environment_of(device, said)
             places[name] = Place(environment, resource, slots + (known.slots if known else 0))
     if workers and not ours:
-        notices.add(f"none of the cluster's {len(workers)} workers can judge repros: start them by 'minidbg worker ADDRESS'")
+        notices.add(
+            f"none of the cluster's {len(workers)} workers can judge repros: start them by 'minidbg worker ADDRESS'"
+        )
     return places, notices
 
 
