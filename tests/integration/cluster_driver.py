@@ -1,17 +1,26 @@
 """Drives a Dask cluster of real processes: a scheduler, workers of minidbg, and ``minidbg watch``, each in a host of its own if asked.
 
-A host is a network namespace. All hosts hang on one bridge, and a cable between them can be cut, be slow, or lose packets.
+A host is a network namespace with one TAP device. All of them hang on a switch in this process, which can cut a cable, delay packets
+and lose them: not every kernel has ``tc netem``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import fcntl
+import heapq
+import itertools
 import os
+import random
+import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,62 +47,106 @@ def wait_until(done: Callable[[], Any], what: str, seconds: float = 60.0) -> Any
 
 
 class Host:
-    """A network namespace with one cable to the bridge; its address is ``10.77.0.NUMBER``."""
+    """A network namespace; its address is ``10.77.SUBNET.NUMBER``. Times in seconds, for each way through its cable."""
 
     def __init__(self, net: Net, name: str, number: int) -> None:
-        self.net, self.name, self.address = net, f"{net.name}{name}", f"10.77.{net.subnet}.{number}"
-        self.cable = f"{net.name}v{number}"
+        self.name, self.address = f"{net.name}{name}", f"10.77.{net.subnet}.{number}"
+        self.is_cut, self.delay_s, self.jitter_s, self.loss = False, 0.0, 0.0, 0.0
         ip("netns", "add", self.name)
-        ip("link", "add", self.cable, "type", "veth", "peer", "name", "eth0", "netns", self.name)
-        ip("link", "set", self.cable, "master", net.bridge, "up")
-        inside = ["netns", "exec", self.name, "ip"]
-        ip(*inside, "addr", "add", f"{self.address}/24", "dev", "eth0")
-        ip(*inside, "link", "set", "eth0", "up")
-        ip(*inside, "link", "set", "lo", "up")
+        self.device = tap_in(self.name)
+        for command in ("addr add {}/24 dev eth0", "link set eth0 up", "link set lo up"):
+            ip("netns", "exec", self.name, "ip", *command.format(self.address).split())
 
     @property
     def prefix(self) -> list[str]:
         return ["ip", "netns", "exec", self.name]
 
-    def cut(self) -> None:
-        """Pull the cable: nobody is told, packets vanish."""
-        ip("link", "set", self.cable, "down")
+    def slow(self, delay_s: float, jitter_s: float = 0.0, loss: float = 0.0) -> None:
+        self.delay_s, self.jitter_s, self.loss = delay_s, jitter_s, loss
 
-    def join(self) -> None:
-        ip("link", "set", self.cable, "up")
 
-    def slow(self, *how: str) -> None:
-        """``delay 20ms``, ``loss 5%``: of what goes out of the host."""
-        subprocess.run(
-            [*self.prefix, "tc", "qdisc", "replace", "dev", "eth0", "root", "netem", *how], check=True
-        )
+def tap_in(namespace: str) -> int:
+    """A TAP device ``eth0`` in the namespace, as a file of this process."""
+    libc, found = ctypes.CDLL(None, use_errno=True), []
+
+    def make() -> None:  # in a thread: a thread alone can be in another namespace
+        with open(f"/run/netns/{namespace}") as there:
+            if libc.setns(there.fileno(), 0x40000000):
+                raise OSError(ctypes.get_errno(), "setns")
+        device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        fcntl.ioctl(
+            device, 0x400454CA, struct.pack("16sH", b"eth0", 0x1002)
+        )  # TUNSETIFF, IFF_TAP | IFF_NO_PI
+        found.append(device)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    return found[0]
 
 
 class Net:
-    """A bridge and its hosts; gone with the block."""
+    """The switch and its hosts; gone with the block."""
 
     def __init__(self, name: str = "mdbg", subnet: int = 0) -> None:
-        self.name, self.subnet, self.bridge = name, subnet, f"{name}br"
+        self.name, self.subnet = name, subnet
         self.hosts: list[Host] = []
+        self.ended = False
+        self.thread = threading.Thread(target=self.switch, daemon=True)
 
     def __enter__(self) -> Net:
         self.remove()
-        ip("link", "add", self.bridge, "type", "bridge")
-        ip("link", "set", self.bridge, "up")
+        self.thread.start()
         return self
 
     def host(self, name: str) -> Host:
-        self.hosts.append(Host(self, name, len(self.hosts) + 2))
-        return self.hosts[-1]
+        host = Host(self, name, len(self.hosts) + 2)
+        self.hosts = [*self.hosts, host]
+        return host
+
+    def switch(self) -> None:
+        """In a thread: carry frames until the end."""
+        known: dict[bytes, Host] = {}
+        late: list[tuple[float, int, Host, bytes]] = []
+        numbers = itertools.count()
+        while not self.ended:
+            now, hosts = time.monotonic(), self.hosts
+            while late and late[0][0] <= now:
+                _, _, host, frame = heapq.heappop(late)
+                with contextlib.suppress(OSError):
+                    os.write(host.device, frame)
+            wait = min(0.05, max(0.0, late[0][0] - now)) if late else 0.05
+            by_device = {host.device: host for host in hosts}
+            for device in select.select(list(by_device), [], [], wait)[0]:
+                with contextlib.suppress(OSError):
+                    frame, source = os.read(device, 70000), by_device[device]
+                    known[frame[6:12]] = source
+                    target = known.get(frame[:6])
+                    for host in [target] if target else [one for one in hosts if one is not source]:
+                        if not (lost(source) or lost(host)):
+                            heapq.heappush(
+                                late, (now + delay(source) + delay(host), next(numbers), host, frame)
+                            )
 
     def __exit__(self, *_: object) -> None:
+        self.ended = True
+        self.thread.join()
+        for host in self.hosts:
+            os.close(host.device)
         self.remove()
 
     def remove(self) -> None:
         listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
         for name in [line.split()[0] for line in listed.splitlines() if line.startswith(self.name)]:
             ip("netns", "del", name)
-        subprocess.run(["ip", "link", "del", self.bridge], capture_output=True, check=False)
+
+
+def lost(host: Host) -> bool:
+    return host.is_cut or random.random() < host.loss
+
+
+def delay(host: Host) -> float:
+    return max(0.0, host.delay_s + random.uniform(-host.jitter_s, host.jitter_s))
 
 
 def ip(*arguments: str) -> None:
@@ -101,14 +154,14 @@ def ip(*arguments: str) -> None:
 
 
 def why_no_hosts() -> str:
-    """Why there can be no network namespaces here; empty when there can."""
-    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
-        return "network namespaces need root, ip and tc"
+    """Why there can be no hosts here; empty when there can."""
+    if os.geteuid() != 0 or not shutil.which("ip"):
+        return "network namespaces need root and ip"
     try:
         with Net("mdbgtry", 9) as net:
-            net.host("a").slow("delay", "1ms")
-    except (OSError, subprocess.CalledProcessError) as error:
-        return f"network namespaces cannot be made here: {error}"
+            net.host("a")
+    except (OSError, IndexError, subprocess.CalledProcessError) as error:
+        return f"network namespaces with TAP devices cannot be made here: {error}"
     return ""
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -187,3 +189,55 @@ def test_tls_lets_only_those_in_who_have_a_certificate(desk: Checkout, tmp_path:
             said = running.wait_for(lambda event: event["event"] == "notice", seconds=40)
             assert "does not answer" in said["text"]
             assert not running.since(0, "result")
+
+
+BACKEND = """
+import torch
+
+
+def needs_both(gm, example_inputs):
+    if {torch.relu, torch.tanh} <= {node.target for node in gm.graph.nodes}:
+        raise ValueError("no kernel")
+    return gm.forward
+"""
+PROGRAM = """
+import contextlib, torch, minidbg, needy
+
+
+def model(x):
+    for layer in range(12):
+        x = torch.relu(x) if layer == 9 else torch.tanh(x) if layer == 3 else torch.sin(x)
+        x = x + 1
+    return x
+
+
+with contextlib.suppress(Exception):
+    torch.compile(model, backend=minidbg.wrap(needy.needs_both, reduce="later"))(torch.randn(3, 4))
+"""
+
+
+def test_a_reduction_on_workers_has_the_same_result(tmp_path: Path) -> None:
+    """The worker cannot import the backend by itself, and is asked two questions at a time."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "needy.py").write_text(BACKEND)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
+    subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, env=env, check=True, capture_output=True)
+    (capture,) = tmp_path.glob("minidbg_repros/.minidbg/captures/*.py")
+
+    def reduced(folder: str, *options: str) -> tuple[str, str]:
+        command = [sys.executable, "-m", "minidbg", "reduce", str(capture), "--dir", folder, *options]
+        done = subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, text=True)
+        return (tmp_path / done.stdout.strip()).read_text(), done.stderr
+
+    alone, _ = reduced("alone")
+    with Cluster(tmp_path / "cluster") as cluster:
+        cluster.worker("one", "--kind", "red", "-j", "2", env={"MINIDBG__WATCH_PRELOAD": ""})
+        together, said = reduced("together", *cluster.watch_options())
+        assert "questions are asked on cpu@red, 2 at a time" in said
+        questions = [
+            path.read_text()
+            for path in (tmp_path / "cluster" / "cache-one" / "blobs").iterdir()
+            if b"def forward" in path.read_bytes()
+        ]
+        assert len(questions) > 3
+    assert together == alone
