@@ -29,7 +29,6 @@ from typing import Any
 import psutil
 
 SCHEDULER = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--no-dashboard"]
-WORKER = [sys.executable, "-m", "minidbg", "worker"]
 
 
 def free_port() -> int:
@@ -222,11 +221,23 @@ class Cluster:
         host: Host | None = None,
         env: dict[str, str] | None = None,
         cache: Path | None = None,
+        python: str = sys.executable,
     ) -> subprocess.Popen[bytes]:
         """A worker that holds no torch unless ``env`` says so; its code lies in ``cache``."""
         cache = cache or self.folder / f"cache-{name}"
         given = {"MINIDBG__WATCH_PRELOAD": "none", "XDG_CACHE_HOME": str(self.folder / "home"), **(env or {})}
-        command = [*WORKER, self.address, "--cache", str(cache), *self.tls, *self.insecure, *options]
+        command = [
+            python,
+            "-m",
+            "minidbg",
+            "worker",
+            self.address,
+            "--cache",
+            str(cache),
+            *self.tls,
+            *self.insecure,
+            *options,
+        ]
         return self.start(name, command, host, given)
 
     def watch_options(self) -> list[str]:

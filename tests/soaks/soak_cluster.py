@@ -1,6 +1,6 @@
 """Faults of a cluster, each again and again, with real processes on hosts that are network namespaces. Needs root and ``ip``.
 
-    python tests/soaks/soak_cluster.py [--times 20] [--faults cut,scheduler,worker,torch,disk,watchers,loss] [--cut 60]
+    python tests/soaks/soak_cluster.py [--times 20] [--faults worker,scheduler,cut,other,disk,watchers,loss] [--cut 60]
 
 One host has the scheduler, two have workers of one kind, one has a worker of another, one has ``minidbg watch``. A toy backend
 is saved again and again while the fault comes, so that which repro fails when is known. After each round every state must be
@@ -28,6 +28,7 @@ from cluster_driver import Cluster, Host, Net, end, wait_until, why_no_hosts
 from toy_repros import BROKEN, WORKS, Checkout, script
 from watch_driver import WatchProcess
 
+ROOT = Path(__file__).parents[2]
 OPS = [f"op{number}" for number in range(6)]
 LASTS = "def {op}(value):\n    import time\n    time.sleep(0.3)\n"
 """So long does a run take that a fault can come in the middle."""
@@ -47,9 +48,12 @@ class Table:
     broken: set[str] = field(default_factory=set)
     saves: list[tuple[float, set[str]]] = field(default_factory=list)
     dice: random.Random = field(default_factory=random.Random)
+    mark: int = 0
+    """The number of the event before which the last worker was started."""
 
     def start_worker(self, name: str, *options: str, **more: object) -> None:
         kind = "red" if name in ("w1", "w2") else "blue"
+        self.mark = self.watchers[0].mark() if self.watchers else 0
         self.workers[name] = self.cluster.worker(
             name, "--kind", kind, "-j", "2", *options, host=self.hosts[name], **more
         )  # type: ignore[arg-type]
@@ -103,9 +107,9 @@ class Table:
 
 
 @contextmanager
-def table(folder: Path, seed: int) -> Iterator[Table]:
+def table(folder: Path, seed: int, net_name: str) -> Iterator[Table]:
     with ExitStack() as stack:
-        net = stack.enter_context(Net())
+        net = stack.enter_context(Net(net_name))
         hosts = {name: net.host(name) for name in ("sched", "w1", "w2", "w3", "desk")}
         cluster = stack.enter_context(Cluster(folder / "cluster", host=hosts["sched"]))
         scripts = {op: script(op) for op in OPS}
@@ -165,14 +169,22 @@ def worker(it: Table, seconds: float) -> None:
     it.start_worker(name)
 
 
-def torch(it: Table, seconds: float) -> None:
-    """A machine that has other packages calls itself like the others, and gets no runs."""
+def other(it: Table, seconds: float) -> None:
+    """A machine with other packages calls itself like the others, and gets no runs."""
+    python = it.folder / "other" / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(python.parents[1])], check=True)
+        (place,) = python.parents[1].glob("lib/python*/site-packages")
+        (place / "same.pth").write_text("\n".join([*(path for path in sys.path if path), str(ROOT)]))
+        (place / "torch-1.0.dist-info").mkdir()
     end(it.workers["w2"])
-    it.start_worker("w2", env={"MINIDBG__PACKAGES": "another torch"})
+    it.start_worker("w2", python=str(python))
     it.save()
-    time.sleep(3)
-    said = [event["text"] for event in it.watchers[0].since(0, "notice")]
-    assert any("is not like" in text for text in said), said
+    it.watchers[0].wait_for(
+        lambda event: event["event"] == "notice" and "is not like" in event["text"], since=it.mark, seconds=30
+    )
+    it.save()
+    time.sleep(1)
     end(it.workers["w2"])
     it.start_worker("w2")
 
@@ -189,7 +201,9 @@ def disk(it: Table, seconds: float) -> None:
         (small / "ballast").write_bytes(b"x" * (30 << 20))
         it.save()
         it.watchers[0].wait_for(
-            lambda event: event["event"] == "notice" and "no runs until" in event["text"], since=0, seconds=30
+            lambda event: event["event"] == "notice" and "no runs until" in event["text"],
+            since=it.mark,
+            seconds=30,
         )
         it.save()
         time.sleep(2)
@@ -237,7 +251,7 @@ def watchers(it: Table, seconds: float) -> None:
 
 
 FAULTS: dict[str, Callable[[Table, float], None]] = {
-    one.__name__: one for one in (worker, scheduler, cut, torch, disk, watchers, loss)
+    one.__name__: one for one in (worker, scheduler, cut, other, disk, watchers, loss)
 }
 
 
@@ -247,6 +261,7 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--faults", default=",".join(FAULTS))
     parser.add_argument("--cut", type=float, default=60.0, help="seconds that a cable is out")
+    parser.add_argument("--net", default="mdbg", help="what the namespaces' names begin with")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if why := why_no_hosts():
@@ -257,7 +272,7 @@ def main() -> int:
         began, bad, deaths = time.monotonic(), [], 0
         with (
             tempfile.TemporaryDirectory(prefix="minidbg-soak-") as folder,
-            table(Path(folder), options.seed) as it,
+            table(Path(folder), options.seed, options.net) as it,
         ):
             for _ in range(options.times):
                 FAULTS[name](it, options.cut)
