@@ -21,11 +21,11 @@ from minidbg.backend.capture import Failure
 from minidbg.case import Case, Level
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind
+from minidbg.metadata import DIVIDER
 from minidbg.printable import display_path
 from minidbg.reduction import reducing
 from minidbg.reduction.publishing import VERIFY_SECONDS
 from minidbg.reduction.result import Limits, Written
-from minidbg.repro.render import DIVIDER
 from minidbg.settings import Reduce, Settings
 
 

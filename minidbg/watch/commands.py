@@ -6,17 +6,45 @@ import ast
 import enum
 import json
 import queue
+import re
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from minidbg.watch.settings import FailOn, OnChange, WatchSettings, Workers, backend_options, load
 
+if TYPE_CHECKING:
+    from minidbg.watch.announce import View
+    from minidbg.watch.daemon import Inbox
+    from minidbg.watch.page import Live
+    from minidbg.watch.serving import WebServer
+
+WITH_VALUE = {"--json": r".*\.jsonl?$", "--serve": r".*:\d+$"}
+"""Options that take the next word only if it looks like this: others are repros."""
+
+
+class WatchCommand(click.Command):
+    """Lets ``--json`` and ``--serve`` stand alone, or take a value."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """``--json FILE`` as ``--json=FILE``, and ``--json`` alone as ``--json=-``."""
+        joined: list[str] = []
+        for word in args:
+            option = joined[-1] if joined else ""
+            if option in WITH_VALUE and re.match(WITH_VALUE[option], word):
+                joined[-1] = f"{option}={word}"
+            else:
+                joined.append(word)
+        return super().parse_args(ctx, [f"{word}=-" if word in WITH_VALUE else word for word in joined])
+
+
 FOLDER = click.argument("folder", required=False, type=click.Path(path_type=Path))
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+FILE = click.Path(dir_okay=False, path_type=Path)
+DEFAULT_ADDRESS = "127.0.0.1:8765"
 
 
 def dict_text(context: click.Context, parameter: click.Parameter, text: str) -> str:
@@ -48,7 +76,7 @@ def default_paths() -> list[Path]:
     return [settings.load().repro_dir]
 
 
-@click.command("watch")
+@click.command("watch", cls=WatchCommand)
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--devices", help="cpu,cuda:1 or all; by default each repro runs on its own device.")
 @click.option(
@@ -56,7 +84,12 @@ def default_paths() -> list[Path]:
 )
 @click.option("--once", is_flag=True, help="One sweep, then exit: 0, 1, 3 or 125 as in 'minidbg check'.")
 @click.option("--fail-on", type=words(FailOn), help="With --once: 'unexpected' compares with each header.")
-@click.option("--json", "as_json", is_flag=True, help="Print each event as one JSON object a line.")
+@click.option(
+    "--json",
+    "json_file",
+    metavar="[FILE.json]",
+    help="Print each event as one JSON object a line. With --once and FILE.json: all results, there.",
+)
 @click.option(
     "--poll",
     "poll_s",
@@ -69,41 +102,115 @@ def default_paths() -> list[Path]:
     help="A change during a sweep: end the runs or kill them.",
 )
 @click.option("--build", help="Shell command to run before a sweep, for example 'ninja -C build'.")
-@click.option("--on-flip", help="Shell command that gets each flip as JSON on stdin.")
+@click.option(
+    "--on-flip",
+    multiple=True,
+    help="Shell command that gets each flip as JSON on stdin; or desktop, slack:URL, matrix:URL, webhook:URL, github:FILE.",
+)
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Runs at the same time.")
 @click.option(
     "--device-jobs", type=click.IntRange(min=1), help="Runs at the same time on one device, default 1."
 )
 @click.option("--seconds", type=click.FloatRange(min=0.1), help="Time limit of a run.")
 @click.option("--workers", type=words(Workers), help="Fork warm processes, or start fresh ones.")
+@click.option("--html", type=FILE, help="Keep a page of the whole matrix up to date in this file.")
+@click.option("--junit", type=FILE, help="With --once: write the results as a JUnit file.")
 @click.option(
-    "--html",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Keep an HTML page of the whole matrix up to date in this file.",
+    "--serve",
+    metavar="[HOST:PORT]",
+    help="Serve a live page, by default on 127.0.0.1:8765; elsewhere its address has a token.",
 )
+@click.option("--allow-actions", is_flag=True, help="With --serve: let whoever opens the page ask for runs.")
 @click.option("--no-reduce", is_flag=True, help="Do not reduce captures in the background.")
 def watch(
     paths: tuple[Path, ...],
-    as_json: bool,
-    html: Path | None,
+    json_file: str | None,
     no_reduce: bool,
+    html: Path | None,
+    junit: Path | None,
+    serve: str | None,
+    allow_actions: bool,
     **options: Any,
 ) -> None:
     """Run the repros again on each change of their backends, and say which flipped.
 
     PATHS are folders of repros or single scripts; by default the repro folder. Ends with Ctrl-C.
     """
+    document = Path(json_file) if json_file not in (None, "-") else None
+    if (junit or document) and not options["once"]:
+        raise click.UsageError("--junit FILE and --json FILE hold one sweep; give --once too")
+    if serve and options["once"]:
+        raise click.UsageError("--serve shows sweep after sweep; --once --html FILE leaves a page")
+    if allow_actions and not serve:
+        raise click.UsageError("--allow-actions is about the page; give --serve too")
     found = list(paths) or default_paths()
     settings = load({**options, "reduce": False if no_reduce else None})
-    sys.exit(run_daemon(found, settings, as_json=as_json, html=html))
+    outputs = Outputs(json_file == "-", html, junit, document, serve, allow_actions)
+    sys.exit(run_daemon(found, settings, outputs))
 
 
-def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool, html: Path | None = None) -> int:
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Who hears of it besides the terminal."""
+
+    as_json: bool = False
+    html: Path | None = None
+    junit: Path | None = None
+    document: Path | None = None
+    serve: str | None = None
+    """``HOST:PORT``, or ``-`` for the default."""
+    allow_actions: bool = False
+
+
+def views_of(
+    settings: WatchSettings, outputs: Outputs, inbox: Inbox, live: Live, server: WebServer | None
+) -> list[View]:
+    """Those who hear of events. Raises MinidbgError, and OSError for a file that cannot be written."""
+    from minidbg.watch.announce import JsonLines, PlainLines
+    from minidbg.watch.daemon import Say
+    from minidbg.watch.notices import Notifier, is_recipe
+    from minidbg.watch.page import Page
+    from minidbg.watch.results import Results
+
+    views: list[View] = [live, server] if server is not None else [live]
+    if outputs.html is not None:
+        views.append(Page(outputs.html, live))
+    if outputs.junit or outputs.document:
+        files = {"junit": outputs.junit, "document": outputs.document}
+        views.append(Results(live, settings.fail_on, **files))
+    if recipes := [one for one in settings.on_flip if is_recipe(one)]:
+        views.append(Notifier(recipes, lambda text: inbox.put(Say(text))))
+    if outputs.as_json:
+        views.append(JsonLines(sys.stdout))
+    elif sys.stdout.isatty() and sys.stdin.isatty() and not settings.once:
+        from minidbg.watch.terminal import Terminal
+
+        views.append(Terminal(inbox))  # last: from here on errors would be written over
+    else:
+        views.append(PlainLines(sys.stdout, every_result=settings.once))
+    return views
+
+
+def server_for(paths: list[Path], outputs: Outputs, inbox: Inbox, live: Live) -> WebServer | None:
+    """The web server, with its port but not yet serving. Raises MinidbgError."""
+    if not outputs.serve:
+        return None
+    from minidbg.watch.daemon import Key
+    from minidbg.watch.repros import home_of
+    from minidbg.watch.serving import WebServer
+
+    address = DEFAULT_ADDRESS if outputs.serve == "-" else outputs.serve
+    ask = (lambda repro: inbox.put(Key("rerun", repro=repro))) if outputs.allow_actions else None
+    return WebServer(address, live, home_of(paths), ask)
+
+
+def run_daemon(paths: list[Path], settings: WatchSettings, outputs: Outputs) -> int:
     """Watch until stopped; the exit status."""
     from minidbg.processes.pool import ServerPool, preload_for
-    from minidbg.watch.announce import Announcer, JsonLines, PlainLines, View
-    from minidbg.watch.daemon import Daemon, Hint, Inbox, stop_on_signals
+    from minidbg.watch.announce import Announcer
+    from minidbg.watch.daemon import Daemon, Hint, stop_on_signals
     from minidbg.watch.events import NoEvents, WatchdogEvents
+    from minidbg.watch.page import Live
     from minidbg.watch.repros import read_repros
     from minidbg.watch.runner import forks
 
@@ -111,20 +218,9 @@ def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool, htm
         if not path.exists() and path in default_paths():
             path.mkdir(parents=True)  # the first repro may come while we watch
     inbox: Inbox = queue.SimpleQueue()
-    views: list[View] = []
-    announce = Announcer(views)
-    if as_json:
-        views.append(JsonLines(sys.stdout))
-    elif sys.stdout.isatty() and sys.stdin.isatty() and not settings.once:
-        from minidbg.watch.terminal import Terminal
-
-        views.append(Terminal(inbox))
-    else:
-        views.append(PlainLines(sys.stdout, every_result=settings.once))
-    if html is not None:
-        from minidbg.watch.page import Page
-
-        views.append(Page(html))
+    live = Live()
+    server = server_for(paths, outputs, inbox, live)
+    announce = Announcer(views_of(settings, outputs, inbox, live, server))
     backends = {repro.backend for repro in read_repros(paths, Path()).values()}
     quiet = settings.once or settings.poll_s is not None
     try:
@@ -143,6 +239,10 @@ def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool, htm
     except BaseException:
         announce.close()
         raise
+    live.repros = lambda: daemon.watched.repros
+    if server is not None:
+        server.start()
+        announce("serving", url=server.url, token=server.token, actions=outputs.allow_actions)
     stop_on_signals(inbox)
     return daemon.run()
 

@@ -22,6 +22,7 @@ from minidbg.watch.background import Background, Builder, Builds, Built
 from minidbg.watch.columns import Column, Machine, variants
 from minidbg.watch.events import Events
 from minidbg.watch.lock import Lock, hidden_folder
+from minidbg.watch.notices import is_recipe
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import home_of
 from minidbg.watch.runner import IN_WORKER, Bytecode, Runner, forks
@@ -42,13 +43,21 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A person asked for something: rerun, failing, pause, quit; or to bisect the repro at ``path`` between two revisions."""
+    """A person asked for something: rerun (of one ``repro``, or all), failing, pause, quit; or to bisect the repro at ``path``."""
 
     name: str
     path: str = ""
     column: str = ""
     good: str = ""
     bad: str = ""
+    repro: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """A thread that works beside the daemon has something to say to people."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +76,7 @@ class Revised:
     revisions: Mapping[str, Revision]
 
 
-Message: TypeAlias = Hint | Key | Stop | Revised | Built | Ended | Ready | Died
+Message: TypeAlias = Hint | Key | Say | Stop | Revised | Built | Ended | Ready | Died
 Inbox: TypeAlias = "queue.SimpleQueue[Message]"
 
 
@@ -104,7 +113,8 @@ class Daemon:
         announce.views.append(self.log)
         history, notice = open_or_begin_anew(hidden / NAME, time.time())
         history.interrupt_running(time.time())
-        self.recorder = Recorder(history, announce, settings.on_flip, settings.folder, history.states())
+        commands = tuple(one for one in settings.on_flip if not is_recipe(one))
+        self.recorder = Recorder(history, announce, commands, settings.folder, history.states())
         self.pool = make_pool(self.inbox, hidden)
         self.watched = Watched(self.paths, self.home, settings, make_events(self.inbox), announce)
         self.sweeper = Sweeper(
@@ -211,6 +221,8 @@ class Daemon:
                 self.recorder.history.set_revisions(sweep, found)
             case Key():
                 self.key(message)
+            case Say(text):
+                self.announce("notice", text=text)
             case Stop(reason, status):
                 self.announce("stopping", reason=reason)
                 self.status = status
@@ -369,7 +381,10 @@ class Daemon:
             )
         elif name == "rerun":
             self.sweeper.stop_probing()
-            self.watched.ask_for_all()
+            if key.repro:
+                self.watched.ask_for([key.repro])
+            else:
+                self.watched.ask_for_all()
 
     def end(self) -> None:
         """Leave nothing behind but the history."""

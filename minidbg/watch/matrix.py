@@ -43,7 +43,7 @@ ORDER = (
 )
 TOLD = frozenset(
     ("notice", "device_missing", "disk_full", "repro_damaged", "reduction_finished", "process_died", "capture_known",
-     "bisect_started", "bisect_finished")
+     "bisect_started", "bisect_finished", "serving")
 )  # fmt: skip
 """Events that are shown as a line of their own."""
 SHOWN_NOTICES = 4

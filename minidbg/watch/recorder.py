@@ -28,7 +28,8 @@ class Recorder:
 
     history: History
     announce: Announcer
-    hook: str | None = None
+    commands: tuple[str, ...] = ()
+    """Shell commands that are given each flip."""
     hook_folder: Path = field(default_factory=Path.cwd)
     states: dict[tuple[str, str], State] = field(default_factory=dict)
     torch: str = ""
@@ -96,9 +97,8 @@ class Recorder:
         path, muted = (str(repro.path), repro.muted) if repro else (flip.repro, "")
         event = {**flip_facts(self.history, flip), "path": path, "muted": muted, "torch": self.torch}
         self.announce("flip", **event)
-        if self.hook and not muted:
-            self.hooks = [thread for thread in self.hooks if thread.is_alive()]
-            self.hooks.append(run_hook(self.hook, event, self.hook_folder))
+        self.hooks = [thread for thread in self.hooks if thread.is_alive()]
+        self.hooks += [run_hook(one, event, self.hook_folder) for one in self.commands if not muted]
         self.history.mark_announced(flip.id)
 
     def tell_forgotten_flips(self, repros: Mapping[str, Repro]) -> None:
