@@ -5,22 +5,16 @@ from __future__ import annotations
 import ast
 import enum
 import json
-import queue
 import re
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from minidbg.watch.settings import FailOn, OnChange, WatchSettings, Workers, backend_options, load
-
-if TYPE_CHECKING:
-    from minidbg.watch.announce import View
-    from minidbg.watch.daemon import Inbox
-    from minidbg.watch.page import Live
-    from minidbg.watch.serving import WebServer
+from minidbg.errors import MinidbgError
+from minidbg.watch.settings import FailOn, OnChange, Workers, backend_options, load
 
 WITH_VALUE = {"--json": r".*\.jsonl?$", "--serve": r".*:\d+$"}
 """Options that take the next word only if it looks like this: others are repros."""
@@ -44,7 +38,6 @@ class WatchCommand(click.Command):
 FOLDER = click.argument("folder", required=False, type=click.Path(path_type=Path))
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 FILE = click.Path(dir_okay=False, path_type=Path)
-DEFAULT_ADDRESS = "127.0.0.1:8765"
 
 
 def dict_text(context: click.Context, parameter: click.Parameter, text: str) -> str:
@@ -145,106 +138,10 @@ def watch(
         raise click.UsageError("--allow-actions is about the page; give --serve too")
     found = list(paths) or default_paths()
     settings = load({**options, "reduce": False if no_reduce else None})
+    from minidbg.watch.starting import Outputs, run_daemon
+
     outputs = Outputs(json_file == "-", html, junit, document, serve, allow_actions)
     sys.exit(run_daemon(found, settings, outputs))
-
-
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """Who hears of it besides the terminal."""
-
-    as_json: bool = False
-    html: Path | None = None
-    junit: Path | None = None
-    document: Path | None = None
-    serve: str | None = None
-    """``HOST:PORT``, or ``-`` for the default."""
-    allow_actions: bool = False
-
-
-def views_of(
-    settings: WatchSettings, outputs: Outputs, inbox: Inbox, live: Live, server: WebServer | None
-) -> list[View]:
-    """Those who hear of events. Raises MinidbgError, and OSError for a file that cannot be written."""
-    from minidbg.watch.announce import JsonLines, PlainLines
-    from minidbg.watch.daemon import Say
-    from minidbg.watch.notices import Notifier, is_recipe
-    from minidbg.watch.page import Page
-    from minidbg.watch.results import Results
-
-    views: list[View] = [live, server] if server is not None else [live]
-    if outputs.html is not None:
-        views.append(Page(outputs.html, live))
-    if outputs.junit or outputs.document:
-        files = {"junit": outputs.junit, "document": outputs.document}
-        views.append(Results(live, settings.fail_on, **files))
-    if recipes := [one for one in settings.on_flip if is_recipe(one)]:
-        views.append(Notifier(recipes, lambda text: inbox.put(Say(text))))
-    if outputs.as_json:
-        views.append(JsonLines(sys.stdout))
-    elif sys.stdout.isatty() and sys.stdin.isatty() and not settings.once:
-        from minidbg.watch.terminal import Terminal
-
-        views.append(Terminal(inbox))  # last: from here on errors would be written over
-    else:
-        views.append(PlainLines(sys.stdout, every_result=settings.once))
-    return views
-
-
-def server_for(paths: list[Path], outputs: Outputs, inbox: Inbox, live: Live) -> WebServer | None:
-    """The web server, with its port but not yet serving. Raises MinidbgError."""
-    if not outputs.serve:
-        return None
-    from minidbg.watch.daemon import Key
-    from minidbg.watch.repros import home_of
-    from minidbg.watch.serving import WebServer
-
-    address = DEFAULT_ADDRESS if outputs.serve == "-" else outputs.serve
-    ask = (lambda repro: inbox.put(Key("rerun", repro=repro))) if outputs.allow_actions else None
-    return WebServer(address, live, home_of(paths), ask)
-
-
-def run_daemon(paths: list[Path], settings: WatchSettings, outputs: Outputs) -> int:
-    """Watch until stopped; the exit status."""
-    from minidbg.processes.pool import ServerPool, preload_for
-    from minidbg.watch.announce import Announcer
-    from minidbg.watch.daemon import Daemon, Hint, stop_on_signals
-    from minidbg.watch.events import NoEvents, WatchdogEvents
-    from minidbg.watch.page import Live
-    from minidbg.watch.repros import read_repros
-    from minidbg.watch.runner import forks
-
-    for path in paths:
-        if not path.exists() and path in default_paths():
-            path.mkdir(parents=True)  # the first repro may come while we watch
-    inbox: Inbox = queue.SimpleQueue()
-    live = Live()
-    server = server_for(paths, outputs, inbox, live)
-    announce = Announcer(views_of(settings, outputs, inbox, live, server))
-    backends = {repro.backend for repro in read_repros(paths, Path()).values()}
-    quiet = settings.once or settings.poll_s is not None
-    try:
-        daemon = Daemon(
-            paths,
-            settings,
-            announce,
-            make_pool=lambda inbox, hidden: ServerPool(
-                inbox.put, preload_for(backends, forks=forks(settings)), state=hidden
-            ),
-            make_events=lambda inbox: (
-                NoEvents() if quiet else WatchdogEvents(lambda path: inbox.put(Hint(path)))
-            ),
-            inbox=inbox,
-        )
-    except BaseException:
-        announce.close()
-        raise
-    live.repros = lambda: daemon.watched.repros
-    if server is not None:
-        server.start()
-        announce("serving", url=server.url, token=server.token, actions=outputs.allow_actions)
-    stop_on_signals(inbox)
-    return daemon.run()
 
 
 @click.command("status")
@@ -277,11 +174,25 @@ def list_repros(folder: Path | None, as_json: bool) -> None:
         click.echo(reading.list_text(rows))
 
 
-@click.command("history")
+class HistoryCommands(click.Group):
+    """``minidbg history`` shows; only ``export`` and ``import`` are names of their own."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """``history REPRO`` is ``history show REPRO``."""
+        known = [*self.commands, *ctx.help_option_names]
+        return super().parse_args(ctx, args if args and args[0] in known else ["show", *args])
+
+
+@click.group("history", cls=HistoryCommands)
+def history() -> None:
+    """Show the flips of all repros, or of one and its runs; carry a history from run to run, and between machines."""
+
+
+@history.command("show")
 @click.argument("repro", required=False, type=click.Path(path_type=Path))
 @click.option("-n", "--limit", default=20, show_default=True, help="How many flips, and how many runs.")
 @JSON
-def history(repro: Path | None, limit: int, as_json: bool) -> None:
+def show_history(repro: Path | None, limit: int, as_json: bool) -> None:
     """Show the flips of all repros, or the flips and then the runs of one.
 
     REPRO is its path or enough of its name in the repro folder; or a folder of repros.
@@ -298,6 +209,50 @@ def history(repro: Path | None, limit: int, as_json: bool) -> None:
             click.echo(json.dumps(entry))
     else:
         click.echo(reading.history_text(entries))
+
+
+FOLDER_OPTION = click.option(
+    "--folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Of the repros; by default the repro folder.",
+)
+
+
+@history.command("export")
+@click.argument("file", type=FILE)
+@FOLDER_OPTION
+def export_history(file: Path, folder: Path | None) -> None:
+    """Write all that watch has seen to FILE, for 'minidbg history import'; a name that ends in .gz is compressed."""
+    from minidbg import history as store
+    from minidbg.watch import reading
+
+    with reading.history_in(folder or default_paths()[0]) as found:
+        if found is None:
+            raise MinidbgError(f"no history in {folder or default_paths()[0]}; 'minidbg watch' begins one")
+        sizes = store.export_history(found, file)
+    click.echo(f"{file}: {', '.join(f'{count} {name}' for name, count in sizes.items())}")
+
+
+@history.command("import")
+@click.argument(
+    "files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+@FOLDER_OPTION
+def import_history(files: tuple[Path, ...], folder: Path | None) -> None:
+    """Merge what other runs or machines have seen into this history. To import a file twice changes nothing."""
+    from minidbg import history as store
+    from minidbg.watch.lock import Lock, hidden_path
+
+    home = folder or default_paths()[0]
+    home.mkdir(parents=True, exist_ok=True)
+    lock = Lock(home)
+    try:
+        with store.History.open(hidden_path(home) / store.NAME) as opened:
+            for file in files:
+                new = store.import_history(opened, file)
+                click.echo(f"{file}: {', '.join(f'{count} {name}' for name, count in new.items())} were new")
+    finally:
+        lock.release()
 
 
 @click.command("accept")

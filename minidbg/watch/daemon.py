@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import queue
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TypeAlias
 
 from minidbg.history import NAME, Environment, Revision, open_or_begin_anew
@@ -22,7 +20,7 @@ from minidbg.watch.background import Background, Builder, Builds, Built
 from minidbg.watch.columns import Column, Machine, variants
 from minidbg.watch.events import Events
 from minidbg.watch.lock import Lock, hidden_folder
-from minidbg.watch.notices import is_recipe
+from minidbg.watch.notices import Say, is_recipe
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import home_of
 from minidbg.watch.runner import IN_WORKER, Bytecode, Runner, forks
@@ -51,13 +49,6 @@ class Key:
     good: str = ""
     bad: str = ""
     repro: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Say:
-    """A thread that works beside the daemon has something to say to people."""
-
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +348,7 @@ class Daemon:
         self.sweeper.machine, self.recorder.torch = machine, machine.torch
         for environment in machine.environments.values():
             self.recorder.history.put_environment(environment)
+        self.recorder.take_up({environment.key for environment in machine.environments.values()})
         names = {name: one.name for name, one in machine.environments.items()}
         self.announce("machine", torch=machine.torch, devices=names)
 
@@ -401,15 +393,3 @@ class Daemon:
         self.announce("stopped", status=self.status)
         self.announce.close()
         self.lock.release()
-
-
-def stop_on_signals(inbox: Inbox) -> None:
-    """Let SIGINT, SIGTERM and SIGHUP end the daemon cleanly; a second SIGINT ends it at once."""
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-        inbox.put(Stop(signal.Signals(number).name))
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, handler)

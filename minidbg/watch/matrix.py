@@ -131,8 +131,8 @@ class Matrix:
         data = event.data
         cell = self.cells.setdefault((data["repro"], data["device"]), Cell())
         verdict = data["verdict"] or data["standing"]
-        if cell.verdict != verdict:
-            cell.since = event.at
+        if data.get("since") or cell.verdict != verdict:
+            cell.since = data.get("since", event.at)
         cell.verdict, cell.seconds, cell.fresh, cell.maybe = verdict, data["seconds"], True, ""
         cell.note = data["reason"] or data.get("message", "")
         self.seen += 1
