@@ -96,7 +96,7 @@ def from_json(data: Mapping[str, Any]) -> Contents:
         found.sweeps[key] = (started, code, ended, str(end), files, revisions)
     for place, *row in data["results"]:
         Verdict(row[4]), Outcome.from_json(json.loads(row[-1]))
-        found.results.add((keys[place], *[text if text is not None else "" for text in row]))
+        found.results.add((keys[place], *row))
     for place, before, *row in data["flips"]:
         Verdict(row[4]), Verdict(row[5])
         found.flips[keys[place], keys[before] if before >= 0 else None, *row] = 1

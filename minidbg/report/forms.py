@@ -117,7 +117,7 @@ def variables_of(story: Story) -> dict[str, Any]:
     """The values of VARIABLES."""
     header, parts = story.header, story.parts
     try:
-        judge = selfcheck.lines_for(header, model=parts.model, literal_backend="")
+        judge = selfcheck.lines_for(header, model=parts.model, plain_backend="")
     except repro.NoShortForm:
         judge = {"functions": [], "test": "", "pattern": "", "dies": False}
     return {

@@ -36,6 +36,8 @@ class Step(enum.StrEnum):
 
     COMPILE = "compile"
     RUN = "run"
+    WAITING = "waiting"
+    """Taking part in a collective of the graph, which ends when the other ranks come to it."""
     BACKWARD = "backward"
     """Compiling or running it."""
     IDLE = "idle"

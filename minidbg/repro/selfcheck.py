@@ -39,9 +39,12 @@ class NoShortForm(MinidbgError):
     """The repro needs the whole oracle; the message says why."""
 
 
-def lines_for(header: Header, *, model: str, literal_backend: str) -> dict[str, Any]:
-    """The variables of ``script.py.j2`` that judge. ``literal_backend`` is the expression of a backend that is a plain name."""
-    writer = _Writer(header, model, literal_backend)
+def lines_for(header: Header, *, model: str, plain_backend: str) -> dict[str, Any]:
+    """The variables of ``script.py.j2`` that judge.
+
+    ``plain_backend`` is a backend's name in quotes, or the global name of its function; empty where ``backend()`` gives it.
+    """
+    writer = _Writer(header, model, plain_backend)
     dies = header.kind in (Kind.CRASH, Kind.HANG)
     return {
         "functions": [text for text in (writer.run(), writer.compiled(), writer.check()) if text],
@@ -57,10 +60,9 @@ def lines_for(header: Header, *, model: str, literal_backend: str) -> dict[str, 
 class _Writer:
     """Writes the lines for one header."""
 
-    def __init__(self, header: Header, model: str, literal_backend: str) -> None:
+    def __init__(self, header: Header, model: str, plain_backend: str) -> None:
         self.header, self.table = header, header.table
-        self.backend = literal_backend or "backend()"
-        self.literal_backend = literal_backend
+        self.backend = plain_backend or "backend()"
         self.is_direct = header.call is CallPath.DIRECT
         self.has_state = "def __init__" in model or (self.is_direct and "root." in model)
         self.has_parameters = "torch.nn.Parameter" in model
@@ -180,7 +182,7 @@ class _Writer:
         ]
         mode, options = self.table.get("mode"), self.table.get("options", "{}")
         settings = f"{quoted(mode) if mode else None}, {options}, {self.table.get('dynamic')}"
-        if self.literal_backend == '"inductor"':
+        if self.backend == '"inductor"':
             wrapper = f"torch._TorchCompileInductorWrapper({settings})"
         else:
             wrapper = f"torch._TorchCompileWrapper({self.backend}, {settings})"
@@ -312,10 +314,10 @@ class _Writer:
 
     def backend_line(self) -> str:
         """The statement that fails where the backend is missing; nothing for backends of torch itself."""
-        if not self.literal_backend:
-            return "backend()"
-        name = self.literal_backend.strip("'\"")
-        return "" if name in ALWAYS_REGISTERED else f"torch._dynamo.lookup_backend({self.literal_backend})"
+        name = self.backend.strip("'\"")
+        if name == self.backend:  # no name in quotes; a function of the script's own is never missing
+            return "" if name.isidentifier() else name
+        return "" if name in ALWAYS_REGISTERED else f"torch._dynamo.lookup_backend({self.backend})"
 
     def pattern(self) -> str:
         """A regular expression that this failure's ``Type: message`` contains."""

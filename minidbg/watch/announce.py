@@ -212,6 +212,14 @@ def between(data: Mapping[str, Any]) -> str:
     return f"  {before or '?'} -> {after[len(commit) :] if same else after or '?'}"
 
 
+def columns(data: Mapping[str, Any]) -> str:
+    here = ", ".join(
+        f"{place} ({plural(slots, 'run')} at a time)" for place, slots in sorted(data["places"].items())
+    )
+    left = f"; no longer there, and not judged: {', '.join(data['left'])}" if data["left"] else ""
+    return f"machines: {here or 'none'}{left}"
+
+
 def backend_broken(data: Mapping[str, Any]) -> str:
     return f"backend {data['backend']} is broken on {data['device']}: {data['reason']}; {plural(data['repros'], 'repro')} not judged"
 
@@ -234,6 +242,7 @@ WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "flip": flip,
     "unconfirmed": unconfirmed,
     "backend_broken": backend_broken,
+    "columns": columns,
     "backend_back": lambda data: f"backend {data['backend']} works again on {data['device']}",
     "build_failed": build_failed,
     "build_finished": lambda data: f"built in {data['seconds']:.1f} s",

@@ -7,12 +7,13 @@ import enum
 import json
 import re
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from minidbg.cluster.members import Cluster, cluster_options
 from minidbg.errors import MinidbgError
 from minidbg.watch.settings import FailOn, OnChange, Workers, backend_options, load
 
@@ -115,6 +116,7 @@ def default_paths() -> list[Path]:
 )
 @click.option("--allow-actions", is_flag=True, help="With --serve: let whoever opens the page ask for runs.")
 @click.option("--no-reduce", is_flag=True, help="Do not reduce captures in the background.")
+@cluster_options
 def watch(
     paths: tuple[Path, ...],
     json_file: str | None,
@@ -123,6 +125,7 @@ def watch(
     junit: Path | None,
     serve: str | None,
     allow_actions: bool,
+    cluster: Cluster | None,
     **options: Any,
 ) -> None:
     """Run the repros again on each change of their backends, and say which flipped.
@@ -137,7 +140,7 @@ def watch(
     if allow_actions and not serve:
         raise click.UsageError("--allow-actions is about the page; give --serve too")
     found = list(paths) or default_paths()
-    settings = load({**options, "reduce": False if no_reduce else None})
+    settings = replace(load({**options, "reduce": False if no_reduce else None}), cluster=cluster)
     from minidbg.watch.starting import Outputs, run_daemon
 
     outputs = Outputs(json_file == "-", html, junit, document, serve, allow_actions)

@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from minidbg.history import NAME, Environment, Revision, open_or_begin_anew
+from minidbg.cluster.members import Members, Notice, Place
+from minidbg.history import NAME, Environment, Revision, State, open_or_begin_anew
 from minidbg.printable import display_path
 from minidbg.processes.deaths import last_json
 from minidbg.processes.pool import NUMBERS, Died, Ended, Order, Pool, Ready
@@ -20,7 +21,7 @@ from minidbg.watch.background import Background, Builder, Builds, Built
 from minidbg.watch.columns import Column, Machine, variants
 from minidbg.watch.events import Events
 from minidbg.watch.lock import Lock, hidden_folder
-from minidbg.watch.notices import Say, is_recipe
+from minidbg.watch.notices import is_recipe
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import home_of
 from minidbg.watch.runner import IN_WORKER, Bytecode, Runner, forks
@@ -67,7 +68,7 @@ class Revised:
     revisions: Mapping[str, Revision]
 
 
-Message: TypeAlias = Hint | Key | Say | Stop | Revised | Built | Ended | Ready | Died
+Message: TypeAlias = Hint | Key | Stop | Revised | Built | Ended | Ready | Died | Members | Notice
 Inbox: TypeAlias = "queue.SimpleQueue[Message]"
 
 
@@ -109,11 +110,13 @@ class Daemon:
         self.pool = make_pool(self.inbox, hidden)
         self.watched = Watched(self.paths, self.home, settings, make_events(self.inbox), announce)
         self.sweeper = Sweeper(
-            settings, self.recorder, self.watched, Runner(self.pool, settings, Bytecode(hidden / "pycache")), announce,
+            settings, self.recorder, self.watched,
+            Runner(self.pool, settings, Bytecode(hidden / "pycache"), take=getattr(self.pool, "take", None)), announce,
         )  # fmt: skip
-        builder = Builder(settings.build, settings.folder, self.inbox.put) if settings.build else None
+        builds_here = settings.build if settings.cluster is None else None
+        builder = Builder(builds_here, settings.folder, self.inbox.put) if builds_here else None
         self.builds = Builds(builder, self.watched, history, announce)
-        self.background = Background(self.home, history, self.pool, announce)
+        self.background = Background(self.home, history, self.pool, announce, cluster=settings.cluster)
         self.status: int | None = None
         self.machine_order = 0
         self.paused = False
@@ -149,29 +152,33 @@ class Daemon:
 
     def start(self) -> None:
         """Ask what devices there are, find the repros and their sources, and tell where everything stands."""
-        self.machine_order = next(NUMBERS)
-        no_torch = ("--no-torch",) if os.environ.get("MINIDBG__WATCH_PRELOAD") == "none" else ()
-        mode = "fork" if forks(self.settings) else "prelude"
-        self.pool.run(Order(self.machine_order, (IN_WORKER, "devices", *no_torch), mode, 120.0))
+        if self.settings.cluster is None:
+            self.ask_for_devices()
         self.watched.start()
         repros = self.watched.repros
         ours = {str(one) for one in variants([""], self.settings.env, self.settings.options)}
+        several = self.settings.cluster is not None
         self.announce(
             "started", pid=os.getpid(), home=str(self.home), repros=sorted(repros),
             sources=[display_path(root.path) for root in self.watched.roots],
             files=len(self.watched.snapshot.files), jobs=self.settings.jobs,
             notes=[notes for repro in repros.values() if len(notes := repro.row()) > 1],
             states=[
-                {"repro": name, "device": device, "verdict": str(state.verdict), "since": state.since,
-                 "reason": state.reason}
-                for (name, device), state in self.recorder.states.items()
-                if name in repros and device.partition(" ")[2] in ours
+                state_row(state) for (name, device), state in self.recorder.states.items()
+                if name in repros and device.partition(" ")[2] in ours and not ("@" in device or several)
             ],
         )  # fmt: skip
         for name, repro in repros.items():
             if repro.damage:
                 self.announce("repro_damaged", repro=name, reason=repro.damage)
         self.recorder.tell_forgotten_flips(repros)
+
+    def ask_for_devices(self) -> None:
+        """Have torch asked what devices are here."""
+        self.machine_order = next(NUMBERS)
+        no_torch = ("--no-torch",) if os.environ.get("MINIDBG__WATCH_PRELOAD") == "none" else ()
+        mode = "fork" if forks(self.settings) else "prelude"
+        self.pool.run(Order(self.machine_order, (IN_WORKER, "devices", *no_torch), mode, 120.0))
 
     def handle(self, message: Message) -> None:
         """Take in one message."""
@@ -206,14 +213,16 @@ class Daemon:
             case Died(status, stderr):
                 text = f"the worker server ended with status {status}; a new one starts: {stderr[-300:]}"
                 self.announce("notice", text=text)
+            case Members(places):
+                self.has_members(places)
+            case Notice(text):
+                self.announce("notice", text=text)
             case Built():
                 self.built(message)
             case Revised(sweep, found):
                 self.recorder.history.set_revisions(sweep, found)
             case Key():
                 self.key(message)
-            case Say(text):
-                self.announce("notice", text=text)
             case Stop(reason, status):
                 self.announce("stopping", reason=reason)
                 self.status = status
@@ -352,6 +361,22 @@ class Daemon:
         names = {name: one.name for name, one in machine.environments.items()}
         self.announce("machine", torch=machine.torch, devices=names)
 
+    def has_members(self, places: Mapping[str, Place]) -> None:
+        """Machines have joined or left. Of columns that were not there, only verdicts on the present code are shown."""
+        before, sweep = self.sweeper.machine.environments, self.sweeper.last
+        self.sweeper.has_members(places)
+        for place in places.values():
+            self.recorder.history.put_environment(place.environment)
+            self.recorder.torches[place.environment.key] = place.environment.torch
+        code = sweep.code if sweep is not None and not self.watched.wants_all else None
+        self.announce(
+            "columns", places={name: place.slots for name, place in places.items()}, left=sorted(before.keys() - places.keys()),
+            states=[
+                state_row(state) for state in self.recorder.states.values()
+                if state.code == code and state.repro in self.watched.repros and state.device.partition(" ")[0] in places.keys() - before.keys()
+            ],
+        )  # fmt: skip
+
     def key(self, key: Key) -> None:
         """What a person asked for."""
         name = key.name
@@ -393,3 +418,11 @@ class Daemon:
         self.announce("stopped", status=self.status)
         self.announce.close()
         self.lock.release()
+
+
+def state_row(state: State) -> dict[str, Any]:
+    """What views show of a state."""
+    return {
+        "repro": state.repro, "device": state.device, "verdict": str(state.verdict), "since": state.since,
+        "reason": state.reason,
+    }  # fmt: skip

@@ -118,6 +118,16 @@ class Matrix:
             self.cells[state["repro"], state["device"]] = Cell(state["verdict"], state["since"], note=note)
         self.notes = {notes["repro"]: notes for notes in event.data.get("notes", ())}
 
+    def on_columns(self, event: Event) -> None:
+        """Machines have joined or left."""
+        places = event.data["places"]
+        for key in [key for key in self.cells if key[1].partition(" ")[0] not in places]:
+            del self.cells[key]
+        for state in event.data["states"]:
+            self.cells[state["repro"], state["device"]] = Cell(
+                state["verdict"], state["since"], note=state["reason"]
+            )
+
     def on_sweep_started(self, event: Event) -> None:
         """A sweep begins."""
         data = event.data

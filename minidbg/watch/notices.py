@@ -16,7 +16,6 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
@@ -34,13 +33,6 @@ TRIES_AFTER_S = (0.0, 1.0, 5.0)
 CLOSE_SECONDS = 20.0
 MOST_LISTED = 20
 KNOWN = "desktop, slack:URL, matrix:URL, webhook:URL, github:FILE"
-
-
-@dataclass(frozen=True, slots=True)
-class Say:
-    """A thread that works beside the daemon has something to say to people."""
-
-    text: str
 
 
 def is_recipe(text: str) -> bool:

@@ -45,6 +45,8 @@ class Live:
         self.flips: deque[tuple[int, Json]] = deque(maxlen=SHOWN_FLIPS)
         self.dimmed = 0
         """The event with which the present sweep began: older verdicts are those of earlier sweeps."""
+        self.rebuilt = 0
+        """The event since which there are other columns: whoever knows nothing later gets everything."""
         self.machine: Json = {}
         self.repros: Callable[[], Mapping[str, Repro]] = dict
         self.wake: Callable[[], None] = lambda: None
@@ -62,6 +64,8 @@ class Live:
                 self.flips.extend((self.seq, entry) for entry in reversed(past_flips(Path(data["home"]))))
             elif event.name == "machine":
                 self.machine = {"torch": data["torch"], "devices": data["devices"]}
+            elif event.name == "columns":
+                self.rebuilt = self.seq
             elif event.name == "sweep_started":
                 self.dimmed = self.seq
             elif event.name == "flip" and not data.get("muted"):

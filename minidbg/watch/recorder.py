@@ -34,6 +34,8 @@ class Recorder:
     states: dict[tuple[str, str], State] = field(default_factory=dict)
     torch: str = ""
     """Its version, stored with each result."""
+    torches: dict[str, str] = field(default_factory=dict)
+    """Of machines that have another one, by the key of their environment."""
     hooks: list[threading.Thread] = field(default_factory=list)
 
     def commit(
@@ -65,8 +67,9 @@ class Recorder:
         outcome = replace(sighting.outcome, message=sighting.outcome.message[:MESSAGE_CHARACTERS])
         purpose = str(sighting.purpose)
         result = Result(
-            repro, device, seen.at, outcome, purpose, seen.script, seen.environment, self.torch, stale
-        )
+            repro, device, seen.at, outcome, purpose, seen.script, seen.environment,
+            self.torches.get(seen.environment, self.torch), stale,
+        )  # fmt: skip
         self.history.add_result(seen.sweep, result)
 
     def tell(self, answer: Answer, repro: Repro, sweep: int) -> None:

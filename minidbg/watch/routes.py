@@ -167,9 +167,10 @@ class Site:
             yield "retry: 1000\n\n"
             while not self.closing:
                 woken.clear()
-                found = self.state() if seq < 0 else self.live.since(seq)
+                whole = seq < self.live.rebuilt
+                found = self.state() if whole else self.live.since(seq)
                 if found is not None:
-                    kind, seq = "state" if seq < 0 else "change", found["seq"]
+                    kind, seq = "state" if whole else "change", found["seq"]
                     yield f"event: {kind}\ndata: {json.dumps(found, separators=(',', ':'))}\n\n"
                     await asyncio.sleep(BETWEEN_S)
                     continue
@@ -230,7 +231,8 @@ class Site:
     def about(self, repro: Repro) -> Json:
         """What its header says."""
         told = self.live.about(repro.name, {repro.name: repro})
-        origin = repro.table.get("origin")
+        inside = repro.path.resolve().is_relative_to(self.home)
+        origin = repro.table.get("origin") if inside else None
         origin = origin if isinstance(origin, Mapping) else {}
         return {
             "repro": repro.name, "about": told, "path": display_path(repro.path),

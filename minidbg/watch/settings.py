@@ -15,6 +15,7 @@ from typing import Any
 
 from minidbg import checks
 from minidbg import settings as base
+from minidbg.cluster.members import Cluster
 
 
 class OnChange(enum.StrEnum):
@@ -78,6 +79,8 @@ class WatchSettings:
     workers: Workers = Workers.AUTO
     reduce: bool = True
     """Reduce captures in the background."""
+    cluster: Cluster | None = None
+    """The machines that runs go to; None: this one."""
     once: bool = False
     fail_on: FailOn = FailOn.ANY
     folder: Path = dataclasses.field(default_factory=Path.cwd)

@@ -134,6 +134,19 @@ def source_roots(repros: Iterable[Repro], extra: Sequence[Path] = ()) -> list[Ro
     return [root for root in found if not any(covers(other, root) for other in found if other != root)]
 
 
+def import_folders(repros: Iterable[Repro]) -> list[str]:
+    """The folders that the modules of the repros' backends are imported from."""
+    every = {
+        (module, repro.texts["paths"]): None
+        for repro in repros
+        if not repro.damage
+        for module in repro.modules
+    }
+    roots = [root.path for module, paths in every for root in module_roots(module, paths)]
+    named = [os.path.realpath(path) for _, paths in every for path in paths]
+    return list(dict.fromkeys([*map(os.path.dirname, roots), *named]))
+
+
 def covers(outer: Root, inner: Root) -> bool:
     """Whether everything of ``inner`` is watched with ``outer``."""
     return outer.deep and not outer.suffixes and inner.path.startswith(outer.path.rstrip(os.sep) + os.sep)

@@ -11,11 +11,12 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from minidbg import settings as base
-from minidbg.processes.pool import ServerPool, preload_for
+from minidbg.cluster.members import Notice
+from minidbg.processes.pool import Pool, Preload, ServerPool, preload_for
 from minidbg.watch.announce import Announcer, JsonLines, PlainLines, View
 from minidbg.watch.daemon import Daemon, Hint, Inbox, Key, Stop
 from minidbg.watch.events import NoEvents, WatchdogEvents
-from minidbg.watch.notices import Notifier, Say, is_recipe
+from minidbg.watch.notices import Notifier, is_recipe
 from minidbg.watch.page import Live, Page
 from minidbg.watch.repros import home_of, read_repros
 from minidbg.watch.results import Results
@@ -52,7 +53,7 @@ def views_of(
         files = {"junit": outputs.junit, "document": outputs.document}
         views.append(Results(live, settings.fail_on, **files))
     if recipes := [one for one in settings.on_flip if is_recipe(one)]:
-        views.append(Notifier(recipes, lambda text: inbox.put(Say(text))))
+        views.append(Notifier(recipes, lambda text: inbox.put(Notice(text))))
     if outputs.as_json:
         views.append(JsonLines(sys.stdout))
     elif sys.stdout.isatty() and sys.stdin.isatty() and not settings.once:
@@ -87,14 +88,23 @@ def run_daemon(paths: list[Path], settings: WatchSettings, outputs: Outputs) -> 
     announce = Announcer(views_of(settings, outputs, inbox, live, server))
     backends = {repro.backend for repro in read_repros(paths, Path()).values()}
     quiet = settings.once or settings.poll_s is not None
+
+    def make_pool(inbox: Inbox, hidden: Path) -> Pool:
+        if settings.cluster is None:
+            return ServerPool(inbox.put, preload_for(backends, forks=forks(settings)), state=hidden)
+        from minidbg.cluster.pool import ClusterPool
+
+        return ClusterPool(
+            inbox.put, settings.cluster, here=lambda: ServerPool(inbox.put, Preload((), ""), state=hidden),
+            slots=settings.jobs, build=settings.build or "", build_folder=str(settings.folder.resolve()),
+        )  # fmt: skip
+
     try:
         daemon = Daemon(
             paths,
             settings,
             announce,
-            make_pool=lambda inbox, hidden: ServerPool(
-                inbox.put, preload_for(backends, forks=forks(settings)), state=hidden
-            ),
+            make_pool=make_pool,
             make_events=lambda inbox: (
                 NoEvents() if quiet else WatchdogEvents(lambda path: inbox.put(Hint(path)))
             ),

@@ -16,7 +16,7 @@ import torch
 from minidbg.case import BackendRef
 from minidbg.errors import BadSetting
 from minidbg.failure import Kind, Outcome, Signature, Verdict
-from minidbg.hunt import judging, programs, samples, table
+from minidbg.hunt import candidates, judging, programs, samples, table
 from minidbg.hunt.states import RANKS, State, Store
 
 BACKEND = BackendRef("toy", '"toy"')
@@ -25,7 +25,13 @@ HEAD = {"backend": "toy", "seed": 0}
 
 def record(op: str, state: State, dtype: str = "float32", number: int = 0, **more: Any) -> dict[str, Any]:
     candidate = {"op": op, "dtype": dtype, "device": "cpu", "number": number}
-    return {"candidate": candidate, "id": judging.name_of(candidate), "state": state, "seconds": 0.1, **more}
+    return {
+        "candidate": candidate,
+        "id": candidates.name_of(candidate),
+        "state": state,
+        "seconds": 0.1,
+        **more,
+    }
 
 
 def failing(op: str, key: str, dtype: str = "float32", **more: Any) -> dict[str, Any]:
@@ -253,7 +259,7 @@ def batch(
     argument = {
         "backend": {"name": backend, "options": {}, "mode": None}, "seed": 0, "known": [], "call_seconds": 60.0,
         "results": str(folder / "results"), "doing": str(folder / "doing"), "folder": str(folder / "repros"),
-        "batch": [{"program": one} for one in batched], "seconds": seconds, "tried": [],
+        "batch": [{"program": one} for one in batched], "seconds": seconds, "tried": [], "most_together": 4,
     }  # fmt: skip
     judging.run_batch(argument, lambda text: None)
     return [json.loads(line) for line in (folder / "results").read_text().splitlines()]

@@ -1,0 +1,92 @@
+"""What else is done to torch's operator samples: other values, sizes, layouts and dtypes, and other ops around the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+ROUNDS: Sequence[tuple[str, int, int]] = (
+    ("", 0, 1),
+    ("fused+special", 0, 1),
+    ("empty", 0, 1),
+    ("fused+mixed", 0, 1),
+    ("constant", 0, 1),
+    ("", 1, 2),
+    ("symbolic+fused", 0, 1),
+    ("transposed+special", 1, 2),
+    ("one+fused", 1, 2),
+    ("expanded+fused", 0, 1),
+    ("", 2, 6),
+    ("sliced+special", 2, 4),
+    ("empty+fused", 1, 3),
+    ("symbolic+transposed", 1, 3),
+    ("fused+constant", 1, 2),
+    ("", 6, 16),
+    ("fused+special", 1, 8),
+    ("", 16, 1000),
+)
+"""Twists, joined by ``+``, and the samples of each cell that a round takes: first a little of everything."""
+
+OTHER_DTYPE = {
+    torch.float32: torch.bfloat16, torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float64: torch.float32,
+    torch.int64: torch.float32, torch.int32: torch.int64, torch.uint8: torch.int8, torch.int8: torch.uint8,
+    torch.int16: torch.bool, torch.bool: torch.int64, torch.complex64: torch.float32, torch.complex128: torch.complex64,
+}  # fmt: skip
+SPECIAL = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0)
+
+
+def inverse_of(dtype: torch.dtype) -> Any:
+    """A function that is its own inverse, for a backend to fuse with its neighbours."""
+    if dtype is torch.bool:
+        return torch.logical_not
+    return torch.neg if dtype.is_floating_point or dtype.is_complex else torch.bitwise_not
+
+
+def undone(value: torch.Tensor) -> torch.Tensor:
+    """What the inverse makes ``value`` of, in its layout."""
+    result = value.detach()
+    if result.layout is torch.strided and result.numel() and 0 in result.stride():
+        result = inverse_of(result.dtype)(result[:1]).expand(result.shape)
+    else:
+        result = inverse_of(result.dtype)(result)
+    return result.requires_grad_(value.requires_grad)
+
+
+def twisted(value: torch.Tensor, place: int, twists: Sequence[str]) -> torch.Tensor:
+    """The ``place``-th tensor of a sample, twisted; the same tensor where nothing of it changes."""
+    if value.layout is not torch.strided or not twists:
+        return value
+    result = value.detach()
+    rank = result.dim()
+    if "special" in twists:
+        result = with_special_values(result)
+    if "mixed" in twists and place:
+        result = result.to(OTHER_DTYPE.get(result.dtype, result.dtype))
+    if "empty" in twists and rank:
+        result = result[:0]
+    if "one" in twists and rank:
+        result = result[..., :1]
+    if "transposed" in twists:
+        backwards = list(range(rank - 1, -1, -1))
+        result = result.permute(backwards).contiguous().permute(backwards)
+    if "sliced" in twists:
+        result = torch.stack([result, result], -1)[..., 0]
+    if "expanded" in twists and rank:
+        result = result[:1].expand(result.shape)
+    return result.requires_grad_(value.requires_grad and result.is_floating_point() | result.is_complex())
+
+
+def with_special_values(value: torch.Tensor) -> torch.Tensor:
+    """A copy of which every second element is inf, NaN or a zero, or the least or largest integer."""
+    result = value.clone(memory_format=torch.contiguous_format)
+    specials: Sequence[Any] = SPECIAL
+    if value.dtype is torch.bool:
+        return result
+    if not (value.dtype.is_floating_point or value.dtype.is_complex):
+        specials = (torch.iinfo(value.dtype).min, torch.iinfo(value.dtype).max, 0)
+    flat = result.view(-1)
+    for place, special in enumerate(specials):
+        flat[2 * place + 1 :: 2 * len(specials)] = special
+    return result
