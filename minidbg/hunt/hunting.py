@@ -25,7 +25,7 @@ from minidbg._torch import OP_SAMPLES
 from minidbg.errors import MinidbgError
 from minidbg.hunt import candidates
 from minidbg.hunt.states import State, Store
-from minidbg.hunt.twists import ROUNDS
+from minidbg.hunt.twists import rounds_for
 from minidbg.intake.asking import backend_named
 from minidbg.oracle.child import memory_limit
 from minidbg.processes import ChildResult
@@ -198,16 +198,14 @@ class Hunt:
     def batches(self) -> Iterator[list[dict[str, Any]]]:
         """Batches of what has not been tried: the corpus first, then rounds over the cells with random graphs between them.
 
-        Breadth first: a new twist of all operators in one dtype takes its turn with the plain samples of the next two dtypes.
+        Breadth first: each further twist of all operators in one dtype takes its turn with the twist before in the next dtype.
         """
         yield from in_parts(self.untried(self.store.corpus))
         graphs = self.graph_batches() if self.wanted.graphs else iter(())
         dtypes = list(dict.fromkeys(dtype for _, dtype, _ in self.cells))
-        rounds = sorted(
-            itertools.product(range(len(ROUNDS)), range(len(dtypes))), key=lambda one: 2 * one[0] + one[1]
-        )
-        for place, dtype in rounds:
-            round_of_cells = self.untried(self.samples_of_round(dtypes[dtype], *ROUNDS[place]))
+        rounds = rounds_for(self.ref.name)
+        for place, dtype in sorted(itertools.product(range(len(rounds)), range(len(dtypes))), key=sum):
+            round_of_cells = self.untried(self.samples_of_round(dtypes[dtype], *rounds[place]))
             for number, batch in enumerate(in_parts(round_of_cells)):
                 yield batch
                 if number % (2 if place else 6) == 1:  # the table comes first

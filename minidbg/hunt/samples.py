@@ -153,6 +153,9 @@ class Call:
 
     def __init__(self, function: Callable[..., Any], arguments: Any, twists: Sequence[str]) -> None:
         """Raises what eager raises where a twist leaves no program."""
+        for twist in twists:
+            if twist.startswith("into_"):  # reductions and casts know it; eager refuses it elsewhere
+                arguments[1]["dtype"] = getattr(torch, twist.removeprefix("into_"))
         self.function, self.arguments = function, arguments
         self.fused = "fused" in twists
         tensors = [twisted(one, place, twists) for place, one in enumerate(tensors_in(arguments))]

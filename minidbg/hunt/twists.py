@@ -10,21 +10,24 @@ import torch
 ROUNDS: Sequence[tuple[str, int, int]] = (
     ("", 0, 1),
     ("fused+special", 0, 1),
+    ("into_bool+fused", 0, 1),
     ("empty", 0, 1),
+    ("transposed+special", 1, 2),
     ("fused+mixed", 0, 1),
     ("constant", 0, 1),
     ("", 1, 2),
     ("symbolic+fused", 0, 1),
-    ("transposed+special", 1, 2),
     ("one+fused", 1, 2),
+    ("into_float16+fused", 0, 1),
     ("expanded+fused", 0, 1),
+    ("empty+fused", 1, 3),
     ("", 2, 6),
     ("sliced+special", 2, 4),
-    ("empty+fused", 1, 3),
+    ("into_int64", 1, 2),
     ("symbolic+transposed", 1, 3),
     ("fused+constant", 1, 2),
-    ("", 6, 16),
     ("fused+special", 1, 8),
+    ("", 6, 16),
     ("", 16, 1000),
 )
 """Twists, joined by ``+``, and the samples of each cell that a round takes: first a little of everything."""
@@ -35,6 +38,11 @@ OTHER_DTYPE = {
     torch.int16: torch.bool, torch.bool: torch.int64, torch.complex64: torch.float32, torch.complex128: torch.complex64,
 }  # fmt: skip
 SPECIAL = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0)
+
+
+def rounds_for(backend: str) -> Sequence[tuple[str, int, int]]:
+    """The rounds in their order. Plain samples are what torch tests inductor with, so there they come last."""
+    return sorted(ROUNDS, key=lambda one: not one[0]) if backend == "inductor" else ROUNDS
 
 
 def inverse_of(dtype: torch.dtype) -> Any:

@@ -16,7 +16,7 @@ import torch
 from minidbg.case import BackendRef
 from minidbg.errors import BadSetting
 from minidbg.failure import Kind, Outcome, Signature, Verdict
-from minidbg.hunt import candidates, judging, programs, samples, table, twists
+from minidbg.hunt import candidates, judging, programs, samples, table
 from minidbg.hunt.states import RANKS, State, Store
 
 BACKEND = BackendRef("toy", '"toy"')
