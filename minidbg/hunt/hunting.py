@@ -39,6 +39,8 @@ MOST_TOGETHER = 12
 """Candidates in one graph: what a compilation costs by itself is shared, and one that fails costs the others another run."""
 MOST_RESERVED = 0.4
 """Of the time: what is left to the reductions that wait when it runs out."""
+LEAST_PATIENCE_S = 10.0
+MUCH_LONGER = 10.0
 GRACE_S = 30.0
 LOOK_S = 0.25
 HANGS_ASKED = 4
@@ -261,7 +263,16 @@ class Hunt:
             "known": [key for key, one in list(found.items()) if one.capture or one.settled],
             "call_seconds": self.wanted.call_seconds,
             "most_together": MOST_TOGETHER,
+            "patience": self.patience(),
         }  # fmt: skip
+
+    def patience(self) -> float:
+        """Seconds that one graph of several candidates may take: by the pace so far, since one that hangs holds up the others."""
+        tried = len(self.store.results)
+        usual = (
+            self.store.seconds / tried * MOST_TOGETHER if tried > MOST_TOGETHER else self.wanted.call_seconds
+        )
+        return max(LEAST_PATIENCE_S, usual * MUCH_LONGER)
 
     def started(self) -> dict[str, Any]:
         """The zygote, ready for batches, and the cells of the table. Raises MinidbgError."""

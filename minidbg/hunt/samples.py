@@ -26,6 +26,8 @@ DTYPES = (
 )  # fmt: skip
 """In the order in which they are tried: what programs use most comes first."""
 
+UNINITIALISED = ("empty", "new_empty", "resize_")
+
 
 class NoSamples(MinidbgError):
     """torch's operator samples cannot be imported here."""
@@ -116,6 +118,8 @@ def built(
     Without ``by_dynamo`` a function of torch is one call, which dynamo will mostly leave as it is: half of the time.
     Samples of even number that can train do. Raises whatever the operator's own sample function, eager or dynamo raises.
     """
+    if sample.op.startswith(UNINITIALISED):
+        raise NoSamples("its result is memory that nobody has written to")
     op, dtype = operators()[sample.op], getattr(torch, sample.dtype)
     differentiable = dtype in op.supported_backward_dtypes(torch.device(sample.device).type)
     trains = sample.number % 2 == 0 and op.supports_autograd and differentiable

@@ -69,7 +69,7 @@ def twisted(value: torch.Tensor, place: int, twists: Sequence[str]) -> torch.Ten
     result = value.detach()
     rank = result.dim()
     if "special" in twists:
-        result = with_special_values(result)
+        result = with_special_values(result, place)
     if "mixed" in twists and place:
         result = result.to(OTHER_DTYPE.get(result.dtype, result.dtype))
     if "empty" in twists and rank:
@@ -86,8 +86,8 @@ def twisted(value: torch.Tensor, place: int, twists: Sequence[str]) -> torch.Ten
     return result.requires_grad_(value.requires_grad and result.is_floating_point() | result.is_complex())
 
 
-def with_special_values(value: torch.Tensor) -> torch.Tensor:
-    """A copy of which every second element is inf, NaN or a zero, or the least or largest integer."""
+def with_special_values(value: torch.Tensor, first: int) -> torch.Tensor:
+    """A copy of which every second element from ``first`` on is inf, NaN or a zero, or the least or largest integer."""
     result = value.clone(memory_format=torch.contiguous_format)
     specials: Sequence[Any] = SPECIAL
     if value.dtype is torch.bool:
@@ -96,5 +96,5 @@ def with_special_values(value: torch.Tensor) -> torch.Tensor:
         specials = (torch.iinfo(value.dtype).min, torch.iinfo(value.dtype).max, 0)
     flat = result.view(-1)
     for place, special in enumerate(specials):
-        flat[2 * place + 1 :: 2 * len(specials)] = special
+        flat[2 * place + first :: 2 * len(specials)] = special
     return result

@@ -259,7 +259,7 @@ def batch(
     argument = {
         "backend": {"name": backend, "options": {}, "mode": None}, "seed": 0, "known": [], "call_seconds": 60.0,
         "results": str(folder / "results"), "doing": str(folder / "doing"), "folder": str(folder / "repros"),
-        "batch": [{"program": one} for one in batched], "seconds": seconds, "tried": [], "most_together": 4,
+        "batch": [{"program": one} for one in batched], "seconds": seconds, "tried": [], "most_together": 4, "patience": 60.0,
     }  # fmt: skip
     judging.run_batch(argument, lambda text: None)
     return [json.loads(line) for line in (folder / "results").read_text().splitlines()]
