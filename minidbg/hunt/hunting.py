@@ -25,7 +25,7 @@ from minidbg._torch import OP_SAMPLES
 from minidbg.errors import MinidbgError
 from minidbg.hunt import candidates
 from minidbg.hunt.states import State, Store
-from minidbg.hunt.twists import rounds_for
+from minidbg.hunt.twists import order_for
 from minidbg.intake.asking import backend_named
 from minidbg.oracle.child import memory_limit
 from minidbg.processes import ChildResult
@@ -198,19 +198,15 @@ class Hunt:
     # ---- what to try
 
     def batches(self) -> Iterator[list[dict[str, Any]]]:
-        """Batches of what has not been tried: the corpus first, then rounds over the cells with random graphs between them.
-
-        Breadth first: each further twist of all operators in one dtype takes its turn with the twist before in the next dtype.
-        """
+        """Batches of what has not been tried: the corpus first, then rounds over the cells with random graphs between them."""
         yield from in_parts(self.untried(self.store.corpus))
         graphs = self.graph_batches() if self.wanted.graphs else iter(())
         dtypes = list(dict.fromkeys(dtype for _, dtype, _ in self.cells))
-        rounds = rounds_for(self.ref.name)
-        for place, dtype in sorted(itertools.product(range(len(rounds)), range(len(dtypes))), key=sum):
-            round_of_cells = self.untried(self.samples_of_round(dtypes[dtype], *rounds[place]))
+        for round_of_twist, dtype in order_for(self.ref.name, dtypes):
+            round_of_cells = self.untried(self.samples_of_round(dtype, *round_of_twist))
             for number, batch in enumerate(in_parts(round_of_cells)):
                 yield batch
-                if number % (2 if place else 6) == 1:  # the table comes first
+                if number % (2 if self.swept else 6) == 1:  # the table comes first
                     yield from itertools.islice(graphs, 1)
             self.swept = True
         if self.wanted.samples is not None or self.wanted.seconds is None:

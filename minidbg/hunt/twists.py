@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,9 +41,20 @@ OTHER_DTYPE = {
 SPECIAL = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0)
 
 
-def rounds_for(backend: str) -> Sequence[tuple[str, int, int]]:
-    """The rounds in their order. Plain samples are what torch tests inductor with, so there they come last."""
-    return sorted(ROUNDS, key=lambda one: not one[0]) if backend == "inductor" else ROUNDS
+TESTED_BY_TORCH = ("float32", "int64", "float16", "float64", "int32")
+
+
+def order_for(backend: str, dtypes: Sequence[str]) -> Sequence[tuple[tuple[str, int, int], str]]:
+    """Each round in each dtype, breadth first: a further twist in one dtype takes its turn with the twist before in the next.
+
+    torch tests inductor with plain samples in few dtypes (``test_torchinductor_opinfo.py``): there those come last.
+    """
+    rounds = list(ROUNDS)
+    if backend == "inductor":
+        rounds.sort(key=lambda one: not one[0])
+        dtypes = sorted(dtypes, key=TESTED_BY_TORCH.__contains__)
+    places = itertools.product(range(len(rounds)), range(len(dtypes)))
+    return [(rounds[place], dtypes[dtype]) for place, dtype in sorted(places, key=sum)]
 
 
 def inverse_of(dtype: torch.dtype) -> Any:
