@@ -122,7 +122,9 @@ def built(
         raise NoSamples("its result is memory that nobody has written to")
     op, dtype = operators()[sample.op], getattr(torch, sample.dtype)
     differentiable = dtype in op.supported_backward_dtypes(torch.device(sample.device).type)
-    trains = sample.number % 2 == 0 and op.supports_autograd and differentiable
+    trains = (
+        sample.number % 2 == 0 and op.supports_autograd and differentiable and "special" not in sample.twists
+    )
     torch.manual_seed(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -130,7 +132,7 @@ def built(
         given = next(islice(iter(samples), sample.number, None), None)
     if given is None:
         return None
-    call = Call(op.op, ((given.input, *given.args), dict(given.kwargs)), sample.twists)
+    call = Call(op.op, ((given.input, *given.args), dict(given.kwargs)), sample.twists, dtype)
     inputs: tuple[Any, ...] = tuple(call.inputs)
     if not by_dynamo and is_named(op.op):
         graph_module = call.as_graph()
@@ -155,14 +157,16 @@ Do = Callable[..., Any]
 class Call:
     """A call of an operator with a sample's arguments, and what its twists put around it."""
 
-    def __init__(self, function: Callable[..., Any], arguments: Any, twists: Sequence[str]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], arguments: Any, twists: Sequence[str], dtype: torch.dtype
+    ) -> None:
         """Raises what eager raises where a twist leaves no program."""
         for twist in twists:
             if twist.startswith("into_"):  # reductions and casts know it; eager refuses it elsewhere
                 arguments[1]["dtype"] = getattr(torch, twist.removeprefix("into_"))
         self.function, self.arguments = function, arguments
         self.fused = "fused" in twists
-        tensors = [twisted(one, place, twists) for place, one in enumerate(tensors_in(arguments))]
+        tensors = [twisted(one, place, twists, dtype) for place, one in enumerate(tensors_in(arguments))]
         self.constant = tensors[0] if "constant" in twists and tensors else None
         """The first tensor, which the program makes itself: all its elements are that of the first."""
         self.inputs = tensors[self.constant is not None :]

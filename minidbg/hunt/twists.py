@@ -74,13 +74,17 @@ def undone(value: torch.Tensor) -> torch.Tensor:
     return result.requires_grad_(value.requires_grad)
 
 
-def twisted(value: torch.Tensor, place: int, twists: Sequence[str]) -> torch.Tensor:
-    """The ``place``-th tensor of a sample, twisted; the same tensor where nothing of it changes."""
+def twisted(value: torch.Tensor, place: int, twists: Sequence[str], dtype: torch.dtype) -> torch.Tensor:
+    """The ``place``-th tensor of a sample in ``dtype``, twisted; the same tensor where nothing of it changes.
+
+    Special values stay out of indices, which eager does not always check, and out of samples with a backward: what the
+    derivative at NaN is differs between eager's own kernels.
+    """
     if value.layout is not torch.strided or not twists:
         return value
     result = value.detach()
     rank = result.dim()
-    if "special" in twists:
+    if "special" in twists and value.dtype is dtype and not value.requires_grad:
         result = with_special_values(result, place)
     if "mixed" in twists and place:
         result = result.to(OTHER_DTYPE.get(result.dtype, result.dtype))
