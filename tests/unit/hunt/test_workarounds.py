@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from minidbg import isolation, references, repro, workarounds
+from minidbg.backend import failures
 from minidbg.case import BackendRef, Case
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.reduction.publishing import with_failure
@@ -124,6 +125,19 @@ def test_the_best_one_is_kept_for_show(tmp_path: Path) -> None:
     assert (
         workarounds.best_of(path)
         == "a graph break around relu (train.py:3); a call takes 2.00 ms, eager 1.00 ms (2.0 times)"
+    )
+
+
+def test_the_warning_of_a_fallback_names_the_best_one_that_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "minidbg_repros" / "compile_relu_1.py"
+    path.parent.mkdir()
+    path.touch()
+    report = failures.NoReport("4 -> 1 nodes", path=path)
+    assert failures.known_workaround(report) == ""
+    found = workarounds.Workaround("a graph break around relu", ("...",), "train.py:3", 4)
+    workarounds.keep(path, workarounds.Search((found,), 3, 1.0))
+    assert failures.known_workaround(report).startswith(
+        "; until it is mended: a graph break around relu (train.py:3)"
     )
 
 
