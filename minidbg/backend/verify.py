@@ -23,7 +23,7 @@ from minidbg.backend.budget import PROCESS, is_out_of_memory
 from minidbg.backend.capture import Failure
 from minidbg.backend.chain import Link
 from minidbg.backend.kept import Kept
-from minidbg.backend.standing import Standing
+from minidbg.backend.standing import GraphStanding
 from minidbg.backend.verify_refusals import refusal
 from minidbg.backend.verify_runs import Before, before, draws_by, run_compiled_anew, run_eager
 from minidbg.backend.verify_taps import first_differing_node
@@ -77,7 +77,7 @@ class Verification:
     before: Before
     link: Link
     settings: Settings
-    standing: Standing
+    standing: GraphStanding
     gradients: dict[str, Any] | None = None
     """What the compiled function gave on copies; None when none are needed or had."""
     backward_error: Exception | None = None
@@ -254,7 +254,7 @@ def begin(
     mutated: frozenset[int],
     kept: Kept,
     settings: Settings,
-    standing: Standing,
+    standing: GraphStanding,
 ) -> Verification | None:
     """What is needed to judge a call with ``args`` that is about to be made; None when it will not be judged.
 

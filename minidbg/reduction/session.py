@@ -19,7 +19,7 @@ from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs.size import call_nodes
 from minidbg.oracle.suspects import Suspects
 from minidbg.reduction.answers import Answer
-from minidbg.reduction.progress import Event, Listener, silent
+from minidbg.reduction.progress import Listener, Progress, silent
 from minidbg.reduction.replay import ReplayLog, digest_of
 from minidbg.reduction.result import Limits
 
@@ -85,11 +85,15 @@ class Session:
         """Seconds left of the budget, never negative; none after Ctrl-C."""
         return 0.0 if self.interrupted else max(0.0, self.limits.seconds - self.elapsed())
 
-    @property
-    def max_calls(self) -> int | None:
-        """The most calls of the whole reduction: those of the log were paid before."""
-        limit = self.limits.max_calls
-        return None if limit is None else limit + self.log.earlier_calls
+    def limits_left(self) -> Limits:
+        """What a search that begins now may spend: calls of the log were paid before, those of a flaky case come one by one."""
+        calls = self.limits.max_calls
+        return replace(
+            self.limits,
+            seconds=self.remaining(),
+            max_calls=None if calls is None else calls + self.log.earlier_calls,
+            jobs=self.limits.jobs if self.repeats == 1 else 1,
+        )
 
     def ask(self, case: Case) -> Outcome:
         """The outcome of ``case``; a flaky failure gets ``repeats`` chances to show itself.
@@ -239,7 +243,7 @@ class Session:
         """Report progress. ``rest_calls``: about how many calls are still to come."""
         self.phase = phase
         rest = None if rest_calls is None or not self.oracle_calls else rest_calls * self.seconds_of_a_call()
-        self.listener(Event(phase, nodes, start_nodes, self.oracle_calls, self.elapsed(), rest))
+        self.listener(Progress(phase, nodes, start_nodes, self.oracle_calls, self.elapsed(), rest))
 
     def seconds_of_a_call(self) -> float:
         """Mean seconds of a question so far."""

@@ -44,7 +44,7 @@ def lines_for(header: Header, *, model: str, plain_backend: str) -> dict[str, An
 
     ``plain_backend`` is a backend's name in quotes, or the global name of its function; empty where ``backend()`` gives it.
     """
-    writer = _Writer(header, model, plain_backend)
+    writer = _JudgeWriter(header, model, plain_backend)
     dies = header.kind in (Kind.CRASH, Kind.HANG)
     return {
         "functions": [text for text in (writer.run(), writer.compiled(), writer.check()) if text],
@@ -57,7 +57,7 @@ def lines_for(header: Header, *, model: str, plain_backend: str) -> dict[str, An
     }
 
 
-class _Writer:
+class _JudgeWriter:
     """Writes the lines for one header."""
 
     def __init__(self, header: Header, model: str, plain_backend: str) -> None:
