@@ -296,6 +296,13 @@ DECISIONS = [
         torch.tensor([0, 2]),
         torch.tensor([0, 1]),
     ),
+    Decided(
+        "rounded to an integer",
+        lambda x, y: torch.cat([x.log2(), y.sum(0, keepdim=True), x.sum(0, keepdim=True)]).floor(),
+        (torch.tensor([8.0, 3.0, 16.0]), torch.tensor([0.3, 0.3, 0.4])),
+        torch.tensor([2.0, 1.0, 4.0, 0.0, 27.0]),
+        torch.tensor([2.0, 1.0, 4.0, 0.0, 26.0]),
+    ),
     Decided("a size", lambda x: (x / 3 > 0.3).nonzero(), (NINE,), BELOW.nonzero(), None),
 ]
 
