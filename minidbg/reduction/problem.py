@@ -343,13 +343,9 @@ class ReductionProblem:
         """Whether a superset of these nodes was seen to pass."""
         return any(mask & ~passing == 0 for passing in self._passing)
 
-    def forget_passing(self) -> None:
-        """Presume nothing any more: the answers so far were about something else."""
-        self._passing.clear()
-
     def begin_round(self) -> None:
         """Look at ``best`` as at a new whole; answers are remembered, nothing is presumed."""
-        self.forget_passing()
+        self._passing.clear()
         self.keep_passed_through = False
 
     def remember_passing(self, mask: int) -> None:

@@ -231,7 +231,7 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
     others = [other for other in CallPath if other is not case.call and case.level is not Level.ATEN]
     for call in (case.call, *others):
         candidate = replace(case, call=call)
-        outcome = session.ask_and_log(candidate)
+        outcome = session.ask(candidate)
         if ANSWERS[outcome.verdict] is Answer.INTERESTING:
             if outcome.signature is not None and case.signature is None:
                 candidate = with_failure(candidate, outcome)
