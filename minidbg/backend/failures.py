@@ -56,7 +56,7 @@ class Report:
 
     def script(self) -> str:
         """The part of the repro that is about the failure; empty when there is none, or it has gone."""
-        from minidbg.repro.render import DIVIDER  # late, as in respond
+        from minidbg.metadata import DIVIDER
 
         try:
             text = self.path.read_text(encoding="utf-8") if self.path else ""

@@ -18,7 +18,7 @@ NOT_ASKED = "verify='never'"
 
 
 @dataclass(slots=True)
-class Standing:
+class GraphStanding:
     """What is known of one graph; the last fact that is set counts least, in the order of the fields."""
 
     failed: bool = False
@@ -66,12 +66,12 @@ class Stats:
     """Graphs of which a part was not judged (an output that eager itself gives differently each time), by reason."""
 
 
-GRAPHS: list[Standing] = []
+GRAPHS: list[GraphStanding] = []
 
 
-def of_new_graph() -> Standing:
+def of_new_graph() -> GraphStanding:
     """The standing of one more graph."""
-    standing = Standing()
+    standing = GraphStanding()
     GRAPHS.append(standing)
     return standing
 

@@ -24,7 +24,7 @@ from minidbg.backend.capture import Failure
 from minidbg.backend.chain import Link
 from minidbg.backend.collectives import Heard, Replay, alone
 from minidbg.backend.kept import Kept
-from minidbg.backend.standing import Standing
+from minidbg.backend.standing import GraphStanding
 from minidbg.backend.verify_refusals import refusal
 from minidbg.backend.verify_runs import Before, before, draws_by, run_compiled_anew, run_eager
 from minidbg.backend.verify_taps import first_differing_node
@@ -81,7 +81,7 @@ class Verification:
     before: Before
     link: Link
     settings: Settings
-    standing: Standing
+    standing: GraphStanding
     gradients: dict[str, Any] | None = None
     """What the compiled function gave on copies; None when none are needed or had."""
     backward_error: Exception | None = None
@@ -282,7 +282,7 @@ def begin(
     mutated: frozenset[int],
     kept: Kept,
     settings: Settings,
-    standing: Standing,
+    standing: GraphStanding,
     heard: Heard | None = None,
 ) -> Verification | None:
     """What is needed to judge a call with ``args`` that is about to be made; None when it will not be judged.
