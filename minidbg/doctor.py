@@ -28,7 +28,7 @@ from minidbg.repro import flights
 from minidbg.repro import templates as own
 
 
-class State(enum.StrEnum):
+class Condition(enum.StrEnum):
     """How it is."""
 
     FINE = "fine"
@@ -43,7 +43,7 @@ class Finding:
     """What was looked at, what was found, and what to do about it."""
 
     name: str
-    state: State
+    state: Condition
     found: str
     advice: str = ""
 
@@ -54,17 +54,17 @@ class Finding:
 
 def fine(name: str, found: str) -> Finding:
     """All is well."""
-    return Finding(name, State.FINE, found)
+    return Finding(name, Condition.FINE, found)
 
 
 def missing(name: str, found: str, advice: str) -> Finding:
     """Something does not work without it."""
-    return Finding(name, State.MISSING, found, advice)
+    return Finding(name, Condition.MISSING, found, advice)
 
 
 def broken(name: str, found: str, advice: str) -> Finding:
     """Nothing works without it."""
-    return Finding(name, State.BROKEN, found, advice)
+    return Finding(name, Condition.BROKEN, found, advice)
 
 
 GIB = 1 << 30

@@ -86,7 +86,8 @@ class GraphState:
             try:
                 compiled_fn = self.compiled_by(link, gm, example_inputs)
             except Exception as error:
-                if _torch.is_control_flow(error) or self.is_put_off():
+                self.standing.restarted = _torch.is_control_flow(error)
+                if self.standing.restarted or self.is_put_off():
                     raise
                 failure = self.failure(error, example_inputs, Kind.COMPILE)
                 report = self.report_on(failure)
@@ -257,7 +258,7 @@ class GraphState:
             return None
         restored = self.put_back(kept)
         if is_waiting_in_vain(error, self.untouched, args):
-            self.say_why_it_is_raised(error, failures.NoReport(ABSENT_RANK))
+            self.say_why_it_is_raised(error, failures.Report(ABSENT_RANK))
             return None
         failure = self.failure(error, args, Kind.RUNTIME, () if restored else (STALE,))
         if restored and failures.own_report(error) is None and not devices.in_error(args):
@@ -301,7 +302,7 @@ class GraphState:
             return self.called_as_eager()
         self.position = 0
         self.say_why_it_is_raised(
-            error, failures.own_report(error) or failures.NoReport("no link of the chain works")
+            error, failures.own_report(error) or failures.Report("no link of the chain works")
         )
         return None
 
