@@ -21,10 +21,10 @@ from distributed import Client, LocalCluster
 from distributed.scheduler import KilledWorker
 
 from minidbg.cluster import judges
-from minidbg.cluster.code import INSTALLED, Code, Edited, code_of, read_blob, sha_of
+from minidbg.cluster.code import INSTALLED, Code, code_of, read_blob, sha_of
 from minidbg.cluster.members import Cluster, Members, Notice, Place, members_of
 from minidbg.errors import MinidbgError
-from minidbg.processes.pool import Died, Ended, Order, Pool, Ready, busyness
+from minidbg.processes.pool import NUMBERS, Died, Ended, Order, Pool, Ready, busyness
 
 CONNECT_S = 10.0
 RETRY_S = 0.5
@@ -34,7 +34,7 @@ LEAVE_S = 15.0
 """A column whose last worker has gone stays for so long: workers restart, and networks fail for a while."""
 MOST_DEATHS = 3
 """Workers that may die under one order: it is asked again elsewhere twice."""
-MOST_EDITS = 5
+MOST_TROUBLE = 5
 NO_BLOBS: Mapping[str, bytes] = {}
 SMALL_BYTES = 1 << 16
 """Larger files are read again when they are sent."""
@@ -46,7 +46,7 @@ class Asked:
 
     order: Order
     request: dict[str, Any]
-    key: str = ""
+    resource: str = ""
     deaths: list[str] = field(default_factory=list)
     """The workers that died under it."""
     done: bool = False
@@ -166,9 +166,13 @@ class ClusterPool:
                 for topic in ("all", judges.NAME):
                     client.subscribe_topic(topic, self.event)
                 self.connected.set()
+                scheduler = None
                 while client.status == "running" and not self.closing:
                     self.look.clear()
                     found = await asyncio.wait_for(client.scheduler.identity(n_workers=-1), CONNECT_S)
+                    if scheduler not in (None, found["id"]):
+                        break  # another one, which does not know what we want to hear
+                    scheduler = found["id"]
                     self.look_round(found["workers"])
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self.look.wait(), LOOK_S)
@@ -202,8 +206,11 @@ class ClusterPool:
         if places != before:
             self.places = places
             self.listener(Members(dict(places)))
-            for number in [number for number, one in self.asked.items() if one.order.place not in places]:
-                self.give_up(number)
+            for number, one in list(self.asked.items()):
+                if one.order.place not in places:
+                    self.give_up(number)
+                elif one.future is not None and places[one.order.place].resource != one.resource:
+                    self.loop.create_task(one.future.cancel())  # other machines have taken the place of these
 
     def tell(self, notices: set[str]) -> None:
         """Say what was not so before."""
@@ -252,10 +259,6 @@ class ClusterPool:
         ended = Ended(order.id, cancelled=True)
         try:
             ended = await self.ended(asked)
-        except Edited as edited:
-            ended = Ended(order.id, unable=str(edited))
-        except Exception as error:  # noqa: BLE001 - whatever Dask raises: the order must be answered
-            ended = Ended(order.id, unable=f"{type(error).__name__}: {error}"[:500])
         finally:
             self.asked.pop(order.id, None)
             for sha in blobs:
@@ -263,44 +266,45 @@ class ClusterPool:
             self.listener(ended)
 
     async def ended(self, asked: Asked) -> Ended:
-        """How the run ended. Raises Edited, and what Dask raises."""
-        number, edits, attempt = asked.order.id, 0, 0
+        """How the run ended. What goes wrong between here and a worker is no end: the order is given to Dask again."""
+        number, trouble = asked.order.id, 0
         while not asked.done:
             await self.connected.wait()
             client, place = self.client, self.places.get(asked.order.place)
             if client is None or place is None:
                 await asyncio.sleep(RETRY_S)
                 continue
-            attempt += 1
-            asked.key = f"minidbg-{self.session}-{number}-{attempt}"
-            self.keys[asked.key] = asked
             try:
-                asked.future = client.submit(
-                    judges.judge, asked.request, key=asked.key, pure=False, resources={place.resource: 1}
-                )
-                said = await asked.future
-            except asyncio.CancelledError:
+                said = await self.ask(client, asked, place.resource)
+                if "lacking" not in said:
+                    return self.as_ended(number, said, asked.request["code"])
+                await self.send(client, said["worker"], said["lacking"])
+            except KilledWorker as killed:
+                return Ended(number, unable=died(asked.deaths or [str(killed.last_worker.address)]))
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a lost connection shows itself in many ways
                 if asked.done:
                     break
                 if len(asked.deaths) >= MOST_DEATHS:
                     return Ended(number, unable=died(asked.deaths))
-                await asyncio.sleep(0.2)  # the connection was lost
-                continue
-            except KilledWorker as killed:
-                return Ended(number, unable=died(asked.deaths or [str(killed.last_worker.address)]))
-            finally:
-                self.keys.pop(asked.key, None)
-                asked.future = None
-            if "lacking" not in said:
-                return self.as_ended(number, said, asked.request["code"])
-            try:
-                await self.send(client, said["worker"], said["lacking"])
-            except Edited:
-                edits += 1
-                if edits >= MOST_EDITS:
-                    raise
-                await asyncio.sleep(0.2)
+                trouble += client is self.client and client.status == "running"
+                if trouble >= MOST_TROUBLE:
+                    return Ended(number, unable=f"{type(error).__name__}: {error}"[:500])
+                await asyncio.sleep(RETRY_S)
         return Ended(number, cancelled=True)
+
+    async def ask(self, client: Client, asked: Asked, resource: str) -> Mapping[str, Any]:
+        """What a worker answers. Raises what Dask raises."""
+        key = f"minidbg-{self.session}-{next(NUMBERS)}"
+        self.keys[key], asked.resource = asked, resource
+        try:
+            asked.future = client.submit(
+                judges.judge, asked.request, key=key, pure=False, resources={resource: 1}
+            )
+            found: Mapping[str, Any] = await asked.future
+            return found
+        finally:
+            del self.keys[key]
+            asked.future = None
 
     def as_ended(self, number: int, said: Mapping[str, Any], code: str) -> Ended:
         """What a worker said. A verdict on other code than was asked for counts for nothing."""
