@@ -79,8 +79,8 @@ class ClusterPool:
         self.last_seen: dict[str, float] = {}
         self.told: set[str] = set()
         """What was said and is still so."""
-        self.full: dict[str, str] = {}
-        """By worker: that its disk has no room."""
+        self.full: dict[str, tuple[float, str]] = {}
+        """By worker: when it said that its disk has no room, and the text."""
         self.client: Client | None = None
         logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)  # what matters of it we say ourselves
         self.loop = asyncio.new_event_loop()
@@ -199,10 +199,13 @@ class ClusterPool:
             if name not in places and now - self.last_seen[name] < LEAVE_S:
                 places[name] = place
         if workers:
+            # What was found out before the worker spoke may still say that it runs.
             self.full = {
-                who: text for who, text in self.full.items() if workers.get(who, {}).get("status") == "paused"
+                who: (at, text)
+                for who, (at, text) in self.full.items()
+                if who in workers and (now - at < LOOK_S or workers[who]["status"] == "paused")
             }
-            self.tell(notices | set(self.full.values()))
+            self.tell(notices | {text for _, text in self.full.values()})
         if places != before:
             self.places = places
             self.listener(Members(dict(places)))
@@ -230,7 +233,7 @@ class ClusterPool:
                     if len(asked.deaths) >= MOST_DEATHS and asked.future is not None:
                         self.loop.create_task(asked.future.cancel())
         if "text" in said:
-            self.full[str(said["worker"])] = str(said["text"])
+            self.full[str(said["worker"])] = self.loop.time(), str(said["text"])
         self.look.set()
 
     # One order
