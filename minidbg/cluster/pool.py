@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import importlib.metadata
 import logging
+import os
 import threading
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -24,6 +25,7 @@ from minidbg.cluster import judges
 from minidbg.cluster.code import INSTALLED, Code, code_of, read_blob, sha_of
 from minidbg.cluster.members import Cluster, Members, Notice, Place, members_of
 from minidbg.errors import MinidbgError
+from minidbg.printable import display_path
 from minidbg.processes.pool import NUMBERS, Died, Ended, Order, Pool, Ready, busyness
 
 CONNECT_S = 10.0
@@ -119,6 +121,11 @@ class ClusterPool:
     def take(self, files: Mapping[str, str], paths: Iterable[str]) -> Code:
         """From now on runs are to see these files, each with its hash. Raises OSError."""
         code = code_of(files, paths, build=self.build, build_folder=self.build_folder)
+        if not self.digest:
+            size = sum(os.path.getsize(path) for path in code.files)
+            where = ", ".join(map(display_path, code.folders())) or "no folder"
+            text = f"{len(code.files)} files of {where} ({size / 1000:.0f} kB) go to the workers, and the repros; nothing else of this machine does"
+            self.listener(Notice(text))
         manifest = code.manifest
         self.digest = sha_of(manifest)
         sources = {sha.rstrip("*"): path for path, sha in code.files.items()}
