@@ -136,11 +136,13 @@ class ClusterPool:
     def close(self) -> None:
         """Give up what is under way, and leave the cluster."""
         self.closing = True
-        self.look.set() if self.loop.is_closed() else self.loop.call_soon_threadsafe(self.look.set)
+        self.loop.call_soon_threadsafe(self.look.set)
         with contextlib.suppress(Exception):  # the cluster may be in any state, and we want to leave
             asyncio.run_coroutine_threadsafe(self.leave(), self.loop).result(timeout=10)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(timeout=5)
+        if not self.thread.is_alive():
+            self.loop.close()
         if self.here is not None:
             self.here.close()
 
