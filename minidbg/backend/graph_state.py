@@ -1,7 +1,7 @@
 """One graph of the user's program: compiled by the links of a chain until one works, run with care until it has run
 well, and then left alone.
 
-``GraphState`` is that for any graph; ``DynamoGraph`` adds what dynamo's need, ``compilers.AtenGraph`` what AOTAutograd's need.
+``GraphState`` is that for any graph; ``dynamo_graph.DynamoGraph`` adds what dynamo's need, ``compilers.AtenGraph`` what AOTAutograd's need.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
 from minidbg import _torch, devices
-from minidbg.backend import backward, failures, flight, standing, verify
+from minidbg.backend import failures, flight, standing, verify
 from minidbg.backend.capture import Failure
 from minidbg.backend.chain import Link, compile_at_run_time
 from minidbg.backend.collectives import Heard
@@ -31,7 +30,6 @@ from minidbg.repro.flights import Step
 from minidbg.settings import OnFailure, Settings
 
 NOT_HEARD = contextlib.nullcontext()
-GUARDS = "the backend returned, and dynamo could build no guards from what it had done to the ShapeEnv or the inputs"
 ABSENT_RANK = (
     "a collective of this graph waited in vain for another rank, which is no failure of the backend; "
     "what that rank printed, or its record in .minidbg/flight, says why it did not come"
@@ -343,82 +341,11 @@ class GraphState:
         failures.add_line(error, report)
 
 
-class DynamoGraph(GraphState):
-    """A graph that dynamo handed to a backend, with the guards that dynamo will build and the backward that is compiled late."""
-
-    guards: _torch.GuardState
-    guard_error: Exception | None = None
-    aot_ids_from = 0
-    """AOTAutograd's number for the first graph that this one's compilers make."""
-
-    def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-        """As any graph; what keeps dynamo from building its guards is a failure of the backend too."""
-        self.guards = _torch.GuardState(example_inputs)
-        self.aot_ids_from = _torch.next_aot_id()
-        try:
-            return super().compile(gm, example_inputs)
-        finally:
-            self.guard_error = None
-            del self.guards  # it holds the inputs
-
-    def compiled_by(self, link: Link, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-        """What ``link`` returns. Raises the error that dynamo would meet after it."""
-        compiled_fn = super().compiled_by(link, gm, example_inputs)
-        self.guard_error = self.guards.error_of_guards()
-        if self.guard_error is not None:
-            raise self.guard_error
-        return compiled_fn
-
-    def undo_compiling(self, kept: Kept) -> None:
-        """The guards' sources too are as before."""
-        self.guards.put_back()
-        super().undo_compiling(kept)
-
-    def failure(
-        self, error: Exception, values: Sequence[Any], kind: Kind, notes: tuple[str, ...] = ()
-    ) -> Failure:
-        """What failed; the capture says where it was only dynamo that would have."""
-        return super().failure(error, values, kind, (GUARDS,) if error is self.guard_error else notes)
-
-    def went_well(self, result: Any, args: tuple[Any, ...]) -> None:
-        """One more good call: the graph may settle, and its backward is listened to."""
-        super().went_well(result, args)
-        first = self.good_calls == 1 and torch.is_grad_enabled()
-        has_backward = first and self.guard_backward(result, args)
-        if self.settled and not has_backward:
-            self.record.close()  # after it, nothing of this graph can end the process
-
-    def guard_backward(self, result: Any, args: tuple[Any, ...]) -> bool:
-        """Answer what the compiled backward of this graph will raise; whether it has one."""
-
-        def on_failure(error: Exception, phase: str) -> None:
-            if failures.own_report(error) is None and not failures.is_answering():
-                failure = call.failure(error, phase)
-                report = self.report_on(failure)
-                failures.add_line(error, report)
-                if self.settings.on_failure is OnFailure.FALLBACK and self.position < len(self.links):
-                    failures.warn_going_on(failure, report, "eager in later calls")
-                    self.called_as_eager()
-
-        guarded = backward.guard(
-            written_by(result, args), on_failure, self.record.during_backward, since=self.aot_ids_from
-        )
-        if guarded:
-            link = self.links[self.position]
-            call = backward.remembered(self.untouched, link, args, self.settings.env)
-        return guarded
-
-
 def at_rest(args: Sequence[Any], result: Any = ()) -> None:
     """Wait for the devices of a call, which may raise late; not while a device graph is recorded."""
     values = tensors_in([*args, *(result if isinstance(result, list | tuple) else (result,))])
     if any(value.device.type != "cpu" for value in values) and not capturing_device_graph():
         devices.synchronize(values)
-
-
-def written_by(result: Any, args: Sequence[Any]) -> list[Any]:
-    """All that a call left behind: its results, and its inputs, some of which it may have written to."""
-    return [*(result if isinstance(result, list | tuple) else (result,)), *args]
 
 
 def called(link: Link, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import wrong_results
 from torch import distributed, fx
 from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import minidbg
 from minidbg.backend.collectives import Heard, Replay, alone
 from minidbg.backend.flight import Record
 from minidbg.graphs.ranks import collective_name
@@ -143,16 +146,50 @@ def test_other_peoples_collectives_are_known_by_their_names() -> None:
         assert collective_name(torch.ops.engine.all_reduce_quantised.default) == "all_reduce_quantised"
 
 
-def test_without_its_collectives_a_graph_takes_their_results_and_returns_what_it_gave(heard: Heard) -> None:
+def graph_of_a_sum() -> fx.GraphModule:
+    """``all_reduce(x * 2) + 1``, as dynamo hands it over."""
     made = fx.Graph()
     x = made.placeholder("x")
-    x.meta["example_value"] = X
-    doubled = made.call_method("mul", (x, 2))
-    doubled.meta["example_value"] = X
+    doubled = made.call_function(torch.mul, (x, 2))
     asked = made.call_function(torch.ops._c10d_functional.all_reduce.default, (doubled, "sum", "0"))
     done = made.call_function(torch.ops._c10d_functional.wait_tensor.default, (asked,))
     made.output((made.call_function(torch.add, (done, 1)),))
-    module = fx.GraphModule({}, made)
+    for node in (x, doubled):
+        node.meta["example_value"] = X
+    return fx.GraphModule({}, made)
+
+
+def compiled(backend: Any, folder: Path) -> Any:
+    graph = graph_of_a_sum()
+    return minidbg.wrap(backend, reduce="later", repro_dir=folder)(graph, [X])
+
+
+def moves_the_scale(gm: fx.GraphModule, example_inputs: Any) -> Any:
+    """Multiplies after the sum instead of before it, which is the same; everything else in eager."""
+    if not any(collective_name(node.target) for node in gm.graph.nodes):
+        return gm.forward
+    return lambda x: (collectives.all_reduce(x, "sum", distributed.group.WORLD) * 2 + 1,)
+
+
+def test_a_wrong_part_of_this_rank_is_its_failure_and_needs_no_collective(tmp_path: Path) -> None:
+    backend = functools.partial(wrong_results.wrong_for_large, op="mul")
+    with pytest.raises(minidbg.AccuracyError, match="what this rank gives to all_reduce") as caught:
+        compiled(backend, tmp_path)(X + 9)
+    report = minidbg.report_of(caught.value)
+    assert report is not None
+    assert report.capture is not None
+    assert "all_reduce.default" not in report.capture.read_text()
+
+
+def test_arithmetic_that_moved_across_a_collective_is_no_alarm(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert compiled(moves_the_scale, tmp_path)(X)[0].tolist() == [1, 3, 5]
+    assert "moved arithmetic from one side of a collective to the other" in caplog.text
+
+
+def test_without_its_collectives_a_graph_takes_their_results_and_returns_what_it_gave(heard: Heard) -> None:
+    module = graph_of_a_sum()
     replay = call(heard, module.forward)
     replay.run(module.forward, (X,))
     fed = alone(module, (X,), replay.taken)
