@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -44,17 +44,31 @@ SPECIAL = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0)
 TESTED_BY_TORCH = ("float32", "int64", "float16", "float64", "int32")
 
 
-def order_for(backend: str, dtypes: Sequence[str]) -> Sequence[tuple[tuple[str, int, int], str]]:
+def order_for(
+    backend: str, dtypes: Sequence[str], most: int | None = None
+) -> Sequence[tuple[tuple[str, int, int], str]]:
     """Each round in each dtype, breadth first: a further twist in one dtype takes its turn with the twist before in the next.
 
-    torch tests inductor with plain samples in few dtypes (``test_torchinductor_opinfo.py``): there those come last.
+    ``most`` is the number of samples that an operator has in one dtype at most. Without it, what torch tests inductor with
+    (plain samples in few dtypes, ``test_torchinductor_opinfo.py``) comes last there.
     """
     rounds = list(ROUNDS)
-    if backend == "inductor":
+    if most is not None:
+        rounds = list(limited(rounds, most))
+    elif backend == "inductor":
         rounds.sort(key=lambda one: not one[0])
         dtypes = sorted(dtypes, key=TESTED_BY_TORCH.__contains__)
     places = itertools.product(range(len(rounds)), range(len(dtypes)))
     return [(rounds[place], dtypes[dtype]) for place, dtype in sorted(places, key=sum)]
+
+
+def limited(rounds: Iterable[tuple[str, int, int]], most: int) -> Iterator[tuple[str, int, int]]:
+    """The rounds as far as they have ``most`` samples together."""
+    for twist, first, last in rounds:
+        taken = min(last - first, most)
+        most -= taken
+        if taken:
+            yield twist, first, first + taken
 
 
 def inverse_of(dtype: torch.dtype) -> Any:
