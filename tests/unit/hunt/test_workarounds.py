@@ -132,7 +132,7 @@ def test_the_warning_of_a_fallback_names_the_best_one_that_is_known(tmp_path: Pa
     path = tmp_path / "minidbg_repros" / "compile_relu_1.py"
     path.parent.mkdir()
     path.touch()
-    report = failures.NoReport("4 -> 1 nodes", path=path)
+    report = failures.Report("4 -> 1 nodes", path=path)
     assert failures.known_workaround(report) == ""
     found = workarounds.Workaround("a graph break around relu", ("...",), "train.py:3", 4)
     workarounds.keep(path, workarounds.Search((found,), 3, 1.0))
