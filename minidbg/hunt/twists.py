@@ -80,12 +80,9 @@ def inverse_of(dtype: torch.dtype) -> Any:
 
 def undone(value: torch.Tensor) -> torch.Tensor:
     """What the inverse makes ``value`` of, in its layout."""
-    result = value.detach()
-    if result.layout is torch.strided and result.numel() and 0 in result.stride():
-        result = inverse_of(result.dtype)(result[:1]).expand(result.shape)
-    else:
-        result = inverse_of(result.dtype)(result)
-    return result.requires_grad_(value.requires_grad)
+    inverse, expanded = inverse_of(value.dtype), value.numel() and 0 in value.stride()
+    result: torch.Tensor = inverse(value.detach()[:1] if expanded else value.detach())
+    return (result.expand(value.shape) if expanded else result).requires_grad_(value.requires_grad)
 
 
 def twisted(value: torch.Tensor, place: int, twists: Sequence[str], dtype: torch.dtype) -> torch.Tensor:
