@@ -10,24 +10,24 @@ import torch
 
 ROUNDS: Sequence[tuple[str, int, int]] = (
     ("", 0, 1),
-    ("fused+special", 0, 1),
-    ("into_bool+fused", 0, 1),
+    ("wide+fused+special", 0, 2),
+    ("wide+fused+into_bool", 0, 2),
     ("empty", 0, 1),
-    ("transposed+special", 1, 2),
-    ("fused+mixed", 0, 1),
+    ("wide+transposed+special", 1, 2),
+    ("wide+fused+mixed", 0, 1),
     ("constant", 0, 1),
     ("", 1, 2),
-    ("symbolic+fused", 0, 1),
+    ("wide+fused+symbolic", 0, 1),
     ("one+fused", 1, 2),
-    ("into_float16+fused", 0, 1),
+    ("wide+fused+into_float16", 0, 2),
     ("expanded+fused", 0, 1),
     ("empty+fused", 1, 3),
     ("", 2, 6),
-    ("sliced+special", 2, 4),
-    ("into_int64", 1, 2),
+    ("wide+sliced+special", 2, 4),
+    ("wide+into_int64", 0, 3),
     ("symbolic+transposed", 1, 3),
     ("fused+constant", 1, 2),
-    ("fused+special", 1, 8),
+    ("wide+fused+special", 2, 8),
     ("", 6, 16),
     ("", 16, 1000),
 )
@@ -41,13 +41,15 @@ OTHER_DTYPE = {
 SPECIAL = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0)
 
 
+WIDER = 8
+"""Times the last size: torch's samples are too small for vectorised loops."""
 TESTED_BY_TORCH = ("float32", "int64", "float16", "float64", "int32")
 
 
 def order_for(
     backend: str, dtypes: Sequence[str], most: int | None = None
 ) -> Sequence[tuple[tuple[str, int, int], str]]:
-    """Each round in each dtype, breadth first: a further twist in one dtype takes its turn with the twist before in the next.
+    """Each round in each dtype, breadth first: a further twist in one dtype takes its turn with the twist before in the one after next.
 
     ``most`` is the number of samples that an operator has in one dtype at most. Without it, what torch tests inductor with
     (plain samples in few dtypes, ``test_torchinductor_opinfo.py``) comes last there.
@@ -59,7 +61,8 @@ def order_for(
         rounds.sort(key=lambda one: not one[0])
         dtypes = sorted(dtypes, key=TESTED_BY_TORCH.__contains__)
     places = itertools.product(range(len(rounds)), range(len(dtypes)))
-    return [(rounds[place], dtypes[dtype]) for place, dtype in sorted(places, key=sum)]
+    order = sorted(places, key=lambda one: 2 * one[0] + one[1])
+    return [(rounds[place], dtypes[dtype]) for place, dtype in order]
 
 
 def limited(rounds: Iterable[tuple[str, int, int]], most: int) -> Iterator[tuple[str, int, int]]:
@@ -95,6 +98,8 @@ def twisted(value: torch.Tensor, place: int, twists: Sequence[str], dtype: torch
         return value
     result = value.detach()
     rank = result.dim()
+    if "wide" in twists and rank and result.shape[-1] > 1:
+        result = result.repeat([*[1] * (rank - 1), WIDER])
     if "special" in twists and value.dtype is dtype and not value.requires_grad:
         result = with_special_values(result, place)
     if "mixed" in twists and place:
