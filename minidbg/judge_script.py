@@ -89,10 +89,11 @@ def definitions_of(path: str) -> dict[str, Any]:
 
         return {"__file__": path, "backend": backend}
     if "backend" not in module.__dict__:
-        from minidbg.metadata import backend_named_in
+        from minidbg.metadata import backend_in
 
-        named = backend_named_in(Path(path).read_text(encoding="utf-8-sig"))
-        module.__dict__.update({"backend": lambda: named} if named else {})
+        expression = backend_in(Path(path).read_text(encoding="utf-8-sig"))
+        if expression:
+            module.__dict__["backend"] = lambda: eval(expression, module.__dict__)
     return module.__dict__
 
 

@@ -6,6 +6,11 @@ import re
 import tomllib
 from typing import Any
 
+DIVIDER = (
+    "# ---- Below is nothing about the failure: what tools read, and how this script judges itself. ----"
+)
+"""The line of a script that people need not read beyond."""
+
 # --- embedded from here ---
 
 BLOCK = re.compile(
@@ -51,9 +56,11 @@ def read_table(path: str) -> dict[str, Any]:
         return table_in(metadata_of(file.read()))
 
 
-def backend_named_in(text: str) -> str | None:
-    """The backend that a script without ``def backend()`` hands to torch.compile by its name, as the text has it now."""
+def backend_in(text: str) -> str | None:
+    """The backend of a script without ``def backend()``, as an expression: a name in quotes, or a function of the script."""
     found = re.search(
-        r"""\btorch\.(?:compile\([^\n]*\bbackend=|_TorchCompileWrapper\()["']([^"'\n]+)["']""", text
+        r"""(?x) \btorch\.(?: compile\([^\n]*\bbackend= | _TorchCompileWrapper\( )  ( ["'][^"'\n]+["'] | [^\W\d]\w*\b(?!\() )
+        | \bcompiled_fn\ =\ ([^\W\d]\w*)\(gm,\ examples\) """,
+        text,
     )
-    return found[1] if found else None
+    return found[1] or found[2] if found else None

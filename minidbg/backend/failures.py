@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
@@ -31,30 +31,38 @@ log = logging.getLogger("minidbg")
 ATTRIBUTE = "minidbg_report"
 
 
-@runtime_checkable
-class Report(Protocol):
-    """What became of a failure."""
-
-    @property
-    def path(self) -> Path | None:
-        """The verified repro."""
-
-    @property
-    def capture(self) -> Path | None:
-        """The unreduced capture."""
-
-    @property
-    def line(self) -> str:
-        """The result for people, one line: ``812 -> 1 nodes, 14 oracle calls, 3.2 s; run: python ...``."""
-
-
-@dataclass(frozen=True, slots=True)
-class NoReport:
-    """A failure of which nothing was written, and why."""
+@dataclass(frozen=True, slots=True, repr=False)
+class Report:
+    """What became of a failure. A notebook and IPython show it with the script."""
 
     line: str
+    """The result for people, one line: ``812 -> 1 nodes, 14 oracle calls, 3.2 s; run: python ...``; or why nothing was written."""
     path: Path | None = None
+    """The verified repro."""
     capture: Path | None = None
+    """The unreduced capture."""
+
+    def __repr__(self) -> str:
+        return f"<minidbg report: {self.line}>"
+
+    def _repr_markdown_(self) -> str:
+        # Markdown rather than HTML: the notebook brings the highlighting, in the reader's own colours.
+        script = self.script()
+        return f"**minidbg**: {self.line}" + (f"\n\n```python\n{script}\n```" if script else "")
+
+    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
+        script = self.script()
+        printer.text(f"minidbg: {self.line}" + (f"\n\n{script}" if script else ""))
+
+    def script(self) -> str:
+        """The part of the repro that is about the failure; empty when there is none, or it has gone."""
+        from minidbg.metadata import DIVIDER
+
+        try:
+            text = self.path.read_text(encoding="utf-8") if self.path else ""
+        except OSError:
+            return ""
+        return text.split(DIVIDER)[0].rstrip()
 
 
 ANSWERING: ContextVar[bool] = ContextVar("minidbg_answering", default=False)
@@ -123,16 +131,16 @@ def answered(failure: Failure, settings: Settings) -> Report:
     except MinidbgError as refusal:
         return kept_in_words(failure, refusal, settings)
     except OSError as error:
-        return NoReport(f"not captured, the file system refused: {error}; repro_dir= names another folder")
+        return Report(f"not captured, the file system refused: {error}; repro_dir= names another folder")
     except Exception as trouble:
         # The user's exception must arrive, whatever goes wrong here.
         log.debug("answering_failed", exc_info=True)
-        return NoReport(
+        return Report(
             f"could not capture this failure ({type(trouble).__name__}: {trouble}); that is a bug in minidbg"
         )
 
 
-def kept_in_words(failure: Failure, refusal: Exception, settings: Settings) -> NoReport:
+def kept_in_words(failure: Failure, refusal: Exception, settings: Settings) -> Report:
     """The report on a failure that no script can hold."""
     from minidbg.backend.respond import keep_what_there_is  # late, as in respond
 
@@ -140,7 +148,7 @@ def kept_in_words(failure: Failure, refusal: Exception, settings: Settings) -> N
     with contextlib.suppress(TorchNameMissing), answering(failure.inputs):
         path = keep_what_there_is(failure, refusal, settings)
     kept = f"; the graph and what else is known are in {path}" if path else ""
-    return NoReport(f"not captured: {refusal}{kept}", capture=path)
+    return Report(f"not captured: {refusal}{kept}", capture=path)
 
 
 @contextlib.contextmanager
@@ -185,7 +193,7 @@ def captured(failure: Failure, settings: Settings) -> Report:
     started = time.monotonic()
     try:
         with plain_modes():
-            report = respond(case, failure.error, granted)
+            report = respond(case, granted)
     finally:
         if granted.reduce is Reduce.NOW:
             PROCESS.spend(time.monotonic() - started)
@@ -200,13 +208,12 @@ def bug_of(case: Case, error: Exception) -> Signature | None:
     return replace(case.signature, frames=(case.backend.name,), types=(error.op,))
 
 
-def respond(case: Case, error: BaseException, settings: Settings) -> Report:
+def respond(case: Case, settings: Settings) -> Report:
     """Write the capture, reduce, publish."""
     # late: what reduces and writes is not loaded by a run in which nothing fails
     from minidbg.backend.respond import on_failure
 
-    report: Report = on_failure(case, error, settings)
-    return report
+    return on_failure(case, settings)
 
 
 def eager_fails_too(failure: Failure, environ: Mapping[str, str]) -> bool:
@@ -251,11 +258,22 @@ def warn_going_on(failure: Failure, report: Report, then: str) -> None:
     what = "gives wrong results for" if failure.kind is Kind.ACCURACY else what
     first = str(failure.error).strip().partition("\n")[0]
     log.warning(
-        "minidbg: %s %s a graph (%s: %s); going on with %s. %s",
+        "minidbg: %s %s a graph (%s: %s); going on with %s. %s%s",
         failure.link.name,
         what,
         type(failure.error).__name__,
         first[:200],
         then,
         report.line,
+        known_workaround(report),
     )
+
+
+def known_workaround(report: Report) -> str:
+    """``; until it is mended: ...``, when ``minidbg workaround`` has found something for this repro; else nothing."""
+    if report.path is None:
+        return ""
+    from minidbg.workarounds import best_of  # late: nothing else of it is needed while a program runs
+
+    best = best_of(report.path)
+    return f"; until it is mended: {best}" if best else ""

@@ -1,37 +1,41 @@
 """One graph of the user's program: compiled by the links of a chain until one works, run with care until it has run
 well, and then left alone.
 
-``GraphState`` is that for any graph; ``DynamoGraph`` adds what dynamo's need, ``compilers.AtenGraph`` what AOTAutograd's need.
+``GraphState`` is that for any graph; ``dynamo_graph.DynamoGraph`` adds what dynamo's need, ``compilers.AtenGraph`` what AOTAutograd's need.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
 from minidbg import _torch, devices
-from minidbg.backend import backward, failures, flight, standing, verify
+from minidbg.backend import failures, flight, standing, verify
 from minidbg.backend.capture import Failure
 from minidbg.backend.chain import Link, compile_at_run_time
+from minidbg.backend.collectives import Heard
 from minidbg.backend.failures import Report
 from minidbg.backend.kept import NOTHING, Kept, capturing_device_graph, keep, tensors_in
 from minidbg.case import CompiledFn, Level
 from minidbg.failure import Kind
 from minidbg.graphs.copying import copy_graph_module
 from minidbg.graphs.mutation import mutated_placeholders, written_attributes
-from minidbg.graphs.ranks import is_waiting_in_vain
+from minidbg.graphs.ranks import is_waiting_in_vain, talks_to_others
 from minidbg.repro.flights import Step
 from minidbg.settings import OnFailure, Settings
 
-GUARDS = "the backend returned, and dynamo could build no guards from what it had done to the ShapeEnv or the inputs"
+NOT_HEARD = contextlib.nullcontext()
 ABSENT_RANK = (
     "a collective of this graph waited in vain for another rank, which is no failure of the backend; "
     "what that rank printed, or its record in .minidbg/flight, says why it did not come"
+)
+IN_STEP = (
+    "and with this backend: other ranks take part in this graph, and eager would not keep step with them"
 )
 STALE = "the graph writes to its inputs and had run before; the values are those after the failing call"
 
@@ -80,7 +84,8 @@ class GraphState:
             try:
                 compiled_fn = self.compiled_by(link, gm, example_inputs)
             except Exception as error:
-                if _torch.is_control_flow(error) or self.is_put_off():
+                self.standing.restarted = _torch.is_control_flow(error)
+                if self.standing.restarted or self.is_put_off():
                     raise
                 failure = self.failure(error, example_inputs, Kind.COMPILE)
                 report = self.report_on(failure)
@@ -157,16 +162,18 @@ class GraphState:
             return self.call(args)  # our own work, or a tracer above us asks for shapes and nothing runs
         at_rest(values)  # an error of what ran before is not one of this graph
         kept = self.keep(values)
-        verification = None
+        verification, heard = None, self.heard(values)
         try:
-            verification = self.verification(values, kept)
-            with self.record.during(Step.RUN, self.links[self.position], values):
+            verification = self.verification(values, kept, heard)
+            if heard is not None and verification is None:
+                heard.left_bytes = 0
+            with self.record.during(Step.RUN, self.links[self.position], values), heard or NOT_HEARD:
                 result = self.call(args)
                 at_rest(values, result)
         except Exception as error:
-            again = self.after_failure(error, values, kept)
+            again = self.after_failure(error, values, kept, heard)
             if again is None:
-                del kept, verification, values  # the traceback holds this frame
+                del kept, verification, values, heard  # the traceback holds this frame
                 raise
         else:
             failure = self.judged(verification, result, values) if verification is not None else None
@@ -174,13 +181,20 @@ class GraphState:
                 self.went_well(result, values)
                 return result
             verification.before.put_back(values)
-            again = self.after_wrong_results(failure, result, values, kept)
+            again = self.after_wrong_results(failure, result, values, kept, heard)
         finally:
             self.comparing.discard(threading.get_ident())
         del kept, verification
         return again(*values)
 
-    def verification(self, args: tuple[Any, ...], kept: Kept) -> verify.Verification | None:
+    def heard(self, args: tuple[Any, ...]) -> Heard | None:
+        """What will hear the collectives of this call; None for a graph that talks to no other rank."""
+        talks = talks_to_others(self.untouched, args) != "" and self.position < len(self.links)
+        return Heard(self.record, self.settings.value_limit_bytes) if talks else None
+
+    def verification(
+        self, args: tuple[Any, ...], kept: Kept, heard: Heard | None
+    ) -> verify.Verification | None:
         """What will judge this call; None when it is not compared, or another thread is at it."""
         most = verify.calls_compared(self.settings.verify)
         if (most is not None and self.good_calls >= most) or self.position >= len(self.links):
@@ -191,12 +205,15 @@ class GraphState:
         self.comparing.add(threading.get_ident())
         link = self.links[self.position]
         with self.record.during(Step.RUN, link, args):
-            return self.compared(link, args, kept)
+            return self.compared(link, args, kept, heard)
 
-    def compared(self, link: Link, args: tuple[Any, ...], kept: Kept) -> verify.Verification | None:
+    def compared(
+        self, link: Link, args: tuple[Any, ...], kept: Kept, heard: Heard | None
+    ) -> verify.Verification | None:
         """The comparison of a call by ``link`` that is about to be made."""
+        own, compiled_fn = self.settings, self.compiled_fn
         return verify.begin(
-            self.untouched, self.compiled_fn, link, args, self.mutated, kept, self.settings, self.standing
+            self.untouched, compiled_fn, link, args, self.mutated, kept, own, self.standing, heard
         )
 
     def judged(self, verification: verify.Verification, result: Any, args: tuple[Any, ...]) -> Failure | None:
@@ -209,7 +226,7 @@ class GraphState:
         self.settled = verify.is_settled(self.good_calls, self.settings.verify)
 
     def after_wrong_results(
-        self, failure: Failure, result: Any, args: tuple[Any, ...], kept: Kept
+        self, failure: Failure, result: Any, args: tuple[Any, ...], kept: Kept, heard: Heard | None
     ) -> CompiledFn:
         """What to call instead. Raises the failure's error when nothing is left, or may run on what the call has left."""
         error, report = failure.error, self.report_on(failure)
@@ -217,6 +234,10 @@ class GraphState:
         if not self.can_go_on():
             self.say_why_it_is_raised(error, report)
             raise error
+        if heard is not None:
+            failures.warn_going_on(failure, report, f"these results, {IN_STEP}")
+            self.went_well(result, args)
+            return lambda *args: result
         if not restored:
             failures.warn_going_on(failure, report, "these results, and eager in later calls")
             self.called_as_eager()
@@ -227,13 +248,15 @@ class GraphState:
             raise error
         return again
 
-    def after_failure(self, error: Exception, args: tuple[Any, ...], kept: Kept | None) -> CompiledFn | None:
+    def after_failure(
+        self, error: Exception, args: tuple[Any, ...], kept: Kept | None, heard: Heard | None = None
+    ) -> CompiledFn | None:
         """What to call instead, or None when ``error`` is to be raised. ``kept`` is None for a settled graph."""
         if self.position >= len(self.links) or failures.is_answering():
             return None
         restored = self.put_back(kept)
         if is_waiting_in_vain(error, self.untouched, args):
-            self.say_why_it_is_raised(error, failures.NoReport(ABSENT_RANK))
+            self.say_why_it_is_raised(error, failures.Report(ABSENT_RANK))
             return None
         failure = self.failure(error, args, Kind.RUNTIME, () if restored else (STALE,))
         if restored and failures.own_report(error) is None and not devices.in_error(args):
@@ -242,7 +265,7 @@ class GraphState:
             if blameless:
                 return None
         report = self.report_on(failure)
-        if not (restored and self.can_go_on()):
+        if not (restored and self.can_go_on()) or (heard is not None and heard.begun):
             self.say_why_it_is_raised(error, report)
             return None
         self.warn(failure, report)
@@ -277,7 +300,7 @@ class GraphState:
             return self.called_as_eager()
         self.position = 0
         self.say_why_it_is_raised(
-            error, failures.own_report(error) or failures.NoReport("no link of the chain works")
+            error, failures.own_report(error) or failures.Report("no link of the chain works")
         )
         return None
 
@@ -318,82 +341,11 @@ class GraphState:
         failures.add_line(error, report)
 
 
-class DynamoGraph(GraphState):
-    """A graph that dynamo handed to a backend, with the guards that dynamo will build and the backward that is compiled late."""
-
-    guards: _torch.GuardState
-    guard_error: Exception | None = None
-    aot_ids_from = 0
-    """AOTAutograd's number for the first graph that this one's compilers make."""
-
-    def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-        """As any graph; what keeps dynamo from building its guards is a failure of the backend too."""
-        self.guards = _torch.GuardState(example_inputs)
-        self.aot_ids_from = _torch.next_aot_id()
-        try:
-            return super().compile(gm, example_inputs)
-        finally:
-            self.guard_error = None
-            del self.guards  # it holds the inputs
-
-    def compiled_by(self, link: Link, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-        """What ``link`` returns. Raises the error that dynamo would meet after it."""
-        compiled_fn = super().compiled_by(link, gm, example_inputs)
-        self.guard_error = self.guards.error_of_guards()
-        if self.guard_error is not None:
-            raise self.guard_error
-        return compiled_fn
-
-    def undo_compiling(self, kept: Kept) -> None:
-        """The guards' sources too are as before."""
-        self.guards.put_back()
-        super().undo_compiling(kept)
-
-    def failure(
-        self, error: Exception, values: Sequence[Any], kind: Kind, notes: tuple[str, ...] = ()
-    ) -> Failure:
-        """What failed; the capture says where it was only dynamo that would have."""
-        return super().failure(error, values, kind, (GUARDS,) if error is self.guard_error else notes)
-
-    def went_well(self, result: Any, args: tuple[Any, ...]) -> None:
-        """One more good call: the graph may settle, and its backward is listened to."""
-        super().went_well(result, args)
-        first = self.good_calls == 1 and torch.is_grad_enabled()
-        has_backward = first and self.guard_backward(result, args)
-        if self.settled and not has_backward:
-            self.record.close()  # after it, nothing of this graph can end the process
-
-    def guard_backward(self, result: Any, args: tuple[Any, ...]) -> bool:
-        """Answer what the compiled backward of this graph will raise; whether it has one."""
-
-        def on_failure(error: Exception, phase: str) -> None:
-            if failures.own_report(error) is None and not failures.is_answering():
-                failure = call.failure(error, phase)
-                report = self.report_on(failure)
-                failures.add_line(error, report)
-                if self.settings.on_failure is OnFailure.FALLBACK and self.position < len(self.links):
-                    failures.warn_going_on(failure, report, "eager in later calls")
-                    self.called_as_eager()
-
-        guarded = backward.guard(
-            written_by(result, args), on_failure, self.record.during_backward, since=self.aot_ids_from
-        )
-        if guarded:
-            link = self.links[self.position]
-            call = backward.remembered(self.untouched, link, args, self.settings.env)
-        return guarded
-
-
 def at_rest(args: Sequence[Any], result: Any = ()) -> None:
     """Wait for the devices of a call, which may raise late; not while a device graph is recorded."""
     values = tensors_in([*args, *(result if isinstance(result, list | tuple) else (result,))])
     if any(value.device.type != "cpu" for value in values) and not capturing_device_graph():
         devices.synchronize(values)
-
-
-def written_by(result: Any, args: Sequence[Any]) -> list[Any]:
-    """All that a call left behind: its results, and its inputs, some of which it may have written to."""
-    return [*(result if isinstance(result, list | tuple) else (result,)), *args]
 
 
 def called(link: Link, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:

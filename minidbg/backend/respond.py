@@ -10,14 +10,15 @@ import os
 import tempfile
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import torch
 
 from minidbg import isolation, processes, repro, stages
 from minidbg.backend.capture import Failure
+from minidbg.backend.failures import Report
 from minidbg.case import Case, Level
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind
@@ -25,45 +26,7 @@ from minidbg.printable import display_path
 from minidbg.reduction import reducing
 from minidbg.reduction.publishing import VERIFY_SECONDS
 from minidbg.reduction.result import Limits, Written
-from minidbg.repro.render import DIVIDER
 from minidbg.settings import Reduce, Settings
-
-
-class HasPath(Protocol):
-    """What is shown."""
-
-    @property
-    def path(self) -> Path | None: ...
-    @property
-    def line(self) -> str: ...
-
-
-class Readable:
-    """Gives a report the two methods by which notebooks and IPython show a value."""
-
-    __slots__ = ()
-
-    def __repr__(self: HasPath) -> str:
-        return f"<minidbg report: {self.line}>"
-
-    def _repr_markdown_(self: HasPath) -> str:
-        # Markdown rather than HTML: the notebook brings the highlighting, in the reader's own colours.
-        script = script_of(self)
-        return f"**minidbg**: {self.line}" + (f"\n\n```python\n{script}\n```" if script else "")
-
-    def _repr_pretty_(self: HasPath, printer: Any, _cycle: bool) -> None:
-        script = script_of(self)
-        printer.text(f"minidbg: {self.line}" + (f"\n\n{script}" if script else ""))
-
-
-def script_of(report: HasPath) -> str:
-    """The part of the repro that is about the failure; empty when there is none, or it has gone."""
-    try:
-        text = report.path.read_text(encoding="utf-8") if report.path else ""
-    except OSError:
-        return ""
-    return text.split(DIVIDER)[0].rstrip()
-
 
 GRACE_S = 30.0
 """What the reducing process may take beyond its budget and its verifications before it is ended."""
@@ -71,18 +34,7 @@ COPIED_BYTES = 4 << 30
 """Inputs up to this size go to another interpreter with all of their values."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Answered(Readable):
-    """What became of a failure (a ``failures.Report``)."""
-
-    path: Path | None
-    """The verified repro."""
-    capture: Path | None
-    """The unreduced capture."""
-    line: str
-
-
-def on_failure(case: Case, error: BaseException, settings: Settings) -> Answered:
+def on_failure(case: Case, settings: Settings) -> Report:
     """Write the capture of ``case``; reduce it and publish a verified repro when the settings say now.
 
     Raises CannotWrite when the case has no form in a script, and OSError when the folder cannot be written.
@@ -126,23 +78,24 @@ def with_temporary_folder(settings: Settings, error: OSError) -> tuple[Settings,
     return replace(settings, repro_dir=folder), complaint
 
 
-def answered(case: Case, capture: Path, settings: Settings) -> Answered:
+def answered(case: Case, capture: Path, settings: Settings) -> Report:
     """What became of the case whose capture lies at ``capture``."""
     if settings.reduce is Reduce.LATER:
         why = case.provenance.notes[-1] if case.provenance.notes else "reduce='later'"
-        return Answered(None, capture, f"captured, {why}; run: minidbg reduce {display_path(capture)}")
+        line = f"captured, {why}; run: minidbg reduce {display_path(capture)}"
+        return Report(line, capture=capture)
     try:
         written = reduced_elsewhere(case, capture, settings)
     except MinidbgError as refusal:
-        return Answered(None, capture, f"captured in {display_path(capture)}; {refusal}")
+        return Report(f"captured in {display_path(capture)}; {refusal}", capture=capture)
     except OSError as trouble:
         line = f"captured; no process can be made to reduce it here ({trouble}); run: minidbg reduce {display_path(capture)}"
-        return Answered(None, capture, line)
+        return Report(line, capture=capture)
     if written.path is None:
-        return Answered(None, capture, f"{written.line}; captured in {display_path(capture)}")
+        return Report(f"{written.line}; captured in {display_path(capture)}", capture=capture)
     if settings.stages and has_stages(case, written.path):
         stages.start_in_background(written.path)
-    return Answered(written.path, capture, written.line)
+    return Report(written.line, written.path, capture)
 
 
 def has_stages(case: Case, path: Path) -> bool:

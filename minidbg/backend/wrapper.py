@@ -12,7 +12,7 @@ from torch import fx
 from minidbg import _torch, references, settings
 from minidbg.backend import failures
 from minidbg.backend.chain import Backend, Link, backend_hash, merged, name_of, same_backend
-from minidbg.backend.graph_state import DynamoGraph
+from minidbg.backend.dynamo_graph import DynamoGraph
 from minidbg.case import CompiledFn
 from minidbg.errors import BadSetting, UnknownBackend, nearest
 from minidbg.settings import Settings, WrapSettings

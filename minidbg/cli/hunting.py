@@ -15,7 +15,8 @@ from minidbg.cli.output import CANNOT_JUDGE, JSON, VERBOSITY, note, print_json
 from minidbg.printable import in_one_line, printable
 
 if TYPE_CHECKING:
-    from minidbg.hunt.hunting import Hunt, Listener, Standing, Wanted
+    from minidbg.hunt.hunting import Hunt, Listener, Standing
+    from minidbg.hunt.plan import Wanted
     from minidbg.hunt.states import Found
     from minidbg.hunt.table import Cell
 
@@ -27,6 +28,7 @@ LETTERS = {
     "ok": "·", "unsupported": "u", "handed back": "b", "fails": "F", "wrong": "W", "crashed": "C", "hangs": "H", "skipped": " ",
 }  # fmt: skip
 LINE_EVERY_S = 20.0
+MOST_JOBS = 4
 MOST_TOLD = 10
 
 
@@ -52,7 +54,11 @@ def words(_context: click.Context, _parameter: click.Parameter, given: tuple[str
 @click.option("--samples", type=click.IntRange(min=1), help="Most samples of an op in one dtype.")
 @click.option("--graphs/--no-graphs", default=True, help="Whether random graphs are tried too.")
 @click.option(
-    "--jobs", "-j", default=1, show_default=True, type=click.IntRange(min=1), help="Worker processes."
+    "--jobs",
+    "-j",
+    default=lambda: min(MOST_JOBS, os.cpu_count() or 1),
+    type=click.IntRange(min=1),
+    help=f"Worker processes; by default one for each core, {MOST_JOBS} at most.",
 )
 @click.option("--seed", default=0, show_default=True, help="Of the samples and the graphs.")
 @click.option(
@@ -97,7 +103,8 @@ def hunt(
     Exit status 0: nothing fails; with --baseline, nothing that is new or worse. 1: something does. 125: cannot hunt.
     """
     from minidbg import settings
-    from minidbg.hunt.hunting import Hunt, Wanted
+    from minidbg.hunt.hunting import Hunt
+    from minidbg.hunt.plan import Wanted
 
     if update_baseline and baseline is None:
         raise click.UsageError("--update-baseline writes into a baseline; give --baseline FILE too")

@@ -132,15 +132,19 @@ def asked_for(path: Path | None, last_crash: bool, folder: Path | None) -> Path:
     if path is None:
         folder = folder or settings.load().repro_dir
         left = flights.dead_flights(folder)
+        waited = flights.waited_in_vain(folder)
+        for record in (*waited, *left):
+            note(flights.death(record))
+        for record in waited:
+            flights.remove(record)
         if not left:
             raise click.UsageError(
                 f"no process that died in a backend has left a record in {flights.flight_folder(folder)}; "
                 "other captures lie beside it, in captures"
             )
         path = left[0]
-        note(
-            f"{len(left)} record{'s' if len(left) > 1 else ''} of dead processes; this is the newest: {path.name}"
-        )
+        if len(left) > 1:
+            note("the newest is reduced; minidbg reduce PATH takes another")
     if flights.read_name(path) is not None:
         path = flights.as_capture(path)
         note(f"kept as {path}")

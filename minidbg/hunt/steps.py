@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from minidbg.hunt.control_flow import SIZES
+
 FLOATS = ("float32", "float64", "bfloat16", "float16")
 INTEGERS = ("int64", "int32", "uint8", "int8", "int16")
 
@@ -40,144 +42,27 @@ class Chooser:
 
 Step = list[Any]
 UNARY = [
-    "abs",
-    "neg",
-    "exp",
-    "log1p",
-    "sqrt",
-    "rsqrt",
-    "sin",
-    "cos",
-    "tanh",
-    "sigmoid",
-    "relu",
-    "floor",
-    "ceil",
-    "round",
-    "trunc",
-    "sign",
-    "sgn",
-    "isnan",
-    "isinf",
-    "isfinite",
-    "logical_not",
-    "bitwise_not",
-    "reciprocal",
-    "square",
-    "exp2",
-    "erf",
-    "log",
-    "expm1",
-    "atan",
-    "sinh",
-    "angle",
-    "conj",
-    "real",
-    "imag",
-    "clone",
-    "nan_to_num",
-    "digamma",
-    "lgamma",
-    "frac",
-    "deg2rad",
-    "signbit",
-    "nn.functional.gelu",
-    "nn.functional.silu",
-    "nn.functional.softplus",
-    "nn.functional.elu",
-    "nn.functional.hardswish",
-    "nn.functional.mish",
-    "view_as_real",
-    "ravel",
-    "t",
-    "fliplr",
-    "flipud",
-]
+    "abs", "neg", "exp", "log1p", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "relu", "floor", "ceil", "round", "trunc",
+    "sign", "sgn", "isnan", "isinf", "isfinite", "logical_not", "bitwise_not", "reciprocal", "square", "exp2", "erf", "log",
+    "expm1", "atan", "sinh", "angle", "conj", "real", "imag", "clone", "nan_to_num", "digamma", "lgamma", "frac", "deg2rad",
+    "signbit", "nn.functional.gelu", "nn.functional.silu", "nn.functional.softplus", "nn.functional.elu",
+    "nn.functional.hardswish", "nn.functional.mish", "view_as_real", "ravel", "t", "fliplr", "flipud",
+]  # fmt: skip
 BINARY = [
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "true_divide",
-    "maximum",
-    "minimum",
-    "pow",
-    "remainder",
-    "fmod",
-    "floor_divide",
-    "atan2",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "logical_and",
-    "logical_or",
-    "logical_xor",
-    "bitwise_and",
-    "bitwise_or",
-    "bitwise_xor",
-    "copysign",
-    "hypot",
-    "ldexp",
-    "nextafter",
-    "heaviside",
-    "logaddexp",
-    "fmax",
-    "fmin",
-    "xlogy",
-    "bitwise_left_shift",
-    "bitwise_right_shift",
-]
+    "add", "sub", "mul", "div", "true_divide", "maximum", "minimum", "pow", "remainder", "fmod", "floor_divide", "atan2",
+    "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or",
+    "bitwise_xor", "copysign", "hypot", "ldexp", "nextafter", "heaviside", "logaddexp", "fmax", "fmin", "xlogy",
+    "bitwise_left_shift", "bitwise_right_shift",
+]  # fmt: skip
 WITH_DIM = [
-    "sum",
-    "mean",
-    "prod",
-    "amax",
-    "amin",
-    "any",
-    "all",
-    "cumsum",
-    "cumprod",
-    "logsumexp",
-    "softmax",
-    "log_softmax",
-    "var",
-    "std",
-    "argmax",
-    "argmin",
-    "cummax",
-    "cummin",
-    "count_nonzero",
-    "logcumsumexp",
-    "nansum",
-    "median",
-    "mode",
-    "sort",
-    "topk",
-    "max",
-    "min",
-    "aminmax",
-    "unbind",
-    "var_mean",
-]
+    "sum", "mean", "prod", "amax", "amin", "any", "all", "cumsum", "cumprod", "logsumexp", "softmax", "log_softmax", "var",
+    "std", "argmax", "argmin", "cummax", "cummin", "count_nonzero", "logcumsumexp", "nansum", "median", "mode", "sort",
+    "topk", "max", "min", "aminmax", "unbind", "var_mean",
+]  # fmt: skip
 IN_PLACE = [
-    "add_",
-    "mul_",
-    "sub_",
-    "relu_",
-    "sigmoid_",
-    "neg_",
-    "zero_",
-    "copy_",
-    "fill_",
-    "clamp_",
-    "abs_",
-    "square_",
-    "exp_",
+    "add_", "mul_", "sub_", "relu_", "sigmoid_", "neg_", "zero_", "copy_", "fill_", "clamp_", "abs_", "square_", "exp_",
     "masked_fill_",
-]
+]  # fmt: skip
 
 
 def unary(some: Chooser) -> Step:
@@ -333,7 +218,22 @@ def created(some: Chooser) -> Step:
     )
 
 
+def control(some: Chooser) -> Step:
+    value, name = some.value(), some.pick(("cond", "while_loop", "mapped", "scanned"))
+    chains = [
+        [some.pick(KEEPING) for _ in range(some.number(1, 2))] for _ in range(2 if name == "cond" else 1)
+    ]
+    return [f"steps.{name}", [value, *chains], {}]
+
+
+def with_sizes(some: Chooser) -> Step:
+    return ["steps.sized", [some.value(), some.pick(SIZES)], {}]
+
+
+KEEPING = ("sin", "neg", "relu", "abs", "square", "tanh", "clone")
+"""Ops that keep the shape, and the dtype of floats."""
+
 KINDS = (
     unary, unary, unary, binary, binary, binary, reduction, reduction, shape_change, shape_change, shape_change, joined,
-    cast, in_place, indexed, product, clamped, neural, created,
+    cast, in_place, indexed, product, clamped, neural, created, control, with_sizes,
 )  # fmt: skip

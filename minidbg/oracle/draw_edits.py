@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -79,22 +80,44 @@ def by_turn(graph: fx.GraphModule, carried: int, drawn: int) -> None:
     graph.recompile()
 
 
-def give_mask(mask: Drawn, gm: fx.GraphModule, node: fx.Node, new_input: NewInput) -> None:
-    """Weights without dropout, times the mask, times the values."""
+def give_mask(
+    mask: Drawn,
+    dtype: torch.dtype,
+    autocast: bool,
+    gm: fx.GraphModule,
+    node: fx.Node,
+    new_input: NewInput,
+) -> None:
+    """Weights without dropout, times the mask, times the values; the result is of ``dtype``.
+
+    The weights have the dtype of the mask, and ``autocast`` does not reach inside: it has cast the arguments.
+    """
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     defaults = {"attn_mask": None, "is_causal": False}
     given = [argument_of(node, name, place, defaults.get(name)) for place, name in enumerate(names)]
     rest = {name: node.kwargs[name] for name in ("scale", "enable_gqa") if node.kwargs.get(name)}
-    call, values = gm.graph.call_function, given[2]
+    call, method, inside = gm.graph.call_function, gm.graph.call_method, mask.value.dtype
     given[4] = 0.0
     with gm.graph.inserting_before(node):
+        for place, value in enumerate(given[:4]):
+            if not isinstance(value, fx.Node):
+                continue
+            if getattr(value.meta.get("example_value"), "dtype", None) is torch.bool:  # those that count
+                value = call(torch.where, (value, 0.0, -math.inf))
+            given[place] = method("to", (method("to", (value, dtype)), inside))
+        values = given[2]
+        enter, leave = _torch.autocast_functions()
+        block = call(enter, (mask.value.device.type, None, False, None)) if autocast else None
         pair = call(_torch.attention_with_weights(), tuple(given), rest)
         weights = call(torch.mul, (call(operator.getitem, (pair, 1)), new_input(mask)))
         if "enable_gqa" in rest:
             heads, groups = (call(torch.Tensor.size, (one, -3)) for one in given[:2])
             share = call(operator.floordiv, (heads, groups))
             values = call(torch.repeat_interleave, (values, share, -3))
-    become(node, "call_function", torch.matmul, (weights, values))
+        result = call(torch.matmul, (weights, values))
+        if block is not None:
+            call(leave, (block,))
+    become(node, "call_method", "to", (result, dtype))
 
 
 def multiply_by_mask(
@@ -174,6 +197,27 @@ def put_loop(
             torch.zeros, ((),), {"dtype": torch.int64, "device": values[0].value.device}
         )
     node.args = (condition, body, (*carried, turn), (*further, *map(new_input, values)))  # type: ignore[misc]
+
+
+def place_inputs_before(graph: fx.GraphModule, further: int, drawn: int) -> None:
+    """Move the last ``drawn`` inputs before the ``further`` ones that come before them."""
+    nodes = inputs_of(graph)
+    first = len(nodes) - drawn - further
+    for node in nodes[len(nodes) - drawn :] if further else ():
+        nodes[first].prepend(node)
+    graph.recompile()
+
+
+def put_rows(
+    graph: fx.GraphModule,
+    values: Sequence[Drawn],
+    gm: fx.GraphModule,
+    node: fx.Node,
+    new_input: NewInput,
+) -> None:
+    put_graphs([graph], [0], gm, node)
+    *before, rows, further = node.args
+    node.args = (*before, [*rows, *map(new_input, values)], further)  # type: ignore[misc] # a list
 
 
 def put_graphs(

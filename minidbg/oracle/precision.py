@@ -6,6 +6,7 @@ And eager with other rounding errors, which shows what hangs on them. Standing a
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Any
 
 import torch
@@ -88,13 +89,22 @@ class OtherRounding(LowerPrecision):  # type: ignore[no-untyped-call]
     """While active, each op's float results are off by a few rounding errors, as those of another compiler are.
 
     What moves much more than that was decided by rounding: which of two nearly equal values is the largest, on which side of a
-    threshold one lies. Small integers, zeros and inputs stay exact. ``step`` is afterwards the largest error of one rounding,
-    relative.
+    threshold one lies. Zeros and inputs stay exact, and so do small integers, except where an op may have rounded to one:
+    ``log2`` of 8 is 2.9999998 elsewhere. ``step`` is afterwards the largest error of one rounding, relative.
     """
 
     def __init__(self, number: int) -> None:
         super().__init__("", number)
         self.step = 0.0
+        self.exact = True
+
+    def changed(self, value: Any) -> Any:
+        """The inputs as they are."""
+        return value
+
+    def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        self.exact = name not in ROUNDING and (name not in ARITHMETIC or all(map(has_few_bits, args)))
+        return super().called(func, name, args, kwargs)
 
     def stored(self, tensor: Any) -> Any:
         """``tensor`` with other errors, in place."""
@@ -103,7 +113,11 @@ class OtherRounding(LowerPrecision):  # type: ignore[no-untyped-call]
         if kind is not None and tensor.numel():
             whole, bits = kind
             up = torch.randint(2, tensor.shape, generator=self.generator).to(tensor.device, whole)
-            moved = ((tensor.detach().view(whole) + up * ((1 << bits) - 1)) & -(1 << bits)).view(tensor.dtype)
+            old = tensor.detach().view(whole)
+            moved = (old + up * ((1 << bits) - 1)) & -(1 << bits)
+            if not self.exact:
+                moved = torch.where((moved == old) & (tensor != 0), old + (2 * up - 1) * (1 << bits), moved)
+            moved = moved.view(tensor.dtype)
             tensor.copy_(torch.where(moved.isfinite(), moved, tensor))
             self.step = max(self.step, torch.finfo(tensor.dtype).eps * (1 << bits))
         return tensor
@@ -116,6 +130,30 @@ NOISY_BITS = {
     torch.float16: (torch.int16, 1),
 }
 """The last bits, which are rounded away up or down, and the integer that they are seen in."""
+
+NAMED_ROUNDING = """
+acos acosh asin asinh atan atan2 atanh cos cosh erf erfc erfinv exp exp2 expm1 gelu log log10 log1p log2 log_softmax logaddexp
+logaddexp2 logsumexp rsqrt sigmoid silu sin sinh softmax softplus tan tanh
+"""
+ROUNDING = frozenset(NAMED_ROUNDING.split())
+"""Ops that every library rounds in its own way."""
+NAMED_ARITHMETIC = """
+add addcdiv addcmul cumprod cumsum div dot index_add lerp linalg_vector_norm linear mean mul native_batch_norm native_group_norm
+native_layer_norm norm pow prod reciprocal rsub scatter_add sqrt std sub sum var
+"""
+ARITHMETIC = frozenset(NAMED_ARITHMETIC.split()).union(MULTIPLIED)
+"""Ops whose result depends on the order of the operations, unless their arguments have few bits."""
+
+
+def has_few_bits(argument: Any) -> bool:
+    """Whether the numbers in an argument use at most half of the mantissa, so that products and short sums of them are exact."""
+    if isinstance(argument, float):
+        argument = torch.tensor(argument)
+    if not (isinstance(argument, torch.Tensor) and argument.dtype in NOISY_BITS):
+        return True
+    whole, _ = NOISY_BITS[argument.dtype]
+    half = (1 << (1 - int(math.log2(torch.finfo(argument.dtype).eps))) // 2) - 1
+    return argument.layout is not torch.strided or not (argument.detach().view(whole) & half).any()
 
 
 def tolerance_in(

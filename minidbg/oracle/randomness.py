@@ -37,9 +37,11 @@ from minidbg.oracle.draw_edits import (
     inputs_of,
     multiply_by_mask,
     overwrite,
+    place_inputs_before,
     put_branches,
     put_inside,
     put_loop,
+    put_rows,
     replace_parts,
     replace_value,
     set_argument,
@@ -231,7 +233,8 @@ class _Recorder(fx.Interpreter):
             in_place = name.endswith("_") or argument_of(node, "inplace", 3, False) is True
             return partial(multiply_by_mask, self.again(node, (ones, *args[1:3]), kwargs), in_place)
         if plain == ATTENTION:
-            return partial(give_mask, attention_mask(*args, result=result, **kwargs))
+            mask = attention_mask(*args, result=result, **kwargs)
+            return partial(give_mask, mask, result.dtype, torch.is_autocast_enabled(result.device.type))
         if plain in SWITCHES or plain in RECURRENT:
             self.switched_off.append(node.name)
         if plain in SWITCHES:
@@ -245,6 +248,8 @@ class _Recorder(fx.Interpreter):
             return self._branch(node, args)
         if name == "while_loop":
             return self._loop(node, args)
+        if name in ("map_impl", "scan"):
+            return self._rows(node, args)
         if any(nested_graphs(node)):
             return None
         call = Call(node.op, node.target, *clone_values((args, kwargs)))
@@ -296,10 +301,9 @@ class _Recorder(fx.Interpreter):
             body(*clone_values((*values, *further)))  # moves the generators: each turn draws other numbers
             values = tuple(turns[-1].graph_module(*clone_values(turns[-1].inputs)))
         first = turns[0]
-        if first.left or first.switched_off or any(turn.fed != first.fed for turn in turns):
+        if not draw_alike(turns):
             return None
-        columns = zip(*([one.value for one in turn.drawn] for turn in turns), strict=True)
-        drawn = [Drawn(torch.stack(column), None) for column in columns]
+        drawn = stacked(turns)
         count = len(carried)
         graphs = [copy_graph_module(condition), first.graph_module]
         add_inputs(graphs[0], drawn)
@@ -307,12 +311,43 @@ class _Recorder(fx.Interpreter):
             by_turn(graph, count, len(drawn) if graph is first.graph_module else 0)
         return partial(put_loop, graphs, drawn)
 
+    def _rows(self, node: fx.Node, args: Sequence[Any]) -> Edit | None:
+        """The edit that feeds each step of ``map`` or ``scan``: the values of all steps are one more thing that it goes along."""
+        body, *carried, rows, further = args
+        values, turns = [value for one in carried for value in one], list[Fed]()
+        if len(rows[0]) > MOST_TURNS:
+            return None
+        for place in range(len(rows[0])):
+            given = (*values, *(one[place] for one in rows), *further)
+            turns.append(feed_recorded(body, given))
+            results = body(*clone_values(given))  # moves the generators: each step draws other numbers
+            values = clone_values(results[: len(values)])
+        if not (turns and draw_alike(turns)):
+            return None
+        drawn = stacked(turns)
+        graph = turns[0].graph_module
+        place_inputs_before(graph, len(further), len(drawn))
+        return partial(put_rows, graph, drawn)
+
+
+def draw_alike(turns: Sequence[Fed]) -> bool:
+    """Whether the same nodes drew in each turn of a loop, and all are fed."""
+    first = turns[0]
+    return not (first.left or first.switched_off) and all(turn.fed == first.fed for turn in turns)
+
+
+def stacked(turns: Sequence[Fed]) -> list[Drawn]:
+    """What was drawn in all turns of a loop."""
+    columns = zip(*([one.value for one in turn.drawn] for turn in turns), strict=True)
+    return [Drawn(torch.stack(column), None) for column in columns]
+
 
 def attention_mask(
     query: Tensor, key: Tensor, *others: Any, result: Tensor, dropout_p: float = 0.0, **kwargs: Any
 ) -> Drawn:
     """A mask for the attention weights of that call, whose result is ``result``."""
     probability = others[2] if len(others) > 2 else dropout_p
-    ones = torch.ones((*result.shape[:-1], key.shape[-2]), dtype=result.dtype, device=result.device)
+    dtype = torch.promote_types(result.dtype, torch.float32)  # that of the weights
+    ones = torch.ones((*result.shape[:-1], key.shape[-2]), dtype=dtype, device=result.device)
     call = Call("call_function", torch.nn.functional.dropout, (ones, probability), {})
     return Drawn(torch.nn.functional.dropout(ones, probability), call)

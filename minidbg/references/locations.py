@@ -64,7 +64,7 @@ def _is_main(module: str) -> bool:
 
 
 def _locations(value: object) -> Iterator[Location]:
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if isinstance(module, ModuleType) and top_level(name) != "minidbg" and name != "__mp_main__":
             for path in _paths_in(name, module, value):
                 yield Location(name, path)

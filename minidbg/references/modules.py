@@ -44,7 +44,8 @@ _OURS = frozenset({"torch", "functorch", "torchgen", "minidbg", "__main__", "__m
 
 def foreign_modules() -> Iterator[tuple[str, ModuleType]]:
     """The loaded modules that come neither with Python nor with torch nor from us, in order of loading."""
-    for name, module in list(sys.modules.items()):
+    # A copy is made in one step; while a list of the items is made, the garbage collector may run code that imports.
+    for name, module in sys.modules.copy().items():
         if isinstance(module, ModuleType) and is_foreign(name):
             yield name, module
 

@@ -58,7 +58,7 @@ def _main_once(module: str) -> str:
 def _modules_by_file() -> dict[str, str]:
     """Source file to module name; of a script that is also imported, the importable name."""
     files: dict[str, str] = {}
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         file = getattr(module, "__file__", None) if type(module) is type(sys) else None
         if isinstance(file, str) and (file not in files or files[file] == "__main__"):
             files[file] = _main_once(name)

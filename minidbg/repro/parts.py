@@ -11,10 +11,10 @@ from minidbg.errors import UnreadableRepro
 from minidbg.failure import Kind
 from minidbg.graphs.literals import quoted
 from minidbg.graphs.recipes import dedented
-from minidbg.metadata import backend_named_in
+from minidbg.metadata import DIVIDER, backend_in
 from minidbg.oracle.embed import harness_names
 from minidbg.repro.header import Header, literal_options
-from minidbg.repro.render import DIVIDER, EMBEDDED_MARK, OWN_NAMES, SCRIPT_IMPORTS
+from minidbg.repro.render import EMBEDDED_MARK, OWN_NAMES, SCRIPT_IMPORTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ def read_parts(text: str, header: Header) -> Parts:
 
 
 def named_backend(text: str, header: Header) -> str:
-    """``def backend()`` for a script that has none, since torch.compile knows its backend by name."""
-    return f"def backend():\n    return {quoted(backend_named_in(text) or header.backend)}"
+    """``def backend()`` for a script that has none, since its backend is a name or one of its functions."""
+    return f"def backend():\n    return {backend_in(text) or quoted(header.backend)}"
 
 
 def _is_import(node: ast.stmt) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import enum
 import functools
 import inspect
@@ -25,6 +26,7 @@ from minidbg.graphs.literals import quoted
 from minidbg.graphs.ranks import with_group
 from minidbg.graphs.source import write_graph_builder
 from minidbg.graphs.specs import Exactness, InputSpec
+from minidbg.metadata import DIVIDER
 from minidbg.oracle.embed import harness_imports, harness_names, harness_source
 from minidbg.references import avoid_names, backend_function, load_by_path
 from minidbg.repro import selfcheck
@@ -42,9 +44,6 @@ SCRIPT_IMPORTS = (
 )
 """Imports that a script has for itself; the judge's annotations in a standalone one name what is defined below them."""
 EMBEDDED_MARK = "# Copied from the program that failed:"
-DIVIDER = (
-    "# ---- Below is nothing about the failure: what tools read, and how this script judges itself. ----"
-)
 VALUE_LIMIT_BYTES = 1 << 30
 OWN_NAMES = ("backend", "Repro", "graph", "inputs", "stored", "test_repro", "load_by_path", *selfcheck.NAMES)
 
@@ -111,13 +110,15 @@ def render(
     )
     device = tensors.main_device(specs)
     header = write_header(case, device=device, has_tensors=bool(stored), kind=kind)
-    literal_backend = plain_name(case.backend)
+    plain_backend = plain_name(case.backend) or (function_name(case.backend) if form is Form.SHORT else "")
+    embedded = _embedded(case)
     variables: dict[str, Any] = {
         "docstring": docstring(case, values=values_line(stored), remark=remark),
         "imports": tuple(dict.fromkeys(["import torch", *model.imports, *tensors.imports_for(specs)])),
-        "embedded": _embedded(case),
+        "embedded": embedded,
+        "annotated": _has_annotations(embedded),
         "embedded_mark": EMBEDDED_MARK,
-        "backend": "" if literal_backend else backend_function(case.backend).rstrip("\n"),
+        "backend": "" if plain_backend else backend_function(case.backend).rstrip("\n"),
         "model": model.text.rstrip("\n"),
         "inputs": inputs_function(specs, device, explicit=explicit),
         "stored": STORED.rstrip("\n") if stored else "",
@@ -127,7 +128,10 @@ def render(
     }
     if form is Form.SHORT:
         read = header_of(header, Path("the header"))
-        variables |= selfcheck.lines_for(read, model=model.text, literal_backend=literal_backend)
+        has_numbers = any(type(value) is int for value in case.inputs)
+        variables |= selfcheck.lines_for(
+            read, model=model.text, plain_backend=plain_backend, has_numbers=has_numbers
+        )
         variables["limit"] = f"{selfcheck.hang_limit(read):g}"
     if is_standalone:
         variables |= {
@@ -146,6 +150,11 @@ def plain_name(backend: BackendRef) -> str:
     """The expression of a backend that is a name torch.compile knows, in double quotes; empty for all others."""
     is_name = backend.expression == repr(backend.name) or backend.expression == f'"{backend.name}"'
     return quoted(backend.name) if is_name and not (backend.setup or backend.embedded) else ""
+
+
+def function_name(backend: BackendRef) -> str:
+    """The expression of a backend that is one of the embedded definitions; empty for all others."""
+    return backend.expression if backend.expression.isidentifier() and not backend.setup else ""
 
 
 def values_line(stored: Mapping[str, Tensor]) -> str:
@@ -211,12 +220,22 @@ def constant_expression(
 
 def _embedded(case: Case) -> str:
     """The definitions that no import reaches, with the loader of scripts where the backend needs one."""
-    lines = case.backend.embedded.split("\n")
-    text = "\n".join(line for line in lines if line != SCRIPT_IMPORTS[0]).strip("\n")
+    text = case.backend.embedded
+    nodes = ast.parse(text).body
+    ours = {node.lineno for node in nodes if ast.unparse(node) in (SCRIPT_IMPORTS[0], "import torch")}
+    text = "\n".join(line for at, line in enumerate(text.split("\n"), 1) if at not in ours).strip("\n")
     if not case.backend.files:
         return text
     loader = inspect.getsource(load_by_path).rstrip("\n")
     return f"{loader}\n\n\n{text}".strip("\n")
+
+
+def _has_annotations(text: str) -> bool:
+    """Whether definitions have annotations: these may name what was not copied with them, and are not to be evaluated."""
+    return any(
+        getattr(node, "annotation", None) is not None or getattr(node, "returns", None) is not None
+        for node in ast.walk(ast.parse(text))
+    )
 
 
 def _check_own(text: str, case: Case) -> None:

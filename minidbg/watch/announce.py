@@ -80,8 +80,8 @@ class Log:
         )
 
     def show(self, event: Event) -> None:
-        """Write the event."""
-        self.log.info(event.name, **event.data)
+        """Write the event, without the token of a page: others may read logs."""
+        self.log.info(event.name, **{name: value for name, value in event.data.items() if name != "token"})
 
     def exception(self, event: str, **values: Any) -> None:
         """Write the exception that is being handled, with its traceback."""
@@ -269,6 +269,10 @@ WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
         f"bisecting {display_path(data['repro'])} between {data['good']} and {data['bad']}"
     ),
     "bisect_finished": lambda data: f"bisected {display_path(data['repro'])}: {data['text']}",
+    "serving": lambda data: (
+        f"the page is at {data['url']}{'?token=' + data['token'] if data['token'] else ''}"
+        + (", and whoever opens it may ask for runs" if data["actions"] else "")
+    ),
     "stopping": lambda data: f"stopping: {data['reason']}",
     "stopped": lambda data: "",
     "paused": lambda data: "paused: no sweeps until p is pressed again",

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import queue
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeAlias
 
 from minidbg.cluster.members import Members, Notice, Place
@@ -23,6 +21,7 @@ from minidbg.watch.background import Background, Builder, Builds, Built
 from minidbg.watch.columns import Column, Machine, variants
 from minidbg.watch.events import Events
 from minidbg.watch.lock import Lock, hidden_folder
+from minidbg.watch.notices import is_recipe
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import home_of
 from minidbg.watch.runner import IN_WORKER, Bytecode, Runner, forks
@@ -43,13 +42,14 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A person asked for something: rerun, failing, pause, quit; or to bisect the repro at ``path`` between two revisions."""
+    """A person asked for something: rerun (of one ``repro``, or all), failing, pause, quit; or to bisect the repro at ``path``."""
 
     name: str
     path: str = ""
     column: str = ""
     good: str = ""
     bad: str = ""
+    repro: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,8 @@ class Daemon:
         announce.views.append(self.log)
         history, notice = open_or_begin_anew(hidden / NAME, time.time())
         history.interrupt_running(time.time())
-        self.recorder = Recorder(history, announce, settings.on_flip, settings.folder, history.states())
+        commands = tuple(one for one in settings.on_flip if not is_recipe(one))
+        self.recorder = Recorder(history, announce, commands, settings.folder, history.states())
         self.pool = make_pool(self.inbox, hidden)
         self.watched = Watched(self.paths, self.home, settings, make_events(self.inbox), announce)
         self.sweeper = Sweeper(
@@ -356,6 +357,7 @@ class Daemon:
         self.sweeper.machine, self.recorder.torch = machine, machine.torch
         for environment in machine.environments.values():
             self.recorder.history.put_environment(environment)
+        self.recorder.take_up({environment.key for environment in machine.environments.values()})
         names = {name: one.name for name, one in machine.environments.items()}
         self.announce("machine", torch=machine.torch, devices=names)
 
@@ -396,7 +398,10 @@ class Daemon:
             )
         elif name == "rerun":
             self.sweeper.stop_probing()
-            self.watched.ask_for_all()
+            if key.repro:
+                self.watched.ask_for([key.repro])
+            else:
+                self.watched.ask_for_all()
 
     def end(self) -> None:
         """Leave nothing behind but the history."""
@@ -421,15 +426,3 @@ def state_row(state: State) -> dict[str, Any]:
         "repro": state.repro, "device": state.device, "verdict": str(state.verdict), "since": state.since,
         "reason": state.reason,
     }  # fmt: skip
-
-
-def stop_on_signals(inbox: Inbox) -> None:
-    """Let SIGINT, SIGTERM and SIGHUP end the daemon cleanly; a second SIGINT ends it at once."""
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-        inbox.put(Stop(signal.Signals(number).name))
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, handler)

@@ -82,6 +82,10 @@ def judged(script: Mapping[str, Any], settings: dict[str, Any], device: str) -> 
         found = judge_script(one_op, settings, device, None, lambda phase: None)
         if found["verdict"] == "gone":
             return {"canary": "passes", "reason": "", "fallback": found["reason"].startswith("fallback:")}
+        if (
+            found["verdict"] == "skipped"
+        ):  # the device has gone since the machine was asked, which is no fault of the backend
+            return {"canary": "missing", "reason": found["reason"]}
         reason = reason or found["message"].partition("\n")[0] or found["reason"]
     return {"canary": "broken", "reason": reason[:300]}
 

@@ -43,7 +43,7 @@ ORDER = (
 )
 TOLD = frozenset(
     ("notice", "device_missing", "disk_full", "repro_damaged", "reduction_finished", "process_died", "capture_known",
-     "bisect_started", "bisect_finished")
+     "bisect_started", "bisect_finished", "serving")
 )  # fmt: skip
 """Events that are shown as a line of their own."""
 SHOWN_NOTICES = 4
@@ -141,8 +141,8 @@ class Matrix:
         data = event.data
         cell = self.cells.setdefault((data["repro"], data["device"]), Cell())
         verdict = data["verdict"] or data["standing"]
-        if cell.verdict != verdict:
-            cell.since = event.at
+        if data.get("since") or cell.verdict != verdict:
+            cell.since = data.get("since", event.at)
         cell.verdict, cell.seconds, cell.fresh, cell.maybe = verdict, data["seconds"], True, ""
         cell.note = data["reason"] or data.get("message", "")
         self.seen += 1

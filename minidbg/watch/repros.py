@@ -19,7 +19,7 @@ from typing import Any
 
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Verdict
-from minidbg.metadata import backend_named_in, metadata_of, table_in
+from minidbg.metadata import backend_in, metadata_of, table_in
 
 FOR_PEOPLE = re.compile(rb"(?m)^# (expect|owner|issue|muted) = .*\n")
 """What somebody may write into a header without its being another repro."""
@@ -48,7 +48,7 @@ class Repro:
     table: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """All of ``[tool.minidbg]``."""
     backend_source: str = ""
-    """The text of ``def backend()``, or the name that stands for it."""
+    """The text of ``def backend()``, or the name or function that stands for it."""
 
     @property
     def backend_key(self) -> str:
@@ -164,7 +164,7 @@ def parsed(name: str, path: Path, digest: str, stamp: tuple[int, ...], text: str
         backend=str(table.get("backend", "")),
         device=str(table.get("device", "cpu")),
         table=table,
-        backend_source=function_source(text, "backend") or repr(backend_named_in(text)),
+        backend_source=function_source(text, "backend") or backend_in(text) or "",
     )
 
 

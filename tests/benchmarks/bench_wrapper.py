@@ -19,7 +19,7 @@ from torch import fx, nn
 
 from minidbg.backend import WrappedBackend, graph_state, wrap
 from minidbg.backend.chain import Link
-from minidbg.backend.graph_state import DynamoGraph
+from minidbg.backend.dynamo_graph import DynamoGraph
 from minidbg.settings import Settings, Verify
 
 

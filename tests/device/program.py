@@ -27,15 +27,36 @@ def mixed(device):
     return function, (torch.randn(4, 8), torch.randn(8, 4, device=device))
 
 
+def draws(device):
+    """Numbers of the device's generator and of the CPU's."""
+
+    def function(x, w):
+        noise = torch.rand(4)
+        y = torch.nn.functional.dropout(torch.relu(w), 0.5)
+        return torch.nn.functional.gelu(y).sum(1) * 2, x + noise
+
+    return function, (torch.randn(4), torch.randn(8, 4, device=device))
+
+
+def generators(device):
+    return [torch.get_rng_state(), torch.get_device_module(device).get_rng_state(device)]
+
+
 if __name__ == "__main__":
     device, what = (*sys.argv[1:], "plain")[:2]
-    function, inputs = {"plain": plain, "mixed": mixed}[what](device)
-    states = [torch.get_rng_state(), torch.get_device_module(device).get_rng_state(device)]
+    function, inputs = {"plain": plain, "mixed": mixed, "draws": draws}[what](device)
+    states = generators(device)
+    function(*inputs)
+    after_eager = generators(device)
+    torch.set_rng_state(states[0])
+    torch.get_device_module(device).set_rng_state(states[1], device)
     compiled = torch.compile(function, backend=minidbg.wrap("acme", env=["ACME_BUG", "ACME_ON"], seconds=120))
     try:
         print("result", compiled(*inputs))
+        states = after_eager
     except (RuntimeError, AssertionError, minidbg.AccuracyError) as error:
         print("raised", type(error).__name__, error, *getattr(error, "__notes__", ()), sep="\n")
-    after = [torch.get_rng_state(), torch.get_device_module(device).get_rng_state(device)]
-    print("generators", "as before" if all(map(torch.equal, states, after)) else "changed")
+    print(
+        "generators", "as they should be" if all(map(torch.equal, states, generators(device))) else "changed"
+    )
     print(minidbg.stats())

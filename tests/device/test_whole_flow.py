@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from watch_driver import WatchProcess
 
 HERE = Path(__file__).parent
 STAND_IN = HERE.parent / "stand_ins" / "acme_device"
@@ -38,19 +40,20 @@ def device(request: pytest.FixtureRequest) -> str:
 def run(device: str, tmp_path: Path) -> Run:
     """``python *arguments`` in a folder of its own, with the stand-in's backend; ``bug`` as in acme/compiler.py."""
 
-    def run_python(*arguments: object, bug: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-        paths = os.pathsep.join([str(STAND_IN), str(HERE.parents[1])])
-        env = os.environ | {
-            "PYTHONPATH": paths,
-            "ACME_BUG": bug,
-            "ACME_ON": device,
-            "MINIDBG_STAGES": "0",
-            **env,
-        }
+    def run_python(
+        *arguments: object, bug: str = "", stand_in: Path = STAND_IN, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        env = environment(device, bug, stand_in) | env
         command = [sys.executable, *map(str, arguments)]
         return subprocess.run(command, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=600)
 
     return run_python
+
+
+def environment(device: str, bug: str, stand_in: Path) -> dict[str, str]:
+    paths = os.pathsep.join([str(stand_in), str(HERE.parents[1])])
+    own = {"PYTHONPATH": paths, "ACME_BUG": bug, "ACME_ON": device, "MINIDBG_STAGES": "0"}
+    return os.environ | own
 
 
 def only_repro(folder: Path) -> Path:
@@ -64,7 +67,7 @@ def test_a_failure_only_there_ends_as_a_repro_that_says_so(
 ) -> None:
     done = run(HERE / "program.py", f"{device}:0", bug=bug)
     assert "5 -> 1 nodes" in done.stdout, done.stdout + done.stderr
-    assert "generators as before" in done.stdout
+    assert "generators as they should be" in done.stdout
     path = only_repro(tmp_path)
     assert f"Fails on {device}, passes on cpu." in path.read_text()
     assert f"fails on {device}, passes on cpu" in run("-m", "minidbg", "show", path).stdout.lower()
@@ -97,13 +100,17 @@ def test_memory_that_runs_out_on_one_device_leaves_the_other_alone(run: Run) -> 
     assert "result" in run(HERE / "program.py", "acme:0", ACME_LIMIT="300").stdout
 
 
+@pytest.mark.parametrize("what", ["mixed", "draws"])
 def test_a_graph_of_two_devices_is_verified_and_its_failure_reduced(
-    run: Run, device: str, tmp_path: Path
+    run: Run, device: str, what: str, tmp_path: Path
 ) -> None:
-    healthy = run(HERE / "program.py", device, "mixed")
+    """Inputs on both, moves, constants, autocast of that type; or numbers of both generators."""
+    healthy = run(HERE / "program.py", device, what)
     assert "verified=1" in healthy.stdout, healthy.stdout + healthy.stderr
-    done = run(HERE / "program.py", device, "mixed", bug="raises:gelu")
+    assert "generators as they should be" in healthy.stdout
+    done = run(HERE / "program.py", device, what, bug="wrong:gelu")
     assert "-> 1 nodes" in done.stdout, done.stdout + done.stderr
+    assert run(only_repro(tmp_path), bug="wrong:gelu").returncode == 1
 
 
 @only_stand_in
@@ -116,3 +123,33 @@ def test_watch_runs_a_matrix_and_skips_what_is_not_there(run: Run, tmp_path: Pat
     for column, verdict in (("cpu", "gone"), ("acme:0", "reproduces"), ("acme:1", "reproduces")):
         assert f"{name} [{column}] ({verdict})" in told, told
     assert "acme:2 not present (found cpu, acme:0, acme:1); 1 repro skipped there" in told
+
+
+@only_stand_in
+def test_a_device_that_vanishes_while_watching_is_skipped_and_never_gone(run: Run, tmp_path: Path) -> None:
+    """The backend is mended while the device is away: what is not there has not been fixed."""
+    own = tmp_path / "acme_of_mine"
+    shutil.copytree(STAND_IN, own)
+    compiler, away = own / "acme/compiler.py", tmp_path / "away"
+    run(HERE / "program.py", "acme:0", bug="raises:gelu", stand_in=own)
+    name = only_repro(tmp_path).name
+    env = environment("acme", "raises:gelu", own) | {"ACME_GONE": str(away)}
+    daemon = WatchProcess(tmp_path, "minidbg_repros", "--devices", "cpu,acme:0", env=env)
+    try:
+        daemon.wait_for_sweep(since=0, seconds=200)
+        away.touch()
+        sound = compiler.read_text().replace('bug == "raises"', 'bug == "rises"')
+        compiler.write_text(sound)
+        begun = len(daemon.events)
+        daemon.wait_for_sweep(since=begun, seconds=200)
+        told = [event for event in daemon.events[begun:] if event.get("device") == "acme:0"]
+        assert [event["event"] for event in told] == ["result"], told
+        assert told[0]["standing"] == "skipped"
+        assert "no device 'acme:0' here: RuntimeError: acme error 100" in told[0]["reason"]
+        away.unlink()
+        compiler.write_text(sound + "# once more")
+        fixed = daemon.wait_for(lambda event: event["event"] == "flip", since=begun, seconds=200)
+        assert (fixed["repro"], fixed["device"]) == (name, "acme:0")
+        daemon.stop()
+    finally:
+        daemon.close()

@@ -18,23 +18,10 @@ from torch.utils.checkpoint import checkpoint
 
 import minidbg
 from minidbg import _torch, isolation, references, repro
-from minidbg.backend import failures, wrap
+from minidbg.backend import wrap
 from minidbg.case import Case
 from minidbg.failure import Direction, Kind, Verdict
 from minidbg.reduction import surroundings
-from minidbg.settings import Settings
-
-
-@pytest.fixture
-def cases(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
-    found: list[Case] = []
-
-    def respond(case: Case, error: BaseException, settings: Settings) -> Any:
-        found.append(case)
-        return failures.NoReport("told")
-
-    monkeypatch.setattr(failures, "respond", respond)
-    return found
 
 
 def forward_works(gm: fx.GraphModule, example_inputs: Any) -> Any:
@@ -86,7 +73,7 @@ def test_a_backward_is_heard_whatever_its_forward_returns(
     assert case.backward
     assert case.signature is not None
     assert (case.kind, case.signature.direction) == (Kind.RUNTIME, Direction.BACKWARD)
-    assert caught.value.__notes__ == ["minidbg: told"]
+    assert caught.value.__notes__ == ["minidbg: report 1"]
 
 
 def test_a_backward_that_shows_in_a_written_input_only_is_heard(cases: list[Case]) -> None:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from pathlib import Path
 
 import breaks_guards
 import pytest
 import torch
+from new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError
 
-from minidbg.backend import failures, report_of, wrap
-from minidbg.backend.budget import PROCESS
-from minidbg.backend.respond import Answered
+from minidbg.backend import report_of, wrap
 from minidbg.case import BackendRef, Case
 from minidbg.failure import Kind, Verdict
 from minidbg.graphs.capture import capture_by_dynamo
 from minidbg.oracle import execute
-from minidbg.settings import Settings
 
 BROKEN = [
     breaks_guards.guards_on_its_own_symbol,
@@ -32,18 +29,7 @@ def program(x: torch.Tensor) -> torch.Tensor:
     return (x + 1).relu() * x.shape[0]
 
 
-@pytest.fixture(autouse=True)
-def cases(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
-    """The cases that were to be reduced; nothing is."""
-    PROCESS.reset()
-    found: list[Case] = []
-
-    def respond(case: Case, error: BaseException, settings: Settings) -> Answered:
-        found.append(case)
-        return Answered(Path("r.py"), None, "reduced")
-
-    monkeypatch.setattr(failures, "respond", respond)
-    return found
+pytestmark = pytest.mark.usefixtures("answers")
 
 
 @pytest.mark.parametrize("backend", BROKEN, ids=lambda one: one.__name__)

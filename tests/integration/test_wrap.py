@@ -11,7 +11,6 @@ import logging
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import pytest
 import torch
 import torch._functorch.config
 from functorch.compile import nop
-from new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
+from new_process import Answers, as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import register_backend
@@ -28,43 +27,14 @@ from torch._dynamo.testing import CompileCounter
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._subclasses.fake_tensor import DataDependentOutputException, UnsupportedFakeTensorException
 
-from minidbg.backend import entry_point, failures, report_of, wrap
+from minidbg.backend import Report, entry_point, failures, report_of, wrap
+from minidbg.backend.standing import stats
 from minidbg.case import Case
 from minidbg.errors import BadSetting, ConflictingOptions, UnknownBackend
 from minidbg.failure import Direction, Kind
 from minidbg.settings import Reduce, Settings
 
-
-@dataclass(frozen=True)
-class StubReport:
-    line: str
-    path: Path | None = None
-    capture: Path | None = None
-
-
-@dataclass
-class Answers:
-    """Stands in for ``minidbg.backend.respond.on_failure`` and remembers what it was asked."""
-
-    cases: list[Case] = field(default_factory=list)
-    settings: list[Settings] = field(default_factory=list)
-    inputs: list[list[Any]] = field(default_factory=list)
-
-    def __call__(self, case: Case, error: BaseException, settings: Settings) -> StubReport:
-        self.cases.append(case)
-        self.settings.append(settings)
-        self.inputs.append([v.clone() if isinstance(v, torch.Tensor) else v for v in case.inputs])
-        torch.rand(3)  # our work may use the RNG; the program must not notice
-        return StubReport(f"report {len(self.cases)}; run: python r.py", path=Path("r.py"))
-
-
-@pytest.fixture(autouse=True)
-def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
-    for name in ("WORLD_SIZE", "RANK", "MINIDBG_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    recorded = Answers()
-    monkeypatch.setattr(failures, "respond", recorded)
-    return recorded
+pytestmark = pytest.mark.usefixtures("answers")
 
 
 # ---- small backends, one trait each
@@ -504,7 +474,7 @@ def test_a_compile_failure_is_dynamos_exception_with_the_report_last(answers: An
     assert error.backend_name == plain.backend_name == "raises"
     assert type(error.inner_exception) is Refused
     printed = "".join(traceback.format_exception(error)).strip().splitlines()
-    assert printed[-1] == "minidbg: report 1; run: python r.py"
+    assert printed[-1] == "minidbg: report 1"
     assert report_of(error).path == Path("r.py")
     assert report_of(error.inner_exception).path == Path("r.py")
     assert error.minidbg_report is error.inner_exception.minidbg_report
@@ -517,7 +487,7 @@ def test_an_index_error_stays_one_as_dynamo_keeps_it(answers: Answers) -> None:
     error = fail(lambda: torch.compile(double, backend=wrap(raises_index_error))(torch.ones(2)))
     assert type(error) is type(plain)  # before 2.13 dynamo wrapped it as any other
     assert error.args == plain.args
-    assert error.__notes__[-1] == "minidbg: report 1; run: python r.py"
+    assert error.__notes__[-1] == "minidbg: report 1"
 
 
 def test_a_run_time_failure_arrives_as_it_is(answers: Answers) -> None:
@@ -525,7 +495,7 @@ def test_a_run_time_failure_arrives_as_it_is(answers: Answers) -> None:
     assert type(error) is RuntimeError
     assert error.args == ("kernel failed",)
     printed = "".join(traceback.format_exception(error)).strip().splitlines()
-    assert printed[-1] == "minidbg: report 1; run: python r.py"
+    assert printed[-1] == "minidbg: report 1"
     assert report_of(error).path == Path("r.py")
     assert answers.cases[0].kind is Kind.RUNTIME
 
@@ -539,7 +509,7 @@ def test_called_without_dynamo_the_wrapper_raises_what_the_backend_raised(answer
     gm = fx.symbolic_trace(double)
     error = fail(lambda: wrap(raises)(gm, [torch.ones(2)]))
     assert type(error) is Refused
-    assert error.__notes__ == ["minidbg: report 1; run: python r.py"]
+    assert error.__notes__ == ["minidbg: report 1"]
 
 
 def test_a_backend_that_returns_no_callable_fails_as_without_the_wrapper(answers: Answers) -> None:
@@ -576,7 +546,10 @@ def test_dynamos_control_flow_passes_untouched(message: Callable[[], Exception],
     assert not answers.cases
 
 
-def test_a_restart_of_the_analysis_restarts_it(answers: Answers) -> None:
+def test_a_restart_of_the_analysis_restarts_it_and_counts_one_graph(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minidbg.backend.standing.GRAPHS", [])
     attempts = 0
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
@@ -589,6 +562,7 @@ def test_a_restart_of_the_analysis_restarts_it(answers: Answers) -> None:
     assert torch.equal(torch.compile(double, backend=wrap(backend))(torch.ones(2)), torch.full((2,), 3.0))
     assert attempts == 2
     assert not answers.cases
+    assert (stats().graphs, stats().verified) == (1, 1)
 
 
 def test_an_interrupt_passes_untouched(answers: Answers) -> None:
@@ -630,11 +604,11 @@ def test_a_wrapper_inside_a_wrapped_backend_answers_once(answers: Answers) -> No
     error = fail(lambda: torch.compile(double, backend=wrap(wrap(raises)))(torch.ones(2)))
     assert type(error) is BackendCompilerFailed
     assert len(answers.cases) == 1
-    assert error.__notes__ == ["minidbg: report 1; run: python r.py"]
+    assert error.__notes__ == ["minidbg: report 1"]
     torch._dynamo.reset()
     error = fail(lambda: torch.compile(double, backend=wrap(wrap(raises_when_called)))(torch.ones(2)))
     assert len(answers.cases) == 2
-    assert error.__notes__ == ["minidbg: report 2; run: python r.py"]
+    assert error.__notes__ == ["minidbg: report 2"]
 
 
 def test_work_on_a_failure_is_not_itself_answered(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> None:
@@ -642,9 +616,9 @@ def test_work_on_a_failure_is_not_itself_answered(monkeypatch: pytest.MonkeyPatc
     wrapper = wrap(raises)
     inner: list[Exception] = []
 
-    def respond(case: Case, error: BaseException, settings: Settings) -> StubReport:
+    def respond(case: Case, settings: Settings) -> Report:
         inner.append(fail(lambda: wrapper(case.graph_module, list(case.inputs))))
-        return StubReport("done")
+        return Report("done")
 
     monkeypatch.setattr(failures, "respond", respond)
     fail(lambda: torch.compile(double, backend=wrapper)(torch.ones(2)))
@@ -668,7 +642,7 @@ def test_the_same_failure_again_is_answered_from_memory(answers: Answers) -> Non
     compiled = torch.compile(double, backend=wrap(raises_when_called))
     for _ in range(3):
         error = fail(lambda: compiled(torch.ones(2)))
-        assert error.__notes__ == ["minidbg: report 1; run: python r.py"]
+        assert error.__notes__ == ["minidbg: report 1"]
     assert len(answers.cases) == 1
 
 
@@ -706,9 +680,7 @@ def test_fallback_is_eager_with_gradients_and_no_mutation_twice(
     assert all(torch.equal(buffers[name], found_buffers[name]) for name in buffers)
     assert found_buffers["layers.1.num_batches_tracked"] == 2
     assert torch.equal(rng, found_rng)
-    assert [message.partition("going on with ")[2] for message in warnings_of(caplog)] == [
-        "eager. report 1; run: python r.py"
-    ]
+    assert [message.partition("going on with ")[2] for message in warnings_of(caplog)] == ["eager. report 1"]
     assert len(answers.cases) == 1
 
 
@@ -788,7 +760,7 @@ def test_a_failing_backward_is_captured_and_raised_with_its_report(
         loss = torch.compile(double, backend=wrap(backend, verify="never"))(x).sum()
     error = fail(loss.backward)
     assert type(error) is error_type
-    assert error.__notes__ == ["minidbg: report 1; run: python r.py"]
+    assert error.__notes__ == ["minidbg: report 1"]
     case = answers.cases[0]
     assert (case.kind, case.signature.direction, case.backward) == (kind, Direction.BACKWARD, True)
     assert case.inputs[0] is x
@@ -942,10 +914,10 @@ def test_a_failure_is_answered_in_plain_modes(monkeypatch: pytest.MonkeyPatch) -
     """Oracle calls enter the modes of their case; what they inherit would otherwise stay on."""
     seen: list[tuple[bool, bool, bool, torch.device]] = []
 
-    def respond(case: Case, error: BaseException, settings: Settings) -> StubReport:
+    def respond(case: Case, settings: Settings) -> Report:
         modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
         seen.append((*modes, torch.empty(1).device))
-        return StubReport("done")
+        return Report("done")
 
     monkeypatch.setattr(failures, "respond", respond)
     compiled = torch.compile(double, backend=wrap(raises_when_called))
@@ -1047,14 +1019,14 @@ def test_an_inductor_error_keeps_its_type_and_gets_the_note(
     monkeypatch.setitem(lowering.lowerings, torch.ops.aten.cumsum.default, no_lowering)
     error = fail(lambda: torch.compile(sums_up, backend=wrap("inductor"))(torch.ones(3)))
     assert type(error) is InductorError
-    assert error.__notes__ == ["minidbg: report 1; run: python r.py"]
+    assert error.__notes__ == ["minidbg: report 1"]
     assert report_of(error) is report_of(error.inner_exception)
     case = answers.cases[0]
     assert case.kind is Kind.COMPILE
     assert case.backend.expression == "'inductor'"
     assert case.provenance.line == "return torch.cumsum(x + 1, 0)"
     printed = "".join(traceback.format_exception(error)).strip().splitlines()
-    assert printed[-1] == "minidbg: report 1; run: python r.py"
+    assert printed[-1] == "minidbg: report 1"
 
 
 @pytest.mark.slow
@@ -1072,7 +1044,7 @@ def test_inductor_failing_in_the_backward_is_captured(answers: Answers) -> None:
         loss = torch.compile(sums_up, backend=wrap("inductor", verify="never"))(x).square().sum()
         error = fail(loss.backward)
     assert type(error) is InductorError
-    assert error.__notes__ == ["minidbg: report 1; run: python r.py"]
+    assert error.__notes__ == ["minidbg: report 1"]
     case = answers.cases[0]
     assert (case.kind, case.signature.direction, case.backward) == (Kind.COMPILE, Direction.BACKWARD, True)
 

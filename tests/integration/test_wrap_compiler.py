@@ -11,35 +11,16 @@ from typing import Any
 import planted_compilers as planted
 import pytest
 import torch
-from new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
+from new_process import Answers, as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
 
 import minidbg
 from minidbg import repro
-from minidbg.backend import failures, report_of, wrap, wrap_compiler
+from minidbg.backend import Report, report_of, wrap, wrap_compiler
 from minidbg.case import CallPath, Case, Level
 from minidbg.errors import AccuracyError, BadSetting
 from minidbg.failure import Kind, Verdict
-from minidbg.settings import Settings
-
-
-class Answers:
-    """Stands in for writing and reducing; remembers the cases."""
-
-    def __init__(self) -> None:
-        self.cases: list[Case] = []
-
-    def __call__(self, case: Case, error: BaseException, settings: Settings) -> Any:
-        self.cases.append(case)
-        return failures.NoReport(f"report {len(self.cases)}")
-
-
-@pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
-    recorded = Answers()
-    monkeypatch.setattr(failures, "respond", recorded)
-    return recorded
 
 
 def model(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -116,7 +97,7 @@ def test_a_failing_forward_is_a_case_of_aten_operators(
     assert (case.level, case.call, case.kind) == (Level.ATEN, CallPath.DIRECT, Kind.COMPILE)
     assert any(node.target is torch.ops.aten.relu.default for node in case.graph_module.graph.nodes)
     assert any("forward graph" in note for note in case.provenance.notes)
-    assert report_of(caught.value) == failures.NoReport("report 1")
+    assert report_of(caught.value) == Report("report 1", Path("r.py"))
     assert "minidbg: report 1" in caplog.text  # dynamo hides the notes of what it wraps
 
 

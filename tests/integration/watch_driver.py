@@ -133,8 +133,3 @@ def steady(folder: Path, env: dict[str, str]) -> Iterator[WatchProcess]:
         assert running.stop() == 0
         errors = (folder / "daemon-stderr.txt").read_text()
         assert "Traceback" not in errors, errors
-
-
-def told_in_order(events: list[Event], name: str) -> list[Event]:
-    """The events of that name."""
-    return [event for event in events if event["event"] == name]

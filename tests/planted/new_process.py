@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from minidbg.backend import Report
 from minidbg.backend.budget import PROCESS
+from minidbg.case import Case
+from minidbg.settings import Settings
 
 
 @pytest.fixture(autouse=True)
@@ -18,3 +24,19 @@ def as_in_a_new_process() -> Iterator[None]:
     yield
     PROCESS.reset()
     torch._dynamo.reset()
+
+
+@dataclass
+class Answers:
+    """Stands in for writing and reducing, and remembers what was to be reduced."""
+
+    cases: list[Case] = field(default_factory=list)
+    settings: list[Settings] = field(default_factory=list)
+    inputs: list[list[Any]] = field(default_factory=list)
+
+    def __call__(self, case: Case, settings: Settings) -> Report:
+        self.cases.append(case)
+        self.settings.append(settings)
+        self.inputs.append([v.clone() if isinstance(v, torch.Tensor) else v for v in case.inputs])
+        torch.rand(3)  # our work may use the RNG; the program must not notice
+        return Report(f"report {len(self.cases)}", Path("r.py"))

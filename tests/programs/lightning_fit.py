@@ -54,5 +54,6 @@ with tempfile.TemporaryDirectory() as folder:
     )
     compiled = torch.compile(model)
     trainer.fit(compiled, loader, loader)
+    accuracy = trainer.callback_metrics["accuracy"]  # predict forgets it
     predicted = trainer.predict(compiled, torch.utils.data.DataLoader(data.tensors[0], batch_size=8))
-show(model=model, predicted=predicted, accuracy=trainer.callback_metrics["accuracy"])
+show(model=model, predicted=predicted, accuracy=accuracy)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -551,3 +552,15 @@ def test_memory_that_both_runs_share_is_not_read() -> None:
     weight = torch.full((3,), math.nan)
     assert mismatch(snapshot((), {"w": weight}), snapshot((), {"w": weight})) is None
     assert found(torch.tensor([1j]).conj(), torch.tensor([1j]))["category"] == "float"
+
+
+def test_what_a_mask_hides_is_not_compared() -> None:
+    import torch.masked  # warns that it is a prototype
+
+    shown, other = torch.tensor([1.0, 5.0]), torch.tensor([1.0, 7.0])
+    mask = torch.tensor([True, False])
+    with warnings.catch_warnings(action="ignore"):
+        masked = [torch.masked.masked_tensor(value, mask) for value in (shown, other, other + 1)]
+    left = [snapshot((one,)) for one in masked]
+    assert mismatch(left[0], left[1]) is None
+    assert str(mismatch(left[0], left[2])).count("output 0.data")

@@ -296,6 +296,13 @@ DECISIONS = [
         torch.tensor([0, 2]),
         torch.tensor([0, 1]),
     ),
+    Decided(
+        "rounded to an integer",
+        lambda x, y: torch.cat([x.log2(), y.sum(0, keepdim=True), x.sum(0, keepdim=True)]).floor(),
+        (torch.tensor([8.0, 3.0, 16.0]), torch.tensor([0.3, 0.3, 0.4])),
+        torch.tensor([2.0, 1.0, 4.0, 0.0, 27.0]),
+        torch.tensor([2.0, 1.0, 4.0, 0.0, 26.0]),
+    ),
     Decided("a size", lambda x: (x / 3 > 0.3).nonzero(), (NINE,), BELOW.nonzero(), None),
 ]
 
@@ -317,6 +324,22 @@ def test_what_rounding_decides_is_left_out_and_what_is_wrong_beside_it_is_found(
     assert any("what rounding decides" in note for note in notes), notes
     if case.wrong is not None:
         assert judged_by_choice(case, case.wrong) is not None
+
+
+@pytest.mark.parametrize(("dtype", "step"), [(torch.bfloat16, 2.0**-3), (torch.float16, 2.0**-6)])
+def test_eager_that_is_exact_by_luck_in_a_narrow_dtype_forbids_no_rounding_errors(
+    dtype: torch.dtype, step: float
+) -> None:
+    def program(x: Tensor) -> Tensor:
+        return (x * 24.1 - x * 23.1).float()
+
+    every = (1 + torch.arange(128) / 128).to(dtype)
+    lucky = every[program(every) == every].repeat(10)
+    case = Decided("lucky", program, (lucky,), program(lucky) + step, program(lucky) + 20 * step)
+    assert judged_by_choice(case, case.legal) is None
+    assert judged_by_choice(case, case.wrong) is not None
+    case = Decided("clear", lambda x: program(x.float()), (lucky,), case.legal, None)
+    assert judged_by_choice(case, case.legal) is not None
 
 
 def test_rounding_excuses_no_other_dtype() -> None:

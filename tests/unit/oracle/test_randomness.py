@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 from torch._dynamo.backends.registry import lookup_backend
-from torch._higher_order_ops import while_loop
+from torch._higher_order_ops import scan, while_loop
 from torch._higher_order_ops.map import map as map_rows
 from torch.utils.checkpoint import checkpoint
 
@@ -81,6 +81,8 @@ DRAWS: dict[str, Program] = {
     "a loop": lambda x: while_loop(
         lambda i, y: i < 3, lambda i, y: (i + 1, F.dropout(y) + torch.rand(8)), (ONE, x)
     ),
+    "a map": lambda x: map_rows(lambda y, z: F.dropout(y) + torch.rand_like(z), x, x[0] + 1),
+    "a scan": lambda x: scan(lambda c, y, z=X[0] * 2: (F.dropout(c) + y, y + torch.rand(8) + z), x[0], x),
     "two outputs": lambda x: torch.ops.aten.native_dropout.default(x, 0.5, True),
 }
 
@@ -125,7 +127,7 @@ def test_a_fed_dropout_zeroes_some_scales_the_rest_and_passes_gradients() -> Non
     assert torch.equal(gradient, mask)
 
 
-@pytest.mark.parametrize("name", sorted(set(DRAWS) - {"alpha_dropout", "rrelu", "a loop"}))
+@pytest.mark.parametrize("name", sorted(set(DRAWS) - {"alpha_dropout", "rrelu", "a loop", "a map", "a scan"}))
 def test_the_drawing_calls_alone_draw_what_the_whole_graph_draws(name: str) -> None:
     def program(x: Tensor) -> Any:
         return F.dropout(x, 0.2), DRAWS[name](x), torch.rand_like(x)
@@ -140,11 +142,44 @@ def test_the_drawing_calls_alone_draw_what_the_whole_graph_draws(name: str) -> N
     assert mismatch(snapshot(one.graph_module(*clone_values(one.inputs))), wanted) is not None
 
 
+BELOW = torch.ones(8, 8).tril().bool()
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"attn_mask": BELOW},
+        {"attn_mask": torch.where(BELOW, 0.5, -torch.inf), "scale": 0.1},
+        {"is_causal": True},
+    ],
+    ids=["plain", "mask of bools", "mask of floats", "causal"],
+)
+def test_fed_attention_rounds_as_eager_does(
+    options: dict[str, Any], dtype: torch.dtype, autocast: bool
+) -> None:
+    if isinstance(mask := options.get("attn_mask"), Tensor) and mask.dtype is not torch.bool and not autocast:
+        options = options | {"attn_mask": mask.to(dtype)}
+
+    def attention(x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x.sin(), x.cos(), dropout_p=0.1, **options)
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        gm, inputs = captured(attention, X[None].to(dtype))
+        one = feed_recorded(gm, inputs)
+        alone = draws_alone(one)
+        assert alone is not None
+        again = one.with_values(run(*alone, seed=5))
+        assert torch.equal(again.graph_module(*again.inputs)[0], run(gm, inputs, 5)[0])
+
+
 def test_no_call_is_tried_alone_where_others_draw_too() -> None:
     hidden = fed(lambda x: F.dropout(x) + F.alpha_dropout(x, training=True), X)
     assert hidden.switched_off == ("alpha_dropout",)
     assert draws_alone(hidden) is None
-    assert draws_alone(fed(lambda x: map_rows(F.dropout, F.dropout(x)), X)) is None
+    assert draws_alone(fed(DRAWS["a map"], X)) is None
     assert draws_alone(fed(DRAWS["a loop"], X)) is None
 
 
@@ -205,9 +240,18 @@ def test_a_draw_inside_a_checkpoint_gets_its_value_through_the_checkpoint() -> N
 
 
 def test_a_draw_that_has_no_known_form_is_left_and_said() -> None:
-    one = fed(lambda x: map_rows(F.dropout, x), X)
+    one = fed(lambda x: map_rows(lambda y: F.alpha_dropout(y, training=True), x), X)
     assert one.fed == ()
     assert one.left == ("map_impl",)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_each_step_of_a_scan_gets_its_own_numbers(reverse: bool) -> None:
+    one = fed(lambda x: scan(lambda c, y: (c + y, torch.rand(8) + y * 0), x[0], x, reverse=reverse), X)
+    [numbers] = [value for value in one.inputs if value is not X and value.shape == (8, 8)]
+    assert len(numbers.unique()) > 32
+    rows = one.graph_module(*clone_values(one.inputs))[1]
+    assert torch.equal(rows, numbers.flip(0) if reverse else numbers)
 
 
 def test_each_turn_of_a_loop_gets_other_numbers() -> None:
@@ -221,7 +265,7 @@ def test_each_turn_of_a_loop_gets_other_numbers() -> None:
     assert torch.equal(last, numbers[-1].expand(8, 8))
 
 
-@pytest.mark.parametrize("name", ["a branch", "a loop"])
+@pytest.mark.parametrize("name", ["a branch", "a loop", "a map", "a scan"])
 def test_aot_autograd_takes_fed_branches_and_loops(name: str) -> None:
     one = fed(DRAWS[name], X)
     with with_shape_env():

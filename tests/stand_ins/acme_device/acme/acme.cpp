@@ -13,6 +13,8 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include <unistd.h>
+
 #include <array>
 #include <cstdlib>
 #include <cstring>
@@ -33,6 +35,8 @@ std::array<State, kDevices> states;
 thread_local c10::DeviceIndex current = 0;
 
 void check_usable(c10::DeviceIndex index) {
+  const char* gone = std::getenv("ACME_GONE");
+  TORCH_CHECK(!gone || ::access(gone, F_OK) != 0, "acme error 100: no acme device is detected");
   TORCH_CHECK(!states[index].broken, "acme error 700: device acme:", int(index), " is in an error state");
 }
 

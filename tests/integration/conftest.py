@@ -1,0 +1,28 @@
+"""Fixtures of tests that stop short of writing and reducing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from new_process import Answers
+
+from minidbg.backend import failures
+from minidbg.case import Case
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Answers:
+    """What failures are answered with in place of a reduction."""
+    for name in ("WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MINIDBG_DIR", str(tmp_path))
+    recorded = Answers()
+    monkeypatch.setattr(failures, "respond", recorded)
+    return recorded
+
+
+@pytest.fixture
+def cases(answers: Answers) -> list[Case]:
+    """The cases that were to be reduced; nothing is."""
+    return answers.cases
