@@ -24,8 +24,8 @@ from packaging.requirements import Requirement
 
 from minidbg import _torch, isolation, processes, settings
 from minidbg.errors import BadSetting
+from minidbg.repro import flights
 from minidbg.repro import templates as own
-from minidbg.repro.flights import dead_flights
 
 
 class Condition(enum.StrEnum):
@@ -295,7 +295,9 @@ def folder() -> Iterator[Finding]:
     yield fine(
         "repro folder", f"{place}, {scripts} repros" if place.exists() else f"{place}, made when needed"
     )
-    dead = dead_flights(place) if place.exists() else []
+    for line in flights.at_work(place):
+        yield fine("at work", line)
+    dead = flights.dead_flights(place)
     if dead:
         advice = "minidbg reduce --last-crash makes a repro of the newest"
         yield missing("crashes", f"{len(dead)} processes died in a backend: {dead[0].name}", advice)

@@ -6,6 +6,11 @@ import re
 import tomllib
 from typing import Any
 
+DIVIDER = (
+    "# ---- Below is nothing about the failure: what tools read, and how this script judges itself. ----"
+)
+"""The line of a script that people need not read beyond."""
+
 # --- embedded from here ---
 
 BLOCK = re.compile(

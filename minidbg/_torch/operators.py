@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, TypeGuard
 
 import torch
@@ -161,6 +162,10 @@ def operator_files(name: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+OP_SAMPLES = "torch.testing._internal.common_methods_invocations"
+"""The module in which they are: seconds to import."""
+
+
 @seen("2.13", "2.14")
 def op_samples() -> list[Any]:
     """torch's own descriptions of its operators, each with sample inputs.
@@ -175,3 +180,31 @@ def op_samples() -> list[Any]:
     # The import freezes torch.backends for the whole process, and a backend that sets a flag there would fail.
     vars(torch.backends)["__allow_nonbracketed_mutation_flag"] = True
     return list(op_db)
+
+
+@contextlib.contextmanager
+@seen("2.11", "2.15")
+def aten_calls() -> Iterator[list[str]]:
+    """A block in which the list hears each operator that eager calls below autograd, but for views: ``torch.ops.aten.cumsum.default``."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    called: list[str] = []
+
+    class Listener(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if not func.is_view and not func.name().startswith(
+                ("aten::detach", "aten::clone", "aten::empty")
+            ):
+                called.append(f"torch.ops.{func}")
+            return func(*args, **(kwargs or {}))
+
+    with Listener():  # type: ignore[no-untyped-call]
+        yield called
+
+
+@seen("2.11", "2.15")
+def loop_functions() -> dict[str, Callable[..., Any]]:
+    """torch's control-flow ops by name; the paths to all but ``cond`` are private."""
+    from torch._higher_order_ops import map, scan, while_loop
+
+    return {"map": map, "scan": scan, "while_loop": while_loop}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from minidbg._torch.private_names import seen
 
@@ -18,3 +19,13 @@ def ranks_of_group(name: str) -> list[int] | None:
         return None
     ranks = torch.distributed.get_process_group_ranks(group)
     return None if group == torch.distributed.group.WORLD else ranks
+
+
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that a compiled function may run in: dynamo compiles in it as without it."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True

@@ -17,6 +17,7 @@ from minidbg import _torch, settings
 from minidbg.backend import failures, verify
 from minidbg.backend.capture import Failure
 from minidbg.backend.chain import Link
+from minidbg.backend.collectives import Heard
 from minidbg.backend.failures import Report
 from minidbg.backend.graph_state import GraphState
 from minidbg.backend.kept import Kept
@@ -110,7 +111,9 @@ class AtenGraph(GraphState):
         """``compiled_fn`` behind some care, or as it is where AOTAutograd stores it."""
         return compiled_fn if self.stored else super().called_as(compiled_fn)
 
-    def compared(self, link: Link, args: tuple[Any, ...], kept: Kept) -> verify.Verification | None:
+    def compared(
+        self, link: Link, args: tuple[Any, ...], kept: Kept, heard: Heard | None
+    ) -> verify.Verification | None:
         """A comparison in which the layout is the compiler's: AOTAutograd asks its compilers for the strides that they chose."""
 
         def unboxed(*args: Any) -> Any:
@@ -118,7 +121,7 @@ class AtenGraph(GraphState):
 
         own = replace(self.settings, layout=Layout.IGNORE)
         return verify.begin(
-            self.untouched, unboxed, called_by_us(link), args, self.mutated, kept, own, self.standing
+            self.untouched, unboxed, called_by_us(link), args, self.mutated, kept, own, self.standing, heard
         )
 
     def judged(self, verification: verify.Verification, result: Any, args: tuple[Any, ...]) -> Failure | None:

@@ -6,6 +6,7 @@ well, and then left alone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Sequence
@@ -18,20 +19,25 @@ from minidbg import _torch, devices
 from minidbg.backend import backward, failures, flight, standing, verify
 from minidbg.backend.capture import Failure
 from minidbg.backend.chain import Link, compile_at_run_time
+from minidbg.backend.collectives import Heard
 from minidbg.backend.failures import Report
 from minidbg.backend.kept import NOTHING, Kept, capturing_device_graph, keep, tensors_in
 from minidbg.case import CompiledFn, Level
 from minidbg.failure import Kind
 from minidbg.graphs.copying import copy_graph_module
 from minidbg.graphs.mutation import mutated_placeholders, written_attributes
-from minidbg.graphs.ranks import is_waiting_in_vain
+from minidbg.graphs.ranks import is_waiting_in_vain, talks_to_others
 from minidbg.repro.flights import Step
 from minidbg.settings import OnFailure, Settings
 
+NOT_HEARD = contextlib.nullcontext()
 GUARDS = "the backend returned, and dynamo could build no guards from what it had done to the ShapeEnv or the inputs"
 ABSENT_RANK = (
     "a collective of this graph waited in vain for another rank, which is no failure of the backend; "
     "what that rank printed, or its record in .minidbg/flight, says why it did not come"
+)
+IN_STEP = (
+    "and with this backend: other ranks take part in this graph, and eager would not keep step with them"
 )
 STALE = "the graph writes to its inputs and had run before; the values are those after the failing call"
 
@@ -80,7 +86,8 @@ class GraphState:
             try:
                 compiled_fn = self.compiled_by(link, gm, example_inputs)
             except Exception as error:
-                if _torch.is_control_flow(error) or self.is_put_off():
+                self.standing.restarted = _torch.is_control_flow(error)
+                if self.standing.restarted or self.is_put_off():
                     raise
                 failure = self.failure(error, example_inputs, Kind.COMPILE)
                 report = self.report_on(failure)
@@ -157,16 +164,18 @@ class GraphState:
             return self.call(args)  # our own work, or a tracer above us asks for shapes and nothing runs
         at_rest(values)  # an error of what ran before is not one of this graph
         kept = self.keep(values)
-        verification = None
+        verification, heard = None, self.heard(values)
         try:
-            verification = self.verification(values, kept)
-            with self.record.during(Step.RUN, self.links[self.position], values):
+            verification = self.verification(values, kept, heard)
+            if heard is not None and verification is None:
+                heard.left_bytes = 0
+            with self.record.during(Step.RUN, self.links[self.position], values), heard or NOT_HEARD:
                 result = self.call(args)
                 at_rest(values, result)
         except Exception as error:
-            again = self.after_failure(error, values, kept)
+            again = self.after_failure(error, values, kept, heard)
             if again is None:
-                del kept, verification, values  # the traceback holds this frame
+                del kept, verification, values, heard  # the traceback holds this frame
                 raise
         else:
             failure = self.judged(verification, result, values) if verification is not None else None
@@ -174,13 +183,20 @@ class GraphState:
                 self.went_well(result, values)
                 return result
             verification.before.put_back(values)
-            again = self.after_wrong_results(failure, result, values, kept)
+            again = self.after_wrong_results(failure, result, values, kept, heard)
         finally:
             self.comparing.discard(threading.get_ident())
         del kept, verification
         return again(*values)
 
-    def verification(self, args: tuple[Any, ...], kept: Kept) -> verify.Verification | None:
+    def heard(self, args: tuple[Any, ...]) -> Heard | None:
+        """What will hear the collectives of this call; None for a graph that talks to no other rank."""
+        talks = talks_to_others(self.untouched, args) != "" and self.position < len(self.links)
+        return Heard(self.record, self.settings.value_limit_bytes) if talks else None
+
+    def verification(
+        self, args: tuple[Any, ...], kept: Kept, heard: Heard | None
+    ) -> verify.Verification | None:
         """What will judge this call; None when it is not compared, or another thread is at it."""
         most = verify.calls_compared(self.settings.verify)
         if (most is not None and self.good_calls >= most) or self.position >= len(self.links):
@@ -191,12 +207,15 @@ class GraphState:
         self.comparing.add(threading.get_ident())
         link = self.links[self.position]
         with self.record.during(Step.RUN, link, args):
-            return self.compared(link, args, kept)
+            return self.compared(link, args, kept, heard)
 
-    def compared(self, link: Link, args: tuple[Any, ...], kept: Kept) -> verify.Verification | None:
+    def compared(
+        self, link: Link, args: tuple[Any, ...], kept: Kept, heard: Heard | None
+    ) -> verify.Verification | None:
         """The comparison of a call by ``link`` that is about to be made."""
+        own, compiled_fn = self.settings, self.compiled_fn
         return verify.begin(
-            self.untouched, self.compiled_fn, link, args, self.mutated, kept, self.settings, self.standing
+            self.untouched, compiled_fn, link, args, self.mutated, kept, own, self.standing, heard
         )
 
     def judged(self, verification: verify.Verification, result: Any, args: tuple[Any, ...]) -> Failure | None:
@@ -209,7 +228,7 @@ class GraphState:
         self.settled = verify.is_settled(self.good_calls, self.settings.verify)
 
     def after_wrong_results(
-        self, failure: Failure, result: Any, args: tuple[Any, ...], kept: Kept
+        self, failure: Failure, result: Any, args: tuple[Any, ...], kept: Kept, heard: Heard | None
     ) -> CompiledFn:
         """What to call instead. Raises the failure's error when nothing is left, or may run on what the call has left."""
         error, report = failure.error, self.report_on(failure)
@@ -217,6 +236,10 @@ class GraphState:
         if not self.can_go_on():
             self.say_why_it_is_raised(error, report)
             raise error
+        if heard is not None:
+            failures.warn_going_on(failure, report, f"these results, {IN_STEP}")
+            self.went_well(result, args)
+            return lambda *args: result
         if not restored:
             failures.warn_going_on(failure, report, "these results, and eager in later calls")
             self.called_as_eager()
@@ -227,7 +250,9 @@ class GraphState:
             raise error
         return again
 
-    def after_failure(self, error: Exception, args: tuple[Any, ...], kept: Kept | None) -> CompiledFn | None:
+    def after_failure(
+        self, error: Exception, args: tuple[Any, ...], kept: Kept | None, heard: Heard | None = None
+    ) -> CompiledFn | None:
         """What to call instead, or None when ``error`` is to be raised. ``kept`` is None for a settled graph."""
         if self.position >= len(self.links) or failures.is_answering():
             return None
@@ -242,7 +267,7 @@ class GraphState:
             if blameless:
                 return None
         report = self.report_on(failure)
-        if not (restored and self.can_go_on()):
+        if not (restored and self.can_go_on()) or (heard is not None and heard.begun):
             self.say_why_it_is_raised(error, report)
             return None
         self.warn(failure, report)

@@ -29,6 +29,8 @@ class GraphStanding:
     """Why no call of it was compared."""
     left_out: tuple[str, ...] = ()
     """What was not judged in a call that was compared."""
+    restarted: bool = False
+    """Dynamo stopped the compile, to begin again with another graph."""
     process: int = field(default_factory=os.getpid)
 
     def not_verified(self, reason: str) -> None:
@@ -79,7 +81,7 @@ def stats() -> Stats:
 
     At its end a process appends the same as a line of JSON to the file named by ``MINIDBG_STATS``.
     """
-    own = [one for one in GRAPHS if one.process == os.getpid()]
+    own = [one for one in GRAPHS if one.process == os.getpid() and not one.restarted]
     judged = [one for one in own if one.failed or one.verified]
     others = [one for one in own if not (one.failed or one.verified)]
     return Stats(

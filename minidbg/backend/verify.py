@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from minidbg.backend import failures
 from minidbg.backend.budget import PROCESS, is_out_of_memory
 from minidbg.backend.capture import Failure
 from minidbg.backend.chain import Link
+from minidbg.backend.collectives import Heard, Replay, alone
 from minidbg.backend.kept import Kept
 from minidbg.backend.standing import GraphStanding
 from minidbg.backend.verify_refusals import refusal
@@ -40,8 +41,11 @@ from minidbg.oracle.snapshot import CannotCompare
 from minidbg.settings import Layout, Settings, Verify
 
 log = logging.getLogger("minidbg")
-GRADIENTS_REFUSED = "its gradients are not judged: backward of the graph fails in eager"
+GRADIENTS_REFUSED = "its gradients are not judged: autograd refuses the graph's backward"
+GRADIENTS_SHARED = "the gradients of a graph that talks to other ranks: its backward must not run twice"
 RECORDED = "its random numbers were recorded and are inputs here, so that eager and the backend have the same"
+
+ALONE = "what other ranks gave to it was recorded and is an input here; what it gives to them is an output"
 
 
 def calls_compared(verify: Verify | int) -> int | None:
@@ -82,6 +86,8 @@ class Verification:
     """What the compiled function gave on copies; None when none are needed or had."""
     backward_error: Exception | None = None
     notes: list[str] = field(default_factory=list)
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What the comparison's ``output 3`` is, where that is no output of the user's graph."""
 
     def judge(self, result: Any, args: Sequence[Any]) -> Failure | None:
         """What is wrong with ``result``, which the compiled function gave for ``args``; None when nothing is."""
@@ -115,6 +121,8 @@ class Verification:
             allowed = self.settings.allowed or None
             if compare.mismatch(left_by(actual), left_by(expected), tolerances=allowed) is None:
                 return self.layout(actual, expected)
+            if inside.replay is not None:
+                raise CannotCompare("it draws random numbers and talks to other ranks")
             inside.set_generators()
             fed = feed_recorded(inside.graph, inside.fresh())
             if fed.fed:
@@ -122,7 +130,23 @@ class Verification:
                     return self.layout(actual, expected)
                 return self.with_numbers(fed).compiled_anew()
         found = self.difference(actual, expected)
+        if found is not None and inside.replay is not None:
+            return self.wrong_on_this_rank(inside.replay, found, actual, expected)
         return self.mismatch(found, actual, expected) if found else self.layout(actual, expected)
+
+    def wrong_on_this_rank(
+        self, replay: Replay, found: compare.Difference, actual: dict[str, Any], expected: dict[str, Any]
+    ) -> Failure:
+        """The failure of a graph that talks to other ranks: what this rank computes alone, where it fails alone."""
+        inside = self.before
+        self.names = replay.names_of_given(len(expected["outputs"]))
+        fed = alone(inside.graph, inside.inputs, replay.taken)
+        if fed is not None:
+            with contextlib.suppress(CannotCompare):
+                failure = self.with_numbers(fed).compiled_anew(ALONE)
+                if failure is not None:
+                    return failure
+        return self.mismatch(found, actual, expected)
 
     def eager(self) -> tuple[dict[str, Any], bool]:
         """What eager leaves behind (gradients None where its backward fails), and whether it drew random numbers."""
@@ -171,23 +195,25 @@ class Verification:
     def with_numbers(self, fed: Fed) -> Verification:
         """The same call of a graph that gets its random numbers as inputs."""
         added = fed.inputs[len(self.before.inputs) :]
-        inside = replace(self.before, graph=fed.graph_module, inputs=(*self.before.inputs, *added))
+        inside = replace(
+            self.before, graph=fed.graph_module, inputs=(*self.before.inputs, *added), replay=None
+        )
         return replace(self, before=inside, notes=[])
 
-    def compiled_anew(self) -> Failure | None:
+    def compiled_anew(self, note: str = RECORDED) -> Failure | None:
         """What is wrong with the graph when the backend compiles it here, on copies."""
         wants = self.gradients is not None
         try:
             actual = run_compiled_anew(self.before, self.link, backward=wants)
         except Exception as error:
-            why = f"its random numbers could not be taken out: {reason_of(error)}"
+            why = f"its random numbers or collectives could not be taken out: {reason_of(error)}"
             raise CannotCompare(why) from error
         self.before.set_generators()
         expected = run_eager(self.before, backward=wants)
         if not (actual["gradients"] and expected["gradients"]):
             actual["gradients"] = expected["gradients"] = {}
         found = self.difference(actual, expected)
-        return self.mismatch(found, actual, expected, (RECORDED,)) if found else None
+        return self.mismatch(found, actual, expected, (note,)) if found else None
 
     # ---- failures
 
@@ -210,8 +236,10 @@ class Verification:
     ) -> Failure:
         """The failure that ``found`` is."""
         said = found["message"].replace("; against", "\nagainst")
+        said = said.replace(found["where"], self.names.get(found["where"], found["where"]), 1)
+        shared = self.before.replay is not None  # then the graph cannot be run in parts
+        node = None if shared else first_differing_node(self.before, self.link, self.settings)
         message = f"{self.link.name} gives wrong results: {said}"
-        node = first_differing_node(self.before, self.link, self.settings)
         if node is not None:
             message += f"\nfirst differing node: {node.name}"
         message += self.by_design(found, actual, expected)
@@ -255,6 +283,7 @@ def begin(
     kept: Kept,
     settings: Settings,
     standing: GraphStanding,
+    heard: Heard | None = None,
 ) -> Verification | None:
     """What is needed to judge a call with ``args`` that is about to be made; None when it will not be judged.
 
@@ -266,8 +295,12 @@ def begin(
         return None
     try:
         with _torch.outside_tracing():
-            verification = Verification(before(graph, args, mutated), link, settings, standing)
-        if verification.before.wants_backward():
+            state = before(graph, args, mutated)
+            state = state if heard is None else replace(state, replay=Replay(heard))
+            verification = Verification(state, link, settings, standing)
+        if state.wants_backward() and heard is not None:
+            standing.leave_out(GRADIENTS_SHARED)
+        elif state.wants_backward():
             run_backward(verification, compiled_fn, kept)
     except Exception as trouble:  # a copy that cannot be made keeps nobody from his own call
         standing.not_verified(reason_of(trouble))
@@ -291,7 +324,10 @@ def run_backward(verification: Verification, compiled_fn: CompiledFn, kept: Kept
             except Exception as error:  # judged when eager's backward has been seen
                 if is_out_of_memory(error):
                     raise
-                verification.backward_error = error
+                if _torch.is_a_check_of_aot_autograd(error):
+                    verification.standing.leave_out(GRADIENTS_REFUSED)
+                else:
+                    verification.backward_error = error
     finally:
         inside.set_generators()
         if inside.graph is not inside.model:

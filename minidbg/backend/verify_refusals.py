@@ -26,8 +26,10 @@ def refusal(
     """Why the call with ``args`` cannot be compared with eager, or None."""
     if capturing_device_graph():
         return "a device graph is being recorded"
-    if (name := talks_to_others(graph, args)) != "":
-        return f"it talks to other ranks ({name}), so it must not run twice"
+    if (name := talks_to_others(graph, args)) != "" and sum(1 for _ in graphs(graph)) > 1:
+        return (
+            f"it talks to other ranks ({name}) and holds graphs of its own, in which that cannot be followed"
+        )
     for node in calls(graph):
         if _torch.has_effects(node.target):
             return f"{node.name} has effects outside the graph, so it must not run twice"
@@ -38,9 +40,13 @@ def refusal(
 
 def calls(graph: fx.GraphModule) -> Iterator[fx.Node]:
     """The call nodes of ``graph`` and of the graphs inside it."""
-    for module in graph.modules():
-        if isinstance(module, fx.GraphModule):
-            yield from (node for node in module.graph.nodes if node.op.startswith("call"))
+    for module in graphs(graph):
+        yield from (node for node in module.graph.nodes if node.op.startswith("call"))
+
+
+def graphs(graph: fx.GraphModule) -> Iterator[fx.GraphModule]:
+    """``graph`` and the graphs inside it."""
+    yield from (module for module in graph.modules() if isinstance(module, fx.GraphModule))
 
 
 def too_large(

@@ -16,8 +16,10 @@ from torch import Tensor, fx
 
 from minidbg import _torch
 from minidbg.backend.chain import Link, compile_at_run_time
+from minidbg.backend.collectives import Replay, as_seen_here
 from minidbg.backend.kept import memory_of, tensors_in
 from minidbg.devices import generator_states, set_generator_state
+from minidbg.graphs.constructed import is_constructed
 from minidbg.graphs.copying import clone_values, copy_graph_module, storage_bytes, storage_key
 from minidbg.graphs.mutation import written_attributes
 from minidbg.oracle.arithmetic import are_close
@@ -42,6 +44,8 @@ class Before:
     """The inputs that the graph may write to, or that share memory with one."""
     copied: frozenset[int]
     generators: tuple[tuple[str, Tensor], ...]
+    replay: Replay | None = None
+    """Of a graph that talks to other ranks: gives each run of eager what the others have said."""
 
     def fresh(self, *, everything: bool = False) -> tuple[Any, ...]:
         """Inputs for one run; what it may write is its own. ``everything``: the run may write to what it should not."""
@@ -60,13 +64,22 @@ class Before:
 
     def left(self, outputs: Any, args: Sequence[Any], gradients: dict[str, Any] | None) -> dict[str, Any]:
         """What the user's own call left behind, as ``run`` gives it."""
-        return left_behind(outputs, self.model, tuple(args), gradients or {})
+        outputs = outputs if self.replay is None else self.replay.of_backend(outputs)
+        return self.seen(left_behind(outputs, self.model, tuple(args), gradients or {}))
+
+    def seen(self, left: dict[str, Any]) -> dict[str, Any]:
+        """The part of what a run left behind that this rank can compare."""
+        return left if self.replay is None else as_seen_here(left)
+
+    def call(self, function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+        """Outputs of eager for ``inputs``."""
+        return function(*inputs) if self.replay is None else self.replay.run(function, inputs)
 
     def put_back(self, args: Sequence[Any]) -> None:
         """Undo what a backend has written to inputs that the graph does not write to."""
         for place in sorted(self.copied - self.written):
             value, copied = args[place], self.inputs[place]
-            plain = isinstance(value, Tensor) and value.layout is torch.strided
+            plain = isinstance(value, Tensor) and value.layout is torch.strided and not is_constructed(value)
             if plain and not are_close(value.detach(), copied.detach(), 0.0, 0.0):
                 with torch.no_grad(), _torch.same_versions([value]):
                     memory_of(value).copy_(memory_of(copied))
@@ -76,9 +89,9 @@ class Before:
         own = own_attributes(copy_graph_module(self.graph))
         graph = change(fx.GraphModule(own, own.graph))  # one that is not lazy, since its forward is replaced
         inputs = tuple(change(self.fresh()))
-        outputs = graph.forward(*inputs)
+        outputs = self.call(graph.forward, inputs)
         found = gradients_of(outputs, graph, inputs) if backward else {}
-        return left_behind(outputs, graph, inputs, found)
+        return self.seen(left_behind(outputs, graph, inputs, found))
 
 
 def before(graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int]) -> Before:
@@ -127,7 +140,8 @@ def own_attributes(graph: fx.GraphModule) -> fx.GraphModule:
 def run_eager(inside: Before, *, backward: bool) -> dict[str, Any]:
     """Outputs, inputs afterwards and gradients of one eager run; gradients None where backward fails."""
     graph = own_attributes(inside.graph)
-    return ran(graph.forward, graph, inside.fresh(), backward=backward)
+    left = ran(lambda *args: inside.call(graph.forward, args), graph, inside.fresh(), backward=backward)
+    return inside.seen(left)
 
 
 def run_compiled_anew(inside: Before, link: Link, *, backward: bool) -> dict[str, Any]:

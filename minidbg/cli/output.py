@@ -57,6 +57,9 @@ def with_common_options(command: click.Command) -> click.Command:
     for option in (QUIET, VERBOSE):
         if not taken & set(option.opts):
             command.params.append(option)
+    if isinstance(command, click.Group) and command.name == "history":
+        for one in command.commands.values():
+            with_common_options(one)
     return command
 
 

@@ -40,6 +40,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
     },
     "Watching": {
         "watch": "minidbg.watch.commands:watch",
+        "worker": "minidbg.cluster.commands:worker",
         "status": "minidbg.watch.commands:status",
         "history": "minidbg.watch.commands:history",
         "accept": "minidbg.watch.commands:accept",

@@ -33,8 +33,11 @@ if TYPE_CHECKING:
     is_flag=True,
     help="With --html: run it, and show the error of each value along the graph (wrong results only).",
 )
+@click.option(
+    "--body", is_flag=True, hidden=True, help="With --html: the part that minidbg watch --serve needs."
+)
 @JSON
-def show(repro: Path, html: Path | None, errors: bool, as_json: bool) -> None:
+def show(repro: Path, html: Path | None, errors: bool, body: bool, as_json: bool) -> None:
     """Show what is known about REPRO; nothing in it is run, unless --errors asks for it.
 
     REPRO is a script, or enough of a name in the repro folder.
@@ -46,14 +49,14 @@ def show(repro: Path, html: Path | None, errors: bool, as_json: bool) -> None:
     path = report.find_script(repro, settings.load().repro_dir)
     story = report.story_of(path)
     if html is not None:
-        write_page(story, html, errors=errors)
+        write_page(story, html, errors=errors, body_only=body)
     if as_json:
         print_json({**story.to_json(), "html": str(html) if html else None})
     elif html is None:
         click.echo(printable(report.glance(story)))
 
 
-def write_page(story: Story, html: Path, *, errors: bool) -> None:
+def write_page(story: Story, html: Path, *, errors: bool, body_only: bool = False) -> None:
     """The page of ``story`` in the file; errors that cannot be computed are a complaint on it."""
     from minidbg.report.errors_along import errors_of
     from minidbg.report.page import page
@@ -65,7 +68,7 @@ def write_page(story: Story, html: Path, *, errors: bool) -> None:
         except MinidbgError as refusal:
             complaint = str(refusal)
             note(complaint)
-    html.write_text(page(story, along, complaint=complaint), encoding="utf-8")
+    html.write_text(page(story, along, complaint=complaint, body_only=body_only), encoding="utf-8")
     note(f"written: {html}")
 
 

@@ -13,7 +13,7 @@ from rich.syntax import Syntax
 from minidbg.backend import report_of
 from minidbg.backend.failures import Report
 from minidbg.errors import MinidbgError
-from minidbg.repro.render import DIVIDER
+from minidbg.metadata import DIVIDER
 
 PROGRAM = Path(__file__).with_name("program.py")
 

@@ -6,6 +6,7 @@ backend first: the same rank and number of ranks, and collectives that come back
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,9 @@ COLLECTIVES = (
     "_dtensor",
 )
 """Namespaces of operators by which ranks talk to each other."""
+SPEAKING = re.compile(r"all_?(reduce|gather|to_?all)|reduce_?scatter|barrier")
+"""Names of such operators in the namespaces of other people."""
+WAIT = "wait_tensor"
 TENSOR = "torch.distributed.tensor"
 PLACEMENTS = "torch.distributed.tensor.placement_types"
 MESH = "torch.distributed.device_mesh"
@@ -60,11 +64,24 @@ def has_real_group() -> bool:
 # --- what a graph needs ---
 
 
+@functools.cache
+def collective_name(operator: Any) -> str | None:
+    """The name of a torch operator in which other ranks take part, without what says where it writes; None for others."""
+    path = _torch.operator_path(operator)
+    if path is None:
+        return None
+    _, _, namespace, name, *_ = path.split(".")
+    is_one = namespace in COLLECTIVES or (namespace != "aten" and SPEAKING.search(name))
+    is_one = is_one and not name.startswith(
+        "_wrap_tensor"
+    )  # only makes a tensor that somebody is to wait for
+    return name.removesuffix("_out").rstrip("_") if is_one else None
+
+
 def is_collective(node: fx.Node) -> bool:
     """Whether ``node`` is one in which other ranks take part."""
-    path = _torch.operator_path(node.target)
-    if path is not None:
-        return path.removeprefix("torch.ops.").partition(".")[0] in COLLECTIVES
+    if _torch.operator_path(node.target) is not None:
+        return collective_name(node.target) is not None
     return str(getattr(node.target, "__module__", "")).startswith("torch.distributed")
 
 

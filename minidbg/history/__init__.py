@@ -1,5 +1,6 @@
 """What watch has seen, in SQLite."""
 
+from minidbg.history.carrying import export_history, import_history
 from minidbg.history.records import Environment, Flip, Result, Revision, State, Sweep
 from minidbg.history.store import NAME, DamagedHistory, History, open_or_begin_anew
 
@@ -13,5 +14,7 @@ __all__ = [
     "Revision",
     "State",
     "Sweep",
+    "export_history",
+    "import_history",
     "open_or_begin_anew",
 ]

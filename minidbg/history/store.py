@@ -43,6 +43,12 @@ create table flips(
 create table environments(key text primary key, facts text not null);
 create table background(path text primary key, digest text not null, at real not null, result text not null);
 """
+OTHER_STATES = """
+create table if not exists other_states(
+    repro text not null, device text not null, environment text not null, state text not null,
+    primary key(repro, device, environment))
+"""
+"""What was seen last in environments that are not the present one: a history may go from machine to machine."""
 
 
 class DamagedHistory(MinidbgError):
@@ -203,17 +209,36 @@ class History:
         ]  # fmt: skip
 
     def put_state(self, state: State) -> None:
-        """Store the present state, in place of the one before."""
-        self.write_row(
-            "insert into states values(?, ?, ?) on conflict do update set state = excluded.state",
-            (state.repro, state.device, json.dumps(asdict(state))),
-        )
+        """Store the present state, in place of the one before; one of another environment is put aside."""
+
+        def write() -> None:
+            self.connection.execute(
+                "insert or replace into other_states select repro, device, json_extract(state, '$.environment'), state"
+                " from states where repro = ? and device = ? and json_extract(state, '$.environment') != ?",
+                (state.repro, state.device, state.environment),
+            )
+            self.connection.execute(
+                "insert into states values(?, ?, ?) on conflict do update set state = excluded.state",
+                (state.repro, state.device, json.dumps(asdict(state))),
+            )
+
+        self.atomically(write)
 
     def states(self) -> dict[tuple[str, str], State]:
         """The present state by repro and device."""
         rows = self.connection.execute("select state from states order by repro, device")
         found = [state_of(json.loads(text)) for (text,) in rows]
         return {(state.repro, state.device): state for state in found}
+
+    def every_state(self) -> list[State]:
+        """The last state by repro, device and environment: the present ones, and those of other environments."""
+        query = "select 1 from sqlite_master where name = 'other_states'"
+        old = self.connection.execute(query).fetchone() is None  # written before there was such a table
+        rows = [] if old else self.connection.execute("select state from other_states").fetchall()
+        present = self.states().values()
+        keys = {(state.repro, state.device, state.environment) for state in present}
+        others = [state_of(json.loads(text)) for (text,) in rows]
+        return [*present, *(one for one in others if (one.repro, one.device, one.environment) not in keys)]
 
     # Flips
 
@@ -303,6 +328,7 @@ def prepare(connection: sqlite3.Connection, *, readonly: bool) -> None:
     connection.execute("pragma cache_size = -64")
     if version == 0:
         connection.executescript(f"begin; {SCHEMA} pragma user_version = {SCHEMA_VERSION}; commit;")
+    connection.execute(OTHER_STATES)
 
 
 def open_or_begin_anew(path: Path, now: float) -> tuple[History, str]:

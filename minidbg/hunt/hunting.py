@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,24 +21,31 @@ from typing import Any
 import torch
 
 from minidbg import processes
+from minidbg._torch import OP_SAMPLES
 from minidbg.errors import MinidbgError
+from minidbg.hunt import candidates
 from minidbg.hunt.states import State, Store
+from minidbg.hunt.twists import order_for
 from minidbg.intake.asking import backend_named
 from minidbg.oracle.child import memory_limit
 from minidbg.processes import ChildResult
 from minidbg.reduction.publishing import VERIFY_SECONDS
 from minidbg.reduction.result import Limits
 
-ROUNDS = ((0, 1), (1, 2), (2, 6), (6, 16), (16, 64), (64, 1000))
-"""The samples of each cell that one round takes: first a little of everything."""
 BATCH_SECONDS = 15.0
 MOST_IN_BATCH = 60
-GRAPHS_IN_BATCH = 25
+GRAPHS_IN_BATCH = 24
+MOST_TOGETHER = 12
+"""Candidates in one graph: what a compilation costs by itself is shared, and one that fails costs the others another run."""
 MOST_RESERVED = 0.4
 """Of the time: what is left to the reductions that wait when it runs out."""
+LEAST_PATIENCE_S = 10.0
+MUCH_LONGER = 10.0
 GRACE_S = 30.0
 LOOK_S = 0.25
-HANGS_ASKED = 8
+HANGS_ASKED = 4
+HANG_SECONDS = 10.0
+"""Of a question of the reduction of a hang: candidates that do not hang take far less."""
 START_S = 300.0
 
 
@@ -91,7 +98,7 @@ class Hunt:
         used = backend_named(wanted.backend)
         self.ref = dataclasses.replace(used.ref, options=wanted.options, mode=wanted.mode)
         self.warmth: dict[str, Any] = {
-            "imports": list(self.ref.modules),
+            "imports": [*self.ref.modules, OP_SAMPLES],
             "warm": "inductor" if self.ref.name == "inductor" else "aot",
         }
         head = {
@@ -101,11 +108,13 @@ class Hunt:
         self.store = Store.open(wanted.folder, self.ref, head, fresh=wanted.fresh)
         self.cells: list[tuple[str, str, str]] = []
         self.began = time.monotonic()
-        self.reductions: deque[str] = deque()
+        self.reductions: list[str] = []
         self.again: deque[list[dict[str, Any]]] = deque()
         """Batches that a death cut short."""
         self.complaints: dict[str, None] = {}
         self.complete = False
+        self.swept = False
+        """Whether a sample of each cell has been tried; reductions wait for that, or for the end of the time."""
         self.under_way: set[Future[Settled]] = set()
         self.reduced_last = False
         self.seconds_of_reduction = 20.0
@@ -142,12 +151,14 @@ class Hunt:
                 if found.capture is not None:
                     self.reductions.append(found.key)
             while len(under_way) < self.wanted.jobs:
-                reduces_next = self.reductions and self.seconds_left() > 0 and not self.reduced_last
+                reduces_next = (
+                    self.reductions and self.seconds_left() > 0 and self.swept and not self.reduced_last
+                )
                 batch = None if reduces_next else self.next_batch(batches)
                 if batch is not None:
                     under_way[pool.submit(self.batch, batch, next(numbers))] = about(batch)
                 elif self.reductions and self.seconds_left() > 0:
-                    key = self.reductions.popleft()
+                    key = self.reductions.pop(self.reductions.index(min(self.reductions, key=self.price)))
                     under_way[pool.submit(self.reduce, key)] = f"reducing {self.store.found[key].first}"
                 else:
                     break
@@ -162,13 +173,18 @@ class Hunt:
                     self.store.settle(*settled)
             self.listener(self.standing(", ".join(under_way.values())))
 
+    def price(self, key: str) -> bool:
+        """The reductions of hangs come last: each of their questions takes the whole time limit."""
+        return self.store.found[key].state is State.HANGS
+
     def next_batch(self, batches: Iterator[list[dict[str, Any]]]) -> list[dict[str, Any]] | None:
         """What to try next; None when candidates are out, or the time but for the reductions that wait."""
         reserved = len(self.reductions) * self.seconds_of_reduction
         if self.seconds_left() <= min(reserved, MOST_RESERVED * (self.wanted.seconds or 0.0)):
             return None
-        if self.again:
-            return self.again.popleft()
+        while self.again:
+            if rest := list(self.untried(self.again.popleft())):
+                return rest
         batch = next(batches, None)
         if batch is None:
             self.complete = True
@@ -185,24 +201,29 @@ class Hunt:
         """Batches of what has not been tried: the corpus first, then rounds over the cells with random graphs between them."""
         yield from in_parts(self.untried(self.store.corpus))
         graphs = self.graph_batches() if self.wanted.graphs else iter(())
-        for first, last in ROUNDS:
-            last = min(last, self.wanted.samples or last)
-            round_of_cells = (
-                dict(zip(("op", "dtype", "device", "number"), (*cell, number), strict=True))
-                for cell in self.cells
-                for number in range(first, last)
-                if number < self.store.ends.get(cell, last)
-            )
-            for place, batch in enumerate(in_parts(self.untried(round_of_cells))):
+        dtypes = list(dict.fromkeys(dtype for _, dtype, _ in self.cells))
+        for round_of_twist, dtype in order_for(self.ref.name, dtypes):
+            round_of_cells = self.untried(self.samples_of_round(dtype, *round_of_twist))
+            for number, batch in enumerate(in_parts(round_of_cells)):
                 yield batch
-                if place % (2 if first else 4) == 1:  # the table comes first
+                if number % (2 if self.swept else 6) == 1:  # the table comes first
                     yield from itertools.islice(graphs, 1)
+            self.swept = True
         if self.wanted.samples is not None or self.wanted.seconds is None:
             graphs = itertools.islice(graphs, 20)
         yield from graphs
 
-    def untried(self, candidates: Any) -> Iterator[dict[str, Any]]:
-        for one in candidates:
+    def samples_of_round(self, dtype: str, twist: str, first: int, last: int) -> Iterator[dict[str, Any]]:
+        """The samples of one round over the operators of one dtype."""
+        last = min(last, self.wanted.samples or last)
+        for cell in self.cells:
+            for number in range(first, min(last, self.store.ends.get(cell, last))):
+                if cell[1] == dtype:
+                    one = dict(zip(("op", "dtype", "device", "number"), (*cell, number), strict=True))
+                    yield one | ({"twist": twist} if twist else {})
+
+    def untried(self, some: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        for one in some:
             if name_of(one) not in self.store.results:
                 yield one
 
@@ -237,7 +258,17 @@ class Hunt:
             "folder": str(self.wanted.folder.absolute()),
             "known": [key for key, one in list(found.items()) if one.capture or one.settled],
             "call_seconds": self.wanted.call_seconds,
+            "most_together": MOST_TOGETHER,
+            "patience": self.patience(),
         }  # fmt: skip
+
+    def patience(self) -> float:
+        """Seconds that one graph of several candidates may take: by the pace so far, since one that hangs holds up the others."""
+        tried = len(self.store.results)
+        usual = (
+            self.store.seconds / tried * MOST_TOGETHER if tried > MOST_TOGETHER else self.wanted.call_seconds
+        )
+        return max(LEAST_PATIENCE_S, usual * MUCH_LONGER)
 
     def started(self) -> dict[str, Any]:
         """The zygote, ready for batches, and the cells of the table. Raises MinidbgError."""
@@ -289,6 +320,10 @@ class Hunt:
         except (OSError, ValueError):
             self.complaints["a batch ended before its first candidate"] = None
             return batch[1:]
+        if "together" in candidate:  # which of them it was is seen when each has a child of its own
+            members = candidate["together"]
+            self.again.extend([one] for one in members)
+            return [one for one in batch if one not in members]
         if done.signal == signal.SIGALRM:  # our own time limit
             done = dataclasses.replace(done, timed_out=True, signal=None)
         told = self.asked(
@@ -303,16 +338,15 @@ class Hunt:
             }  # fmt: skip
             with open(self.store.results_file, "a") as file:
                 file.write(json.dumps(record) + "\n")
-        if candidate in batch:
-            return batch[batch.index(candidate) + 1 :]
-        return batch  # graphs are drawn again, and those that were tried left out
+        return [one for one in batch if one != candidate]
 
     def reduce(self, key: str) -> Settled:
         """Reduce the first failure of ``key`` to a verified repro; the key, and what became of it."""
         found, began = self.store.found[key], time.monotonic()
         limits = Limits(seconds=self.wanted.reduce_seconds, call_seconds=self.wanted.call_seconds)
         if found.state is State.HANGS:  # each question that shows it costs the whole time limit
-            limits = dataclasses.replace(limits, max_calls=HANGS_ASKED)
+            short = min(self.wanted.call_seconds, HANG_SECONDS)
+            limits = dataclasses.replace(limits, max_calls=HANGS_ASKED, call_seconds=short)
         with open(os.devnull, "w") as stream:
             done = self.asked(
                 "reduced",
@@ -360,14 +394,8 @@ def in_parts(candidates: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, An
 
 
 def name_of(candidate: Mapping[str, Any]) -> str:
-    """The id of a sample or of a batch of random graphs; of one graph the child gives it."""
-    if "graphs" in candidate:
-        return f"graphs {candidate['graphs']}"
-    if "program" in candidate:
-        from minidbg.hunt import judging  # imports what children need
-
-        return judging.name_of(candidate)
-    return " ".join(str(candidate[name]) for name in ("op", "dtype", "device", "number"))
+    """The id of a sample, a graph, or a batch of random graphs; of one graph the child gives it."""
+    return f"graphs {candidate['graphs']}" if "graphs" in candidate else candidates.name_of(candidate)
 
 
 def about(batch: Sequence[Mapping[str, Any]]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -16,22 +17,22 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from minidbg import _torch, isolation, repro
+from minidbg import isolation, repro
 from minidbg._torch.dynamo import CONTROL_FLOW
-from minidbg.backend.capture import current_context
 from minidbg.case import Case
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Outcome, Verdict
+from minidbg.graphs.size import call_targets
 from minidbg.hunt import programs, samples
+from minidbg.hunt.candidates import Candidate, built_case, joined, may_join, name_of, used_backend
 from minidbg.hunt.states import State
-from minidbg.intake.asking import UsedBackend, backend_named, case_of
+from minidbg.intake.asking import UsedBackend
 from minidbg.isolation.oracle_calls import outcome_of
 from minidbg.oracle import execute
 from minidbg.processes import ChildResult
@@ -39,8 +40,6 @@ from minidbg.reduction import reducing
 from minidbg.reduction.publishing import with_failure
 
 Note = Callable[[str], object]
-Candidate = Mapping[str, Any]
-"""``{"op", "dtype", "device", "number"}`` of a sample, or ``{"program"}``: plain values."""
 SAYS_UNSUPPORTED = re.compile(
     r"(?i)not (yet |currently )?(supported|implemented)|unsupported|(do|does|did)(n't| not) support|no (lowering|converter|"
     r"conversion rule|decomposition)\b|missing operator|cannot be converted|unimplemented"
@@ -57,56 +56,132 @@ def run_batch(argument: Mapping[str, Any], note: Note) -> dict[str, Any]:
     """Judge the candidates of the batch, for at most ``seconds``; the answer says how many."""
     quiet()
     ends = time.monotonic() + argument["seconds"]
-    backend = used_backend(argument["backend"])
-    known: set[str] = set(argument["known"])
-    doing, results = Path(argument["doing"]), Path(argument["results"])
-    for done, item in enumerate(argument["batch"]):
-        if time.monotonic() > ends:
-            return {"done": done}
-        note("eager")  # a death before the backend is called is not the backend's
-        replace_quickly(doing, json.dumps(item))
-        for candidate in [item] if "graphs" not in item else untried_graphs(item, set(argument["tried"])):
-            if time.monotonic() > ends and candidate is not item:
-                return {"done": done}
-            note("eager")
-            replace_quickly(doing, json.dumps(candidate))
-            with time_limit(argument["call_seconds"]):
-                record = judged(candidate, backend, argument, known, note)
-            append(results, record)
-            torch.compiler.reset()
-        if "graphs" in item:
-            append(results, {"candidate": item, "id": f"graphs {item['graphs']}", "state": State.NONE})
-    return {"done": len(argument["batch"])}
+    batch, items = Batch(argument, note), argument["batch"]
+    done = 0
+    while done < len(items) and time.monotonic() <= ends:
+        if "graphs" in items[done]:
+            drawn = [{"program": one} for one in programs.drawn(items[done]["graphs"], items[done]["count"])]
+            untried = [one for one in drawn if name_of(one) not in argument["tried"]]
+            for first in range(0, len(untried), batch.most_together):
+                if first and time.monotonic() > ends:
+                    return {"done": done}
+                batch.judge(untried[first : first + batch.most_together])
+            batch.write(
+                {"candidate": items[done], "id": f"graphs {items[done]['graphs']}", "state": State.NONE}
+            )
+            done += 1
+        else:
+            samples_next = list(itertools.takewhile(lambda one: "graphs" not in one, items[done:]))
+            samples_next = samples_next[: batch.most_together]
+            batch.judge(samples_next)
+            done += len(samples_next)
+    return {"done": done}
 
 
-def untried_graphs(item: Candidate, tried: set[str]) -> list[Candidate]:
-    """The random graphs of a batch that no earlier child has come to."""
-    drawn = ({"program": one} for one in programs.drawn(item["graphs"], item["count"]))
-    return [one for one in drawn if name_of(one) not in tried]
+Built = tuple[Candidate, Case, float]
+"""A candidate, its case, and the seconds that building it took."""
 
 
-def judged(
-    candidate: Candidate, backend: UsedBackend, argument: Mapping[str, Any], known: set[str], note: Note
-) -> dict[str, Any]:
-    """The record of one candidate. A failure of a key that is not in ``known`` is kept as a capture."""
-    began = time.perf_counter()
-    record: dict[str, Any] = {"candidate": candidate, "id": name_of(candidate)}
-    try:
-        case = built_case(candidate, backend, argument["seed"], by_dynamo=False)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001 - a sample that torch or dynamo refuses says nothing about the backend
-        said = f"no graph: {type(error).__name__}: {error}".partition("\n")[0][:200]
-        return record | {"state": State.SKIPPED, "reason": said, "seconds": since(began)}
-    if case is None:
-        return record | {"state": State.NONE, "seconds": since(began)}
-    built = case  # mypy forgets in a lambda that it is there
-    outcome = isolation.unless_the_machine_failed(lambda: execute(built, note=note), expected=None)
-    if outcome.verdict is Verdict.REPRODUCES and "program" in candidate:
-        outcome = programs.unless_unsteady(case, outcome)
-    if outcome.signature is not None and key_of(outcome, candidate, []) not in known and "op" in candidate:
-        case, outcome = as_dynamo_has_it(case, outcome, candidate, backend, argument["seed"])
-    return record | told(case, outcome, candidate, argument, known) | {"seconds": since(began)}
+class Batch:
+    """Judges candidates, several in one graph where they can be: only what fails there is run alone."""
+
+    def __init__(self, argument: Mapping[str, Any], note: Note) -> None:
+        self.argument, self.note = argument, note
+        self.backend = used_backend(argument["backend"])
+        self.known: set[str] = set(argument["known"])
+        self.most_together: int = argument["most_together"]
+        self.doing, self.results = Path(argument["doing"]), Path(argument["results"])
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        append(self.results, record)
+
+    def begin(self, candidate: Candidate) -> time_limit:
+        """The block in which the candidate runs; when it ends the process, the file ``doing`` names it."""
+        self.note("eager")  # a death before the backend is called is not the backend's
+        replace_quickly(self.doing, json.dumps(candidate))
+        return time_limit(self.argument["patience" if "together" in candidate else "call_seconds"])
+
+    def judge(self, candidates: Sequence[Candidate]) -> None:
+        """Write a record of each."""
+        built = [one for candidate in candidates if (one := self.build(candidate)) is not None]
+        for group in groups_of(built):
+            self.judge_group(group)
+
+    def judge_group(self, group: Sequence[Built]) -> bool:
+        """Whether one of them fails, or all together where none does alone; each has a record then."""
+        if len(group) == 1:
+            return self.judge_alone(*group[0])
+        if self.all_agree(group):
+            return False
+        middle = len(group) // 2
+        halves = [self.judge_group(half) for half in (group[:middle], group[middle:])]
+        return any(halves) or self.judge_alone(together(group), joined([case for _, case, _ in group]))
+
+    def build(self, candidate: Candidate) -> Built | None:
+        """The candidate with its case; None after a record that says why there is none."""
+        began = time.perf_counter()
+        record: dict[str, Any] = {"candidate": candidate, "id": name_of(candidate), "state": State.NONE}
+        with self.begin(candidate):
+            try:
+                case = built_case(candidate, self.backend, self.argument["seed"], by_dynamo=False)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - what torch or dynamo refuses says nothing about the backend
+                said = f"no graph: {type(error).__name__}: {error}".partition("\n")[0][:200]
+                case, record = None, record | {"state": State.SKIPPED, "reason": said}
+        if case is not None:
+            return candidate, case, since(began)
+        self.write(record | {"seconds": since(began)})
+        return None
+
+    def all_agree(self, group: Sequence[Built]) -> bool:
+        """Whether the backend gives what eager gives for all of them at once; if so, each has a record."""
+        began = time.perf_counter()
+        with self.begin(together(group)):
+            outcome = execute(joined([case for _, case, _ in group]), note=self.note)
+        torch.compiler.reset()
+        if state_of(outcome) is not State.OK:
+            return False
+        seconds = since(began) / len(group)
+        for candidate, _, building in group:
+            record = {"candidate": candidate, "id": name_of(candidate), "state": State.OK}
+            self.write(record | {"seconds": round(building + seconds, 3)})
+        return True
+
+    def judge_alone(self, candidate: Candidate, case: Case, building: float = 0.0) -> bool:
+        """Whether the candidate fails; its record is written. A failure of a key that is not known is kept as a capture."""
+        began = time.perf_counter()
+        with self.begin(candidate):
+            outcome = isolation.unless_the_machine_failed(
+                lambda: execute(case, note=self.note), expected=None
+            )
+            if outcome.verdict is Verdict.REPRODUCES:
+                outcome = programs.unless_unsteady(case, outcome)
+            new = outcome.signature is not None and key_of(outcome, candidate, []) not in self.known
+            if new and "op" in candidate:
+                case, outcome = as_dynamo_has_it(
+                    case, outcome, candidate, self.backend, self.argument["seed"]
+                )
+            said = told(case, outcome, candidate, self.argument, self.known)
+        torch.compiler.reset()
+        if "key" in said or "together" not in candidate:
+            record = {"candidate": candidate, "id": name_of(candidate), **said}
+            self.write(record | {"seconds": round(building + since(began), 3)})
+        return "key" in said
+
+
+def together(group: Sequence[Built]) -> Candidate:
+    return {"together": [candidate for candidate, _, _ in group]}
+
+
+def groups_of(built: Sequence[Built]) -> list[list[Built]]:
+    """What may run in one graph: all with or without backward, and with or without symbolic sizes."""
+    groups: dict[object, list[Built]] = {}
+    for place, one in enumerate(built):
+        case = one[1]
+        key: object = (case.backward, case.dynamic, case.context.inference) if may_join(case) else place
+        groups.setdefault(key, []).append(one)
+    return list(groups.values())
 
 
 def as_dynamo_has_it(
@@ -135,7 +210,7 @@ def told(
     if state is State.UNSUPPORTED:
         return record
     assert outcome.signature is not None
-    targets = sorted(set(_torch.call_targets(case.graph_module)))
+    targets = sorted(set(call_targets(case.graph_module)))
     record |= {"key": key_of(outcome, candidate, targets), "family": family_of(outcome), "targets": targets}
     if record["key"] in known:
         return record
@@ -173,43 +248,8 @@ def reduced(argument: Mapping[str, Any], note: Note) -> dict[str, Any]:
     answer = reducing.reduce_elsewhere(argument, note)
     if answer.get("path"):
         case = repro.load(answer["path"])
-        answer["targets"] = sorted(set(_torch.call_targets(case.graph_module)))
+        answer["targets"] = sorted(set(call_targets(case.graph_module)))
     return answer
-
-
-# ---- candidates
-
-
-def built_case(
-    candidate: Candidate, backend: UsedBackend, seed: int, *, by_dynamo: bool = True
-) -> Case | None:
-    """The candidate as a case of which no failure is known; None past an operator's last sample."""
-    if "program" in candidate:
-        graph_module, inputs, dynamic = programs.built(candidate["program"])
-        backward = any(isinstance(one, torch.Tensor) and one.requires_grad for one in inputs)
-        note = f"a random graph of minidbg hunt, seed {seed}"
-    else:
-        found = samples.built(samples.Sample(**candidate), seed, by_dynamo=by_dynamo)
-        if found is None:
-            return None
-        graph_module, inputs, backward = found
-        dynamic, note = False, f"torch's own operator sample {name_of(candidate)}, found by minidbg hunt"
-    case = case_of(graph_module, inputs, backend, context=current_context(inputs), notes=(note,))
-    return replace(case, backward=backward, dynamic=dynamic)
-
-
-def name_of(candidate: Candidate) -> str:
-    """The candidate's id in the state on disk."""
-    if "program" in candidate:
-        text = json.dumps(candidate["program"], sort_keys=True)
-        return f"graph {hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:12]}"
-    return samples.Sample(**candidate).id
-
-
-def used_backend(given: Mapping[str, Any]) -> UsedBackend:
-    """The backend under its name, with its options and mode. Raises UnknownBackend or BackendUnreachable."""
-    used = backend_named(given["name"])
-    return replace(used, ref=replace(used.ref, options=given["options"], mode=given["mode"]))
 
 
 # ---- what an outcome says
@@ -243,11 +283,16 @@ def says_unsupported(outcome: Outcome) -> bool:
 
 
 def family_of(outcome: Outcome) -> str:
-    """What two failures have in common whatever op they are of: a text of the signature's fields that compare."""
+    """What two failures have in common whatever op they are of: a text of the signature's fields that compare.
+
+    An exception is one failure in forward and backward: an op may be in the derivative of another.
+    """
     signature = outcome.signature
     assert signature is not None
     dies = signature.kind in (Kind.CRASH, Kind.HANG)
-    parts = [signature.kind, signature.direction, *([] if dies else signature.types), *signature.frames[:1]]
+    raises = signature.kind in (Kind.COMPILE, Kind.RUNTIME)
+    direction = [] if raises else [signature.direction]
+    parts = [signature.kind, *direction, *([] if dies else signature.types), *signature.frames[:1]]
     return "\0".join([*map(str, parts), signature.message])
 
 

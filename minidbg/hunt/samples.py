@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import operator
 import types
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -17,12 +18,15 @@ from torch import fx
 from minidbg import _torch
 from minidbg.errors import BadSetting, MinidbgError, nearest
 from minidbg.graphs.capture import capture_by_dynamo
+from minidbg.hunt.twists import inverse_of, twisted, undone
 
 DTYPES = (
     "float32", "int64", "bfloat16", "float16", "bool", "complex64", "int32", "float64", "uint8", "int8", "int16",
     "complex128", "complex32",
 )  # fmt: skip
 """In the order in which they are tried: what programs use most comes first."""
+
+UNINITIALISED = ("empty", "new_empty", "resize_")
 
 
 class NoSamples(MinidbgError):
@@ -37,11 +41,17 @@ class Sample:
     dtype: str
     device: str
     number: int
+    twist: str = ""
+    """What was done to it: names of ``minidbg.hunt.twists`` with ``+`` between them."""
 
     @property
     def id(self) -> str:
-        """``add float32 cpu 3``: its name in the state on disk."""
-        return f"{self.op} {self.dtype} {self.device} {self.number}"
+        """``add float32 cpu 3``, maybe with a twist: its name in the state on disk."""
+        return f"{self.op} {self.dtype} {self.device} {self.number} {self.twist}".rstrip()
+
+    @property
+    def twists(self) -> Sequence[str]:
+        return self.twist.split("+") if self.twist else ()
 
 
 @functools.cache
@@ -64,7 +74,7 @@ def plan(ops: Sequence[str], dtypes: Sequence[str], devices: Sequence[str]) -> l
     ``ops`` are names or patterns, all where there are none; likewise ``dtypes``. Raises BadSetting.
     """
     known = operators()
-    names = matching(ops, known, "operator") if ops else list(known)
+    names = matching(ops, known, "operator") if ops else sorted(known, key=lambda name: not is_core(name))
     wanted = matching(dtypes, DTYPES, "dtype") if dtypes else list(DTYPES)
     supported = {
         (name, device): {str(one).removeprefix("torch.") for one in known[name].supported_dtypes(device)}
@@ -78,6 +88,14 @@ def plan(ops: Sequence[str], dtypes: Sequence[str], devices: Sequence[str]) -> l
         for name in names
         if dtype in supported[name, torch.device(device).type]
     ]
+
+
+def is_core(name: str) -> bool:
+    """Whether the operator is among the core ones that all others are made of: what most programs use, so tried first."""
+    packet = getattr(torch.ops.aten, name.removeprefix("nn.functional."), None)
+    return packet is not None and any(
+        torch.Tag.core in getattr(packet, overload).tags for overload in packet.overloads()
+    )
 
 
 def matching(patterns: Iterable[str], known: Iterable[str], what: str) -> list[str]:
@@ -97,12 +115,16 @@ def built(
 ) -> tuple[fx.GraphModule, tuple[Any, ...], bool] | None:
     """The graph that dynamo makes of the sample, its inputs, and whether it has a backward; None past the last sample.
 
-    Without ``by_dynamo`` a function of torch's C++ is one call, which dynamo will mostly leave as it is: half of the time.
-    Samples of even number that can train do. Raises whatever the operator's own sample function or dynamo raises.
+    Without ``by_dynamo`` a function of torch is one call, which dynamo will mostly leave as it is: half of the time.
+    Samples of even number that can train do. Raises whatever the operator's own sample function, eager or dynamo raises.
     """
+    if sample.op.startswith(UNINITIALISED):
+        raise NoSamples("its result is memory that nobody has written to")
     op, dtype = operators()[sample.op], getattr(torch, sample.dtype)
     differentiable = dtype in op.supported_backward_dtypes(torch.device(sample.device).type)
-    trains = sample.number % 2 == 0 and op.supports_autograd and differentiable
+    trains = (
+        sample.number % 2 == 0 and op.supports_autograd and differentiable and "special" not in sample.twists
+    )
     torch.manual_seed(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -110,32 +132,85 @@ def built(
         given = next(islice(iter(samples), sample.number, None), None)
     if given is None:
         return None
-    arguments = ((given.input, *given.args), dict(given.kwargs))
-    tensors = list(tensors_in(arguments))
-    function = op.op
-
-    def call(*values: torch.Tensor) -> Any:
-        remaining = iter(values)
-        args, kwargs = with_tensors(arguments, remaining)
-        return function(*args, **kwargs)
-
-    graph_module: fx.GraphModule
-    inputs: tuple[Any, ...]
-    if not by_dynamo and isinstance(function, types.BuiltinFunctionType):
-        graph_module, inputs = one_call(function, arguments, len(tensors)), tuple(tensors)
+    call = Call(op.op, ((given.input, *given.args), dict(given.kwargs)), sample.twists, dtype)
+    inputs: tuple[Any, ...] = tuple(call.inputs)
+    if not by_dynamo and is_named(op.op):
+        graph_module = call.as_graph()
     else:
-        graph_module, inputs = capture_by_dynamo(call, tensors)
+        graph_module, inputs = capture_by_dynamo(call.run, inputs)
     wants = any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)
     return graph_module, inputs, trains and wants
 
 
-def one_call(function: Any, arguments: Any, tensors: int) -> fx.GraphModule:
-    """The graph of one call, whose placeholders are the tensors in ``arguments``, in order."""
-    graph = fx.Graph()
-    placeholders = [graph.placeholder(f"input_{number}") for number in range(tensors)]
-    args, kwargs = with_tensors(arguments, iter(placeholders))
-    graph.output((graph.call_function(function, args, kwargs),))
-    return fx.GraphModule(torch.nn.Module(), graph)
+def is_named(function: Any) -> bool:
+    """Whether a script can name the function: one of torch's C++, or of torch.nn.functional."""
+    if isinstance(function, types.BuiltinFunctionType):
+        return True
+    name = getattr(function, "__name__", "")
+    return isinstance(function, types.FunctionType) and getattr(torch.nn.functional, name, None) is function
+
+
+Do = Callable[..., Any]
+"""Calls its first argument with the others, or writes that call down."""
+
+
+class Call:
+    """A call of an operator with a sample's arguments, and what its twists put around it."""
+
+    def __init__(
+        self, function: Callable[..., Any], arguments: Any, twists: Sequence[str], dtype: torch.dtype
+    ) -> None:
+        """Raises what eager raises where a twist leaves no program."""
+        for twist in twists:
+            if twist.startswith("into_"):  # reductions and casts know it; eager refuses it elsewhere
+                arguments[1]["dtype"] = getattr(torch, twist.removeprefix("into_"))
+        self.function, self.arguments = function, arguments
+        self.fused = "fused" in twists
+        tensors = [twisted(one, place, twists, dtype) for place, one in enumerate(tensors_in(arguments))]
+        self.constant = tensors[0] if "constant" in twists and tensors else None
+        """The first tensor, which the program makes itself: all its elements are that of the first."""
+        self.inputs = tensors[self.constant is not None :]
+        if self.fused:
+            self.inputs = [undone(one) for one in self.inputs]
+        self.expected: Any = None
+        if twists:
+            self.expected = self.run(*[one.detach().clone() for one in self.inputs])
+
+    def run(self, *values: torch.Tensor) -> Any:
+        return self.done(values, lambda function, *args, **kwargs: function(*args, **kwargs))
+
+    def as_graph(self) -> fx.GraphModule:
+        """The call as a graph whose placeholders are ``inputs``, in order."""
+        graph = fx.Graph()
+        placeholders = [graph.placeholder(f"input_{number}") for number in range(len(self.inputs))]
+        result = self.done(
+            placeholders, lambda function, *args, **kwargs: graph.call_function(function, args, kwargs)
+        )
+        graph.output(tuple(result) if isinstance(result, tuple | list) else (result,))
+        return fx.GraphModule(torch.nn.Module(), graph)
+
+    def done(self, values: Sequence[Any], do: Do) -> Any:
+        """What the call and the ops around it give."""
+        if self.fused:
+            values = [
+                do(inverse_of(one.dtype), value) for one, value in zip(self.inputs, values, strict=True)
+            ]
+        if self.constant is not None:
+            element = self.constant.flatten()[0].item() if self.constant.numel() else 1
+            made = {"dtype": self.constant.dtype, "device": self.constant.device}
+            values = [do(torch.full, list(self.constant.shape), element, **made), *values]
+        args, kwargs = with_tensors(self.arguments, iter(values))
+        result = do(self.function, *args, **kwargs)
+        if not self.fused:
+            return result
+        like = result if self.expected is None else self.expected
+        if isinstance(like, tuple | list):
+            parts = [do(operator.getitem, result, place) for place in range(len(like))]
+            return tuple(
+                do(inverse_of(one.dtype), part) if isinstance(one, torch.Tensor) else part
+                for one, part in zip(like, parts, strict=True)
+            )
+        return do(inverse_of(like.dtype), result) if isinstance(like, torch.Tensor) else result
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -85,6 +85,11 @@ class Found:
     targets: tuple[str, ...] = ()
     family: str = ""
 
+    def is_like(self, other: Found) -> bool:
+        """Whether both are one failure, as far as their repros tell: the same script, or calls and signature that are equal."""
+        alike = bool(self.targets) and (self.targets, self.family) == (other.targets, other.family)
+        return self.repro == other.repro or alike
+
     @property
     def text(self) -> str:
         """The first line of the message."""
@@ -189,7 +194,7 @@ class Store:
             self.results[record["id"]] = record
             self.seconds += record.get("seconds", 0.0)
             if record["state"] == State.NONE and "op" in record["candidate"]:
-                op, dtype, device, number = record["candidate"].values()
+                op, dtype, device, number, *_ = record["candidate"].values()
                 self.ends[op, dtype, device] = min(number, self.ends.get((op, dtype, device), number))
             if "key" in record and (found := self.add(record)) is not None:
                 new.append(found)
@@ -240,7 +245,7 @@ class Store:
     def known_as(self, record: Mapping[str, Any]) -> Found | None:
         """The case of which ``record`` is one more: of its key, or a repro's whose every call a random graph has."""
         known = self.found.get(record["key"])
-        if known is None and "program" in record["candidate"]:
+        if known is None and "op" not in record["candidate"]:
             calls = set(record.get("targets", ()))
             for one in self.found.values():
                 if one.repro and one.family == record.get("family") and calls.issuperset(one.targets):
@@ -276,14 +281,10 @@ class Store:
         found.repro = Path(answer["path"]) if answer.get("path") else None
         found.confirmed = found.repro is not None
         found.targets = tuple(answer.get("targets") or ())
-        same = next(
-            (
-                one
-                for one in self.found.values()
-                if one is not found and found.repro and one.repro == found.repro and not one.merged_into
-            ),
-            None,
+        others = (
+            one for one in self.found.values() if one is not found and not one.merged_into and one.repro
         )
+        same = next((one for one in others if found.repro and found.is_like(one)), None)
         if same is not None:
             found.merged_into = same.key
             same.count += found.count

@@ -63,6 +63,14 @@ class Order:
     """Give an interpreter of its own one thread, as a fork of the warm one has: that would hang with more."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables that its interpreter has had from its start."""
+    paths: tuple[str, ...] = ()
+    """Folders in front of everything on ``sys.path``."""
+    place: str = ""
+    """Where, for a pool of several machines: ``cuda:0@gpubox``; empty: here."""
+    script: str = ""
+    """The repro among the arguments, which another machine has elsewhere."""
+    warm: str = "aot"
+    """What another machine's interpreter should have compiled with: see ``Preload``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +90,8 @@ class Ended:
     files: tuple[str, ...] | None = None
     """What it had loaded beyond the server's own files; None when it died before it could say."""
     max_rss_bytes: int = 0
+    unable: str = ""
+    """Why the machine could not run it at all; says nothing about the script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +137,21 @@ class Pool(Protocol):
     def cancel(self, number: int) -> None: ...
     def refresh(self) -> bool: ...
     def close(self) -> None: ...
+
+
+MOST_BUSY = 10.0
+
+
+def busyness() -> float:
+    """How many times as long as usual anything takes here now, from 1 to ``MOST_BUSY``; 1 where the system does not say.
+
+    A limit that is too short for a busy machine would turn a slow start of an interpreter into a verdict.
+    """
+    try:
+        waiting = os.getloadavg()[0] / (os.cpu_count() or 1)
+    except OSError:
+        return 1.0
+    return min(MOST_BUSY, max(1.0, waiting))
 
 
 class ServerPool:
@@ -253,7 +278,7 @@ class Server:
         request = {
             "id": order.id, "argv": list(order.argv), "mode": order.mode, "seconds": order.seconds,
             "memory_bytes": order.memory_bytes, "pycache": order.pycache, "nice": order.nice,
-            "env": {}, "unset": unset, "one_thread": order.one_thread or order.mode == "fork",
+            "env": {}, "unset": unset, "one_thread": order.one_thread or order.mode == "fork", "paths": order.paths,
         }  # fmt: skip
         if order.mode == "untouched":
             request["mode"] = "fork"

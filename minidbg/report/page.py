@@ -13,6 +13,7 @@ from pygments.lexers import PythonLexer
 
 from minidbg.errors import UnreadableRepro
 from minidbg.history import Result
+from minidbg.metadata import DIVIDER
 from minidbg.printable import display_path
 from minidbg.report import svg
 from minidbg.report.drawn_graph import SMALL, DrawnNode, fold, kept_names, read_graph
@@ -20,7 +21,6 @@ from minidbg.report.errors_along import ErrorsAlong
 from minidbg.report.glance import difference, moment, reduction_line
 from minidbg.report.story import Story, story_of
 from minidbg.repro import templates
-from minidbg.repro.render import DIVIDER
 
 MOST_LISTED = 20_000
 """Nodes whose lines are listed on the page."""
@@ -40,8 +40,13 @@ class DeviceRow:
     """Verdict and when, oldest first."""
 
 
-def page(story: Story, errors: ErrorsAlong | None = None, *, complaint: str = "") -> str:
-    """The page of ``story``; ``errors`` along its graph (or its capture's), and a ``complaint`` to be shown."""
+def page(
+    story: Story, errors: ErrorsAlong | None = None, *, complaint: str = "", body_only: bool = False
+) -> str:
+    """The page of ``story``; ``errors`` along its graph (or its capture's), and a ``complaint`` to be shown.
+
+    ``body_only``: what the page of ``minidbg watch`` does not know itself, as a part of a page: facts, graph, reduction.
+    """
     original, from_capture = original_graph(story)
     reduced = read_graph(story.parts.model)
     kept, inputs = kept_names(original, reduced)
@@ -75,7 +80,7 @@ def page(story: Story, errors: ErrorsAlong | None = None, *, complaint: str = ""
         "script": Markup(highlighted(story.text.split(DIVIDER)[0].rstrip() + "\n")),
         "made": moment(time.time()),
     }
-    return templates.fill("page.html.j2", variables)
+    return templates.fill("story.html.j2" if body_only else "page.html.j2", variables)
 
 
 def highlighted(source: str) -> str:

@@ -11,10 +11,10 @@ from minidbg.errors import UnreadableRepro
 from minidbg.failure import Kind
 from minidbg.graphs.literals import quoted
 from minidbg.graphs.recipes import dedented
-from minidbg.metadata import backend_in
+from minidbg.metadata import DIVIDER, backend_in
 from minidbg.oracle.embed import harness_names
 from minidbg.repro.header import Header, literal_options
-from minidbg.repro.render import DIVIDER, EMBEDDED_MARK, OWN_NAMES, SCRIPT_IMPORTS
+from minidbg.repro.render import EMBEDDED_MARK, OWN_NAMES, SCRIPT_IMPORTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from minidbg.graphs.literals import quoted
 from minidbg.graphs.ranks import with_group
 from minidbg.graphs.source import write_graph_builder
 from minidbg.graphs.specs import Exactness, InputSpec
+from minidbg.metadata import DIVIDER
 from minidbg.oracle.embed import harness_imports, harness_names, harness_source
 from minidbg.references import avoid_names, backend_function, load_by_path
 from minidbg.repro import selfcheck
@@ -43,9 +44,6 @@ SCRIPT_IMPORTS = (
 )
 """Imports that a script has for itself; the judge's annotations in a standalone one name what is defined below them."""
 EMBEDDED_MARK = "# Copied from the program that failed:"
-DIVIDER = (
-    "# ---- Below is nothing about the failure: what tools read, and how this script judges itself. ----"
-)
 VALUE_LIMIT_BYTES = 1 << 30
 OWN_NAMES = ("backend", "Repro", "graph", "inputs", "stored", "test_repro", "load_by_path", *selfcheck.NAMES)
 

@@ -80,8 +80,8 @@ class Log:
         )
 
     def show(self, event: Event) -> None:
-        """Write the event."""
-        self.log.info(event.name, **event.data)
+        """Write the event, without the token of a page: others may read logs."""
+        self.log.info(event.name, **{name: value for name, value in event.data.items() if name != "token"})
 
     def exception(self, event: str, **values: Any) -> None:
         """Write the exception that is being handled, with its traceback."""
@@ -212,6 +212,14 @@ def between(data: Mapping[str, Any]) -> str:
     return f"  {before or '?'} -> {after[len(commit) :] if same else after or '?'}"
 
 
+def columns(data: Mapping[str, Any]) -> str:
+    here = ", ".join(
+        f"{place} ({plural(slots, 'run')} at a time)" for place, slots in sorted(data["places"].items())
+    )
+    left = f"; no longer there, and not judged: {', '.join(data['left'])}" if data["left"] else ""
+    return f"machines: {here or 'none'}{left}"
+
+
 def backend_broken(data: Mapping[str, Any]) -> str:
     return f"backend {data['backend']} is broken on {data['device']}: {data['reason']}; {plural(data['repros'], 'repro')} not judged"
 
@@ -234,6 +242,7 @@ WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "flip": flip,
     "unconfirmed": unconfirmed,
     "backend_broken": backend_broken,
+    "columns": columns,
     "backend_back": lambda data: f"backend {data['backend']} works again on {data['device']}",
     "build_failed": build_failed,
     "build_finished": lambda data: f"built in {data['seconds']:.1f} s",
@@ -260,6 +269,10 @@ WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
         f"bisecting {display_path(data['repro'])} between {data['good']} and {data['bad']}"
     ),
     "bisect_finished": lambda data: f"bisected {display_path(data['repro'])}: {data['text']}",
+    "serving": lambda data: (
+        f"the page is at {data['url']}{'?token=' + data['token'] if data['token'] else ''}"
+        + (", and whoever opens it may ask for runs" if data["actions"] else "")
+    ),
     "stopping": lambda data: f"stopping: {data['reason']}",
     "stopped": lambda data: "",
     "paused": lambda data: "paused: no sweeps until p is pressed again",

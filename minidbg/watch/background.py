@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from minidbg.cluster.members import Cluster
 from minidbg.failure import LAYOUT
 from minidbg.history import History
 from minidbg.processes.deaths import last_json
@@ -95,6 +96,8 @@ class Background:
     pool: Pool
     announce: Announcer
     clock: Callable[[], float] = time.monotonic
+    cluster: Cluster | None = None
+    """Where the questions of a reduction are asked, when not here."""
     flights: Flights = field(init=False)
     running: dict[int, tuple[Work, Waiting | None]] = field(default_factory=dict)
     """By the number of the order."""
@@ -115,6 +118,8 @@ class Background:
         if found is None:
             return False
         argv = ("-m", "minidbg", "reduce", str(found.path), "--seconds", str(REDUCE_SECONDS), "--json")
+        if self.cluster is not None and not self.cluster.workers:
+            argv += self.cluster.arguments
         self.order(argv, REDUCE_SECONDS + 60, Work.REDUCE, found)
         self.announce("reduction_started", capture=str(found.path))
         return True

@@ -6,7 +6,8 @@ import ast
 import itertools
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from minidbg.errors import BadSetting
@@ -15,11 +16,13 @@ from minidbg.history import Environment
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What ``device_script`` found. ``environments`` are by the name that a device is asked for by."""
+    """What ``device_script`` found here, or the machines of a cluster. ``environments`` are by the name that a device is asked for by."""
 
     environments: Mapping[str, Environment]
     torch: str = ""
     python: str = ""
+    slots: Mapping[str, int] = field(default_factory=dict)
+    """Of a cluster: runs at the same time in each place (``cuda:0@gpubox``), by which ``environments`` are called too."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Machine:
@@ -54,18 +57,34 @@ def parse_devices(text: str | None) -> tuple[str, ...] | None:
     if not names:
         raise BadSetting("--devices is empty; give names such as cpu,cuda:1, or all")
     for name in names:
-        kind, _, index = name.partition(":")
+        kind, _, index = name.partition("@")[0].partition(":")
         if not kind.isidentifier() or (index and not index.isdecimal()):
             raise BadSetting(f"{name!r} is no device; devices look like cpu, cuda, cuda:1, mps, xpu, or all")
     return names
 
 
 def devices_of(own: str, wanted: Sequence[str] | None, machine: Machine) -> tuple[str, ...]:
-    """The devices that a repro is to run on: those wanted, else its ``own``. Missing ones are among them."""
+    """The devices that a repro is to run on: those wanted, else its ``own``. Missing ones are among them.
+
+    Of a cluster, that device of each kind of machine.
+    """
     names = [own]
     if wanted is not None:
         names = [name for one in wanted for name in (machine.present() if one == "all" else (one,))]
+    if machine.slots:
+        here = [(name, [place for place in machine.slots if is_at(name, place)]) for name in names]
+        names = [place for name, places in here for place in places or [name]]
     return tuple(dict.fromkeys(names))
+
+
+def is_at(name: str, place: str) -> bool:
+    """Whether ``cuda``, ``cuda:0`` or ``cuda:0@gpubox`` means the place ``cuda:0@gpubox``."""
+    return name == place or whole_name(name) == place.partition("@")[0]
+
+
+def whole_name(device: str) -> str:
+    """``acme:0`` for ``acme``: the first device of a kind goes by both names."""
+    return device if device == "cpu" or ":" in device else f"{device}:0"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -77,10 +96,16 @@ class Column:
     """Variables of the environment: ``ACME_FUSE=1``, or several of them."""
     options: str = ""
     """Options that are added to those of the repro's header, a Python dict as text."""
+    host: str = ""
+    """The kind of machine, where there are several."""
 
     def __str__(self) -> str:
-        options = ", ".join(f"{name}={value!r}" for name, value in self.given_options.items())
-        return " ".join(part for part in (self.device, self.env, options and f"{{{options}}}") if part)
+        return name_of(self)
+
+    @property
+    def place(self) -> str:
+        """The device and the kind of machine: ``cuda:0@gpubox``."""
+        return f"{self.device}@{self.host}" if self.host else self.device
 
     @property
     def variables(self) -> dict[str, str]:
@@ -93,10 +118,17 @@ class Column:
         return dict(ast.literal_eval(self.options)) if self.options else {}
 
 
+@lru_cache(maxsize=4096)
+def name_of(column: Column) -> str:
+    """What the column is called everywhere."""
+    options = ", ".join(f"{name}={value!r}" for name, value in column.given_options.items())
+    return " ".join(part for part in (column.place, column.env, options and f"{{{options}}}") if part)
+
+
 def variants(devices: Iterable[str], env: Sequence[str], options: Sequence[str]) -> tuple[Column, ...]:
-    """A column for each device with each of ``env`` and each of ``options``."""
-    every = itertools.product(devices, env or ("",), options or ("",))
-    return tuple(dict.fromkeys(Column(device, one, other) for device, one, other in every))
+    """A column for each device or place with each of ``env`` and each of ``options``."""
+    every = itertools.product((device.partition("@") for device in devices), env or ("",), options or ("",))
+    return tuple(dict.fromkeys(Column(device, one, other, host) for (device, _, host), one, other in every))
 
 
 def said_aloud(device: str, repros: int, machine: Machine) -> str:

@@ -5,18 +5,40 @@ from __future__ import annotations
 import ast
 import enum
 import json
-import queue
+import re
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from minidbg.watch.settings import FailOn, OnChange, WatchSettings, Workers, backend_options, load
+from minidbg.cluster.members import Cluster, cluster_options
+from minidbg.errors import MinidbgError
+from minidbg.watch.settings import FailOn, OnChange, Workers, backend_options, load
+
+WITH_VALUE = {"--json": r".*\.jsonl?$", "--serve": r".*:\d+$"}
+"""Options that take the next word only if it looks like this: others are repros."""
+
+
+class WatchCommand(click.Command):
+    """Lets ``--json`` and ``--serve`` stand alone, or take a value."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """``--json FILE`` as ``--json=FILE``, and ``--json`` alone as ``--json=-``."""
+        joined: list[str] = []
+        for word in args:
+            option = joined[-1] if joined else ""
+            if option in WITH_VALUE and re.match(WITH_VALUE[option], word):
+                joined[-1] = f"{option}={word}"
+            else:
+                joined.append(word)
+        return super().parse_args(ctx, [f"{word}=-" if word in WITH_VALUE else word for word in joined])
+
 
 FOLDER = click.argument("folder", required=False, type=click.Path(path_type=Path))
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 def dict_text(context: click.Context, parameter: click.Parameter, text: str) -> str:
@@ -48,7 +70,7 @@ def default_paths() -> list[Path]:
     return [settings.load().repro_dir]
 
 
-@click.command("watch")
+@click.command("watch", cls=WatchCommand)
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--devices", help="cpu,cuda:1 or all; by default each repro runs on its own device.")
 @click.option(
@@ -56,7 +78,12 @@ def default_paths() -> list[Path]:
 )
 @click.option("--once", is_flag=True, help="One sweep, then exit: 0, 1, 3 or 125 as in 'minidbg check'.")
 @click.option("--fail-on", type=words(FailOn), help="With --once: 'unexpected' compares with each header.")
-@click.option("--json", "as_json", is_flag=True, help="Print each event as one JSON object a line.")
+@click.option(
+    "--json",
+    "json_file",
+    metavar="[FILE.json]",
+    help="Print each event as one JSON object a line. With --once and FILE.json: all results, there.",
+)
 @click.option(
     "--poll",
     "poll_s",
@@ -69,82 +96,55 @@ def default_paths() -> list[Path]:
     help="A change during a sweep: end the runs or kill them.",
 )
 @click.option("--build", help="Shell command to run before a sweep, for example 'ninja -C build'.")
-@click.option("--on-flip", help="Shell command that gets each flip as JSON on stdin.")
+@click.option(
+    "--on-flip",
+    multiple=True,
+    help="Shell command that gets each flip as JSON on stdin; or desktop, slack:URL, matrix:URL, webhook:URL, github:FILE.",
+)
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Runs at the same time.")
 @click.option(
     "--device-jobs", type=click.IntRange(min=1), help="Runs at the same time on one device, default 1."
 )
 @click.option("--seconds", type=click.FloatRange(min=0.1), help="Time limit of a run.")
 @click.option("--workers", type=words(Workers), help="Fork warm processes, or start fresh ones.")
+@click.option("--html", type=FILE, help="Keep a page of the whole matrix up to date in this file.")
+@click.option("--junit", type=FILE, help="With --once: write the results as a JUnit file.")
 @click.option(
-    "--html",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Keep an HTML page of the whole matrix up to date in this file.",
+    "--serve",
+    metavar="[HOST:PORT]",
+    help="Serve a live page, by default on 127.0.0.1:8765; elsewhere its address has a token.",
 )
+@click.option("--allow-actions", is_flag=True, help="With --serve: let whoever opens the page ask for runs.")
 @click.option("--no-reduce", is_flag=True, help="Do not reduce captures in the background.")
+@cluster_options
 def watch(
     paths: tuple[Path, ...],
-    as_json: bool,
-    html: Path | None,
+    json_file: str | None,
     no_reduce: bool,
+    html: Path | None,
+    junit: Path | None,
+    serve: str | None,
+    allow_actions: bool,
+    cluster: Cluster | None,
     **options: Any,
 ) -> None:
     """Run the repros again on each change of their backends, and say which flipped.
 
     PATHS are folders of repros or single scripts; by default the repro folder. Ends with Ctrl-C.
     """
+    document = Path(json_file) if json_file not in (None, "-") else None
+    if (junit or document) and not options["once"]:
+        raise click.UsageError("--junit FILE and --json FILE hold one sweep; give --once too")
+    if serve and options["once"]:
+        raise click.UsageError("--serve shows sweep after sweep; --once --html FILE leaves a page")
+    if allow_actions and not serve:
+        raise click.UsageError("--allow-actions is about the page; give --serve too")
     found = list(paths) or default_paths()
-    settings = load({**options, "reduce": False if no_reduce else None})
-    sys.exit(run_daemon(found, settings, as_json=as_json, html=html))
+    settings = replace(load({**options, "reduce": False if no_reduce else None}), cluster=cluster)
+    from minidbg.watch.starting import Outputs, run_daemon
 
-
-def run_daemon(paths: list[Path], settings: WatchSettings, *, as_json: bool, html: Path | None = None) -> int:
-    """Watch until stopped; the exit status."""
-    from minidbg.processes.pool import ServerPool, preload_for
-    from minidbg.watch.announce import Announcer, JsonLines, PlainLines, View
-    from minidbg.watch.daemon import Daemon, Hint, Inbox, stop_on_signals
-    from minidbg.watch.events import NoEvents, WatchdogEvents
-    from minidbg.watch.repros import read_repros
-    from minidbg.watch.runner import forks
-
-    for path in paths:
-        if not path.exists() and path in default_paths():
-            path.mkdir(parents=True)  # the first repro may come while we watch
-    inbox: Inbox = queue.SimpleQueue()
-    views: list[View] = []
-    announce = Announcer(views)
-    if as_json:
-        views.append(JsonLines(sys.stdout))
-    elif sys.stdout.isatty() and sys.stdin.isatty() and not settings.once:
-        from minidbg.watch.terminal import Terminal
-
-        views.append(Terminal(inbox))
-    else:
-        views.append(PlainLines(sys.stdout, every_result=settings.once))
-    if html is not None:
-        from minidbg.watch.page import Page
-
-        views.append(Page(html))
-    backends = {repro.backend for repro in read_repros(paths, Path()).values()}
-    quiet = settings.once or settings.poll_s is not None
-    try:
-        daemon = Daemon(
-            paths,
-            settings,
-            announce,
-            make_pool=lambda inbox, hidden: ServerPool(
-                inbox.put, preload_for(backends, forks=forks(settings)), state=hidden
-            ),
-            make_events=lambda inbox: (
-                NoEvents() if quiet else WatchdogEvents(lambda path: inbox.put(Hint(path)))
-            ),
-            inbox=inbox,
-        )
-    except BaseException:
-        announce.close()
-        raise
-    stop_on_signals(inbox)
-    return daemon.run()
+    outputs = Outputs(json_file == "-", html, junit, document, serve, allow_actions)
+    sys.exit(run_daemon(found, settings, outputs))
 
 
 @click.command("status")
@@ -177,11 +177,25 @@ def list_repros(folder: Path | None, as_json: bool) -> None:
         click.echo(reading.list_text(rows))
 
 
-@click.command("history")
+class HistoryCommands(click.Group):
+    """``minidbg history`` shows; only ``export`` and ``import`` are names of their own."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """``history REPRO`` is ``history show REPRO``."""
+        known = [*self.commands, *ctx.help_option_names]
+        return super().parse_args(ctx, args if args and args[0] in known else ["show", *args])
+
+
+@click.group("history", cls=HistoryCommands)
+def history() -> None:
+    """Show the flips of all repros, or of one and its runs; carry a history from run to run, and between machines."""
+
+
+@history.command("show")
 @click.argument("repro", required=False, type=click.Path(path_type=Path))
 @click.option("-n", "--limit", default=20, show_default=True, help="How many flips, and how many runs.")
 @JSON
-def history(repro: Path | None, limit: int, as_json: bool) -> None:
+def show_history(repro: Path | None, limit: int, as_json: bool) -> None:
     """Show the flips of all repros, or the flips and then the runs of one.
 
     REPRO is its path or enough of its name in the repro folder; or a folder of repros.
@@ -198,6 +212,50 @@ def history(repro: Path | None, limit: int, as_json: bool) -> None:
             click.echo(json.dumps(entry))
     else:
         click.echo(reading.history_text(entries))
+
+
+FOLDER_OPTION = click.option(
+    "--folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Of the repros; by default the repro folder.",
+)
+
+
+@history.command("export")
+@click.argument("file", type=FILE)
+@FOLDER_OPTION
+def export_history(file: Path, folder: Path | None) -> None:
+    """Write all that watch has seen to FILE, for 'minidbg history import'; a name that ends in .gz is compressed."""
+    from minidbg import history as store
+    from minidbg.watch import reading
+
+    with reading.history_in(folder or default_paths()[0]) as found:
+        if found is None:
+            raise MinidbgError(f"no history in {folder or default_paths()[0]}; 'minidbg watch' begins one")
+        sizes = store.export_history(found, file)
+    click.echo(f"{file}: {', '.join(f'{count} {name}' for name, count in sizes.items())}")
+
+
+@history.command("import")
+@click.argument(
+    "files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+@FOLDER_OPTION
+def import_history(files: tuple[Path, ...], folder: Path | None) -> None:
+    """Merge what other runs or machines have seen into this history. To import a file twice changes nothing."""
+    from minidbg import history as store
+    from minidbg.watch.lock import Lock, hidden_path
+
+    home = folder or default_paths()[0]
+    home.mkdir(parents=True, exist_ok=True)
+    lock = Lock(home)
+    try:
+        with store.History.open(hidden_path(home) / store.NAME) as opened:
+            for file in files:
+                new = store.import_history(opened, file)
+                click.echo(f"{file}: {', '.join(f'{count} {name}' for name, count in new.items())} were new")
+    finally:
+        lock.release()
 
 
 @click.command("accept")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import queue
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from minidbg.history import NAME, Environment, Revision, open_or_begin_anew
+from minidbg.cluster.members import Members, Notice, Place
+from minidbg.history import NAME, Environment, Revision, State, open_or_begin_anew
 from minidbg.printable import display_path
 from minidbg.processes.deaths import last_json
 from minidbg.processes.pool import NUMBERS, Died, Ended, Order, Pool, Ready
@@ -22,6 +21,7 @@ from minidbg.watch.background import Background, Builder, Builds, Built
 from minidbg.watch.columns import Column, Machine, variants
 from minidbg.watch.events import Events
 from minidbg.watch.lock import Lock, hidden_folder
+from minidbg.watch.notices import is_recipe
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import home_of
 from minidbg.watch.runner import IN_WORKER, Bytecode, Runner, forks
@@ -42,13 +42,14 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A person asked for something: rerun, failing, pause, quit; or to bisect the repro at ``path`` between two revisions."""
+    """A person asked for something: rerun (of one ``repro``, or all), failing, pause, quit; or to bisect the repro at ``path``."""
 
     name: str
     path: str = ""
     column: str = ""
     good: str = ""
     bad: str = ""
+    repro: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Revised:
     revisions: Mapping[str, Revision]
 
 
-Message: TypeAlias = Hint | Key | Stop | Revised | Built | Ended | Ready | Died
+Message: TypeAlias = Hint | Key | Stop | Revised | Built | Ended | Ready | Died | Members | Notice
 Inbox: TypeAlias = "queue.SimpleQueue[Message]"
 
 
@@ -104,15 +105,18 @@ class Daemon:
         announce.views.append(self.log)
         history, notice = open_or_begin_anew(hidden / NAME, time.time())
         history.interrupt_running(time.time())
-        self.recorder = Recorder(history, announce, settings.on_flip, settings.folder, history.states())
+        commands = tuple(one for one in settings.on_flip if not is_recipe(one))
+        self.recorder = Recorder(history, announce, commands, settings.folder, history.states())
         self.pool = make_pool(self.inbox, hidden)
         self.watched = Watched(self.paths, self.home, settings, make_events(self.inbox), announce)
         self.sweeper = Sweeper(
-            settings, self.recorder, self.watched, Runner(self.pool, settings, Bytecode(hidden / "pycache")), announce,
+            settings, self.recorder, self.watched,
+            Runner(self.pool, settings, Bytecode(hidden / "pycache"), take=getattr(self.pool, "take", None)), announce,
         )  # fmt: skip
-        builder = Builder(settings.build, settings.folder, self.inbox.put) if settings.build else None
+        builds_here = settings.build if settings.cluster is None else None
+        builder = Builder(builds_here, settings.folder, self.inbox.put) if builds_here else None
         self.builds = Builds(builder, self.watched, history, announce)
-        self.background = Background(self.home, history, self.pool, announce)
+        self.background = Background(self.home, history, self.pool, announce, cluster=settings.cluster)
         self.status: int | None = None
         self.machine_order = 0
         self.paused = False
@@ -148,29 +152,33 @@ class Daemon:
 
     def start(self) -> None:
         """Ask what devices there are, find the repros and their sources, and tell where everything stands."""
-        self.machine_order = next(NUMBERS)
-        no_torch = ("--no-torch",) if os.environ.get("MINIDBG__WATCH_PRELOAD") == "none" else ()
-        mode = "fork" if forks(self.settings) else "prelude"
-        self.pool.run(Order(self.machine_order, (IN_WORKER, "devices", *no_torch), mode, 120.0))
+        if self.settings.cluster is None:
+            self.ask_for_devices()
         self.watched.start()
         repros = self.watched.repros
         ours = {str(one) for one in variants([""], self.settings.env, self.settings.options)}
+        several = self.settings.cluster is not None
         self.announce(
             "started", pid=os.getpid(), home=str(self.home), repros=sorted(repros),
             sources=[display_path(root.path) for root in self.watched.roots],
             files=len(self.watched.snapshot.files), jobs=self.settings.jobs,
             notes=[notes for repro in repros.values() if len(notes := repro.row()) > 1],
             states=[
-                {"repro": name, "device": device, "verdict": str(state.verdict), "since": state.since,
-                 "reason": state.reason}
-                for (name, device), state in self.recorder.states.items()
-                if name in repros and device.partition(" ")[2] in ours
+                state_row(state) for (name, device), state in self.recorder.states.items()
+                if name in repros and device.partition(" ")[2] in ours and not ("@" in device or several)
             ],
         )  # fmt: skip
         for name, repro in repros.items():
             if repro.damage:
                 self.announce("repro_damaged", repro=name, reason=repro.damage)
         self.recorder.tell_forgotten_flips(repros)
+
+    def ask_for_devices(self) -> None:
+        """Have torch asked what devices are here."""
+        self.machine_order = next(NUMBERS)
+        no_torch = ("--no-torch",) if os.environ.get("MINIDBG__WATCH_PRELOAD") == "none" else ()
+        mode = "fork" if forks(self.settings) else "prelude"
+        self.pool.run(Order(self.machine_order, (IN_WORKER, "devices", *no_torch), mode, 120.0))
 
     def handle(self, message: Message) -> None:
         """Take in one message."""
@@ -204,6 +212,10 @@ class Daemon:
                 self.announce("workers_ready", seconds=round(seconds, 3))
             case Died(status, stderr):
                 text = f"the worker server ended with status {status}; a new one starts: {stderr[-300:]}"
+                self.announce("notice", text=text)
+            case Members(places):
+                self.has_members(places)
+            case Notice(text):
                 self.announce("notice", text=text)
             case Built():
                 self.built(message)
@@ -345,8 +357,25 @@ class Daemon:
         self.sweeper.machine, self.recorder.torch = machine, machine.torch
         for environment in machine.environments.values():
             self.recorder.history.put_environment(environment)
+        self.recorder.take_up({environment.key for environment in machine.environments.values()})
         names = {name: one.name for name, one in machine.environments.items()}
         self.announce("machine", torch=machine.torch, devices=names)
+
+    def has_members(self, places: Mapping[str, Place]) -> None:
+        """Machines have joined or left. Of columns that were not there, only verdicts on the present code are shown."""
+        before, sweep = self.sweeper.machine.environments, self.sweeper.last
+        self.sweeper.has_members(places)
+        for place in places.values():
+            self.recorder.history.put_environment(place.environment)
+            self.recorder.torches[place.environment.key] = place.environment.torch
+        code = sweep.code if sweep is not None and not self.watched.wants_all else None
+        self.announce(
+            "columns", places={name: place.slots for name, place in places.items()}, left=sorted(before.keys() - places.keys()),
+            states=[
+                state_row(state) for state in self.recorder.states.values()
+                if state.code == code and state.repro in self.watched.repros and state.device.partition(" ")[0] in places.keys() - before.keys()
+            ],
+        )  # fmt: skip
 
     def key(self, key: Key) -> None:
         """What a person asked for."""
@@ -369,7 +398,10 @@ class Daemon:
             )
         elif name == "rerun":
             self.sweeper.stop_probing()
-            self.watched.ask_for_all()
+            if key.repro:
+                self.watched.ask_for([key.repro])
+            else:
+                self.watched.ask_for_all()
 
     def end(self) -> None:
         """Leave nothing behind but the history."""
@@ -388,13 +420,9 @@ class Daemon:
         self.lock.release()
 
 
-def stop_on_signals(inbox: Inbox) -> None:
-    """Let SIGINT, SIGTERM and SIGHUP end the daemon cleanly; a second SIGINT ends it at once."""
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-        inbox.put(Stop(signal.Signals(number).name))
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, handler)
+def state_row(state: State) -> dict[str, Any]:
+    """What views show of a state."""
+    return {
+        "repro": state.repro, "device": state.device, "verdict": str(state.verdict), "since": state.since,
+        "reason": state.reason,
+    }  # fmt: skip

@@ -43,7 +43,7 @@ ORDER = (
 )
 TOLD = frozenset(
     ("notice", "device_missing", "disk_full", "repro_damaged", "reduction_finished", "process_died", "capture_known",
-     "bisect_started", "bisect_finished")
+     "bisect_started", "bisect_finished", "serving")
 )  # fmt: skip
 """Events that are shown as a line of their own."""
 SHOWN_NOTICES = 4
@@ -118,6 +118,16 @@ class Matrix:
             self.cells[state["repro"], state["device"]] = Cell(state["verdict"], state["since"], note=note)
         self.notes = {notes["repro"]: notes for notes in event.data.get("notes", ())}
 
+    def on_columns(self, event: Event) -> None:
+        """Machines have joined or left."""
+        places = event.data["places"]
+        for key in [key for key in self.cells if key[1].partition(" ")[0] not in places]:
+            del self.cells[key]
+        for state in event.data["states"]:
+            self.cells[state["repro"], state["device"]] = Cell(
+                state["verdict"], state["since"], note=state["reason"]
+            )
+
     def on_sweep_started(self, event: Event) -> None:
         """A sweep begins."""
         data = event.data
@@ -131,8 +141,8 @@ class Matrix:
         data = event.data
         cell = self.cells.setdefault((data["repro"], data["device"]), Cell())
         verdict = data["verdict"] or data["standing"]
-        if cell.verdict != verdict:
-            cell.since = event.at
+        if data.get("since") or cell.verdict != verdict:
+            cell.since = data.get("since", event.at)
         cell.verdict, cell.seconds, cell.fresh, cell.maybe = verdict, data["seconds"], True, ""
         cell.note = data["reason"] or data.get("message", "")
         self.seen += 1

@@ -1,77 +1,217 @@
-"""The matrix as a page that a browser reloads."""
+"""The matrix as a page: the data that a browser draws, what has changed in it, and the page as one file."""
 
 from __future__ import annotations
 
 import contextlib
-import io
+import json
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
+from minidbg.errors import MinidbgError
+from minidbg.printable import display_path
+from minidbg.watch import reading
+from minidbg.watch.announce import Event, between
+from minidbg.watch.matrix import Cell, Matrix
+from minidbg.watch.repros import Repro
 
-from minidbg.watch.announce import Event
-from minidbg.watch.matrix import Matrix
+Json = dict[str, Any]
+SITE = Path(__file__).with_name("site")
+STYLES = Path("repro_templates", "style.css.j2")
+CELL_EVENTS = frozenset({"result", "unconfirmed", "flip"})
+ROW_EVENTS = frozenset({"repro_added", "repro_edited", "repro_removed", "repro_damaged"})
+SHOWN_FLIPS = 50
+BRIEF_CHARACTERS = 160
+
+
+class Live:
+    """The matrix as JSON: all of it, or what has changed since a browser last asked. Every event is a new ``seq``.
+
+    The daemon's thread tells it of events, a server's threads ask. Whoever missed something asks with an old ``seq``;
+    what changed several times in between is sent once.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.matrix = Matrix(clock=clock)
+        self.boot = f"{os.getpid()}-{clock():.3f}"
+        """Another daemon counts its events anew."""
+        self.seq = 0
+        self.changed: dict[tuple[str, str], int] = {}
+        """Repro and column (empty: what its header says) -> the event that changed it last; the latest change stands last."""
+        self.flips: deque[tuple[int, Json]] = deque(maxlen=SHOWN_FLIPS)
+        self.dimmed = 0
+        """The event with which the present sweep began: older verdicts are those of earlier sweeps."""
+        self.rebuilt = 0
+        """The event since which there are other columns: whoever knows nothing later gets everything."""
+        self.machine: Json = {}
+        self.repros: Callable[[], Mapping[str, Repro]] = dict
+        self.wake: Callable[[], None] = lambda: None
+        self.lock = threading.Lock()
+
+    def show(self, event: Event) -> None:
+        """Take the event in, and wake whoever waits for news."""
+        data = event.data
+        if event.name == "serving":
+            return  # its token is not for copies of the page
+        with self.lock:
+            self.matrix.hear(event)
+            self.seq += 1
+            if event.name == "started":
+                self.flips.extend((self.seq, entry) for entry in reversed(past_flips(Path(data["home"]))))
+            elif event.name == "machine":
+                self.machine = {"torch": data["torch"], "devices": data["devices"]}
+            elif event.name == "columns":
+                self.rebuilt = self.seq
+            elif event.name == "sweep_started":
+                self.dimmed = self.seq
+            elif event.name == "flip" and not data.get("muted"):
+                self.flips.append((self.seq, flip_entry({"at": event.at, **data})))
+            if event.name in CELL_EVENTS or event.name in ROW_EVENTS:
+                key = data["repro"], data["device"] if event.name in CELL_EVENTS else ""
+                self.changed.pop(key, None)
+                self.changed[key] = self.seq
+        self.wake()
+
+    def close(self) -> None:
+        """Say that nobody watches any more."""
+        with self.lock:
+            self.matrix.activity, self.matrix.began = "not watching any more", None
+            self.seq += 1
+        self.wake()
+
+    def everything(self, *, brief: bool = True) -> Json:
+        """The whole matrix, what fails first; with ``brief`` of each message its beginning."""
+        with self.lock:
+            repros, names = self.repros(), self.matrix.names(every=True)
+            by_name: dict[str, Json] = {name: {} for name in [*names, *sorted(set(repros).difference(names))]}
+            for (name, column), cell in self.matrix.cells.items():
+                by_name[name][column] = cell_json(cell, brief=brief)
+            return {
+                **self.head(),
+                "columns": self.matrix.devices(),
+                "rows": [[name, self.about(name, repros), cells] for name, cells in by_name.items()],
+                "flips": [entry for _, entry in self.flips],
+            }
+
+    def since(self, seq: int) -> Json | None:
+        """What has changed since the event ``seq``; None when nothing has."""
+        with self.lock:
+            if seq >= self.seq:
+                return None
+            keys = []
+            for key, at in reversed(self.changed.items()):
+                if at <= seq:
+                    break
+                keys.append(key)
+            repros = self.repros()
+            return {
+                **self.head(),
+                "dim": self.dimmed > seq,
+                "cells": [
+                    [name, column, cell_json(self.matrix.cells[name, column])]
+                    for name, column in keys
+                    if (name, column) in self.matrix.cells
+                ],
+                "rows": [[name, self.about(name, repros)] for name, column in keys if not column],
+                "flips": [entry for at, entry in self.flips if at > seq],
+            }
+
+    def head(self) -> Json:
+        """What stands above the rows."""
+        matrix = self.matrix
+        return {
+            "boot": self.boot, "seq": self.seq, "home": display_path(matrix.home) if matrix.home else "",
+            "activity": "paused" if matrix.paused else matrix.activity, "cause": matrix.cause, "began": matrix.began,
+            "total": matrix.total, "seen": matrix.seen, "build_failure": matrix.build_failure,
+            "broken": [f"{backend} on {device}: {why}" for (backend, device), why in matrix.broken.items()],
+            "notices": list(matrix.notices), "machine": self.machine,
+        }  # fmt: skip
+
+    def about(self, name: str, repros: Mapping[str, Repro]) -> Json | None:
+        """What the header of a repro says; None when the repro is gone."""
+        repro = repros.get(name)
+        if repro is None:
+            return None if not any(one == name for one, _ in self.matrix.cells) else {}
+        if repro.damage:
+            return {"damage": repro.damage}
+        notes = {key: text for key, text in repro.row().items() if key != "repro"}
+        return {"kind": str(repro.kind), "backend": repro.backend, "expect": str(repro.expect), **notes}
+
+
+def cell_json(cell: Cell, *, brief: bool = True) -> list[Any]:
+    """Verdict, since when, seconds, whether the present sweep saw it, what was said, and what is being confirmed."""
+    note = cell.note.partition("\n")[0][:BRIEF_CHARACTERS] if brief else cell.note
+    since = None if cell.since is None else round(cell.since)
+    return [cell.verdict, since, round(cell.seconds, 2), int(cell.fresh), note, cell.maybe]
+
+
+def flip_entry(data: Mapping[str, Any]) -> Json:
+    """A flip as the page shows it."""
+    told = {name: data[name] for name in ("repro", "device", "kind", "before", "after", "files")}
+    return {"at": round(data["at"], 1), **told, "between": between(data).strip()}
+
+
+def past_flips(home: Path) -> list[Json]:
+    """The latest flips of the history, newest first; none without one."""
+    try:
+        return [flip_entry(entry) for entry in reading.history_of(home, SHOWN_FLIPS)]
+    except MinidbgError:
+        return []
+
+
+def page_html(state: Json, *, alone: bool) -> str:
+    """The page with ``state`` in it. ``alone``: with its style and script too, so that it needs no server."""
+    text = (SITE / "index.html").read_text(encoding="utf-8")
+    data = json.dumps(state, separators=(",", ":")).replace("<", "\\u003c")
+    if alone:
+        style, script = style_text(), (SITE / "page.js").read_text(encoding="utf-8")
+        text = text.replace('<link rel="stylesheet" href="page.css">', f"<style>\n{style}</style>")
+        text = text.replace('<script src="page.js" defer></script>', "")
+        text = text.replace("</body>", f"<script>\n{script}</script>\n</body>")
+    return text.replace("STATE", data, 1)
+
+
+def style_text() -> str:
+    """The style of all pages of minidbg, then this one's own."""
+    package = Path(__file__).parents[1]
+    shared = next(path for folder in (package, package.parent) if (path := folder / STYLES).is_file())
+    return shared.read_text(encoding="utf-8") + (SITE / "page.css").read_text(encoding="utf-8")
 
 
 class Page:
-    """Hears every event and keeps an HTML file of the matrix up to date; a reader sees the old page or the new one, whole."""
+    """Keeps the page as a file that needs no server; a reader sees the old page or the new one, whole."""
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
-        self.path, self.clock, self.written = path, clock, 0.0
-        self.matrix = Matrix(clock=clock)
+    def __init__(self, path: Path, live: Live, clock: Callable[[], float] = time.time) -> None:
+        self.path, self.live, self.clock, self.written = path, live, clock, 0.0
 
     def show(self, event: Event) -> None:
-        """Take the event in. A file that cannot be written any more ends nothing."""
-        self.matrix.hear(event)
+        """Write what ``live`` has heard. A file that cannot be written any more ends nothing."""
         if event.name in PAGE_ENDS or self.clock() - self.written >= PAGE_BETWEEN_S:
-            self.write(running=True)
+            self.write(reload_s=RELOAD_S)
 
     def close(self) -> None:
-        """The last page: it reloads no more, and says that nobody watches."""
-        self.matrix.activity, self.matrix.began = "not watching any more", None
-        self.write(running=False)
+        """The last page: it reloads no more."""
+        self.write(reload_s=0)
 
-    def write(self, *, running: bool) -> None:
-        """Write the page: the matrix, and the errors of all rows in full."""
+    def write(self, *, reload_s: int) -> None:
+        """Write the page, with all messages in full."""
         self.written = self.clock()
-        matrix, console = (
-            self.matrix,
-            Console(width=PAGE_WIDTH, record=True, file=io.StringIO(), force_terminal=True),
-        )
-        console.print(matrix.render(PAGE_WIDTH, 1 << 20))
-        for name in matrix.names():
-            matrix.selected = name
-            for text in matrix.details(PAGE_WIDTH):
-                console.print(text, markup=False, highlight=False)
-        matrix.selected = ""
-        reload = f'<meta http-equiv="refresh" content="{RELOAD_S}">' if running else ""
-        page = console.export_html(code_format=PAGE.replace("RELOAD", reload), inline_styles=True)
+        state = {**self.live.everything(brief=False), "alone": True, "reload_s": reload_s}
         draft = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
         with contextlib.suppress(OSError):
-            draft.write_text(page, encoding="utf-8")
+            draft.write_text(page_html(state, alone=True), encoding="utf-8")
             os.replace(draft, self.path)
 
 
-PAGE = """<!doctype html><html><head><meta charset="utf-8">RELOAD<title>minidbg watch</title></head>
-<body style="background: #111; color: #ddd"><pre style="font-family: monospace">{code}</pre></body></html>
-"""
-PAGE_WIDTH = 160
 PAGE_BETWEEN_S = 1.0
 """Seconds between two writings while a sweep runs."""
 RELOAD_S = 3
 PAGE_ENDS = frozenset(
-    [
-        "sweep_finished",
-        "flip",
-        "started",
-        "paused",
-        "resumed",
-        "backend_broken",
-        "backend_back",
-        "build_failed",
-        "notice",
-    ]
-)
+    ["sweep_finished", "flip", "started", "paused", "resumed", "backend_broken", "backend_back", "build_failed",
+     "notice"]
+)  # fmt: skip
 """Events after which the page is written at once."""

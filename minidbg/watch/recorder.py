@@ -6,7 +6,7 @@ import contextlib
 import json
 import subprocess
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,14 @@ class Recorder:
 
     history: History
     announce: Announcer
-    hook: str | None = None
+    commands: tuple[str, ...] = ()
+    """Shell commands that are given each flip."""
     hook_folder: Path = field(default_factory=Path.cwd)
     states: dict[tuple[str, str], State] = field(default_factory=dict)
     torch: str = ""
     """Its version, stored with each result."""
+    torches: dict[str, str] = field(default_factory=dict)
+    """Of machines that have another one, by the key of their environment."""
     hooks: list[threading.Thread] = field(default_factory=list)
 
     def commit(
@@ -64,8 +67,9 @@ class Recorder:
         outcome = replace(sighting.outcome, message=sighting.outcome.message[:MESSAGE_CHARACTERS])
         purpose = str(sighting.purpose)
         result = Result(
-            repro, device, seen.at, outcome, purpose, seen.script, seen.environment, self.torch, stale
-        )
+            repro, device, seen.at, outcome, purpose, seen.script, seen.environment,
+            self.torches.get(seen.environment, self.torch), stale,
+        )  # fmt: skip
         self.history.add_result(seen.sweep, result)
 
     def tell(self, answer: Answer, repro: Repro, sweep: int) -> None:
@@ -89,6 +93,7 @@ class Recorder:
         }
         if settled.state and verdict is settled.state.verdict:
             data["expected"] = is_expected(settled.state.verdict, repro.expect)
+            data["since"] = settled.state.since
         self.announce("result", **data)
 
     def tell_flip(self, flip: Flip, repro: Repro | None) -> None:
@@ -96,10 +101,16 @@ class Recorder:
         path, muted = (str(repro.path), repro.muted) if repro else (flip.repro, "")
         event = {**flip_facts(self.history, flip), "path": path, "muted": muted, "torch": self.torch}
         self.announce("flip", **event)
-        if self.hook and not muted:
-            self.hooks = [thread for thread in self.hooks if thread.is_alive()]
-            self.hooks.append(run_hook(self.hook, event, self.hook_folder))
+        self.hooks = [thread for thread in self.hooks if thread.is_alive()]
+        self.hooks += [run_hook(one, event, self.hook_folder) for one in self.commands if not muted]
         self.history.mark_announced(flip.id)
+
+    def take_up(self, environments: Collection[str]) -> None:
+        """Go on from what was last seen in these environments, where what was seen last of all was in another."""
+        for state in self.history.every_state():
+            key = state.repro, state.device
+            if state.environment in environments and self.states[key].environment not in environments:
+                self.states[key] = state
 
     def tell_forgotten_flips(self, repros: Mapping[str, Repro]) -> None:
         """Announce the flips that a killed daemon had stored and not told."""

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from minidbg.judge_script import JUDGE_SCRIPT
 from minidbg.metadata import HANG_LIMIT_S
 from minidbg.processes import ChildResult, deaths
 from minidbg.processes.deaths import last_json, signal_name
-from minidbg.processes.pool import NUMBERS, ONE_THREAD, Ended, Order, Pool
+from minidbg.processes.pool import NUMBERS, ONE_THREAD, Ended, Order, Pool, busyness
 from minidbg.watch.columns import Column
 from minidbg.watch.repros import Repro, is_module_file
 from minidbg.watch.settings import WatchSettings, Workers
@@ -34,7 +34,6 @@ LEAST_SECONDS = 30.0
 MOST_SECONDS = 900.0
 FACTOR = 5.0
 """A run may take this many times as long as the last one, within the bounds above."""
-MOST_BUSY = 10.0
 LONG_NICE = 5
 """Added to the priority of what may hang: it must not slow down what does not."""
 HANG_START_SECONDS = 10.0
@@ -56,6 +55,8 @@ class Runner:
     """By number: the task, and when it was ordered in seconds since the epoch."""
     lost_once: set[Task] = field(default_factory=set)
     """Tasks whose server died under them: they are run once more, in a fresh interpreter."""
+    take: Callable[[Mapping[str, str], Iterable[str]], object] | None = None
+    """Of a cluster: gives it the code that runs are to see, files with their hashes and folders to import from."""
     usual_seconds: float = 0.0
     """The longest that a repro which came back has taken."""
 
@@ -67,19 +68,23 @@ class Runner:
 
     def submit(self, task: Task, repro: Repro, state: State | None) -> None:
         """Have the task run in its column; how it ended is told to the pool's listener."""
-        number, mode = next(NUMBERS), self.mode(task)
+        number, mode, column = next(NUMBERS), self.mode(task), task.job.column
         self.under_way[number] = task, time.time()
+        memory = None if column.host else default_memory_bytes(self.settings.jobs)
         self.pool.run(
             Order(
                 number,
-                (canary_command if task.purpose is Purpose.CANARY else judging)(repro, task.job.column),
+                (canary_command if task.purpose is Purpose.CANARY else judging)(repro, column),
                 mode,
                 self.time_limit(task, repro, state, mode),
-                memory_bytes=self.settings.memory_bytes or default_memory_bytes(self.settings.jobs),
+                memory_bytes=self.settings.memory_bytes or memory,
                 pycache=self.pycache,
                 nice=LONG_NICE if task.lane is Lane.LONG else 0,
                 one_thread=not task.fresh and not sets_threads(task),
-                env=task.job.column.variables,
+                env=column.variables,
+                place=column.place if column.host else "",
+                script=str(repro.path.absolute()),
+                warm="inductor" if repro.backend == "inductor" else "aot",
             )
         )
 
@@ -126,18 +131,6 @@ class Runner:
 def sets_threads(task: Task) -> bool:
     """Whether the task's column says how many threads there are: a fork cannot have more than one."""
     return not ONE_THREAD.keys().isdisjoint(task.job.column.variables)
-
-
-def busyness() -> float:
-    """How many times as long as usual anything takes here now, from 1 to ``MOST_BUSY``; 1 where the system does not say.
-
-    A limit that is too short for a busy machine would turn a slow start of an interpreter into a verdict.
-    """
-    try:
-        waiting = os.getloadavg()[0] / (os.cpu_count() or 1)
-    except OSError:
-        return 1.0
-    return min(MOST_BUSY, max(1.0, waiting))
 
 
 def judging(repro: Repro, column: Column, *, in_worker: bool = True) -> tuple[str, ...]:
@@ -198,6 +191,8 @@ def is_fallback(outcome: Outcome) -> bool:
 
 def outcome_of(repro: Repro, device: str, ended: Ended) -> Outcome:
     """The outcome of a run of ``repro``: what it printed, else what its death says against what its header expects."""
+    if ended.unable:
+        return Outcome(Verdict.INVALID, reason=ended.unable, device=device)
     result = ChildResult(
         exit_status=ended.status, signal=ended.signal, timed_out=ended.timed_out,
         stdout=ended.stdout, stderr_tail=ended.stderr, seconds=ended.seconds,
@@ -235,6 +230,8 @@ def expected_signature(repro: Repro) -> Signature | None:
 
 def canary_of(ended: Ended) -> CanaryAnswer:
     """What a run of ``canary_script`` says."""
+    if ended.unable:
+        return CanaryAnswer("broken", ended.unable)
     said = last_json(ended.stdout)
     if said is not None and not ended.timed_out and "canary" in said:
         return CanaryAnswer(str(said["canary"]), str(said.get("reason", "")), bool(said.get("fallback")))

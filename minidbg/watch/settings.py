@@ -15,6 +15,7 @@ from typing import Any
 
 from minidbg import checks
 from minidbg import settings as base
+from minidbg.cluster.members import Cluster
 
 
 class OnChange(enum.StrEnum):
@@ -59,8 +60,8 @@ class WatchSettings:
     """Further patterns, as in ``.gitignore``, relative to each watched folder."""
     build: str | None = None
     """A shell command that runs before each sweep that a change of code has caused."""
-    on_flip: str | None = None
-    """A shell command that is given each flip as JSON on its stdin."""
+    on_flip: tuple[str, ...] = ()
+    """Shell commands that are given each flip as JSON on their stdin, and recipes of ``notices``, which get each burst of them."""
     on_change: OnChange = OnChange.QUEUE
     poll_s: float | None = None
     """Look every so many seconds instead of waiting for events."""
@@ -78,6 +79,8 @@ class WatchSettings:
     workers: Workers = Workers.AUTO
     reduce: bool = True
     """Reduce captures in the background."""
+    cluster: Cluster | None = None
+    """The machines that runs go to; None: this one."""
     once: bool = False
     fail_on: FailOn = FailOn.ANY
     folder: Path = dataclasses.field(default_factory=Path.cwd)
@@ -118,7 +121,7 @@ CONVERT: Mapping[str, checks.Converter] = {
     "sources": lambda value: tuple(Path(one).expanduser() for one in value),
     "ignore": checks.texts,
     "build": checks.text,
-    "on_flip": checks.text,
+    "on_flip": lambda value: (checks.text(value),) if isinstance(value, str) else checks.texts(value),
     "on_change": checks.choice(OnChange),
     "poll_s": lambda value: checks.number(value, at_least=0.05),
     "quiet_s": lambda value: checks.number(value, at_least=0.0),

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import enum
 import statistics
-from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.history import State
-from minidbg.watch.columns import Column
+from minidbg.watch.columns import Column, whole_name
 from minidbg.watch.repros import Repro, is_module_file
 from minidbg.watch.states import FAILING, NOT_JUDGED, Ask, Seen, Settled, Standing, decide, is_expected
 
@@ -134,6 +134,8 @@ class Sweep:
     slots: int = 2
     device_slots: int = 1
     """Runs at the same time on one device that is not the CPU: they share its memory."""
+    room: Mapping[str, int] = field(default_factory=dict)
+    """Of a cluster: runs that each place is given at the same time."""
     probing: bool = False
     whole: bool = False
     """Whether it runs every repro."""
@@ -147,7 +149,8 @@ class Sweep:
     first_answer: float | None = None
     answers: dict[Job, Answer] = field(default_factory=dict)
     """What has been stored and told."""
-    pending: dict[Lane, deque[Job]] = field(init=False)
+    pending: dict[Lane, dict[tuple[str, bool], deque[tuple[int, Job]]]] = field(init=False)
+    """Of each lane, by device and whether they are slow: the jobs that wait, each with its place in the order."""
     confirmations: deque[Task] = field(default_factory=deque)
     running: set[Task] = field(default_factory=set)
     sightings: dict[Job, list[Sighting]] = field(default_factory=dict)
@@ -163,15 +166,19 @@ class Sweep:
     """Jobs without an answer because their backend is broken."""
 
     def __post_init__(self) -> None:
-        self.pending = {lane: deque() for lane in Lane}
-        for job in self.jobs:
-            self.pending[self.lane(job)].append(job)
+        self.pending = {lane: defaultdict(deque) for lane in Lane}
         self.slow = slow_jobs(self.jobs, self.states)
+        for number, job in enumerate(self.jobs):
+            self.pending[self.lane(job)][shared_device(job), job in self.slow].append((number, job))
 
     @property
     def finished(self) -> bool:
         """Whether there is nothing left to run or to wait for."""
-        return not (any(self.pending.values()) or self.confirmations or self.running)
+        return not (any(map(self.waits, Lane)) or self.confirmations or self.running)
+
+    def waits(self, lane: Lane) -> bool:
+        """Whether jobs of the lane are still to be started."""
+        return any(self.pending[lane].values())
 
     def key(self, job: Job) -> CanaryKey:
         """The canary that stands for the job."""
@@ -195,27 +202,36 @@ class Sweep:
     def choose(self) -> Task | None:
         """Warm runs first, confirmations beside them, what may hang last. A backend without a canary sends it ahead."""
         running = Counter(task.lane for task in self.running)
-        warm = self.pending[Lane.WARM]
-        if warm and running[Lane.WARM] < self.slots and (job := self.next_warm()) is not None:
+        busy = Counter(shared_device(task.job) for task in self.running)
+        warm = self.waits(Lane.WARM)
+        if warm and running[Lane.WARM] < self.slots and (job := self.next_warm(busy)) is not None:
             return self.started(job)
-        fresh_slots = 1 if warm or running[Lane.WARM] else self.slots
+        fresh_slots = max(1, self.slots // 8) if warm or running[Lane.WARM] else self.slots
         room = {
             Lane.FRESH: fresh_slots - running[Lane.FRESH],
             Lane.LONG: 0 if warm else self.slots - running[Lane.LONG],
         }
         for task in self.confirmations:
-            if room[task.lane] > 0 and self.has_room(task.job):
+            if room[task.lane] > 0 and self.has_room(shared_device(task.job), busy):
                 self.confirmations.remove(task)
                 return task
-        free = (job for lane in room if room[lane] > 0 for job in self.pending[lane] if self.has_room(job))
-        job = next(free, None)
+        free = (self.first(lane, busy) for lane in room if room[lane] > 0)
+        job = next((job for job in free if job is not None), None)
         return self.started(job) if job is not None else None
 
-    def has_room(self, job: Job) -> bool:
-        """Whether the job's device takes one more process."""
-        device = whole_name(job.column.device)
-        busy = sum(whole_name(task.job.column.device) == device for task in self.running)
-        return device == "cpu" or busy < self.device_slots
+    def first(self, lane: Lane, busy: Mapping[str, int], *, quick: bool = False) -> Job | None:
+        """The first of a lane's jobs whose device has room; with ``quick`` none that is slow."""
+        waiting = self.pending[lane].items()
+        heads = [
+            jobs[0]
+            for (device, slow), jobs in waiting
+            if jobs and not (quick and slow) and self.has_room(device, busy)
+        ]
+        return min(heads)[1] if heads else None
+
+    def has_room(self, device: str, busy: Mapping[str, int]) -> bool:
+        """Whether the device takes one more run, when so many are ``busy``."""
+        return device == "cpu" or busy.get(device, 0) < self.room.get(device, self.device_slots)
 
     def started(self, job: Job) -> Task:
         """The job's task, or the canary that must go first."""
@@ -223,15 +239,14 @@ class Sweep:
         if not self.probing and key not in self.canaries:
             self.canaries[key] = None
             return Task(Purpose.CANARY, job)
-        self.pending[lane].remove(job)
+        self.pending[lane][shared_device(job), job in self.slow].popleft()
         return Task(Purpose.PROBE if self.probing else Purpose.RUN, job, lane is Lane.FRESH, lane)
 
-    def next_warm(self) -> Job | None:
+    def next_warm(self, busy: Mapping[str, int]) -> Job | None:
         """The first pending job whose device has room; slow ones leave one worker for the others."""
-        pending = [job for job in self.pending[Lane.WARM] if self.has_room(job)]
         crowded = sum(task.job in self.slow for task in self.running) >= max(1, self.slots - 1)
-        quick = (job for job in pending if not crowded or job not in self.slow)
-        return next(quick, pending[0] if pending else None)
+        quick = self.first(Lane.WARM, busy, quick=True) if crowded else None
+        return quick or self.first(Lane.WARM, busy)
 
     def saw_canary(self, task: Task, answer: CanaryAnswer) -> list[Answer | Unconfirmed]:
         """A canary has reported. Returns what waited for it, or the answers that it makes itself."""
@@ -241,12 +256,19 @@ class Sweep:
         held, handed_back = self.held.pop(key, []), self.handed_back.pop(key, [])
         if answer.answer == "passes":
             return held + [done for one in handed_back for done in self.saw(*one)]
-        waiting = [job for jobs in self.pending.values() for job in jobs if self.key(job) == key]
-        for lane, jobs in self.pending.items():
-            self.pending[lane] = deque(job for job in jobs if self.key(job) != key)
-        self.confirmations = deque(task for task in self.confirmations if self.key(task.job) != key)
+        waiting = self.without(lambda job: self.key(job) == key)
         ran = [one.job for one in held] + [task.job for task, _, _ in handed_back]
         return self.without_backend([*ran, *waiting], answer)
+
+    def without(self, is_gone: Callable[[Job], bool]) -> list[Job]:
+        """Start none of these jobs any more; those that had not been started."""
+        taken = []
+        for lane, queues in self.pending.items():
+            for which, jobs in queues.items():
+                taken += [one for one in jobs if is_gone(one[1])]
+                self.pending[lane][which] = deque(one for one in jobs if not is_gone(one[1]))
+        self.confirmations = deque(task for task in self.confirmations if not is_gone(task.job))
+        return [job for _, job in sorted(taken)]
 
     def without_backend(self, jobs: Iterable[Job], answer: CanaryAnswer) -> list[Answer | Unconfirmed]:
         """The answers of jobs whose backend is not here; none for one that is broken. A job may run twice and is counted once."""
@@ -309,11 +331,15 @@ class Sweep:
     def cut_short(self) -> None:
         """The code has changed: start nothing more, and drop what no canary has vouched for."""
         self.edited = True
-        for jobs in self.pending.values():
-            jobs.clear()
-        self.confirmations.clear()
+        self.without(lambda job: True)
         self.held.clear()
         self.handed_back.clear()
+
+
+def shared_device(job: Job) -> str:
+    """The device that the job's run shares with others, by one name."""
+    column = job.column
+    return column.place if column.host else whole_name(column.device)
 
 
 def cannot_run(
@@ -326,11 +352,6 @@ def cannot_run(
         Answer(job, Settled(state, Standing.INVALID), (), repro.damage)
         for job, state in zip(jobs, before, strict=True)
     ]
-
-
-def whole_name(device: str) -> str:
-    """``acme:0`` for ``acme``: the first device of a kind goes by both names."""
-    return device if device == "cpu" or ":" in device else f"{device}:0"
 
 
 def in_order(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from minidbg.cluster.members import Place
 from minidbg.failure import Outcome, Verdict
 from minidbg.printable import display_path
 from minidbg.processes.pool import Ended
@@ -17,7 +18,7 @@ from minidbg.watch.repros import Repro, stamp_of
 from minidbg.watch.runner import Runner, as_renamed, canary_of, is_fallback, outcome_of
 from minidbg.watch.settings import OnChange, WatchSettings
 from minidbg.watch.snapshot import Root
-from minidbg.watch.sources import installed_digest
+from minidbg.watch.sources import import_folders, installed_digest
 from minidbg.watch.states import Seen, usual_seconds
 from minidbg.watch.sweep import (
     Answer,
@@ -38,6 +39,8 @@ from minidbg.watch.watched import Mark, Watched
 MOST_FILES_TOLD = 200
 MOST_TOUCHES = 2
 JUST_BEGUN_S = 0.5
+AHEAD = 4
+"""One run in so many is given to a cluster ahead of time."""
 GRACE_S = 2.0
 """How long runs that a change has made stale may go on (``on_change = "queue"``)."""
 
@@ -78,6 +81,9 @@ class Sweeper:
         began = self.clock()
         digest = self.watched.snapshot.digest() + installed_digest(self.machine.torch)
         code = hashlib.sha1(digest.encode(), usedforsecurity=False).hexdigest()
+        if self.runner.take is not None:
+            contents = {path: entry.digest for path, entry in self.watched.snapshot.files.items()}
+            self.runner.take(contents, import_folders(self.repros.values()))
         self.runner.get_ready(
             [*self.watched.all_roots(), *self.script_folders()],
             usual_seconds(self.recorder.states.values(), self.repros),
@@ -85,9 +91,12 @@ class Sweeper:
         files = [display_path(path) for path in changed[:MOST_FILES_TOLD]]
         number = self.recorder.history.start_sweep(began, code=code, files=files)
         jobs, unable = self.jobs_of(names)
+        if self.watched.owing:
+            self.watched.owing = False
+            jobs += self.owed(self.repros.keys() - names, code)
         self.current = Sweep(
             number, in_order(jobs, self.recorder.states, changed, self.repros), self.repros, dict(self.recorder.states),
-            slots=self.settings.jobs, device_slots=self.settings.device_jobs, whole=whole, code=code, began=began,
+            slots=self.slots, device_slots=self.settings.device_jobs, room=self.room, whole=whole, code=code, began=began,
         )  # fmt: skip
         self.announce(
             "sweep_started", sweep=number, jobs=len(jobs), repros=len(names),
@@ -106,12 +115,48 @@ class Sweeper:
             jobs,
             self.repros,
             states,
-            slots=self.settings.jobs,
+            slots=self.slots,
             device_slots=self.settings.device_jobs,
+            room=self.room,
             probing=True,
             code=last.code,
         )
         self.fill()
+
+    # Machines that come and go
+
+    @property
+    def slots(self) -> int:
+        """Runs at the same time: of a cluster a few more than it takes, so that no worker waits for us."""
+        return sum(self.room.values()) or self.settings.jobs
+
+    @property
+    def room(self) -> dict[str, int]:
+        """Of a cluster, runs that each place is given at the same time."""
+        return {place: count + max(1, count // AHEAD) for place, count in self.machine.slots.items()}
+
+    def has_members(self, places: Mapping[str, Place]) -> None:
+        """The cluster consists of these places now: columns change, and no state does."""
+        before = self.machine.environments
+        environments = {name: place.environment for name, place in places.items()}
+        torches = sorted({one.torch for one in environments.values()})
+        self.machine = Machine(
+            environments, ", ".join(torches), slots={name: one.slots for name, one in places.items()}
+        )
+        self.watched.owing |= any(before.get(name) != one for name, one in environments.items())
+        if self.current is not None:
+            self.current.slots, self.current.room = self.slots, self.room
+            self.current.without(lambda job: job.column.place not in environments)
+
+    def owed(self, names: Iterable[str], code: str) -> list[Job]:
+        """Of these repros, the jobs whose last verdict is of another code, script or machine than the present ones."""
+        found = []
+        for job in self.jobs_of(set(names))[0]:
+            state = self.recorder.states.get((job.repro, job.device))
+            now = code, self.repros[job.repro].digest, self.machine.environments[job.column.place].key
+            if state is None or (state.code, state.script, state.environment) != now:
+                found.append(job)
+        return found
 
     def script_folders(self) -> list[Root]:
         """The folders that scripts lie in: modules beside them may be imported."""
@@ -135,7 +180,7 @@ class Sweeper:
             for device in devices:
                 if device not in self.machine.environments:
                     absent[device] = absent.get(device, 0) + 1
-            jobs += [Job(name, column) for column in columns if column.device not in absent]
+            jobs += [Job(name, column) for column in columns if column.place not in absent]
         self.tell_missing(absent)
         return jobs, unable
 
@@ -232,6 +277,9 @@ class Sweeper:
 
     def job_ended(self, sweep: Sweep, task: Task, message: Ended, started: float) -> None:
         """A run has reported: judge it if the code stood still meanwhile."""
+        if task.job.column.place not in self.machine.environments:
+            sweep.given_up(task)
+            return
         repro = sweep.repros[task.job.repro]
         self.watched.adopt(message.files or ())
         files = message.files if message.files is not None else self.known_files(sweep, task.job)
@@ -266,7 +314,7 @@ class Sweeper:
             at=self.clock(),
             sweep=sweep.number,
             script=repro.digest,
-            environment=self.machine.environments[column.device].key,
+            environment=self.machine.environments[column.place].key,
             code=sweep.code,
             loaded=self.watched.marks[Mark.SWEEP].digest_of(modules) if modules else "",
             modules=modules,
@@ -289,6 +337,8 @@ class Sweeper:
         self.notice_edits()
         if sweep.edited:
             return True
+        if job.column.host:  # it has read a copy
+            return False
         # Written during the run, and yet the same: it may have read something else in between. A file that is written by
         # each run, such as an extension built at import, must not keep us asking for ever.
         if self.touches.get(job, 0) < MOST_TOUCHES and self.watched.written_since(loaded, started):

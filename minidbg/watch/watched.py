@@ -116,6 +116,8 @@ class Watched:
     ignore: Ignore = field(init=False)
     burst: Burst = field(init=False)
     polling: bool = field(init=False)
+    owing: bool = False
+    """Whether machines have joined, whose columns may have no verdict on the present code."""
     repros: dict[str, Repro] = field(default_factory=dict)
     roots: tuple[Root, ...] = ()
     always: frozenset[str] = frozenset()
@@ -169,14 +171,14 @@ class Watched:
     @property
     def needs_build(self) -> bool:
         """Whether the build's outputs may not be those of the present code: also when that code was judged before."""
-        return bool(self.settings.build) and (
+        return bool(self.settings.build and self.settings.cluster is None) and (
             Mark.BUILT not in self.marks or bool(self.changed_since(Mark.BUILT))
         )
 
     @property
     def wanted(self) -> bool:
         """Whether there is a reason for a sweep."""
-        return self.needs_build or self.wants_all or not self.due.isdisjoint(self.repros)
+        return self.needs_build or self.wants_all or self.owing or not self.due.isdisjoint(self.repros)
 
     @property
     def wants_all(self) -> bool:

@@ -1,13 +1,19 @@
 """Programs of several ranks, as people write them: ``torchrun --nproc-per-node 2 ranks_program.py SITUATION [BACKEND]``.
 
 In each a small model ends in a ``gelu``, which the planted backend refuses; what the ranks do with each other is elsewhere in it.
+Large values are in the last rank's data alone.
 """
 
 from __future__ import annotations
 
+import functools
+import os
+import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed, nn
@@ -20,6 +26,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "planted"))
 
 import fails_on
+import wrong_results
 
 import minidbg
 
@@ -32,6 +39,18 @@ class Net(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = torch.tanh(self.last(torch.relu(self.first(x))))
         return nn.functional.gelu(self.out(hidden)) + 1
+
+
+def rows() -> torch.Tensor:
+    """Data of all ranks, the last rank's rows last; as a rank's own they are large on the last one."""
+    values = torch.randn(8, 4)
+    values[-1] = 100
+    return values
+
+
+def own_rows() -> torch.Tensor:
+    is_last = distributed.get_rank() == distributed.get_world_size() - 1
+    return rows() if is_last else torch.randn(8, 4)
 
 
 def ddp(compiled: Callable) -> None:
@@ -78,7 +97,7 @@ def dtensor_in(compiled: Callable) -> None:
     def function(x: DTensor, y: torch.Tensor) -> torch.Tensor:
         return x.relu().redistribute(placements=[Replicate()]).to_local() + nn.functional.gelu(y)
 
-    compiled(function)(distribute_tensor(torch.randn(8, 4), mesh, [Shard(0)]), torch.randn(8, 4))
+    compiled(function)(distribute_tensor(rows(), mesh, [Shard(0)]), own_rows())
 
 
 def dtensor_gelu(compiled: Callable) -> None:
@@ -87,7 +106,7 @@ def dtensor_gelu(compiled: Callable) -> None:
     def function(x: DTensor) -> DTensor:
         return nn.functional.gelu(x.relu() * 2)
 
-    compiled(function)(distribute_tensor(torch.randn(8, 4), mesh, [Shard(0)]))
+    compiled(function)(distribute_tensor(rows(), mesh, [Shard(0)]))
 
 
 def dtensor_out(compiled: Callable) -> None:
@@ -96,7 +115,7 @@ def dtensor_out(compiled: Callable) -> None:
     def function(x: torch.Tensor) -> DTensor:
         return DTensor.from_local(nn.functional.gelu(x.relu()), mesh, [Shard(0)], run_check=False) * 2
 
-    compiled(function)(torch.randn(8, 4))
+    compiled(function)(own_rows())
 
 
 def functional_collectives(compiled: Callable) -> None:
@@ -107,7 +126,7 @@ def functional_collectives(compiled: Callable) -> None:
         summed = collectives.all_reduce(everything * 2, "sum", group)
         return nn.functional.gelu(summed) + 1
 
-    compiled(function)(torch.randn(8, 4))
+    compiled(function)(own_rows())
 
 
 def compiled_autograd(compiled: Callable) -> None:
@@ -134,11 +153,35 @@ SITUATIONS = {
 }  # fmt: skip
 
 
-def main(situations: str, op: str = "gelu", when: str = "compile") -> None:
-    """Run the situations, separated by commas, with a backend that fails on ``op``."""
+def on_last_rank(graph: Any, example_inputs: Any, *, how: str) -> Callable:
+    """A compiled function, or a compiler, that ends or never comes back on the last rank."""
+    is_last = distributed.get_rank() == distributed.get_world_size() - 1
+    if is_last and how == "hangs":
+        time.sleep(600)
+
+    def run(*args: Any) -> Any:
+        if is_last:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return graph(*args)
+
+    return run
+
+
+BACKENDS: dict[str, Callable[[str], Any]] = {
+    "compile": fails_on.raises_on,
+    "run": lambda op: fails_on.raises_on(op, when="run"),
+    "wrong": lambda op: functools.partial(wrong_results.wrong_for_large, op=op),
+    "on_last_rank": lambda how: functools.partial(on_last_rank, how=how),
+    "healthy": lambda name: name,
+}
+"""By what is wrong with them: made for an op, the healthy by name."""
+
+
+def main(situations: str, op: str = "gelu", bug: str = "compile", **how: Any) -> None:
+    """Run the situations, separated by commas, with a backend that has ``bug`` in ``op``."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
-    backend = minidbg.wrap(fails_on.raises_on(op, when=when), on_failure="fallback")
+    backend = minidbg.wrap(BACKENDS[bug](op), on_failure="fallback", **how)
     for situation in situations.split(","):
         torch.manual_seed(0)
         torch._dynamo.reset()

@@ -61,6 +61,15 @@ def wrong_in_a_range(graph_module: fx.GraphModule, example_inputs: Sequence[Any]
     return after_each(graph_module, "sigmoid", lambda x: torch.where((x > 0.6) & (x < 0.7), x * 1.01, x))
 
 
+def enlarge_large(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x > 5, x * 1.01, x)
+
+
+def wrong_for_large(graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, op: str) -> CompiledFn:
+    """Values of ``op`` above 5 are a hundredth too large."""
+    return after_each(graph_module, op, enlarge_large)
+
+
 def nan_for_large(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
     """Tanh gives NaN where it is above a half."""
     return after_each(graph_module, "tanh", lambda x: torch.where(x > 0.5, float("nan"), x))

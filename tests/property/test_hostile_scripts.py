@@ -13,9 +13,9 @@ from torch import fx
 
 from minidbg.case import BackendRef, Case, Context, Provenance
 from minidbg.failure import Kind, Signature
+from minidbg.metadata import DIVIDER
 from minidbg.repro import render
 from minidbg.repro.header import header_of
-from minidbg.repro.render import DIVIDER
 
 HOSTILE = [
     '"""\nimport os; os._exit(9)\n"""',

@@ -24,6 +24,7 @@ FLOORS = {
     "report": 10,
     "run": 10,
     "backend": 9,
+    "cluster": 9,
     "reduction": 8,
     "stages": 8,
     "workarounds": 8,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from minidbg.failure import Outcome, Verdict
 from minidbg.history import NAME, History, Result, State
-from minidbg.repro.render import DIVIDER
+from minidbg.metadata import DIVIDER
 
 HEADER = """
 @DIVIDER@

@@ -7,6 +7,8 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
@@ -19,7 +21,9 @@ from minidbg.watch.commands import accept, list_repros, status
 from minidbg.watch.commands import history as history_command
 from minidbg.watch.lock import Lock
 from minidbg.watch.matrix import Matrix, clock, span
-from minidbg.watch.page import Page
+from minidbg.watch.page import Live, Page
+from minidbg.watch.results import Results
+from minidbg.watch.settings import FailOn
 
 NOW = 1_000_000.0
 
@@ -251,21 +255,112 @@ def test_a_muted_repro_flips_in_its_row_alone(matrix: Matrix) -> None:
 
 def test_the_page_has_the_matrix_and_all_errors_and_at_the_end_reloads_no_more(tmp_path: Path) -> None:
     now = [100.0]
-    view = Page(tmp_path / "matrix.html", clock=lambda: now[0])
-    view.show(Event("started", {"home": "/repros", "states": []}, 1.0))
-    text = view.path.read_text()
-    assert 'http-equiv="refresh"' in text
-    view.show(result("a.py", "reproduces", reason="<b>no kernel</b> " * 20))
-    assert "a.py" not in view.path.read_text(), "not more often than once a second"
+    live = Live(clock=lambda: now[0])
+    view = Page(tmp_path / "matrix.html", live, clock=lambda: now[0])
+
+    def show(event: Event) -> None:
+        live.show(event)
+        view.show(event)
+
+    def state() -> dict[str, object]:
+        text = view.path.read_text()
+        assert '<script src="page.js"' not in text, "it stands alone"
+        found: dict[str, object] = json.loads(text.partition('id="state">')[2].partition("</script>")[0])
+        return found
+
+    show(Event("started", {"home": str(tmp_path), "states": []}, 1.0))
+    assert state()["reload_s"] == 3
+    show(result("a.py", "reproduces", reason="<b>no kernel</b> " * 20))
+    assert state()["rows"] == [], "not more often than once a second"
     now[0] += 1.5
-    view.show(result("b.py", "gone"))
-    text = view.path.read_text()
-    assert text.index("a.py") < text.index("b.py"), "what fails comes first"
-    assert text.count("&lt;b&gt;no kernel") >= 20
+    show(result("b.py", "gone"))
+    rows = state()["rows"]
+    assert isinstance(rows, list)
+    assert [row[0] for row in rows] == ["a.py", "b.py"], "what fails comes first"
+    assert rows[0][2]["cpu"][4].count("<b>no kernel") == 20
+    assert "<b>no kernel" not in view.path.read_text()
+    show(Event("serving", {"url": "http://10.0.0.1/", "token": "secret", "actions": False}, 1.0))
+    live.close()
     view.close()
-    text = view.path.read_text()
-    assert 'http-equiv="refresh"' not in text
-    assert "not watching" in text
+    assert (state()["reload_s"], state()["activity"]) == (0, "not watching any more")
+    assert "secret" not in view.path.read_text(), "a copy is passed on"
+
+
+def test_the_log_has_no_token(tmp_path: Path) -> None:
+    log = Log(tmp_path / "watch.log")
+    event = Event("serving", {"url": "http://10.0.0.1/", "token": "secret", "actions": False}, NOW)
+    log.show(event)
+    log.close()
+    assert "10.0.0.1" in (tmp_path / "watch.log").read_text()
+    assert "secret" not in (tmp_path / "watch.log").read_text()
+    assert "http://10.0.0.1/?token=secret" in line_of(event)
+
+
+# What --once leaves for other programs
+
+
+def results_of(folder: Path, fail_on: FailOn, *events: Event) -> tuple[ElementTree.Element, dict[str, Any]]:
+    """The suite of the JUnit file, and the JSON document."""
+    live = Live(clock=lambda: NOW)
+    results = Results(live, fail_on, junit=folder / "new" / "junit.xml", document=folder / "all.json")
+    started = Event("started", {**STARTED.data, "home": str(folder)}, NOW)
+    for event in (started, *events, Event("stopped", {"status": 1}, NOW)):
+        live.show(event)
+        results.show(event)
+    results.close()
+    suite = ElementTree.parse(folder / "new" / "junit.xml").getroot().find("testsuite")
+    assert suite is not None
+    return suite, json.loads((folder / "all.json").read_text())
+
+
+def outcome_of(repro: str, verdict: str, *, expected: bool = True, muted: str = "") -> Event:
+    told = result(repro, verdict, reason="no <kernel>\x00\n for relu")
+    return Event("result", {**told.data, "expected": expected, "muted": muted, "message": ""}, NOW)
+
+
+def tags_of(suite: ElementTree.Element) -> dict[str, list[str]]:
+    return {
+        str(case.get("name")): [child.tag for child in case if child.tag != "properties"] for case in suite
+    }
+
+
+def test_junit_fails_what_the_exit_status_counts(tmp_path: Path) -> None:
+    events = [
+        outcome_of("known.py", "reproduces"),
+        outcome_of("regressed.py", "reproduces", expected=False),
+        outcome_of("fixed.py", "gone", expected=False),
+        outcome_of("quiet.py", "crashed", expected=False, muted="waits"),
+        outcome_of("good.py", "gone"),
+        outcome_of("absent.py", "skipped"),
+        outcome_of("eager.py", "invalid"),
+        Event(
+            "backend_broken", {"backend": "toy", "device": "cpu", "reason": "SyntaxError", "repros": 1}, NOW
+        ),
+    ]
+    common = {"good.py": [], "absent.py": ["skipped"], "eager.py": ["error"], "backend toy": ["error"]}
+    suite, _ = results_of(tmp_path, FailOn.UNEXPECTED, *events)
+    assert tags_of(suite) == common | {
+        "known.py": ["skipped"], "regressed.py": ["failure"], "fixed.py": ["failure"], "quiet.py": ["skipped"],
+    }  # fmt: skip
+    assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["8", "2", "2", "3"]
+    suite, _ = results_of(tmp_path, FailOn.ANY, *events)
+    assert tags_of(suite) == common | {
+        "known.py": ["failure"], "regressed.py": ["failure"], "fixed.py": [], "quiet.py": ["failure"],
+    }  # fmt: skip
+    failure = suite.find("testcase/failure")
+    assert failure is not None
+    assert failure.text == "no <kernel>\\x00\n for relu", "XML has no form for some characters"
+
+
+def test_the_document_has_results_with_since_when_and_flips(tmp_path: Path) -> None:
+    again = outcome_of("a.py", "reproduces")
+    _, found = results_of(tmp_path, FailOn.ANY, again, outcome_of("b.py", "gone"), flip("b.py"))
+    assert [(row["repro"], row["verdict"], row["since"]) for row in found["results"]] == [
+        ("a.py", "reproduces", NOW - 7200),
+        ("b.py", "gone", NOW),
+    ]
+    assert [one["kind"] for one in found["flips"]] == ["FIXED"]
+    assert found["exit_status"] == 1
 
 
 def test_a_broken_backend_stays_on_top_until_it_is_back(matrix: Matrix) -> None:

@@ -1,0 +1,204 @@
+"""Which machines a cluster has, and what minidbg makes of what they say of themselves. Needs no Dask."""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import socket
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from minidbg.errors import BadSetting
+from minidbg.history import Environment
+
+ALIKE = ("minidbg", "torch", "python", "machine", "devices", "packages")
+"""What must be the same on machines that stand in for each other: a verdict may depend on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A device of a kind of machine: a column of the matrix."""
+
+    environment: Environment
+    resource: str
+    """What Dask calls it."""
+    slots: int
+    """Runs that it takes at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The places that there are now, by name: ``cuda:0@gpubox``. A message to the daemon."""
+
+    places: Mapping[str, Place]
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something about the cluster that a person must know. A message to the daemon."""
+
+    text: str
+
+
+def slots_of(facts: Mapping[str, Any]) -> dict[str, int]:
+    """By device, what a worker that says these ``facts`` of itself takes at the same time."""
+    names = [name for name in facts["devices"] if name == "cpu" or ":" in name]
+    return {name: facts["slots"] if name == "cpu" else 1 for name in names}
+
+
+def resource_of(facts: Mapping[str, Any], device: str) -> str:
+    """What Dask calls a device of a worker: machines that differ never have the same."""
+    return f"{device}@{facts['kind']}#{facts['mark']}"
+
+
+def members_of(
+    workers: Mapping[str, Mapping[str, Any]], version: str, before: Collection[str] = ()
+) -> tuple[dict[str, Place], set[str]]:
+    """The places of a scheduler's ``workers``, each a dict of what Dask knows of it; and what to tell of single ones.
+
+    Of a kind with unlike machines, those stay whose resources were there ``before``.
+    """
+    ours = sorted(
+        (resource_of(said, "cpu") not in before, said["host"], address)
+        for address, worker in workers.items()
+        if (said := worker.get("minidbg")) and worker.get("status", "running") == "running"
+    )
+    places: dict[str, Place] = {}
+    notices: set[str] = set()
+    first: dict[str, Mapping[str, Any]] = {}
+    for _, host, address in ours:
+        said = workers[address]["minidbg"]
+        who = f"the worker {address} ({host})"
+        if said["minidbg"] != version:
+            notices.add(
+                f"{who} has minidbg {said['minidbg']}, not {version}: it gets no runs; install the same"
+            )
+            continue
+        other = first.setdefault(said["kind"], said)
+        if other["mark"] != said["mark"]:
+            unlike = ", ".join(name for name in ALIKE if said[name] != other[name])
+            notices.add(
+                f"{who} is not like {other['host']} ({unlike}), but of the same kind: it gets no runs; start it with another --kind"
+            )
+            continue
+        for device, slots in slots_of(said).items():
+            name, resource = f"{device}@{said['kind']}", resource_of(said, device)
+            known = places.get(name)
+            environment = known.environment if known else environment_of(device, said)
+            places[name] = Place(environment, resource, slots + (known.slots if known else 0))
+    if workers and not ours:
+        notices.add(
+            f"none of the cluster's {len(workers)} workers can judge repros: start them by 'minidbg worker ADDRESS'"
+        )
+    return places, notices
+
+
+def environment_of(device: str, said: Mapping[str, Any]) -> Environment:
+    """What a result of this device is stored with."""
+    about = said["devices"][device]
+    facts = {name: str(said[name]) for name in ("host", "python", "kind", "packages")}
+    machine = f"{said['machine']} {said['kind']}#{said['mark']}"
+    return Environment(device, about["name"], machine, about["driver"], said["torch"], facts)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """How to reach a cluster: ``tcp://HOST:PORT``, ``tls://HOST:PORT``, or ``local`` with the number of workers, ``local:4``."""
+
+    address: str
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises BadSetting for an address that is none, and for one that anybody on the network could use."""
+        scheme, _, rest = self.address.partition("://")
+        if scheme in ("tcp", "tls") and rest.rpartition(":")[2].isdecimal():
+            if scheme == "tcp" and not self.insecure and not is_loopback(rest.rpartition(":")[0].strip("[]")):
+                raise BadSetting(
+                    f"{self.address} is not on this machine and not encrypted: whoever reaches the scheduler runs code on each "
+                    "worker as its user; use tls:// with --tls-ca, --tls-cert and --tls-key, or say --insecure"
+                )
+        elif not (self.address == "local" or self.address.removeprefix("local:").isdecimal()):
+            raise BadSetting(
+                f"--cluster {self.address}: no address of a cluster; they look like tcp://127.0.0.1:8786, tls://box:8786, local or local:4"
+            )
+
+    @property
+    def workers(self) -> int:
+        """How many workers to start; 0 for a cluster that somebody else has started."""
+        if not self.address.startswith("local"):
+            return 0
+        return int(self.address.partition(":")[2] or 1)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The command line that says the same to another minidbg."""
+        given = {"--tls-ca": self.tls_ca, "--tls-cert": self.tls_cert, "--tls-key": self.tls_key}
+        options = [word for name, value in given.items() if value for word in (name, value)]
+        return ("--cluster", self.address, *options, *(["--insecure"] if self.insecure else []))
+
+    def security(self) -> Any:
+        """Dask's own ``Security``, from the options or from Dask's configuration. Raises BadSetting."""
+        from distributed.security import Security
+
+        pair = {"cert": self.tls_cert, "key": self.tls_key}
+        given = {
+            f"tls_{role}_{what}": value
+            for role in ("client", "worker")
+            for what, value in pair.items()
+            if value
+        }
+        if self.tls_ca:
+            given["tls_ca_file"] = self.tls_ca
+        if not self.address.startswith("tls://"):
+            return Security(require_encryption=False)
+        security: Any = Security(require_encryption=True, **given)
+        if not security.tls_ca_file:
+            raise BadSetting(
+                f"{self.address}: TLS needs --tls-ca, --tls-cert and --tls-key, or distributed.comm.tls in Dask's configuration"
+            )
+        return security
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the name or number stands for this machine alone."""
+    try:
+        found = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return bool(found) and all(ipaddress.ip_address(str(one).partition("%")[0]).is_loopback for one in found)
+
+
+def tls_options(command: Any) -> Any:
+    """Add the options for certificates to a command that gets an address as ``cluster``; it gets a ``Cluster`` instead, or None."""
+    names = ("tls_ca", "tls_cert", "tls_key", "insecure")
+
+    @functools.wraps(command)
+    def with_cluster(*arguments: Any, cluster: str | None, **options: Any) -> Any:
+        given = {name: options.pop(name) for name in names}
+        return command(*arguments, cluster=Cluster(cluster, **given) if cluster else None, **options)
+
+    for option in (
+        click.option("--insecure", is_flag=True, help="Allow tcp:// beyond this machine."),
+        click.option("--tls-key", default="", metavar="FILE", help="Its key."),
+        click.option("--tls-cert", default="", metavar="FILE", help="The certificate of this side (PEM)."),
+        click.option(
+            "--tls-ca",
+            default="",
+            metavar="FILE",
+            help="For tls://: the authority that both sides trust (PEM).",
+        ),
+    ):
+        with_cluster = option(with_cluster)
+    return with_cluster
+
+
+def cluster_options(command: Any) -> Any:
+    """Add ``--cluster`` and the options for certificates to a command, which gets ``cluster``: a ``Cluster``, or None."""
+    text = "Run on the machines of a Dask cluster: tcp://HOST:PORT, tls://HOST:PORT or local; see 'minidbg help cluster'."
+    return click.option("--cluster", metavar="ADDRESS", help=text)(tls_options(command))

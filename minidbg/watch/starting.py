@@ -1,0 +1,133 @@
+"""Puts the daemon together with those who hear of its events: the terminal, files, the web server."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from minidbg import settings as base
+from minidbg.cluster.members import Notice
+from minidbg.processes.pool import Pool, Preload, ServerPool, preload_for
+from minidbg.watch.announce import Announcer, JsonLines, PlainLines, View
+from minidbg.watch.daemon import Daemon, Hint, Inbox, Key, Stop
+from minidbg.watch.events import NoEvents, WatchdogEvents
+from minidbg.watch.notices import Notifier, is_recipe
+from minidbg.watch.page import Live, Page
+from minidbg.watch.repros import home_of, read_repros
+from minidbg.watch.results import Results
+from minidbg.watch.runner import forks
+from minidbg.watch.settings import WatchSettings
+
+if TYPE_CHECKING:
+    from minidbg.watch.serving import WebServer
+
+DEFAULT_ADDRESS = "127.0.0.1:8765"
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Who hears of it besides the terminal."""
+
+    as_json: bool = False
+    html: Path | None = None
+    junit: Path | None = None
+    document: Path | None = None
+    serve: str | None = None
+    """``HOST:PORT``, or ``-`` for the default."""
+    allow_actions: bool = False
+
+
+def views_of(
+    settings: WatchSettings, outputs: Outputs, inbox: Inbox, live: Live, server: WebServer | None
+) -> list[View]:
+    """Those who hear of events. Raises MinidbgError, and OSError for a file that cannot be written."""
+    views: list[View] = [live, server] if server is not None else [live]
+    if outputs.html is not None:
+        views.append(Page(outputs.html, live))
+    if outputs.junit or outputs.document:
+        files = {"junit": outputs.junit, "document": outputs.document}
+        views.append(Results(live, settings.fail_on, **files))
+    if recipes := [one for one in settings.on_flip if is_recipe(one)]:
+        views.append(Notifier(recipes, lambda text: inbox.put(Notice(text))))
+    if outputs.as_json:
+        views.append(JsonLines(sys.stdout))
+    elif sys.stdout.isatty() and sys.stdin.isatty() and not settings.once:
+        from minidbg.watch.terminal import Terminal
+
+        views.append(Terminal(inbox))  # last: from here on errors would be written over
+    else:
+        views.append(PlainLines(sys.stdout, every_result=settings.once))
+    return views
+
+
+def server_for(paths: list[Path], outputs: Outputs, inbox: Inbox, live: Live) -> WebServer | None:
+    """The web server, with its port but not yet serving. Raises MinidbgError."""
+    if not outputs.serve:
+        return None
+    from minidbg.watch.serving import WebServer
+
+    address = DEFAULT_ADDRESS if outputs.serve == "-" else outputs.serve
+    ask = (lambda repro: inbox.put(Key("rerun", repro=repro))) if outputs.allow_actions else None
+    return WebServer(address, live, home_of(paths), ask)
+
+
+def run_daemon(paths: list[Path], settings: WatchSettings, outputs: Outputs) -> int:
+    """Watch until stopped; the exit status."""
+    default = base.load().repro_dir
+    for path in paths:
+        if not path.exists() and path == default:
+            path.mkdir(parents=True)  # the first repro may come while we watch
+    inbox: Inbox = queue.SimpleQueue()
+    live = Live()
+    server = server_for(paths, outputs, inbox, live)
+    announce = Announcer(views_of(settings, outputs, inbox, live, server))
+    backends = {repro.backend for repro in read_repros(paths, Path()).values()}
+    quiet = settings.once or settings.poll_s is not None
+
+    def make_pool(inbox: Inbox, hidden: Path) -> Pool:
+        if settings.cluster is None:
+            return ServerPool(inbox.put, preload_for(backends, forks=forks(settings)), state=hidden)
+        from minidbg.cluster.pool import ClusterPool
+
+        return ClusterPool(
+            inbox.put, settings.cluster, here=lambda: ServerPool(inbox.put, Preload((), ""), state=hidden),
+            slots=settings.jobs, build=settings.build or "", build_folder=str(settings.folder.resolve()),
+        )  # fmt: skip
+
+    try:
+        daemon = Daemon(
+            paths,
+            settings,
+            announce,
+            make_pool=make_pool,
+            make_events=lambda inbox: (
+                NoEvents() if quiet else WatchdogEvents(lambda path: inbox.put(Hint(path)))
+            ),
+            inbox=inbox,
+        )
+    except BaseException:
+        announce.close()
+        raise
+    live.repros = lambda: daemon.watched.repros
+    if server is not None:
+        server.start()
+        announce("serving", url=server.url, token=server.token, actions=outputs.allow_actions)
+    stop_on_signals(inbox)
+    return daemon.run()
+
+
+def stop_on_signals(inbox: Inbox) -> None:
+    """Let SIGINT, SIGTERM and SIGHUP end the daemon cleanly; a second SIGINT ends it at once."""
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        inbox.put(Stop(signal.Signals(number).name))
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, handler)

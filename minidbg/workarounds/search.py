@@ -1,0 +1,269 @@
+"""Finds the smallest change of a program that avoids a failure, until the backend is mended; each is tried on the unreduced capture.
+
+A change is tried by running the capture as the changed program would run it. It counts when the backend then gives what eager
+gives for the graph as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from minidbg import isolation, processes, references, repro
+from minidbg.case import Case, Level
+from minidbg.errors import NotReproduced
+from minidbg.failure import Outcome, Verdict
+from minidbg.graphs import instantiate
+from minidbg.graphs.copying import clone_values
+from minidbg.graphs.effects import is_call
+from minidbg.oracle import harness
+from minidbg.oracle.agreement import differ
+from minidbg.oracle.embed import settings_of
+from minidbg.oracle.execute import fresh, written
+from minidbg.repro.files import replace_file
+from minidbg.repro.folder import HIDDEN, hidden
+from minidbg.workarounds import changes, graph_changes
+from minidbg.workarounds.changes import Change
+
+CALL_SECONDS = 120.0
+MOST_QUESTIONS = 10
+ENOUGH = 3
+"""Verified changes after which no further kind is tried."""
+TIMED_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Workaround:
+    """A change that was seen to work."""
+
+    what: str
+    lines: tuple[str, ...]
+    where: str
+    nodes: int
+    """Call nodes of the graph on which it was tried."""
+    seconds_a_call: float | None = None
+    eager_seconds: float | None = None
+    """Of a call of the failing graph in eager; neither is known where the process cannot be forked."""
+
+    @property
+    def cost(self) -> str:
+        if self.seconds_a_call is None or self.eager_seconds is None:
+            return "its cost was not measured"
+        ratio = self.seconds_a_call / self.eager_seconds
+        return f"a call takes {1e3 * self.seconds_a_call:.2f} ms, eager {1e3 * self.eager_seconds:.2f} ms ({ratio:.1f} times)"
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.what} ({self.where})"
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What was found, the cheapest first, and how many questions that took."""
+
+    found: tuple[Workaround, ...]
+    questions: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        found = [{**asdict(one), "cost": one.cost} for one in self.found]
+        return {
+            "found": found,
+            "questions": self.questions,
+            "seconds": round(self.seconds, 1),
+            "notes": list(self.notes),
+        }
+
+
+def find(capture: Path, reduced: Path | None, *, most_questions: int = MOST_QUESTIONS) -> Search:
+    """Changes of the program that avoid the failure of the capture; ``reduced`` is its repro, which names the ops at fault.
+
+    Runs the script's code. Raises UnreadableRepro, and NotReproduced when the capture does not fail here.
+    """
+    began = time.monotonic()
+    case = repro.load(capture)
+    if case.level is Level.ATEN:
+        raise NotReproduced(
+            f"{capture}: a compiler of aot_autograd's is called with this graph; no line of a program is known for it"
+        )
+    small = repro.load(reduced) if reduced is not None else case
+    with processes.own_kernel_cache():
+        asking = Asking(case, most_questions)
+        if asking.outcome(case).verdict not in (Verdict.REPRODUCES, Verdict.FLAKY):
+            raise NotReproduced(
+                f"{capture} does not show its failure here, so nothing can be tried against it"
+            )
+        asking.questions = 0  # that it fails is no question about a change
+        found = list(asking.working(candidates(case, small, asking)))
+        timed = with_costs(case, found)
+    notes = () if found else ("nothing helped of what was tried: " + "; ".join(asking.tried),)
+    return Search(tuple(timed), asking.questions, time.monotonic() - began, notes)
+
+
+class Asking:
+    """Asks whether changes work; counts the questions."""
+
+    def __init__(self, case: Case, most: int) -> None:
+        self.case, self.most = case, most
+        self.questions = 0
+        self.tried: dict[str, bool] = {}
+        """Whether each change works."""
+
+    def outcome(self, case: Case) -> Outcome:
+        """What became of a run of ``case``, whose failure counts whatever it is."""
+        self.questions += 1
+        return isolation.submit(case, seconds=CALL_SECONDS)
+
+    def works(self, change: Change) -> bool:
+        """Whether the changed program gives what the program gave in eager. Nothing is asked twice."""
+        if change.what not in self.tried:
+            self.tried[change.what] = self.agrees(change)
+        return self.tried[change.what]
+
+    def agrees(self, change: Change) -> bool:
+        case = replace(change.case, signature=None)
+        if change.changes_graph and not agrees_in_eager(self.case, case):
+            return False
+        said = self.outcome(case)
+        # what it does in parts reaches the backend as several graphs
+        in_parts = said.verdict is Verdict.INVALID and "dynamo handed another graph" in said.reason
+        handed_back = "fallback: " in said.reason and change.case.backend.name == self.case.backend.name
+        return (said.verdict is Verdict.GONE and not handed_back) or in_parts
+
+    def left(self) -> int:
+        return self.most - self.questions
+
+    def working(self, some: Iterator[Change]) -> Iterator[Change]:
+        """The changes that work, until there are enough or the questions run out."""
+        found = 0
+        for change in some:
+            if self.works(change):
+                found += 1
+                yield change
+            if found == ENOUGH or self.left() <= 0:
+                return
+
+
+def candidates(case: Case, small: Case, asking: Asking) -> Iterator[Change]:
+    """Changes to try, those first that help often and cost little."""
+    yield from changes.with_one_thread(case)
+    yield from option_that_helps(case, asking)
+    culprits = graph_changes.culprits_of(case, small)
+    if culprits:
+        yield from graph_changes.inside_the_backend(case, small, culprits)
+    yield from changes.without_own_settings(case)
+    if culprits:
+        yield graph_changes.outside_the_graph(case, culprits)
+    yield from changes.in_lite_mode(case)
+    yield from changes.with_other_sizes(case)
+    yield from changes.with_other_backends(case)
+    if culprits:
+        yield from graph_changes.with_changed_inputs(case, small, culprits)
+
+
+def option_that_helps(case: Case, asking: Asking) -> Iterator[Change]:
+    """The one switch of inductor without which it fails: all are tried at once, then halves of those."""
+    options = changes.inductor_options(case)
+    if not options or not asking.works(changes.with_options(case, options)):
+        return
+    while len(options) > 1 and asking.left() > 1:
+        names = list(options)
+        first, second = names[: len(names) // 2], names[len(names) // 2 :]
+        helps = asking.works(changes.with_options(case, {name: options[name] for name in first}))
+        options = {name: options[name] for name in (first if helps else second)}
+    yield changes.with_options(case, options)
+
+
+def agrees_in_eager(case: Case, changed: Case) -> bool:
+    """Whether two graphs give the same results in eager, in a child: what the change costs is not its meaning."""
+
+    def answer() -> bool:
+        table = settings_of(case)
+
+        def run(
+            which: Case, change: Callable[[Any], Any] = lambda made: made, seed: int = harness.SEED
+        ) -> dict[str, Any]:
+            source = written(which)
+            model, inputs = (
+                change(instantiate(source, fresh(source))),
+                change(tuple(clone_values(which.inputs))),
+            )
+            with harness.entered_modes(table.get("context", {})):
+                return harness.run_once(model, model, inputs, table, seed)
+
+        return (
+            differ(run(changed), run(case), lambda *args, **kwargs: run(case, *args, **kwargs), table, [])
+            is None
+        )
+
+    return processes.call_in_fork(answer, seconds=CALL_SECONDS).value is True
+
+
+def with_costs(case: Case, found: Sequence[Change]) -> list[Workaround]:
+    """The workarounds with what a call of each takes, the cheapest first."""
+    nodes = sum(is_call(node) for node in case.graph_module.graph.nodes)
+    eager = seconds_a_call(case, None) if found else None
+    made = [
+        Workaround(one.what, one.lines, one.where, nodes, seconds_a_call(one.case, one.case), eager)
+        for one in found
+    ]
+    return sorted(made, key=lambda one: one.seconds_a_call or float("inf"))
+
+
+def seconds_a_call(case: Case, compiled: Case | None) -> float | None:
+    """The median time of a call of the case's graph, compiled or in eager, in a child; None where it cannot be measured."""
+
+    def answer() -> float:
+        source, table = written(case), settings_of(case)
+        model, inputs = instantiate(source, fresh(source)), tuple(clone_values(case.inputs))
+        function: Any = model
+        if compiled is not None:
+            backend = case.compiler if case.compiler is not None else references.resolve(case.backend)
+            function = harness.compile_by_torch(backend, model, inputs, table)
+        with (
+            harness.patched_config(table.get("context", {}).get("config", {})),
+            harness.entered_modes(table.get("context", {})),
+        ):
+            function(*inputs)
+            times: list[float] = []
+            ends = time.perf_counter() + TIMED_S
+            while time.perf_counter() < ends or len(times) < 3:
+                began = time.perf_counter()
+                function(*inputs)
+                times.append(time.perf_counter() - began)
+        return statistics.median(times)
+
+    try:
+        value = processes.call_in_fork(answer, seconds=CALL_SECONDS).value
+    except OSError:
+        return None
+    return value if isinstance(value, float) else None
+
+
+# ---- what is kept
+
+
+def kept_file(path: Path) -> Path:
+    """Where what was found for the repro or capture at ``path`` lies."""
+    return repro.folder_of(path) / HIDDEN / "workarounds" / f"{path.stem}.json"
+
+
+def keep(path: Path, search: Search) -> None:
+    """Keep what was found, for ``show`` and the reports. Raises OSError."""
+    hidden(repro.folder_of(path), "workarounds")
+    replace_file(kept_file(path), json.dumps(search.to_json()).encode())
+
+
+def best_of(path: Path) -> str:
+    """The best workaround that is kept for the repro at ``path``, as a sentence; an empty text when there is none."""
+    try:
+        first = json.loads(kept_file(path).read_text(encoding="utf-8"))["found"][0]
+        return f"{first['what']} ({first['where']}); {first['cost']}"
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return ""
