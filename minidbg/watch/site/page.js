@@ -138,9 +138,8 @@ function drawFlips() {
 
 function drawColumns() {
   const table = $("rows"), shown = [...columns, "since", "took", "message"];
-  table.querySelector("colgroup")?.remove();
-  table.prepend(make("colgroup", {}, ...["repro", ...shown].map(name => { const col = make("col"); col.style.width = { repro: "280px", since: "76px", took: "76px", message: "auto" }[name] || "124px"; return col; })));
-  table.style.width = `max(100%, ${280 + 124 * columns.length + 152 + 240}px)`;
+  table.style.setProperty("--columns", `280px repeat(${columns.length}, 124px) 76px 76px minmax(240px, 1fr)`);
+  table.style.setProperty("--least", `${672 + 124 * columns.length}px`);
   const heads = ["repro", ...shown].map(name => role(make("th", { scope: "col", textContent: name }), "columnheader"));
   table.tHead.replaceChildren(role(make("tr", {}, ...heads), "row"));
   const one = place().get("column") || "";
