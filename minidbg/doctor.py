@@ -24,11 +24,11 @@ from packaging.requirements import Requirement
 
 from minidbg import _torch, isolation, processes, settings
 from minidbg.errors import BadSetting
+from minidbg.repro import flights
 from minidbg.repro import templates as own
-from minidbg.repro.flights import dead_flights
 
 
-class State(enum.StrEnum):
+class Condition(enum.StrEnum):
     """How it is."""
 
     FINE = "fine"
@@ -43,7 +43,7 @@ class Finding:
     """What was looked at, what was found, and what to do about it."""
 
     name: str
-    state: State
+    state: Condition
     found: str
     advice: str = ""
 
@@ -54,17 +54,17 @@ class Finding:
 
 def fine(name: str, found: str) -> Finding:
     """All is well."""
-    return Finding(name, State.FINE, found)
+    return Finding(name, Condition.FINE, found)
 
 
 def missing(name: str, found: str, advice: str) -> Finding:
     """Something does not work without it."""
-    return Finding(name, State.MISSING, found, advice)
+    return Finding(name, Condition.MISSING, found, advice)
 
 
 def broken(name: str, found: str, advice: str) -> Finding:
     """Nothing works without it."""
-    return Finding(name, State.BROKEN, found, advice)
+    return Finding(name, Condition.BROKEN, found, advice)
 
 
 GIB = 1 << 30
@@ -295,7 +295,9 @@ def folder() -> Iterator[Finding]:
     yield fine(
         "repro folder", f"{place}, {scripts} repros" if place.exists() else f"{place}, made when needed"
     )
-    dead = dead_flights(place) if place.exists() else []
+    for line in flights.at_work(place):
+        yield fine("at work", line)
+    dead = flights.dead_flights(place)
     if dead:
         advice = "minidbg reduce --last-crash makes a repro of the newest"
         yield missing("crashes", f"{len(dead)} processes died in a backend: {dead[0].name}", advice)

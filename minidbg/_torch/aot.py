@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -120,15 +121,27 @@ def backward_phase(error: Exception) -> str | None:
     """``compile`` or ``runtime`` for what a compiled backward raised, by its stack; None for AOTAutograd's own checks.
 
     A second backward without ``retain_graph``, or one that donated buffers forbid, is the program's error.
+    torch 2.11 has no ``get_or_compile``: ``_backward_impl`` itself compiles once it has a ``metrics_context``.
     """
     phases = {"get_or_compile": "compile", "call_func_at_runtime_with_args": "runtime"}
-    traceback = error.__traceback__
-    while traceback is not None:
-        phase = phases.get(traceback.tb_frame.f_code.co_name)
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        phase = phases.get(frame.f_code.co_name)
         if phase is not None:
             return phase
-        traceback = traceback.tb_next
+        if frame.f_code.co_name == "_backward_impl" and "metrics_context" in frame.f_locals:
+            made = frame.f_locals.get("CompiledFunction")
+            if made is not None and made.compiled_bw is None:
+                return "compile"
     return None
+
+
+@seen("2.11", "2.15")
+def is_a_check_of_aot_autograd(error: Exception) -> bool:
+    """Whether AOTAutograd refused a backward before the compiled one ran: what it saved was written to, or is gone."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return (
+        bool(frames) and frames[-1].filename.endswith("runtime_wrappers.py") and backward_phase(error) is None
+    )
 
 
 @seen("2.11", "2.15")

@@ -200,3 +200,11 @@ def aten_calls() -> Iterator[list[str]]:
 
     with Listener():  # type: ignore[no-untyped-call]
         yield called
+
+
+@seen("2.11", "2.15")
+def loop_functions() -> dict[str, Callable[..., Any]]:
+    """torch's control-flow ops by name; the paths to all but ``cond`` are private."""
+    from torch._higher_order_ops import map, scan, while_loop
+
+    return {"map": map, "scan": scan, "while_loop": while_loop}

@@ -56,7 +56,7 @@ class Report:
 
     def script(self) -> str:
         """The part of the repro that is about the failure; empty when there is none, or it has gone."""
-        from minidbg.repro.render import DIVIDER  # late, as in respond
+        from minidbg.metadata import DIVIDER
 
         try:
             text = self.path.read_text(encoding="utf-8") if self.path else ""
@@ -258,11 +258,22 @@ def warn_going_on(failure: Failure, report: Report, then: str) -> None:
     what = "gives wrong results for" if failure.kind is Kind.ACCURACY else what
     first = str(failure.error).strip().partition("\n")[0]
     log.warning(
-        "minidbg: %s %s a graph (%s: %s); going on with %s. %s",
+        "minidbg: %s %s a graph (%s: %s); going on with %s. %s%s",
         failure.link.name,
         what,
         type(failure.error).__name__,
         first[:200],
         then,
         report.line,
+        known_workaround(report),
     )
+
+
+def known_workaround(report: Report) -> str:
+    """``; until it is mended: ...``, when ``minidbg workaround`` has found something for this repro; else nothing."""
+    if report.path is None:
+        return ""
+    from minidbg.workarounds import best_of  # late: nothing else of it is needed while a program runs
+
+    best = best_of(report.path)
+    return f"; until it is mended: {best}" if best else ""

@@ -40,8 +40,6 @@ from minidbg.settings import Settings
 log = logging.getLogger("minidbg")
 VALUE_LIMIT_BYTES = 64 << 20
 """Most bytes of integers and booleans in one record."""
-LONG_S = 5.0
-"""After so many seconds in a step, Ctrl-C may be somebody's answer to a hang."""
 NUMBERS = itertools.count(1)
 OPEN: dict[int, Record] = {}
 """This process's records that are on disk, by number."""
@@ -169,10 +167,11 @@ class Flight:
             return
         if isinstance(error, Exception) or (error is None and self.step is Step.BACKWARD):
             record.close()  # an exception can be answered
-        elif isinstance(error, KeyboardInterrupt) and time.monotonic() - self.began < LONG_S:
+        elif isinstance(error, KeyboardInterrupt) and time.monotonic() - self.began < flights.LONG_S:
             record.close()
         elif isinstance(error, KeyboardInterrupt):
-            record.quietly_move(Step.INTERRUPTED)
+            if record.name.step is not Step.WAITING:  # it is another rank that hangs
+                record.quietly_move(Step.INTERRUPTED)
             record.leave()
         elif error is not None:
             record.leave()  # SystemExit, a panic

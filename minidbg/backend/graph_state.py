@@ -86,7 +86,8 @@ class GraphState:
             try:
                 compiled_fn = self.compiled_by(link, gm, example_inputs)
             except Exception as error:
-                if _torch.is_control_flow(error) or self.is_put_off():
+                self.standing.restarted = _torch.is_control_flow(error)
+                if self.standing.restarted or self.is_put_off():
                     raise
                 failure = self.failure(error, example_inputs, Kind.COMPILE)
                 report = self.report_on(failure)

@@ -18,7 +18,7 @@ NOT_ASKED = "verify='never'"
 
 
 @dataclass(slots=True)
-class Standing:
+class GraphStanding:
     """What is known of one graph; the last fact that is set counts least, in the order of the fields."""
 
     failed: bool = False
@@ -29,6 +29,8 @@ class Standing:
     """Why no call of it was compared."""
     left_out: tuple[str, ...] = ()
     """What was not judged in a call that was compared."""
+    restarted: bool = False
+    """Dynamo stopped the compile, to begin again with another graph."""
     process: int = field(default_factory=os.getpid)
 
     def not_verified(self, reason: str) -> None:
@@ -64,12 +66,12 @@ class Stats:
     """Graphs of which a part was not judged (an output that eager itself gives differently each time), by reason."""
 
 
-GRAPHS: list[Standing] = []
+GRAPHS: list[GraphStanding] = []
 
 
-def of_new_graph() -> Standing:
+def of_new_graph() -> GraphStanding:
     """The standing of one more graph."""
-    standing = Standing()
+    standing = GraphStanding()
     GRAPHS.append(standing)
     return standing
 
@@ -79,7 +81,7 @@ def stats() -> Stats:
 
     At its end a process appends the same as a line of JSON to the file named by ``MINIDBG_STATS``.
     """
-    own = [one for one in GRAPHS if one.process == os.getpid()]
+    own = [one for one in GRAPHS if one.process == os.getpid() and not one.restarted]
     judged = [one for one in own if one.failed or one.verified]
     others = [one for one in own if not (one.failed or one.verified)]
     return Stats(

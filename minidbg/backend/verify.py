@@ -24,7 +24,7 @@ from minidbg.backend.capture import Failure
 from minidbg.backend.chain import Link
 from minidbg.backend.collectives import Heard, Replay, alone
 from minidbg.backend.kept import Kept
-from minidbg.backend.standing import Standing
+from minidbg.backend.standing import GraphStanding
 from minidbg.backend.verify_refusals import refusal
 from minidbg.backend.verify_runs import Before, before, draws_by, run_compiled_anew, run_eager
 from minidbg.backend.verify_taps import first_differing_node
@@ -41,7 +41,7 @@ from minidbg.oracle.snapshot import CannotCompare
 from minidbg.settings import Layout, Settings, Verify
 
 log = logging.getLogger("minidbg")
-GRADIENTS_REFUSED = "its gradients are not judged: backward of the graph fails in eager"
+GRADIENTS_REFUSED = "its gradients are not judged: autograd refuses the graph's backward"
 GRADIENTS_SHARED = "the gradients of a graph that talks to other ranks: its backward must not run twice"
 RECORDED = "its random numbers were recorded and are inputs here, so that eager and the backend have the same"
 
@@ -81,7 +81,7 @@ class Verification:
     before: Before
     link: Link
     settings: Settings
-    standing: Standing
+    standing: GraphStanding
     gradients: dict[str, Any] | None = None
     """What the compiled function gave on copies; None when none are needed or had."""
     backward_error: Exception | None = None
@@ -282,7 +282,7 @@ def begin(
     mutated: frozenset[int],
     kept: Kept,
     settings: Settings,
-    standing: Standing,
+    standing: GraphStanding,
     heard: Heard | None = None,
 ) -> Verification | None:
     """What is needed to judge a call with ``args`` that is about to be made; None when it will not be judged.
@@ -324,7 +324,10 @@ def run_backward(verification: Verification, compiled_fn: CompiledFn, kept: Kept
             except Exception as error:  # judged when eager's backward has been seen
                 if is_out_of_memory(error):
                     raise
-                verification.backward_error = error
+                if _torch.is_a_check_of_aot_autograd(error):
+                    verification.standing.leave_out(GRADIENTS_REFUSED)
+                else:
+                    verification.backward_error = error
     finally:
         inside.set_generators()
         if inside.graph is not inside.model:

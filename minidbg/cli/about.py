@@ -56,12 +56,12 @@ def doctor(internals: bool, as_json: bool) -> None:
     if internals:
         list_internals(as_json=as_json)
         return
-    from minidbg.doctor import State, examine
+    from minidbg.doctor import Condition, examine
 
-    worst = State.FINE
+    worst = Condition.FINE
     for finding in examine():
-        if finding.state is State.BROKEN:
-            worst = State.BROKEN
+        if finding.state is Condition.BROKEN:
+            worst = Condition.BROKEN
         if as_json:
             print_json(finding.to_json())
             continue
@@ -69,7 +69,7 @@ def doctor(internals: bool, as_json: bool) -> None:
         click.echo(f"{state}  {finding.name}: {finding.found}")
         if finding.advice:
             click.echo(f"{'':<9}{finding.advice}")
-    sys.exit(CANNOT_JUDGE if worst is State.BROKEN else 0)
+    sys.exit(CANNOT_JUDGE if worst is Condition.BROKEN else 0)
 
 
 def list_internals(*, as_json: bool) -> None:

@@ -27,6 +27,7 @@ LETTERS = {
     "ok": "·", "unsupported": "u", "handed back": "b", "fails": "F", "wrong": "W", "crashed": "C", "hangs": "H", "skipped": " ",
 }  # fmt: skip
 LINE_EVERY_S = 20.0
+MOST_JOBS = 4
 MOST_TOLD = 10
 
 
@@ -52,7 +53,11 @@ def words(_context: click.Context, _parameter: click.Parameter, given: tuple[str
 @click.option("--samples", type=click.IntRange(min=1), help="Most samples of an op in one dtype.")
 @click.option("--graphs/--no-graphs", default=True, help="Whether random graphs are tried too.")
 @click.option(
-    "--jobs", "-j", default=1, show_default=True, type=click.IntRange(min=1), help="Worker processes."
+    "--jobs",
+    "-j",
+    default=lambda: min(MOST_JOBS, os.cpu_count() or 1),
+    type=click.IntRange(min=1),
+    help=f"Worker processes; by default one for each core, {MOST_JOBS} at most.",
 )
 @click.option("--seed", default=0, show_default=True, help="Of the samples and the graphs.")
 @click.option(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from minidbg.cli.output import CANNOT_JUDGE, JSON, note, print_json
+from minidbg.cluster.members import Cluster, cluster_options
 
 if TYPE_CHECKING:
     from minidbg.reduction.progress import Listener
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     help="Oracle calls at the same time.",
 )
 @click.option("--memory-bytes", type=click.IntRange(min=1), help="Memory limit of an oracle call.")
+@cluster_options
 @click.option("--events", is_flag=True, help="Progress as JSON objects on stderr, one for each oracle call.")
 @JSON
 def reduce(
@@ -48,6 +50,7 @@ def reduce(
     folder: Path | None,
     jobs: int,
     memory_bytes: int | None,
+    cluster: Cluster | None,
     events: bool,
     as_json: bool,
 ) -> None:
@@ -63,7 +66,7 @@ def reduce(
     from minidbg.reduction.result import Limits
 
     path = asked_for(path, last_crash, folder)
-    with listener_on_stderr(events) as listener:
+    with listener_on_stderr(events) as listener, machines(cluster, path, jobs) as jobs:
         written = library.reduced(
             path,
             backend=backend,
@@ -80,6 +83,21 @@ def reduce(
     if written.path is not None and not as_json:
         tell_stages(written.path)
     sys.exit(0 if written.path is not None else CANNOT_JUDGE)
+
+
+@contextlib.contextmanager
+def machines(cluster: Cluster | None, path: Path, jobs: int) -> Iterator[int]:
+    """Ask the questions of a reduction on the machines of ``cluster``; how many at the same time."""
+    if cluster is None:
+        yield jobs
+        return
+    from minidbg.cluster.asking import asked_on
+    from minidbg.repro import read_header
+    from minidbg.watch.sources import code_behind
+
+    device = str(read_header(path).table.get("device", "cpu"))
+    with asked_on(cluster, device, code_behind(path), tell=note) as slots:
+        yield slots if jobs == 1 else min(jobs, slots)
 
 
 def tell_stages(path: Path) -> None:
@@ -114,15 +132,19 @@ def asked_for(path: Path | None, last_crash: bool, folder: Path | None) -> Path:
     if path is None:
         folder = folder or settings.load().repro_dir
         left = flights.dead_flights(folder)
+        waited = flights.waited_in_vain(folder)
+        for record in (*waited, *left):
+            note(flights.death(record))
+        for record in waited:
+            flights.remove(record)
         if not left:
             raise click.UsageError(
                 f"no process that died in a backend has left a record in {flights.flight_folder(folder)}; "
                 "other captures lie beside it, in captures"
             )
         path = left[0]
-        note(
-            f"{len(left)} record{'s' if len(left) > 1 else ''} of dead processes; this is the newest: {path.name}"
-        )
+        if len(left) > 1:
+            note("the newest is reduced; minidbg reduce PATH takes another")
     if flights.read_name(path) is not None:
         path = flights.as_capture(path)
         note(f"kept as {path}")

@@ -35,6 +35,7 @@ LEAVE_S = 15.0
 MOST_DEATHS = 3
 """Workers that may die under one order: it is asked again elsewhere twice."""
 MOST_EDITS = 5
+NO_BLOBS: Mapping[str, bytes] = {}
 SMALL_BYTES = 1 << 16
 """Larger files are read again when they are sent."""
 
@@ -92,18 +93,18 @@ class ClusterPool:
 
     # What the daemon calls
 
-    def run(self, order: Order) -> None:
-        """Have the order run at its place; without one, in an interpreter on this machine."""
+    def run(self, order: Order, blobs: Mapping[str, bytes] = NO_BLOBS) -> None:
+        """Have the order run at its place; without one, in an interpreter on this machine. Its script needs the ``blobs``."""
         if not order.place:
             self.here = self.here or self.make_pool_here()
             self.here.run(order)
             return
         try:
-            asked = Asked(order, self.request(order))
+            asked = Asked(order, {**self.request(order), "blobs": list(blobs)})
         except OSError as error:
             self.listener(Ended(order.id, unable=f"{order.script} cannot be read: {error.strerror}"))
             return
-        self.soon(self.answer(asked))
+        self.soon(self.answer(asked, blobs))
 
     def cancel(self, number: int) -> None:
         """End a run; its end is told like any other."""
@@ -150,7 +151,7 @@ class ClusterPool:
             self.started = await LocalCluster(
                 n_workers=self.cluster.workers, threads_per_worker=max(1, self.slots // self.cluster.workers),
                 processes=True, host="127.0.0.1", dashboard_address=None, memory_limit=0, asynchronous=True,
-                preload=["minidbg.cluster.judges"], preload_argv=["--kind", "local"], silence_logs=int(__import__("os").environ.get("SIL","50")),
+                preload=["minidbg.cluster.judges"], preload_argv=["--kind", "local"], silence_logs=logging.CRITICAL + 1,
             )  # fmt: skip
         return str(self.started.scheduler_address)
 
@@ -238,15 +239,16 @@ class ClusterPool:
         words = {order.script: "@script", str(path.absolute()): "@script"}
         return {
             "argv": [words.get(word) or word.removeprefix(package) for word in order.argv],
-            "name": path.name, "script": shas, "blobs": [], "code": self.digest, "mode": order.mode,
+            "name": path.name, "script": shas, "code": self.digest, "mode": order.mode,
             "seconds": order.seconds, "busy": busyness(), "memory_bytes": order.memory_bytes, "nice": order.nice,
             "one_thread": order.one_thread, "env": dict(order.env), "warm": order.warm,
         }  # fmt: skip
 
-    async def answer(self, asked: Asked) -> None:
+    async def answer(self, asked: Asked, blobs: Mapping[str, bytes]) -> None:
         """See the order through, however often it must be asked."""
         order = asked.order
         self.asked[order.id] = asked
+        self.sources |= blobs
         ended = Ended(order.id, cancelled=True)
         try:
             ended = await self.ended(asked)
@@ -256,6 +258,8 @@ class ClusterPool:
             ended = Ended(order.id, unable=f"{type(error).__name__}: {error}"[:500])
         finally:
             self.asked.pop(order.id, None)
+            for sha in blobs:
+                self.sources.pop(sha, None)
             self.listener(ended)
 
     async def ended(self, asked: Asked) -> Ended:

@@ -13,7 +13,7 @@ from minidbg import _torch
 from minidbg.devices import BROKEN
 from minidbg.graphs.fills import Fill, How, fit, is_opaque, literal_fill
 from minidbg.graphs.literals import number, quoted
-from minidbg.graphs.specs import Exactness, Layout, View
+from minidbg.graphs.specs import Exactness, StridedLayout, ViewExpression
 
 SMALL_ELEMENTS = 64
 """A tensor of this many elements or fewer is small: its values may stand in the text."""
@@ -39,7 +39,7 @@ class Contents:
 
     exact: Callable[[Tensor, str], Content]
     """For the values of a whole base, and the key under which they may be stored."""
-    fitted: Callable[[Tensor, View, Layout, str], Content]
+    fitted: Callable[[Tensor, ViewExpression, StridedLayout, str], Content]
     """For a value that stands in for its base, through a view."""
 
 
@@ -67,7 +67,7 @@ def content_without_data(dtype: torch.dtype) -> Content:
     return Content(Fill(How.INTEGERS, (0, 2)))
 
 
-def fitted_content(value: Tensor, view: View, layout: Layout, key: str) -> Content:
+def fitted_content(value: Tensor, view: ViewExpression, layout: StridedLayout, key: str) -> Content:
     """Values like those of ``value`` for its base, NaN and infinities kept where they are."""
     seen = _seen_base(value, view, layout)
     is_small = math.prod(view.base) <= SMALL_ELEMENTS
@@ -79,7 +79,7 @@ def fitted_content(value: Tensor, view: View, layout: Layout, key: str) -> Conte
     return _with_places(fill, base_data(value, view, layout), key)
 
 
-def _seen_base(value: Tensor, view: View, layout: Layout) -> Tensor | None:
+def _seen_base(value: Tensor, view: ViewExpression, layout: StridedLayout) -> Tensor | None:
     """The base ``[*view.base]`` itself, on the memory of ``value``, where ``value`` shows all of it; else None."""
     if not view.text or view.text.startswith(".to("):
         return value
@@ -87,7 +87,7 @@ def _seen_base(value: Tensor, view: View, layout: Layout) -> Tensor | None:
     if ".as_strided" in view.text or math.prod(shown) != math.prod(view.base) or 0 in view.base:
         return None
     start = int(value.storage_offset()) - layout.offset
-    return value.as_strided(view.base, Layout(view.base, ()).contiguous_stride, start)
+    return value.as_strided(view.base, StridedLayout(view.base, ()).contiguous_stride, start)
 
 
 def exact_content(data: Tensor, key: str) -> Content:
@@ -117,7 +117,7 @@ def as_bytes(data: Tensor) -> Tensor:
     return flat.view(torch.uint8)
 
 
-def base_data(value: Tensor, view: View, layout: Layout) -> Tensor:
+def base_data(value: Tensor, view: ViewExpression, layout: StridedLayout) -> Tensor:
     """The base ``[*view.base]`` that shows ``value`` through ``view``; zeros where ``value`` does not look.
 
     The rest of the user's storage is none of a script's business.
@@ -129,7 +129,7 @@ def base_data(value: Tensor, view: View, layout: Layout) -> Tensor:
     return flat.view(view.base)
 
 
-def put(flat: Tensor, value: Tensor, layout: Layout) -> None:
+def put(flat: Tensor, value: Tensor, layout: StridedLayout) -> None:
     """Write ``value`` into ``flat`` ``[n]`` where ``layout`` places it."""
     if value.numel() == 0:
         return
@@ -218,7 +218,7 @@ def stored_content(data: Tensor, key: str) -> Content:
     return Content(Fill(How.STORED, text=key), stored={key: as_bytes(data)})
 
 
-def glanced_content(value: Tensor, view: View, layout: Layout, key: str) -> Content:
+def glanced_content(value: Tensor, view: ViewExpression, layout: StridedLayout, key: str) -> Content:
     """Normal numbers of about the scale of ``value``; of one sign where it has one; equal ones where they are equal."""
     if is_opaque(value.dtype) or not (value.is_floating_point() or value.is_complex()) or not value.numel():
         return content_without_data(value.dtype)
@@ -238,7 +238,7 @@ def glanced_content(value: Tensor, view: View, layout: Layout, key: str) -> Cont
 def elements(value: Tensor) -> list[float | complex]:
     """``LOOKED_AT`` elements, spread over the tensor without copying it."""
     step = max(1, value.numel() // LOOKED_AT)
-    if value.is_contiguous() or Layout(tuple(value.shape), value.stride()).span == value.numel():
+    if value.is_contiguous() or StridedLayout(tuple(value.shape), value.stride()).span == value.numel():
         flat = value.as_strided((value.numel(),), (1,), value.storage_offset())
     else:
         flat = value.select(0, 0).reshape(-1) if value.ndim > 1 else value.reshape(-1)

@@ -34,8 +34,8 @@ from minidbg.graphs.specs import (
     CROP_BYTES,
     Exactness,
     InputSpec,
-    Layout,
-    View,
+    StridedLayout,
+    ViewExpression,
     generic_view,
     view_into,
     view_of,
@@ -207,11 +207,13 @@ def _device(device: torch.device) -> str:
     return str(device) if device.index else device.type
 
 
-def _layout(value: Tensor) -> Layout:
+def _layout(value: Tensor) -> StridedLayout:
     def sizes(numbers: Iterable[Any]) -> tuple[int, ...]:
         return tuple(int(_torch.hint(number)) for number in numbers)
 
-    layout = Layout(sizes(value.shape), sizes(value.stride()), int(_torch.hint(value.storage_offset())))
+    layout = StridedLayout(
+        sizes(value.shape), sizes(value.stride()), int(_torch.hint(value.storage_offset()))
+    )
     return layout.cropped(value.dtype.itemsize)
 
 
@@ -229,7 +231,7 @@ def _alone(facts: InputSpec, value: Tensor, exactness: Exactness, contents: Cont
     if recipe is not None:
         text = "\n".join(recipe.named(facts.name).statements)
         return replace(facts, fill=Fill(How.WRITTEN, text=text))
-    layout = Layout(facts.shape, facts.stride, facts.storage_offset)
+    layout = StridedLayout(facts.shape, facts.stride, facts.storage_offset)
     view = view_of(layout)
     content = _content(_plain(value), view, layout, facts.name, exactness, contents)
     facts = replace(facts, storage_offset=layout.offset, base_shape=view.base, view=view.text)
@@ -241,7 +243,12 @@ def _recipe(value: Tensor, exactness: Exactness) -> recipes.Recipe | None:
 
 
 def _content(
-    value: Tensor, view: View, layout: Layout, key: str, exactness: Exactness, contents: Contents
+    value: Tensor,
+    view: ViewExpression,
+    layout: StridedLayout,
+    key: str,
+    exactness: Exactness,
+    contents: Contents,
 ) -> Content:
     if not has_data(value):
         return content_without_data(value.dtype)
@@ -319,7 +326,7 @@ def _shared_base(name: str, group: Sequence[Tensor], exactness: Exactness, conte
     size = -(-(max(_extent(value)[1] for value in group) - start) // largest.dtype.itemsize)
     shape: tuple[int, ...] = (size,)
     layout = _moved(largest, start)
-    if layout == Layout(layout.shape, layout.contiguous_stride) and layout.span == size:
+    if layout == StridedLayout(layout.shape, layout.contiguous_stride) and layout.span == size:
         shape = layout.shape
     if not has_data(largest):
         return _Shared(name, shape, largest.dtype, start, content_without_data(largest.dtype))
@@ -338,9 +345,9 @@ def _shared_data(group: Sequence[Tensor], start: int, size: int) -> Tensor:
     return flat
 
 
-def _moved(value: Tensor, start: int) -> Layout:
+def _moved(value: Tensor, start: int) -> StridedLayout:
     offset = int(value.storage_offset()) - start // value.dtype.itemsize
-    return Layout(tuple(value.shape), tuple(value.stride()), offset)
+    return StridedLayout(tuple(value.shape), tuple(value.stride()), offset)
 
 
 def _member(facts: InputSpec, value: Tensor, shared: _Shared) -> InputSpec:

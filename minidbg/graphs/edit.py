@@ -20,7 +20,7 @@ from torch import fx
 from minidbg import _torch
 from minidbg.graphs.copying import collector_paused, with_history
 from minidbg.graphs.effects import is_call
-from minidbg.graphs.facts import Fact, Kind
+from minidbg.graphs.facts import Fact, FactKind
 from minidbg.graphs.keeping import with_modes, without_orphans
 from minidbg.graphs.pieces import (
     CannotExtract,
@@ -210,9 +210,9 @@ class _Extraction:
         self._need_part((node, dropped, ()), fact, position)
 
     def _need_part(self, key: Key, fact: Fact, position: int) -> None:
-        if fact.kind is Kind.OPAQUE:
+        if fact.kind is FactKind.OPAQUE:
             raise CannotExtract(f"{key[0].name} has no form as an input")
-        if fact.kind is Kind.TUPLE:
+        if fact.kind is FactKind.TUPLE:
             for place, part in enumerate(fact.parts):
                 self._need_part((key[0], key[1], (*key[2], place)), part, position)
         elif _becomes_input(key[0], fact):
@@ -257,11 +257,11 @@ class _Extraction:
             self._plan_written(node, fact)
         elif (
             fact is None
-            or fact.kind is Kind.TENSOR
-            or (fact.kind is Kind.NUMBER and len(self.plan.kept) == 1)
+            or fact.kind is FactKind.TENSOR
+            or (fact.kind is FactKind.NUMBER and len(self.plan.kept) == 1)
         ):
             self.plan.outputs.append(node)
-        elif fact.kind is Kind.TUPLE and (path := first_tensor(fact)) is not None:
+        elif fact.kind is FactKind.TUPLE and (path := first_tensor(fact)) is not None:
             if self.whole_tuples:
                 self.plan.outputs.append(node)
             else:
@@ -275,7 +275,7 @@ class _Extraction:
         if any(self.last_read.get(storage, -1) > self._position(node) for storage in self._written_by(node)):
             return
         target = next((source for source in node.all_input_nodes if source in self.kept), None)
-        if fact is not None and fact.kind is Kind.TENSOR and (node.users or target is not None):
+        if fact is not None and fact.kind is FactKind.TENSOR and (node.users or target is not None):
             self.plan.outputs.append(node)
         elif target is not None and target not in self.plan.outputs and is_tensor(self.facts.get(target)):
             self.plan.outputs.append(target)
@@ -299,7 +299,7 @@ class _Extraction:
         """A graph that only writes returns what its last writing node gives."""
         for node in reversed(self.plan.kept):
             fact = self.facts.get(node)
-            if fact is not None and fact.kind is Kind.TENSOR:
+            if fact is not None and fact.kind is FactKind.TENSOR:
                 self.plan.outputs.append(node)
                 return
 
@@ -360,7 +360,7 @@ class _Extraction:
         return self._argument_part((node, dropped, ()), self.facts[node])
 
     def _argument_part(self, key: Key, fact: Fact) -> Any:
-        if fact.kind is Kind.TUPLE:
+        if fact.kind is FactKind.TUPLE:
             return tuple(
                 self._argument_part((key[0], key[1], (*key[2], place)), part)
                 for place, part in enumerate(fact.parts)
@@ -388,6 +388,6 @@ class _Extraction:
 
 
 def _becomes_input(node: fx.Node, fact: Fact) -> bool:
-    if fact.kind is Kind.NUMBER:
+    if fact.kind is FactKind.NUMBER:
         return isinstance(node.meta.get("example_value"), torch.SymInt | torch.SymFloat)
-    return fact.kind is Kind.TENSOR
+    return fact.kind is FactKind.TENSOR

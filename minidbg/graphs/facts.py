@@ -13,7 +13,7 @@ from torch import Tensor
 from minidbg import _torch
 
 
-class Kind(enum.Enum):
+class FactKind(enum.Enum):
     """What can be done with a value when the node that made it is gone."""
 
     TENSOR = enum.auto()
@@ -45,7 +45,7 @@ PLAIN_TYPES = (
 class Fact:
     """One value: ``like`` is equal for values that could stand in for each other, ``kind_of_layout`` for similar ones."""
 
-    kind: Kind
+    kind: FactKind
     like: Hashable = None
     """Of a tensor: shape, dtype, device."""
     traits: Hashable = None
@@ -61,29 +61,29 @@ def fact_of(value: Any) -> Fact:
     if isinstance(value, Tensor):
         return _tensor_fact(value)
     if isinstance(value, bool | int | float | complex | torch.SymInt | torch.SymFloat | torch.SymBool):
-        return Fact(Kind.NUMBER, type(value).__name__, type(value).__name__, value)
+        return Fact(FactKind.NUMBER, type(value).__name__, type(value).__name__, value)
     if isinstance(value, PLAIN_TYPES):
-        return Fact(Kind.PLAIN, traits=repr(value), plain=value)
+        return Fact(FactKind.PLAIN, traits=repr(value), plain=value)
     if isinstance(value, tuple | list):
         parts = tuple(map(fact_of, value))
         return Fact(
-            Kind.TUPLE,
+            FactKind.TUPLE,
             tuple(part.like for part in parts),
             tuple(part.traits for part in parts),
-            value if all(part.kind is Kind.PLAIN for part in parts) else None,
+            value if all(part.kind is FactKind.PLAIN for part in parts) else None,
             parts,
             sum(part.nbytes for part in parts),
         )
-    return Fact(Kind.OPAQUE, traits=type(value).__name__)
+    return Fact(FactKind.OPAQUE, traits=type(value).__name__)
 
 
 def _tensor_fact(value: Tensor) -> Fact:
     if _torch.is_inside_functorch(value):
-        return Fact(Kind.OPAQUE, traits="functorch level")
+        return Fact(FactKind.OPAQUE, traits="functorch level")
     shape = tuple(map(_torch.hint, value.shape))
     if value.layout is not torch.strided or value.is_nested:
         return Fact(
-            Kind.TENSOR,
+            FactKind.TENSOR,
             (shape, value.dtype, value.device, value.layout),
             (value.dtype, value.layout),
             nbytes=0,
@@ -97,7 +97,10 @@ def _tensor_fact(value: Tensor) -> Fact:
         tuple(size if size < 2 else 2 for size in shape),
     )
     return Fact(
-        Kind.TENSOR, (shape, value.dtype, value.device), traits, nbytes=value.numel() * value.element_size()
+        FactKind.TENSOR,
+        (shape, value.dtype, value.device),
+        traits,
+        nbytes=value.numel() * value.element_size(),
     )
 
 

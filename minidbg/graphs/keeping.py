@@ -8,7 +8,7 @@ from collections.abc import Iterable, Set
 from torch import fx
 
 from minidbg.graphs.effects import Mode, blocks, is_call, mode_of
-from minidbg.graphs.facts import Fact, Kind
+from minidbg.graphs.facts import Fact, FactKind
 from minidbg.graphs.pieces import is_tensor, is_unpacking
 from minidbg.graphs.record import Recording
 
@@ -36,21 +36,21 @@ def without_orphans(
             or any(user in found for user in node.users)
         ):
             continue
-        if fact.kind is Kind.TUPLE and not whole_tuples:
+        if fact.kind is FactKind.TUPLE and not whole_tuples:
             part = next(
                 (user for user in node.users if is_unpacking(user, facts) and is_tensor(facts.get(user))),
                 None,
             )
             if part is not None:
                 found.add(part)
-        elif fact.kind in (Kind.NUMBER, Kind.PLAIN) and len(found) > 1 and not _acts(node, fact):
+        elif fact.kind in (FactKind.NUMBER, FactKind.PLAIN) and len(found) > 1 and not _acts(node, fact):
             found.discard(node)
     return found
 
 
 def _acts(node: fx.Node, fact: Fact) -> bool:
     """Whether the call matters though nothing uses what it gives: assertions, and what is called for an effect."""
-    gives_nothing = fact.kind is Kind.PLAIN and fact.plain is None
+    gives_nothing = fact.kind is FactKind.PLAIN and fact.plain is None
     return gives_nothing or "assert" in str(node.target) or node.is_impure()
 
 

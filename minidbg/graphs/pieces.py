@@ -12,7 +12,7 @@ from torch import fx
 
 from minidbg import _torch
 from minidbg.graphs.effects import is_call
-from minidbg.graphs.facts import Fact, Kind
+from minidbg.graphs.facts import Fact, FactKind
 
 Path: TypeAlias = tuple[int, ...]
 """Which part of a tuple value; empty for the value itself."""
@@ -41,9 +41,9 @@ class CannotExtract(Exception):
 def alike(facts: Mapping[fx.Node, Fact], one: fx.Node, other: fx.Node) -> bool:
     """Whether both are tensors of the same shape, dtype and device."""
     first, second = facts.get(one), facts.get(other)
-    if first is None or second is None or first.kind is not Kind.TENSOR:
+    if first is None or second is None or first.kind is not FactKind.TENSOR:
         return False
-    return second.kind is Kind.TENSOR and first.like == second.like
+    return second.kind is FactKind.TENSOR and first.like == second.like
 
 
 def is_unpacking(node: fx.Node, facts: Mapping[fx.Node, Fact]) -> bool:
@@ -55,7 +55,7 @@ def is_unpacking(node: fx.Node, facts: Mapping[fx.Node, Fact]) -> bool:
     ):
         return False
     fact = facts.get(node.args[0])
-    return fact is not None and fact.kind is Kind.TUPLE
+    return fact is not None and fact.kind is FactKind.TUPLE
 
 
 def copy_node(
@@ -168,15 +168,15 @@ def _without(argument: Any, gone: Set[fx.Node]) -> Any:
 
 
 def is_tensor(fact: Fact | None) -> bool:
-    return fact is not None and fact.kind is Kind.TENSOR
+    return fact is not None and fact.kind is FactKind.TENSOR
 
 
 def first_tensor(fact: Fact) -> Path | None:
     """Where the first tensor of a tuple value is."""
     for place, part in enumerate(fact.parts):
-        if part.kind is Kind.TENSOR:
+        if part.kind is FactKind.TENSOR:
             return (place,)
-        if part.kind is Kind.TUPLE and (path := first_tensor(part)) is not None:
+        if part.kind is FactKind.TUPLE and (path := first_tensor(part)) is not None:
             return (place, *path)
     return None
 

@@ -20,7 +20,7 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class StridedLayout:
     """What a tensor's strides say, without its data."""
 
     shape: tuple[int, ...]
@@ -47,42 +47,42 @@ class Layout:
             step *= max(size, 1)
         return tuple(reversed(steps))
 
-    def cropped(self, itemsize: int) -> Layout:
+    def cropped(self, itemsize: int) -> StridedLayout:
         """This layout without the unused gigabytes before it."""
         used = self.span - self.offset
         if self.offset * itemsize <= CROP_BYTES or self.offset < 4 * used:
             return self
-        return Layout(self.shape, self.stride, self.offset % ALIGNMENT)
+        return StridedLayout(self.shape, self.stride, self.offset % ALIGNMENT)
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ViewExpression:
     """``base`` is the shape of a new contiguous tensor; ``text`` follows its expression: ``.t()``, or nothing."""
 
     base: tuple[int, ...]
     text: str
 
 
-def view_of(layout: Layout) -> View:
+def view_of(layout: StridedLayout) -> ViewExpression:
     """The most readable base and view that give exactly ``layout``."""
     if layout.offset == 0 and layout.stride == layout.contiguous_stride:
-        return View(layout.shape, "")
+        return ViewExpression(layout.shape, "")
     for view in _candidates(layout):
         if _gives(view, layout):
             return view
     return generic_view(layout)
 
 
-def generic_view(layout: Layout, base: tuple[int, ...] | None = None) -> View:
+def generic_view(layout: StridedLayout, base: tuple[int, ...] | None = None) -> ViewExpression:
     """``as_strided`` of a flat base (or of ``base``): right for every layout."""
-    return View(
+    return ViewExpression(
         base or (max(layout.span, 1),) if 0 not in layout.shape else base or (layout.span,),
         f".as_strided({tuple(layout.shape)}, {tuple(layout.stride)}"
         + (f", {layout.offset})" if layout.offset else ")"),
     )
 
 
-def view_into(base: tuple[int, ...], layout: Layout) -> View:
+def view_into(base: tuple[int, ...], layout: StridedLayout) -> ViewExpression:
     """The most readable view that gives ``layout`` on a base that other inputs share."""
     size = ", ".join(map(str, layout.shape)) or "()"
     texts = ["", f".view({size})", ".t()", *_slice_texts(base, layout)]
@@ -91,13 +91,13 @@ def view_into(base: tuple[int, ...], layout: Layout) -> View:
         part = f"{flat}[{layout.offset or ''}:{layout.span}]"
         texts.append(part if len(layout.shape) == 1 else f"{part}.view({size})")
     for text in texts:
-        view = View(base, text)
+        view = ViewExpression(base, text)
         if _gives(view, layout):
             return view
     return generic_view(layout, base)
 
 
-def _gives(view: View, layout: Layout) -> bool:
+def _gives(view: ViewExpression, layout: StridedLayout) -> bool:
     """Whether ``view`` really has ``layout``, tried on a tensor without data."""
     base = torch.empty(view.base, device="meta")
     try:
@@ -116,13 +116,13 @@ def _apply(base: Tensor, text: str) -> Tensor:
     return found
 
 
-def _candidates(layout: Layout) -> Iterator[View]:
+def _candidates(layout: StridedLayout) -> Iterator[ViewExpression]:
     shape = layout.shape
-    yield View(shape, "")
+    yield ViewExpression(shape, "")
     if len(shape) == 4:
-        yield View(shape, ".to(memory_format=torch.channels_last)")
+        yield ViewExpression(shape, ".to(memory_format=torch.channels_last)")
     if len(shape) == 5:
-        yield View(shape, ".to(memory_format=torch.channels_last_3d)")
+        yield ViewExpression(shape, ".to(memory_format=torch.channels_last_3d)")
     if len(shape) > 1:
         yield _permuted(layout)
     if 0 in layout.stride:
@@ -130,25 +130,25 @@ def _candidates(layout: Layout) -> Iterator[View]:
     yield from _sliced(layout)
 
 
-def _permuted(layout: Layout) -> View:
+def _permuted(layout: StridedLayout) -> ViewExpression:
     dims = range(len(layout.shape))
     order = sorted(dims, key=lambda dim: (-layout.stride[dim], dim))
     base = tuple(layout.shape[dim] for dim in order)
     inverse = tuple(order.index(dim) for dim in dims)
     moved = [dim for dim in dims if inverse[dim] != dim]
     if len(dims) == 2:
-        return View(base, ".t()")
+        return ViewExpression(base, ".t()")
     if len(moved) == 2:
-        return View(base, f".transpose({moved[0]}, {moved[1]})")
-    return View(base, f".permute({', '.join(map(str, inverse))})")
+        return ViewExpression(base, f".transpose({moved[0]}, {moved[1]})")
+    return ViewExpression(base, f".permute({', '.join(map(str, inverse))})")
 
 
-def _expanded(layout: Layout) -> View:
+def _expanded(layout: StridedLayout) -> ViewExpression:
     base = tuple(1 if step == 0 else size for size, step in zip(layout.shape, layout.stride, strict=True))
-    return View(base, f".expand({', '.join(map(str, layout.shape))})")
+    return ViewExpression(base, f".expand({', '.join(map(str, layout.shape))})")
 
 
-def _sliced(layout: Layout) -> Iterator[View]:
+def _sliced(layout: StridedLayout) -> Iterator[ViewExpression]:
     """A part of a larger contiguous tensor, whose sizes follow from the ratios of the strides."""
     stride, shape = layout.stride, layout.shape
     if not shape or 0 in stride or 0 in shape or stride[-1] != 1:
@@ -156,14 +156,16 @@ def _sliced(layout: Layout) -> Iterator[View]:
     ratios = [outer // inner for outer, inner in itertools.pairwise(stride)]
     base = (layout.offset // stride[0] + shape[0], *ratios)
     for text in _slice_texts(base, layout):
-        yield View(base, text)
+        yield ViewExpression(base, text)
 
 
-def _slice_texts(base: Sequence[int], layout: Layout) -> list[str]:
+def _slice_texts(base: Sequence[int], layout: StridedLayout) -> list[str]:
     if len(base) != len(layout.shape) or not base or math.prod(base) == 0:
         return []
     parts, rest = [], layout.offset
-    for size, whole, step in zip(layout.shape, base, Layout(tuple(base), ()).contiguous_stride, strict=True):
+    for size, whole, step in zip(
+        layout.shape, base, StridedLayout(tuple(base), ()).contiguous_stride, strict=True
+    ):
         start, rest = divmod(rest, step)
         stop = start + size
         parts.append(":" if (start, stop) == (0, whole) else f"{start or ''}:{'' if stop == whole else stop}")

@@ -25,7 +25,7 @@ from minidbg._torch import OP_SAMPLES
 from minidbg.errors import MinidbgError
 from minidbg.hunt import candidates
 from minidbg.hunt.states import State, Store
-from minidbg.hunt.twists import ROUNDS
+from minidbg.hunt.twists import order_for
 from minidbg.intake.asking import backend_named
 from minidbg.oracle.child import memory_limit
 from minidbg.processes import ChildResult
@@ -39,6 +39,8 @@ MOST_TOGETHER = 12
 """Candidates in one graph: what a compilation costs by itself is shared, and one that fails costs the others another run."""
 MOST_RESERVED = 0.4
 """Of the time: what is left to the reductions that wait when it runs out."""
+LEAST_PATIENCE_S = 10.0
+MUCH_LONGER = 10.0
 GRACE_S = 30.0
 LOOK_S = 0.25
 HANGS_ASKED = 4
@@ -196,21 +198,15 @@ class Hunt:
     # ---- what to try
 
     def batches(self) -> Iterator[list[dict[str, Any]]]:
-        """Batches of what has not been tried: the corpus first, then rounds over the cells with random graphs between them.
-
-        Breadth first: a new twist of all operators in one dtype takes its turn with the plain samples of the next two dtypes.
-        """
+        """Batches of what has not been tried: the corpus first, then rounds over the cells with random graphs between them."""
         yield from in_parts(self.untried(self.store.corpus))
         graphs = self.graph_batches() if self.wanted.graphs else iter(())
         dtypes = list(dict.fromkeys(dtype for _, dtype, _ in self.cells))
-        rounds = sorted(
-            itertools.product(range(len(ROUNDS)), range(len(dtypes))), key=lambda one: 2 * one[0] + one[1]
-        )
-        for place, dtype in rounds:
-            round_of_cells = self.untried(self.samples_of_round(dtypes[dtype], *ROUNDS[place]))
+        for round_of_twist, dtype in order_for(self.ref.name, dtypes):
+            round_of_cells = self.untried(self.samples_of_round(dtype, *round_of_twist))
             for number, batch in enumerate(in_parts(round_of_cells)):
                 yield batch
-                if number % (2 if place else 6) == 1:  # the table comes first
+                if number % (2 if self.swept else 6) == 1:  # the table comes first
                     yield from itertools.islice(graphs, 1)
             self.swept = True
         if self.wanted.samples is not None or self.wanted.seconds is None:
@@ -263,7 +259,16 @@ class Hunt:
             "known": [key for key, one in list(found.items()) if one.capture or one.settled],
             "call_seconds": self.wanted.call_seconds,
             "most_together": MOST_TOGETHER,
+            "patience": self.patience(),
         }  # fmt: skip
+
+    def patience(self) -> float:
+        """Seconds that one graph of several candidates may take: by the pace so far, since one that hangs holds up the others."""
+        tried = len(self.store.results)
+        usual = (
+            self.store.seconds / tried * MOST_TOGETHER if tried > MOST_TOGETHER else self.wanted.call_seconds
+        )
+        return max(LEAST_PATIENCE_S, usual * MUCH_LONGER)
 
     def started(self) -> dict[str, Any]:
         """The zygote, ready for batches, and the cells of the table. Raises MinidbgError."""

@@ -99,7 +99,7 @@ class Batch:
         """The block in which the candidate runs; when it ends the process, the file ``doing`` names it."""
         self.note("eager")  # a death before the backend is called is not the backend's
         replace_quickly(self.doing, json.dumps(candidate))
-        return time_limit(self.argument["call_seconds"] * (1 + len(candidate.get("together", ())) / 4))
+        return time_limit(self.argument["patience" if "together" in candidate else "call_seconds"])
 
     def judge(self, candidates: Sequence[Candidate]) -> None:
         """Write a record of each."""

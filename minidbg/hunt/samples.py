@@ -26,6 +26,8 @@ DTYPES = (
 )  # fmt: skip
 """In the order in which they are tried: what programs use most comes first."""
 
+UNINITIALISED = ("empty", "new_empty", "resize_")
+
 
 class NoSamples(MinidbgError):
     """torch's operator samples cannot be imported here."""
@@ -116,9 +118,13 @@ def built(
     Without ``by_dynamo`` a function of torch is one call, which dynamo will mostly leave as it is: half of the time.
     Samples of even number that can train do. Raises whatever the operator's own sample function, eager or dynamo raises.
     """
+    if sample.op.startswith(UNINITIALISED):
+        raise NoSamples("its result is memory that nobody has written to")
     op, dtype = operators()[sample.op], getattr(torch, sample.dtype)
     differentiable = dtype in op.supported_backward_dtypes(torch.device(sample.device).type)
-    trains = sample.number % 2 == 0 and op.supports_autograd and differentiable
+    trains = (
+        sample.number % 2 == 0 and op.supports_autograd and differentiable and "special" not in sample.twists
+    )
     torch.manual_seed(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -126,7 +132,7 @@ def built(
         given = next(islice(iter(samples), sample.number, None), None)
     if given is None:
         return None
-    call = Call(op.op, ((given.input, *given.args), dict(given.kwargs)), sample.twists)
+    call = Call(op.op, ((given.input, *given.args), dict(given.kwargs)), sample.twists, dtype)
     inputs: tuple[Any, ...] = tuple(call.inputs)
     if not by_dynamo and is_named(op.op):
         graph_module = call.as_graph()
@@ -151,11 +157,16 @@ Do = Callable[..., Any]
 class Call:
     """A call of an operator with a sample's arguments, and what its twists put around it."""
 
-    def __init__(self, function: Callable[..., Any], arguments: Any, twists: Sequence[str]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], arguments: Any, twists: Sequence[str], dtype: torch.dtype
+    ) -> None:
         """Raises what eager raises where a twist leaves no program."""
+        for twist in twists:
+            if twist.startswith("into_"):  # reductions and casts know it; eager refuses it elsewhere
+                arguments[1]["dtype"] = getattr(torch, twist.removeprefix("into_"))
         self.function, self.arguments = function, arguments
         self.fused = "fused" in twists
-        tensors = [twisted(one, place, twists) for place, one in enumerate(tensors_in(arguments))]
+        tensors = [twisted(one, place, twists, dtype) for place, one in enumerate(tensors_in(arguments))]
         self.constant = tensors[0] if "constant" in twists and tensors else None
         """The first tensor, which the program makes itself: all its elements are that of the first."""
         self.inputs = tensors[self.constant is not None :]

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from minidbg.hunt.control_flow import SIZES
+
 FLOATS = ("float32", "float64", "bfloat16", "float16")
 INTEGERS = ("int64", "int32", "uint8", "int8", "int16")
 
@@ -333,7 +335,22 @@ def created(some: Chooser) -> Step:
     )
 
 
+def control(some: Chooser) -> Step:
+    value, name = some.value(), some.pick(("cond", "while_loop", "mapped", "scanned"))
+    chains = [
+        [some.pick(KEEPING) for _ in range(some.number(1, 2))] for _ in range(2 if name == "cond" else 1)
+    ]
+    return [f"steps.{name}", [value, *chains], {}]
+
+
+def with_sizes(some: Chooser) -> Step:
+    return ["steps.sized", [some.value(), some.pick(SIZES)], {}]
+
+
+KEEPING = ("sin", "neg", "relu", "abs", "square", "tanh", "clone")
+"""Ops that keep the shape, and the dtype of floats."""
+
 KINDS = (
     unary, unary, unary, binary, binary, binary, reduction, reduction, shape_change, shape_change, shape_change, joined,
-    cast, in_place, indexed, product, clamped, neural, created,
+    cast, in_place, indexed, product, clamped, neural, created, control, with_sizes,
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,21 +11,24 @@ import torch
 ROUNDS: Sequence[tuple[str, int, int]] = (
     ("", 0, 1),
     ("fused+special", 0, 1),
+    ("into_bool+fused", 0, 1),
     ("empty", 0, 1),
+    ("transposed+special", 1, 2),
     ("fused+mixed", 0, 1),
     ("constant", 0, 1),
     ("", 1, 2),
     ("symbolic+fused", 0, 1),
-    ("transposed+special", 1, 2),
     ("one+fused", 1, 2),
+    ("into_float16+fused", 0, 1),
     ("expanded+fused", 0, 1),
+    ("empty+fused", 1, 3),
     ("", 2, 6),
     ("sliced+special", 2, 4),
-    ("empty+fused", 1, 3),
+    ("into_int64", 1, 2),
     ("symbolic+transposed", 1, 3),
     ("fused+constant", 1, 2),
-    ("", 6, 16),
     ("fused+special", 1, 8),
+    ("", 6, 16),
     ("", 16, 1000),
 )
 """Twists, joined by ``+``, and the samples of each cell that a round takes: first a little of everything."""
@@ -35,6 +39,22 @@ OTHER_DTYPE = {
     torch.int16: torch.bool, torch.bool: torch.int64, torch.complex64: torch.float32, torch.complex128: torch.complex64,
 }  # fmt: skip
 SPECIAL = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0)
+
+
+TESTED_BY_TORCH = ("float32", "int64", "float16", "float64", "int32")
+
+
+def order_for(backend: str, dtypes: Sequence[str]) -> Sequence[tuple[tuple[str, int, int], str]]:
+    """Each round in each dtype, breadth first: a further twist in one dtype takes its turn with the twist before in the next.
+
+    torch tests inductor with plain samples in few dtypes (``test_torchinductor_opinfo.py``): there those come last.
+    """
+    rounds = list(ROUNDS)
+    if backend == "inductor":
+        rounds.sort(key=lambda one: not one[0])
+        dtypes = sorted(dtypes, key=TESTED_BY_TORCH.__contains__)
+    places = itertools.product(range(len(rounds)), range(len(dtypes)))
+    return [(rounds[place], dtypes[dtype]) for place, dtype in sorted(places, key=sum)]
 
 
 def inverse_of(dtype: torch.dtype) -> Any:
@@ -54,14 +74,18 @@ def undone(value: torch.Tensor) -> torch.Tensor:
     return result.requires_grad_(value.requires_grad)
 
 
-def twisted(value: torch.Tensor, place: int, twists: Sequence[str]) -> torch.Tensor:
-    """The ``place``-th tensor of a sample, twisted; the same tensor where nothing of it changes."""
+def twisted(value: torch.Tensor, place: int, twists: Sequence[str], dtype: torch.dtype) -> torch.Tensor:
+    """The ``place``-th tensor of a sample in ``dtype``, twisted; the same tensor where nothing of it changes.
+
+    Special values stay out of indices, which eager does not always check, and out of samples with a backward: what the
+    derivative at NaN is differs between eager's own kernels.
+    """
     if value.layout is not torch.strided or not twists:
         return value
     result = value.detach()
     rank = result.dim()
-    if "special" in twists:
-        result = with_special_values(result)
+    if "special" in twists and value.dtype is dtype and not value.requires_grad:
+        result = with_special_values(result, place)
     if "mixed" in twists and place:
         result = result.to(OTHER_DTYPE.get(result.dtype, result.dtype))
     if "empty" in twists and rank:
@@ -78,8 +102,8 @@ def twisted(value: torch.Tensor, place: int, twists: Sequence[str]) -> torch.Ten
     return result.requires_grad_(value.requires_grad and result.is_floating_point() | result.is_complex())
 
 
-def with_special_values(value: torch.Tensor) -> torch.Tensor:
-    """A copy of which every second element is inf, NaN or a zero, or the least or largest integer."""
+def with_special_values(value: torch.Tensor, first: int) -> torch.Tensor:
+    """A copy of which every second element from ``first`` on is inf, NaN or a zero, or the least or largest integer."""
     result = value.clone(memory_format=torch.contiguous_format)
     specials: Sequence[Any] = SPECIAL
     if value.dtype is torch.bool:
@@ -88,5 +112,5 @@ def with_special_values(value: torch.Tensor) -> torch.Tensor:
         specials = (torch.iinfo(value.dtype).min, torch.iinfo(value.dtype).max, 0)
     flat = result.view(-1)
     for place, special in enumerate(specials):
-        flat[2 * place + 1 :: 2 * len(specials)] = special
+        flat[2 * place + first :: 2 * len(specials)] = special
     return result

@@ -2,13 +2,16 @@
 
 from minidbg.isolation.fork_safety import fork_refusal, get_ready, say_once
 from minidbg.isolation.machine_failures import unless_the_machine_failed
-from minidbg.isolation.oracle_calls import submit, why_not_in_a_fork
-from minidbg.isolation.packing import packed, warmth
+from minidbg.isolation.oracle_calls import asked_elsewhere, outcome_of, submit, why_not_in_a_fork
+from minidbg.isolation.packing import packed, portable, warmth
 
 __all__ = [
+    "asked_elsewhere",
     "fork_refusal",
     "get_ready",
+    "outcome_of",
     "packed",
+    "portable",
     "say_once",
     "submit",
     "unless_the_machine_failed",

@@ -19,7 +19,7 @@ from minidbg.graphs.contents import AT_A_GLANCE
 from minidbg.graphs.specs import Exactness
 from minidbg.oracle import execute
 from minidbg.repro.loading import load
-from minidbg.repro.render import STORED, Form, render
+from minidbg.repro.render import STORED, Form, Script, render
 
 LIMIT_BYTES = 1 << 40
 SPARE_BYTES = 256 << 20
@@ -48,6 +48,39 @@ def warmth(case: Case) -> dict[str, Any]:
     return {"imports": case.backend.modules, "warm": "inductor" if case.backend.name == "inductor" else "aot"}
 
 
+def with_all_values(case: Case, value_limit_bytes: int = LIMIT_BYTES) -> Script:
+    """The script of ``case``. Raises CannotWrite."""
+    return render(
+        case,
+        Form.CAPTURE,
+        exactness=Exactness.EXACT,
+        value_limit_bytes=value_limit_bytes,
+        contents=AT_A_GLANCE,
+    )
+
+
+def arrays_of(script: Script) -> dict[str, Any]:
+    """The values of a script as NumPy arrays of bytes."""
+    return {key: data.contiguous().cpu().numpy() for key, data in script.tensors.items()}
+
+
+def with_files(script: Script, files: Mapping[str, tuple[str, int]]) -> str:
+    """The text of ``script`` that takes its values from ``files``: paths and sizes."""
+    return script.text.replace(STORED.rstrip("\n"), MAPPED.format(files=dict(files)).rstrip("\n"))
+
+
+def portable(case: Case, folder: str, name: Callable[[bytes], str]) -> tuple[str, dict[str, bytes]]:
+    """The script of ``case`` for another machine, and the files that it looks for in ``folder`` there, called by ``name``.
+
+    Raises CannotWrite.
+    """
+    script = with_all_values(case)
+    data = {key: array.tobytes() for key, array in arrays_of(script).items()}
+    names = {key: name(one) for key, one in data.items()}
+    text = with_files(script, {key: (f"{folder}/{names[key]}", len(one)) for key, one in data.items()})
+    return text, {names[key]: one for key, one in data.items()}
+
+
 @contextlib.contextmanager
 def packed(case: Case, *, value_limit_bytes: int = LIMIT_BYTES) -> Iterator[Path]:
     """The path of a script that has ``case`` with all of its values, for ``load`` in a child of the zygote.
@@ -55,17 +88,9 @@ def packed(case: Case, *, value_limit_bytes: int = LIMIT_BYTES) -> Iterator[Path
     The script goes when the block ends; the files with the values stay for the next question, which mostly has the same.
     Raises CannotWrite, and OSError where there is no room.
     """
-    script = render(
-        case,
-        Form.CAPTURE,
-        exactness=Exactness.EXACT,
-        value_limit_bytes=value_limit_bytes,
-        contents=AT_A_GLANCE,
-    )
+    script = with_all_values(case, value_limit_bytes)
     with folder_for(sum(data.numel() for data in script.tensors.values())) as folder:
-        arrays: dict[str, Any] = {
-            key: data.contiguous().cpu().numpy() for key, data in script.tensors.items()
-        }
+        arrays = arrays_of(script)
         names = {key: hashlib.sha256(data).hexdigest() for key, data in arrays.items()}
         IN_USE.update(names.values())
         path = folder / f"case_{next(NUMBERS)}.py"
@@ -73,8 +98,7 @@ def packed(case: Case, *, value_limit_bytes: int = LIMIT_BYTES) -> Iterator[Path
             for key, data in arrays.items():
                 write_once(folder / names[key], data)
             files = {key: (str(folder / names[key]), data.size) for key, data in arrays.items()}
-            text = script.text.replace(STORED.rstrip("\n"), MAPPED.format(files=files).rstrip("\n"))
-            path.write_text(text)
+            path.write_text(with_files(script, files))
             yield path
         finally:
             path.unlink(missing_ok=True)

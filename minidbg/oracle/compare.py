@@ -74,7 +74,7 @@ def mismatch(
     elements that change there are left out. So are those that change in ``other_roundings`` (``agreement.OtherRoundings``),
     which are asked only about differences. ``notes`` gets a sentence about either. ``tolerances`` is a triple as in
     TOLERANCES (the third number may be missing), maps dtypes to that, or names a precision that float32 may be computed in;
-    ``lower`` are then eager runs in it (``agreement.LowerRuns``), whose errors are allowed as eager's own. ``margin`` above 1 demands a difference so many times larger.
+    the errors of the eager runs ``lower`` (``agreement.LowerRuns`` or ``NarrowRuns``) are allowed as eager's own. ``margin`` above 1 demands a difference so many times larger.
 
     The answer holds ``where``, ``category`` (structure, dtype, device, shape, nan, inf, integer, bool, float,
     requires_grad, aliasing), ``signature`` (its stable part) and ``message``; for values also ``index``,
@@ -273,8 +273,9 @@ class _Judge:
             found = wrong_elements(torch.where(overflown, e, a), e, tolerance, reference, value, self.margin)
             if found is None:
                 break
-            found["precision"] = self.tolerances
-            found["text"] = found["text"].replace("eager's", f"eager's in {self.tolerances}")
+            if isinstance(self.tolerances, str):
+                found["precision"] = self.tolerances
+                found["text"] = found["text"].replace("eager's", f"eager's in {self.tolerances}")
         return found and _difference(where, kind, message=f"{where} {found.pop('text')}", **found)
 
 

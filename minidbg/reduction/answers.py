@@ -1,4 +1,4 @@
-"""What is asked of the oracle, what it says, and what that may cost."""
+"""What is asked of the oracle, and what it says."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torch import fx
-
-from minidbg.reduction.candidate import Candidate
 
 
 class Answer(enum.Enum):
@@ -31,14 +29,6 @@ AskTogether: TypeAlias = Callable[[Sequence[tuple[fx.GraphModule, tuple[Any, ...
 """Several questions at once, for an oracle with several workers; the answers in the order of the questions."""
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """The most that a reduction may spend; None is without limit. Looked at between calls."""
-
-    max_calls: int | None = None
-    seconds: float | None = None
-
-
 class BudgetSpent(Exception):
     """No call is left. Passes let it through; the driver ends the reduction with the best so far."""
 
@@ -57,23 +47,6 @@ class Attempt:
     answer: Answer
     seconds: float
     digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Where a reduction stands after an oracle call."""
-
-    phase: str
-    nodes: int
-    """Call nodes of the smallest candidate that still fails."""
-    start_nodes: int
-    oracle_calls: int
-    seconds: float
-    improved: bool
-    """Whether this call found a smaller one: the last of ``problem.steps``."""
-    best: Candidate
-    rest_calls: int = 0
-    """About how many oracle calls are still to come."""
 
 
 def expected_calls(size: tuple[int, ...]) -> int:

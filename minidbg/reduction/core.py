@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,10 +20,8 @@ from minidbg.reduction.answers import (
     Ask,
     AskTogether,
     Attempt,
-    Budget,
     BudgetSpent,
     NoProgress,
-    Progress,
 )
 from minidbg.reduction.branches import drop_nested_nodes, drop_operands, inline_branches
 from minidbg.reduction.candidate import Candidate, OwnGraph
@@ -36,7 +35,8 @@ from minidbg.reduction.edits import (
     drop_outputs,
     merge_alike_inputs,
 )
-from minidbg.reduction.problem import Pass, ReductionProblem
+from minidbg.reduction.problem import OnProgress, Pass, ReductionProblem, unheard
+from minidbg.reduction.result import UNLIMITED, Limits
 from minidbg.reduction.simplify import SIMPLIFYING, plainness, simplify_inputs_at_once
 from minidbg.reduction.subsets import FEW_UNITS
 from minidbg.reduction.suspects import follow_frames, try_suspects
@@ -96,11 +96,10 @@ def reduce_graph(
     *,
     hints: Sequence[str] = (),
     frames: Callable[[], Suspects] = tuple,
-    budget: Budget = Budget(),  # noqa: B008 - a frozen value
-    on_progress: Callable[[Progress], None] | None = None,
+    limits: Limits = UNLIMITED,
+    on_progress: OnProgress = unheard,
     on_phase: Callable[[str], object] = str,
     ask_together: AskTogether | None = None,
-    jobs: int = 1,
     whole_is_known: bool = True,
     allow_no_calls: bool = False,
     simplify: bool = False,
@@ -110,7 +109,7 @@ def reduce_graph(
 
     ``ask`` gets a GraphModule of its own each time, and inputs that it must not write to. ``hints`` are words that may name the
     culprits: nodes or ops. ``frames`` gives the nodes that the frames of the last failure held, innermost frame first. ``simplify`` adds the edits beyond nodes, inputs and outputs. ``around`` makes the modes in which
-    the graph is run in eager to find the values inside it. ``ask_together`` answers up to ``jobs`` questions in the time of one. ``whole_is_known``: the whole was just seen to fail. Ctrl-C and a spent budget
+    the graph is run in eager to find the values inside it. ``ask_together`` answers up to ``limits.jobs`` questions in the time of one. ``whole_is_known``: the whole was just seen to fail. Ctrl-C and a spent budget
     end it with the best so far. Raises what ``ask`` raises, and NotReproduced when the whole had to be asked and did not fail;
     where it was said to be known, ``whole_passed`` says so instead.
     """
@@ -121,11 +120,10 @@ def reduce_graph(
     problem = ReductionProblem(
         whole,
         ask,
-        budget,
+        limits,
         on_progress,
         on_phase=on_phase,
         ask_together=ask_together,
-        jobs=jobs,
         whole_is_known=whole_is_known,
         around=around,
         allow_no_calls=allow_no_calls,
@@ -191,12 +189,12 @@ def simplify_to_fixed_point(problem: ReductionProblem) -> None:
 
 def simplify_for_a_while(problem: ReductionProblem) -> None:
     """``simplify_to_fixed_point``, but no longer than the reduction took so far; what it leaves is 1-minimal again."""
-    whole_budget = problem.budget
+    whole = problem.limits
     problem.limit_to(max(LEAST_SIMPLIFYING_S, problem.elapsed()))
     try:
         simplify_to_fixed_point(problem)
     except BudgetSpent:
-        problem.budget, problem.plainness = whole_budget, None
+        problem.limits, problem.plainness = whole, None
         reduce_to_fixed_point(problem)
 
 
@@ -277,7 +275,7 @@ def minimize(
         gm,
         tuple(inputs),
         ask,
-        budget=Budget(max_calls, seconds),
+        limits=Limits(math.inf if seconds is None else seconds, max_calls),
         whole_is_known=False,
         allow_no_calls=True,
         simplify=simplify,

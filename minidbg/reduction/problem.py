@@ -22,13 +22,12 @@ from minidbg.reduction.answers import (
     Ask,
     AskTogether,
     Attempt,
-    Budget,
     BudgetSpent,
     NoProgress,
-    Progress,
     expected_calls,
 )
 from minidbg.reduction.candidate import Candidate, OwnGraph
+from minidbg.reduction.result import UNLIMITED, Limits
 
 LEAST_SPARE_BYTES = 16 << 20
 
@@ -49,6 +48,12 @@ def _text(value: Any) -> str:
 
 
 Pass: TypeAlias = Callable[["ReductionProblem"], None]
+OnProgress: TypeAlias = Callable[[str, int, int], None]
+"""Hears the phase, the nodes of the smallest candidate that fails, and about how many calls are still to come."""
+
+
+def unheard(phase: str, nodes: int, rest_calls: int) -> None:
+    """The listener of those who gave none."""
 
 
 @dataclass(slots=True)
@@ -71,8 +76,8 @@ class ReductionProblem:
 
     best: Candidate
     ask: Ask
-    budget: Budget = field(default_factory=Budget)
-    on_progress: Callable[[Progress], None] | None = None
+    limits: Limits = UNLIMITED
+    on_progress: OnProgress = unheard
     whole_is_known: bool = True
     """Whether the whole was just seen to fail, so that it need not be asked."""
     around: Around = nullcontext
@@ -90,8 +95,7 @@ class ReductionProblem:
     spare_bytes: int = 0
     """Bytes of recorded values that may be kept for convenience: a part of what the inputs of the whole take."""
     ask_together: AskTogether | None = None
-    jobs: int = 1
-    """How many questions ``ask_together`` answers in the time of one."""
+    """Answers ``limits.jobs`` questions in the time of one."""
     on_phase: Callable[[str], object] = str
     """Hears the name of each phase as it begins."""
     phase: str = "reduce"
@@ -113,13 +117,11 @@ class ReductionProblem:
     _started: float = field(default_factory=time.monotonic)
     _progress: tuple[int, float] = (0, 0.0)
     """Calls and seconds when something smaller was last found, or a pass was last given up."""
-    _start_nodes: int = 0
     _whole_inputs: tuple[Any, ...] = ()
     _whole_ids: frozenset[int] = frozenset()
     _own_storages: list[dict[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._start_nodes = self.best.size[0]
         self._whole_inputs = self.best.inputs
         self._whole_ids = frozenset(map(id, self._whole_inputs))
         held = {storage_key(value): storage_bytes(value) for value in self.best.inputs if _is_tensor(value)}
@@ -199,7 +201,7 @@ class ReductionProblem:
         ``candidates`` are what the pass will ask one after the other as long as each passes. Answers are only remembered: what the
         pass does with them, and so the result, is the same with one worker and with many.
         """
-        if self.jobs < 2 or self.ask_together is None:
+        if self.limits.jobs < 2 or self.ask_together is None:
             return
         fresh: dict[str, Candidate] = {}
         for candidate in candidates:
@@ -208,7 +210,7 @@ class ReductionProblem:
             key = candidate.key
             if key not in self._known:
                 fresh[key] = candidate
-            if len(fresh) == self.jobs:
+            if len(fresh) == self.limits.jobs:
                 break
         if len(fresh) < 2:
             return
@@ -248,7 +250,9 @@ class ReductionProblem:
         self.history.append(Attempt(self.phase, nodes, inputs, answer, seconds, key[:16]))
         if answer is Answer.NOT and self._tells_more(self.phase):
             self.neighbour, self.neighbour_phase = candidate, self.phase
-        self._tell(answer is Answer.INTERESTING and self._is_smaller(candidate, size), candidate)
+        improved = answer is Answer.INTERESTING and self._is_smaller(candidate, size)
+        smallest = size if improved else self.best.size
+        self.on_progress(self.phase, smallest[0], expected_calls(smallest))
 
     def _tells_more(self, phase: str) -> bool:
         """Whether what passed in this phase explains the failure better than the neighbour there is."""
@@ -263,20 +267,17 @@ class ReductionProblem:
 
     def limit_to(self, seconds: float) -> None:
         """Let what follows take ``seconds`` at most, or what is left of the budget."""
-        until = self.elapsed() + seconds
-        known = self.budget.seconds
-        self.budget = replace(self.budget, seconds=until if known is None else min(known, until))
+        self.limits = replace(self.limits, seconds=min(self.limits.seconds, self.elapsed() + seconds))
 
     def _check_budget(self) -> None:
-        limit, seconds = self.budget.max_calls, self.budget.seconds
+        limit, seconds = self.limits.max_calls, self.limits.seconds
         if limit is not None and self.oracle_calls >= limit:
             raise BudgetSpent
-        if seconds is not None and self.elapsed() >= seconds:
+        if self.elapsed() >= seconds:
             raise BudgetSpent
         calls, at = self._progress
         if self.is_impatient and (
-            (limit is not None and self.oracle_calls - calls > limit / 3)
-            or (seconds is not None and self.elapsed() - at > seconds / 3)
+            (limit is not None and self.oracle_calls - calls > limit / 3) or self.elapsed() - at > seconds / 3
         ):
             self._progress = self.oracle_calls, self.elapsed()
             raise NoProgress
@@ -311,22 +312,6 @@ class ReductionProblem:
             if _is_tensor(value) and id(value) not in self._whole_ids
         }
 
-    def _tell(self, improved: bool, candidate: Candidate) -> None:
-        if self.on_progress is not None:
-            best = candidate if improved else self.best
-            self.on_progress(
-                Progress(
-                    self.phase,
-                    best.size[0],
-                    self._start_nodes,
-                    self.oracle_calls,
-                    self.elapsed(),
-                    improved,
-                    best,
-                    expected_calls(best.size),
-                )
-            )
-
     def elapsed(self) -> float:
         """Seconds since the reduction began."""
         return time.monotonic() - self._started
@@ -358,13 +343,9 @@ class ReductionProblem:
         """Whether a superset of these nodes was seen to pass."""
         return any(mask & ~passing == 0 for passing in self._passing)
 
-    def forget_passing(self) -> None:
-        """Presume nothing any more: the answers so far were about something else."""
-        self._passing.clear()
-
     def begin_round(self) -> None:
         """Look at ``best`` as at a new whole; answers are remembered, nothing is presumed."""
-        self.forget_passing()
+        self._passing.clear()
         self.keep_passed_through = False
 
     def remember_passing(self, mask: int) -> None:

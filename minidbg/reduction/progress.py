@@ -18,7 +18,7 @@ QUIET_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class Progress:
     """Where a reduction stands after an oracle call."""
 
     phase: str
@@ -32,10 +32,10 @@ class Event:
     """About how long it still takes, where that can be said."""
 
 
-Listener: TypeAlias = Callable[[Event], None]
+Listener: TypeAlias = Callable[[Progress], None]
 
 
-def silent(event: Event) -> None:
+def silent(event: Progress) -> None:
     """The listener of those who asked for none."""
 
 
@@ -63,7 +63,7 @@ def bar(stream: TextIO) -> Iterator[Listener]:
     with RichProgress(*columns, console=Console(file=stream), auto_refresh=False, transient=True) as display:
         task = display.add_task("", total=None, phase="reducing", nodes="?", calls=0, rest="")
 
-        def listener(event: Event) -> None:
+        def listener(event: Progress) -> None:
             display.update(
                 task,
                 total=event.start_nodes,
@@ -82,7 +82,7 @@ def lines(stream: TextIO) -> Listener:
     """A listener that writes a line at most every ``QUIET_S`` seconds of the reduction's own clock."""
     last = 0.0
 
-    def listener(event: Event) -> None:
+    def listener(event: Progress) -> None:
         nonlocal last
         if event.seconds - last < QUIET_S:
             return
@@ -96,7 +96,7 @@ def lines(stream: TextIO) -> Listener:
     return listener
 
 
-def rest_of(event: Event) -> str:
+def rest_of(event: Progress) -> str:
     """``, about 12 s more``, or nothing where that cannot be said."""
     return "" if event.rest_seconds is None else f", about {math.ceil(event.rest_seconds)} s more"
 
@@ -104,7 +104,7 @@ def rest_of(event: Event) -> str:
 def as_events(log: Callable[..., object]) -> Listener:
     """A listener for machines: each event becomes a call ``log("reduction", phase=..., nodes=..., ...)`` (structlog's form)."""
 
-    def listener(event: Event) -> None:
+    def listener(event: Progress) -> None:
         log("reduction", **asdict(event))
 
     return listener

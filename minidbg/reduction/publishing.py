@@ -36,7 +36,7 @@ SHOWN = (Verdict.REPRODUCES, Verdict.FLAKY)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Reduced:
     """What a reduction found, before any of it was run in a fresh interpreter."""
 
     smallest: Case
@@ -49,7 +49,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ScriptForm:
     """A case and how exactly its values are written: one thing to try as a script."""
 
     case: Case
@@ -57,7 +57,7 @@ class Form:
     note: str = ""
 
 
-def publish_first_that_fails(original: Case, found: Found, folder: Path, session: Session) -> Written:
+def publish_first_that_fails(original: Case, found: Reduced, folder: Path, session: Session) -> Written:
     """Write the first form that fails the same way in a fresh interpreter; forms go from short to faithful."""
     start, last = call_nodes(original.graph_module), Outcome(Verdict.INVALID, reason="nothing was run")
     for form in forms(found, original):
@@ -111,20 +111,22 @@ def of_several_runs(outcomes: Sequence[Outcome], expected: Signature | None) -> 
     return replace(first, signature=replace(expected, others=(*expected.others, *unknown)))
 
 
-def forms(found: Found, original: Case) -> Iterator[Form]:
+def forms(found: Reduced, original: Case) -> Iterator[ScriptForm]:
     """What to try as a script, in order: what a reader wants most first, what surely fails last."""
     smallest = found.smallest
     for exactness in (Exactness.SEEDED, Exactness.SMALL, Exactness.EXACT):
-        yield Form(smallest, exactness, EXACTNESS_NOTES[exactness])
+        yield ScriptForm(smallest, exactness, EXACTNESS_NOTES[exactness])
     if smallest.call is CallPath.TORCH_COMPILE:
         direct = replace(smallest, call=CallPath.DIRECT)
-        yield Form(direct, Exactness.EXACT, "fails only when the backend is called directly with this graph")
+        yield ScriptForm(
+            direct, Exactness.EXACT, "fails only when the backend is called directly with this graph"
+        )
     for step in reversed(found.steps[-4:]):
-        yield Form(step, Exactness.EXACT, "a smaller form did not fail in a fresh interpreter")
-    yield Form(original, Exactness.EXACT, "no reduced form failed in a fresh interpreter")
+        yield ScriptForm(step, Exactness.EXACT, "a smaller form did not fail in a fresh interpreter")
+    yield ScriptForm(original, Exactness.EXACT, "no reduced form failed in a fresh interpreter")
 
 
-def single_threaded(form: Form) -> Form:
+def single_threaded(form: ScriptForm) -> ScriptForm:
     """The form with one thread, as the oracle calls have it: C++ code ends the process where it throws in a second one."""
     context = replace(form.case.context, threads=1, threads_matter=True)
     note = "; ".join(
@@ -140,14 +142,16 @@ EXACTNESS_NOTES: Mapping[Exactness, str] = {
 }
 
 
-def seeded_values_suffice(form: Form, session: Session) -> bool:
+def seeded_values_suffice(form: ScriptForm, session: Session) -> bool:
     """Whether the case fails with the values that its script would make: cheaper to ask here than in a new process."""
     names = [node.name for node in form.case.graph_module.graph.nodes if node.op == "placeholder"]
     specs = describing.describe(form.case.inputs, names, form.exactness)
     return session.fails_the_same(replace(form.case, inputs=tuple(tensors.materialise(specs))))
 
 
-def with_story(form: Form, original: Case, found: Found, session: Session, *, certified: bool) -> Case:
+def with_story(
+    form: ScriptForm, original: Case, found: Reduced, session: Session, *, certified: bool
+) -> Case:
     """The form's case with what its docstring tells of the way it was found."""
     where, line = user_line(form.case.graph_module, original.provenance.message, last=True)
     told = (what_was_needed(original, form.case), on_the_cpu(form.case, session), form.note)

@@ -30,13 +30,13 @@ from minidbg.oracle import harness
 from minidbg.oracle.agreement import margin_for
 from minidbg.oracle.embed import settings_of
 from minidbg.reduction import core, progress, surroundings
-from minidbg.reduction.answers import Answer, Budget, Progress
-from minidbg.reduction.progress import Event, Listener, silent
+from minidbg.reduction.answers import Answer
+from minidbg.reduction.progress import Listener, Progress, silent
 from minidbg.reduction.publishing import (
     SHOWN,
     VERIFY_SECONDS,
     Alternates,
-    Found,
+    Reduced,
     publish_first_that_fails,
     with_failure,
 )
@@ -97,7 +97,7 @@ def own_place(case: Case, folder: Path, limits: Limits, listener: Listener) -> I
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            listener(Event("waiting for another process that reduces this failure", 0, 0, 0, 0.0))
+            listener(Progress("waiting for another process that reduces this failure", 0, 0, 0, 0.0))
             lock.acquire(timeout=limits.seconds)
     except (OSError, Timeout):
         yield None
@@ -191,7 +191,7 @@ SMALL_WHOLE = 50
 """Nodes up to which a whole that nobody has just seen fail is asked before anything else."""
 
 
-def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Found:
+def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
     """The smallest case found and how.
 
     A large whole is taken at its word: it was captured because it failed, and compiling it again may take longer than all that
@@ -231,7 +231,7 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
     others = [other for other in CallPath if other is not case.call and case.level is not Level.ATEN]
     for call in (case.call, *others):
         candidate = replace(case, call=call)
-        outcome = session.ask_and_log(candidate)
+        outcome = session.ask(candidate)
         if ANSWERS[outcome.verdict] is Answer.INTERESTING:
             if outcome.signature is not None and case.signature is None:
                 candidate = with_failure(candidate, outcome)
@@ -264,8 +264,8 @@ def reduce_graph_of(case: Case, session: Session) -> core.Minimized:
         cases = [case.with_graph(graph_module, inputs) for graph_module, inputs in questions]
         return [ANSWERS[outcome.verdict] for outcome in session.ask_together(cases)]
 
-    def on_progress(progress: Progress) -> None:
-        session.tell(progress.phase, progress.nodes, start, progress.rest_calls)
+    def on_progress(phase: str, nodes: int, rest_calls: int) -> None:
+        session.tell(phase, nodes, start, rest_calls)
 
     reduced = core.reduce_graph(
         case.graph_module,
@@ -273,11 +273,10 @@ def reduce_graph_of(case: Case, session: Session) -> core.Minimized:
         ask,
         hints=surroundings.hints(case),
         frames=lambda: session.suspects or case_suspects,
-        budget=Budget(max_calls=session.max_calls, seconds=session.remaining()),
+        limits=session.limits_left(),
         on_progress=on_progress,
         on_phase=session.begin,
         ask_together=ask_together,
-        jobs=session.limits.jobs if session.repeats == 1 else 1,
         simplify=True,
         around=around(case),
     )
@@ -298,7 +297,7 @@ def simplified(
     reduced: core.Minimized,
     known: Reliability,
     session: Session,
-) -> Found:
+) -> Reduced:
     """``smallest`` without the modes and settings that its failure does not need, and how it was found."""
     simpler = smallest
     try:
@@ -313,7 +312,7 @@ def simplified(
     if session.interrupted:
         notes.append("interrupted by Ctrl-C")
     neighbour = case.with_graph(reduced.neighbour[0], reduced.neighbour[1]) if reduced.neighbour else None
-    return Found(
+    return Reduced(
         simpler, (*steps, smallest), reduced.certified and not session.interrupted, tuple(notes), neighbour
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ class Limits:
     memory_bytes: int | None = None
     jobs: int = 1
     """Oracle calls at the same time. The result does not depend on it."""
+
+
+UNLIMITED = Limits(seconds=math.inf)
 
 
 @dataclass(frozen=True, slots=True)

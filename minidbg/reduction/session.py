@@ -19,7 +19,7 @@ from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs.size import call_nodes
 from minidbg.oracle.suspects import Suspects
 from minidbg.reduction.answers import Answer
-from minidbg.reduction.progress import Event, Listener, silent
+from minidbg.reduction.progress import Listener, Progress, silent
 from minidbg.reduction.replay import ReplayLog, digest_of
 from minidbg.reduction.result import Limits
 
@@ -85,11 +85,15 @@ class Session:
         """Seconds left of the budget, never negative; none after Ctrl-C."""
         return 0.0 if self.interrupted else max(0.0, self.limits.seconds - self.elapsed())
 
-    @property
-    def max_calls(self) -> int | None:
-        """The most calls of the whole reduction: those of the log were paid before."""
-        limit = self.limits.max_calls
-        return None if limit is None else limit + self.log.earlier_calls
+    def limits_left(self) -> Limits:
+        """What a search that begins now may spend: calls of the log were paid before, those of a flaky case come one by one."""
+        calls = self.limits.max_calls
+        return replace(
+            self.limits,
+            seconds=self.remaining(),
+            max_calls=None if calls is None else calls + self.log.earlier_calls,
+            jobs=self.limits.jobs if self.repeats == 1 else 1,
+        )
 
     def ask(self, case: Case) -> Outcome:
         """The outcome of ``case``; a flaky failure gets ``repeats`` chances to show itself.
@@ -97,58 +101,45 @@ class Session:
         Failures other than the expected one are remembered. Raises AnswersAreStale when a resumed
         reduction goes on from answers that are not true any more.
         """
-        outcome = self.ask_and_log(case)
-        for _ in range(self.repeats - 1):
+        for _ in range(self.repeats):
+            (outcome,) = self.ask_together([case])
             if ANSWERS[outcome.verdict] is not Answer.NOT:
                 break
-            outcome = self.ask_and_log(case)
-        return outcome
-
-    def ask_and_log(self, case: Case) -> Outcome:
-        """One run: out of the log where it has it, else a real one."""
-        (outcome,) = self.ask_together([case])
         return outcome
 
     def ask_together(self, cases: Sequence[Case]) -> list[Outcome]:
-        """The outcomes of several cases, run at the same time; logged in the order in which they are given."""
-        worth = [case for case in cases if not self.is_too_slow(case)]
-        known = [self.log.recorded(digest_of(case)) for case in worth]
-        new = [case for case, outcome in zip(worth, known, strict=True) if outcome is None]
+        """One run of each case, out of the log where it has it; new ones at the same time, and logged in the order given."""
+        slow = [self.is_too_slow(case) for case in cases]
+        known = [
+            None if hopeless else self.log.recorded(digest_of(case))
+            for case, hopeless in zip(cases, slow, strict=True)
+        ]
+        new = [
+            case
+            for case, hopeless, before in zip(cases, slow, known, strict=True)
+            if not hopeless and before is None
+        ]
         if new and self.log.entries and self.log.position == self.oracle_calls:
             self.make_sure_of_the_log()
-        runs = iter(self.run_all(new))
-        found = iter(
-            [
-                self.learned(case, before, before or next(runs))
-                for case, before in zip(worth, known, strict=True)
-            ]
-        )
-        return [
-            next(found)
-            if case in worth
-            else Outcome(Verdict.INVALID, reason=f"{self.too_slow_nodes} nodes did not finish in time")
-            for case in cases
-        ]
+        with ThreadPoolExecutor(max(1, len(new))) as pool:  # one alone runs in this thread
+            runs = iter(list((pool.map if len(new) > 1 else map)(self.run, new)))
+        outcomes = []
+        for case, hopeless, before in zip(cases, slow, known, strict=True):
+            if hopeless:
+                reason = f"{self.too_slow_nodes} nodes did not finish in time"
+                outcomes.append(Outcome(Verdict.INVALID, reason=reason))
+                continue
+            outcomes.append(outcome := before or next(runs))
+            if before is None:
+                self.log.append(self.entry(case, outcome))
+            self.oracle_calls += 1
+            self.learn(case, outcome)
+        return outcomes
 
     def is_too_slow(self, case: Case) -> bool:
         """Whether a smaller case did not come back in time."""
         least = self.too_slow_nodes
         return least is not None and call_nodes(case.graph_module) >= least and case.kind is not Kind.HANG
-
-    def run_all(self, cases: Sequence[Case]) -> list[Outcome]:
-        """One run of each, at the same time where there are several."""
-        if len(cases) < 2:
-            return [self.run(case) for case in cases]
-        with ThreadPoolExecutor(len(cases)) as pool:
-            return list(pool.map(self.run, cases))
-
-    def learned(self, case: Case, before: Outcome | None, outcome: Outcome) -> Outcome:
-        """``outcome``, counted; logged when it is a new one (``before`` is None); what else it tells is remembered."""
-        if before is None:
-            self.log.append(self.entry(case, outcome))
-        self.oracle_calls += 1
-        self.learn(case, outcome)
-        return outcome
 
     def make_sure_of_the_log(self) -> None:
         """Ask once more, before the first new question, what the log says fails. Raises AnswersAreStale."""
@@ -158,11 +149,9 @@ class Session:
             raise AnswersAreStale
 
     def run(self, case: Case) -> Outcome:
-        """One run, in a child unless the session was given another way."""
-        return self.ask_once(case) if self.ask_once is not None else self.in_a_child(case)
-
-    def in_a_child(self, case: Case) -> Outcome:
-        """One oracle call in a forked child; what a killed one left half written in the kernel cache goes."""
+        """One oracle call, in a child; what a killed one left half written in the kernel cache goes."""
+        if self.ask_once is not None:
+            return self.ask_once(case)
         began = time.time()
         outcome = isolation.submit(
             case,
@@ -238,12 +227,10 @@ class Session:
     def tell(self, phase: str, nodes: int, start_nodes: int, rest_calls: int | None = None) -> None:
         """Report progress. ``rest_calls``: about how many calls are still to come."""
         self.phase = phase
-        rest = None if rest_calls is None or not self.oracle_calls else rest_calls * self.seconds_of_a_call()
-        self.listener(Event(phase, nodes, start_nodes, self.oracle_calls, self.elapsed(), rest))
-
-    def seconds_of_a_call(self) -> float:
-        """Mean seconds of a question so far."""
-        return self.elapsed() / max(1, self.oracle_calls - self.log.position)
+        rest = None
+        if rest_calls is not None and self.oracle_calls:
+            rest = rest_calls * self.elapsed() / max(1, self.oracle_calls - self.log.position)
+        self.listener(Progress(phase, nodes, start_nodes, self.oracle_calls, self.elapsed(), rest))
 
 
 # --- flaky failures: how often one shows itself, and what follows from that ---

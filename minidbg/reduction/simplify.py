@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,10 +13,11 @@ from torch import Tensor, fx
 from minidbg.graphs import rewrite
 from minidbg.graphs.constructed import is_constructed, plain_stand_in
 from minidbg.graphs.effects import attribute_of
-from minidbg.reduction.answers import Answer, Budget, BudgetSpent
+from minidbg.reduction.answers import Answer, BudgetSpent
 from minidbg.reduction.candidate import Candidate, OwnGraph
 from minidbg.reduction.edits import merge_inputs
 from minidbg.reduction.problem import ReductionProblem
+from minidbg.reduction.result import UNLIMITED
 
 MAKERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "ones": torch.ones_like,
@@ -384,7 +386,7 @@ def steps_if_nothing_mattered(problem: ReductionProblem) -> list[Candidate]:
     optimist = ReductionProblem(
         problem.best,
         lambda graph_module, inputs: Answer.INTERESTING,
-        Budget(max_calls=MOST_STEPS),
+        replace(UNLIMITED, max_calls=MOST_STEPS),
         around=problem.around,
         plainness=plainness,
     )

@@ -21,7 +21,7 @@ from minidbg.references.source_text import joined, read_statements
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class CopiedBlock:
     """Copied source in two parts, each whole Python statements.
 
     ``above`` stands at the top level of the script. ``inside`` runs in ``backend()``: the imports of modules that
@@ -35,7 +35,7 @@ class Block:
     modules: tuple[str, ...] = ()
 
 
-def block_of(copy: Copy, known: Iterable[CopiedStatement] = ()) -> Block:
+def block_of(copy: Copy, known: Iterable[CopiedStatement] = ()) -> CopiedBlock:
     """What ``copy`` holds beyond the ``known`` pieces. Raises NotSelfContained when a name would be missing."""
     old = {piece.text for piece in known}
     pieces = [piece for piece in copy.pieces.values() if piece.text not in old]
@@ -49,7 +49,9 @@ def block_of(copy: Copy, known: Iterable[CopiedStatement] = ()) -> Block:
     later = {module for piece in pieces if not piece.is_import for module in piece.imported}
     # one that is not loaded was never imported: its absence is no reason to stop
     further = {module for module in later if is_foreign(module) and module in sys.modules}
-    block = Block(joined([piece.text for piece in above]), _inside(copy, inside), tuple(sorted(further)))
+    block = CopiedBlock(
+        joined([piece.text for piece in above]), _inside(copy, inside), tuple(sorted(further))
+    )
     compile(f"{block.above}\n{block.inside}", "<copy>", "exec")
     return block
 

@@ -197,7 +197,7 @@ LONGEST = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class FoldedNodes:
     """Consecutive nodes that are drawn as one box."""
 
     nodes: tuple[DrawnNode, ...]
@@ -219,7 +219,9 @@ class Block:
         return f"{len(self.nodes)} nodes: {', '.join(f'{name} {count}' for name, count in common)}"
 
 
-def fold(nodes: Sequence[DrawnNode], kept: Collection[str], as_inputs: Collection[str] = ()) -> list[Block]:
+def fold(
+    nodes: Sequence[DrawnNode], kept: Collection[str], as_inputs: Collection[str] = ()
+) -> list[FoldedNodes]:
     """At most about MOST_BLOCKS blocks that hold each computing node once, in order.
 
     ``kept`` and ``as_inputs`` are names: of nodes that the reduced graph has, and of values that are its inputs.
@@ -231,7 +233,9 @@ def fold(nodes: Sequence[DrawnNode], kept: Collection[str], as_inputs: Collectio
     if len(calls) <= SMALL:
         alone = {node.name for node in calls}
     inputs = [
-        Block((node,), node.name, as_input=True) for node in nodes if node.is_input and node.name in as_inputs
+        FoldedNodes((node,), node.name, as_input=True)
+        for node in nodes
+        if node.is_input and node.name in as_inputs
     ]
     blocks = [
         block
@@ -242,9 +246,9 @@ def fold(nodes: Sequence[DrawnNode], kept: Collection[str], as_inputs: Collectio
     return with_inputs(merged(blocks, room), inputs[:MOST_ALONE])
 
 
-def with_inputs(blocks: list[Block], inputs: Sequence[Block]) -> list[Block]:
+def with_inputs(blocks: list[FoldedNodes], inputs: Sequence[FoldedNodes]) -> list[FoldedNodes]:
     """``blocks``, each of ``inputs`` right before the first one that reads it."""
-    placed: list[Block] = []
+    placed: list[FoldedNodes] = []
     waiting = list(inputs)
     for block in blocks:
         reads = {name for node in block.nodes for name in node.inputs}
@@ -254,26 +258,28 @@ def with_inputs(blocks: list[Block], inputs: Sequence[Block]) -> list[Block]:
     return [*waiting, *placed]
 
 
-def singles(run: Iterator[DrawnNode], kept: Collection[str], as_inputs: Collection[str]) -> Iterator[Block]:
+def singles(
+    run: Iterator[DrawnNode], kept: Collection[str], as_inputs: Collection[str]
+) -> Iterator[FoldedNodes]:
     """A block for each node."""
     for node in run:
-        yield Block((node,), node.name, kept=int(node.name in kept), as_input=node.name in as_inputs)
+        yield FoldedNodes((node,), node.name, kept=int(node.name in kept), as_input=node.name in as_inputs)
 
 
-def by_module(run: Iterator[DrawnNode], kept: Collection[str]) -> Iterator[Block]:
+def by_module(run: Iterator[DrawnNode], kept: Collection[str]) -> Iterator[FoldedNodes]:
     """Folded blocks, cut where the module changes and where one grows too long."""
     for module, group in itertools.groupby(run, key=lambda node: node.module):
         whole = tuple(group)
         for start in range(0, len(whole), LONGEST):
             part = whole[start : start + LONGEST]
             if len(part) == 1:
-                yield Block(part, part[0].name, kept=int(part[0].name in kept))
+                yield FoldedNodes(part, part[0].name, kept=int(part[0].name in kept))
             else:
                 label = module or f"{part[0].name} ... {part[-1].name}"
-                yield Block(part, label, kept=sum(node.name in kept for node in part))
+                yield FoldedNodes(part, label, kept=sum(node.name in kept for node in part))
 
 
-def merged(blocks: list[Block], room: int) -> list[Block]:
+def merged(blocks: list[FoldedNodes], room: int) -> list[FoldedNodes]:
     """Neighbouring folded blocks taken together, the smallest pairs first, until they fit."""
     blocks = list(blocks)
     while sum(is_folded(block) for block in blocks) > room:
@@ -288,11 +294,13 @@ def merged(blocks: list[Block], room: int) -> list[Block]:
         first, second = blocks[place], blocks[place + 1]
         start, end = first.label.partition(" ... ")[0], second.label.rpartition(" ... ")[2]
         label = start if start == end else f"{start} ... {end}"
-        blocks[place : place + 2] = [Block((*first.nodes, *second.nodes), label, first.kept + second.kept)]
+        blocks[place : place + 2] = [
+            FoldedNodes((*first.nodes, *second.nodes), label, first.kept + second.kept)
+        ]
     return blocks
 
 
-def is_folded(block: Block) -> bool:
+def is_folded(block: FoldedNodes) -> bool:
     """Whether it may be taken together with another: what was kept stands alone."""
     return not block.as_input and not (block.is_single and block.kept)
 

@@ -47,7 +47,7 @@ VARIABLES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class Export:
     """A repro in another form."""
 
     text: str
@@ -59,7 +59,7 @@ class Form:
     """What it needs and no requirement can say: where the backend was imported from."""
 
 
-def rewritten(story: Story, *, standalone: bool, run: bool = True) -> Form:
+def rewritten(story: Story, *, standalone: bool, run: bool = True) -> Export:
     """The repro written anew, in its short form or with the whole judge. Loads it, which runs its backend's imports."""
     case = repro.load(story.path)
     exactness = repro.Exactness.EXACT if story.parts.stored else repro.Exactness.SMALL
@@ -69,7 +69,7 @@ def rewritten(story: Story, *, standalone: bool, run: bool = True) -> Form:
             text = repro.render(case, exactness=exactness).text
             if run:
                 check_that_it_fails(text, story)
-            return Form(text, name, remarks=remarks_of(story))
+            return Export(text, name, remarks=remarks_of(story))
         except repro.NoShortForm as refusal:
             complaint = f"{refusal}; this one carries the whole judge"
     text = repro.render(case, repro.Form.STANDALONE, exactness=exactness).text
@@ -78,25 +78,25 @@ def rewritten(story: Story, *, standalone: bool, run: bool = True) -> Form:
             check_that_it_fails(text, story)
         except repro.NoShortForm:
             complaint = "it did not show its failure when it was run just now"
-    return Form(text, name, complaint, remarks_of(story))
+    return Export(text, name, complaint, remarks_of(story))
 
 
-def export(story: Story, template: str, *, run: bool = True) -> Form:
+def export(story: Story, template: str, *, run: bool = True) -> Export:
     """``story`` by the template of that name. Raises MinidbgError for a template that does not exist."""
     file = template_file(template)
     stem = story.path.stem
     if template == "issue":
         from minidbg.report.issue import issue
 
-        return Form(issue(story, run=run).body, f"{stem}.md")
+        return Export(issue(story, run=run).body, f"{stem}.md")
     ending = Path(file.removesuffix(".j2")).suffix
     text = templates.fill(file, variables_of(story))
     if run and ending == ".py":
         try:
             check_that_it_fails(text, story)
         except repro.NoShortForm as refusal:
-            return Form(story.text, story.path.name, f"{refusal}; this is the repro itself")
-    return Form(text, f"{stem}_{template}{ending}", remarks=remarks_of(story))
+            return Export(story.text, story.path.name, f"{refusal}; this is the repro itself")
+    return Export(text, f"{stem}_{template}{ending}", remarks=remarks_of(story))
 
 
 def remarks_of(story: Story) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ HISTORY_ENTRIES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LoggedCall:
     """One oracle call of a reduction, out of its replay log."""
 
     phase: str
@@ -68,7 +68,7 @@ class Story:
     capture: Path | None = None
     """The unreduced capture of the same failure."""
     neighbour: Neighbour | None = None
-    steps: tuple[Step, ...] = ()
+    steps: tuple[LoggedCall, ...] = ()
     """The reduction, call by call."""
     past: Past = field(default_factory=Past)
 
@@ -270,14 +270,14 @@ def log_lines(log: Path) -> list[str]:
         return []
 
 
-def read_steps(log: Path) -> tuple[Step, ...]:
+def read_steps(log: Path) -> tuple[LoggedCall, ...]:
     """The oracle calls in a replay log; lines that are something else, or damaged, are passed over."""
     steps = []
     for line in log_lines(log):
         try:
             entry = json.loads(line)
             steps.append(
-                Step(
+                LoggedCall(
                     phase=str(entry.get("phase", "")),
                     nodes=int(entry["nodes"]),
                     inputs=int(entry.get("inputs", 0)),

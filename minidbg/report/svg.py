@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from minidbg.report.drawn_graph import Block
-from minidbg.report.story import Step
+from minidbg.report.drawn_graph import FoldedNodes
+from minidbg.report.story import LoggedCall
 
 ROW = 40
 BOX_HEIGHT = 28
@@ -26,7 +26,7 @@ TICK_DISTANCE = 18
 # --- the graph ---
 
 
-def graph_svg(blocks: Sequence[Block]) -> str:
+def graph_svg(blocks: Sequence[FoldedNodes]) -> str:
     """One column of boxes in the graph's order; edges to the next box straight, others as arcs on the right."""
     place = {node.name: number for number, block in enumerate(blocks) for node in block.nodes}
     edges = sorted(
@@ -48,7 +48,7 @@ def graph_svg(blocks: Sequence[Block]) -> str:
     )
 
 
-def box(number: int, block: Block) -> str:
+def box(number: int, block: FoldedNodes) -> str:
     """A box with its label; a folded one leads to its list of nodes."""
     kind = "as-input" if block.as_input else "kept" if block.kept else "folded"
     top = ROW * number + 6
@@ -67,7 +67,7 @@ def box(number: int, block: Block) -> str:
     return inner if block.is_single else f'<a href="#block-{number}">{inner}</a>'
 
 
-def edge(first: int, last: int, blocks: Sequence[Block]) -> str:
+def edge(first: int, last: int, blocks: Sequence[FoldedNodes]) -> str:
     """An arrow from one box to a later one."""
     strong = all(blocks[one].kept or blocks[one].as_input for one in (first, last))
     style = "edge strong" if strong else "edge"
@@ -94,12 +94,12 @@ def shortened(text: str) -> str:
 # --- charts ---
 
 
-def course_svg(steps: Sequence[Step], *, start: int = 0) -> str:
+def course_svg(steps: Sequence[LoggedCall], *, start: int = 0) -> str:
     """Nodes of each candidate against the number of the oracle call, with the best so far as a line.
 
     ``start``: nodes of the whole, which was seen to fail before the first call; 0 when that is not known.
     """
-    whole = [Step("the whole, as captured", start, 0, "interesting", 0.0)] if start else []
+    whole = [LoggedCall("the whole, as captured", start, 0, "interesting", 0.0)] if start else []
     shown = [*whole, *steps]
     first = 1 - len(whole)
     tallest = max(step.nodes for step in shown)
@@ -116,7 +116,7 @@ def course_svg(steps: Sequence[Step], *, start: int = 0) -> str:
     return chart(body, ticks, call_ticks(len(steps), first), "nodes of the candidate", "oracle call")
 
 
-def best_path(steps: Sequence[Step], x: Sequence[float], y: Sequence[float]) -> str:
+def best_path(steps: Sequence[LoggedCall], x: Sequence[float], y: Sequence[float]) -> str:
     """A line of stairs through the calls that found a smaller one."""
     best, path = math.inf, ""
     for place, step in enumerate(steps):
@@ -126,7 +126,7 @@ def best_path(steps: Sequence[Step], x: Sequence[float], y: Sequence[float]) -> 
     return f"{path}H{CHART_WIDTH - MARGIN_RIGHT}" if path else ""
 
 
-def mark(step: Step, x: float, y: float, number: int) -> str:
+def mark(step: LoggedCall, x: float, y: float, number: int) -> str:
     """One call: filled where it failed the same way, hollow where it passed, a cross where nothing was proven."""
     title = f"call {number}: {step.nodes} nodes, {step.inputs} inputs, {step.answer}, {step.phase}, {step.seconds:.2f} s"
     if step.answer in ("other", "invalid"):

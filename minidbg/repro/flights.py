@@ -26,6 +26,8 @@ from minidbg.repro.folder import HIDDEN, IGNORE, captures, hidden
 FOLDER = "flight"
 SAME_START_S = 5.0
 """Two readings of a process's start time differ by less; the system's clock may have been set in between."""
+LONG_S = 5.0
+"""After so many seconds in a step a process may hang."""
 FOREIGN_AFTER_S = 3600.0
 """A record of another machine, whose processes cannot be seen, counts as left behind when it is this old."""
 NAME = re.compile(r"(?P<place>\w+)-(?P<pid>\d+)-(?P<started>\d+)-(?P<number>\d+)\.(?P<step>[a-z-]+)\.py")
@@ -44,6 +46,15 @@ class Step(enum.StrEnum):
     """Nothing: a process that ends now does not end because of this graph."""
     INTERRUPTED = "interrupted"
     """Somebody pressed Ctrl-C while it took long: a hang, perhaps."""
+
+
+DOING = {
+    Step.COMPILE: "compiling a graph",
+    Step.RUN: "running a graph for the first time",
+    Step.BACKWARD: "running or compiling a backward for the first time",
+    Step.WAITING: "waiting for other ranks in a collective of a graph, which is no failure of the backend",
+    Step.INTERRUPTED: "in a step that took long and was interrupted",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +134,42 @@ def dead_flights(folder: Path | str) -> list[Path]:
 
     Records of living processes are left alone. What a process left behind that ended between two steps is removed.
     """
-    found = []
-    for path, name in records(folder):
-        if not is_left_behind(path, name):
-            continue
+    dead = [(path, name) for path, name in records(folder) if is_left_behind(path, name)]
+    for path, name in dead:
         if name.step is Step.IDLE:
             remove(path)
-        else:
-            found.append(path)
+    found = [path for path, name in dead if name.step not in (Step.IDLE, Step.WAITING)]
     return sorted(found, key=modified, reverse=True)
+
+
+def waited_in_vain(folder: Path | str) -> list[Path]:
+    """The records of processes that ended while they waited for another rank: no failures of a backend."""
+    return [
+        path for path, name in records(folder) if name.step is Step.WAITING and is_left_behind(path, name)
+    ]
+
+
+def at_work(folder: Path | str) -> Iterator[str]:
+    """What the living processes are at that have been in one step for long, one line each."""
+    for path, name in records(folder):
+        seconds = time.time() - modified(path)
+        if name.step in DOING and seconds > LONG_S and not is_left_behind(path, name):
+            yield f"{process_of(path, name)}, for {seconds:.0f} s: {DOING[name.step]}"
+
+
+def death(path: Path) -> str:
+    """What became of the process that wrote a record: ``process 12 (rank 1 of 4) died while compiling a graph``."""
+    name = read_name(path)
+    return "" if name is None else f"{process_of(path, name)} died while {DOING.get(name.step, 'at rest')}"
+
+
+def process_of(path: Path, name: RecordName) -> str:
+    """Its number, and its rank in a job of several."""
+    text = ""
+    with contextlib.suppress(OSError):
+        text = path.read_text(encoding="utf-8", errors="replace")
+    rank = re.search(r"(?i)seen on (rank \d+ of \d+)", text)
+    return f"process {name.pid} ({rank[1]})" if rank else f"process {name.pid}"
 
 
 def records(folder: Path | str) -> Iterator[tuple[Path, RecordName]]:

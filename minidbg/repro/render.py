@@ -128,7 +128,10 @@ def render(
     }
     if form is Form.SHORT:
         read = header_of(header, Path("the header"))
-        variables |= selfcheck.lines_for(read, model=model.text, plain_backend=plain_backend)
+        has_numbers = any(type(value) is int for value in case.inputs)
+        variables |= selfcheck.lines_for(
+            read, model=model.text, plain_backend=plain_backend, has_numbers=has_numbers
+        )
         variables["limit"] = f"{selfcheck.hang_limit(read):g}"
     if is_standalone:
         variables |= {

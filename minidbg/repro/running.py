@@ -136,7 +136,7 @@ def has_failure(outcome: Outcome) -> bool | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Flip:
+class TorchFlip:
     """Two neighbours in the list of versions between which a repro's verdict changed."""
 
     before: str
@@ -155,7 +155,7 @@ class Flip:
         return f"torch {self.after} is the first with the failure; {self.before} does not have it{between}"
 
 
-def find_flip(versions: Sequence[str], judge: Judge) -> Flip:
+def find_flip(versions: Sequence[str], judge: Judge) -> TorchFlip:
     """The versions between which the verdict changes, by bisection. ``versions`` are in order, oldest first.
 
     Raises MinidbgError when the oldest and the newest agree, or fewer than two can judge the repro.
@@ -187,7 +187,7 @@ def find_flip(versions: Sequence[str], judge: Judge) -> Flip:
         between = [index for index in range(low + 1, high) if index not in unjudged]
         if not between:
             skipped = tuple(versions[index] for index in range(low + 1, high))
-            return Flip(versions[low], versions[high], fixed=known[low], unjudged=skipped)
+            return TorchFlip(versions[low], versions[high], fixed=known[low], unjudged=skipped)
         centre = low + high
         middle = min(between, key=lambda index: abs(2 * index - centre))
         if ask(middle) is not None:
@@ -207,7 +207,7 @@ def in_order(versions: str) -> list[str]:
 
 def search_torch(
     repro: Path, versions: str, *, folder: Path | None, seconds: float, tell: Callable[[str], None]
-) -> Flip:
+) -> TorchFlip:
     """The versions of torch between which the verdict of ``repro`` changes; each is installed in an environment of its own.
 
     Environments are made in ``folder`` and stay there for the next search; without it they go, one after the other. Raises MinidbgError.

@@ -39,12 +39,13 @@ class NoShortForm(MinidbgError):
     """The repro needs the whole oracle; the message says why."""
 
 
-def lines_for(header: Header, *, model: str, plain_backend: str) -> dict[str, Any]:
+def lines_for(header: Header, *, model: str, plain_backend: str, has_numbers: bool = True) -> dict[str, Any]:
     """The variables of ``script.py.j2`` that judge.
 
     ``plain_backend`` is a backend's name in quotes, or the global name of its function; empty where ``backend()`` gives it.
+    ``has_numbers``: there may be plain integers among the inputs.
     """
-    writer = _Writer(header, model, plain_backend)
+    writer = _JudgeWriter(header, model, plain_backend, has_numbers)
     dies = header.kind in (Kind.CRASH, Kind.HANG)
     return {
         "functions": [text for text in (writer.run(), writer.compiled(), writer.check()) if text],
@@ -57,12 +58,12 @@ def lines_for(header: Header, *, model: str, plain_backend: str) -> dict[str, An
     }
 
 
-class _Writer:
+class _JudgeWriter:
     """Writes the lines for one header."""
 
-    def __init__(self, header: Header, model: str, plain_backend: str) -> None:
+    def __init__(self, header: Header, model: str, plain_backend: str, has_numbers: bool) -> None:
         self.header, self.table = header, header.table
-        self.backend = plain_backend or "backend()"
+        self.backend, self.has_numbers = plain_backend or "backend()", has_numbers
         self.is_direct = header.call is CallPath.DIRECT
         self.has_state = "def __init__" in model or (self.is_direct and "root." in model)
         self.has_parameters = "torch.nn.Parameter" in model
@@ -114,16 +115,7 @@ class _Writer:
     def needs_run(self) -> bool:
         """Whether a call takes more than one expression."""
         modes, statements = split_phrases(self.header.context)
-        return bool(modes or statements or self.marks() or self.table.get("backward") or self.leaf)
-
-    def marks(self) -> list[str]:
-        """Statements that mark dynamic dimensions; a direct call makes them symbolic itself."""
-        dims = self.table.get("dynamic_dims", ()) if not self.is_direct else ()
-        return [
-            f"torch._dynamo.maybe_mark_dynamic(values[{index}], {dim})"
-            for index, marked in enumerate(dims)
-            for dim in marked
-        ]
+        return bool(modes or statements or self.table.get("backward") or self.leaf)
 
     def run(self) -> str:
         """``def run``, or nothing where a plain call does."""
@@ -139,7 +131,6 @@ class _Writer:
                 "if wide:",
                 "    values = [v.double() if torch.is_tensor(v) and v.is_floating_point() else v for v in values]",
             ]
-        body += self.marks()
         call = ["outputs = model(*values)"]
         if self.table.get("backward"):
             owner = "[*values, *model.parameters()]" if self.has_parameters else "values"
@@ -218,7 +209,6 @@ class _Writer:
 
         ``first`` is the statement that makes ``examples`` a list; it comes after the imports.
         """
-        numbers = self.table.get("level") != "aten" or bool(self.table.get("dynamic"))
         yield "from torch._dynamo.source import LocalSource"
         yield "from torch._guards import TracingContext, tracing"
         yield "from torch._subclasses import FakeTensorMode"
@@ -232,7 +222,7 @@ class _Writer:
         yield "        kinds = [DimDynamic.DUCK if d in dims else DimDynamic.STATIC for d in range(value.dim())]"
         yield "        context = StatelessSymbolicContext(dynamic_sizes=kinds, constraint_sizes=[None] * len(kinds))"
         yield "        examples[i] = fake_mode.from_tensor(value, source=source, symbolic_context=context)"
-        if numbers:
+        if self.has_numbers and (self.table.get("level") != "aten" or self.table.get("dynamic")):
             yield "    elif type(value) is int:"
             yield "        symbol = fake_mode.shape_env.create_symbol(value, source, dynamic_dim=DimDynamic.DUCK)"
             yield "        examples[i] = fake_mode.shape_env.create_symintnode(symbol, hint=value, source=source)"

@@ -17,12 +17,6 @@ from minidbg.repro.flights import RecordName, Step
 from minidbg.run.launch import Ending
 from minidbg.settings import Reduce, Settings
 
-DOING = {
-    Step.COMPILE: "compiled a graph",
-    Step.RUN: "ran a graph for the first time",
-    Step.BACKWARD: "ran or compiled a backward for the first time",
-    Step.INTERRUPTED: "was interrupted in a step that took long",
-}
 GRACE_S = 180.0
 """What reducing may take beyond its budget: loading the backend, and verifying."""
 
@@ -38,7 +32,7 @@ class Death:
 def since(folder: Path, began: float) -> list[Death]:
     """The records of processes that started since ``began`` and are dead."""
     found = []
-    for record in flights.dead_flights(folder):
+    for record in (*flights.dead_flights(folder), *flights.waited_in_vain(folder)):
         name = flights.read_name(record)
         if name is not None and name.started_ms / 1000 >= began - flights.SAME_START_S:
             found.append(Death(name, record))
@@ -49,11 +43,14 @@ def answered(
     death: Death, settings: Settings, ending: Ending, say: Callable[[str], object]
 ) -> tuple[str, Path | None]:
     """The line for a death, and the repro that was made of it."""
-    happened = f"process {death.name.pid} died while it {DOING.get(death.name.step, 'used a backend')}"
+    happened = flights.death(death.record)
     if ending.signal is not None:
         happened += f" (the program ended by {signal.Signals(ending.signal).name})"
     elif ending.status:
         happened += f" (the program ended with status {ending.status})"
+    if death.name.step is Step.WAITING:
+        flights.remove(death.record)
+        return happened, None
     try:
         capture = flights.as_capture(death.record)
     except FileNotFoundError:

@@ -23,8 +23,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from minidbg.history import Revision
-from minidbg.watch.repros import HIDDEN, Repro
-from minidbg.watch.snapshot import JUNK_FOLDERS, Root, repository_of
+from minidbg.watch.repros import HIDDEN, Repro, read_repro
+from minidbg.watch.snapshot import JUNK_FOLDERS, Ignore, Root, Snapshot, repository_of, scan
 
 GIT_SECONDS = 20.0
 LOCKS = ("index.lock", "HEAD.lock")
@@ -145,6 +145,15 @@ def import_folders(repros: Iterable[Repro]) -> list[str]:
     roots = [root.path for module, paths in every for root in module_roots(module, paths)]
     named = [os.path.realpath(path) for _, paths in every for path in paths]
     return list(dict.fromkeys([*map(os.path.dirname, roots), *named]))
+
+
+def code_behind(path: Path) -> tuple[dict[str, str], list[str]]:
+    """The files of the code that the backend of a repro or capture consists of, with their hashes, and the folders to import from."""
+    repro = read_repro(path, path.name)
+    if repro is None or repro.damage:
+        return {}, []
+    found = scan(source_roots([repro]), Ignore(), Snapshot(), now_ns=0)
+    return {name: entry.digest for name, entry in found.files.items()}, import_folders([repro])
 
 
 def covers(outer: Root, inner: Root) -> bool:

@@ -7,7 +7,10 @@ Large values are in the last rank's data alone.
 from __future__ import annotations
 
 import functools
+import os
+import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,10 +153,25 @@ SITUATIONS = {
 }  # fmt: skip
 
 
+def on_last_rank(graph: Any, example_inputs: Any, *, how: str) -> Callable:
+    """A compiled function, or a compiler, that ends or never comes back on the last rank."""
+    is_last = distributed.get_rank() == distributed.get_world_size() - 1
+    if is_last and how == "hangs":
+        time.sleep(600)
+
+    def run(*args: Any) -> Any:
+        if is_last:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return graph(*args)
+
+    return run
+
+
 BACKENDS: dict[str, Callable[[str], Any]] = {
     "compile": fails_on.raises_on,
     "run": lambda op: fails_on.raises_on(op, when="run"),
     "wrong": lambda op: functools.partial(wrong_results.wrong_for_large, op=op),
+    "on_last_rank": lambda how: functools.partial(on_last_rank, how=how),
     "healthy": lambda name: name,
 }
 """By what is wrong with them: made for an op, the healthy by name."""

@@ -235,7 +235,9 @@ def test_death_in_a_backend_is_reduced_and_the_status_is_the_programs(folder: Pa
     )
     assert done.returncode == 128 + signal.SIGSEGV
     last = done.stderr.splitlines()[-1]
-    assert "died while it ran a graph for the first time (the program ended by SIGSEGV): 3 -> 1 nodes" in last
+    assert (
+        "died while running a graph for the first time (the program ended by SIGSEGV): 3 -> 1 nodes" in last
+    )
     repro = folder / last.rpartition("python ")[2]
     assert repro.parent == folder / "minidbg_repros"
     assert repro.name.startswith("crash_relu")

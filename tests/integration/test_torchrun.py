@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from ranks_program import SITUATIONS
+
+from minidbg.repro import flights
+from minidbg.repro.flights import Step
 
 PROGRAM = Path(__file__).with_name("ranks_program.py")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -21,7 +25,11 @@ def run(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
 
 
 def torchrun(folder: Path, ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    launcher = (
+    return run(folder, *launcher(ranks), PROGRAM, *arguments)
+
+
+def launcher(ranks: int) -> tuple[object, ...]:
+    return (
         "-m",
         "torch.distributed.run",
         "--nproc-per-node",
@@ -29,7 +37,6 @@ def torchrun(folder: Path, ranks: int, *arguments: str) -> subprocess.CompletedP
         "--master-port",
         29500 + os.getpid() % 1000,
     )
-    return run(folder, *launcher, PROGRAM, *arguments)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -60,3 +67,58 @@ def test_what_a_rank_captured_is_reduced_by_one_process(
     (repro,) = (tmp_path / "minidbg_repros").glob("*.py")
     assert words in " ".join(repro.read_text().split())
     assert run(tmp_path, repro).returncode == 1
+
+
+def test_a_wrong_result_on_one_rank_is_told_captured_and_reduced_there_alone(tmp_path: Path) -> None:
+    """Large values are in the last rank's shard; what it gives to a collective counts, what others get from it does not."""
+    situations = ("dtensor_gelu", "dtensor_in", "functional_collectives")
+    done = torchrun(tmp_path, 2, ",".join(situations), "relu", "wrong")
+    assert done.returncode == 0, done.stderr
+    assert "[0] Stats(graphs=3, verified=3, failed=0," in done.stdout, done.stdout + done.stderr
+    assert "[1] Stats(graphs=3, verified=0, failed=3," in done.stdout
+    assert "what this rank gives to all_gather_into_tensor (collective 1 of 2) differs" in done.stderr
+    captures = list((tmp_path / "minidbg_repros/.minidbg/captures").glob("*.py"))
+    assert len(captures) == 3
+    (capture,) = [path for path in captures if "recorded and is an input here" in path.read_text()]
+    assert "-> 1 nodes" in run(tmp_path, "-m", "minidbg", "reduce", capture).stderr
+    (repro,) = (tmp_path / "minidbg_repros").glob("*.py")
+    assert "Seen on rank 1 of 2." in repro.read_text()
+    assert "distributed" not in repro.read_text()
+    assert run(tmp_path, repro).returncode == 1
+
+
+def test_healthy_graphs_are_verified_whatever_the_ranks_exchange(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, 2, ",".join(SITUATIONS), "aot_eager", "healthy")
+    assert done.stdout.count("failed=0, not_run=0, not_verified={}") == 2, done.stdout + done.stderr
+
+
+def test_a_rank_that_dies_leaves_its_record_and_the_one_that_waits_none(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, 2, "functional_collectives", "dies", "on_last_rank")
+    assert done.returncode != 0
+    (record,) = flights.dead_flights(tmp_path / "minidbg_repros")
+    assert "(rank 1 of 2) died while running a graph for the first time" in flights.death(record)
+
+
+def test_a_wait_for_another_rank_is_told_apart_from_a_compiler_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "minidbg_repros"
+    with subprocess.Popen(
+        [sys.executable, *map(str, launcher(2)), PROGRAM, "functional_collectives", "hangs", "on_last_rank"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as job:
+        ends = time.monotonic() + 200
+        while not any(name.step is Step.WAITING for _, name in flights.records(folder)):
+            assert time.monotonic() < ends
+            time.sleep(0.2)
+        monkeypatch.setattr(flights, "LONG_S", 0.0)
+        lines = sorted(flights.at_work(folder), key=lambda line: line.partition("rank")[2])
+        job.terminate()  # torchrun passes it on
+    assert "rank 0 of 2" in lines[0]
+    assert "waiting for other ranks in a collective" in lines[0]
+    assert "rank 1 of 2" in lines[1]
+    assert "compiling a graph" in lines[1]
+    assert "(rank 0 of 2) died while waiting" in flights.death(*flights.waited_in_vain(folder))
+    assert "(rank 1 of 2) died while compiling" in flights.death(*flights.dead_flights(folder))

@@ -217,7 +217,7 @@ def test_gradients_that_eager_refuses_are_counted_as_left_out(monkeypatch: pytes
 
     monkeypatch.setattr("minidbg.backend.standing.GRAPHS", [])
     compiled = torch.compile(NormInCheckpoint(), backend=wrap(planted.numbers_of_its_own))
-    compiled(torch.randn(8, 8))
+    compiled(torch.randn(8, 8))  # eager's backward is refused, and on torch 2.11 AOTAutograd's, too
     assert (stats().verified, list(stats().left_out)) == (1, [GRADIENTS_REFUSED])
 
 

@@ -28,6 +28,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._subclasses.fake_tensor import DataDependentOutputException, UnsupportedFakeTensorException
 
 from minidbg.backend import Report, entry_point, failures, report_of, wrap
+from minidbg.backend.standing import stats
 from minidbg.case import Case
 from minidbg.errors import BadSetting, ConflictingOptions, UnknownBackend
 from minidbg.failure import Direction, Kind
@@ -545,7 +546,10 @@ def test_dynamos_control_flow_passes_untouched(message: Callable[[], Exception],
     assert not answers.cases
 
 
-def test_a_restart_of_the_analysis_restarts_it(answers: Answers) -> None:
+def test_a_restart_of_the_analysis_restarts_it_and_counts_one_graph(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minidbg.backend.standing.GRAPHS", [])
     attempts = 0
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
@@ -558,6 +562,7 @@ def test_a_restart_of_the_analysis_restarts_it(answers: Answers) -> None:
     assert torch.equal(torch.compile(double, backend=wrap(backend))(torch.ones(2)), torch.full((2,), 3.0))
     assert attempts == 2
     assert not answers.cases
+    assert (stats().graphs, stats().verified) == (1, 1)
 
 
 def test_an_interrupt_passes_untouched(answers: Answers) -> None:

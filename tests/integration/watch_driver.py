@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,14 @@ COMMAND = [sys.executable, "-c", "from minidbg.watch.commands import watch; watc
 class WatchProcess:
     """A running daemon with ``--json``."""
 
-    def __init__(self, folder: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, *arguments: str, env: dict[str, str] | None = None, prefix: Sequence[str] = ()
+    ) -> None:
         self.events: list[Event] = []
         self.changed = threading.Condition()
         self.stderr = (folder / "daemon-stderr.txt").open("ab")
         self.process = subprocess.Popen(
-            [*COMMAND, "--json", *arguments],
+            [*prefix, *COMMAND, "--json", *arguments],
             cwd=folder, env={**os.environ, **(env or {})}, stdout=subprocess.PIPE, stderr=self.stderr, text=True,
         )  # fmt: skip
         self.reader = threading.Thread(target=self.read)
@@ -131,8 +133,3 @@ def steady(folder: Path, env: dict[str, str]) -> Iterator[WatchProcess]:
         assert running.stop() == 0
         errors = (folder / "daemon-stderr.txt").read_text()
         assert "Traceback" not in errors, errors
-
-
-def told_in_order(events: list[Event], name: str) -> list[Event]:
-    """The events of that name."""
-    return [event for event in events if event["event"] == name]

@@ -166,17 +166,6 @@ def leaves_processes_on_relu(graph_module: fx.GraphModule, example_inputs: Seque
     return graph_module.forward
 
 
-RUNS = {"count": 0}
-
-
-def fails_one_run_in_two(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-    """Fails to compile relu at every other compile of this process; the first one works."""
-    RUNS["count"] += has_relu(graph_module)
-    if has_relu(graph_module) and RUNS["count"] % 2 == 0:
-        raise ReluNotSupported("cannot lower relu this time")
-    return graph_module.forward
-
-
 def mutates_its_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
     """Destroys the graph that it was given before it fails on relu."""
     bad = has_relu(graph_module)

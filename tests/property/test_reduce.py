@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from minidbg.errors import NotReproduced
 from minidbg.graphs.copying import clone_values
 from minidbg.graphs.size import canonical_text
 from minidbg.reduction.core import Answer, Minimized, minimize, reduce_graph
+from minidbg.reduction.result import UNLIMITED
 
 SEEDS = range(25)
 
@@ -109,7 +111,9 @@ def test_several_workers_give_the_result_of_one(seed: int, jobs: int) -> None:
         return [ask(*question) for question in questions]
 
     alone = reduce_graph(graph_module, inputs, ask)
-    many = reduce_graph(graph_module, inputs, ask, ask_together=ask_together, jobs=jobs)
+    many = reduce_graph(
+        graph_module, inputs, ask, ask_together=ask_together, limits=replace(UNLIMITED, jobs=jobs)
+    )
     assert canonical_text(many.graph_module) == canonical_text(alone.graph_module)
     assert many.certified
     assert all(1 < number <= jobs for number in together)

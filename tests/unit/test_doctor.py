@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from minidbg import cli, doctor
-from minidbg.doctor import Finding, State, examined, fine
+from minidbg.doctor import Condition, Finding, examined, fine
 
 
 def only(check: object) -> Finding:
@@ -19,20 +19,20 @@ def only(check: object) -> Finding:
 def test_a_missing_compiler_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     found = only(doctor.compiler)
-    assert found.state is State.MISSING
+    assert found.state is Condition.MISSING
     assert "no-such-compiler" in found.found
     assert "g++" in found.advice
 
 
 def test_a_compiler_that_fails_is_told_by_its_first_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "false")
-    assert only(doctor.compiler).state is State.MISSING
+    assert only(doctor.compiler).state is Condition.MISSING
 
 
 def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/proc/nowhere")
     found = next(doctor.caches())
-    assert found.state is State.MISSING
+    assert found.state is Condition.MISSING
     assert "/proc/nowhere" in found.found
 
 
@@ -40,14 +40,14 @@ def test_torch_compile_switched_off_is_the_first_thing_to_mend(monkeypatch: pyte
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
     monkeypatch.setenv("TORCH_LOGS", "dynamo")
     found = {one.name: one.state for one in doctor.switches()}
-    assert found["TORCH_COMPILE_DISABLE"] is State.BROKEN
-    assert found["TORCH_LOGS"] is State.FINE
+    assert found["TORCH_COMPILE_DISABLE"] is Condition.BROKEN
+    assert found["TORCH_LOGS"] is Condition.FINE
 
 
 def test_a_setting_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINIDBG_VERIFI", "first")
     found = only(doctor.configuration)
-    assert found.state is State.BROKEN
+    assert found.state is Condition.BROKEN
     assert "'verify'" in found.found
 
 
@@ -70,7 +70,7 @@ def test_an_entry_point_is_imported_in_a_child_and_what_fails_is_told(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     entry = doctor.metadata.EntryPoint("broken", "broken_backend:thing", "torch_dynamo_backends")
     found = examined("broken", entry)
-    assert found.state is State.MISSING
+    assert found.state is Condition.MISSING
     assert said in found.found
 
 
@@ -80,7 +80,7 @@ def test_a_check_that_breaks_does_not_end_the_others(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(doctor, "CHECKS", (breaks, lambda: iter([fine("after", "it")])))
     first, second = doctor.examine()
-    assert first.state is State.BROKEN
+    assert first.state is Condition.BROKEN
     assert "no such machine" in first.found
     assert second.name == "after"
 

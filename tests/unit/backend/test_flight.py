@@ -93,7 +93,7 @@ def test_exception_takes_the_record_away_and_passes(record: flight.Record, repro
     assert steps(repro_dir) == []
 
 
-@pytest.mark.parametrize(("waited_s", "left"), [(0.1, []), (flight.LONG_S + 1, ["interrupted"])])
+@pytest.mark.parametrize(("waited_s", "left"), [(0.1, []), (flights.LONG_S + 1, ["interrupted"])])
 def test_ctrl_c_leaves_a_record_when_the_step_took_long(
     record: flight.Record, repro_dir: Path, waited_s: float, left: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +209,24 @@ def test_records_of_dead_processes_are_found_and_those_of_the_living_left(repro_
     elsewhere = put(repro_dir, dead(5, Step.RUN, "0badcafe"))
     assert set(flights.dead_flights(repro_dir)) == {left, reused_pid}
     assert [path.exists() for path in (left, idle, own, elsewhere)] == [True, False, True, True]
+
+
+def test_a_rank_that_died_waiting_for_another_is_no_crash(repro_dir: Path) -> None:
+    waiting = put(repro_dir, dead(1, Step.WAITING))
+    waiting.write_text("# Seen on rank 1 of 4.")
+    assert flights.dead_flights(repro_dir) == []
+    assert flights.waited_in_vain(repro_dir) == [waiting]
+    assert "(rank 1 of 4) died while waiting for other ranks in a collective" in flights.death(waiting)
+
+
+def test_what_living_processes_have_been_at_for_long_is_said(
+    repro_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = put(repro_dir, flights.own_name(1, Step.COMPILE))
+    put(repro_dir, flights.own_name(2, Step.IDLE))
+    assert list(flights.at_work(repro_dir)) == []
+    monkeypatch.setattr(flights.time, "time", lambda: flights.modified(own) + 60)
+    assert list(flights.at_work(repro_dir)) == [f"process {os.getpid()}, for 60 s: compiling a graph"]
 
 
 def test_old_record_of_another_machine_counts_as_left_behind(

@@ -39,8 +39,6 @@ def test_a_plain_graph_is_not_refused() -> None:
 @pytest.mark.parametrize(
     ("target", "why"),
     [
-        (torch.ops._c10d_functional.wait_tensor.default, "other ranks"),
-        (torch.ops.c10d.barrier.default, "other ranks"),
         (torch.ops.aten._print.default, "effects outside the graph"),
         (torch.ops.aten._print, "effects outside the graph"),
     ],

@@ -167,12 +167,16 @@ def test_a_smaller_case_without_collectives_loses_the_process_group() -> None:
 
 
 @pytest.mark.usefixtures("group")
-def test_what_other_ranks_may_take_part_in_is_not_run_twice() -> None:
-    """A rank that verifies alone would wait for the others for ever."""
+def test_a_graph_that_talks_to_other_ranks_and_holds_graphs_is_not_verified() -> None:
+    """Nothing follows what a higher-order op runs: the rank would wait for the others for ever."""
     mesh = DeviceMesh("cpu", [0, 1, 2, 3])
     value = DTensor.from_local(torch.randn(2), mesh, [Shard(0)], run_check=False)
-    why = refusal(graph_of((torch.relu, ())), [value], frozenset(), Settings())
-    assert why == "it talks to other ranks (x), so it must not run twice"
+    outer = graph_of((torch.relu, ()))
+    assert refusal(outer, [value], frozenset(), Settings()) is None
+    outer.add_module("inner", graph_of((torch.relu, ())))
+    assert "talks to other ranks (x) and holds graphs" in str(
+        refusal(outer, [value], frozenset(), Settings())
+    )
 
 
 @pytest.mark.usefixtures("group")

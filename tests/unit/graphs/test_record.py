@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from minidbg import _torch
-from minidbg.graphs.facts import Kind
+from minidbg.graphs.facts import FactKind
 from minidbg.graphs.record import Recording, runs_in_eager
 from minidbg.graphs.runs import EagerFailure
 
@@ -154,11 +154,11 @@ def test_facts_tell_tensors_numbers_tuples_and_the_rest_apart() -> None:
 
     kinds = {node.name: fact.kind for node, fact in recording(function, torch.ones(2, 2)).facts.items()}
     assert kinds == {
-        "x": Kind.TENSOR,
-        "split": Kind.TUPLE,
-        "size": Kind.NUMBER,
-        "getattr_1": Kind.TUPLE,
-        "sum_1": Kind.TENSOR,
+        "x": FactKind.TENSOR,
+        "split": FactKind.TUPLE,
+        "size": FactKind.NUMBER,
+        "getattr_1": FactKind.TUPLE,
+        "sum_1": FactKind.TENSOR,
     }
 
 

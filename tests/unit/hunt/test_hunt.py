@@ -16,7 +16,8 @@ import torch
 from minidbg.case import BackendRef
 from minidbg.errors import BadSetting
 from minidbg.failure import Kind, Outcome, Signature, Verdict
-from minidbg.hunt import candidates, judging, programs, samples, table
+from minidbg.graphs.size import call_targets
+from minidbg.hunt import candidates, judging, programs, samples, table, twists
 from minidbg.hunt.states import RANKS, State, Store
 
 BACKEND = BackendRef("toy", '"toy"')
@@ -232,6 +233,52 @@ def test_an_input_is_the_same_tensor_each_time(layout: str, shape: list[int]) ->
     assert (one.stride(), one.is_conj(), one.is_neg()) == (two.stride(), two.is_conj(), two.is_neg())
 
 
+CONTROL = [
+    ["steps.cond", [{"v": 0}, ["sin"], ["neg"]], {}],
+    ["steps.while_loop", [{"v": 0}, ["sin"]], {}],
+    ["steps.mapped", [{"v": 0}, ["sin", "neg"]], {}],
+    ["steps.scanned", [{"v": 0}, ["tanh"]], {}],
+    ["steps.sized", [{"v": 0}, "half"], {}],
+]
+
+
+@pytest.mark.parametrize("step", CONTROL, ids=lambda step: step[0])
+def test_control_flow_and_sizes_reach_the_graph_and_give_what_plain_python_gives(step: list[Any]) -> None:
+    spec = {**RELU["inputs"][0], "shape": [4, 3]}
+    one = {"inputs": [spec], "steps": [step], "outputs": [1], "dynamic": True}
+    graph_module, inputs, _ = programs.built(one)
+    wanted = {"steps.mapped": "map_impl", "steps.scanned": "scan", "steps.sized": "floordiv"}
+    name = wanted.get(step[0], step[0].removeprefix("steps."))
+    assert name in {getattr(node.target, "__name__", "") for node in graph_module.graph.nodes}
+    graph_module.recompile()
+    assert torch.equal(graph_module(*inputs)[0], programs.run_step(step, [programs.made(spec)]))
+
+
+# ---- twists
+
+
+@pytest.mark.parametrize("twist", [one for one, _, _ in twists.ROUNDS if one])
+def test_a_twisted_sample_is_a_program_that_eager_runs(twist: str) -> None:
+    op = "sum" if "into_" in twist else "add"
+    found = samples.built(samples.Sample(op, "float32", "cpu", 1, twist), 0, by_dynamo=False)
+    assert found is not None
+    graph_module, inputs, _ = found
+    graph_module(*inputs)
+
+
+def test_what_is_fused_around_an_operator_leaves_its_result_as_it_was() -> None:
+    plain, _, _ = samples.built(samples.Sample("sub", "float32", "cpu", 1), 0, by_dynamo=False)  # type: ignore[misc]
+    fused, inputs, _ = samples.built(samples.Sample("sub", "float32", "cpu", 1, "fused"), 0, by_dynamo=False)  # type: ignore[misc]
+    assert len(fused.graph.nodes) > len(plain.graph.nodes)
+    torch.testing.assert_close(-fused(*inputs)[0], plain(*[-one for one in inputs])[0])
+
+
+def test_torchs_own_test_of_inductor_is_not_repeated_first() -> None:
+    assert twists.order_for("toy", ("float32", "uint8"))[0] == (("", 0, 1), "float32")
+    (twist, _, _), dtype = twists.order_for("inductor", ("float32", "uint8"))[0]
+    assert (bool(twist), dtype) == (True, "uint8")
+
+
 # ---- batches
 
 RELU: programs.Program = {
@@ -249,6 +296,8 @@ RELU: programs.Program = {
     "outputs": [2],
     "dynamic": False,
 }
+SIN = {**RELU, "steps": [["torch.tanh", [{"v": 0}], {}], ["torch.sin", [{"v": 1}], {}]]}
+HYPOT = {**RELU, "steps": [["torch.tanh", [{"v": 0}], {}], ["torch.hypot", [{"v": 0}, {"v": 1}], {}]]}
 TANH = {**RELU, "steps": RELU["steps"][:1], "outputs": [1]}
 
 
@@ -259,7 +308,7 @@ def batch(
     argument = {
         "backend": {"name": backend, "options": {}, "mode": None}, "seed": 0, "known": [], "call_seconds": 60.0,
         "results": str(folder / "results"), "doing": str(folder / "doing"), "folder": str(folder / "repros"),
-        "batch": [{"program": one} for one in batched], "seconds": seconds, "tried": [], "most_together": 4,
+        "batch": [{"program": one} for one in batched], "seconds": seconds, "tried": [], "most_together": 4, "patience": 60.0,
     }  # fmt: skip
     judging.run_batch(argument, lambda text: None)
     return [json.loads(line) for line in (folder / "results").read_text().splitlines()]
@@ -276,6 +325,29 @@ def test_a_batch_writes_what_became_of_each_and_one_capture_of_each_failure(tmp_
     assert wrong["key"] == again["key"]
     assert Path(wrong["capture"]).is_file()
     assert "capture" not in again
+
+
+def test_candidates_share_a_graph_and_only_those_of_a_failing_one_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    execute = judging.execute
+
+    def counted(case: Any, **more: Any) -> Outcome:
+        sizes.append(sum(node.op == "call_function" for node in case.graph_module.graph.nodes))
+        return execute(case, **more)
+
+    monkeypatch.setattr(judging, "execute", counted)
+    records = batch(tmp_path, "toy_with_bugs:toy", SIN, SIN, HYPOT, SIN)
+    assert [one["state"] for one in records] == ["ok", "ok", "wrong", "ok"]
+    assert sizes[:2] == [8, 4]
+    assert records[2]["targets"] == ["torch.hypot", "torch.tanh"]
+
+
+def test_the_name_of_a_dispatching_function_is_the_same_in_every_process() -> None:
+    found = samples.built(samples.Sample("nn.functional.max_pool2d", "float32", "cpu", 0), 0)
+    assert found is not None
+    assert "0x" not in " ".join(call_targets(found[0]))
 
 
 def test_a_backend_that_gives_the_graph_back_is_seen(tmp_path: Path) -> None:

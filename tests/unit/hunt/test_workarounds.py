@@ -13,9 +13,11 @@ import torch
 from torch import fx
 
 from minidbg import isolation, references, repro, workarounds
+from minidbg.backend import failures
 from minidbg.case import BackendRef, Case
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.reduction.publishing import with_failure
+from minidbg.workarounds import changes, graph_changes, search
 
 SIGNATURE = Signature(Kind.COMPILE)
 
@@ -37,7 +39,7 @@ def only_relu(x: torch.Tensor) -> torch.Tensor:
 
 def test_the_op_outside_the_graph_gives_what_eager_gives() -> None:
     case = case_of(program, torch.randn(3))
-    (culprit,) = workarounds.culprits_of(case, case_of(only_relu, torch.randn(3)))
+    (culprit,) = graph_changes.culprits_of(case, case_of(only_relu, torch.randn(3)))
     around = workarounds.eager_around(planted.raises_on_relu, [culprit.name])
     compiled = torch.compile(case.graph_module, backend=around, fullgraph=True)
     x = torch.randn(3)
@@ -48,9 +50,9 @@ def test_the_op_outside_the_graph_gives_what_eager_gives() -> None:
 
 def test_a_cast_before_the_op_is_undone_after_it() -> None:
     case = case_of(program, torch.randn(3).half())
-    (culprit,) = workarounds.culprits_of(case, case_of(only_relu, torch.randn(3)))
+    (culprit,) = graph_changes.culprits_of(case, case_of(only_relu, torch.randn(3)))
     culprit.meta["example_value"] = torch.empty(3, dtype=torch.float16)
-    changed = workarounds.changed_before(case, [culprit], "to", (torch.float32,))
+    changed = graph_changes.changed_before(case, [culprit], "to", (torch.float32,))
     assert changed is not None
     x = case.inputs[0]
     assert changed.graph_module(x).dtype is torch.float16
@@ -63,12 +65,12 @@ def test_a_cast_before_the_op_is_undone_after_it() -> None:
 
 def test_nothing_is_copied_before_an_op_that_writes_to_its_input() -> None:
     case = case_of(lambda x: x.relu_(), torch.randn(3))
-    assert workarounds.changed_before(case, workarounds.culprits_of(case, case), "clone", ()) is None
+    assert graph_changes.changed_before(case, graph_changes.culprits_of(case, case), "clone", ()) is None
 
 
 def test_the_option_that_helps_is_found_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(fx.symbolic_trace(program), (torch.ones(3),), BackendRef("inductor", '"inductor"'))
-    asking = workarounds.Asking(case, 10)
+    asking = search.Asking(case, 10)
 
     def outcome(changed: Case) -> Outcome:
         asking.questions += 1
@@ -76,23 +78,41 @@ def test_the_option_that_helps_is_found_by_halves(monkeypatch: pytest.MonkeyPatc
         return Outcome(Verdict.GONE if helps else Verdict.REPRODUCES)
 
     monkeypatch.setattr(asking, "outcome", outcome)
-    found = workarounds.option_that_helps(case, asking)
-    assert found is not None
+    (found,) = search.option_that_helps(case, asking)
     assert found.case.backend.options == {"epilogue_fusion": False}
     assert asking.questions <= 5
     monkeypatch.setattr(asking, "outcome", lambda changed: Outcome(Verdict.REPRODUCES))
-    assert workarounds.option_that_helps(case, asking) is None
+    asking.tried.clear()
+    assert list(search.option_that_helps(case, asking)) == []
 
 
 def test_a_backend_that_hands_the_graph_back_has_not_been_helped(monkeypatch: pytest.MonkeyPatch) -> None:
     case = case_of(program, torch.ones(3))
-    asking = workarounds.Asking(case, 10)
-    change = next(workarounds.with_other_sizes(case))
+    asking = search.Asking(case, 10)
+    change = next(changes.with_other_sizes(case))
     for reason, works in (("", True), ("fallback: eager ran it", False)):
         monkeypatch.setattr(
             asking, "outcome", lambda case, reason=reason: Outcome(Verdict.GONE, reason=reason)
         )
-        assert asking.works(change) is works
+        assert asking.agrees(change) is works
+
+
+def test_what_eager_calls_below_an_op_is_what_inductor_falls_back_for() -> None:
+    case = replace(
+        case_of(lambda x: torch.cumsum(x.t(), 0), torch.ones(2, 3)),
+        backend=BackendRef("inductor", '"inductor"'),
+    )
+    assert graph_changes.aten_calls_of(case) == ["torch.ops.aten.cumsum.default"]
+    (change,) = graph_changes.inside_the_backend(case, case, graph_changes.culprits_of(case, case))
+    assert "lowering.make_fallback(torch.ops.aten.cumsum.default, warn=False)" in change.lines
+    assert change.case.backend.setup == change.lines
+
+
+def test_nothing_is_asked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    asking = search.Asking(case_of(program, torch.ones(3)), 10)
+    monkeypatch.setattr(asking, "agrees", lambda change: not asking.tried)
+    (first, *_) = changes.with_other_backends(asking.case)
+    assert [asking.works(first), asking.works(first)] == [True, True]
 
 
 def test_the_best_one_is_kept_for_show(tmp_path: Path) -> None:
@@ -108,6 +128,19 @@ def test_the_best_one_is_kept_for_show(tmp_path: Path) -> None:
     )
 
 
+def test_the_warning_of_a_fallback_names_the_best_one_that_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "minidbg_repros" / "compile_relu_1.py"
+    path.parent.mkdir()
+    path.touch()
+    report = failures.Report("4 -> 1 nodes", path=path)
+    assert failures.known_workaround(report) == ""
+    found = workarounds.Workaround("a graph break around relu", ("...",), "train.py:3", 4)
+    workarounds.keep(path, workarounds.Search((found,), 3, 1.0))
+    assert failures.known_workaround(report).startswith(
+        "; until it is mended: a graph break around relu (train.py:3)"
+    )
+
+
 @pytest.mark.slow
 def test_a_capture_that_fails_has_a_workaround_for_it(tmp_path: Path) -> None:
     case = replace(case_of(program, torch.randn(3)), signature=None)
@@ -116,10 +149,11 @@ def test_a_capture_that_fails_has_a_workaround_for_it(tmp_path: Path) -> None:
         replace(case_of(only_relu, torch.randn(3)), signature=failing.signature), tmp_path / "small.py"
     )
     whole = repro.write(failing, tmp_path / "whole.py", repro.Form.CAPTURE)
-    search = workarounds.find(whole, tmp_path / "small.py")
-    assert {one.what for one in search.found} == {
+    done = workarounds.find(whole, tmp_path / "small.py")
+    assert {one.what for one in done.found} == {
         "a graph break around relu",
-        "another backend for this graph",
+        "aot_eager for this graph",
+        "eager for this graph",
     }
-    assert all(one.seconds_a_call for one in search.found)
-    assert search.questions <= 10
+    assert all(one.seconds_a_call for one in done.found)
+    assert done.questions <= 10

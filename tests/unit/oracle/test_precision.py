@@ -326,6 +326,22 @@ def test_what_rounding_decides_is_left_out_and_what_is_wrong_beside_it_is_found(
         assert judged_by_choice(case, case.wrong) is not None
 
 
+@pytest.mark.parametrize(("dtype", "step"), [(torch.bfloat16, 2.0**-3), (torch.float16, 2.0**-6)])
+def test_eager_that_is_exact_by_luck_in_a_narrow_dtype_forbids_no_rounding_errors(
+    dtype: torch.dtype, step: float
+) -> None:
+    def program(x: Tensor) -> Tensor:
+        return (x * 24.1 - x * 23.1).float()
+
+    every = (1 + torch.arange(128) / 128).to(dtype)
+    lucky = every[program(every) == every].repeat(10)
+    case = Decided("lucky", program, (lucky,), program(lucky) + step, program(lucky) + 20 * step)
+    assert judged_by_choice(case, case.legal) is None
+    assert judged_by_choice(case, case.wrong) is not None
+    case = Decided("clear", lambda x: program(x.float()), (lucky,), case.legal, None)
+    assert judged_by_choice(case, case.legal) is not None
+
+
 def test_rounding_excuses_no_other_dtype() -> None:
     case = DECISIONS[0]
     found = judged_by_choice(case, (ELSEWHERE[0].double(), ELSEWHERE[1]))

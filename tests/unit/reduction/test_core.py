@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ import torch
 from graphs_to_reduce import Needs, answers, call_count, call_names, chain
 from torch import Tensor, fx
 
-from minidbg.reduction.answers import Answer, Budget, Progress
+from minidbg.reduction.answers import Answer
 from minidbg.reduction.core import reduce_graph
+from minidbg.reduction.result import UNLIMITED
 
 
 def test_node_named_by_a_hint_takes_one_call() -> None:
@@ -68,14 +70,16 @@ def test_other_failures_do_not_count() -> None:
 
 
 def test_every_call_is_in_the_history_and_told() -> None:
-    told: list[Progress] = []
-    result = reduce_graph(*chain(100), answers(needs := Needs("op_60")), on_progress=told.append)
+    told: list[tuple[str, int, int]] = []
+    result = reduce_graph(
+        *chain(100), answers(needs := Needs("op_60")), on_progress=lambda *said: told.append(said)
+    )
     assert len(result.history) == len(told) == needs.calls == result.oracle_calls
-    assert [progress.oracle_calls for progress in told] == list(range(1, needs.calls + 1))
-    assert told[-1].start_nodes == 100
-    improved = [progress.best for progress in told if progress.improved]
-    assert [call_count(best.graph_module) for best in improved][-1] == 1
-    assert {progress.phase for progress in told} <= {"islands", "bisect", "nodes"}
+    phases, nodes, rest = zip(*told, strict=True)
+    assert nodes[-1] == 1 < nodes[0]
+    assert list(nodes) == sorted(nodes, reverse=True)
+    assert {*phases} <= {"islands", "bisect", "nodes"}
+    assert rest[-1] < rest[0]
 
 
 def test_smallest_passing_neighbour_is_kept() -> None:
@@ -101,7 +105,7 @@ def test_whole_that_does_not_fail_after_all_ends_the_reduction_soon() -> None:
 
 
 def test_budget_of_no_calls_asks_nothing() -> None:
-    result = reduce_graph(*chain(20), answers(needs := Needs("op_1")), budget=Budget(max_calls=0))
+    result = reduce_graph(*chain(20), answers(needs := Needs("op_1")), limits=replace(UNLIMITED, max_calls=0))
     assert needs.calls == 0
     assert not result.certified
 
@@ -365,7 +369,7 @@ def test_a_pass_without_progress_gives_way_after_a_third_of_the_budget() -> None
     def fails(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
         return call_count(graph_module) >= 190
 
-    result = reduce_graph(*chain(200), answers(fails), budget=Budget(max_calls=90))
+    result = reduce_graph(*chain(200), answers(fails), limits=replace(UNLIMITED, max_calls=90))
     phases = [attempt.phase for attempt in result.history]
     assert phases.count("bisect") <= 40
     assert "nodes" in phases

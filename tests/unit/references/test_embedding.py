@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from minidbg.references.copied_source import Copy, NotSelfContained
-from minidbg.references.ref_builder import Block, block_of
+from minidbg.references.ref_builder import CopiedBlock, block_of
 
 MODULE = "a_notebook"
 
@@ -21,7 +21,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def copied(text: str, *names: str, after: str = "") -> Block:
+def copied(text: str, *names: str, after: str = "") -> CopiedBlock:
     """What is copied for ``names`` of a module that ran ``text`` and then, from no source, ``after``."""
     linecache.cache["<cell>"] = (len(text), None, text.splitlines(keepends=True), "<cell>")
     space = vars(sys.modules[MODULE])
@@ -36,7 +36,7 @@ def copied(text: str, *names: str, after: str = "") -> Block:
 pytestmark = pytest.mark.usefixtures("notebook")
 
 
-def lines(block: Block) -> list[str]:
+def lines(block: CopiedBlock) -> list[str]:
     assert not block.inside
     return [line for line in block.above.splitlines() if line]
 

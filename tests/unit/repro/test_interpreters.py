@@ -21,12 +21,12 @@ from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs import capture_by_dynamo
 from minidbg.repro import running as interpreters
-from minidbg.repro.running import Flip, find_flip, in_order
+from minidbg.repro.running import TorchFlip, find_flip, in_order
 
 F, G, S, C = Verdict.REPRODUCES, Verdict.GONE, Verdict.SKIPPED, Verdict.CHANGED
 
 
-def searched(verdicts: Mapping[str, Verdict]) -> tuple[Flip, list[str]]:
+def searched(verdicts: Mapping[str, Verdict]) -> tuple[TorchFlip, list[str]]:
     """The flip, and the versions that were asked."""
     asked: list[str] = []
 
@@ -40,15 +40,15 @@ def searched(verdicts: Mapping[str, Verdict]) -> tuple[Flip, list[str]]:
 @pytest.mark.parametrize(
     ("verdicts", "flip", "most"),
     [
-        ({"1": F, "2": G}, Flip("1", "2", fixed=True), 2),
-        ({"1": F, "2": F, "3": F, "4": G, "5": G}, Flip("3", "4", fixed=True), 4),
-        ({"1": G, "2": G, "3": C, "4": F}, Flip("2", "3", fixed=False), 4),
-        ({"1": S, "2": F, "3": S, "4": G, "5": S}, Flip("2", "4", fixed=True, unjudged=("3",)), 5),
-        ({str(one): F if one < 90 else G for one in range(100)}, Flip("89", "90", fixed=True), 9),
+        ({"1": F, "2": G}, TorchFlip("1", "2", fixed=True), 2),
+        ({"1": F, "2": F, "3": F, "4": G, "5": G}, TorchFlip("3", "4", fixed=True), 4),
+        ({"1": G, "2": G, "3": C, "4": F}, TorchFlip("2", "3", fixed=False), 4),
+        ({"1": S, "2": F, "3": S, "4": G, "5": S}, TorchFlip("2", "4", fixed=True, unjudged=("3",)), 5),
+        ({str(one): F if one < 90 else G for one in range(100)}, TorchFlip("89", "90", fixed=True), 9),
     ],
 )
 def test_the_first_version_after_the_flip_is_found(
-    verdicts: Mapping[str, Verdict], flip: Flip, most: int
+    verdicts: Mapping[str, Verdict], flip: TorchFlip, most: int
 ) -> None:
     found, asked = searched(verdicts)
     assert found == flip

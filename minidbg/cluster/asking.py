@@ -1,0 +1,139 @@
+"""The questions of a reduction, asked on the machines of a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from minidbg import isolation
+from minidbg.case import Case
+from minidbg.cluster.code import BLOBS, sha_of
+from minidbg.cluster.members import Cluster, Members, Notice, Place
+from minidbg.cluster.pool import ClusterPool
+from minidbg.errors import CannotWrite, MinidbgError
+from minidbg.failure import Outcome, Verdict
+from minidbg.processes import ChildResult
+from minidbg.processes.deaths import last_json
+from minidbg.processes.pool import NUMBERS, Died, Ended, Order, Pool, Ready
+
+QUESTION = str(Path(__file__).with_name("question.py"))
+JOIN_S = 120.0
+
+
+@dataclass(slots=True)
+class Asker:
+    """Asks one question per call, from any thread."""
+
+    folder: Path
+    tell: Callable[[str], object]
+    place: str = ""
+    pool: ClusterPool | None = None
+    members: queue.SimpleQueue[Mapping[str, Place]] = field(default_factory=queue.SimpleQueue)
+    ends: dict[int, queue.SimpleQueue[Ended]] = field(default_factory=dict)
+
+    def heard(self, message: Ended | Ready | Died | Members | Notice) -> None:
+        """Called from the pool's thread."""
+        if isinstance(message, Ended):
+            self.ends[message.id].put(message)
+        elif isinstance(message, Members):
+            self.members.put(message.places)
+        elif isinstance(message, Notice):
+            self.tell(message.text)
+
+    def __call__(self, case: Case, seconds: float, memory_bytes: int | None, *, to_the_end: bool) -> Outcome:
+        """One run on a worker. Raises OSError where no machine can do it."""
+        try:
+            text, blobs = isolation.portable(case, BLOBS, sha_of)
+        except CannotWrite as refusal:
+            return Outcome(Verdict.INVALID, reason=str(refusal))
+        number = next(NUMBERS)
+        script = self.folder / f"case_{number}.py"
+        script.write_text(text)
+        warm = "inductor" if case.backend.name == "inductor" else "aot"
+        argv = (QUESTION, str(script), json.dumps(case.margin), json.dumps(to_the_end))
+        order = Order(
+            number, argv, "fork", seconds, one_thread=True, place=self.place, script=str(script), warm=warm
+        )
+        self.ends[number] = queue.SimpleQueue()
+        assert self.pool is not None
+        try:
+            self.pool.run(order, blobs)
+            ended = self.ends[number].get()
+        finally:
+            del self.ends[number]
+            script.unlink()
+        if ended.unable or ended.lost or ended.cancelled:
+            raise OSError(ended.unable or "the worker's interpreter died under a question")
+        said = last_json(ended.stdout)
+        if said is not None and ended.status == 0:
+            return Outcome.from_json(said).judged_against(case.signature)
+        phases = [line[6:] for line in ended.stdout.splitlines() if line.startswith("phase ")]
+        done = ChildResult(
+            exit_status=ended.status, signal=ended.signal, timed_out=ended.timed_out, note=phases[-1] if phases else "",
+            stderr_tail=ended.stderr, seconds=ended.seconds,
+        )  # fmt: skip
+        return isolation.outcome_of(case, done, None)
+
+
+@contextlib.contextmanager
+def asked_on(
+    cluster: Cluster,
+    device: str,
+    code: tuple[Mapping[str, str], Iterable[str]],
+    *,
+    tell: Callable[[str], object],
+) -> Iterator[int]:
+    """Within the block ``isolation.submit`` asks on machines that have ``device`` and this torch; how many questions at a time.
+
+    ``code`` is that of the backend: files with their hashes, and the folders to import from. Raises MinidbgError.
+    """
+    with tempfile.TemporaryDirectory(prefix="minidbg-") as folder:
+        asker = Asker(Path(folder), tell)
+        slots = os.cpu_count() or 1
+        asker.pool = ClusterPool(asker.heard, cluster, here=no_pool_here, slots=slots)
+        try:
+            asker.place, count = place_for(asker.members, device)
+            asker.pool.take(*code)
+            tell(f"questions are asked on {asker.place}, {count} at a time")
+            with isolation.asked_elsewhere(asker):
+                yield count
+        finally:
+            asker.pool.close()
+
+
+def no_pool_here() -> Pool:
+    """Every question of a reduction has a place."""
+    raise AssertionError
+
+
+def place_for(members: queue.SimpleQueue[Mapping[str, Place]], device: str) -> tuple[str, int]:
+    """The place with the most slots among those that have the device and the torch of this process. Raises MinidbgError."""
+    wanted = device if device == "cpu" or ":" in device else f"{device}:0"
+    try:
+        places = members.get(timeout=JOIN_S)
+    except queue.Empty:
+        raise MinidbgError(
+            f"no worker has joined the cluster within {JOIN_S:.0f} s; 'minidbg worker' starts one"
+        ) from None
+    fitting = {
+        name: place.slots
+        for name, place in places.items()
+        if name.partition("@")[0] == wanted and place.environment.torch == torch.__version__
+    }
+    if not fitting:
+        here = ", ".join(
+            f"{name} (torch {place.environment.torch})" for name, place in sorted(places.items())
+        )
+        raise MinidbgError(
+            f"no worker has {wanted} and torch {torch.__version__}, as the reduction here has; there are: {here or 'none'}"
+        )
+    best = max(fitting, key=lambda name: (fitting[name], name))
+    return best, fitting[best]

@@ -1,0 +1,243 @@
+"""``minidbg watch --cluster`` with a real scheduler and real workers, whose repros need no torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("distributed", reason="the extra 'cluster' is not installed")
+
+from cluster_driver import Cluster, end, wait_until
+from toy_repros import BROKEN, WORKS, Checkout, script
+from watch_driver import WatchProcess, watching
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+
+OPS = {"relu": BROKEN, "sin": BROKEN, "cos": WORKS}
+SLOW = "def {op}(value):\n    import time\n    time.sleep(2)\n    raise ValueError('{op} is broken')\n"
+EXPECT = {"relu": "reproduces", "sin": "reproduces", "cos": "gone"}
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path / "desk", OPS, {op: script(op, expect=EXPECT[op]) for op in OPS})
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path / "cluster") as found:
+        yield found
+
+
+def results(running: WatchProcess, since: int) -> dict[tuple[str, str], str]:
+    """Verdict by repro and column."""
+    return {(event["repro"], event["device"]): event["verdict"] for event in running.since(since, "result")}
+
+
+def columns(running: WatchProcess, *names: str, since: int = 0, seconds: float = 60.0) -> dict[str, object]:
+    """The event that says there are these columns."""
+    return running.wait_for(
+        lambda event: event["event"] == "columns" and set(event["places"]) == set(names),
+        since=since,
+        seconds=seconds,
+    )
+
+
+def test_columns_are_kinds_of_machines_and_code_travels(desk: Checkout, cluster: Cluster) -> None:
+    """The workers cannot import the backend by themselves. A worker that dies takes its column with it, and no state."""
+    cluster.worker("one", "--kind", "red")
+    two = cluster.worker("two", "--kind", "blue")
+    wait_until(
+        lambda: "working for" in cluster.log("one") and "working for" in cluster.log("two"),
+        "the workers' start",
+    )
+    with watching(desk.folder, "minidbg_repros", *cluster.watch_options(), env=desk.env) as running:
+        columns(running, "cpu@red", "cpu@blue")
+        running.wait_for_sweep(since=0)
+        wanted = {(f"{op}.py", f"cpu@{kind}"): EXPECT[op] for op in OPS for kind in ("red", "blue")}
+        assert results(running, 0) == wanted
+        sent = [path.read_text() for path in (cluster.folder / "cache-one" / "blobs").iterdir()]
+        assert sorted(text for text in sent if "def " in text and "[tool" not in text) == sorted(
+            path.read_text() for path in desk.package.glob("*.py")
+        )
+        end(two)
+        mark = running.mark()
+        columns(running, "cpu@red", since=mark)
+        (desk.package / "relu.py").write_text(WORKS.format(op="relu"))
+        running.wait_for(lambda event: event["event"] == "flip", since=mark)
+        running.wait_for_sweep(since=mark)
+        running.wait_until_quiet()
+        assert running.flips() == [("FIXED", "relu.py")]
+
+        mark = running.mark()
+        cluster.worker("two", "--kind", "blue")
+        columns(running, "cpu@red", "cpu@blue", since=mark)
+        running.wait_for(lambda event: event["event"] == "flip", since=mark)
+        running.wait_for_sweep(since=mark)
+        running.wait_until_quiet()
+        assert set(results(running, mark)) == {(f"{op}.py", "cpu@blue") for op in OPS}, "only what is owed"
+        assert [event["device"] for event in running.since(0, "flip")] == ["cpu@red", "cpu@blue"]
+        assert running.stop() == 0
+
+
+def test_a_run_whose_worker_dies_is_asked_elsewhere(desk: Checkout, cluster: Cluster) -> None:
+    (desk.package / "relu.py").write_text(SLOW.format(op="relu"))
+    workers = [cluster.worker(name, "--kind", "red", "-j", "1") for name in ("one", "two")]
+    wait_until(
+        lambda: "working for" in cluster.log("one") and "working for" in cluster.log("two"),
+        "the workers' start",
+    )
+    with watching(desk.folder, "minidbg_repros", *cluster.watch_options(), "--once", env=desk.env) as running:
+        running.wait_for(lambda event: event["event"] == "result" and event["repro"] == "sin.py")
+        time.sleep(0.5)
+        busy = wait_until(lambda: [one for one in workers if runs(cluster, one)], "a slow run")
+        end(busy[0])
+        running.wait_for_sweep(since=0)
+        assert results(running, 0) == {(f"{op}.py", "cpu@red"): EXPECT[op] for op in OPS}
+        assert running.process.wait(20) == 1
+
+
+def runs(cluster: Cluster, worker: object) -> bool:
+    """Whether the worker's server has a run."""
+    import psutil
+
+    every = psutil.Process(worker.pid).children(recursive=True)  # type: ignore[attr-defined]
+    return sum(1 for one in every if "minidbg.processes.server" in " ".join(one.cmdline())) > 1
+
+
+def test_the_scheduler_restarts(desk: Checkout, cluster: Cluster) -> None:
+    cluster.worker("one", "--kind", "red")
+    with watching(desk.folder, "minidbg_repros", *cluster.watch_options(), env=desk.env) as running:
+        running.wait_for_sweep(since=0)
+        end(cluster.scheduler)
+        mark = running.mark()
+        running.wait_for(
+            lambda event: event["event"] == "notice" and "does not answer" in event["text"], since=mark
+        )
+        (desk.package / "relu.py").write_text(WORKS.format(op="relu"))
+        time.sleep(1)
+        cluster.start_scheduler()
+        running.wait_for(lambda event: event["event"] == "flip", since=mark)
+        running.wait_until_quiet()
+        assert running.flips() == [("FIXED", "relu.py")]
+        assert running.stop(signal.SIGINT) == 0
+
+
+def test_a_build_runs_on_the_worker_once_a_content(desk: Checkout, cluster: Cluster) -> None:
+    """The build makes a module that the backend imports, and that is on the developer's machine only as a source."""
+    package = desk.package
+    (package / "relu.py").write_text("from toy.made import relu\n")
+    (package / "made.in").write_text(BROKEN.format(op="relu"))
+    count = cluster.folder / "builds"
+    build = f"echo x >> {count}; cp backend/toy/made.in backend/toy/made.py"
+    desk.commit(ignored="made.py")
+    cluster.worker("one", "--kind", "red")
+    arguments = ["minidbg_repros", *cluster.watch_options(), "--build", build]
+    with watching(desk.folder, *arguments, env=desk.env) as running:
+        running.wait_for_sweep(since=0)
+        assert results(running, 0) == {(f"{op}.py", "cpu@red"): EXPECT[op] for op in OPS}
+        assert count.read_text() == "x\n"
+        assert not (package / "made.py").exists()
+        mark = running.mark()
+        (package / "made.in").write_text(WORKS.format(op="relu"))
+        running.wait_for(lambda event: event["event"] == "flip", since=mark)
+        running.wait_until_quiet()
+        assert count.read_text() == "x\nx\n"
+        mark = running.mark()
+        (package / "made.in").unlink()
+        broken = running.wait_for(lambda event: event["event"] == "backend_broken", since=mark)
+        assert "the build failed with status" in broken["reason"]
+        running.wait_until_quiet()
+        assert running.flips() == [("FIXED", "relu.py")]
+
+
+def certificates(folder: Path) -> list[str]:
+    """An authority, and one certificate of it for all; as options."""
+    folder.mkdir()
+    fresh = ["-days", "2", "-nodes", "-newkey", "rsa:2048"]
+    ca, cert, key, request = (str(folder / name) for name in ("ca.pem", "cert.pem", "key.pem", "request.pem"))
+    for command in (
+        ["req", "-x509", *fresh, "-subj", "/CN=authority", "-keyout", str(folder / "ca-key.pem"), "-out", ca],
+        ["req", *fresh, "-subj", "/CN=member", "-keyout", key, "-out", request],
+        ["x509", "-req", "-in", request, "-CA", ca, "-CAkey", str(folder / "ca-key.pem"), "-CAcreateserial", "-days", "2", "-out", cert],
+    ):  # fmt: skip
+        subprocess.run(["openssl", *command], check=True, capture_output=True)
+    return ["--tls-ca", ca, "--tls-cert", cert, "--tls-key", key]
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make certificates")
+def test_tls_lets_only_those_in_who_have_a_certificate(desk: Checkout, tmp_path: Path) -> None:
+    with Cluster(tmp_path / "cluster", tls=certificates(tmp_path / "tls")) as cluster:
+        cluster.worker("one", "--kind", "red")
+        with watching(
+            desk.folder, "minidbg_repros", *cluster.watch_options(), "--once", env=desk.env
+        ) as running:
+            running.wait_for_sweep(since=0)
+            assert results(running, 0) == {(f"{op}.py", "cpu@red"): EXPECT[op] for op in OPS}
+            assert running.process.wait(20) == 1
+        others = certificates(tmp_path / "others")
+        options = ["minidbg_repros", "--cluster", cluster.address, *others]
+        with watching(desk.folder, *options, env=desk.env) as running:
+            said = running.wait_for(lambda event: event["event"] == "notice", seconds=40)
+            assert "does not answer" in said["text"]
+            assert not running.since(0, "result")
+
+
+BACKEND = """
+import torch
+
+
+def needs_both(gm, example_inputs):
+    if {torch.relu, torch.tanh} <= {node.target for node in gm.graph.nodes}:
+        raise ValueError("no kernel")
+    return gm.forward
+"""
+PROGRAM = """
+import contextlib, torch, minidbg, needy
+
+
+def model(x):
+    for layer in range(12):
+        x = torch.relu(x) if layer == 9 else torch.tanh(x) if layer == 3 else torch.sin(x)
+        x = x + 1
+    return x
+
+
+with contextlib.suppress(Exception):
+    torch.compile(model, backend=minidbg.wrap(needy.needs_both, reduce="later"))(torch.randn(3, 4))
+"""
+
+
+def test_a_reduction_on_workers_has_the_same_result(tmp_path: Path) -> None:
+    """The worker cannot import the backend by itself, and is asked two questions at a time."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "needy.py").write_text(BACKEND)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
+    subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, env=env, check=True, capture_output=True)
+    (capture,) = tmp_path.glob("minidbg_repros/.minidbg/captures/*.py")
+
+    def reduced(folder: str, *options: str) -> tuple[str, str]:
+        command = [sys.executable, "-m", "minidbg", "reduce", str(capture), "--dir", folder, *options]
+        done = subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, text=True)
+        return (tmp_path / done.stdout.strip()).read_text(), done.stderr
+
+    alone, _ = reduced("alone")
+    with Cluster(tmp_path / "cluster") as cluster:
+        cluster.worker("one", "--kind", "red", "-j", "2", env={"MINIDBG__WATCH_PRELOAD": ""})
+        together, said = reduced("together", *cluster.watch_options())
+        assert "questions are asked on cpu@red, 2 at a time" in said
+        questions = [
+            path.read_text()
+            for path in (tmp_path / "cluster" / "cache-one" / "blobs").iterdir()
+            if b"def forward" in path.read_bytes()
+        ]
+        assert len(questions) > 3
+    assert together == alone

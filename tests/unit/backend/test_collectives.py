@@ -1,0 +1,163 @@
+"""Collectives of a call are heard once and answered from memory afterwards: eager beside the backend asks no other rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, fx
+from torch.distributed import _functional_collectives as collectives
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from minidbg.backend.collectives import Heard, Replay, alone
+from minidbg.backend.flight import Record
+from minidbg.graphs.ranks import collective_name
+from minidbg.oracle.snapshot import CannotCompare
+from minidbg.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def group() -> Iterator[None]:
+    """Rank 0 of 2, whose fake collectives give back what they get."""
+    distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.fixture
+def heard(tmp_path: Path) -> Heard:
+    record = Record(fx.GraphModule({}, fx.Graph()), Settings(repro_dir=tmp_path, flight_recorder=False))
+    return Heard(record, limit_bytes=1 << 20)
+
+
+def summed(x: torch.Tensor) -> torch.Tensor:
+    return collectives.all_reduce(x * 2, "sum", distributed.group.WORLD) + 1
+
+
+def largest(x: torch.Tensor) -> torch.Tensor:
+    return collectives.all_reduce(x * 2, "max", distributed.group.WORLD)
+
+
+X = torch.arange(3.0)
+
+
+def call(heard: Heard, function: Any, x: Any = X) -> Replay:
+    with heard:
+        function(x)
+    return Replay(heard)
+
+
+def test_eager_gets_what_the_others_gave_to_the_backend_and_its_own_part_is_a_result(heard: Heard) -> None:
+    replay = call(heard, summed)
+    heard.collectives[0].results = [torch.tensor([10.0, 20, 30])]  # what a real sum over ranks might be
+    output, given = replay.run(summed, (X,))
+    assert output.tolist() == [11, 21, 31]
+    assert given.tolist() == [0, 2, 4]
+    assert "gives to all_reduce (collective 1 of 1)" in replay.names_of_given(2)["output 1"]
+
+
+def test_a_run_in_float64_is_answered_in_float64(heard: Heard) -> None:
+    replay = call(heard, summed)
+    replay.run(summed, (X,))
+    assert {one.dtype for one in replay.run(summed, (X.double(),))} == {torch.float64}
+
+
+def test_collectives_other_than_the_backends_are_not_compared(heard: Heard) -> None:
+    replay = call(heard, summed)
+    with pytest.raises(
+        CannotCompare, match="exchanges other values between ranks than eager does in all_reduce"
+    ):
+        replay.run(largest, (X,))
+
+
+def test_a_collective_that_the_backend_merged_with_its_twin_answers_both(heard: Heard) -> None:
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return summed(x) - summed(x)
+
+    (output, *given) = call(heard, summed).run(twice, (X,))
+    assert output.tolist() == [0, 0, 0]
+    assert len(given) == 2
+
+
+def test_of_two_alike_each_gets_the_answer_to_what_it_gave(heard: Heard) -> None:
+    with heard:
+        later, first = summed(X + 5), summed(X)  # a compiler may reorder them
+
+    def both(x: torch.Tensor) -> Any:
+        return summed(x), summed(x + 5)
+
+    assert [one.tolist() for one in Replay(heard).run(both, (X,))[:2]] == [first.tolist(), later.tolist()]
+
+
+def test_collectives_inside_operations_on_dtensors_are_heard_and_answered(heard: Heard) -> None:
+    mesh = DeviceMesh("cpu", [0, 1])
+    sharded = DTensor.from_local(X, mesh, [Shard(0)], run_check=False)
+
+    def whole(x: DTensor) -> torch.Tensor:
+        return (x + 1).redistribute(placements=[Replicate()]).to_local()
+
+    replay = call(heard, whole, sharded)
+    assert [one.name for one in heard.collectives] == ["all_gather_into_tensor"]
+    heard.collectives[0].results = [torch.arange(6.0)]
+    output, given = replay.run(whole, (sharded,))
+    assert output.tolist() == [0, 1, 2, 3, 4, 5]
+    assert given.tolist() == [1, 2, 3]
+
+
+def test_what_is_too_large_to_remember_is_not_compared(heard: Heard) -> None:
+    heard.left_bytes = 8
+    with pytest.raises(CannotCompare, match="value_limit_bytes"):
+        call(heard, summed).run(summed, (X,))
+
+
+def test_an_operator_that_writes_or_gives_no_tensor_is_not_compared(heard: Heard) -> None:
+    def in_place(x: torch.Tensor) -> torch.Tensor:
+        distributed.all_reduce(x)
+        return x
+
+    with pytest.raises(CannotCompare, match="cannot be answered from memory"):
+        call(heard, in_place, X.clone()).run(in_place, (X,))
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [
+        (torch.ops._c10d_functional.all_reduce_.default, "all_reduce"),
+        (torch.ops._c10d_functional.all_gather_into_tensor_out, "all_gather_into_tensor"),
+        (torch.ops.aten.add.Tensor, None),
+        (torch.add, None),
+    ],
+)
+def test_a_collective_has_one_name_wherever_it_writes(operator: Any, name: str | None) -> None:
+    assert collective_name(operator) == name
+
+
+def test_other_peoples_collectives_are_known_by_their_names() -> None:
+    with torch.library._scoped_library("engine", "DEF") as library:
+        library.define("all_reduce_quantised(Tensor x) -> Tensor")
+        assert collective_name(torch.ops.engine.all_reduce_quantised.default) == "all_reduce_quantised"
+
+
+def test_without_its_collectives_a_graph_takes_their_results_and_returns_what_it_gave(heard: Heard) -> None:
+    made = fx.Graph()
+    x = made.placeholder("x")
+    x.meta["example_value"] = X
+    doubled = made.call_method("mul", (x, 2))
+    doubled.meta["example_value"] = X
+    asked = made.call_function(torch.ops._c10d_functional.all_reduce.default, (doubled, "sum", "0"))
+    done = made.call_function(torch.ops._c10d_functional.wait_tensor.default, (asked,))
+    made.output((made.call_function(torch.add, (done, 1)),))
+    module = fx.GraphModule({}, made)
+    replay = call(heard, module.forward)
+    replay.run(module.forward, (X,))
+    fed = alone(module, (X,), replay.taken)
+    assert fed is not None
+    assert not [node for node in fed.graph_module.graph.nodes if collective_name(node.target)]
+    output, given = fed.graph_module(X, torch.zeros(3))
+    assert (output.tolist(), given.tolist()) == ([1, 1, 1], [0, 2, 4])
+    assert len(fed.inputs) == 2
