@@ -135,6 +135,8 @@ class Store:
     folder: Path
     compared: dict[tuple[str, int, int], str] = field(default_factory=dict)
     """Hashes of installed files, by path, time and size."""
+    codes: dict[str, Code] = field(default_factory=dict)
+    """The manifest that was read last, by its digest."""
 
     def __post_init__(self) -> None:
         for name in ("blobs", "trees", "scripts"):
@@ -150,7 +152,7 @@ class Store:
         if digest and not self.blob(digest).exists():
             wanted.append(digest)
         elif digest and not self.is_complete(digest):
-            code = Code.read(self.blob(digest).read_bytes())
+            code = self.code(digest)
             wanted += {sha.rstrip("*") for sha in code.files.values()}
         return [sha for sha in wanted if not self.blob(sha).exists()]
 
@@ -172,14 +174,20 @@ class Store:
     def tree(self, digest: str) -> tuple[Path, str]:
         """The tree of a manifest whose blobs are here, and why it cannot be used, or nothing. Raises OSError."""
         folder = self.folder / "trees" / digest
-        with FileLock(f"{folder}.lock"):
-            if not self.is_complete(digest):
-                shutil.rmtree(folder, ignore_errors=True)
-                before = self.newest_tree()
-                self.unpack(Code.read(self.blob(digest).read_bytes()), folder, before)
-                self.prune(folder)
-            os.utime(folder / COMPLETE)
-            return folder, (folder / COMPLETE).read_text()
+        if not self.is_complete(digest):
+            with FileLock(f"{folder}.lock"):
+                if not self.is_complete(digest):
+                    shutil.rmtree(folder, ignore_errors=True)
+                    self.unpack(self.code(digest), folder, self.newest_tree())
+                    self.prune(folder)
+        os.utime(folder / COMPLETE)
+        return folder, (folder / COMPLETE).read_text()
+
+    def code(self, digest: str) -> Code:
+        """What a manifest that is here says. Raises OSError."""
+        if digest not in self.codes:
+            self.codes = {digest: Code.read(self.blob(digest).read_bytes())}  # one sweep follows the other
+        return self.codes[digest]
 
     def unpack(self, code: Code, folder: Path, before: Path | None) -> None:
         """Write the files, bytecode of the same files ``before`` included, and run the build command."""

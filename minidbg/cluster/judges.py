@@ -159,7 +159,7 @@ class Judges(WorkerPlugin):
         said: dict[str, Any] = {"host": self.facts["host"], "code": request["code"]}
         if why:
             return {**said, "unable": f"{why} (on {self.facts['host']})"}
-        code = Code.read(self.store.blob(request["code"]).read_bytes())
+        code = self.store.code(request["code"])
         sha, tensors = request["script"]
         script = self.store.script(request["name"], sha, tensors, tree, code)
         if self.code != request["code"]:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import importlib.metadata
 import logging
+import os
 import threading
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -21,10 +22,11 @@ from distributed import Client, LocalCluster
 from distributed.scheduler import KilledWorker
 
 from minidbg.cluster import judges
-from minidbg.cluster.code import INSTALLED, Code, Edited, code_of, read_blob, sha_of
+from minidbg.cluster.code import INSTALLED, Code, code_of, read_blob, sha_of
 from minidbg.cluster.members import Cluster, Members, Notice, Place, members_of
 from minidbg.errors import MinidbgError
-from minidbg.processes.pool import Died, Ended, Order, Pool, Ready, busyness
+from minidbg.printable import display_path
+from minidbg.processes.pool import NUMBERS, Died, Ended, Order, Pool, Ready, busyness
 
 CONNECT_S = 10.0
 RETRY_S = 0.5
@@ -34,7 +36,7 @@ LEAVE_S = 15.0
 """A column whose last worker has gone stays for so long: workers restart, and networks fail for a while."""
 MOST_DEATHS = 3
 """Workers that may die under one order: it is asked again elsewhere twice."""
-MOST_EDITS = 5
+MOST_TROUBLE = 5
 NO_BLOBS: Mapping[str, bytes] = {}
 SMALL_BYTES = 1 << 16
 """Larger files are read again when they are sent."""
@@ -46,7 +48,7 @@ class Asked:
 
     order: Order
     request: dict[str, Any]
-    key: str = ""
+    resource: str = ""
     deaths: list[str] = field(default_factory=list)
     """The workers that died under it."""
     done: bool = False
@@ -79,8 +81,8 @@ class ClusterPool:
         self.last_seen: dict[str, float] = {}
         self.told: set[str] = set()
         """What was said and is still so."""
-        self.full: dict[str, str] = {}
-        """By worker: that its disk has no room."""
+        self.full: dict[str, tuple[float, str]] = {}
+        """By worker: when it said that its disk has no room, and the text."""
         self.client: Client | None = None
         logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)  # what matters of it we say ourselves
         self.loop = asyncio.new_event_loop()
@@ -119,6 +121,11 @@ class ClusterPool:
     def take(self, files: Mapping[str, str], paths: Iterable[str]) -> Code:
         """From now on runs are to see these files, each with its hash. Raises OSError."""
         code = code_of(files, paths, build=self.build, build_folder=self.build_folder)
+        if not self.digest:
+            size = sum(os.path.getsize(path) for path in code.files)
+            where = ", ".join(map(display_path, code.folders())) or "no folder"
+            text = f"{len(code.files)} files of {where} ({size / 1000:.0f} kB) go to the workers, and the repros; nothing else of this machine does"
+            self.listener(Notice(text))
         manifest = code.manifest
         self.digest = sha_of(manifest)
         sources = {sha.rstrip("*"): path for path, sha in code.files.items()}
@@ -129,11 +136,13 @@ class ClusterPool:
     def close(self) -> None:
         """Give up what is under way, and leave the cluster."""
         self.closing = True
-        self.look.set() if self.loop.is_closed() else self.loop.call_soon_threadsafe(self.look.set)
+        self.loop.call_soon_threadsafe(self.look.set)
         with contextlib.suppress(Exception):  # the cluster may be in any state, and we want to leave
             asyncio.run_coroutine_threadsafe(self.leave(), self.loop).result(timeout=10)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(timeout=5)
+        if not self.thread.is_alive():
+            self.loop.close()
         if self.here is not None:
             self.here.close()
 
@@ -166,9 +175,13 @@ class ClusterPool:
                 for topic in ("all", judges.NAME):
                     client.subscribe_topic(topic, self.event)
                 self.connected.set()
+                scheduler = None
                 while client.status == "running" and not self.closing:
                     self.look.clear()
                     found = await asyncio.wait_for(client.scheduler.identity(n_workers=-1), CONNECT_S)
+                    if scheduler not in (None, found["id"]):
+                        break  # another one, which does not know what we want to hear
+                    scheduler = found["id"]
                     self.look_round(found["workers"])
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self.look.wait(), LOOK_S)
@@ -195,15 +208,21 @@ class ClusterPool:
             if name not in places and now - self.last_seen[name] < LEAVE_S:
                 places[name] = place
         if workers:
+            # What was found out before the worker spoke may still say that it runs.
             self.full = {
-                who: text for who, text in self.full.items() if workers.get(who, {}).get("status") == "paused"
+                who: (at, text)
+                for who, (at, text) in self.full.items()
+                if who in workers and (now - at < LOOK_S or workers[who]["status"] == "paused")
             }
-            self.tell(notices | set(self.full.values()))
+            self.tell(notices | {text for _, text in self.full.values()})
         if places != before:
             self.places = places
             self.listener(Members(dict(places)))
-            for number in [number for number, one in self.asked.items() if one.order.place not in places]:
-                self.give_up(number)
+            for number, one in list(self.asked.items()):
+                if one.order.place not in places:
+                    self.give_up(number)
+                elif one.future is not None and places[one.order.place].resource != one.resource:
+                    self.loop.create_task(one.future.cancel())  # other machines have taken the place of these
 
     def tell(self, notices: set[str]) -> None:
         """Say what was not so before."""
@@ -223,7 +242,7 @@ class ClusterPool:
                     if len(asked.deaths) >= MOST_DEATHS and asked.future is not None:
                         self.loop.create_task(asked.future.cancel())
         if "text" in said:
-            self.full[str(said["worker"])] = str(said["text"])
+            self.full[str(said["worker"])] = self.loop.time(), str(said["text"])
         self.look.set()
 
     # One order
@@ -252,10 +271,6 @@ class ClusterPool:
         ended = Ended(order.id, cancelled=True)
         try:
             ended = await self.ended(asked)
-        except Edited as edited:
-            ended = Ended(order.id, unable=str(edited))
-        except Exception as error:  # noqa: BLE001 - whatever Dask raises: the order must be answered
-            ended = Ended(order.id, unable=f"{type(error).__name__}: {error}"[:500])
         finally:
             self.asked.pop(order.id, None)
             for sha in blobs:
@@ -263,44 +278,45 @@ class ClusterPool:
             self.listener(ended)
 
     async def ended(self, asked: Asked) -> Ended:
-        """How the run ended. Raises Edited, and what Dask raises."""
-        number, edits, attempt = asked.order.id, 0, 0
+        """How the run ended. What goes wrong between here and a worker is no end: the order is given to Dask again."""
+        number, trouble = asked.order.id, 0
         while not asked.done:
             await self.connected.wait()
             client, place = self.client, self.places.get(asked.order.place)
             if client is None or place is None:
                 await asyncio.sleep(RETRY_S)
                 continue
-            attempt += 1
-            asked.key = f"minidbg-{self.session}-{number}-{attempt}"
-            self.keys[asked.key] = asked
             try:
-                asked.future = client.submit(
-                    judges.judge, asked.request, key=asked.key, pure=False, resources={place.resource: 1}
-                )
-                said = await asked.future
-            except asyncio.CancelledError:
+                said = await self.ask(client, asked, place.resource)
+                if "lacking" not in said:
+                    return self.as_ended(number, said, asked.request["code"])
+                await self.send(client, said["worker"], said["lacking"])
+            except KilledWorker as killed:
+                return Ended(number, unable=died(asked.deaths or [str(killed.last_worker.address)]))
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a lost connection shows itself in many ways
                 if asked.done:
                     break
                 if len(asked.deaths) >= MOST_DEATHS:
                     return Ended(number, unable=died(asked.deaths))
-                await asyncio.sleep(0.2)  # the connection was lost
-                continue
-            except KilledWorker as killed:
-                return Ended(number, unable=died(asked.deaths or [str(killed.last_worker.address)]))
-            finally:
-                self.keys.pop(asked.key, None)
-                asked.future = None
-            if "lacking" not in said:
-                return self.as_ended(number, said, asked.request["code"])
-            try:
-                await self.send(client, said["worker"], said["lacking"])
-            except Edited:
-                edits += 1
-                if edits >= MOST_EDITS:
-                    raise
-                await asyncio.sleep(0.2)
+                trouble += client is self.client and client.status == "running"
+                if trouble >= MOST_TROUBLE:
+                    return Ended(number, unable=f"{type(error).__name__}: {error}"[:500])
+                await asyncio.sleep(RETRY_S)
         return Ended(number, cancelled=True)
+
+    async def ask(self, client: Client, asked: Asked, resource: str) -> Mapping[str, Any]:
+        """What a worker answers. Raises what Dask raises."""
+        key = f"minidbg-{self.session}-{next(NUMBERS)}"
+        self.keys[key], asked.resource = asked, resource
+        try:
+            asked.future = client.submit(
+                judges.judge, asked.request, key=key, pure=False, resources={resource: 1}
+            )
+            found: Mapping[str, Any] = await asked.future
+            return found
+        finally:
+            del self.keys[key]
+            asked.future = None
 
     def as_ended(self, number: int, said: Mapping[str, Any], code: str) -> Ended:
         """What a worker said. A verdict on other code than was asked for counts for nothing."""

@@ -12,9 +12,9 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ from minidbg import processes
 from minidbg._torch import OP_SAMPLES
 from minidbg.errors import MinidbgError
 from minidbg.hunt import candidates
+from minidbg.hunt.plan import Plan, Wanted, about, untried
 from minidbg.hunt.states import State, Store
-from minidbg.hunt.twists import order_for
 from minidbg.intake.asking import backend_named
 from minidbg.oracle.child import memory_limit
 from minidbg.processes import ChildResult
@@ -33,8 +33,6 @@ from minidbg.reduction.publishing import VERIFY_SECONDS
 from minidbg.reduction.result import Limits
 
 BATCH_SECONDS = 15.0
-MOST_IN_BATCH = 60
-GRAPHS_IN_BATCH = 24
 MOST_TOGETHER = 12
 """Candidates in one graph: what a compilation costs by itself is shared, and one that fails costs the others another run."""
 MOST_RESERVED = 0.4
@@ -47,29 +45,6 @@ HANGS_ASKED = 4
 HANG_SECONDS = 10.0
 """Of a question of the reduction of a hang: candidates that do not hang take far less."""
 START_S = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is hunted, and with what."""
-
-    backend: str
-    folder: Path
-    ops: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ("cpu",)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    mode: str | None = None
-    seconds: float | None = None
-    """No candidate is begun after that; None: until each sample has been tried."""
-    jobs: int = 1
-    seed: int = 0
-    samples: int | None = None
-    """Of each op and dtype at most; None: all of them, and random graphs without end."""
-    graphs: bool = True
-    fresh: bool = False
-    call_seconds: float = 30.0
-    reduce_seconds: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +88,6 @@ class Hunt:
         """Batches that a death cut short."""
         self.complaints: dict[str, None] = {}
         self.complete = False
-        self.swept = False
-        """Whether a sample of each cell has been tried; reductions wait for that, or for the end of the time."""
         self.under_way: set[Future[Settled]] = set()
         self.reduced_last = False
         self.seconds_of_reduction = 20.0
@@ -143,7 +116,8 @@ class Hunt:
 
     def go_round(self, pool: ThreadPoolExecutor) -> None:
         """Have as many batches and reductions under way as there are jobs, until nothing is left."""
-        batches = self.batches()
+        plan = Plan(self.wanted, self.ref.name, self.store, self.cells)
+        batches = plan.batches()
         under_way: dict[Future[Settled], str] = {}
         numbers = itertools.count()
         while True:
@@ -152,7 +126,7 @@ class Hunt:
                     self.reductions.append(found.key)
             while len(under_way) < self.wanted.jobs:
                 reduces_next = (
-                    self.reductions and self.seconds_left() > 0 and self.swept and not self.reduced_last
+                    self.reductions and self.seconds_left() > 0 and plan.swept and not self.reduced_last
                 )
                 batch = None if reduces_next else self.next_batch(batches)
                 if batch is not None:
@@ -183,7 +157,7 @@ class Hunt:
         if self.seconds_left() <= min(reserved, MOST_RESERVED * (self.wanted.seconds or 0.0)):
             return None
         while self.again:
-            if rest := list(self.untried(self.again.popleft())):
+            if rest := list(untried(self.again.popleft(), self.store)):
                 return rest
         batch = next(batches, None)
         if batch is None:
@@ -194,44 +168,6 @@ class Hunt:
         if self.wanted.seconds is None:
             return float("inf")
         return self.wanted.seconds - (time.monotonic() - self.began)
-
-    # ---- what to try
-
-    def batches(self) -> Iterator[list[dict[str, Any]]]:
-        """Batches of what has not been tried: the corpus first, then rounds over the cells with random graphs between them."""
-        yield from in_parts(self.untried(self.store.corpus))
-        graphs = self.graph_batches() if self.wanted.graphs else iter(())
-        dtypes = list(dict.fromkeys(dtype for _, dtype, _ in self.cells))
-        for round_of_twist, dtype in order_for(self.ref.name, dtypes):
-            round_of_cells = self.untried(self.samples_of_round(dtype, *round_of_twist))
-            for number, batch in enumerate(in_parts(round_of_cells)):
-                yield batch
-                if number % (2 if self.swept else 6) == 1:  # the table comes first
-                    yield from itertools.islice(graphs, 1)
-            self.swept = True
-        if self.wanted.samples is not None or self.wanted.seconds is None:
-            graphs = itertools.islice(graphs, 20)
-        yield from graphs
-
-    def samples_of_round(self, dtype: str, twist: str, first: int, last: int) -> Iterator[dict[str, Any]]:
-        """The samples of one round over the operators of one dtype."""
-        last = min(last, self.wanted.samples or last)
-        for cell in self.cells:
-            for number in range(first, min(last, self.store.ends.get(cell, last))):
-                if cell[1] == dtype:
-                    one = dict(zip(("op", "dtype", "device", "number"), (*cell, number), strict=True))
-                    yield one | ({"twist": twist} if twist else {})
-
-    def untried(self, some: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        for one in some:
-            if name_of(one) not in self.store.results:
-                yield one
-
-    def graph_batches(self) -> Iterator[list[dict[str, Any]]]:
-        for number in itertools.count():
-            one = {"graphs": self.wanted.seed * 100_000 + number, "count": GRAPHS_IN_BATCH}
-            if name_of(one) not in self.store.results:
-                yield [one]
 
     # ---- asking children
 
@@ -333,7 +269,7 @@ class Hunt:
         )
         if not told.answered:
             record = {
-                "candidate": candidate, "id": name_of(candidate), "state": State.SKIPPED,
+                "candidate": candidate, "id": candidates.name_of(candidate), "state": State.SKIPPED,
                 "reason": "ends the process, and cannot be rebuilt",
             }  # fmt: skip
             with open(self.store.results_file, "a") as file:
@@ -386,21 +322,6 @@ class Hunt:
             seconds=time.monotonic() - self.began,
             rest_seconds=max(0.0, rest) if rest != float("inf") else None,
         )
-
-
-def in_parts(candidates: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    while part := list(itertools.islice(candidates, MOST_IN_BATCH)):
-        yield part
-
-
-def name_of(candidate: Mapping[str, Any]) -> str:
-    """The id of a sample, a graph, or a batch of random graphs; of one graph the child gives it."""
-    return f"graphs {candidate['graphs']}" if "graphs" in candidate else candidates.name_of(candidate)
-
-
-def about(batch: Sequence[Mapping[str, Any]]) -> str:
-    first = batch[0]
-    return "random graphs" if "op" not in first else f"{first['op']} {first['dtype']}"
 
 
 def refusal_in(done: ChildResult) -> MinidbgError:

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 ROUNDS: Sequence[tuple[str, int, int]] = (
     ("", 0, 1),
-    ("fused+special", 0, 1),
-    ("into_bool+fused", 0, 1),
+    ("wide+fused+special", 0, 2),
+    ("wide+fused+into_bool", 0, 2),
     ("empty", 0, 1),
-    ("transposed+special", 1, 2),
-    ("fused+mixed", 0, 1),
+    ("wide+transposed+special", 1, 2),
+    ("wide+fused+mixed", 0, 1),
     ("constant", 0, 1),
     ("", 1, 2),
-    ("symbolic+fused", 0, 1),
+    ("wide+fused+symbolic", 0, 1),
     ("one+fused", 1, 2),
-    ("into_float16+fused", 0, 1),
+    ("wide+fused+into_float16", 0, 2),
     ("expanded+fused", 0, 1),
     ("empty+fused", 1, 3),
     ("", 2, 6),
-    ("sliced+special", 2, 4),
-    ("into_int64", 1, 2),
+    ("wide+sliced+special", 2, 4),
+    ("wide+into_int64", 0, 3),
     ("symbolic+transposed", 1, 3),
     ("fused+constant", 1, 2),
-    ("fused+special", 1, 8),
+    ("wide+fused+special", 2, 8),
     ("", 6, 16),
     ("", 16, 1000),
 )
@@ -41,20 +41,37 @@ OTHER_DTYPE = {
 SPECIAL = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0)
 
 
+WIDER = 8
+"""Times the last size: torch's samples are too small for vectorised loops."""
 TESTED_BY_TORCH = ("float32", "int64", "float16", "float64", "int32")
 
 
-def order_for(backend: str, dtypes: Sequence[str]) -> Sequence[tuple[tuple[str, int, int], str]]:
-    """Each round in each dtype, breadth first: a further twist in one dtype takes its turn with the twist before in the next.
+def order_for(
+    backend: str, dtypes: Sequence[str], most: int | None = None
+) -> Sequence[tuple[tuple[str, int, int], str]]:
+    """Each round in each dtype, breadth first: a further twist in one dtype takes its turn with the twist before in the one after next.
 
-    torch tests inductor with plain samples in few dtypes (``test_torchinductor_opinfo.py``): there those come last.
+    ``most`` is the number of samples that an operator has in one dtype at most. Without it, what torch tests inductor with
+    (plain samples in few dtypes, ``test_torchinductor_opinfo.py``) comes last there.
     """
     rounds = list(ROUNDS)
-    if backend == "inductor":
+    if most is not None:
+        rounds = list(limited(rounds, most))
+    elif backend == "inductor":
         rounds.sort(key=lambda one: not one[0])
         dtypes = sorted(dtypes, key=TESTED_BY_TORCH.__contains__)
     places = itertools.product(range(len(rounds)), range(len(dtypes)))
-    return [(rounds[place], dtypes[dtype]) for place, dtype in sorted(places, key=sum)]
+    order = sorted(places, key=lambda one: 2 * one[0] + one[1])
+    return [(rounds[place], dtypes[dtype]) for place, dtype in order]
+
+
+def limited(rounds: Iterable[tuple[str, int, int]], most: int) -> Iterator[tuple[str, int, int]]:
+    """The rounds as far as they have ``most`` samples together."""
+    for twist, first, last in rounds:
+        taken = min(last - first, most)
+        most -= taken
+        if taken:
+            yield twist, first, first + taken
 
 
 def inverse_of(dtype: torch.dtype) -> Any:
@@ -66,12 +83,9 @@ def inverse_of(dtype: torch.dtype) -> Any:
 
 def undone(value: torch.Tensor) -> torch.Tensor:
     """What the inverse makes ``value`` of, in its layout."""
-    result = value.detach()
-    if result.layout is torch.strided and result.numel() and 0 in result.stride():
-        result = inverse_of(result.dtype)(result[:1]).expand(result.shape)
-    else:
-        result = inverse_of(result.dtype)(result)
-    return result.requires_grad_(value.requires_grad)
+    inverse, expanded = inverse_of(value.dtype), value.numel() and 0 in value.stride()
+    result: torch.Tensor = inverse(value.detach()[:1] if expanded else value.detach())
+    return (result.expand(value.shape) if expanded else result).requires_grad_(value.requires_grad)
 
 
 def twisted(value: torch.Tensor, place: int, twists: Sequence[str], dtype: torch.dtype) -> torch.Tensor:
@@ -84,6 +98,8 @@ def twisted(value: torch.Tensor, place: int, twists: Sequence[str], dtype: torch
         return value
     result = value.detach()
     rank = result.dim()
+    if "wide" in twists and rank and result.shape[-1] > 1:
+        result = result.repeat([*[1] * (rank - 1), WIDER])
     if "special" in twists and value.dtype is dtype and not value.requires_grad:
         result = with_special_values(result, place)
     if "mixed" in twists and place:

@@ -189,7 +189,7 @@ class Cluster:
         self, name: str, command: list[str], host: Host | None, env: dict[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
         log = (self.folder / f"{name}.log").open("ab")
-        clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        clean = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}  # minidbg, and no backend
         with log:
             process = subprocess.Popen(
                 [*(host.prefix if host else []), *command], stdout=log, stderr=log, cwd=self.folder,

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("distributed", reason="the extra 'cluster' is not installed")
 
-from cluster_driver import Cluster, end, wait_until
+from cluster_driver import Cluster, Net, end, wait_until, why_no_hosts
 from toy_repros import BROKEN, WORKS, Checkout, script
 from watch_driver import WatchProcess, watching
 
@@ -216,6 +216,7 @@ with contextlib.suppress(Exception):
 """
 
 
+@pytest.mark.exhaustive
 def test_a_reduction_on_workers_has_the_same_result(tmp_path: Path) -> None:
     """The worker cannot import the backend by itself, and is asked two questions at a time."""
     (tmp_path / "src").mkdir()
@@ -241,3 +242,38 @@ def test_a_reduction_on_workers_has_the_same_result(tmp_path: Path) -> None:
         ]
         assert len(questions) > 3
     assert together == alone
+
+
+@pytest.mark.skipif(bool(why_no_hosts()), reason=why_no_hosts())
+def test_a_worker_on_a_slow_network_that_fails_for_a_while(desk: Checkout, tmp_path: Path) -> None:
+    """Scheduler, worker and watch on hosts of their own, 20 ms apart. The worker's cable is out while a file is saved."""
+    with Net("mdbgt", 3) as net:
+        hosts = [net.host(name) for name in ("sched", "w", "desk")]
+        hosts[1].slow(0.02)
+        with Cluster(tmp_path / "cluster", host=hosts[0]) as cluster:
+            cluster.worker("w", "--kind", "red", host=hosts[1])
+            running = WatchProcess(
+                desk.folder, "minidbg_repros", *cluster.watch_options(), env=desk.env, prefix=hosts[2].prefix
+            )
+            try:
+                running.wait_for_sweep(since=0)
+                running.wait_until_quiet()
+                saved, mark = time.time(), running.mark()
+                (desk.package / "relu.py").write_text(WORKS.format(op="relu"))
+                first = running.wait_for(
+                    lambda event: event["event"] in ("unconfirmed", "result"), since=mark
+                )
+                print(f"first verdict after {first['at'] - saved:.2f} s")
+                running.wait_for(lambda event: event["event"] == "flip", since=mark)
+                hosts[1].is_cut = True
+                mark = running.mark()
+                (desk.package / "sin.py").write_text(WORKS.format(op="sin"))
+                time.sleep(4)
+                assert not running.since(mark, "flip")
+                hosts[1].is_cut = False
+                running.wait_for(lambda event: event["event"] == "flip", since=mark)
+                running.wait_until_quiet()
+                assert running.flips() == [("FIXED", "relu.py"), ("FIXED", "sin.py")]
+                running.stop()
+            finally:
+                running.close()

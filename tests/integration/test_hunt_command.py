@@ -39,17 +39,9 @@ def hunt(folder: Path, *arguments: str) -> tuple[int, list[dict[str, Any]], str]
 def hunted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, list[dict[str, Any]]]:
     """A folder in which the tutorial's backend was hunted to the end."""
     folder = tmp_path_factory.mktemp("hunted")
-    arguments = (
-        "toy_with_bugs:toy",
-        "--ops",
-        OPS,
-        "--no-graphs",
-        "--call-seconds",
-        "8",
-        "--html",
-        "map.html",
-    )
-    status, said, stderr = hunt(folder, *arguments, "--baseline", "hunt.toml")
+    arguments = ("toy_with_bugs:toy", "--ops", OPS, "--dtypes", "float32,float16,bool", "--no-graphs")
+    more = ("--call-seconds", "8", "--html", "map.html")
+    status, said, stderr = hunt(folder, *arguments, *more, "--baseline", "hunt.toml")
     assert said, stderr
     return folder, status, said
 
@@ -82,7 +74,6 @@ def test_each_of_them_ends_as_one_verified_repro(hunted: Any) -> None:
     assert re.search("reproduces", done.stdout)
 
 
-@pytest.mark.exhaustive
 def test_the_same_backend_again_is_nothing_new(hunted: Any) -> None:
     folder, status, _ = hunted
     assert status == 0  # the baseline was written
@@ -92,9 +83,18 @@ def test_the_same_backend_again_is_nothing_new(hunted: Any) -> None:
     assert hunt(folder, *arguments)[0] == 1
 
 
-@pytest.mark.exhaustive
 def test_a_hunt_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
-    arguments = ("toy_with_bugs:toy", "--ops", "add,mul,sub,hypot,cos,sin,tan,exp", "--no-graphs")
+    dtypes = "float32,float16,float64,int64,bool"
+    arguments = (
+        "toy_with_bugs:toy",
+        "--ops",
+        "add,mul,sub,hypot,cos,sin,tan,exp",
+        "--dtypes",
+        dtypes,
+        "--no-graphs",
+        "--jobs",
+        "1",
+    )
     process = subprocess.Popen(
         command(*arguments),
         cwd=tmp_path,
@@ -122,19 +122,11 @@ def test_a_hunt_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.exhaustive
 def test_aot_eager_is_silent_over_a_slice_of_torchs_samples(tmp_path: Path) -> None:
-    """Each alarm would be a bug of torch, or one of minidbg; the whole table takes half an hour."""
+    """Each alarm would be a bug of torch, or one of minidbg; the whole table takes minutes."""
     status, said, stderr = hunt(
-        tmp_path,
-        "aot_eager",
-        "--ops",
-        "a*,nn.functional.[ab]*,m[ae]*",
-        "--dtypes",
-        "float32,int64",
-        "--seconds",
-        "100",
+        tmp_path, "aot_eager", "--ops", "a*,m[ae]*", "--dtypes", "float32,int64", "--no-graphs"
     )
     assert [one for one in said if "case" in one] == [], stderr
     assert status == 0
-    assert sum(one["cell"]["state"] == "ok" for one in said if "cell" in one) > 10
+    assert sum(one["cell"]["state"] == "ok" for one in said if "cell" in one) > 40

@@ -277,6 +277,8 @@ def test_torchs_own_test_of_inductor_is_not_repeated_first() -> None:
     assert twists.order_for("toy", ("float32", "uint8"))[0] == (("", 0, 1), "float32")
     (twist, _, _), dtype = twists.order_for("inductor", ("float32", "uint8"))[0]
     assert (bool(twist), dtype) == (True, "uint8")
+    assert twists.order_for("inductor", ("uint8",), 1) == [(("", 0, 1), "uint8")]
+    assert sum(last - first for (_, first, last), _ in twists.order_for("toy", ("bool",), 9)) == 9
 
 
 # ---- batches

@@ -7,12 +7,14 @@ import os
 import queue
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from minidbg.history import History
+from minidbg.cluster.members import Cluster, Members, Place
+from minidbg.failure import Verdict
+from minidbg.history import Environment, History
 from minidbg.judge_script import JUDGE_SCRIPT
 from minidbg.processes.pool import Ended, Order
 from minidbg.watch import watched
@@ -423,12 +425,54 @@ def test_a_muted_repro_flips_without_the_hook(world: World, tmp_path: Path) -> N
     script.write_text(
         script.read_text().replace("# schema = 1\n", '# schema = 1\n# muted = "waits for #7"\n')
     )
-    daemon = world.start(on_flip=f"echo told > {tmp_path / 'told'}", folder=tmp_path)
+    daemon = world.start(on_flip=(f"echo told > {tmp_path / 'told'}",), folder=tmp_path)
     world.settle()
     world.save("a", "gone")
     world.settle()
     assert [event.data["muted"] for event in world.names("flip")] == ["waits for #7"]
     assert daemon.recorder.hooks == []
+
+
+def test_each_command_gets_each_flip_and_recipes_are_no_commands(world: World, tmp_path: Path) -> None:
+    world.repro("a", "reproduces")
+    commands = tuple(f"cat >> {tmp_path / name}" for name in ("one", "two"))
+    daemon = world.start(on_flip=(*commands, f"github:{tmp_path / 'three'}"), folder=tmp_path)
+    world.settle()
+    world.save("a", "gone")
+    world.settle()
+    daemon.recorder.close()
+    for name in ("one", "two"):
+        assert json.loads((tmp_path / name).read_text())["kind"] == "FIXED"
+    assert not (tmp_path / "three").exists()
+
+
+def test_one_repro_can_be_asked_for(world: World) -> None:
+    for name in ("a", "b"):
+        world.repro(name, "reproduces")
+    daemon = world.start()
+    world.settle()
+    world.told.clear()
+    daemon.inbox.put(Key("rerun", repro="b.py"))
+    world.settle()
+    assert [event.data["repro"] for event in world.names("result")] == ["b.py"]
+
+
+def test_a_history_from_elsewhere_is_gone_on_with_where_this_machine_left_off(world: World) -> None:
+    """The state seen last is another machine's: ours is what the next run is compared with."""
+    world.repro("a", "reproduces")
+    world.start()
+    world.settle()
+    ours = world.daemon.recorder.states["a.py", "cpu"]
+    world.daemon.end()
+    with History.open(world.repros / ".minidbg" / "history.sqlite") as history:
+        history.put_state(replace(ours, verdict=Verdict.GONE, environment="another", seen=ours.seen + 1))
+    world.told.clear()
+    world.start()
+    world.settle()
+    state = world.daemon.recorder.states["a.py", "cpu"]
+    assert (state.since, state.verdict) == (ours.since, ours.verdict)
+    assert [event.data["since"] for event in world.names("result")] == [ours.since]
+    assert world.flips() == []
 
 
 def test_what_the_header_expects_is_nothing_new(world: World) -> None:
@@ -694,3 +738,97 @@ def test_stop_ends_a_running_sweep_as_interrupted(world: World) -> None:
     world.daemon = None
     with History.open(world.repros / ".minidbg" / "history.sqlite") as history:
         assert history.sweeps()[0].end in ("interrupted", "complete")
+
+
+# Columns of a cluster
+
+
+def place(kind: str, *, slots: int = 2, torch: str = "2.14.1") -> Place:
+    environment = Environment("cpu", "a processor", f"Linux {kind}", torch=torch)
+    return Place(environment, f"cpu@{kind}#1", slots)
+
+
+def joined(world: World, *kinds: str) -> None:
+    """These machines are there now."""
+    assert world.daemon is not None
+    world.daemon.inbox.put(Members({f"cpu@{kind}": place(kind) for kind in kinds}))
+
+
+def ran_at(world: World) -> set[tuple[str, str]]:
+    orders, world.pool.orders = world.pool.orders, []
+    return {(Path(order.script).stem, order.place) for order in orders if order.argv[1:2] != ("canary",)}
+
+
+CLUSTER = Cluster("tcp://127.0.0.1:1")
+
+
+def test_each_kind_of_machine_is_a_column(world: World) -> None:
+    world.repro("a", "reproduces")
+    daemon = world.start(cluster=CLUSTER)
+    daemon.step(0.0)
+    assert ran_at(world) == set(), "nobody is there"
+    joined(world, "red", "blue")
+    world.settle()
+    assert ran_at(world) == {("a", "cpu@red"), ("a", "cpu@blue")}
+    assert {event.data["device"] for event in world.names("result")} == {"cpu@red", "cpu@blue"}
+
+
+def test_a_machine_that_was_away_catches_up_on_what_it_has_not_judged(world: World) -> None:
+    """It leaves and comes back: nothing to do. It leaves, the code changes, it comes back: all of it, and only there."""
+    world.repro("a", "reproduces")
+    world.repro("b", "reproduces")
+    world.start(cluster=CLUSTER)
+    joined(world, "red", "blue")
+    world.settle()
+    ran_at(world)
+    joined(world, "red")
+    world.settle()
+    joined(world, "red", "blue")
+    world.settle()
+    assert ran_at(world) == set()
+    assert world.names("columns")[-1].data["states"], "its verdicts are on this code"
+    joined(world, "red")
+    world.settle()
+    world.save("a", "gone")
+    world.settle()
+    assert ran_at(world) == {("a", "cpu@red"), ("b", "cpu@red")}
+    joined(world, "red", "blue")
+    world.settle()
+    assert not world.names("columns")[-1].data["states"], (
+        "its verdicts are on other code, and are not shown as today's"
+    )
+    assert ran_at(world) == {("a", "cpu@blue"), ("b", "cpu@blue")}
+    assert [(event.data["kind"], event.data["device"]) for event in world.names("flip")] == [
+        ("FIXED", "cpu@red"), ("FIXED", "cpu@blue"),
+    ]  # fmt: skip
+
+
+def test_machines_that_fail_change_no_state(world: World) -> None:
+    world.repro("a", "reproduces")
+    daemon = world.start(cluster=CLUSTER)
+    joined(world, "red")
+    world.settle()
+    answer = world.pool.answer
+    world.pool.answer = lambda order: Ended(order.id, unable="workers died under it")  # type: ignore[method-assign]
+    world.save("a", "gone")
+    world.settle()
+    assert world.flips() == []
+    assert "workers died under it" in world.names("backend_broken")[-1].data["reason"]
+    assert str(daemon.recorder.states["a.py", "cpu@red"].verdict) == "reproduces"
+    world.pool.answer = answer  # type: ignore[method-assign]
+    world.save("a", "gone ")
+    world.settle()
+    assert world.flips() == [("FIXED", "a.py")]
+
+
+def test_other_machines_under_the_same_name_begin_a_history_of_their_own(world: World) -> None:
+    world.repro("a", "reproduces")
+    daemon = world.start(cluster=CLUSTER)
+    joined(world, "red")
+    world.settle()
+    other = place("red other", torch="2.13.0")
+    daemon.inbox.put(Members({"cpu@red": other}))
+    world.save("a", "gone")
+    world.settle()
+    assert world.flips() == []
+    assert str(daemon.recorder.states["a.py", "cpu@red"].verdict) == "gone"

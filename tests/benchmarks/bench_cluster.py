@@ -1,0 +1,277 @@
+"""How busy does ``minidbg watch --cluster`` keep many workers? Runs are replaced by sleeps, the repros and the workers are simulated.
+
+    python tests/benchmarks/bench_cluster.py [--repros 10000] [--columns 16] [--workers 64] [--seconds 600] [--faster 1]
+
+The daemon is a real one: its sweep, its history and its client of Dask; so are Dask's scheduler and protocol. The workers are Dask
+workers in one process of their own, whose tasks sleep as long as a real run took (drawn from 100 runs of a custom backend and of
+inductor). After a first sweep a save is simulated: seconds until the first verdict of a failing repro. Printed: how busy the workers
+were between the first and the last run, runs in a second, the most memory of the daemon, and CPU seconds of daemon and scheduler.
+``--faster`` divides the sleeps: what a scheduler can do is seen by shorter runs on fewer cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import random
+import resource
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+
+REAL = (
+    0.09,
+    0.10,
+    0.11,
+    0.12,
+    0.12,
+    0.13,
+    0.13,
+    0.14,
+    0.15,
+    0.17,
+    0.19,
+    0.21,
+    0.26,
+    0.31,
+    0.36,
+    0.41,
+    0.44,
+    0.52,
+    0.75,
+    1.4,
+)
+"""Seconds of runs: five percent each."""
+
+
+class Sleeper:
+    """In place of ``judges.Judges``: answers after a sleep, and counts how long it was busy."""
+
+    def __init__(self, kind: str, faster: float) -> None:
+        self.kind, self.faster, self.busy = kind, faster, [0.0]
+        self.name = "minidbg"
+
+    async def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        seconds = random.choice(REAL) / self.faster
+        began = time.time()
+        await asyncio.sleep(seconds)
+        with open(self.log, "ab") as log:
+            log.write(f"{began} {time.time()}\n".encode())
+        failing = int(request["name"][1:-3]) % 10 == 0
+        found = {
+            "verdict": "reproduces" if failing else "gone", "signature": None, "reason": "", "message": "", "seconds": seconds,
+            "device": "cpu", "signal": None, "reproduced": None, "runs": None, "figures": {},
+        }  # fmt: skip
+        said = {"canary": "passes", "reason": ""} if "canary" in request["argv"] else found
+        ended = {
+            "id": 0,
+            "status": 0,
+            "stdout": json.dumps(said),
+            "seconds": seconds,
+            "files": list(request.get("loads", ())),
+        }
+        return {"host": "h", "code": request["code"], "worker": "w", "ended": ended}
+
+    log = ""
+
+
+async def judge(request: Mapping[str, Any]) -> dict[str, Any]:
+    """In place of ``judges.judge``."""
+    from distributed import get_worker
+
+    sleeper: Any = get_worker().plugins["minidbg"]
+    return await sleeper.answer(request)
+
+
+def serve(port: int, folder: str, columns: int, workers: int, faster: float) -> None:
+    """A process with all workers."""
+
+    async def run() -> None:
+        from distributed import Worker
+
+        started = []
+        for number in range(workers):
+            kind = f"k{number % columns}"
+            worker = Worker(
+                f"tcp://127.0.0.1:{port}", nthreads=1, memory_limit=0, dashboard=False, local_directory=folder
+            )
+            sleeper = Sleeper(kind, faster)
+            sleeper.log = f"{folder}/busy-{number}"
+            facts = {
+                "minidbg": VERSION, "torch": "", "python": "", "machine": "m", "packages": "p", "mark": "1",
+                "devices": {"cpu": {"name": "c", "driver": ""}}, "host": f"h{number}", "slots": 1, "kind": kind,
+            }  # fmt: skip
+            worker.startup_information["minidbg"] = lambda _, facts=facts: facts
+            worker.state.total_resources[f"cpu@{kind}#1"] = worker.state.available_resources[
+                f"cpu@{kind}#1"
+            ] = 1
+            await worker
+            worker.plugins["minidbg"] = sleeper  # type: ignore[assignment]
+            started.append(worker)
+        await asyncio.gather(*(one.finished() for one in started))
+
+    asyncio.run(run())
+
+
+VERSION = __import__("importlib.metadata").metadata.version("minidbg")
+
+
+def scheduler(port: int) -> None:
+    """A process with the scheduler."""
+
+    async def run() -> None:
+        from distributed import Scheduler
+
+        async with Scheduler(port=port, host="127.0.0.1", dashboard=False) as found:
+            await found.finished()
+
+    asyncio.run(run())
+
+
+def started(target: Callable[..., None], *arguments: object) -> psutil.Process:
+    process = multiprocessing.get_context("spawn").Process(target=target, args=arguments, daemon=True)
+    process.start()
+    return psutil.Process(process.pid)
+
+
+def main() -> None:
+    """Measure and print one line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repros", type=int, default=10_000)
+    parser.add_argument("--columns", type=int, default=16)
+    parser.add_argument("--workers", type=int, default=64)
+    parser.add_argument("--faster", type=float, default=1.0)
+    parser.add_argument(
+        "--seconds", type=float, default=600, help="of the first sweep; what is left then is not run"
+    )
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="minidbg-bench-") as folder:
+        print(json.dumps(measure(Path(folder), options)), flush=True)
+
+
+def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """The figures."""
+    from cluster_driver import free_port
+    from toy_repros import WORKS, script, toy_package
+
+    from minidbg.cluster import judges
+    from minidbg.cluster.members import Cluster
+    from minidbg.cluster.pool import ClusterPool
+    from minidbg.watch.announce import Announcer, Event
+    from minidbg.watch.daemon import Daemon, Inbox, Stop
+    from minidbg.watch.events import NoEvents
+    from minidbg.watch.settings import load
+
+    package = toy_package(folder / "src", {"op": WORKS})
+    sys.path.insert(0, str(folder / "src"))
+    repros = folder / "repros"
+    repros.mkdir()
+    for number in range(options.repros):
+        expect = "reproduces" if number % 10 == 0 else "gone"
+        (repros / f"r{number}.py").write_text(script("op", expect=expect))
+    port = free_port()
+    boss = started(scheduler, port)
+    crew = started(serve, port, str(folder), options.columns, options.workers, options.faster)
+    judges.judge = judge
+    events: list[Event] = []
+    lock = threading.Condition()
+
+    class View:
+        def show(self, event: Event) -> None:
+            with lock:
+                events.append(event)
+                lock.notify_all()
+
+        def close(self) -> None: ...
+
+    import dataclasses
+
+    settings = dataclasses.replace(
+        load({"reduce": False, "poll_s": 0.1}, folder=folder), cluster=Cluster(f"tcp://127.0.0.1:{port}")
+    )
+    daemons: list[Daemon] = []
+    inboxes: list[Inbox] = []
+
+    def run() -> None:
+        def pool(inbox: Inbox, hidden: Path) -> ClusterPool:
+            inboxes.append(inbox)
+            made = ClusterPool(inbox.put, settings.cluster, here=lambda: None)  # type: ignore[arg-type, return-value]
+            while (
+                len(made.places) < options.columns
+                or sum(place.slots for place in made.places.values()) < options.workers
+            ):
+                time.sleep(0.1)
+            return made
+
+        daemons.append(
+            Daemon(
+                [repros], settings, Announcer([View()]), make_pool=pool, make_events=lambda inbox: NoEvents()
+            )
+        )
+        daemons[0].run()
+
+    def wait_for(
+        name: str, since: int, seconds: float, wanted: Callable[[Event], bool] = lambda event: True
+    ) -> Event | None:
+        until = time.monotonic() + seconds
+        with lock:
+            while True:
+                found = next(
+                    (event for event in events[since:] if event.name == name and wanted(event)), None
+                )
+                if found or (
+                    not lock.wait(max(0.0, min(5.0, until - time.monotonic()))) and time.monotonic() > until
+                ):
+                    return found
+
+    cpu = time.process_time()
+    thread = threading.Thread(target=run)
+    thread.start()
+    finished = wait_for("sweep_finished", 0, options.seconds)
+    spent, boss_spent = time.process_time() - cpu, sum(boss.cpu_times()[:2])
+    done = sum(event.name == "result" for event in events)
+    if finished is None:
+        assert daemons[0].sweeper.current is not None
+        daemons[0].sweeper.current.without(lambda job: True)
+    runs = [
+        tuple(map(float, line.split()))
+        for path in folder.glob("busy-*")
+        for line in path.read_text().splitlines()
+    ]
+    first, last = min(began for began, _ in runs), max(ended for _, ended in runs)
+    # The end is thin: each column has its own last runs.
+    last = sorted(ended for _, ended in runs)[int(len(runs) * 0.98)]
+    busy = sum(min(ended, last) - min(began, last) for began, ended in runs) / (
+        options.workers * (last - first)
+    )
+    wait_for("sweep_finished", 0, 60)
+    mark, saved = len(events), time.time()
+    (package / "op.py").write_text(WORKS.format(op="op") + "# saved\n")
+    verdict = wait_for("result", mark, 60, lambda event: event.data["verdict"] == "reproduces")
+    inboxes[0].put(Stop("measured"))
+    thread.join(60)
+    for one in (crew, boss):
+        one.kill()
+    return {
+        "repros": options.repros, "columns": options.columns, "workers": options.workers, "faster": options.faster,
+        "complete": finished is not None, "verdicts": done, "runs": len(runs), "busy": round(busy, 3),
+        "runs_per_s": round(len(runs) / (last - first)), "seconds": round(last - first, 1),
+        "daemon_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024), "daemon_cpu_s": round(spent, 1),
+        "scheduler_cpu_s": round(boss_spent, 1), "workers_cpu_s": None,
+        "first_failing_verdict_s": round(verdict.at - saved, 2) if verdict else None, "load": round(os.getloadavg()[0], 1),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

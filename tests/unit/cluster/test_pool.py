@@ -1,0 +1,124 @@
+"""What the pool of a cluster makes of what Dask tells it; no scheduler, no worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("distributed", reason="the extra 'cluster' is not installed")
+
+from minidbg.cluster import pool as room
+from minidbg.cluster.members import Cluster, Members, Notice
+from minidbg.cluster.pool import Asked, ClusterPool
+from minidbg.processes.pool import Ended, Order
+
+from .test_members import worker
+
+MINE = {"minidbg": room.importlib.metadata.version("minidbg")}
+
+
+@pytest.fixture
+def told() -> list[Any]:
+    return []
+
+
+@pytest.fixture
+def pool(told: list[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[ClusterPool]:
+    async def alone(self: ClusterPool) -> None:
+        """No connection."""
+
+    monkeypatch.setattr(ClusterPool, "stay_connected", alone)
+    made = ClusterPool(told.append, Cluster("tcp://127.0.0.1:1"), here=lambda: None)  # type: ignore[arg-type, return-value]
+    yield made
+    made.close()
+
+
+def within(pool: ClusterPool, work: Any) -> Any:
+    """Do it in the pool's thread."""
+
+    async def run() -> Any:
+        return work()
+
+    return asyncio.run_coroutine_threadsafe(run(), pool.loop).result(10)
+
+
+def test_a_column_stays_for_a_while_when_its_last_worker_goes(
+    pool: ClusterPool, told: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    within(pool, lambda: pool.look_round({"tcp://a:1": worker(**MINE)}))
+    within(pool, lambda: pool.look_round({}))
+    assert [list(one.places) for one in told] == [["cpu@box"]]
+    monkeypatch.setattr(room, "LEAVE_S", 0.0)
+    within(pool, lambda: pool.look_round({}))
+    assert told[-1] == Members({})
+
+
+def test_what_is_still_so_is_said_once_and_again_when_it_comes_back(
+    pool: ClusterPool, told: list[Any]
+) -> None:
+    within(pool, lambda: pool.event((0.0, {"worker": "tcp://a:1", "text": "disk full"})))
+    full = {"tcp://a:1": worker(status="paused", **MINE), "tcp://b:1": worker(**MINE)}
+    for _ in range(3):
+        within(pool, lambda: pool.look_round(full))
+    within(pool, lambda: pool.full.clear())
+    within(pool, lambda: pool.look_round(full))
+    within(pool, lambda: pool.event((0.0, {"worker": "tcp://a:1", "text": "disk full"})))
+    within(pool, lambda: pool.look_round(full))
+    assert [one.text for one in told if isinstance(one, Notice)] == ["disk full", "disk full"]
+
+
+def test_the_third_worker_that_dies_under_an_order_ends_it(
+    pool: ClusterPool, told: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked again elsewhere twice; then that is told as a fact about machines."""
+
+    class Client:
+        status = "running"
+
+        def submit(self, *_: Any, key: str, **__: Any) -> asyncio.Future[Any]:
+            future = pool.loop.create_future()
+
+            def die() -> None:
+                for number in range(room.MOST_DEATHS):
+                    pool.event(
+                        (
+                            0.0,
+                            {
+                                "action": "remove-worker",
+                                "worker": f"w{number}",
+                                "processing-tasks": {key},
+                                "expected": False,
+                            },
+                        )
+                    )
+
+            pool.loop.call_soon(die)
+            cancel = future.cancel
+
+            async def cancelled() -> None:
+                cancel()
+
+            return type(
+                "Future",
+                (),
+                {"cancel": lambda self: cancelled(), "__await__": lambda self: future.__await__()},
+            )()
+
+    monkeypatch.setattr(room, "RETRY_S", 0.0)
+    within(pool, lambda: pool.look_round({"tcp://a:1": worker(**MINE)}))
+    within(pool, lambda: setattr(pool, "client", Client()))
+    within(pool, pool.connected.set)
+    order = Order(7, (), "fork", 1.0, place="cpu@box")
+    asyncio.run_coroutine_threadsafe(pool.answer(Asked(order, {"code": "c"}), {}), pool.loop).result(10)
+    (ended,) = [one for one in told if isinstance(one, Ended)]
+    assert ended.unable == "the machine failed, not the repro: workers died under it (w0, w1, w2)"
+    within(pool, lambda: setattr(pool, "client", None))
+
+
+def test_a_verdict_on_other_code_counts_for_nothing(pool: ClusterPool) -> None:
+    said = {"host": "box", "code": "old", "ended": {"id": 1, "status": 1, "stdout": "{}"}}
+    assert "other code" in pool.as_ended(1, said, "new").unable
+    assert pool.as_ended(1, said, "old").unable == ""
