@@ -14,6 +14,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ class ClusterPool:
         self.started: Any = None
         self.thread = threading.Thread(target=self.loop.run_forever, name="minidbg-cluster", daemon=True)
         self.thread.start()
-        self.soon(self.stay_connected())
+        self.connection = self.soon(self.stay_connected())
 
     # What the daemon calls
 
@@ -124,7 +125,8 @@ class ClusterPool:
         if not self.digest:
             size = sum(os.path.getsize(path) for path in code.files)
             where = ", ".join(map(display_path, code.folders())) or "no folder"
-            text = f"{len(code.files)} files of {where} ({size / 1000:.0f} kB) go to the workers, and the repros; nothing else of this machine does"
+            count = f"{len(code.files)} file{'' if len(code.files) == 1 else 's'}"
+            text = f"{count} of {where} ({size / 1000:.0f} kB) go to the workers, and the repros; nothing else of this machine does"
             self.listener(Notice(text))
         manifest = code.manifest
         self.digest = sha_of(manifest)
@@ -138,7 +140,9 @@ class ClusterPool:
         self.closing = True
         self.loop.call_soon_threadsafe(self.look.set)
         with contextlib.suppress(Exception):  # the cluster may be in any state, and we want to leave
-            asyncio.run_coroutine_threadsafe(self.leave(), self.loop).result(timeout=10)
+            self.soon(self.leave()).result(timeout=10)
+            self.connection.cancel()
+            self.soon(asyncio.sleep(0)).result(timeout=1)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(timeout=5)
         if not self.thread.is_alive():
@@ -148,9 +152,9 @@ class ClusterPool:
 
     # The connection
 
-    def soon(self, work: Coroutine[Any, Any, None]) -> None:
+    def soon(self, work: Coroutine[Any, Any, None]) -> Future[None]:
         """Have the loop do this."""
-        asyncio.run_coroutine_threadsafe(work, self.loop)
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     async def address(self) -> str:
         """Of the scheduler; a local cluster is started first."""
@@ -283,7 +287,9 @@ class ClusterPool:
         while not asked.done:
             await self.connected.wait()
             client, place = self.client, self.places.get(asked.order.place)
-            if client is None or place is None:
+            if place is None:
+                break  # it has left
+            if client is None:
                 await asyncio.sleep(RETRY_S)
                 continue
             try:

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import statistics
 import subprocess
 import sys
@@ -83,6 +84,12 @@ def main() -> None:
     parser.add_argument("--baseline", type=int, default=10)
     parser.add_argument("--saves", type=int, default=5)
     parser.add_argument("--hangs", type=int, default=0)
+    parser.add_argument(
+        "--columns", type=int, default=1, help="the same runs so often, with another variable each"
+    )
+    parser.add_argument(
+        "--watch", default="--jobs 2", help="further options of watch: '--cluster local:4 --jobs 4'"
+    )
     options = parser.parse_args()
     for backend in options.backends.split(","):
         for count in map(int, options.repros.split(",")):
@@ -99,13 +106,15 @@ def measure(backend: str, count: int, folder: Path, options: argparse.Namespace)
     lowering.write_text(LOWERING.format(broken=BROKEN))
     repros = folder / "repros"
     repros.mkdir()
+    variables = [f"BENCH_COLUMN={number}" for number in range(options.columns)]
+    (folder / "pyproject.toml").write_text(f"[tool.minidbg.watch]\nenv = {json.dumps(variables)}\n")
     path = os.pathsep.join([str(folder / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": path}
     write_repros(backend, count, repros, env)
     alone, alone_cpu, fresh_verdicts = fresh_runs(sorted(repros.glob("*.py"))[: options.baseline], env)
     write_hangs(sorted(repros.glob("*.py"))[0], options.hangs)
     lags: list[float] = []
-    first, last, cpu, verdicts, start = watched(folder, lowering, options.saves, env, lags)
+    first, last, cpu, verdicts, start = watched(folder, lowering, options, env, lags)
     same = all(verdicts.get(script) == verdict for script, verdict in fresh_verdicts.items())
     return {
         "backend": backend, "repros": count, "start_s": round(start, 2), "first_verdict_s": round(statistics.median(first), 3),
@@ -173,14 +182,17 @@ def fresh_runs(scripts: list[Path], env: dict[str, str]) -> tuple[float, float, 
 
 
 def watched(
-    folder: Path, lowering: Path, saves: int, env: dict[str, str], lags: list[float]
+    folder: Path, lowering: Path, options: argparse.Namespace, env: dict[str, str], lags: list[float]
 ) -> tuple[list[float], list[float], float, dict[str, str], float]:
     """Seconds from each save to the first and to the last verdict, CPU seconds of a sweep, the verdicts, and start-up seconds.
 
     Into ``lags`` go the seconds by which each flip of the last save follows its warm verdict.
     """
     began = time.time()
-    running = WatchProcess(folder, "repros", "--jobs", "2", "--source", "src", "--no-reduce", env=env)
+    saves = options.saves
+    running = WatchProcess(
+        folder, "repros", *shlex.split(options.watch), "--source", "src", "--no-reduce", env=env
+    )
     first: list[float] = []
     last: list[float] = []
     try:
@@ -212,7 +224,10 @@ def watched(
 def cpu_of(running: WatchProcess) -> float:
     """CPU seconds that the daemon, its server and all that they ran have spent so far."""
     daemon = psutil.Process(running.process.pid)
-    times = [process.cpu_times() for process in (daemon, *daemon.children())]
+    times = [
+        process.cpu_times()
+        for process in (daemon, *daemon.children(recursive="--cluster" in daemon.cmdline()))
+    ]
     return sum(one.user + one.system + one.children_user + one.children_system for one in times)
 
 

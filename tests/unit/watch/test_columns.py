@@ -85,3 +85,12 @@ def test_each_variable_and_each_option_is_a_column_and_nothing_is_one_too() -> N
     ]  # fmt: skip
     assert columns[3].variables == {"A": "1", "B": "x y"}
     assert columns[3].given_options == {"fuse": False, "triton.x": 2}
+
+
+def test_a_device_of_a_cluster_is_one_of_each_kind_of_machine() -> None:
+    machine = Machine({}, slots={"cpu@box": 4, "cpu@gpu": 2, "cuda:0@gpu": 1})
+    assert devices_of("cpu", None, machine) == ("cpu@box", "cpu@gpu")
+    assert devices_of("cuda", None, machine) == ("cuda:0@gpu",)
+    assert devices_of("cpu", parse_devices("cuda:0,cpu@box,xpu"), machine) == ("cuda:0@gpu", "cpu@box", "xpu")
+    (column,) = variants(["cuda:0@gpu"], ["A=1"], [])
+    assert (column.device, column.host, str(column)) == ("cuda:0", "gpu", "cuda:0@gpu A=1")

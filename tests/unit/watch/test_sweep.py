@@ -126,6 +126,23 @@ def test_what_waits_for_a_device_runs_when_it_is_free() -> None:
     assert list(dict.fromkeys(seen)) == jobs
 
 
+def test_a_place_of_a_cluster_is_given_what_it_takes_and_one_that_leaves_nothing_more() -> None:
+    jobs = [Job(f"{name}.py", Column("cpu", host=host)) for host in ("red", "blue") for name in "abcd"]
+    repros = {job.repro: repro(job.repro) for job in jobs}
+    sweep = Sweep(2, jobs, repros, {}, slots=8, room={"cpu@red": 3, "cpu@blue": 1}, probing=True)
+    running = started(sweep, 8)
+    assert sorted(task.job.column.host for task in running) == ["blue", "red", "red", "red"]
+    left = sweep.without(lambda job: job.column.host == "red")
+    assert [job.repro for job in left] == ["d.py"]
+    ran = set()
+    while running:
+        ran |= {task.job for task in running}
+        for task in running:
+            report(sweep, task, GONE)
+        running = started(sweep, 8)
+    assert sorted(ran) == sorted(job for job in jobs if job not in left)
+
+
 def test_a_broken_backend_changes_no_state_and_runs_nothing_more() -> None:
     sweep = sweep_over(state("a.py"), state("b.py"), state("c.py"))
     canary, first = started(sweep, 2)
