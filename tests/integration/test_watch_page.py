@@ -223,11 +223,16 @@ def test_a_thousand_repros_by_eight_columns_are_there_at_once_and_scroll(
         )
         assert size < 200_000
         assert live_s < 1.0
-        assert seen["scrolled"] > 20_000
-        assert max(seen["long_tasks"], default=0) < 100
-        if not os.environ.get("CI"):
-            assert paint < 300 * max(1.0, os.getloadavg()[0])
-            assert seen["median"] < 34 * max(1.0, os.getloadavg()[0])
+        assert page.locator("#rows tbody tr").count() < 120, (
+            "whatever their number, only rows in view are drawn"
+        )
+        page.evaluate("document.getElementById('frame').scrollTop = 1e6")
+        sync_api.expect(page.locator('#rows [aria-rowindex="1001"]')).to_be_visible()
+        if os.getloadavg()[0] < 1.5:  # of a browser on a busy machine the time says nothing
+            assert paint < 300
+            assert seen["median"] < 20
+            assert seen["p95"] < 34
+            assert max(seen["long_tasks"], default=0) < 100
 
 
 def test_search_filters_links_and_keys(browser: Any, tmp_path: Path) -> None:
