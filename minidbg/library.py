@@ -90,7 +90,7 @@ def reduced(
     if forms is None:
         if backend is not None:
             raise BadSetting(
-                f"backend={backend!r}: the repro {what} has its backend in it; edit its backend() to ask another one"
+                f"backend={backend!r}: the repro {what} has its backend in it; edit the script to ask another one"
             )
         assert isinstance(what, Path)
         return reducing.reduce_path(

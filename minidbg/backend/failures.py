@@ -117,17 +117,17 @@ LISTENERS: list[Callable[[Failure, Report], object]] = []
 
 def answer(failure: Failure, settings: Settings) -> Report:
     """What became of ``failure``; the listeners hear it. Never raises an ordinary exception."""
-    report = answered(failure, settings)
+    report = report_of_failure(failure, settings)
     for listener in LISTENERS:
         listener(failure, report)
     return report
 
 
-def answered(failure: Failure, settings: Settings) -> Report:
+def report_of_failure(failure: Failure, settings: Settings) -> Report:
     """What became of ``failure``, as ``answer`` gives it."""
     try:
         with answering(failure.inputs):
-            return captured(failure, settings)
+            return capture_and_reduce(failure, settings)
     except MinidbgError as refusal:
         return kept_in_words(failure, refusal, settings)
     except OSError as error:
@@ -179,7 +179,7 @@ def plain_modes() -> Iterator[None]:
         yield
 
 
-def captured(failure: Failure, settings: Settings) -> Report:
+def capture_and_reduce(failure: Failure, settings: Settings) -> Report:
     """Capture ``failure`` and have it answered, unless this very one was before."""
     case = capture.case_of(failure, settings)
     key = (case.signature, case.backend.name, capture.digest(failure), settings)
@@ -248,7 +248,7 @@ def warn_of_layout(failure: Failure, settings: Settings) -> None:
             "minidbg: %s; the program goes on with this result (layout=%s). %s",
             failure.error,
             '"raise" makes it a failure, "ignore" is silent',
-            answered(failure, settings).line,
+            report_of_failure(failure, settings).line,
         )
 
 

@@ -50,7 +50,7 @@ def on_failure(case: Case, settings: Settings) -> Report:
             raise
         settings, complaint = with_temporary_folder(settings, refusal)
         capture = repro.keep_capture(case, settings.repro_dir, exactness=repro.Exactness.SMALL)
-    answer = answered(case, capture, settings)
+    answer = reduced_or_why_not(case, capture, settings)
     return replace(answer, line=f"{complaint}{answer.line}")
 
 
@@ -78,7 +78,7 @@ def with_temporary_folder(settings: Settings, error: OSError) -> tuple[Settings,
     return replace(settings, repro_dir=folder), complaint
 
 
-def answered(case: Case, capture: Path, settings: Settings) -> Report:
+def reduced_or_why_not(case: Case, capture: Path, settings: Settings) -> Report:
     """What became of the case whose capture lies at ``capture``."""
     if settings.reduce is Reduce.LATER:
         why = case.provenance.notes[-1] if case.provenance.notes else "reduce='later'"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import signal
@@ -42,11 +41,15 @@ def worker(cluster: Cluster, jobs: int, kind: str, cache: str) -> None:
         import distributed  # noqa: F401
     except ImportError:
         raise MinidbgError("dask is not installed; pip install 'minidbg[cluster]'") from None
+    import asyncio  # late, as all that the list of commands does not need
+
     sys.exit(asyncio.run(serve(cluster, jobs, kind, cache)))
 
 
 async def serve(cluster: Cluster, jobs: int, kind: str, cache: str) -> int:
     """Be a worker until a signal comes; a new one of Dask's whenever the scheduler was lost. The exit status."""
+    import asyncio
+
     import dask
     from distributed import Worker
 
@@ -85,6 +88,8 @@ async def serve(cluster: Cluster, jobs: int, kind: str, cache: str) -> int:
 
 async def signalled() -> None:
     """Returns when SIGINT, SIGTERM or SIGHUP has come."""
+    import asyncio
+
     event, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, event.set)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import functools
-import ipaddress
-import socket
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from minidbg.errors import BadSetting
-from minidbg.history import Environment
+
+if TYPE_CHECKING:
+    from minidbg.history import Environment
 
 ALIKE = ("minidbg", "torch", "python", "machine", "devices", "packages")
 """What must be the same on machines that stand in for each other: a verdict may depend on it."""
@@ -101,6 +101,8 @@ def environment_of(device: str, said: Mapping[str, Any]) -> Environment:
     about = said["devices"][device]
     facts = {name: str(said[name]) for name in ("host", "python", "kind", "packages")}
     machine = f"{said['machine']} {said['kind']}#{said['mark']}"
+    from minidbg.history import Environment  # late: every command line lists the options of a cluster
+
     return Environment(device, about["name"], machine, about["driver"], said["torch"], facts)
 
 
@@ -167,6 +169,9 @@ class Cluster:
 
 def is_loopback(host: str) -> bool:
     """Whether the name or number stands for this machine alone."""
+    import ipaddress
+    import socket
+
     try:
         found = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
     except OSError:

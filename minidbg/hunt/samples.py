@@ -26,6 +26,7 @@ DTYPES = (
 )  # fmt: skip
 """In the order in which they are tried: what programs use most comes first."""
 
+FIXED_POINT = ("nn.functional.interpolate", "nn.functional.upsample")
 UNINITIALISED = ("empty", "new_empty", "resize_")
 
 
@@ -121,6 +122,8 @@ def built(
     if sample.op.startswith(UNINITIALISED):
         raise NoSamples("its result is memory that nobody has written to")
     op, dtype = operators()[sample.op], getattr(torch, sample.dtype)
+    if sample.op.startswith(FIXED_POINT) and not dtype.is_floating_point:
+        raise NoSamples("eager computes it in fixed point, and torch's own tests allow a difference of one")
     differentiable = dtype in op.supported_backward_dtypes(torch.device(sample.device).type)
     trains = (
         sample.number % 2 == 0 and op.supports_autograd and differentiable and "special" not in sample.twists

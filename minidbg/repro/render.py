@@ -99,9 +99,9 @@ def render(
     kind = case.kind or kind or Kind.COMPILE
     case = with_group(case)
     is_standalone = form is Form.STANDALONE
-    judge_imports = harness_imports(kind, case.call) if is_standalone else ()
-    taken = set(OWN_NAMES) | (harness_names(kind) if is_standalone else frozenset())
-    case = replace(case, backend=avoid_names(case.backend, taken, (*SCRIPT_IMPORTS, *judge_imports)))
+    imports = (*SCRIPT_IMPORTS, *(harness_imports(kind, case.call) if is_standalone else ()))
+    taken = {*OWN_NAMES, *(harness_names(kind) if is_standalone else ())}
+    case = replace(case, backend=avoid_names(case.backend, taken, imports))
     stored: dict[str, Tensor] = {}
     explicit = case.context.default_dtype != "torch.float32"
     model = _model(case, exactness, stored, explicit=explicit)
@@ -127,16 +127,11 @@ def render(
         "paths": list(case.backend.paths) if form is Form.SHORT else [],
     }
     if form is Form.SHORT:
-        read = header_of(header, Path("the header"))
-        has_numbers = any(type(value) is int for value in case.inputs)
-        variables |= selfcheck.lines_for(
-            read, model=model.text, plain_backend=plain_backend, has_numbers=has_numbers
-        )
-        variables["limit"] = f"{selfcheck.hang_limit(read):g}"
+        variables |= _lines_that_judge(case, header, model.text, plain_backend)
     if is_standalone:
         variables |= {
             "divider": DIVIDER,
-            "harness_imports": [line for line in judge_imports if line not in SCRIPT_IMPORTS],
+            "harness_imports": [line for line in imports if line not in SCRIPT_IMPORTS],
             "harness": harness_source(kind, case.call).rstrip("\n"),
         }
     if contents is not WITH_CARE:  # a record of a flight: templates and checks take longer than all the rest
@@ -144,6 +139,14 @@ def render(
     text = fill(form.value, variables, functools.partial(_check_own, case=case))
     _check(text)
     return Script(text, stored)
+
+
+def _lines_that_judge(case: Case, header: str, model: str, plain_backend: str) -> dict[str, Any]:
+    """The variables of a short script that judge. Raises NoShortForm."""
+    read = header_of(header, Path("the header"))
+    has_numbers = any(type(value) is int for value in case.inputs)
+    lines = selfcheck.lines_for(read, model=model, plain_backend=plain_backend, has_numbers=has_numbers)
+    return {**lines, "limit": f"{selfcheck.hang_limit(read):g}"}
 
 
 def plain_name(backend: BackendRef) -> str:
@@ -154,7 +157,8 @@ def plain_name(backend: BackendRef) -> str:
 
 def function_name(backend: BackendRef) -> str:
     """The expression of a backend that is one of the embedded definitions; empty for all others."""
-    return backend.expression if backend.expression.isidentifier() and not backend.setup else ""
+    is_own = backend.embedded and not backend.setup and backend.expression.isidentifier()
+    return backend.expression if is_own else ""
 
 
 def values_line(stored: Mapping[str, Tensor]) -> str:

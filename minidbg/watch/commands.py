@@ -139,6 +139,8 @@ def watch(
         raise click.UsageError("--serve shows sweep after sweep; --once --html FILE leaves a page")
     if allow_actions and not serve:
         raise click.UsageError("--allow-actions is about the page; give --serve too")
+    if serve not in (None, "-") and not re.match(WITH_VALUE["--serve"], str(serve)):
+        raise click.UsageError(f"--serve: {serve!r} is no address; it looks like 127.0.0.1:8765")
     found = list(paths) or default_paths()
     settings = replace(load({**options, "reduce": False if no_reduce else None}), cluster=cluster)
     from minidbg.watch.starting import Outputs, run_daemon

@@ -21,11 +21,10 @@ from minidbg.watch.background import Background, Builder, Builds, Built
 from minidbg.watch.columns import Column, Machine, variants
 from minidbg.watch.events import Events
 from minidbg.watch.lock import Lock, hidden_folder
-from minidbg.watch.notices import is_recipe
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import home_of
 from minidbg.watch.runner import IN_WORKER, Bytecode, Runner, forks
-from minidbg.watch.settings import FailOn, WatchSettings
+from minidbg.watch.settings import FailOn, WatchSettings, is_recipe
 from minidbg.watch.sources import repositories_of, repositories_worth_building, revisions
 from minidbg.watch.states import FAILING, seen_too_seldom
 from minidbg.watch.sweep import contradictions, exit_status

@@ -330,23 +330,16 @@ class Matrix:
 
     def names(self, *, every: bool = False) -> list[str]:
         """The repros to show: listed rows where they are, then others, what fails first."""
-        known = {name for name, _ in self.cells}
-        rows = [name for name in self.rows if name in known]
-        rows += sorted(known.difference(rows), key=self.attention)
-        if every or not self.failing_only:
-            return rows
-        return [
-            name for name in rows if any(fails(cell) for (one, _), cell in self.cells.items() if one == name)
-        ]
-
-    def attention(self, name: str) -> tuple[int, str]:
-        """Sort key: what fails comes before what does not."""
-        ranks = [
-            ORDER.index(cell.verdict) if cell.verdict in ORDER else 0
-            for (one, _), cell in self.cells.items()
-            if one == name
-        ]
-        return min(ranks, default=len(ORDER)), name
+        ranks: dict[str, int] = {}
+        failing = set()
+        for (name, _), cell in self.cells.items():
+            rank = ORDER.index(cell.verdict) if cell.verdict in ORDER else 0
+            ranks[name] = min(rank, ranks.get(name, rank))
+            if fails(cell):
+                failing.add(name)
+        rows = [name for name in self.rows if name in ranks]
+        rows += sorted(ranks.keys() - set(rows), key=lambda name: (ranks[name], name))
+        return rows if every or not self.failing_only else [name for name in rows if name in failing]
 
     def cell_text(self, cell: Cell | None) -> Text:
         """The verdict, and a new one that is being confirmed; dim until the running sweep has seen it."""

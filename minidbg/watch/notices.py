@@ -6,7 +6,6 @@ import contextlib
 import html
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -32,19 +31,6 @@ POST_SECONDS = 10.0
 TRIES_AFTER_S = (0.0, 1.0, 5.0)
 CLOSE_SECONDS = 20.0
 MOST_LISTED = 20
-KNOWN = "desktop, slack:URL, matrix:URL, webhook:URL, github:FILE"
-
-
-def is_recipe(text: str) -> bool:
-    """Whether an entry of ``on_flip`` is a recipe; else it is a shell command. Raises BadSetting for an unknown recipe."""
-    name, colon, _ = text.partition(":")
-    if name == "desktop" and not colon:
-        return True
-    if colon and name in ("slack", "matrix", "webhook", "github"):
-        return True
-    if re.match(r"\w+:https?://", text):
-        raise BadSetting(f"on_flip has no recipe {name!r}; recipes are {KNOWN}")
-    return False
 
 
 class Notifier:

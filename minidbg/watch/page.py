@@ -93,7 +93,7 @@ class Live:
             return {
                 **self.head(),
                 "columns": self.matrix.devices(),
-                "rows": [[name, self.about(name, repros), cells] for name, cells in by_name.items()],
+                "rows": [[name, about(repros.get(name)), cells] for name, cells in by_name.items()],
                 "flips": [entry for _, entry in self.flips],
             }
 
@@ -107,7 +107,8 @@ class Live:
                 if at <= seq:
                     break
                 keys.append(key)
-            repros = self.repros()
+            repros, gone = self.repros(), {name for name, column in keys if not column}
+            gone -= {name for name, _ in self.matrix.cells} | repros.keys()
             return {
                 **self.head(),
                 "dim": self.dimmed > seq,
@@ -116,7 +117,11 @@ class Live:
                     for name, column in keys
                     if (name, column) in self.matrix.cells
                 ],
-                "rows": [[name, self.about(name, repros)] for name, column in keys if not column],
+                "rows": [
+                    [name, None if name in gone else about(repros.get(name))]
+                    for name, column in keys
+                    if not column
+                ],
                 "flips": [entry for at, entry in self.flips if at > seq],
             }
 
@@ -131,15 +136,15 @@ class Live:
             "notices": list(matrix.notices), "machine": self.machine,
         }  # fmt: skip
 
-    def about(self, name: str, repros: Mapping[str, Repro]) -> Json | None:
-        """What the header of a repro says; None when the repro is gone."""
-        repro = repros.get(name)
-        if repro is None:
-            return None if not any(one == name for one, _ in self.matrix.cells) else {}
-        if repro.damage:
-            return {"damage": repro.damage}
-        notes = {key: text for key, text in repro.row().items() if key != "repro"}
-        return {"kind": str(repro.kind), "backend": repro.backend, "expect": str(repro.expect), **notes}
+
+def about(repro: Repro | None) -> Json:
+    """What the header of a repro says; nothing of one that is not there."""
+    if repro is None:
+        return {}
+    if repro.damage:
+        return {"damage": repro.damage}
+    notes = {key: text for key, text in repro.row().items() if key != "repro"}
+    return {"kind": str(repro.kind), "backend": repro.backend, "expect": str(repro.expect), **notes}
 
 
 def cell_json(cell: Cell, *, brief: bool = True) -> list[Any]:

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from minidbg.printable import in_one_line, printable
 from minidbg.watch import reading
 from minidbg.watch.announce import Event
-from minidbg.watch.page import Json, Live
+from minidbg.watch.page import Json, Live, about
 from minidbg.watch.settings import FailOn
 from minidbg.watch.states import FAILING
 
@@ -74,8 +74,8 @@ class Results:
     def more_about(self, data: Json) -> Json:
         """Since when, and what the header says to people."""
         cell = self.live.matrix.cells.get((data["repro"], data["device"]))
-        about = self.live.about(data["repro"], self.live.repros()) or {}
-        return {"since": cell.since if cell else None, **about}
+        since = cell.since if cell else None
+        return {"since": since, **about(self.live.repros().get(data["repro"]))}
 
     def broken(self) -> list[Json]:
         """The backends that could do nothing at all."""

@@ -26,7 +26,7 @@ from minidbg.metadata import DIVIDER
 from minidbg.printable import display_path
 from minidbg.processes import Standby
 from minidbg.watch import reading
-from minidbg.watch.page import SITE, Json, Live, flip_entry, page_html, style_text
+from minidbg.watch.page import SITE, Json, Live, about, flip_entry, page_html, style_text
 from minidbg.watch.recorder import flip_facts
 from minidbg.watch.repros import HIDDEN, Repro, stamp_of
 
@@ -48,7 +48,7 @@ class Drawings:
     """The middle of ``minidbg show --html``, made in an interpreter with torch, one at a time; made again when the script has changed."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.at_work, self.hands_on = threading.Lock(), threading.Lock()
         self.made: dict[Path, tuple[tuple[int, ...], str]] = {}
         self.spare: Standby | None = None
         self.timer: threading.Timer | None = None
@@ -56,17 +56,24 @@ class Drawings:
 
     def get_ready(self) -> None:
         """Start an interpreter, for a drawing that is likely to be asked for."""
-        if self.timer is not None:
-            self.timer.cancel()
-        if self.spare is None and not self.closed:
-            self.spare = Standby(["minidbg.cli.showing", "minidbg.report.page"])
-        self.timer = threading.Timer(SPARE_SECONDS, self.drop_spare)
-        self.timer.daemon = True
-        self.timer.start()
+        with self.hands_on:
+            if self.timer is not None:
+                self.timer.cancel()
+            if self.spare is None and not self.closed:
+                self.spare = Standby(["minidbg.cli.showing", "minidbg.report.page"])
+            self.timer = threading.Timer(SPARE_SECONDS, self.drop_spare)
+            self.timer.daemon = True
+            self.timer.start()
+
+    def take_spare(self) -> Standby | None:
+        """The interpreter that waits, for the caller to end."""
+        with self.hands_on:
+            spare, self.spare = self.spare, None
+            return spare
 
     def of(self, path: Path) -> str:
         """The drawing of the repro at ``path``, as HTML. Raises MinidbgError when there can be none."""
-        with self.lock:
+        with self.at_work:
             stamp, (known, text) = stamp_of(path), self.made.get(path, ((), ""))
             if known != stamp:
                 text = self.draw(path)
@@ -76,7 +83,7 @@ class Drawings:
     def draw(self, path: Path) -> str:
         """``minidbg show`` in a process of its own."""
         self.get_ready()
-        spare, self.spare = self.spare, None
+        spare = self.take_spare()
         if spare is None:
             raise NotHere("the server is being stopped")
         with tempfile.TemporaryDirectory(prefix="minidbg-page-") as folder, spare:
@@ -91,16 +98,17 @@ class Drawings:
 
     def drop_spare(self) -> None:
         """End the interpreter that waits."""
-        spare, self.spare = self.spare, None
+        spare = self.take_spare()
         if spare is not None:
             with spare:
                 pass
 
     def close(self) -> None:
         """End what waits; a drawing under way ends by itself, and nobody sees it."""
-        self.closed = True
-        if self.timer is not None:
-            self.timer.cancel()
+        with self.hands_on:
+            self.closed = True
+            if self.timer is not None:
+                self.timer.cancel()
         self.drop_spare()
 
 
@@ -108,7 +116,7 @@ class Site:
     """The routes. ``rerun`` is None where nobody may ask for runs."""
 
     def __init__(self, live: Live, home: Path, rerun: Callable[[str], None] | None = None) -> None:
-        self.live, self.home, self.rerun = live, home.resolve(), rerun
+        self.live, self.folder, self.home, self.rerun = live, home.absolute(), home.resolve(), rerun
         self.drawings = Drawings()
         self.waiting: set[asyncio.Event] = set()
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -230,12 +238,11 @@ class Site:
 
     def about(self, repro: Repro) -> Json:
         """What its header says."""
-        told = self.live.about(repro.name, {repro.name: repro})
         inside = repro.path.resolve().is_relative_to(self.home)
         origin = repro.table.get("origin") if inside else None
         origin = origin if isinstance(origin, Mapping) else {}
         return {
-            "repro": repro.name, "about": told, "path": display_path(repro.path),
+            "repro": repro.name, "about": about(repro), "path": display_path(repro.path),
             "message": str(origin.get("message", "")), "from": str(origin.get("captured_from", "")),
         }  # fmt: skip
 
@@ -255,7 +262,7 @@ class Site:
     def past_of(self, repro: Repro) -> Json:
         """Its verdicts, runs and flips, by column, and the last run of each in full."""
         columns: dict[str, Json] = {}
-        with reading.history_in(self.home) as history:
+        with reading.history_in(self.folder) as history:
             if history is None:
                 return {"columns": {}, "flips": []}
             for (name, column), state in sorted(history.states().items()):

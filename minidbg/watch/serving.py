@@ -120,7 +120,13 @@ class WebServer:
         self.site = Site(live, home, rerun)
         app = Guard(self.site.app(), token=self.token, port=int(port))
         config = uvicorn.Config(
-            app, log_config=None, lifespan="off", access_log=False, timeout_graceful_shutdown=1, ws="none"
+            app,
+            log_config=None,
+            log_level="critical",
+            lifespan="off",
+            access_log=False,
+            timeout_graceful_shutdown=1,
+            ws="none",
         )
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(

@@ -16,6 +16,7 @@ from typing import Any
 from minidbg import checks
 from minidbg import settings as base
 from minidbg.cluster.members import Cluster
+from minidbg.errors import BadSetting
 
 
 class OnChange(enum.StrEnum):
@@ -85,6 +86,20 @@ class WatchSettings:
     fail_on: FailOn = FailOn.ANY
     folder: Path = dataclasses.field(default_factory=Path.cwd)
     """Where the build command and the hook run: the folder of the settings file, else the current one."""
+
+
+def is_recipe(text: str) -> bool:
+    """Whether an entry of ``on_flip`` is a recipe; else it is a shell command. Raises BadSetting for an unknown recipe."""
+    name, colon, _ = text.partition(":")
+    if name == "desktop" and not colon:
+        return True
+    if colon and name in ("slack", "matrix", "webhook", "github"):
+        return True
+    if re.match(r"\w+:https?://", text):
+        raise BadSetting(
+            f"on_flip has no recipe {name!r}; recipes are desktop, slack:URL, matrix:URL, webhook:URL, github:FILE"
+        )
+    return False
 
 
 def assignments(value: Any) -> tuple[str, ...]:

@@ -16,12 +16,10 @@ from minidbg.processes.pool import Pool, Preload, ServerPool, preload_for
 from minidbg.watch.announce import Announcer, JsonLines, PlainLines, View
 from minidbg.watch.daemon import Daemon, Hint, Inbox, Key, Stop
 from minidbg.watch.events import NoEvents, WatchdogEvents
-from minidbg.watch.notices import Notifier, is_recipe
 from minidbg.watch.page import Live, Page
 from minidbg.watch.repros import home_of, read_repros
-from minidbg.watch.results import Results
 from minidbg.watch.runner import forks
-from minidbg.watch.settings import WatchSettings
+from minidbg.watch.settings import WatchSettings, is_recipe
 
 if TYPE_CHECKING:
     from minidbg.watch.serving import WebServer
@@ -50,9 +48,13 @@ def views_of(
     if outputs.html is not None:
         views.append(Page(outputs.html, live))
     if outputs.junit or outputs.document:
+        from minidbg.watch.results import Results
+
         files = {"junit": outputs.junit, "document": outputs.document}
         views.append(Results(live, settings.fail_on, **files))
     if recipes := [one for one in settings.on_flip if is_recipe(one)]:
+        from minidbg.watch.notices import Notifier
+
         views.append(Notifier(recipes, lambda text: inbox.put(Notice(text))))
     if outputs.as_json:
         views.append(JsonLines(sys.stdout))

@@ -2,7 +2,7 @@
 // The server tells states, this file draws them. All texts go into the page as text; HTML comes only from the server's own templates.
 const FAILING = ["reproduces", "changed", "crashed", "timeout", "flaky"];
 const ORDER = ["crashed", "timeout", "changed", "flaky", "reproduces", "invalid", null, "fallback", "skipped", "gone"];
-const MOST_ROWS = 1000, FIRST_ROWS = 40, ROWS_A_FRAME = 120, MOST_FLIPS = 50, SILENCE_MS = 40000, HIDDEN_MS = 10000;
+const ROW_PX = 30, SPARE_ROWS = 20, PHONE_ROWS = 100, MOST_FLIPS = 50, SILENCE_MS = 40000, HIDDEN_MS = 10000;
 const [VERDICT, SINCE, SECONDS, FRESH, NOTE, MAYBE] = [0, 1, 2, 3, 4, 5];
 const $ = id => document.getElementById(id);
 const make = (tag, properties = {}, ...children) => {
@@ -13,7 +13,8 @@ const make = (tag, properties = {}, ...children) => {
 const role = (element, name) => { element.setAttribute("role", name); return element; };
 
 const repros = new Map();  // name -> { about, cells: column -> cell, row }
-let head = JSON.parse($("state").textContent), columns = [], flips = [], names = [], displayed = [], filling = 0, limit = MOST_ROWS;
+let head = JSON.parse($("state").textContent), columns = [], flips = [], names = [], displayed = [], present = "", limit = PHONE_ROWS;
+const phone = matchMedia("(max-width: 700px)");
 let active = { name: "", index: 0 }, listPlace = "", listScroll = 0;
 
 // ---- what the server tells ----
@@ -30,7 +31,7 @@ function takeChange(change) {
   head = { ...head, ...change };
   if (change.dim) for (const repro of repros.values()) for (const column in repro.cells) { repro.cells[column][FRESH] = 0; repro.row?.states[column]?.classList.remove("fresh"); }
   for (const [name, about] of change.rows) {
-    if (about === null) { repros.get(name)?.row?.remove(); repros.delete(name); names = names.filter(one => one !== name); displayed = displayed.filter(one => one !== name); continue; }
+    if (about === null) { repros.delete(name); names = names.filter(one => one !== name); displayed = displayed.filter(one => one !== name); continue; }
     entry(name).about = about; changed.add(name);
   }
   let wider = false;
@@ -41,8 +42,9 @@ function takeChange(change) {
   if (wider) { drawColumns(); draw(true); }
   for (const name of changed) {
     if (repros.get(name).row) fillRow(name);
-    if (!displayed.includes(name) && matches(name) && displayed.length < limit) { displayed.push(name); $("rows").tBodies[0].append(rowOf(name)); }
+    if (!displayed.includes(name) && matches(name)) displayed.push(name);
   }
+  drawRows();
   for (const one of flipped) { const [name, column] = one.split("\n"), td = repros.get(name)?.row?.states[column]; if (td) { td.classList.remove("flipped"); void td.offsetWidth; td.classList.add("flipped"); } }
   if (change.flips.length) {
     flips = [...flips, ...change.flips].slice(-MOST_FLIPS); drawFlips();
@@ -138,14 +140,14 @@ function drawFlips() {
 
 function drawColumns() {
   const table = $("rows"), shown = [...columns, "since", "took", "message"];
-  table.querySelector("colgroup")?.remove();
-  table.prepend(make("colgroup", {}, ...["repro", ...shown].map(name => { const col = make("col"); col.style.width = { repro: "280px", since: "76px", took: "76px", message: "auto" }[name] || "124px"; return col; })));
-  table.style.width = `max(100%, ${280 + 124 * columns.length + 152 + 240}px)`;
+  table.style.setProperty("--columns", `280px repeat(${columns.length}, 124px) 76px 76px minmax(240px, 1fr)`);
+  table.style.setProperty("--least", `${672 + 124 * columns.length}px`);
   const heads = ["repro", ...shown].map(name => role(make("th", { scope: "col", textContent: name }), "columnheader"));
   table.tHead.replaceChildren(role(make("tr", {}, ...heads), "row"));
   const one = place().get("column") || "";
   $("column").replaceChildren(make("option", { value: "", textContent: "all" }), ...columns.map(name => make("option", { value: name, textContent: name, selected: name === one })));
   for (const repro of repros.values()) repro.row = null;
+  present = "";
 }
 
 function rowOf(name) {
@@ -200,28 +202,39 @@ function sortNames() {
 }
 
 function draw(anew = false) {
-  const found = names.filter(matches), shown = found.slice(0, limit), body = $("rows").tBodies[0];
-  $("more").replaceChildren(found.length > limit ? make("button", { type: "button", textContent: `${found.length - limit} more rows`, onclick: () => { limit += MOST_ROWS; draw(); } }) : found.length ? "" : "no repro is like that");
-  if (!anew && shown.length === displayed.length && shown.every((name, index) => name === displayed[index])) return;
-  displayed = shown;
-  const mine = ++filling;
-  body.replaceChildren(...shown.slice(0, FIRST_ROWS).map(rowOf));
-  let done = FIRST_ROWS;
-  const goOn = () => {
-    if (mine !== filling || done >= shown.length) return;
-    body.append(...shown.slice(done, done += ROWS_A_FRAME).filter(name => repros.has(name)).map(rowOf));
-    requestAnimationFrame(goOn);
-  };
-  requestAnimationFrame(goOn);
-  activate(shown.includes(active.name) ? active.name : shown[0], active.index, false);
+  const found = names.filter(matches);
+  if (!anew && found.length === displayed.length && found.every((name, index) => name === displayed[index])) return;
+  displayed = found; limit = PHONE_ROWS; present = "";
+  drawRows();
+  activate(found.includes(active.name) ? active.name : found[0], active.index, false);
+}
+
+function drawRows() {  // of a long list only what is in view, and a little more: a browser cannot scroll ten thousand cells smoothly
+  const frame = $("frame"), body = $("rows").tBodies[0], count = displayed.length;
+  const first = phone.matches ? 0 : Math.max(0, Math.floor(frame.scrollTop / ROW_PX / 10) * 10 - SPARE_ROWS);
+  const end = phone.matches ? Math.min(count, limit) : Math.min(count, first + Math.ceil(innerHeight / ROW_PX) + 2 * SPARE_ROWS + 10);
+  const rows = displayed.slice(first, end), key = rows.join("\n");
+  $("rows").setAttribute("aria-rowcount", count + 1);
+  $("more").replaceChildren(phone.matches && count > limit ? make("button", { type: "button", textContent: `${count - limit} more`, onclick: () => { limit += PHONE_ROWS; drawRows(); } }) : count ? "" : "no repro is like that");
+  body.style.paddingTop = phone.matches ? 0 : `${first * ROW_PX}px`; body.style.paddingBottom = phone.matches ? 0 : `${(count - end) * ROW_PX}px`;
+  if (key === present) return;
+  present = key;
+  const at = document.activeElement;
+  body.replaceChildren(...rows.map((name, index) => { const row = rowOf(name); row.setAttribute("aria-rowindex", first + index + 2); return row; }));
+  if (at !== document.activeElement && at.isConnected) at.focus({ preventScroll: true });
 }
 
 function activate(name, index, focus = true) {
   const links = one => [...(repros.get(one)?.row?.querySelectorAll("a") || [])];
   for (const one of links(active.name)) one.tabIndex = -1;
+  if (focus && !phone.matches) {
+    const frame = $("frame"), top = displayed.indexOf(name) * ROW_PX, room = frame.clientHeight - 2 * ROW_PX - 12;
+    if (top < frame.scrollTop) frame.scrollTop = top; else if (top > frame.scrollTop + room) frame.scrollTop = top - room;
+    drawRows();
+  }
   const to = links(name);
   active = { name: name || "", index: Math.max(0, Math.min(index, to.length - 1)) };
-  if (to.length) { to[active.index].tabIndex = 0; if (focus) { to[active.index].focus(); to[active.index].closest("tr").scrollIntoView({ block: "nearest" }); } }
+  if (to.length) { to[active.index].tabIndex = 0; if (focus) to[active.index].focus({ preventScroll: !phone.matches }); }
 }
 
 // ---- one repro ----
@@ -336,7 +349,7 @@ function route() {
 
 function pressed(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName), name = place().get("repro"), inGrid = event.target.closest("#rows");
+  const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName), name = place().get("repro"), inGrid = event.target.closest("#rows") || event.target === document.body;
   if (event.key === "Escape") { if (name) location.hash = listPlace; else if (event.target === $("search")) { $("search").value = ""; setPlace("q", ""); $("search").blur(); } return; }
   if (typing) { if (event.key === "Enter") event.preventDefault(); return; }
   const step = { ArrowUp: [-1, 0], k: [-1, 0], ArrowDown: [1, 0], j: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], PageUp: [-15, 0], PageDown: [15, 0], Home: [-1e6, 0], End: [1e6, 0] }[event.key];
@@ -360,6 +373,8 @@ $("rows").addEventListener("focusin", event => { const row = event.target.closes
 document.querySelector(".skip").addEventListener("click", event => { event.preventDefault(); activate(active.name, active.index); });
 addEventListener("keydown", pressed);
 addEventListener("hashchange", route);
+addEventListener("resize", drawRows);
+$("frame").addEventListener("scroll", drawRows, { passive: true });
 setInterval(() => { for (const name of displayed) { const since = summary(name)[0], td = repros.get(name)?.row?.since; if (td && since && td.textContent !== ago(since)) td.textContent = ago(since); } }, 30000);
 
 takeAll(head); route();

@@ -159,9 +159,8 @@ def graph_of_a_sum() -> fx.GraphModule:
     return fx.GraphModule({}, made)
 
 
-def compiled(backend: Any, folder: Path) -> Any:
-    graph = graph_of_a_sum()
-    return minidbg.wrap(backend, reduce="later", repro_dir=folder)(graph, [X])
+def compiled(backend: Any, folder: Path, **settings: Any) -> Any:
+    return minidbg.wrap(backend, reduce="later", repro_dir=folder, **settings)(graph_of_a_sum(), [X])
 
 
 def moves_the_scale(gm: fx.GraphModule, example_inputs: Any) -> Any:
@@ -179,6 +178,20 @@ def test_a_wrong_part_of_this_rank_is_its_failure_and_needs_no_collective(tmp_pa
     assert report is not None
     assert report.capture is not None
     assert "all_reduce.default" not in report.capture.read_text()
+
+
+def raises_after_the_sum(gm: fx.GraphModule, example_inputs: Any) -> Any:
+    def run(x: torch.Tensor) -> Any:
+        collectives.all_reduce(x, "sum", distributed.group.WORLD).add(1)
+        raise RuntimeError("no kernel")
+
+    return run
+
+
+def test_eager_does_not_take_over_once_a_collective_has_taken_place(tmp_path: Path) -> None:
+    """It would take part in the collective once more, and the others would not."""
+    with pytest.raises(RuntimeError, match="no kernel"):
+        compiled(raises_after_the_sum, tmp_path, on_failure="fallback")(X)
 
 
 def test_arithmetic_that_moved_across_a_collective_is_no_alarm(

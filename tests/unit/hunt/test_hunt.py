@@ -266,6 +266,14 @@ def test_a_twisted_sample_is_a_program_that_eager_runs(twist: str) -> None:
     graph_module(*inputs)
 
 
+@pytest.mark.parametrize(
+    ("op", "dtype"), [("empty_like", "float32"), ("nn.functional.interpolate.bilinear", "uint8")]
+)
+def test_what_eager_leaves_open_is_no_candidate(op: str, dtype: str) -> None:
+    with pytest.raises(samples.NoSamples, match=r"memory|fixed point"):
+        samples.built(samples.Sample(op, dtype, "cpu", 0), 0)
+
+
 def test_what_is_fused_around_an_operator_leaves_its_result_as_it_was() -> None:
     plain, _, _ = samples.built(samples.Sample("sub", "float32", "cpu", 1), 0, by_dynamo=False)  # type: ignore[misc]
     fused, inputs, _ = samples.built(samples.Sample("sub", "float32", "cpu", 1, "fused"), 0, by_dynamo=False)  # type: ignore[misc]

@@ -7,12 +7,13 @@ import os
 import queue
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from minidbg.cluster.members import Cluster, Members, Place
+from minidbg.failure import Verdict
 from minidbg.history import Environment, History
 from minidbg.judge_script import JUDGE_SCRIPT
 from minidbg.processes.pool import Ended, Order
@@ -424,12 +425,54 @@ def test_a_muted_repro_flips_without_the_hook(world: World, tmp_path: Path) -> N
     script.write_text(
         script.read_text().replace("# schema = 1\n", '# schema = 1\n# muted = "waits for #7"\n')
     )
-    daemon = world.start(on_flip=f"echo told > {tmp_path / 'told'}", folder=tmp_path)
+    daemon = world.start(on_flip=(f"echo told > {tmp_path / 'told'}",), folder=tmp_path)
     world.settle()
     world.save("a", "gone")
     world.settle()
     assert [event.data["muted"] for event in world.names("flip")] == ["waits for #7"]
     assert daemon.recorder.hooks == []
+
+
+def test_each_command_gets_each_flip_and_recipes_are_no_commands(world: World, tmp_path: Path) -> None:
+    world.repro("a", "reproduces")
+    commands = tuple(f"cat >> {tmp_path / name}" for name in ("one", "two"))
+    daemon = world.start(on_flip=(*commands, f"github:{tmp_path / 'three'}"), folder=tmp_path)
+    world.settle()
+    world.save("a", "gone")
+    world.settle()
+    daemon.recorder.close()
+    for name in ("one", "two"):
+        assert json.loads((tmp_path / name).read_text())["kind"] == "FIXED"
+    assert not (tmp_path / "three").exists()
+
+
+def test_one_repro_can_be_asked_for(world: World) -> None:
+    for name in ("a", "b"):
+        world.repro(name, "reproduces")
+    daemon = world.start()
+    world.settle()
+    world.told.clear()
+    daemon.inbox.put(Key("rerun", repro="b.py"))
+    world.settle()
+    assert [event.data["repro"] for event in world.names("result")] == ["b.py"]
+
+
+def test_a_history_from_elsewhere_is_gone_on_with_where_this_machine_left_off(world: World) -> None:
+    """The state seen last is another machine's: ours is what the next run is compared with."""
+    world.repro("a", "reproduces")
+    world.start()
+    world.settle()
+    ours = world.daemon.recorder.states["a.py", "cpu"]
+    world.daemon.end()
+    with History.open(world.repros / ".minidbg" / "history.sqlite") as history:
+        history.put_state(replace(ours, verdict=Verdict.GONE, environment="another", seen=ours.seen + 1))
+    world.told.clear()
+    world.start()
+    world.settle()
+    state = world.daemon.recorder.states["a.py", "cpu"]
+    assert (state.since, state.verdict) == (ours.since, ours.verdict)
+    assert [event.data["since"] for event in world.names("result")] == [ours.since]
+    assert world.flips() == []
 
 
 def test_what_the_header_expects_is_nothing_new(world: World) -> None:

@@ -15,7 +15,8 @@ import pytest
 from minidbg.errors import BadSetting
 from minidbg.watch import notices
 from minidbg.watch.announce import Event
-from minidbg.watch.notices import Notifier, is_recipe, markdown
+from minidbg.watch.notices import Notifier, markdown
+from minidbg.watch.settings import is_recipe
 
 
 def flip(name: str, kind: str = "FIXED", muted: str = "") -> Event:

@@ -17,7 +17,7 @@ from rich.console import Console
 from minidbg.failure import Outcome, Verdict
 from minidbg.history import Flip, History, Result, Revision, State
 from minidbg.watch.announce import Announcer, Event, JsonLines, Log, PlainLines, line_of
-from minidbg.watch.commands import accept, list_repros, status
+from minidbg.watch.commands import accept, list_repros, status, watch
 from minidbg.watch.commands import history as history_command
 from minidbg.watch.lock import Lock
 from minidbg.watch.matrix import Matrix, clock, span
@@ -437,8 +437,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     digests = {name: repro.digest for name, repro in read_repros([tmp_path], tmp_path).items()}
     (tmp_path / ".minidbg").mkdir()
     with History.open(tmp_path / ".minidbg" / "history.sqlite") as opened:
-        for commit in ("a" * 40, "b" * 40):
-            number = opened.start_sweep(NOW, code="c", files=["src/x.py"])
+        for began, commit in ((NOW - 1, "a" * 40), (NOW, "b" * 40)):
+            number = opened.start_sweep(began, code="c", files=["src/x.py"])
             opened.set_revisions(number, {"/src": Revision(commit)})
             opened.end_sweep(number, NOW + 1, "complete")
             opened.add_result(
@@ -491,6 +491,58 @@ def test_history_of_one_repro_has_its_flips_with_revisions_and_then_its_runs(fol
     assert len(lines) == 2
     assert len(run(history_command, folder)[1].splitlines()) == 1
     assert len(run(history_command, folder / "a.py", "-n", 1, "--json")[1].splitlines()) == 2
+
+
+def test_a_history_is_exported_and_imported_but_not_under_a_daemon(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "carried.json.gz"
+    assert run(history_command, "export", file, "--folder", folder) == (
+        0,
+        f"{file}: 2 sweeps, 2 runs, 1 flips\n",
+    )
+    desk = tmp_path / "desk"
+    desk.mkdir()
+    for new in ("2 sweeps, 2 runs, 1 flips", "0 sweeps, 0 runs, 0 flips"):
+        assert run(history_command, "import", file, "--folder", desk) == (0, f"{file}: {new} were new\n")
+    assert run(history_command, desk)[1] == run(history_command, folder)[1]
+    lock = Lock(desk)
+    done = CliRunner().invoke(history_command, ["import", str(file), "--folder", str(desk)])
+    lock.release()
+    assert "is already watched by" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["--json", "repros"], {"json_file": "-", "paths": ("repros",)}),
+        (["--json", "all.json", "repros"], {"json_file": "all.json", "paths": ("repros",)}),
+        (["repros", "--json"], {"json_file": "-", "paths": ("repros",)}),
+        (["--json"], {"json_file": "-", "serve": None}),
+        (["--serve", "repros"], {"serve": "-", "paths": ("repros",)}),
+        (["--serve", "0.0.0.0:80", "repros"], {"serve": "0.0.0.0:80", "paths": ("repros",)}),
+        (["--serve", "--json"], {"serve": "-", "json_file": "-"}),
+    ],
+)
+def test_options_that_stand_alone_or_take_a_value_take_no_repro(
+    words: list[str], wanted: dict[str, object]
+) -> None:
+    context = watch.make_context("watch", list(words))
+    paths = tuple(map(str, context.params["paths"]))
+    assert {**context.params, "paths": paths}.items() >= wanted.items()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--junit", "x.xml"], "give --once too"),
+        (["--json", "x.json"], "give --once too"),
+        (["--serve", "--once"], "--html FILE leaves a page"),
+        (["--allow-actions"], "give --serve too"),
+        (["--serve=nonsense"], "'nonsense' is no address"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(words: list[str], said: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(watch, [*words, str(tmp_path)])
+    assert (done.exit_code, said in done.output) == (2, True), done.output
 
 
 def test_history_takes_a_part_of_a_name_as_show_does(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
