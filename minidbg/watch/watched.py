@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -126,6 +126,8 @@ class Watched:
     marks: dict[Mark, Snapshot] = field(default_factory=dict)
     compared: dict[Mark, tuple[Snapshot, Snapshot, tuple[str, ...]]] = field(default_factory=dict)
     """The last comparisons: they are asked for at every turn of the daemon's loop."""
+    own: tuple[Mapping[str, Repro], frozenset[str]] | None = None
+    """The repros and their files, when they were last asked for."""
     due: set[str] = field(default_factory=set)
     """Repros that are to run although the code has not changed."""
     every: bool = False
@@ -335,15 +337,24 @@ class Watched:
 
     def adopt(self, files: Iterable[str]) -> None:
         """Watch also these files, which a run has loaded, where no root covers them. A repro's own files are no code."""
-        sound = [repro.path for repro in self.repros.values() if not repro.damage]
-        own = {os.path.realpath(file) for path in sound for file in (path, path.with_suffix(".safetensors"))}
-        wanted = worth_watching(files, self.roots, left_out_folders(self.home))
-        found = {path for path in wanted if path not in self.snapshot.files and path not in own}
+        unknown = {path for path in files if path not in self.snapshot.files} - self.files_of_repros()
+        if not unknown:  # as after most runs
+            return
+        wanted = worth_watching(unknown, self.roots, left_out_folders(self.home))
+        found = set(wanted)
         if found:
             before, self.always = self.snapshot, self.always | found
             self.read_files(found)
             self.take_for_unchanged(before)
             self.watch_events()
+
+    def files_of_repros(self) -> frozenset[str]:
+        """The real paths of the scripts and of the tensors beside them."""
+        if self.own is None or self.own[0] is not self.repros:
+            sound = [repro.path for repro in self.repros.values() if not repro.damage]
+            both = (file for path in sound for file in (path, path.with_suffix(".safetensors")))
+            self.own = self.repros, frozenset(map(os.path.realpath, both))
+        return self.own[1]
 
     def take_for_unchanged(self, before: Snapshot) -> None:
         """What is watched for the first time since ``before``, or no longer, has not changed."""
