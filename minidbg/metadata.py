@@ -58,9 +58,14 @@ def read_table(path: str) -> dict[str, Any]:
 
 def backend_in(text: str) -> str | None:
     """The backend of a script without ``def backend()``, as an expression: a name in quotes, or a function of the script."""
-    found = re.search(
+    for found in re.finditer(
         r"""(?x) \btorch\.(?: compile\([^\n]*\bbackend= | _TorchCompileWrapper\( )  ( ["'][^"'\n]+["'] | [^\W\d]\w*\b(?!\() )
         | \bcompiled_fn\ =\ ([^\W\d]\w*)\(gm,\ examples\) """,
         text,
-    )
-    return found[1] or found[2] if found else None
+    ):
+        name = found[1] or found[2]
+        # the judge of a long script calls a parameter of that name, which is nothing of the script's
+        defined = rf"(?m)^(?:(?:def|class)\ {name}\b|{name}\b[^\n=]*=|(?:from|import)\ [^\n]*\b{name}\b)"
+        if name[0] in "\"'" or re.search(defined, text):
+            return name
+    return None

@@ -96,7 +96,7 @@ def differ(
         eager_again=others.again,
         other_answers=others,
         other_roundings=OtherRoundings(others),
-        lower=LowerRuns(eager, allowed) if isinstance(allowed, str) else NarrowRuns(eager),
+        lower=LowerRuns(eager, allowed) if isinstance(allowed, str) else NarrowRuns(eager, others),
         tolerances=allowed,
         margin=case.get("margin", 1.0),
         notes=notes,
@@ -114,7 +114,7 @@ class OtherRuns:
     def __init__(self, eager: Callable[..., dict[str, Any]], expected: Any) -> None:
         self.eager, self.expected = eager, expected
         self.met: dict[str, None] = {}
-        self.decides = True
+        self.decides = self.narrow = True
         self.usual: Any = None
         self.runs: list[Any] = []
         self.number = 0
@@ -131,7 +131,7 @@ class OtherRuns:
             run = left_by(self.eager(mode.applied_to, seed=1))
         except Exception:  # noqa: BLE001 - the program may not bear another answer: an index out of bounds
             return left_by(self.eager(seed=1))
-        self.decides = mode.decides
+        self.decides, self.narrow = mode.decides, mode.narrow
         if not mode.met:
             self.number = MOST_ANSWERS
             return run
@@ -234,8 +234,13 @@ class LowerRuns:
 class NarrowRuns(LowerRuns):
     """Eager runs with other rounding errors, where the program itself computes in bfloat16 or float16: eager may be exact there by luck."""
 
-    def __init__(self, eager: Callable[..., dict[str, Any]]) -> None:
+    def __init__(self, eager: Callable[..., dict[str, Any]], others: OtherRuns) -> None:
         super().__init__(eager, "")
+        self.others = others
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.others.narrow:
+            yield from super().__iter__()
 
     def mode(self) -> LowerPrecision:
         return OtherRounding(self.number)

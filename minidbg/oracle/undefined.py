@@ -17,11 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class ChangedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Hands each op of an eager run to ``called``, also those in the bodies of higher-order ops.
 
-    ``decides`` says afterwards whether any op took a decision by a float, which rounding may turn.
+    ``decides`` says afterwards whether any op took a decision by a float, which rounding may turn, and ``narrow`` whether
+    any computed in bfloat16 or float16.
     """
 
     supports_higher_order_operators = True
     decides = False
+    narrow = False
 
     def around(self, function: Any) -> Any:
         if not callable(function) or isinstance(function, (type, torch.Tensor)):
@@ -45,6 +47,7 @@ class ChangedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
         whole = not (isinstance(last, torch.Tensor) and (last.is_floating_point() or last.is_complex()))
         of_floats = any(isinstance(one, torch.Tensor) and one.is_floating_point() for one in args)
         self.decides |= name in STEPS or (whole and of_floats)
+        self.narrow |= isinstance(last, torch.Tensor) and last.dtype in (torch.bfloat16, torch.float16)
         return result
 
     def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
