@@ -330,7 +330,7 @@ def run_backward(verification: Verification, compiled_fn: CompiledFn, kept: Kept
             except Exception:  # noqa: BLE001 - the user's own call will tell
                 return
             try:
-                verification.gradients = gradients_of(outputs, inside.model, inputs)
+                verification.gradients = gradients_of(outputs, inside.model, inside.differentiated(inputs))
             except Exception as error:  # judged when eager's backward has been seen
                 if is_out_of_memory(error):
                     raise

@@ -52,6 +52,13 @@ class Before:
         chosen = self.copied if everything else self.written
         return with_copies(self.inputs, chosen)
 
+    def differentiated(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """``inputs`` without what a run has written to: in eager the gradient is that of the new value, in AOTAutograd of none."""
+        return tuple(
+            None if place in self.written and needs_gradient(value) and not value.is_leaf else value
+            for place, value in enumerate(inputs)
+        )
+
     def set_generators(self) -> None:
         """The RNG streams as before the call."""
         for device, state in self.generators:
@@ -90,7 +97,7 @@ class Before:
         graph = change(fx.GraphModule(own, own.graph))  # one that is not lazy, since its forward is replaced
         inputs = tuple(change(self.fresh()))
         outputs = self.call(graph.forward, inputs)
-        found = gradients_of(outputs, graph, inputs) if backward else {}
+        found = gradients_of(outputs, graph, self.differentiated(inputs)) if backward else {}
         return self.seen(left_behind(outputs, graph, inputs, found))
 
 
@@ -140,7 +147,8 @@ def own_attributes(graph: fx.GraphModule) -> fx.GraphModule:
 def run_eager(inside: Before, *, backward: bool) -> dict[str, Any]:
     """Outputs, inputs afterwards and gradients of one eager run; gradients None where backward fails."""
     graph = own_attributes(inside.graph)
-    left = ran(lambda *args: inside.call(graph.forward, args), graph, inside.fresh(), backward=backward)
+    inputs = inside.fresh()
+    left = ran(inside, lambda *args: inside.call(graph.forward, args), graph, inputs, backward=backward)
     return inside.seen(left)
 
 
@@ -149,7 +157,7 @@ def run_compiled_anew(inside: Before, link: Link, *, backward: bool) -> dict[str
     graph = own_attributes(inside.graph)
     compiled_fn = compile_at_run_time(link, graph, inside.fresh(everything=True))
     inside.set_generators()
-    return ran(compiled_fn, graph, inside.fresh(everything=True), backward=backward)
+    return ran(inside, compiled_fn, graph, inside.fresh(everything=True), backward=backward)
 
 
 def draws_by(link: Link, inside: Before, fed: Fed) -> Fed | None:
@@ -169,14 +177,19 @@ def draws_by(link: Link, inside: Before, fed: Fed) -> Fed | None:
 
 
 def ran(
-    function: Callable[..., Any], graph: fx.GraphModule, inputs: tuple[Any, ...], *, backward: bool
+    inside: Before,
+    function: Callable[..., Any],
+    graph: fx.GraphModule,
+    inputs: tuple[Any, ...],
+    *,
+    backward: bool,
 ) -> dict[str, Any]:
     """What ``function`` leaves behind, which is ``graph`` in some form."""
     outputs = function(*inputs)
     found: dict[str, Any] | None = {}
     if backward:
         try:
-            found = gradients_of(outputs, graph, inputs)
+            found = gradients_of(outputs, graph, inside.differentiated(inputs))
         except (RuntimeError, NotImplementedError):
             found = None
     return {**left_behind(outputs, graph, inputs, {}), "gradients": found}

@@ -221,6 +221,28 @@ def test_gradients_that_eager_refuses_are_counted_as_left_out(monkeypatch: pytes
     assert (stats().verified, list(stats().left_out)) == (1, [GRADIENTS_REFUSED])
 
 
+def scores_masked_in_place(scores: torch.Tensor, mask: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    scores += mask
+    return torch.softmax(scores, -1) * weight.sin()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", planted.wrong_gradient])
+def test_the_gradient_of_an_activation_that_is_written_to_is_nobodys(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longformer with dynamic shapes: after ``+=`` eager's is that of the new value, which AOTAutograd's graph does not know."""
+    monkeypatch.setattr("minidbg.backend.standing.GRAPHS", [])
+    weight = torch.randn(2, 4, 6, requires_grad=True)
+    scores = (torch.randn(2, 6, 4, requires_grad=True) * 2).transpose(1, 2)
+    compiled = torch.compile(scores_masked_in_place, backend=wrap(backend, reduce="later"))
+    if backend == "aot_eager":
+        compiled(scores, torch.randn(4, 6), weight).sum().backward()
+        assert (stats().verified, stats().failed) == (1, 0)
+    else:
+        with pytest.raises(AccuracyError, match="gradient of "):
+            compiled(scores, torch.randn(4, 6), weight)
+
+
 @pytest.mark.parametrize("construct", first_of(CONSTRUCTS))
 def test_a_wrong_gradient_beside_dropout_is_found(construct: str) -> None:
     with pytest.raises(AccuracyError, match="gradient of "):
