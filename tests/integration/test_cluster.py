@@ -88,6 +88,7 @@ def test_columns_are_kinds_of_machines_and_code_travels(desk: Checkout, cluster:
         assert running.stop() == 0
 
 
+@pytest.mark.exhaustive  # on an idle machine the slow run may be over before it is looked for
 def test_a_run_whose_worker_dies_is_asked_elsewhere(desk: Checkout, cluster: Cluster) -> None:
     (desk.package / "relu.py").write_text(SLOW.format(op="relu"))
     workers = [cluster.worker(name, "--kind", "red", "-j", "1") for name in ("one", "two")]
