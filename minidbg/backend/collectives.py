@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from minidbg import _torch
 from minidbg.backend.flight import Record
 from minidbg.graphs.copying import copy_graph_module
+from minidbg.graphs.facts import tensors_in
 from minidbg.graphs.ranks import WAIT, collective_name, is_collective, is_shared_value
 from minidbg.oracle.harness import leaves_of
 from minidbg.oracle.randomness import Fed
@@ -47,10 +48,10 @@ class Collective:
         """The results once more; in the dtype of what is given, where the run is one in another precision."""
         if any(one is None for one in self.results):
             raise CannotCompare(f"the graph does not wait for {self.name}, so its result is not known")
-        known, given = [one for one in self.results if one is not None], tensors_in(args)
+        known, given = [one for one in self.results if one is not None], list(tensors_in(args))
         other = given[0].dtype if given and given[0].dtype != self.given[0].dtype else None
         made = [one.to(other or one.dtype, copy=True) for one in known]
-        places = given if in_place else tensors_in([kwargs.get("out", ())])
+        places = given if in_place else list(tensors_in(kwargs.get("out", ())))
         if places:
             made = [place.copy_(one) for place, one in zip(places, made, strict=True)]
         return made[0] if self.single else made
@@ -171,7 +172,7 @@ class Answering(Listening):
     def collective(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name == WAIT:
             return args[0]
-        given = tensors_in(args)
+        given = list(tensors_in(args))
         one = self.order.pop(0) if self.order else self.same_as(key_of(name, args, kwargs), name, given)
         self.taken.append(one)
         self.given += map(copy_of, given)
@@ -219,11 +220,6 @@ def local(value: Any) -> Any:
             value = value.to_local()  # type: ignore[attr-defined]  # a DTensor
     wait = getattr(value, "trigger_wait", None)
     return value if wait is None else wait()
-
-
-def tensors_in(args: Iterable[Any]) -> list[Tensor]:
-    """The tensors among the arguments, those in lists too."""
-    return [leaf for leaf in leaves_of(list(args)) if isinstance(leaf, Tensor)]
 
 
 def copy_of(value: Tensor) -> Tensor:

@@ -56,13 +56,13 @@ class Report:
 
     def script(self) -> str:
         """The part of the repro that is about the failure; empty when there is none, or it has gone."""
-        from minidbg.metadata import DIVIDER
+        from minidbg.metadata import part_for_people
 
         try:
             text = self.path.read_text(encoding="utf-8") if self.path else ""
         except OSError:
             return ""
-        return text.split(DIVIDER)[0].rstrip()
+        return part_for_people(text)
 
 
 ANSWERING: ContextVar[bool] = ContextVar("minidbg_answering", default=False)

@@ -18,6 +18,7 @@ from torch import fx
 from minidbg import _torch
 from minidbg.errors import BadSetting, MinidbgError, nearest
 from minidbg.graphs.capture import capture_by_dynamo
+from minidbg.graphs.facts import tensors_in
 from minidbg.hunt.twists import inverse_of, twisted, undone
 
 DTYPES = (
@@ -214,17 +215,6 @@ class Call:
                 for one, part in zip(like, parts, strict=True)
             )
         return do(inverse_of(like.dtype), result) if isinstance(like, torch.Tensor) else result
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in nested tuples, lists and dicts, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        yield from tensors_in(list(value.values()))
 
 
 def with_tensors(value: Any, tensors: Iterator[Any]) -> Any:
