@@ -56,11 +56,6 @@ def read_table(path: str) -> dict[str, Any]:
         return table_in(metadata_of(file.read()))
 
 
-def part_for_people(text: str) -> str:
-    """What stands above the divider of a script: all that is about the failure."""
-    return text.split(DIVIDER)[0].rstrip()
-
-
 def backend_in(text: str) -> str | None:
     """The backend of a script without ``def backend()``, as an expression: a name in quotes, or a function of the script."""
     for found in re.finditer(

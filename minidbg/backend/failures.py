@@ -56,13 +56,13 @@ class Report:
 
     def script(self) -> str:
         """The part of the repro that is about the failure; empty when there is none, or it has gone."""
-        from minidbg.metadata import part_for_people
+        from minidbg.metadata import DIVIDER
 
         try:
             text = self.path.read_text(encoding="utf-8") if self.path else ""
         except OSError:
             return ""
-        return part_for_people(text)
+        return text.split(DIVIDER)[0].rstrip()
 
 
 ANSWERING: ContextVar[bool] = ContextVar("minidbg_answering", default=False)

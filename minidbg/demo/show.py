@@ -13,7 +13,7 @@ from rich.syntax import Syntax
 from minidbg.backend import report_of
 from minidbg.backend.failures import Report
 from minidbg.errors import MinidbgError
-from minidbg.metadata import part_for_people
+from minidbg.metadata import DIVIDER
 
 PROGRAM = Path(__file__).with_name("program.py")
 
@@ -40,7 +40,7 @@ def run(console: Console) -> Report:
 
     console.rule(str(report.path))
     script = report.path.read_text()
-    console.print(python(part_for_people(script)))
+    console.print(python(script.split(DIVIDER)[0].rstrip()))
 
     command = [sys.executable, str(report.path)]
     console.rule(f"python {report.path}")

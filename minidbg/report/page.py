@@ -13,7 +13,7 @@ from pygments.lexers import PythonLexer
 
 from minidbg.errors import UnreadableRepro
 from minidbg.history import Result
-from minidbg.metadata import part_for_people
+from minidbg.metadata import DIVIDER
 from minidbg.printable import display_path
 from minidbg.report import svg
 from minidbg.report.drawn_graph import SMALL, DrawnNode, fold, kept_names, read_graph
@@ -77,7 +77,7 @@ def page(
         "neighbour": list(neighbour_lines(story)),
         "neighbour_nodes": story.neighbour.nodes if story.neighbour else 0,
         "model": Markup(highlighted(story.parts.model)),
-        "script": Markup(highlighted(part_for_people(story.text) + "\n")),
+        "script": Markup(highlighted(story.text.split(DIVIDER)[0].rstrip() + "\n")),
         "made": moment(time.time()),
     }
     return templates.fill("story.html.j2" if body_only else "page.html.j2", variables)

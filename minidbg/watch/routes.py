@@ -22,7 +22,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from minidbg.errors import MinidbgError
-from minidbg.metadata import part_for_people
+from minidbg.metadata import DIVIDER
 from minidbg.printable import display_path
 from minidbg.processes import Standby
 from minidbg.watch import reading
@@ -249,7 +249,7 @@ class Site:
     def script_of(self, repro: Repro) -> Json:
         """The script, highlighted, without the part by which it judges itself; or why it is not shown."""
         try:
-            text = part_for_people(self.path_of(repro).read_text(encoding="utf-8-sig"))
+            text = self.path_of(repro).read_text(encoding="utf-8-sig").split(DIVIDER)[0].rstrip()
         except (NotHere, OSError, ValueError) as error:
             return {"title": repro.name, "script": "", "refusal": str(error)}
         try:
