@@ -37,6 +37,9 @@ PLACEMENTS = "torch.distributed.tensor.placement_types"
 MESH = "torch.distributed.device_mesh"
 FAKE_GROUP = "from torch.testing._internal.distributed.fake_pg import FakeStore"
 """The statement by which a script, and a reader of its setup, knows that it needs a process group."""
+ASKED_FOR = "which the backend asks for"
+"""In the setup of a backend that needs the group itself, whatever its graph does."""
+SEEN = re.compile(r"seen on rank (\d+) of (\d+)")
 
 
 # --- which process this is ---
@@ -130,11 +133,26 @@ def _calls(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
 
 
 def with_group(case: Case) -> Case:
-    """``case`` with a backend whose setup makes the process group that its graph needs, and none that it does not need."""
-    rest = without_group(case.backend.setup)
-    needed = group_statements(case) if needs_group(case.graph_module, case.inputs) else ()
-    setup = (*needed, *rest)
+    """``case`` with a backend whose setup makes the process group that its graph needs, and none that nobody needs."""
+    needed = needs_group(case.graph_module, case.inputs)
+    if is_asked_for_its_rank(case) and not needed:
+        return case
+    setup = (*(group_statements(case) if needed else ()), *without_group(case.backend.setup))
     return case if setup == case.backend.setup else replace(case, backend=replace(case.backend, setup=setup))
+
+
+def on_its_rank(case: Case) -> Case | None:
+    """``case`` with a process group for a backend that asks for its rank; None where its graph has one, or there was one process."""
+    seen = next(filter(None, map(SEEN.fullmatch, case.provenance.notes)), None)
+    if seen is None or is_asked_for_its_rank(case) or needs_group(case.graph_module, case.inputs):
+        return None
+    setup = (*_statements(*seen.groups(), ASKED_FOR), *without_group(case.backend.setup))
+    return replace(case, backend=replace(case.backend, setup=setup), compiler=None)  # its setup is to run
+
+
+def is_asked_for_its_rank(case: Case) -> bool:
+    """Whether the setup makes a process group for the backend."""
+    return any(ASKED_FOR in text for text in case.backend.setup)
 
 
 def without_group(setup: Sequence[str]) -> tuple[str, ...]:
@@ -149,14 +167,19 @@ def without_group(setup: Sequence[str]) -> tuple[str, ...]:
 
 def group_statements(case: Case) -> tuple[str, ...]:
     """Statements that make a process group with the rank, the size and the groups of this process."""
-    rank, size = rank_and_size()
+    made = _statements(*rank_and_size(), "alone: collectives come back at once")
+    groups = (
+        f'    distributed.distributed_c10d._register_process_group("{name}", distributed.new_group({members}))'
+        for name, members in groups_named_in(case.graph_module)
+    )
+    return (*made[:-1], "\n".join([made[-1], *groups]))
+
+
+def _statements(rank: int | str, size: int | str, why: str) -> tuple[str, ...]:
     lines = [
-        f"if not distributed.is_initialized():  # rank {rank} of {size}, alone: collectives come back at once",
+        f"if not distributed.is_initialized():  # rank {rank} of {size}, {why}",
         f'    distributed.init_process_group("fake", rank={rank}, world_size={size}, store=FakeStore())',
     ]
-    for name, members in groups_named_in(case.graph_module):
-        group = f"distributed.new_group({members})"
-        lines.append(f'    distributed.distributed_c10d._register_process_group("{name}", {group})')
     return "from torch import distributed", FAKE_GROUP, "\n".join(lines)
 
 
@@ -177,6 +200,8 @@ def groups_named_in(graph_module: fx.GraphModule) -> list[tuple[str, list[int]]]
 
 def what_was_needed(original: Case, smallest: Case) -> str:
     """A sentence for a reader who has one process: how much of the job of several ranks the repro has; empty for other cases."""
+    if is_asked_for_its_rank(smallest):
+        return "the backend asks for its rank: it finds a fake process group, which moves no data"
     if not needs_group(original.graph_module, original.inputs):
         return ""
     rank, size = rank_and_size()

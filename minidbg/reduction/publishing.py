@@ -20,7 +20,7 @@ from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs import describing, tensors
 from minidbg.graphs.comments import user_line
 from minidbg.graphs.constructed import is_constructed
-from minidbg.graphs.ranks import what_was_needed
+from minidbg.graphs.ranks import on_its_rank, what_was_needed
 from minidbg.graphs.size import call_nodes, call_targets, canonical_text
 from minidbg.reduction.result import Written
 from minidbg.reduction.session import Session
@@ -115,7 +115,8 @@ def forms(found: Reduced, original: Case) -> Iterator[ScriptForm]:
     """What to try as a script, in order: what a reader wants most first, what surely fails last."""
     smallest = found.smallest
     for exactness in (Exactness.SEEDED, Exactness.SMALL, Exactness.EXACT):
-        yield ScriptForm(smallest, exactness, EXACTNESS_NOTES[exactness])
+        for case in filter(None, (smallest, on_its_rank(smallest))):
+            yield ScriptForm(case, exactness, EXACTNESS_NOTES[exactness])
     if smallest.call is CallPath.TORCH_COMPILE:
         direct = replace(smallest, call=CallPath.DIRECT)
         yield ScriptForm(

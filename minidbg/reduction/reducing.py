@@ -24,6 +24,7 @@ from minidbg import isolation, processes, repro
 from minidbg.case import CallPath, Case, Level
 from minidbg.errors import Interrupted, MinidbgError, NotReproduced
 from minidbg.failure import Kind, Outcome, Verdict
+from minidbg.graphs.ranks import on_its_rank
 from minidbg.graphs.record import Around
 from minidbg.graphs.size import call_nodes
 from minidbg.oracle import harness
@@ -206,7 +207,7 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
     if believed and not reduced.steps and session.remaining() > 0:
         # Nothing smaller failed. Either all of it is needed, or this path never shows the failure: ask the whole.
         found, known = reproducing_path(case, session)
-        if found.call is not case.call or known.is_flaky:
+        if found.call is not case.call or found.backend is not case.backend or known.is_flaky:
             case, reduced = found, reduce_graph_of(found, session)
     steps = [case.with_graph(graph, inputs) for graph, inputs in reduced.steps]
     smallest = case.with_graph(reduced.graph_module, tuple(reduced.inputs))
@@ -223,14 +224,14 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
 
 
 def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
-    """``case`` with the call path on which the whole of it shows its failure, and how often it does.
+    """``case`` with the call path, or the rank, on which the whole of it shows its failure, and how often it does.
 
     A failure that did not show at once gets more chances, where it may be flaky. Raises NotReproduced.
     """
     outcomes = []
     others = [other for other in CallPath if other is not case.call and case.level is not Level.ATEN]
-    for call in (case.call, *others):
-        candidate = replace(case, call=call)
+    candidates = [*(replace(case, call=call) for call in (case.call, *others)), on_its_rank(case)]
+    for candidate in filter(None, candidates):
         outcome = session.ask(candidate)
         if ANSWERS[outcome.verdict] is Answer.INTERESTING:
             if outcome.signature is not None and case.signature is None:

@@ -50,17 +50,19 @@ def test_each_situation_is_captured_and_all_ranks_go_on(ranks: int, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("situation", "op", "words"),
+    ("situation", "bug", "words"),
     [
         ("tensor_parallel", "gelu", "No mesh, DTensor or collective is needed"),
-        ("dtensor_gelu", "gelu", "No mesh, DTensor or collective is needed"),
+        ("dtensor_gelu", "gelu run", "No mesh, DTensor or collective is needed"),
+        ("dtensor_in", "redistribute", "DTensors are part of the failure"),
         ("functional_collectives", "all_reduce", "Collectives are part of the failure"),
+        ("ddp", "raises on_last_rank", "The backend asks for its rank"),
     ],
 )
 def test_what_a_rank_captured_is_reduced_by_one_process(
-    situation: str, op: str, words: str, tmp_path: Path
+    situation: str, bug: str, words: str, tmp_path: Path
 ) -> None:
-    torchrun(tmp_path, 2, situation, op)
+    torchrun(tmp_path, 2, situation, *bug.split())
     (capture,) = (tmp_path / "minidbg_repros/.minidbg/captures").glob("*.py")
     reduced = run(tmp_path, "-m", "minidbg", "reduce", capture)
     assert "-> 1 nodes" in reduced.stderr, reduced.stderr

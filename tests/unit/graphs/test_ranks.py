@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -164,6 +165,20 @@ def test_a_smaller_case_without_collectives_loses_the_process_group() -> None:
     assert ranks.with_group(smaller).backend.setup == ()
     assert "no mesh, DTensor or collective is needed" in ranks.what_was_needed(case, smaller)
     assert "collectives are part of the failure" in ranks.what_was_needed(case, case)
+
+
+def test_a_backend_that_asks_for_its_rank_finds_the_one_of_the_failure() -> None:
+    """A group that no node needs, and that stays however small the graph becomes."""
+    case = case_of(graph_of((torch.relu, ()), (torch.tanh, ())), torch.ones(2))
+    assert ranks.on_its_rank(case) is None, "one process has nothing to ask for"
+    case = replace(case, provenance=replace(case.provenance, notes=("seen on rank 2 of 4",)))
+    asked = ranks.on_its_rank(case)
+    assert asked is not None
+    smaller = asked.with_graph(graph_of((torch.relu, ())), (torch.ones(2),))
+    assert ranks.on_its_rank(smaller) is None
+    text = render(smaller, Form.CAPTURE).text
+    assert 'init_process_group("fake", rank=2, world_size=4' in text
+    assert "the backend asks for its rank" in ranks.what_was_needed(case, smaller)
 
 
 @pytest.mark.usefixtures("group")

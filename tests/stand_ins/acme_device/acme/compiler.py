@@ -18,7 +18,7 @@ def acme(gm, example_inputs):
 
     def on_acme(args):
         return next(
-            (one.device.index for one in args if torch.is_tensor(one) and one.device.type == "acme"), None
+            (one.device.index for one in args if torch.is_tensor(one) and one.device.type == KIND), None
         )
 
     if bad and bug == "raises" and on_acme(example_inputs) is not None:
