@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 import wrong_results
+from functorch.compile import make_boxed_func
 from torch import distributed, fx
+from torch._dynamo.backends.common import aot_autograd
 from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -211,3 +213,33 @@ def test_without_its_collectives_a_graph_takes_their_results_and_returns_what_it
     output, given = fed.graph_module(X, torch.zeros(3))
     assert (output.tolist(), given.tolist()) == ([1, 1, 1], [0, 2, 4])
     assert len(fed.inputs) == 2
+
+
+def wrong_threshold(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
+    """A compiler of backwards that gets the gradient of relu wrong."""
+    return make_boxed_func(
+        wrong_results.after_each(graph_module, "threshold_backward", wrong_results.a_little_more)
+    )
+
+
+@pytest.mark.parametrize("compiler", [wrong_threshold, wrong_results.right])
+def test_gradients_beside_collectives_are_judged_where_the_compilers_are_wrapped(
+    compiler: Any, tmp_path: Path
+) -> None:
+    """The backward has a collective of its own, which takes place once."""
+    wrapped = minidbg.wrap_compiler(compiler, reduce="later", repro_dir=tmp_path)
+    backend = aot_autograd(fw_compiler=wrong_results.right, bw_compiler=wrapped)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return collectives.all_gather_tensor_autograd(x.relu() * 2, 0, distributed.group.WORLD).sum()
+
+    x = X.clone().requires_grad_()
+    result = torch.compile(function, backend=backend)(x)
+    if compiler is wrong_results.right:
+        result.backward()
+        assert minidbg.stats().verified == 1
+        return
+    with pytest.raises(minidbg.AccuracyError, match="wrong_threshold gives wrong results"):
+        result.backward()
+    (capture,) = tmp_path.glob(".minidbg/captures/*.py")
+    assert "reduce_scatter_tensor.default" not in capture.read_text()

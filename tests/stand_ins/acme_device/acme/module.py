@@ -4,13 +4,15 @@ import os
 
 import torch
 
+from acme import NAME
+
 everything, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
 everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
 for name in ("mm", "linear", "matmul", "addmm"):
 
     def cast_first(*args, name=name):
         key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
-        dtype = torch.get_autocast_dtype("acme")
+        dtype = torch.get_autocast_dtype(NAME)
         with torch._C._ExcludeDispatchKeyGuard(key):
             return getattr(torch.ops.aten, name)(*(one if one is None else one.to(dtype) for one in args))
 
