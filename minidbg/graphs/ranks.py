@@ -146,7 +146,7 @@ def on_its_rank(case: Case) -> Case | None:
     seen = next(filter(None, map(SEEN.fullmatch, case.provenance.notes)), None)
     if seen is None or is_asked_for_its_rank(case) or needs_group(case.graph_module, case.inputs):
         return None
-    setup = (*_statements(*seen.groups(), ASKED_FOR), *without_group(case.backend.setup))
+    setup = (*_statements(seen[1], seen[2], ASKED_FOR), *without_group(case.backend.setup))
     return replace(case, backend=replace(case.backend, setup=setup), compiler=None)  # its setup is to run
 
 

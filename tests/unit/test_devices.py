@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
+from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from minidbg import devices
 from minidbg.devices import KINDS
 
+STAND_IN = Path(__file__).parents[1] / "stand_ins/acme_device"
 ACCELERATORS = [name for name, kind in KINDS.items() if kind.synchronize]
 
 
@@ -96,6 +101,30 @@ def test_free_memory_counts_what_the_allocator_keeps(module: Module) -> None:
 @every_kind
 def test_a_process_that_uses_it_is_not_forked(module: Module) -> None:
     assert devices.in_use() == (module.name if module.row.is_initialized else None)
+
+
+@pytest.mark.parametrize("name", ["cuda", "xpu", "mps"])
+def test_the_functions_of_a_row_are_those_of_torchs_own_module(name: str) -> None:
+    values = asdict(KINDS[name]).values()
+    named = [one for value in values for one in (value if isinstance(value, tuple) else [value])]
+    assert [
+        one for one in named if isinstance(one, str) and not hasattr(getattr(torch, name), one or "__name__")
+    ] == []
+
+
+def test_the_backend_of_the_device_tests_fails_on_the_device_under_test(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``--device cuda`` runs the same tests: the planted bugs are there then, not on the stand-in's own device."""
+    monkeypatch.setenv("ACME_BUG", "raises:gelu")
+    monkeypatch.setenv("ACME_ON", "cuda")
+    backend = runpy.run_path(str(STAND_IN / "acme/compiler.py"))["acme"]
+    graph = torch.fx.symbolic_trace(lambda x: torch.nn.functional.gelu(x))
+    with FakeTensorMode():
+        there = torch.empty(2, device="cuda:0")
+    with pytest.raises(NotImplementedError, match="no kernel for gelu"):
+        backend(graph, [there])
+    backend(graph, [torch.ones(2)])
 
 
 def test_the_cpu_needs_none_of_it() -> None:
