@@ -234,6 +234,8 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
     for candidate in filter(None, candidates):
         outcome = session.ask(candidate)
         if ANSWERS[outcome.verdict] is Answer.INTERESTING:
+            if candidate.backend is not case.backend:
+                session.others.clear()  # what a backend says that finds no ranks is no failure of it
             if outcome.signature is not None and case.signature is None:
                 candidate = with_failure(candidate, outcome)
             return replace(candidate, margin=margin_for(outcome.figures)), Reliability(1, 1)

@@ -77,6 +77,17 @@ def test_a_failure_only_there_ends_as_a_repro_that_says_so(
         assert run(path, "--device", "acme:1", bug=bug).returncode == 1
 
 
+def test_a_process_that_dies_only_there_has_left_what_its_repro_is_made_of(
+    run: Run, device: str, tmp_path: Path
+) -> None:
+    assert run(HERE / "program.py", f"{device}:0", bug="crash:gelu").returncode < 0
+    done = run("-m", "minidbg", "reduce", "--last-crash", bug="crash:gelu")
+    assert "5 -> 1 nodes" in done.stderr, done.stdout + done.stderr
+    path = only_repro(tmp_path)
+    assert f"Fails on {device}, passes on cpu." in path.read_text()
+    assert run(path, bug="crash:gelu").returncode == 1
+
+
 @only_stand_in
 def test_a_late_error_is_one_of_the_graph_that_caused_it(run: Run, tmp_path: Path) -> None:
     done = run(HERE / "program.py", "acme:0", bug="late:gelu")

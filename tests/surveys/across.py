@@ -136,8 +136,10 @@ TEN = (
 def situations() -> Iterator[Situation]:
     for bug in ("raises:gelu", "wrong:gelu", "late:gelu", "broken:gelu"):
         yield acme(5 if bug[0] in "lb" else 2, f"acme plain {bug}", "plain", bug)
+    yield acme(2, "acme plain crash:gelu", "plain", "crash:gelu")
     yield acme(3, "acme mixed wrong:gelu", "mixed", "wrong:gelu")
     yield acme(3, "acme draws wrong:gelu", "draws", "wrong:gelu")
+    yield acme(2, "acme plain memory:gelu", "plain", "memory:gelu", due=False)
     yield acme(2, "acme out of memory", "plain", "", device="acme:1", due=False, ACME_LIMIT="300")
     for name in TEN:
         yield Situation(6, f"ranks {name} gelu, 2 ranks", torchrun(2, name, "gelu"))
