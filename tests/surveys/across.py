@@ -153,8 +153,8 @@ def situations() -> Iterator[Situation]:
     yield Situation(
         6, "ranks ddp, the backend asks for its rank", torchrun(2, "ddp", "raises", "on_last_rank")
     )
-    for name, op in (("dtensor_in", "relu"), ("dtensor_gelu", "relu"), ("functional_collectives", "gelu")):
-        yield Situation(7, f"ranks {name} {op} wrong on one rank", torchrun(2, name, op, "wrong"))
+    for name in ("dtensor_in", "dtensor_gelu", "functional_collectives"):
+        yield Situation(7, f"ranks {name} relu wrong on one rank", torchrun(2, name, "relu", "wrong"))
     yield Situation(
         7,
         "ranks functional_collectives a rank dies",
@@ -202,13 +202,15 @@ def row(situation: Situation) -> tuple[bool, str]:
         statuses = [run(folder, situation.env, path).returncode for path in scripts]
         said = " ".join(" ".join([text, *(path.read_text() for path in scripts)]).split())
         words = "; ".join(dict.fromkeys(match[0].lower() for match in SAID.finditer(said)))
-        captured = bool(captures or records or scripts) and "not captured" not in text
-        good = captured and (not situation.due or (bool(statuses) and set(statuses) == {1}))
+        captured = bool(captures or records or scripts) and "not captured:" not in text
+        in_words = any(repros.glob(".minidbg/captures/*.txt"))  # what no script can hold
+        found = "yes" if captured else "in words" if in_words and not situation.due else "NO"
+        good = found != "NO" and (not situation.due or set(statuses) == {1})
         verified = "exits " + ", ".join(map(str, statuses)) if statuses else "-"
         seconds = f"{ran_s:.0f} + {time.monotonic() - begun - ran_s:.0f}"
         if not good:
             print(text, file=sys.stderr)
-    line = f"| {situation.item} | {situation.name} | {'yes' if captured else 'NO'} | {reduced or '-'} | {verified} | {seconds} | {words} |"
+    line = f"| {situation.item} | {situation.name} | {found} | {reduced or '-'} | {verified} | {seconds} | {words} |"
     return good, line
 
 
