@@ -35,7 +35,7 @@ from minidbg.failure import Direction, Kind
 from minidbg.graphs.effects import op_name
 from minidbg.oracle import compare
 from minidbg.oracle.agreement import differ, explaining_precision, left_by
-from minidbg.oracle.harness import gradients_of, graph_texts
+from minidbg.oracle.harness import gradient_sources, gradients_of, graph_texts
 from minidbg.oracle.randomness import Fed, feed_recorded
 from minidbg.oracle.snapshot import CannotCompare
 from minidbg.settings import Layout, Settings, Verify
@@ -323,6 +323,7 @@ def run_backward(verification: Verification, compiled_fn: CompiledFn, kept: Kept
     """Run the user's compiled function and its backward on copies, and keep the gradients, or what was raised."""
     inside = verification.before
     inputs = inside.fresh(everything=True)
+    sources = gradient_sources(inside.model, inputs)
     try:
         with quiet():
             try:
@@ -330,7 +331,7 @@ def run_backward(verification: Verification, compiled_fn: CompiledFn, kept: Kept
             except Exception:  # noqa: BLE001 - the user's own call will tell
                 return
             try:
-                verification.gradients = gradients_of(outputs, inside.model, inside.differentiated(inputs))
+                verification.gradients = gradients_of(outputs, sources)
             except Exception as error:  # judged when eager's backward has been seen
                 if is_out_of_memory(error):
                     raise

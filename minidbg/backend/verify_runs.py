@@ -23,7 +23,7 @@ from minidbg.graphs.constructed import is_constructed
 from minidbg.graphs.copying import clone_values, copy_graph_module, storage_bytes, storage_key
 from minidbg.graphs.mutation import written_attributes
 from minidbg.oracle.arithmetic import are_close
-from minidbg.oracle.harness import gradients_of, left_behind, needs_gradient
+from minidbg.oracle.harness import gradient_sources, gradients_of, left_behind, needs_gradient
 from minidbg.oracle.randomness import Fed, draws_alone
 
 SMALL_BYTES = 64 << 20
@@ -51,13 +51,6 @@ class Before:
         """Inputs for one run; what it may write is its own. ``everything``: the run may write to what it should not."""
         chosen = self.copied if everything else self.written
         return with_copies(self.inputs, chosen)
-
-    def differentiated(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """``inputs`` without what a run has written to: in eager the gradient is that of the new value, in AOTAutograd of none."""
-        return tuple(
-            None if place in self.written and needs_gradient(value) and not value.is_leaf else value
-            for place, value in enumerate(inputs)
-        )
 
     def set_generators(self) -> None:
         """The RNG streams as before the call."""
@@ -96,8 +89,9 @@ class Before:
         own = own_attributes(copy_graph_module(self.graph))
         graph = change(fx.GraphModule(own, own.graph))  # one that is not lazy, since its forward is replaced
         inputs = tuple(change(self.fresh()))
+        sources = gradient_sources(graph, inputs) if backward else {}
         outputs = self.call(graph.forward, inputs)
-        found = gradients_of(outputs, graph, self.differentiated(inputs)) if backward else {}
+        found = gradients_of(outputs, sources)
         return self.seen(left_behind(outputs, graph, inputs, found))
 
 
@@ -185,11 +179,11 @@ def ran(
     backward: bool,
 ) -> dict[str, Any]:
     """What ``function`` leaves behind, which is ``graph`` in some form."""
+    sources = gradient_sources(graph, inputs) if backward else {}
     outputs = function(*inputs)
-    found: dict[str, Any] | None = {}
-    if backward:
-        try:
-            found = gradients_of(outputs, graph, inside.differentiated(inputs))
-        except (RuntimeError, NotImplementedError):
-            found = None
+    found: dict[str, Any] | None
+    try:
+        found = gradients_of(outputs, sources)
+    except (RuntimeError, NotImplementedError):
+        found = None
     return {**left_behind(outputs, graph, inputs, {}), "gradients": found}

@@ -193,9 +193,10 @@ def run_once(
 ) -> dict[str, Any]:
     """Call ``function``, then backward if the case has one; outputs, inputs and buffers afterwards, gradients."""
     torch.manual_seed(seed)
+    sources = gradient_sources(model, inputs) if case.get("backward") else {}
     outputs = function(*inputs)
     wait_for_devices((*inputs, *leaves_of(outputs)))
-    gradients = gradients_of(outputs, model, inputs, backward_begins) if case.get("backward") else {}
+    gradients = gradients_of(outputs, sources, backward_begins)
     wait_for_devices(gradients.values())
     return left_behind(outputs, model, inputs, gradients)
 
@@ -216,21 +217,37 @@ def left_behind(
     return {"outputs": outputs, "inputs_after": after, "gradients": gradients}
 
 
+def gradient_sources(model: Any, inputs: tuple[Any, ...]) -> dict[str, Any]:
+    """What gradients are asked for, taken before a run: of what the run writes to, the gradient is that of the value before.
+
+    Afterwards the tensor stands for its new value: in eager that has a gradient, in a graph of AOTAutograd it is outside.
+    """
+    values = {f"input {place}": value for place, value in enumerate(inputs)} | dict(model.named_parameters())
+    return {name: gradient_source(value) for name, value in values.items() if needs_gradient(value)}
+
+
+def gradient_source(value: torch.Tensor) -> Any:
+    base = (
+        value._base
+    )  # a write to a view takes the view's own place in the graph of autograd, and leaves its base's
+    if value.is_leaf or base is None or not base.requires_grad:
+        base = value
+    return base if base.is_leaf else torch.autograd.graph.get_gradient_edge(base)
+
+
 def gradients_of(
-    outputs: Any, model: Any, inputs: tuple[Any, ...], backward_begins: Callable[[], None] = lambda: None
+    outputs: Any, sources: dict[str, Any], backward_begins: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
-    """Gradients of inputs and parameters, for cotangents that are the same in each run, whatever that run draws."""
-    wanted = {f"input {place}": value for place, value in enumerate(inputs)} | dict(model.named_parameters())
-    wanted = {name: value for name, value in wanted.items() if needs_gradient(value)}
+    """Gradients of ``sources``, for cotangents that are the same in each run, whatever that run draws."""
     roots = [(place, root) for place, root in enumerate(leaves_of(outputs)) if needs_gradient(root)]
-    if not (roots and wanted):
+    if not (roots and sources):
         return {}
     cotangents = [cotangent_for(root, place) for place, root in roots]
     backward_begins()
     found = torch.autograd.grad(
-        [root for _, root in roots], list(wanted.values()), cotangents, allow_unused=True
+        [root for _, root in roots], list(sources.values()), cotangents, allow_unused=True
     )
-    return dict(zip(wanted, found, strict=True))
+    return dict(zip(sources, found, strict=True))
 
 
 def cotangent_for(root: torch.Tensor, place: int) -> torch.Tensor:
