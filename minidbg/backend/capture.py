@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 
 from minidbg import _torch, devices, references
-from minidbg.backend.chain import Link
+from minidbg.backend.chain import Link, is_symbolic_number
 from minidbg.case import BackendRef, CallPath, Case, Context, Level, Provenance, symbolic_dims
 from minidbg.errors import AccuracyError
 from minidbg.failure import Direction, Kind, Signature
@@ -57,9 +57,10 @@ class Failure:
 
 def case_of(failure: Failure, settings: Settings) -> Case:
     """The failure as a case. Raises BackendUnreachable when no fresh process could get the backend back."""
-    call = case_of_call(
-        failure.link, failure.graph_module, failure.inputs, context_of(failure, settings), settings
-    )
+    context = failure.context or current_context(failure.inputs, further_env=settings.env)
+    if failure.level is Level.ATEN:  # AOTAutograd runs its graphs without autocast and without gradients
+        context = replace(context, autocast=(), grad=False)
+    call = case_of_call(failure.link, failure.graph_module, failure.inputs, context, settings)
     notes = list(failure.notes)
     if any(_torch.is_fake(value) for value in failure.inputs) or devices.in_error(failure.inputs):
         notes.append(STAND_INS)
@@ -116,12 +117,6 @@ def reference_to(link: Link, settings: Settings) -> BackendRef:
     return known[2]
 
 
-def context_of(failure: Failure, settings: Settings) -> Context:
-    """The modes of the failing call. AOTAutograd runs its graphs without autocast and without gradients."""
-    context = failure.context or current_context(failure.inputs, further_env=settings.env)
-    return replace(context, autocast=(), grad=False) if failure.level is Level.ATEN else context
-
-
 def signature(failure: Failure) -> Signature:
     """What makes another failure the same as this one."""
     if isinstance(failure.error, AccuracyError):
@@ -167,11 +162,9 @@ def first_lines(message: str) -> str:
 
 def real_value(value: Any, seed: int) -> Any:
     """``value``, or what stands in for it: numbers for symbolic ones, a seeded tensor for a fake one."""
-    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return concrete(value)
     if isinstance(value, torch.Tensor) and _torch.is_fake(value):
         return stand_in(value, seed)
-    return value
+    return concrete(value)
 
 
 def concrete(value: Any) -> Any:
@@ -196,12 +189,6 @@ def stand_in(fake: torch.Tensor, seed: int) -> torch.Tensor:
         if isinstance(fake, nn.Parameter):
             return nn.Parameter(values, requires_grad=fake.requires_grad)
         return values.requires_grad_(fake.requires_grad)
-
-
-def is_symbolic_number(placeholder: fx.Node) -> bool:
-    """Whether the placeholder stands for a symbolic number."""
-    example = placeholder.meta.get("example_value")
-    return isinstance(example, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 CONFIG_MODULES = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
@@ -244,10 +231,10 @@ ENVIRONMENT = (
 
 def current_context(inputs: Iterable[Any] = (), *, further_env: Iterable[str] = ()) -> Context:
     """What is in force in this thread now. An inference tensor among ``inputs`` counts as inference mode."""
-    inference = torch.is_inference_mode_enabled() or any(is_inference(value) for value in inputs)
+    tensors = (value for value in inputs if isinstance(value, torch.Tensor))
     return Context(
         grad=torch.is_grad_enabled(),
-        inference=inference,
+        inference=torch.is_inference_mode_enabled() or any(value.is_inference() for value in tensors),
         autocast=enabled_autocasts(),
         deterministic=torch.are_deterministic_algorithms_enabled(),
         deterministic_warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -258,11 +245,6 @@ def current_context(inputs: Iterable[Any] = (), *, further_env: Iterable[str] = 
         config={name: values for name in CONFIG_MODULES if (values := literal_config(name))},
         env=allowed_environment(os.environ, further_env),
     )
-
-
-def is_inference(value: Any) -> bool:
-    """Whether ``value`` was made in inference mode."""
-    return isinstance(value, torch.Tensor) and value.is_inference()
 
 
 def enabled_autocasts() -> tuple[tuple[str, str, bool], ...]:
@@ -286,12 +268,8 @@ def default_device() -> str | None:
 
 def literal_config(module_name: str) -> dict[str, Any]:
     """The module's options that differ from their defaults, as far as ``repr`` gives them back."""
-    changed = _torch.changed_config(module_name)
-    return {
-        name: value
-        for name, value in sorted(changed.items())
-        if name not in SET_BY_TORCH_COMPILE and round_trips(value)
-    }
+    changed = sorted(_torch.changed_config(module_name).items())
+    return {name: value for name, value in changed if name not in SET_BY_TORCH_COMPILE and round_trips(value)}
 
 
 def round_trips(value: Any) -> bool:

@@ -12,6 +12,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,15 +20,19 @@ from torch import fx
 
 from minidbg import _torch
 from minidbg.backend import failures
-from minidbg.backend.budget import PROCESS, is_out_of_memory
 from minidbg.backend.capture import Failure
 from minidbg.backend.chain import Link
 from minidbg.backend.collectives import Heard, Replay, alone
-from minidbg.backend.kept import Kept
-from minidbg.backend.standing import GraphStanding
-from minidbg.backend.verify_refusals import refusal
-from minidbg.backend.verify_runs import Before, before, draws_by, run_compiled_anew, run_eager
-from minidbg.backend.verify_taps import first_differing_node
+from minidbg.backend.kept import Kept, refusal
+from minidbg.backend.standing import PROCESS, GraphStanding, is_out_of_memory
+from minidbg.backend.verify_runs import (
+    Before,
+    before,
+    draws_by,
+    first_differing_node,
+    run_compiled_anew,
+    run_eager,
+)
 from minidbg.case import CompiledFn
 from minidbg.devices import generator_states
 from minidbg.errors import AccuracyError
@@ -111,7 +116,8 @@ class Verification:
         inside = self.before
         expected, drew = self.eager()
         if self.backward_error is not None and expected["gradients"] is not None:
-            return self.failed_backward(self.backward_error)
+            phase = _torch.backward_phase(self.backward_error)  # of a backward whose eager form runs
+            return self.failure(self.backward_error, Kind(phase or "runtime"), Direction.BACKWARD)
         actual = self.before.left(result, args, self.gradients)
         if expected["gradients"] is None:
             self.standing.leave_out(GRADIENTS_REFUSED)
@@ -170,17 +176,11 @@ class Verification:
     def difference(self, actual: dict[str, Any], expected: dict[str, Any]) -> compare.Difference | None:
         """The first difference that counts. What is not judged is told once."""
         case = {"tolerances": self.settings.allowed or None}
-        found = differ(actual, expected, self.eager_again, case, self.notes)
+        eager_again = partial(self.before.eager_again, backward=bool(self.gradients))
+        found = differ(actual, expected, eager_again, case, self.notes)
         for note in self.notes:
             self.standing.leave_out(note)
         return found
-
-    def eager_again(self, change: Any = lambda made: made, seed: int | None = None) -> dict[str, Any]:
-        """One more eager run: of a changed graph, or with another seed."""
-        self.before.set_generators()
-        if seed is not None:
-            torch.manual_seed(seed)
-        return self.before.changed(change, backward=bool(self.gradients))
 
     # ---- random numbers
 
@@ -260,7 +260,8 @@ class Verification:
         """A line that names the lower precision whose arithmetic gives such errors, where there is one."""
         if found["category"] not in ("float", "inf") or isinstance(self.settings.allowed, str):
             return ""
-        explained = explaining_precision(actual, expected, self.eager_again, found["where"])
+        eager_again = partial(self.before.eager_again, backward=bool(self.gradients))
+        explained = explaining_precision(actual, expected, eager_again, found["where"])
         if explained is None:
             return ""
         precision, own, off = explained
@@ -270,11 +271,6 @@ class Verification:
             f"eager in {name} by {own:.1e}): if {self.link.name} computes in {name} by design, "
             f'pass tolerances="{precision}"'
         )
-
-    def failed_backward(self, error: Exception) -> Failure:
-        """The failure of the compiled backward, whose eager form runs."""
-        phase = _torch.backward_phase(error)
-        return self.failure(error, Kind(phase or "runtime"), Direction.BACKWARD)
 
     def failure(
         self, error: Exception, kind: Kind, direction: Direction, notes: tuple[str, ...] = ()

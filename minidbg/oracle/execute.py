@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
@@ -14,16 +15,76 @@ from minidbg.case import CallPath, Case, Level
 from minidbg.devices import devices_of as accelerators_of
 from minidbg.devices import generators_put_back
 from minidbg.errors import CannotWrite, MinidbgError
-from minidbg.failure import Kind, Outcome, Verdict
+from minidbg.failure import Direction, Kind, Outcome, Verdict
 from minidbg.graphs import ModuleSource, instantiate, write_module
 from minidbg.graphs.attributes import by_name
 from minidbg.graphs.copying import clone_values
 from minidbg.graphs.effects import is_call
 from minidbg.graphs.source import write_graph_builder
-from minidbg.oracle import adapters, harness
+from minidbg.oracle import harness
 from minidbg.oracle.agreement import differ
 from minidbg.oracle.embed import settings_of
 from minidbg.oracle.suspects import Suspects, renamed, suspects_of
+
+BEFORE_INDUCTORS_CODEGEN = (
+    "torch._inductor.fx_passes",
+    "torch._inductor.pattern_matcher",
+    "torch._inductor.decomposition",
+    "torch._inductor.lowering",
+    "torch._decomp",
+    "torch._refs",
+    "torch._meta_registrations",
+)
+"""Modules that run before inductor schedules a graph, and not after."""
+LOWERING_ERROR = "torch._inductor.exc.LoweringException"
+BEFORE_INDUCTORS_KERNELS = (
+    "torch._inductor.scheduler",
+    "torch._inductor.codegen",
+    "torch._inductor.ir",
+    "torch._inductor.loop_body",
+    "torch._inductor.bounds",
+    "torch._inductor.dependencies",
+    "torch._inductor.index_propagation",
+    "torch._inductor.memory",
+    "torch._inductor.ops_handler",
+    "torch._inductor.sizevars",
+)
+"""Modules that have done their work when inductor begins to compile the kernels that it has generated."""
+
+
+@contextlib.contextmanager
+def without_needless_stages(case: Case, *, wanted: bool = True) -> Iterator[list[str]]:
+    """Stop inductor after the last stage in which the expected failure can happen: a graph that comes through it has passed.
+
+    The list gets an item when that happened; what was raised then means nothing.
+    """
+    stage = last_stage_needed(case) if wanted else None
+    if stage is None:
+        yield []
+        return
+    with _torch.inductor_stopped_after(stage) as stopped:
+        yield stopped
+
+
+def last_stage_needed(case: Case) -> _torch.InductorStage | None:
+    """The last stage of inductor, short of all, in which the case's failure can happen."""
+    signature = case.signature
+    if (
+        signature is None
+        or signature.kind is not Kind.COMPILE
+        or signature.direction is not Direction.FORWARD
+    ):
+        return None
+    if case.backward or case.backend.expression.strip("'\"") != "inductor":
+        return None
+    own = [frame for frame in signature.frames if frame.startswith("torch._inductor.")]
+    innermost = signature.frames[0] if signature.frames else ""
+    if LOWERING_ERROR in signature.types or innermost.startswith(BEFORE_INDUCTORS_CODEGEN):
+        return _torch.InductorStage.LOWERING
+    if own and own[0].startswith(BEFORE_INDUCTORS_KERNELS):
+        return _torch.InductorStage.CODEGEN
+    return None
+
 
 Note = Callable[[str], object]
 
@@ -33,7 +94,7 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
 
     Made for a child process: a crash or a hang is the caller's. RNG state, graph and inputs are afterwards what
     they were. ``note`` hears which part begins: ``eager``, ``compile forward``, ``runtime backward``.
-    Only KeyboardInterrupt passes through. ``to_the_end`` False: a backend that is known (``oracle.adapters``) may stop once the
+    Only KeyboardInterrupt passes through. ``to_the_end`` False: a backend that is known (inductor) may stop once the
     case can no longer fail as expected; the outcome is then ``gone``, whatever the later stages would have said.
     """
     if case.level is Level.ATEN and case.call is not CallPath.DIRECT:
@@ -52,7 +113,7 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
         generators_put_back(map(str, accelerators_of(case.inputs))),
         _torch.outside_tracing(),
         _torch.graphs_given_to_backends() as reached,
-        adapters.without_needless_stages(case, wanted=not to_the_end) as stopped,
+        without_needless_stages(case, wanted=not to_the_end) as stopped,
     ):
         found = harness.attempt(
             make_model=lambda: instantiate(source, fresh(source)),

@@ -15,31 +15,33 @@ from minidbg.errors import MinidbgError, NotReproduced
 from minidbg.graphs.copying import clone_values, collector_spared_what_is_there
 from minidbg.graphs.record import Around
 from minidbg.oracle.suspects import Suspects
-from minidbg.reduction.answers import (
+from minidbg.reduction.candidate import (
     Answer,
     Ask,
     AskTogether,
     Attempt,
     BudgetSpent,
+    Candidate,
     NoProgress,
+    OwnGraph,
 )
-from minidbg.reduction.branches import drop_nested_nodes, drop_operands, inline_branches
-from minidbg.reduction.candidate import Candidate, OwnGraph
 from minidbg.reduction.culprits import drop_chunks, narrow_window, try_islands
 from minidbg.reduction.edits import (
     bypass_nodes,
     drop_inputs,
     drop_inputs_at_once,
     drop_modes,
+    drop_nested_nodes,
     drop_nodes,
+    drop_operands,
     drop_outputs,
+    inline_branches,
     merge_alike_inputs,
 )
 from minidbg.reduction.problem import OnProgress, Pass, ReductionProblem, unheard
 from minidbg.reduction.result import UNLIMITED, Limits
 from minidbg.reduction.simplify import SIMPLIFYING, plainness, simplify_inputs_at_once
-from minidbg.reduction.subsets import FEW_UNITS
-from minidbg.reduction.suspects import follow_frames, try_suspects
+from minidbg.reduction.subsets import FEW_UNITS, follow_frames, try_suspects
 
 LEAST_SIMPLIFYING_S = 20.0
 """Simplification may take as long as the reduction before it took, and at least this."""

@@ -17,16 +17,17 @@ from minidbg.graphs.edit import extract
 from minidbg.graphs.pieces import CannotExtract
 from minidbg.graphs.record import Around, Recording, runs_in_eager
 from minidbg.oracle.suspects import Suspects
-from minidbg.reduction.answers import (
+from minidbg.reduction.candidate import (
     Answer,
     Ask,
     AskTogether,
     Attempt,
     BudgetSpent,
+    Candidate,
     NoProgress,
+    OwnGraph,
     expected_calls,
 )
-from minidbg.reduction.candidate import Candidate, OwnGraph
 from minidbg.reduction.result import UNLIMITED, Limits
 
 LEAST_SPARE_BYTES = 16 << 20

@@ -29,9 +29,8 @@ from minidbg.graphs.size import call_nodes
 from minidbg.oracle import harness
 from minidbg.oracle.agreement import margin_for
 from minidbg.oracle.embed import settings_of
-from minidbg.reduction import core, progress, surroundings
-from minidbg.reduction.answers import Answer
-from minidbg.reduction.progress import Listener, Progress, silent
+from minidbg.reduction import core, surroundings
+from minidbg.reduction.candidate import Answer
 from minidbg.reduction.publishing import (
     SHOWN,
     VERIFY_SECONDS,
@@ -41,7 +40,7 @@ from minidbg.reduction.publishing import (
     with_failure,
 )
 from minidbg.reduction.replay import last_result, open_log
-from minidbg.reduction.result import Limits, Written
+from minidbg.reduction.result import Limits, Listener, Progress, Written, on_stream, silent
 from minidbg.reduction.session import (
     ANSWERS,
     BEST_FILE,
@@ -333,7 +332,7 @@ def reduce_on_stream(case: Case, folder: Path, limits: Limits, stream: TextIO) -
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     logging.getLogger("minidbg").addHandler(logging.StreamHandler(stream))
-    with progress.on_stream(stream) as listener:
+    with on_stream(stream) as listener:
         if case.backend.name == "inductor" and case.kind is not Kind.COMPILE:
             # its code may have come out of a cache; then each child would have to set up its passes
             get_ready_for(case)

@@ -18,10 +18,9 @@ from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs.size import call_nodes
 from minidbg.oracle.suspects import Suspects
-from minidbg.reduction.answers import Answer
-from minidbg.reduction.progress import Listener, Progress, silent
+from minidbg.reduction.candidate import Answer
 from minidbg.reduction.replay import ReplayLog, digest_of
-from minidbg.reduction.result import Limits
+from minidbg.reduction.result import Limits, Listener, Progress, silent
 
 Ask: TypeAlias = Callable[[Case], Outcome]
 """One oracle call."""

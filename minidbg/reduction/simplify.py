@@ -13,8 +13,7 @@ from torch import Tensor, fx
 from minidbg.graphs import rewrite
 from minidbg.graphs.constructed import is_constructed, plain_stand_in
 from minidbg.graphs.effects import attribute_of
-from minidbg.reduction.answers import Answer, BudgetSpent
-from minidbg.reduction.candidate import Candidate, OwnGraph
+from minidbg.reduction.candidate import Answer, BudgetSpent, Candidate, OwnGraph
 from minidbg.reduction.edits import merge_inputs
 from minidbg.reduction.problem import ReductionProblem
 from minidbg.reduction.result import UNLIMITED

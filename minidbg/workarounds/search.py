@@ -27,7 +27,7 @@ from minidbg.oracle.embed import settings_of
 from minidbg.oracle.execute import fresh, written
 from minidbg.repro.files import replace_file
 from minidbg.repro.folder import HIDDEN, hidden
-from minidbg.workarounds import changes, graph_changes
+from minidbg.workarounds import changes
 from minidbg.workarounds.changes import Change
 
 CALL_SECONDS = 120.0
@@ -154,17 +154,17 @@ def candidates(case: Case, small: Case, asking: Asking) -> Iterator[Change]:
     """Changes to try, those first that help often and cost little."""
     yield from changes.with_one_thread(case)
     yield from option_that_helps(case, asking)
-    culprits = graph_changes.culprits_of(case, small)
+    culprits = changes.culprits_of(case, small)
     if culprits:
-        yield from graph_changes.inside_the_backend(case, small, culprits)
+        yield from changes.inside_the_backend(case, small, culprits)
     yield from changes.without_own_settings(case)
     if culprits:
-        yield graph_changes.outside_the_graph(case, culprits)
+        yield changes.outside_the_graph(case, culprits)
     yield from changes.in_lite_mode(case)
     yield from changes.with_other_sizes(case)
     yield from changes.with_other_backends(case)
     if culprits:
-        yield from graph_changes.with_changed_inputs(case, small, culprits)
+        yield from changes.with_changed_inputs(case, small, culprits)
 
 
 def option_that_helps(case: Case, asking: Asking) -> Iterator[Change]:

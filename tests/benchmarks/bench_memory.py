@@ -23,7 +23,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from minidbg.reduction.answers import Answer
+from minidbg.reduction.candidate import Answer
 from minidbg.reduction.core import reduce_graph
 
 LARGE: dict[str, Callable[[int], tuple[fx.GraphModule, list[Any]]]] = {

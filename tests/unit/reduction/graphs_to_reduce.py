@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from minidbg.reduction.answers import Answer
+from minidbg.reduction.candidate import Answer
 
 OPS = (torch.sin, torch.cos, torch.relu)
 

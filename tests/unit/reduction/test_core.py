@@ -12,7 +12,7 @@ import torch
 from graphs_to_reduce import Needs, answers, call_count, call_names, chain
 from torch import Tensor, fx
 
-from minidbg.reduction.answers import Answer
+from minidbg.reduction.candidate import Answer
 from minidbg.reduction.core import reduce_graph
 from minidbg.reduction.result import UNLIMITED
 
