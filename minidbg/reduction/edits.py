@@ -216,7 +216,10 @@ def _edited(problem: ReductionProblem, graph_module: fx.GraphModule | None) -> C
     inputs, tokens = [], []
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     for node, value, token in zip(placeholders, problem.best.inputs, problem.best.tokens, strict=True):
-        if node.users or problem.is_shape_symbol(node):
+        is_size = isinstance(
+            node.meta.get("example_value"), torch.SymInt
+        )  # shapes of other inputs may be made of it
+        if node.users or is_size:
             inputs.append(value)
             tokens.append(token)
         else:

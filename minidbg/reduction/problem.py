@@ -53,10 +53,6 @@ OnProgress: TypeAlias = Callable[[str, int, int], None]
 """Hears the phase, the nodes of the smallest candidate that fails, and about how many calls are still to come."""
 
 
-def unheard(phase: str, nodes: int, rest_calls: int) -> None:
-    """The listener of those who gave none."""
-
-
 @dataclass(slots=True)
 class ReductionProblem:
     """What a reduction pass works on. A pass is a function of a problem and returns nothing.
@@ -78,7 +74,7 @@ class ReductionProblem:
     best: Candidate
     ask: Ask
     limits: Limits = UNLIMITED
-    on_progress: OnProgress = unheard
+    on_progress: OnProgress = lambda phase, nodes, rest_calls: None
     whole_is_known: bool = True
     """Whether the whole was just seen to fail, so that it need not be asked."""
     around: Around = nullcontext
@@ -88,7 +84,7 @@ class ReductionProblem:
     plainness: Callable[[Candidate], tuple[float, ...]] | None = None
     """Decides between candidates of equal size, while a reduction simplifies."""
     hints: Sequence[str] = ()
-    """Words of the error, which may be names of nodes or ops."""
+    """Words of the error, which may be names of nodes or ops: the culprits'."""
     frames: Callable[[], Suspects] = tuple
     """The nodes that the frames of the failure of ``best`` held, as far as that is known; innermost frame first."""
     followed: Suspects = ()
@@ -168,10 +164,6 @@ class ReductionProblem:
         graph = OwnGraph(piece.graph_module, piece.rebuild)
         return Candidate(graph, piece.inputs, tokens, piece.faithful, base.epoch, variant)
 
-    def is_shape_symbol(self, placeholder: fx.Node) -> bool:
-        """Whether this input is a symbolic int, which shapes of other inputs may be made of."""
-        return isinstance(placeholder.meta.get("example_value"), torch.SymInt)
-
     def consider(self, candidate: Candidate | None) -> bool:
         """Whether ``candidate`` fails in the same way; it becomes ``best`` if it is smaller than it.
 
@@ -239,7 +231,7 @@ class ReductionProblem:
         began = time.monotonic()
         with torch.set_grad_enabled(
             torch.is_grad_enabled()
-        ):  # a graph that fails half-way leaves its mode behind
+        ):  # one that fails half-way leaves its mode behind
             answer = self.ask(candidate.graph.give_away(), candidate.inputs)
         self._note(candidate, key, answer, time.monotonic() - began)
         return answer
@@ -277,9 +269,8 @@ class ReductionProblem:
         if self.elapsed() >= seconds:
             raise BudgetSpent
         calls, at = self._progress
-        if self.is_impatient and (
-            (limit is not None and self.oracle_calls - calls > limit / 3) or self.elapsed() - at > seconds / 3
-        ):
+        is_late = limit is not None and self.oracle_calls - calls > limit / 3
+        if self.is_impatient and (is_late or self.elapsed() - at > seconds / 3):
             self._progress = self.oracle_calls, self.elapsed()
             raise NoProgress
 

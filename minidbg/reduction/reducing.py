@@ -24,7 +24,6 @@ from minidbg import isolation, processes, repro
 from minidbg.case import CallPath, Case, Level
 from minidbg.errors import Interrupted, MinidbgError, NotReproduced
 from minidbg.failure import Kind, Outcome, Verdict
-from minidbg.graphs.record import Around
 from minidbg.graphs.size import call_nodes
 from minidbg.oracle import harness
 from minidbg.oracle.agreement import margin_for
@@ -255,6 +254,7 @@ def reduce_graph_of(case: Case, session: Session) -> core.Minimized:
     """Reduce the graph and its inputs with the session's oracle."""
     start = call_nodes(case.graph_module)
     case_suspects = tuple(tuple(group.split()) for group in case.provenance.suspects)
+    context = settings_of(case)["context"]
 
     def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Answer:
         return ANSWERS[session.ask(case.with_graph(graph_module, tuple(inputs))).verdict]
@@ -277,16 +277,10 @@ def reduce_graph_of(case: Case, session: Session) -> core.Minimized:
         on_phase=session.begin,
         ask_together=ask_together,
         simplify=True,
-        around=around(case),
+        around=lambda: harness.entered_modes(context),
     )
     session.interrupted |= reduced.interrupted
     return reduced
-
-
-def around(case: Case) -> Around:
-    """The modes that were around the failing call, in which values inside the graph are computed."""
-    context = settings_of(case)["context"]
-    return lambda: harness.entered_modes(context)
 
 
 def simplified(

@@ -66,25 +66,14 @@ class Written:
                 f"{counts}; no verified repro ({self.verdict}): {'; '.join(self.notes) or 'no reason known'}"
             )
         extra = "" if self.certified else " (not certified as minimal)"
-        others = {0: "", 1: " (also found another failure)"}.get(
-            self.also_found, f" (also found {self.also_found} others)"
-        )
+        many = f" (also found {self.also_found} others)"
+        others = {0: "", 1: " (also found another failure)"}.get(self.also_found, many)
         return f"{counts}{extra}{others}; run: python {display_path(self.path)}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; ``from_json`` reads them back."""
-        return {
-            "path": str(self.path) if self.path else None,
-            "nodes_before": self.nodes_before,
-            "nodes_after": self.nodes_after,
-            "oracle_calls": self.oracle_calls,
-            "seconds": round(self.seconds, 3),
-            "certified": self.certified,
-            "verdict": str(self.verdict),
-            "notes": list(self.notes),
-            "also_found": self.also_found,
-            "known_before": self.known_before,
-        }
+        path, verdict = str(self.path) if self.path else None, str(self.verdict)
+        return {**asdict(self), "path": path, "verdict": verdict, "seconds": round(self.seconds, 3)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Written:

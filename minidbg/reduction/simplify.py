@@ -51,15 +51,10 @@ def with_inputs(
     """``best`` with other values for the inputs at these places; ``how`` tells what was done from other ways to do it."""
     best = problem.best
     inputs = tuple(changes.get(place, value) for place, value in enumerate(best.inputs))
-    tokens = tuple(
-        (*_how_known(how), token) if place in changes else token for place, token in enumerate(best.tokens)
-    )
+    prefix = how if isinstance(how, tuple) else (how,)
+    tokens = tuple((*prefix, token) if place in changes else token for place, token in enumerate(best.tokens))
     graph = OwnGraph(graph_module or best.graph_module)
     return Candidate(graph, inputs, tokens, epoch=best.epoch, variant="simplified")
-
-
-def _how_known(how: Hashable) -> tuple[Hashable, ...]:
-    return how if isinstance(how, tuple) else (how,)
 
 
 def _tensors(problem: ReductionProblem) -> list[tuple[int, Tensor]]:
@@ -96,9 +91,13 @@ def plain_kinds(problem: ReductionProblem) -> None:
         for place, value in enumerate(inputs)
         if is_constructed(value) and (plain := plain_stand_in(value)) is not None
     }
-    if changes and not problem.consider(with_inputs(problem, changes, "plain")):
+    _try_all_then_each(problem, changes, "plain")
+
+
+def _try_all_then_each(problem: ReductionProblem, changes: Mapping[int, Any], how: str) -> None:
+    if changes and not problem.consider(with_inputs(problem, changes, how)):
         for place in changes if len(changes) > 1 else ():
-            problem.consider(with_inputs(problem, {place: changes[place]}, "plain"))
+            problem.consider(with_inputs(problem, {place: changes[place]}, how))
 
 
 def flatten_modules(problem: ReductionProblem) -> None:
@@ -189,14 +188,19 @@ def _with_sizes(problem: ReductionProblem, sizes: Mapping[int, int]) -> Candidat
                 return None
         elif type(value) is int and value in sizes:
             changes[place] = sizes[value]
-    graph_module = rewrite.rewritten(
+    graph_module = _with_arguments(problem, lambda value: rewrite.with_sizes(value, sizes))
+    return with_inputs(problem, changes, ("cropped", tuple(sorted(sizes.items()))), graph_module)
+
+
+def _with_arguments(problem: ReductionProblem, change: Callable[[Any], Any]) -> fx.GraphModule:
+    """The graph of ``best`` with changed arguments of each call."""
+    return rewrite.rewritten(
         problem.best.graph_module,
         arguments=lambda node: (
-            rewrite.with_sizes(node.args, sizes),
-            {key: rewrite.with_sizes(value, sizes) for key, value in node.kwargs.items()},
+            change(node.args),
+            {key: change(value) for key, value in node.kwargs.items()},
         ),
     )
-    return with_inputs(problem, changes, ("cropped", tuple(sorted(sizes.items()))), graph_module)
 
 
 def _start_of_window(problem: ReductionProblem, old: int, new: int) -> int:
@@ -247,13 +251,7 @@ def _with_dtype(problem: ReductionProblem, old: torch.dtype) -> Candidate:
         for place, value in _tensors(problem)
         if value.dtype is old
     }
-    graph_module = rewrite.rewritten(
-        problem.best.graph_module,
-        arguments=lambda node: (
-            rewrite.with_dtype(node.args, old, torch.float32),
-            {key: rewrite.with_dtype(value, old, torch.float32) for key, value in node.kwargs.items()},
-        ),
-    )
+    graph_module = _with_arguments(problem, lambda value: rewrite.with_dtype(value, old, torch.float32))
     return with_inputs(problem, changes, "float32", graph_module)
 
 
@@ -261,9 +259,7 @@ def plain_tensors(problem: ReductionProblem) -> None:
     """Try inputs without gradients, that are no Parameters, and contiguous; all at once, then one by one."""
     for change, how in ((_without_grad, "no grad"), (_contiguous, "contiguous")):
         changes = {place: made for place, value in _tensors(problem) if (made := change(value)) is not None}
-        if changes and not problem.consider(with_inputs(problem, changes, how)):
-            for place in changes if len(changes) > 1 else ():
-                problem.consider(with_inputs(problem, {place: changes[place]}, how))
+        _try_all_then_each(problem, changes, how)
 
 
 def _without_grad(value: Tensor) -> Tensor | None:
