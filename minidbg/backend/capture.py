@@ -118,7 +118,6 @@ def reference_to(link: Link, settings: Settings) -> BackendRef:
 
 
 def signature(failure: Failure) -> Signature:
-    """What makes another failure the same as this one."""
     if isinstance(failure.error, AccuracyError):
         return Signature.from_table({"kind": str(Kind.ACCURACY), **failure.error.signature})
     return Signature.from_table(signature_of(failure.error, str(failure.kind), str(failure.direction)))
@@ -130,7 +129,6 @@ def digest(failure: Failure) -> str:
 
 
 def provenance(failure: Failure, notes: Iterable[str]) -> Provenance:
-    """Where the case came from."""
     where, line = user_line(failure.graph_module, str(failure.error))
     return Provenance(
         nodes=call_nodes(failure.graph_module),
@@ -156,7 +154,6 @@ def suspects(failure: Failure) -> Suspects:
 
 
 def first_lines(message: str) -> str:
-    """The beginning of ``message``, unchanged."""
     return "\n".join(message.splitlines()[:MESSAGE_LINES])[:MESSAGE_CHARACTERS]
 
 
@@ -197,34 +194,14 @@ SET_BY_TORCH_COMPILE = frozenset({"assume_static_by_default", "automatic_dynamic
 """Dynamo's options that ``torch.compile(dynamic=...)`` sets for the time of a call; the case has ``dynamic`` instead."""
 
 ENVIRONMENT = (
-    "CC",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "CUDA_LAUNCH_BLOCKING",
-    "CUDA_VISIBLE_DEVICES",
-    "CXX",
-    "HIP_VISIBLE_DEVICES",
-    "KMP_AFFINITY",
-    "KMP_BLOCKTIME",
-    "MKL_CBWR",
-    "MKL_NUM_THREADS",
-    "NVIDIA_TF32_OVERRIDE",
-    "OMP_NUM_THREADS",
-    "OMP_SCHEDULE",
-    "OPENVINO_TORCH_BACKEND_DEVICE",
-    "PT_HPU_LAZY_MODE",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING",
-    "PYTORCH_TRACING_MODE",
-    "TORCHDYNAMO_DYNAMIC_SHAPES",
-    "TORCHINDUCTOR_COMPILE_THREADS",
-    "TORCHINDUCTOR_CPP_WRAPPER",
-    "TORCHINDUCTOR_FREEZING",
-    "TORCHINDUCTOR_MAX_AUTOTUNE",
-    "TORCHINDUCTOR_VEC_ISA_OK",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-    "TVM_SCHEDULER",
-)
+    "CC", "CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "CXX",
+    "HIP_VISIBLE_DEVICES", "KMP_AFFINITY", "KMP_BLOCKTIME", "MKL_CBWR", "MKL_NUM_THREADS",
+    "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "OMP_SCHEDULE", "OPENVINO_TORCH_BACKEND_DEVICE",
+    "PT_HPU_LAZY_MODE", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "PYTORCH_TRACING_MODE", "TORCHDYNAMO_DYNAMIC_SHAPES", "TORCHINDUCTOR_COMPILE_THREADS",
+    "TORCHINDUCTOR_CPP_WRAPPER", "TORCHINDUCTOR_FREEZING", "TORCHINDUCTOR_MAX_AUTOTUNE",
+    "TORCHINDUCTOR_VEC_ISA_OK", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TVM_SCHEDULER",
+)  # fmt: skip
 """Environment variables that change what a backend does and hold no secret. Nothing else is ever read; the setting
 ``env`` adds names."""
 

@@ -40,7 +40,6 @@ class Link:
 
     @property
     def name(self) -> str:
-        """What torch would call this backend in its messages."""
         return name_of(self.backend)
 
     @property
@@ -71,7 +70,6 @@ def merged(
 
 
 def conflict(what: str, wrapped: object, given: object) -> ConflictingOptions:
-    """Two values for one thing."""
     return ConflictingOptions(
         f"{what} is {wrapped!r} in minidbg.wrap and {given!r} in torch.compile; give it in one place"
     )
@@ -101,13 +99,11 @@ def compile_here(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -> Comp
 
 
 def has_symbols(graph: fx.GraphModule) -> bool:
-    """Whether any input of ``graph`` has a symbolic size or is a symbolic number."""
     placeholders = graph.graph.find_nodes(op="placeholder")
     return any(symbolic_dims(node) or is_symbolic_number(node) for node in placeholders)
 
 
 def is_symbolic_number(placeholder: fx.Node) -> bool:
-    """Whether the placeholder stands for a symbolic number."""
     example = placeholder.meta.get("example_value")
     return isinstance(example, torch.SymInt | torch.SymFloat | torch.SymBool)
 
@@ -121,7 +117,6 @@ class CompiledPerShape:
         self.compiled: dict[tuple[Any, ...], CompiledFn] = {}
 
     def compiled_for(self, args: Sequence[Any]) -> CompiledFn:
-        """What to call for these arguments."""
         shape = tuple(
             (tuple(arg.shape), arg.stride()) if isinstance(arg, torch.Tensor) else arg for arg in args
         )

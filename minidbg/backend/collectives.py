@@ -71,7 +71,6 @@ class Listening(_torch.DispatchMode):
         return self.collective(name, func, args, kwargs or {})
 
     def collective(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the collective gives in this run."""
         raise NotImplementedError
 
 

@@ -132,7 +132,6 @@ class DynamoGraph(GraphState):
         return compiled_fn
 
     def undo_compiling(self, kept: Kept) -> None:
-        """The guards' sources too are as before."""
         self.guards.put_back()
         super().undo_compiling(kept)
 

@@ -72,7 +72,6 @@ class GraphState:
         """The thread that compares a call with eager; other threads' calls go by meanwhile."""
 
     def copied(self, gm: fx.GraphModule) -> fx.GraphModule:
-        """``gm`` as it is now."""
         return copy_graph_module(gm)
 
     # ---- compiling
@@ -313,7 +312,6 @@ class GraphState:
         return self.position + 1 < len(self.links) or self.settings.on_failure is OnFailure.FALLBACK
 
     def keep(self, values: Sequence[Any]) -> Kept:
-        """The state that a call with ``values`` may change."""
         return keep(values, self.mutated, self.held, limit_bytes=self.settings.value_limit_bytes)
 
     def report_on(self, failure: Failure) -> Report:
@@ -328,13 +326,11 @@ class GraphState:
     def failure(
         self, error: Exception, values: Sequence[Any], kind: Kind, notes: tuple[str, ...] = ()
     ) -> Failure:
-        """What failed."""
         notes = (*notes, *self.origin)
         link = self.links[self.position]
         return Failure(self.untouched, tuple(values), link, kind, error, notes, level=self.level)
 
     def warn(self, failure: Failure, report: Report) -> None:
-        """Tell what the program goes on with."""
         later = self.links[self.position + 1 :]
         failures.warn_going_on(failure, report, later[0].name if later else "eager")
 
@@ -367,7 +363,6 @@ def at_rest(args: Sequence[Any], result: Any = ()) -> None:
 
 
 def called(link: Link, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-    """What the backend returns."""
     compiled_fn = link.compiler(gm, example_inputs)
     if not callable(compiled_fn):
         raise AssertionError("compiler_fn did not return callable")  # as dynamo says it

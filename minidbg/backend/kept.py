@@ -16,6 +16,7 @@ from torch import Tensor, fx
 
 from minidbg import _torch, devices
 from minidbg.devices import generator_states, set_generator_state
+from minidbg.graphs import facts
 from minidbg.graphs.copying import storage_bytes, storage_key
 from minidbg.graphs.ranks import talks_to_others
 from minidbg.settings import Settings
@@ -97,14 +98,7 @@ def keep(
 
 def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
     """The tensors with data among ``values``, those in lists and tuples included."""
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            if not _torch.is_fake(value):
-                found.append(value)
-        elif isinstance(value, list | tuple):
-            found.extend(tensors_in(value))
-    return found
+    return [one for one in facts.tensors_in(list(values)) if not _torch.is_fake(one)]
 
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -156,7 +150,6 @@ def refusal(
 def too_large(
     graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int], settings: Settings
 ) -> str | None:
-    """Why memory does not allow it, or None."""
     copies = bytes_of([args[place] for place in sharing_memory(args, mutated)])
     if copies > settings.value_limit_bytes:
         return (

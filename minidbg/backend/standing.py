@@ -36,7 +36,6 @@ class Budget:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def reset(self) -> None:
-        """Forget everything, as in a new process."""
         with self.lock:
             self.spent_s = 0.0
             self.reduced.clear()
@@ -44,7 +43,6 @@ class Budget:
             self.said.clear()
 
     def is_new(self, text: str) -> bool:
-        """Whether ``text`` is asked about for the first time."""
         with self.lock:
             if text in self.said:
                 return False
@@ -89,7 +87,6 @@ class Budget:
         return ""
 
     def spend(self, seconds: float) -> None:
-        """Take ``seconds`` off what is left."""
         with self.lock:
             self.spent_s += seconds
 
@@ -98,7 +95,6 @@ PROCESS = Budget()
 
 
 def several_ranks(environ: Mapping[str, str]) -> bool:
-    """Whether this process is one of several that wait for each other."""
     return rank_and_size(environ)[1] > 1
 
 
@@ -107,7 +103,6 @@ NO_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")
 
 
 def is_missing_compiler(error: BaseException | None) -> bool:
-    """Whether ``error``, or what it wraps, says that the machine has no C++ compiler."""
     return any(type(one).__name__ == "InvalidCxxCompiler" for one in chain_of(error))
 
 
@@ -121,7 +116,6 @@ def chain_of(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether ``error``, or what it wraps, says that memory ran out."""
     return any(
         isinstance(one, MemoryError | torch.OutOfMemoryError)
         or (isinstance(one, RuntimeError) and any(text in str(one).lower() for text in NO_MEMORY))
@@ -187,7 +181,6 @@ GRAPHS: list[GraphStanding] = []
 
 
 def of_new_graph() -> GraphStanding:
-    """The standing of one more graph."""
     standing = GraphStanding()
     GRAPHS.append(standing)
     return standing

@@ -244,7 +244,6 @@ class Verification:
         expected: dict[str, Any],
         notes: tuple[str, ...] = (),
     ) -> Failure:
-        """The failure that ``found`` is."""
         said = found["message"].replace("; against", "\nagainst")
         said = said.replace(found["where"], self.names.get(found["where"], found["where"]), 1)
         shared = self.before.replay is not None  # then the graph cannot be run in parts
@@ -275,7 +274,6 @@ class Verification:
     def failure(
         self, error: Exception, kind: Kind, direction: Direction, notes: tuple[str, ...] = ()
     ) -> Failure:
-        """``error``, with the inputs as they were before the call."""
         inside = self.before
         return Failure(inside.graph, inside.inputs, self.link, kind, error, notes, direction)
 
@@ -354,7 +352,6 @@ def quiet() -> Iterator[None]:
 
 
 def reason_of(trouble: Exception) -> str:
-    """Why a comparison could not be made, for people."""
     if is_out_of_memory(trouble):
         return "memory ran out while eager ran beside the backend"
     return f"{type(trouble).__name__}: {str(trouble).partition(chr(10))[0]}"[:300]

@@ -64,7 +64,6 @@ class Before:
         return with_copies(self.inputs, chosen)
 
     def set_generators(self) -> None:
-        """The RNG streams as before the call."""
         for device, state in self.generators:
             set_generator_state(device, state)
 
@@ -252,7 +251,6 @@ def earliest_part(inside: Before, link: Link, settings: Settings) -> Before:
 
 
 def part_of(piece: Piece) -> Before:
-    """The state that a call of the piece starts from."""
     return before(piece.graph_module, piece.inputs, mutated_placeholders(piece.graph_module))
 
 
@@ -271,5 +269,4 @@ def with_taps(graph: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, fx.Node]
 
 
 def outputs_of(left: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run left behind, its outputs alone."""
     return {**left, "inputs_after": {}, "gradients": {}}

@@ -67,13 +67,17 @@ def attempt(
         else:
             model, inputs = made()
 
-            def trace_for_eager() -> None:
+            def passes_in_eager() -> bool:
                 model, inputs = made()
-                compile_by_torch("eager", model, inputs, {**case, "options": None, "mode": None})(*inputs)
+                try:
+                    compile_by_torch("eager", model, inputs, {**case, "options": None, "mode": None})(*inputs)
+                except Exception:  # noqa: BLE001 - the answer
+                    return False
+                return True
 
             with wrappers_at_rest(), entered_modes(case.get("context", {})):
                 actual, result = run_compiled(
-                    model, inputs, compiler, case, note, unusual, trace_for_eager, witness
+                    model, inputs, compiler, case, note, unusual, passes_in_eager, witness
                 )
             if actual is not None and differ is not None:
                 note("compare")
@@ -90,12 +94,12 @@ def run_compiled(
     case: dict[str, Any],
     note: Callable[[str], object],
     unusual: set[str],
-    trace_for_eager: Callable[[], None],
+    passes_in_eager: Callable[[], bool],
     witness: Callable[[BaseException], object] = lambda error: None,
 ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """One run through the backend: what it left behind (None if it failed), and the outcome.
 
-    ``unusual`` gets a sentence when the backend did nothing. Where dynamo fails over its guards, ``trace_for_eager``
+    ``unusual`` gets a sentence when the backend did nothing. Where dynamo fails over its guards, ``passes_in_eager``
     tells whose failure that is: the backend's when the same program goes through dynamo without it.
     """
     doing, direction, direct = "compile", "forward", case.get("call") == "direct"
@@ -120,20 +124,12 @@ def run_compiled(
         witness(error)
         kind = doing if direct and direction == "forward" else phase_of(error, direction)
         if kind == "tracing":
-            if not (is_about_guards(error) and passes(trace_for_eager)):
+            if not (is_about_guards(error) and passes_in_eager()):
                 reason = f"dynamo did not call the backend: {brief(error)}"
                 return None, outcome("invalid", reason, message=first_lines(error))
             kind = "compile"  # dynamo stumbled over what the backend had done to its ShapeEnv or the inputs
         return None, failure(signature_of(error, kind, direction), case, first_lines(error))
     return left, outcome("gone")
-
-
-def passes(call: Callable[[], None]) -> bool:
-    try:
-        call()
-    except Exception:  # noqa: BLE001 - the answer
-        return False
-    return True
 
 
 def told_apart(compiler: Any, unusual: set[str]) -> Any:
@@ -296,7 +292,6 @@ def wrappers_at_rest() -> Iterator[None]:
 
 @contextlib.contextmanager
 def entered_modes(context: dict[str, Any]) -> Iterator[None]:
-    """The modes around the failing call, put back afterwards."""
     with contextlib.ExitStack() as stack:
         set_defaults(stack, context)
         if "default_device" in context:
@@ -327,7 +322,6 @@ def patched_config(given: dict[str, str]) -> Iterator[None]:
 
 
 def set_defaults(stack: contextlib.ExitStack, context: dict[str, Any]) -> None:
-    """Settings that torch keeps for the whole process."""
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     deterministic = torch.are_deterministic_algorithms_enabled()
     stack.callback(torch.use_deterministic_algorithms, deterministic, warn_only=warn_only)
@@ -370,13 +364,8 @@ def compared(differ: Callable[[], dict[str, Any] | None], case: dict[str, Any]) 
         return outcome("invalid", f"cannot be compared with eager: {error}")
     if difference is None:
         return None
-    signature = {
-        "kind": "accuracy",
-        "direction": "forward",
-        "types": [],
-        "frames": [],
-        **difference["signature"],
-    }
+    signature = {"kind": "accuracy", "direction": "forward", "types": [], "frames": []}
+    signature |= difference["signature"]
     figures = {name: value for name, value in difference.items() if name not in ("signature", "message")}
     return failure(signature, case, difference["message"], figures=figures)
 

@@ -38,10 +38,9 @@ from minidbg.oracle.draw_edits import (
     multiply_by_mask,
     overwrite,
     place_inputs_before,
-    put_branches,
+    put_graphs,
     put_inside,
     put_loop,
-    put_rows,
     replace_parts,
     replace_value,
     set_argument,
@@ -94,7 +93,6 @@ class Fed:
     """Names of the nodes among ``fed`` whose drawing is switched off."""
 
     def with_values(self, values: Sequence[Any]) -> Fed:
-        """The same graph with other recorded values."""
         given = len(self.inputs) - len(self.drawn)
         return replace(self, inputs=(*self.inputs[:given], *values))
 
@@ -170,7 +168,6 @@ def draws_alone(fed: Fed) -> tuple[fx.GraphModule, tuple[Any, ...]] | None:
 
 
 def tensors_in(call: Call) -> list[Tensor]:
-    """The tensors among the arguments of ``call``."""
     found: list[Tensor] = []
     fx.node.map_aggregate(
         (call.args, call.kwargs), lambda one: found.append(one) if isinstance(one, Tensor) else None
@@ -288,7 +285,7 @@ class _Recorder(fx.Interpreter):
         other = copy_graph_module(args[3 - taken])
         add_inputs(other, fed.drawn)
         branches = [fed.graph_module, other] if taken == 1 else [other, fed.graph_module]
-        return partial(put_branches, branches, fed.drawn) if fed.fed else None
+        return partial(put_graphs, branches, (1, 2), 3, fed.drawn) if fed.fed else None
 
     def _loop(self, node: fx.Node, args: Sequence[Any]) -> Edit | None:
         """The edit that feeds each turn of ``while_loop``: the values of all turns, and the number of the turn, are new operands."""
@@ -327,7 +324,7 @@ class _Recorder(fx.Interpreter):
         drawn = stacked(turns)
         graph = turns[0].graph_module
         place_inputs_before(graph, len(further), len(drawn))
-        return partial(put_rows, graph, drawn)
+        return partial(put_graphs, [graph], (0,), len(args) - 2, drawn)
 
 
 def draw_alike(turns: Sequence[Fed]) -> bool:

@@ -147,7 +147,6 @@ class OtherAnswers(ChangedEager):
         return torch.where(random < 0.5, -1.0, 1.0).to(like)
 
     def rotation(self, size: int, like: torch.Tensor) -> torch.Tensor:
-        """A random orthogonal or unitary matrix."""
         values = torch.randn(size, size, generator=self.generator, dtype=like.dtype)
         turn: torch.Tensor = torch.linalg.qr(values)[0].to(like.device)
         return turn

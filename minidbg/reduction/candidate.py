@@ -116,7 +116,6 @@ class Candidate:
 
     @property
     def calls(self) -> list[fx.Node]:
-        """The nodes that do something, in order."""
         return [node for node in self.graph_module.graph.nodes if is_call(node)]
 
     @cached_property

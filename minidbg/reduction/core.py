@@ -214,7 +214,6 @@ def polish(problem: ReductionProblem) -> None:
 
 
 def run(problem: ReductionProblem, name: str, reduction_pass: Pass) -> None:
-    """One pass, under its name."""
     problem.begin_phase(name)
     reduction_pass(problem)
 

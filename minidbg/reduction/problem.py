@@ -254,7 +254,6 @@ class ReductionProblem:
         return not self.neighbour_phase or TELLING.index(phase) <= TELLING.index(self.neighbour_phase)
 
     def begin_phase(self, name: str) -> None:
-        """What is asked from now on belongs to the phase called ``name``."""
         self.phase = name
         self.on_phase(name)
 
@@ -305,7 +304,6 @@ class ReductionProblem:
         }
 
     def elapsed(self) -> float:
-        """Seconds since the reduction began."""
         return time.monotonic() - self._started
 
     def confirm_whole(self, *, doubtful: bool = False) -> None:
@@ -341,5 +339,4 @@ class ReductionProblem:
         self.keep_passed_through = False
 
     def remember_passing(self, mask: int) -> None:
-        """Note that these nodes passed."""
         self._passing.append(mask)

@@ -24,6 +24,7 @@ from minidbg.graphs.ranks import what_was_needed
 from minidbg.graphs.size import call_nodes, call_targets, canonical_text
 from minidbg.reduction.result import Written
 from minidbg.reduction.session import Session
+from minidbg.reduction.simplify import flagged_as
 from minidbg.repro import Exactness
 
 log = logging.getLogger("minidbg")
@@ -186,9 +187,7 @@ def _moved_to_cpu(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or value.device.type in ("cpu", "meta"):
         return value
     moved = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).copy_(value.detach())
-    if isinstance(value, torch.nn.Parameter):
-        return torch.nn.Parameter(moved, value.requires_grad)
-    return moved.requires_grad_(value.requires_grad)
+    return flagged_as(value, moved)
 
 
 def with_failure(case: Case, outcome: Outcome) -> Case:
@@ -299,7 +298,6 @@ def keep_neighbour(neighbour: Case | None, path: Path, folder: Path) -> None:
 
 
 def written(path: Path | None, case: Case, original: Case, last: Outcome, session: Session) -> Written:
-    """The session's result in plain values."""
     notes = case.provenance.notes if path else (*case.provenance.notes, last.reason)
     if last.verdict is Verdict.FLAKY and last.runs:
         notes = (*notes, f"flaky: its script fails in {last.reproduced} of {last.runs} fresh interpreters")

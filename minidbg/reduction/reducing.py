@@ -140,7 +140,6 @@ ALTERNATES = "chance decides which of several errors is raised; each of them cou
 
 
 def reduced_and_published(case: Case, folder: Path, session: Session, *, just_seen: bool) -> Written:
-    """The whole way, with one session."""
     try:
         found = reduce_case(case, session, just_seen=just_seen)
         written = None
@@ -171,7 +170,6 @@ def reduced_and_published(case: Case, folder: Path, session: Session, *, just_se
 
 
 def interrupted_sentence(session: Session) -> str:
-    """What is there although nothing was verified."""
     best = session.folder / BEST_FILE if session.folder is not None else None
     if best is None or not best.is_file():
         return "interrupted before anything smaller was found; start it again to go on"
@@ -179,7 +177,6 @@ def interrupted_sentence(session: Session) -> str:
 
 
 def keep_others(folder: Path, session: Session) -> None:
-    """Write the other failures that were met as captures, for a reduction of their own."""
     for other in list(session.others.values())[:OTHERS_KEPT]:
         with contextlib.suppress(OSError, MinidbgError):
             repro.keep_capture(other, folder, exactness=repro.Exactness.SMALL)
@@ -251,7 +248,6 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
 
 
 def reduce_graph_of(case: Case, session: Session) -> core.Minimized:
-    """Reduce the graph and its inputs with the session's oracle."""
     start = call_nodes(case.graph_module)
     case_suspects = tuple(tuple(group.split()) for group in case.provenance.suspects)
     context = settings_of(case)["context"]
@@ -263,9 +259,6 @@ def reduce_graph_of(case: Case, session: Session) -> core.Minimized:
         cases = [case.with_graph(graph_module, inputs) for graph_module, inputs in questions]
         return [ANSWERS[outcome.verdict] for outcome in session.ask_together(cases)]
 
-    def on_progress(phase: str, nodes: int, rest_calls: int) -> None:
-        session.tell(phase, nodes, start, rest_calls)
-
     reduced = core.reduce_graph(
         case.graph_module,
         case.inputs,
@@ -273,7 +266,7 @@ def reduce_graph_of(case: Case, session: Session) -> core.Minimized:
         hints=surroundings.hints(case),
         frames=lambda: session.suspects or case_suspects,
         limits=session.limits_left(),
-        on_progress=on_progress,
+        on_progress=lambda phase, nodes, rest_calls: session.tell(phase, nodes, start, rest_calls),
         on_phase=session.begin,
         ask_together=ask_together,
         simplify=True,

@@ -56,7 +56,6 @@ class Written:
 
     @property
     def line(self) -> str:
-        """The result in one line, for stderr and for the exception's note."""
         counts = f"{self.nodes_before} -> {self.nodes_after} nodes, "
         if self.known_before and self.path is not None:
             return f"{counts}found before, and its repro still fails; run: python {display_path(self.path)}"

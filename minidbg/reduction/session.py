@@ -77,7 +77,6 @@ class Session:
     """Interpreters that import torch while the search runs, for the first verifications."""
 
     def elapsed(self) -> float:
-        """Seconds since the session began."""
         return time.monotonic() - self.started
 
     def remaining(self) -> float:
@@ -136,7 +135,6 @@ class Session:
         return outcomes
 
     def is_too_slow(self, case: Case) -> bool:
-        """Whether a smaller case did not come back in time."""
         least = self.too_slow_nodes
         return least is not None and call_nodes(case.graph_module) >= least and case.kind is not Kind.HANG
 
@@ -169,7 +167,6 @@ class Session:
         return max(self.limits.call_seconds, self.remaining() / 2) if large else self.limits.call_seconds
 
     def entry(self, case: Case, outcome: Outcome) -> dict[str, object]:
-        """One line of the replay log."""
         return {
             "phase": self.phase,
             "nodes": call_nodes(case.graph_module),
@@ -196,7 +193,6 @@ class Session:
             self.others.setdefault(str(outcome.signature.to_table()), replace(other, provenance=story))
 
     def is_smaller(self, case: Case) -> bool:
-        """Whether ``case`` is smaller than the best so far."""
         return self.best is None or (call_nodes(case.graph_module), len(case.inputs)) < (
             call_nodes(self.best.graph_module),
             len(self.best.inputs),
@@ -251,7 +247,6 @@ class Reliability:
 
     @property
     def is_flaky(self) -> bool:
-        """Whether some runs failed and some did not."""
         return 0 < self.failed < self.runs
 
     @property

@@ -73,7 +73,7 @@ def _laid_as(value: Tensor, made: Tensor) -> Tensor:
     return torch.empty_strided(value.shape, value.stride(), dtype=made.dtype, device=made.device).copy_(made)
 
 
-def _flagged_as(value: Tensor, made: Tensor) -> Tensor:
+def flagged_as(value: Tensor, made: Tensor) -> Tensor:
     """``made`` as a Parameter, or requiring gradients, where ``value`` does."""
     if isinstance(value, torch.nn.Parameter):
         return torch.nn.Parameter(made, requires_grad=value.requires_grad)
@@ -87,7 +87,7 @@ def plain_kinds(problem: ReductionProblem) -> None:
     """Try plain tensors for those of a subclass, local shards for DTensors; all at once, then one by one."""
     inputs = problem.best.inputs
     changes = {
-        place: _flagged_as(value, plain)
+        place: flagged_as(value, plain)
         for place, value in enumerate(inputs)
         if is_constructed(value) and (plain := plain_stand_in(value)) is not None
     }
@@ -235,7 +235,7 @@ def _cropped(value: Tensor, sizes: Mapping[int, int], starts: Mapping[int, int])
         if cut.numel() and int(cut.to(torch.int64).max()) < limit:
             # through int64: torch has no clamp of uint16 and its like
             cut = cut.to(torch.int64).clamp(max=max(0, sizes[limit] - 1)).to(value.dtype)
-    return _flagged_as(value, cut)
+    return flagged_as(value, cut)
 
 
 def plain_dtypes(problem: ReductionProblem) -> None:
@@ -247,7 +247,7 @@ def plain_dtypes(problem: ReductionProblem) -> None:
 
 def _with_dtype(problem: ReductionProblem, old: torch.dtype) -> Candidate:
     changes = {
-        place: _flagged_as(value, value.detach().to(torch.float32))
+        place: flagged_as(value, value.detach().to(torch.float32))
         for place, value in _tensors(problem)
         if value.dtype is old
     }
@@ -270,7 +270,7 @@ def _contiguous(value: Tensor) -> Tensor | None:
     if _is_plainly_laid(value):
         return None
     plain = torch.empty(value.shape, dtype=value.dtype, device=value.device).copy_(value.detach())
-    return _flagged_as(value, plain)
+    return flagged_as(value, plain)
 
 
 def _is_plainly_laid(value: Tensor) -> bool:
@@ -307,7 +307,7 @@ def _with_values(problem: ReductionProblem, places: Sequence[int], name: str) ->
     for place in places:
         value = problem.best.inputs[place]
         try:
-            changes[place] = _flagged_as(value, _laid_as(value, MAKERS[name](value.detach())))
+            changes[place] = flagged_as(value, _laid_as(value, MAKERS[name](value.detach())))
         except (RuntimeError, NotImplementedError):  # a dtype or layout for which there is no such value
             return None
     return with_inputs(problem, changes, name)

@@ -219,7 +219,6 @@ def _op(subsets: Subsets, number: int) -> str:
 
 
 def units_called(subsets: Subsets, names: Iterable[str]) -> list[int]:
-    """The units that hold a node with one of these names."""
     wanted = set(names)
     return [number for number, unit in enumerate(subsets.units) if any(node.name in wanted for node in unit)]
 

@@ -72,7 +72,6 @@ def with_options(case: Case, options: Mapping[str, Any]) -> Change:
 
 
 def with_backend(case: Case, **more: Any) -> Case:
-    """The case with other options of its backend."""
     return replace(case, backend=replace(case.backend, **more), call=CallPath.TORCH_COMPILE)
 
 
