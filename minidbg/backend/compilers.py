@@ -20,7 +20,6 @@ from minidbg.backend.failures import Report
 from minidbg.backend.graph_state import GraphState, state_of
 from minidbg.case import CompiledFn, CompilerFn, Level
 from minidbg.errors import BadSetting
-from minidbg.graphs.copying import copy_graph_module
 from minidbg.settings import CompilerSettings, Layout, Settings
 
 
@@ -89,14 +88,6 @@ class AtenGraph(GraphState):
         self.stored = stored
         self.part = _torch.aot_graph_part()
         self.origin = (f"{f'the {self.part}' if self.part else 'a'} graph that AOTAutograd made",)
-
-    def copied(self, gm: fx.GraphModule) -> fx.GraphModule:
-        """``gm``, whose placeholders say what AOTAutograd knows of their values as dynamo's do."""
-        graph = copy_graph_module(gm)
-        for node in graph.graph.find_nodes(op="placeholder"):
-            if "val" in node.meta:
-                node.meta.setdefault("example_value", node.meta["val"])
-        return graph
 
     def is_put_off(self) -> bool:
         """Whether AOTAutograd swallows a failure now: of a backward that may never be needed, compiled ahead of time."""

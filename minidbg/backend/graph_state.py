@@ -53,7 +53,10 @@ class GraphState:
     """Notes for the capture: which graph this is."""
 
     def __init__(self, gm: fx.GraphModule, links: Sequence[Link], settings: Settings) -> None:
-        self.untouched = self.copied(gm)  # backends edit the graph that they are given
+        self.untouched = copy_graph_module(gm)  # backends edit the graph that they are given
+        for node in self.untouched.graph.find_nodes(op="placeholder"):
+            if "val" in node.meta:  # what AOTAutograd knows of a value, as dynamo's graphs have it
+                node.meta.setdefault("example_value", node.meta["val"])
         self.links = tuple(links)
         self.settings = settings
         self.mutated = mutated_placeholders(self.untouched)
@@ -70,9 +73,6 @@ class GraphState:
         self.settled = False
         self.comparing: set[int] = set()
         """The thread that compares a call with eager; other threads' calls go by meanwhile."""
-
-    def copied(self, gm: fx.GraphModule) -> fx.GraphModule:
-        return copy_graph_module(gm)
 
     # ---- compiling
 

@@ -203,21 +203,16 @@ MOST_OF_MEMORY = 0.2
 def first_differing_node(inside: Before, link: Link, settings: Settings) -> fx.Node | None:
     """The first node, in the graph's order, whose value the backend gets wrong; None when it cannot be told."""
     try:
-        return differing_node(inside, link, settings)
-    except Exception:  # a hint that cannot be had is left out, and nothing else is lost
+        inside = earliest_part(inside, link, settings)
+        tapped, nodes = with_taps(inside.graph)
+        sizes = sum(bytes_of_example(node.meta.get("example_value")) for node in inside.graph.graph.nodes)
+        if not nodes or 3 * sizes > MOST_OF_MEMORY * free_bytes(tensors_in(inside.inputs)):
+            return None
+        found = difference(replace(inside, graph=tapped), link, settings)
+        return nodes.get(found["where"]) if found else None
+    except Exception:  # the backend's, for a graph with more outputs: a hint that cannot be had is left out
         log.debug("no_first_differing_node", exc_info=True)
         return None
-
-
-def differing_node(inside: Before, link: Link, settings: Settings) -> fx.Node | None:
-    """The same. Raises whatever the backend raises for the graph with more outputs."""
-    inside = earliest_part(inside, link, settings)
-    tapped, nodes = with_taps(inside.graph)
-    sizes = sum(bytes_of_example(node.meta.get("example_value")) for node in inside.graph.graph.nodes)
-    if not nodes or 3 * sizes > MOST_OF_MEMORY * free_bytes(tensors_in(inside.inputs)):
-        return None
-    found = difference(replace(inside, graph=tapped), link, settings)
-    return nodes.get(found["where"]) if found else None
 
 
 def difference(inside: Before, link: Link, settings: Settings) -> compare.Difference | None:

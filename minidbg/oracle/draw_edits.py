@@ -19,7 +19,7 @@ from minidbg.graphs.effects import op_name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class DrawingCall:
     """A call that draws, as it can be made by itself."""
 
     op: str
@@ -33,7 +33,7 @@ class Drawn:
     """A recorded value that becomes an input."""
 
     value: Any
-    call: Call | None
+    call: DrawingCall | None
     """Gives such a value, from other numbers; None where several calls do."""
     part: int | None = None
     """Which of the call's results it is."""

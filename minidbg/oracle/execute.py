@@ -6,14 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import Any
 
 import torch
 
 from minidbg import _torch, references
 from minidbg.case import CallPath, Case, Level
-from minidbg.devices import devices_of as accelerators_of
-from minidbg.devices import generators_put_back
+from minidbg.devices import devices_of, generators_put_back
 from minidbg.errors import CannotWrite, MinidbgError
 from minidbg.failure import Direction, Kind, Outcome, Verdict
 from minidbg.graphs import ModuleSource, instantiate, write_module
@@ -107,10 +105,10 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
         source = written(case)
     except CannotWrite as error:
         return Outcome(Verdict.INVALID, reason=str(error))
-    devices = devices_of(case.inputs)
+    device = next((str(value.device) for value in case.inputs if isinstance(value, torch.Tensor)), "cpu")
     suspects: list[Suspects] = []
     with (
-        generators_put_back(map(str, accelerators_of(case.inputs))),
+        generators_put_back(map(str, devices_of(case.inputs))),
         _torch.outside_tracing(),
         _torch.graphs_given_to_backends() as reached,
         without_needless_stages(case, wanted=not to_the_end) as stopped,
@@ -124,7 +122,6 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
             differ=differ if case.kind in (None, Kind.ACCURACY) else None,
             witness=lambda error: suspects.append(named_in_case(error, case, reached)),
         )
-    device = str(devices[0]) if devices else "cpu"
     outcome = replace(Outcome.from_json({**found, "device": device}), suspects=next(iter(suspects), ()))
     if stopped:
         outcome = Outcome(
@@ -161,11 +158,6 @@ def written(case: Case) -> ModuleSource:
 def fresh(source: ModuleSource) -> dict[str, torch.Tensor]:
     """The source's constants for one run, which may write to them."""
     return dict(zip(source.constants, clone_values(list(source.constants.values())), strict=True))
-
-
-def devices_of(inputs: Sequence[Any]) -> list[torch.device]:
-    """Devices of the tensors among ``inputs``, each once, in order."""
-    return list(dict.fromkeys(value.device for value in inputs if isinstance(value, torch.Tensor)))
 
 
 def unless_another_graph(

@@ -26,7 +26,7 @@ from minidbg.graphs.effects import FORM_OF_ENTER, FORM_OF_EXIT, is_call, nested_
 from minidbg.graphs.mutation import written_arguments
 from minidbg.graphs.nested import branches
 from minidbg.oracle.draw_edits import (
-    Call,
+    DrawingCall,
     Drawn,
     Edit,
     add_inputs,
@@ -153,7 +153,7 @@ def draws_alone(fed: Fed) -> tuple[fx.GraphModule, tuple[Any, ...]] | None:
     placeholders = [graph.placeholder(f"argument_{place}") for place in range(len(tensors))]
     for node, value in zip(placeholders, tensors, strict=True):
         node.meta["example_value"] = value
-    nodes: dict[Call | None, fx.Node] = {}
+    nodes: dict[DrawingCall | None, fx.Node] = {}
     for call in calls:
         args, kwargs = fx.node.map_aggregate((call.args, call.kwargs), as_input)
         if call.op == "call_method":  # some write to what they are called on
@@ -167,7 +167,7 @@ def draws_alone(fed: Fed) -> tuple[fx.GraphModule, tuple[Any, ...]] | None:
     return fx.GraphModule({}, graph), tuple(inputs)
 
 
-def tensors_in(call: Call) -> list[Tensor]:
+def tensors_in(call: DrawingCall) -> list[Tensor]:
     found: list[Tensor] = []
     fx.node.map_aggregate(
         (call.args, call.kwargs), lambda one: found.append(one) if isinstance(one, Tensor) else None
@@ -249,7 +249,7 @@ class _Recorder(fx.Interpreter):
             return self._rows(node, args)
         if any(nested_graphs(node)):
             return None
-        call = Call(node.op, node.target, *clone_values((args, kwargs)))
+        call = DrawingCall(node.op, node.target, *clone_values((args, kwargs)))
         if name.endswith("_") and isinstance(result, Tensor):
             return partial(overwrite, Drawn(result.clone(), call))
         if isinstance(result, Tensor):
@@ -262,7 +262,7 @@ class _Recorder(fx.Interpreter):
     def again(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Drawn:
         """What the call of ``node`` gives for other arguments."""
         result = getattr(self, node.op)(node.target, args, kwargs)
-        return Drawn(result, Call(node.op, node.target, args, kwargs))
+        return Drawn(result, DrawingCall(node.op, node.target, args, kwargs))
 
     def _inside(self, node: fx.Node, args: Sequence[Any]) -> Edit | None:
         """The edit that feeds the graph which ``node`` runs: more operands for it, and more inputs of this graph."""
@@ -346,5 +346,5 @@ def attention_mask(
     probability = others[2] if len(others) > 2 else dropout_p
     dtype = torch.promote_types(result.dtype, torch.float32)  # that of the weights
     ones = torch.ones((*result.shape[:-1], key.shape[-2]), dtype=dtype, device=result.device)
-    call = Call("call_function", torch.nn.functional.dropout, (ones, probability), {})
+    call = DrawingCall("call_function", torch.nn.functional.dropout, (ones, probability), {})
     return Drawn(torch.nn.functional.dropout(ones, probability), call)

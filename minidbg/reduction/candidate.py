@@ -18,7 +18,7 @@ from minidbg.graphs.copying import copy_graph_module
 from minidbg.graphs.effects import attribute_of, is_call
 
 
-class Answer(enum.Enum):
+class OracleAnswer(enum.Enum):
     """What the oracle says about a candidate."""
 
     INTERESTING = "interesting"
@@ -31,8 +31,8 @@ class Answer(enum.Enum):
     """It proves nothing: eager itself fails, or it cannot be run here."""
 
 
-Ask: TypeAlias = Callable[[fx.GraphModule, tuple[Any, ...]], Answer]
-AskTogether: TypeAlias = Callable[[Sequence[tuple[fx.GraphModule, tuple[Any, ...]]]], Sequence[Answer]]
+Ask: TypeAlias = Callable[[fx.GraphModule, tuple[Any, ...]], OracleAnswer]
+AskTogether: TypeAlias = Callable[[Sequence[tuple[fx.GraphModule, tuple[Any, ...]]]], Sequence[OracleAnswer]]
 """Several questions at once, for an oracle with several workers; the answers in the order of the questions."""
 
 
@@ -51,7 +51,7 @@ class Attempt:
     phase: str
     nodes: int
     inputs: int
-    answer: Answer
+    answer: OracleAnswer
     seconds: float
     digest: str
 

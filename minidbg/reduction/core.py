@@ -13,12 +13,12 @@ from torch import fx
 from minidbg.errors import MinidbgError, NotReproduced
 from minidbg.graphs.copying import clone_values, collector_spared_what_is_there
 from minidbg.reduction.candidate import (
-    Answer,
     Ask,
     Attempt,
     BudgetSpent,
     Candidate,
     NoProgress,
+    OracleAnswer,
     OwnGraph,
 )
 from minidbg.reduction.culprits import drop_chunks, narrow_window, try_islands
@@ -241,8 +241,8 @@ def minimize(
             f"the graph takes {placeholders} inputs, {len(inputs)} were given; one is needed for each placeholder"
         )
 
-    def ask(graph_module: fx.GraphModule, values: tuple[Any, ...]) -> Answer:
-        return Answer.INTERESTING if fails(graph_module, clone_values(values)) else Answer.NOT
+    def ask(graph_module: fx.GraphModule, values: tuple[Any, ...]) -> OracleAnswer:
+        return OracleAnswer.INTERESTING if fails(graph_module, clone_values(values)) else OracleAnswer.NOT
 
     return reduce_graph(
         gm,

@@ -189,7 +189,11 @@ def _merged(problem: ReductionProblem, name: str, other: str) -> Candidate | Non
 def inline_branches(problem: ReductionProblem) -> None:
     """Try each nested graph in the place of the op that runs it. Cost: one call for each nested graph."""
     for name in [node.name for node in nested.holders(problem.best.graph_module)]:
-        _try_first(problem, (_inlined(problem, node, path) for node, path in _branches_of(problem, name)))
+        inlined = (
+            nested.inlined(problem.best.graph_module, node, path)
+            for node, path in _branches_of(problem, name)
+        )
+        _try_first(problem, (_edited(problem, graph_module) for graph_module in inlined))
 
 
 def _try_first(problem: ReductionProblem, candidates: Iterator[Candidate | None]) -> None:
@@ -202,10 +206,6 @@ def _branches_of(problem: ReductionProblem, name: str) -> Iterator[tuple[fx.Node
     node = next((node for node in nested.holders(problem.best.graph_module) if node.name == name), None)
     for path, _ in nested.branches(node) if node else ():
         yield node, path  # type: ignore[misc]
-
-
-def _inlined(problem: ReductionProblem, node: fx.Node, path: str) -> Candidate | None:
-    return _edited(problem, nested.inlined(problem.best.graph_module, node, path))
 
 
 def _edited(problem: ReductionProblem, graph_module: fx.GraphModule | None) -> Candidate | None:
@@ -297,15 +297,9 @@ def _operand_values(problem: ReductionProblem, node: fx.Node, branch: fx.GraphMo
 def drop_operands(problem: ReductionProblem) -> None:
     """Try without each operand that no nested graph uses. Cost: one call for each."""
     for name in [node.name for node in nested.holders(problem.best.graph_module)]:
-        for place in reversed(range(_count_operands(problem, name))):
-            for node, _ in _branches_of(problem, name):
-                problem.consider(
-                    _edited(problem, nested.without_operand(problem.best.graph_module, node, place))
-                )
-                break
-
-
-def _count_operands(problem: ReductionProblem, name: str) -> int:
-    for node, path in _branches_of(problem, name):
-        return len(nested.operands(node, dict(nested.branches(node))[path]) or ())
-    return 0
+        first = next(_branches_of(problem, name), None)
+        operands = nested.operands(first[0], dict(nested.branches(first[0]))[first[1]]) if first else None
+        for place in reversed(range(len(operands or ()))):
+            if now := next(_branches_of(problem, name), None):
+                fewer = nested.without_operand(problem.best.graph_module, now[0], place)
+                problem.consider(_edited(problem, fewer))

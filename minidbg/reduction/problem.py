@@ -18,13 +18,13 @@ from minidbg.graphs.pieces import CannotExtract
 from minidbg.graphs.record import Around, Recording, runs_in_eager
 from minidbg.oracle.suspects import Suspects
 from minidbg.reduction.candidate import (
-    Answer,
     Ask,
     AskTogether,
     Attempt,
     BudgetSpent,
     Candidate,
     NoProgress,
+    OracleAnswer,
     OwnGraph,
     expected_calls,
 )
@@ -107,7 +107,7 @@ class ReductionProblem:
     """Whether a pass ends when it has found nothing for a third of the budget."""
     keep_passed_through: bool = False
     """Whether inputs that the graph returns must stay outputs for the failure to show."""
-    _known: dict[Hashable, Answer] = field(default_factory=dict)
+    _known: dict[Hashable, OracleAnswer] = field(default_factory=dict)
     _passing: list[int] = field(default_factory=list)
     _bits: dict[str, int] = field(default_factory=dict)
     _recording: tuple[Candidate, Recording] | None = None
@@ -171,20 +171,20 @@ class ReductionProblem:
         """
         if candidate is None or not self._is_something(candidate):
             return False
-        return self.answer(candidate) is Answer.INTERESTING
+        return self.answer(candidate) is OracleAnswer.INTERESTING
 
     def _is_something(self, candidate: Candidate) -> bool:
         calls, _, outputs = candidate.size
         return calls > 0 or (self.allow_no_calls and outputs > 0)
 
-    def answer(self, candidate: Candidate) -> Answer:
+    def answer(self, candidate: Candidate) -> OracleAnswer:
         """The oracle's answer for ``candidate``, from memory where it is there."""
         key = candidate.key
         size = candidate.size
         if key not in self._known:
             self._known[key] = self._judge(candidate, key)
         answer = self._known[key]
-        if answer is Answer.INTERESTING and self._is_smaller(candidate, size):
+        if answer is OracleAnswer.INTERESTING and self._is_smaller(candidate, size):
             self._accept(candidate, key)
         return answer
 
@@ -224,9 +224,9 @@ class ReductionProblem:
             return size < self.best.size
         return self.plainness(candidate) < self.plainness(self.best)
 
-    def _judge(self, candidate: Candidate, key: str) -> Answer:
+    def _judge(self, candidate: Candidate, key: str) -> OracleAnswer:
         if not self.is_valid(candidate):
-            return Answer.INVALID
+            return OracleAnswer.INVALID
         self._check_budget()
         began = time.monotonic()
         with torch.set_grad_enabled(
@@ -236,14 +236,14 @@ class ReductionProblem:
         self._note(candidate, key, answer, time.monotonic() - began)
         return answer
 
-    def _note(self, candidate: Candidate, key: str, answer: Answer, seconds: float) -> None:
+    def _note(self, candidate: Candidate, key: str, answer: OracleAnswer, seconds: float) -> None:
         """Count and log one call, and tell of it."""
         self.oracle_calls += 1
         nodes, inputs, *_ = size = candidate.size
         self.history.append(Attempt(self.phase, nodes, inputs, answer, seconds, key[:16]))
-        if answer is Answer.NOT and self._tells_more(self.phase):
+        if answer is OracleAnswer.NOT and self._tells_more(self.phase):
             self.neighbour, self.neighbour_phase = candidate, self.phase
-        improved = answer is Answer.INTERESTING and self._is_smaller(candidate, size)
+        improved = answer is OracleAnswer.INTERESTING and self._is_smaller(candidate, size)
         smallest = size if improved else self.best.size
         self.on_progress(self.phase, smallest[0], expected_calls(smallest))
 
@@ -313,7 +313,7 @@ class ReductionProblem:
         """
         if self.steps or (self.whole_is_known and not doubtful):
             return
-        if self.answer(self.best) is not Answer.INTERESTING:
+        if self.answer(self.best) is not OracleAnswer.INTERESTING:
             raise NotReproduced(
                 "nothing to reduce: the interestingness test says that the whole graph does not fail. "
                 "Call it with the graph and inputs given to see why"

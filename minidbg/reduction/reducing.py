@@ -29,7 +29,7 @@ from minidbg.oracle import harness
 from minidbg.oracle.agreement import margin_for
 from minidbg.oracle.embed import settings_of
 from minidbg.reduction import core, surroundings
-from minidbg.reduction.candidate import Answer
+from minidbg.reduction.candidate import OracleAnswer
 from minidbg.reduction.publishing import (
     SHOWN,
     VERIFY_SECONDS,
@@ -227,7 +227,7 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
     for call in (case.call, *others):
         candidate = replace(case, call=call)
         outcome = session.ask(candidate)
-        if ANSWERS[outcome.verdict] is Answer.INTERESTING:
+        if ANSWERS[outcome.verdict] is OracleAnswer.INTERESTING:
             if outcome.signature is not None and case.signature is None:
                 candidate = with_failure(candidate, outcome)
             return replace(candidate, margin=margin_for(outcome.figures)), Reliability(1, 1)
@@ -252,10 +252,10 @@ def reduce_graph_of(case: Case, session: Session) -> core.Minimized:
     case_suspects = tuple(tuple(group.split()) for group in case.provenance.suspects)
     context = settings_of(case)["context"]
 
-    def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Answer:
+    def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> OracleAnswer:
         return ANSWERS[session.ask(case.with_graph(graph_module, tuple(inputs))).verdict]
 
-    def ask_together(questions: Sequence[tuple[fx.GraphModule, tuple[Any, ...]]]) -> list[Answer]:
+    def ask_together(questions: Sequence[tuple[fx.GraphModule, tuple[Any, ...]]]) -> list[OracleAnswer]:
         cases = [case.with_graph(graph_module, inputs) for graph_module, inputs in questions]
         return [ANSWERS[outcome.verdict] for outcome in session.ask_together(cases)]
 

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from minidbg.graphs import rewrite
 from minidbg.graphs.constructed import is_constructed, plain_stand_in
 from minidbg.graphs.effects import attribute_of
-from minidbg.reduction.candidate import Answer, BudgetSpent, Candidate, OwnGraph
+from minidbg.reduction.candidate import BudgetSpent, Candidate, OracleAnswer, OwnGraph
 from minidbg.reduction.edits import merge_inputs
 from minidbg.reduction.problem import ReductionProblem
 from minidbg.reduction.result import UNLIMITED
@@ -275,15 +275,10 @@ def _contiguous(value: Tensor) -> Tensor | None:
 
 def _is_plainly_laid(value: Tensor) -> bool:
     """Whether a fresh tensor of this shape has these strides; torch calls some others contiguous, where a size is 1."""
-    return value.layout is not torch.strided or value.stride() == _fresh_stride(value.shape)
-
-
-def _fresh_stride(shape: Sequence[int]) -> tuple[int, ...]:
-    stride, found = 1, []
-    for size in reversed(shape):
-        found.append(stride)
-        stride *= max(size, 1)
-    return tuple(reversed(found))
+    return (
+        value.layout is not torch.strided
+        or value.stride() == torch.empty(value.shape, device="meta").stride()
+    )
 
 
 def plain_values(problem: ReductionProblem) -> None:
@@ -380,7 +375,7 @@ def steps_if_nothing_mattered(problem: ReductionProblem) -> list[Candidate]:
     """What those passes would accept one after the other if every candidate failed that runs in eager."""
     optimist = ReductionProblem(
         problem.best,
-        lambda graph_module, inputs: Answer.INTERESTING,
+        lambda graph_module, inputs: OracleAnswer.INTERESTING,
         replace(UNLIMITED, max_calls=MOST_STEPS),
         around=problem.around,
         plainness=plainness,

@@ -11,7 +11,7 @@ from minidbg.graphs.effects import Mode, is_call, mode_of, nesting_levels, op_na
 from minidbg.graphs.facts import Fact
 from minidbg.graphs.pieces import is_unpacking
 from minidbg.graphs.record import Recording
-from minidbg.reduction.candidate import Answer, Candidate
+from minidbg.reduction.candidate import Candidate, OracleAnswer
 from minidbg.reduction.problem import ReductionProblem
 
 Unit: TypeAlias = tuple[fx.Node, ...]
@@ -48,9 +48,9 @@ class Subsets:
         if candidate is None or not candidate.calls:
             return False
         answer = self.problem.answer(candidate)
-        if answer is Answer.NOT and not how:
+        if answer is OracleAnswer.NOT and not how:
             self.problem.remember_passing(mask)
-        return answer is Answer.INTERESTING
+        return answer is OracleAnswer.INTERESTING
 
     def _mask_of(self, chosen: Iterable[int]) -> int:
         mask = 0
@@ -86,8 +86,8 @@ def units_of(recording: Recording) -> list[Unit]:
     """The units of the recorded graph, in the order of their first nodes."""
     leader: dict[fx.Node, fx.Node] = {}
     for first, last in nesting_levels(recording.graph_module.graph):
-        for node in _between(recording.nodes, recording.index[first], recording.index[last]):
-            leader[node] = first
+        inside = recording.nodes[recording.index[first] : recording.index[last] + 1]
+        leader |= dict.fromkeys(filter(is_call, inside), first)
     groups: dict[fx.Node, list[fx.Node]] = {}
     for node in recording.nodes:
         if not is_call(node) or mode_of(node) is not Mode.NONE:
@@ -98,10 +98,6 @@ def units_of(recording: Recording) -> list[Unit]:
             leader[node] = leader.get(source, source) if is_call(source) else node
         groups.setdefault(leader[node], []).append(node)
     return [tuple(group) for group in groups.values()]
-
-
-def _between(nodes: Sequence[fx.Node], first: int, last: int) -> Sequence[fx.Node]:
-    return [node for node in nodes[first : last + 1] if is_call(node)]
 
 
 def neighbourhood(subsets: Subsets, numbers: Sequence[int], distance: int) -> list[int]:

@@ -27,7 +27,8 @@ def captured_in(folder: Path) -> Report:
 def test_a_folder_that_can_be_written_stays(tmp_path: Path) -> None:
     report = captured_in(tmp_path / "repros")
     assert report.line.startswith("captured, ")
-    assert report.capture is not None and report.capture.is_relative_to(tmp_path / "repros")
+    assert report.capture is not None
+    assert report.capture.is_relative_to(tmp_path / "repros")
     assert not list((tmp_path / "repros" / ".minidbg" / "drafts").iterdir())
 
 

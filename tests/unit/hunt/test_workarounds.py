@@ -121,7 +121,7 @@ def test_the_best_one_is_kept_for_show(tmp_path: Path) -> None:
     path.touch()
     assert workarounds.best_of(path) == ""
     found = workarounds.Workaround("a graph break around relu", ("...",), "train.py:3", 4, 0.002, 0.001)
-    workarounds.keep(path, workarounds.Search((found,), 3, 1.0))
+    workarounds.keep(path, workarounds.WorkaroundSearch((found,), 3, 1.0))
     assert (
         workarounds.best_of(path)
         == "a graph break around relu (train.py:3); a call takes 2.00 ms, eager 1.00 ms (2.0 times)"
@@ -135,7 +135,7 @@ def test_the_warning_of_a_fallback_names_the_best_one_that_is_known(tmp_path: Pa
     report = failures.Report("4 -> 1 nodes", path=path)
     assert failures.known_workaround(report) == ""
     found = workarounds.Workaround("a graph break around relu", ("...",), "train.py:3", 4)
-    workarounds.keep(path, workarounds.Search((found,), 3, 1.0))
+    workarounds.keep(path, workarounds.WorkaroundSearch((found,), 3, 1.0))
     assert failures.known_workaround(report).startswith(
         "; until it is mended: a graph break around relu (train.py:3)"
     )
