@@ -213,8 +213,20 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
             again = reduce_graph_of(smallest, session)
             smallest = case.with_graph(again.graph_module, tuple(again.inputs))
             reduced = replace(again, steps=(*reduced.steps, *again.steps))
-    session.best = smallest
-    return simplified(case, smallest, steps, reduced, known, session)
+    session.best = simpler = smallest
+    try:
+        session.phase = "settings"
+        simpler = surroundings.simplify(smallest, session.fails_the_same, session.remaining)
+    except KeyboardInterrupt:
+        session.interrupted = True
+    notes = ("interrupted by Ctrl-C",) if session.interrupted else ()
+    if known.is_flaky:
+        simpler = replace(simpler, attempts=session.repeats)
+        said = f"flaky: it {known}, so each question was asked up to {session.repeats} times"
+        notes = (said, *notes)
+    neighbour = case.with_graph(*reduced.neighbour) if reduced.neighbour else None
+    certified = reduced.certified and not session.interrupted
+    return Reduced(simpler, (*steps, smallest), certified, notes, neighbour)
 
 
 def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
@@ -274,33 +286,6 @@ def reduce_graph_of(case: Case, session: Session) -> core.Minimized:
     )
     session.interrupted |= reduced.interrupted
     return reduced
-
-
-def simplified(
-    case: Case,
-    smallest: Case,
-    steps: list[Case],
-    reduced: core.Minimized,
-    known: Reliability,
-    session: Session,
-) -> Reduced:
-    """``smallest`` without the modes and settings that its failure does not need, and how it was found."""
-    simpler = smallest
-    try:
-        session.phase = "settings"
-        simpler = surroundings.simplify(smallest, session.fails_the_same, session.remaining)
-    except KeyboardInterrupt:
-        session.interrupted = True
-    notes = []
-    if known.is_flaky:
-        simpler = replace(simpler, attempts=session.repeats)
-        notes.append(f"flaky: it {known}, so each question was asked up to {session.repeats} times")
-    if session.interrupted:
-        notes.append("interrupted by Ctrl-C")
-    neighbour = case.with_graph(reduced.neighbour[0], reduced.neighbour[1]) if reduced.neighbour else None
-    return Reduced(
-        simpler, (*steps, smallest), reduced.certified and not session.interrupted, tuple(notes), neighbour
-    )
 
 
 def get_ready_for(case: Case) -> None:
