@@ -186,16 +186,19 @@ def capture_and_reduce(failure: Failure, settings: Settings) -> Report:
     started = time.monotonic()
     try:
         with plain_modes():
-            from minidbg.backend.respond import (
-                on_failure,  # late: a run in which nothing fails needs none of it
-            )
-
-            report = on_failure(case, granted)
+            report = respond(case, granted)
     finally:
         if granted.reduce is Reduce.NOW:
             PROCESS.spend(time.monotonic() - started)
     PROCESS.reports[key] = report
     return report
+
+
+def respond(case: Case, settings: Settings) -> Report:
+    """Write the capture, reduce, publish."""
+    from minidbg.backend import respond  # late: a run in which nothing fails needs none of it
+
+    return respond.on_failure(case, settings)
 
 
 def bug_of(case: Case, error: Exception) -> Signature | None:
