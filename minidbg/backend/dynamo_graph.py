@@ -1,4 +1,9 @@
-"""A graph that dynamo handed to a backend: the guards that dynamo will build, and the backward that is compiled late."""
+"""A graph that dynamo handed to a backend: the guards that dynamo will build, and the backward that is compiled late.
+
+A failure in a compiled backward shows in the user's ``loss.backward()``, long after the wrapped call. The forward's inputs are remembered
+by weak references, so that a healthy program keeps no tensor for longer than it would alone; what is gone when the backward fails is
+stood in for. The exception cannot be replaced by a result: it is raised with its report, and only later calls can go on in eager.
+"""
 
 from __future__ import annotations
 

@@ -163,9 +163,8 @@ def plain_modes() -> Iterator[None]:
     """A block in torch's default modes: each run of the case enters those that the case has."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))  # turns grad mode on, too
-        if (
-            default_device() is not None
-        ):  # a mode, under which dynamo writes other graphs: only where one is on
+        # a mode, under which dynamo writes other graphs: only where one is on
+        if default_device() is not None:
             stack.enter_context(torch.device("cpu"))
         for device, _, _ in enabled_autocasts():
             stack.enter_context(torch.autocast(device, enabled=False))

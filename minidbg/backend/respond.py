@@ -44,9 +44,8 @@ def on_failure(case: Case, settings: Settings) -> Report:
             processes.start_zygote()  # imports torch while the capture is written
     complaint = ""
     try:
-        repro.discard(
-            repro.drafts(settings.repro_dir) / "none"
-        )  # the capture may be there, and no more be written
+        # the capture may be there, and no more be written
+        repro.discard(repro.drafts(settings.repro_dir) / "none")
         capture = repro.keep_capture(case, settings.repro_dir, exactness=repro.Exactness.SMALL)
     except OSError as refusal:  # a folder that nobody may write to, a full disk
         settings, complaint = with_temporary_folder(settings, refusal)

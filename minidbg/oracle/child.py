@@ -116,11 +116,8 @@ def died(died_by: str, phase: str, stderr: str, case: dict[str, Any]) -> dict[st
         return outcome("invalid", f"{who} {how}", message=last_words(stderr), stderr=stderr[-STDERR_KEPT:])
     what, _, direction = phase.partition(" ")
     stack = stack_in(stderr)
-    if (
-        stack
-        and what == "compile"
-        and not any(function in (*CALLS_BACKEND, "get_or_compile") for _, function in stack)
-    ):
+    compiles = any(function in (*CALLS_BACKEND, "get_or_compile") for _, function in stack)
+    if stack and what == "compile" and not compiles:
         what = "runtime"  # torch.compile compiles and runs in one call: the stack tells which it was
     signature = {
         "kind": kind,

@@ -1,4 +1,7 @@
-"""Runs a case in this process and says what happened. Whatever a foreign backend raises ends here as an Outcome."""
+"""Runs a case in this process and says what happened. Whatever a foreign backend raises ends here as an Outcome.
+
+What is known of inductor makes a question cost less, and its answer never another one.
+"""
 
 from __future__ import annotations
 
@@ -67,11 +70,7 @@ def without_needless_stages(case: Case, *, wanted: bool = True) -> Iterator[list
 def last_stage_needed(case: Case) -> _torch.InductorStage | None:
     """The last stage of inductor, short of all, in which the case's failure can happen."""
     signature = case.signature
-    if (
-        signature is None
-        or signature.kind is not Kind.COMPILE
-        or signature.direction is not Direction.FORWARD
-    ):
+    if signature is None or (signature.kind, signature.direction) != (Kind.COMPILE, Direction.FORWARD):
         return None
     if case.backward or case.backend.expression.strip("'\"") != "inductor":
         return None

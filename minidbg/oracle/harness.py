@@ -223,9 +223,8 @@ def gradient_sources(model: Any, inputs: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def gradient_source(value: torch.Tensor) -> Any:
-    base = (
-        value._base
-    )  # a write to a view takes the view's own place in the graph of autograd, and leaves its base's
+    # A write to a view gives the view another place in autograd's graph; that of its base stays.
+    base = value._base
     if value.is_leaf or base is None or not base.requires_grad:
         base = value
     return base if base.is_leaf else torch.autograd.graph.get_gradient_edge(base)

@@ -154,9 +154,8 @@ def reduce_to_fixed_point(problem: ReductionProblem) -> None:
         problem.begin_round()
         if first or len(before.calls) > 2 * FEW_UNITS:
             find(problem)
-        elif (
-            len(before.calls) > FEW_UNITS
-        ):  # a failure that is not monotone may need none of what single removals keep
+        # a failure that is not monotone may need none of what single removals keep
+        elif len(before.calls) > FEW_UNITS:
             run(problem, "chunks", drop_chunks)
         problem.keep_passed_through = True
         polish(problem)

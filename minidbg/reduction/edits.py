@@ -1,4 +1,7 @@
-"""Small passes for small graphs: outputs, modes, single nodes, inputs. Their last round is the certificate."""
+"""Small passes for small graphs: outputs, modes, single nodes, inputs. Their last round is the certificate.
+
+A graph inside the graph is put in the place of what runs it, or made smaller where it is.
+"""
 
 from __future__ import annotations
 
@@ -216,10 +219,8 @@ def _edited(problem: ReductionProblem, graph_module: fx.GraphModule | None) -> C
     inputs, tokens = [], []
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     for node, value, token in zip(placeholders, problem.best.inputs, problem.best.tokens, strict=True):
-        is_size = isinstance(
-            node.meta.get("example_value"), torch.SymInt
-        )  # shapes of other inputs may be made of it
-        if node.users or is_size:
+        # a symbolic size stays: shapes of other inputs may be made of it
+        if node.users or isinstance(node.meta.get("example_value"), torch.SymInt):
             inputs.append(value)
             tokens.append(token)
         else:

@@ -41,11 +41,9 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    return (
-        str(sorted(map(str, value.items() if isinstance(value, Mapping) else value)))
-        if value is not True
-        else "True"
-    )
+    if value is True:
+        return "True"
+    return str(sorted(map(str, value.items() if isinstance(value, Mapping) else value)))
 
 
 Pass: TypeAlias = Callable[["ReductionProblem"], None]
@@ -229,9 +227,8 @@ class ReductionProblem:
             return OracleAnswer.INVALID
         self._check_budget()
         began = time.monotonic()
-        with torch.set_grad_enabled(
-            torch.is_grad_enabled()
-        ):  # one that fails half-way leaves its mode behind
+        # one that fails half-way leaves its mode behind
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
             answer = self.ask(candidate.graph.give_away(), candidate.inputs)
         self._note(candidate, key, answer, time.monotonic() - began)
         return answer

@@ -1,4 +1,7 @@
-"""The calls of one candidate as a row of units that are kept or dropped."""
+"""The calls of one candidate as a row of units that are kept or dropped; and the units that the failure names.
+
+It names nodes by the frames of its traceback or by its text; these are asked for first, with what is around them.
+"""
 
 from __future__ import annotations
 

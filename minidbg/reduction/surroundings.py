@@ -39,11 +39,8 @@ def simplify(case: Case, fails: Callable[[Case], bool], remaining: Callable[[], 
 
 def changed(case: Case, **fields: Any) -> Case:
     """``case`` with these fields; itself where it has them."""
-    return (
-        case
-        if all(getattr(case, name) == value for name, value in fields.items())
-        else replace(case, **fields)
-    )
+    same = all(getattr(case, name) == value for name, value in fields.items())
+    return case if same else replace(case, **fields)
 
 
 def without_grad(case: Case) -> Case:

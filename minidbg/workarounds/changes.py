@@ -1,4 +1,7 @@
-"""Changes of a program that leave its graph as it is: options and modes of its backend, symbolic sizes, one thread, another backend."""
+"""Changes of a program. Some leave its graph as it is: options and modes of its backend, symbolic sizes, one thread, another backend.
+
+Others concern the ops at fault: a copy or a cast before them, their fallback to eager inside the backend or outside of it.
+"""
 
 from __future__ import annotations
 
@@ -248,11 +251,7 @@ def outside_the_graph(case: Case, culprits: Sequence[fx.Node]) -> Change:
 
 
 def short_name(node: fx.Node) -> str:
-    return (
-        str(node.target)
-        if isinstance(node.target, str)
-        else getattr(node.target, "__name__", str(node.target))
-    )
+    return str(getattr(node.target, "__name__", node.target))
 
 
 def places_of(nodes: Sequence[fx.Node]) -> str:
