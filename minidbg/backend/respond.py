@@ -178,11 +178,10 @@ def keep_what_there_is(failure: Failure, refusal: Exception, settings: Settings)
     The same failure gives the same file.
     """
     text = "\n".join(parts(failure, refusal))
-    digest = hashlib.sha256(str(failure.graph_module.graph).encode("utf-8", "backslashreplace")).hexdigest()[
-        :6
-    ]
+    graph = str(failure.graph_module.graph).encode("utf-8", "backslashreplace")
+    digest = hashlib.sha256(graph).hexdigest()
     try:
-        path = repro.captures(settings.repro_dir) / f"incomplete_{failure.kind}_{digest}.txt"
+        path = repro.captures(settings.repro_dir) / f"incomplete_{failure.kind}_{digest[:6]}.txt"
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError:
         return None

@@ -162,16 +162,10 @@ def outside_carriers(stack: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """The frames below the place where the backend or its result was called, as in an exception's signature."""
     kept = []
     for module, function in stack:
-        if function in (*CALLS_BACKEND, "call_compiled") or (module, function) == (
-            "torch._dynamo.eval_frame",
-            "_fn",
-        ):
+        where = f"{module}:{function}"
+        if function in (*CALLS_BACKEND, "call_compiled") or where == "torch._dynamo.eval_frame:_fn":
             break
-        carries = module.startswith((*CARRIERS, "minidbg", "<")) or (module, function) == (
-            "torch",
-            "__call__",
-        )
-        if not carries:
+        if not module.startswith((*CARRIERS, "minidbg", "<")) and where != "torch:__call__":
             kept.append((module, function))
     return kept
 

@@ -37,9 +37,8 @@ class ChangedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not hasattr(
-            func, "overloadpacket"
-        ):  # of higher order; the mode is off in here, so its bodies bring it
+        if not hasattr(func, "overloadpacket"):
+            # of higher order; the mode is off in here, so its bodies bring it
             return func(*map(self.around, args), **kwargs)
         name = func.overloadpacket.__name__.strip("_")
         result = self.called(func, name, args, kwargs)
