@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 from minidbg.cli.output import CANNOT_JUDGE, JSON, print_json
+from minidbg.cli.watching import OPTIONS
 from minidbg.failure import EXIT_STATUS, Outcome, Verdict
 from minidbg.printable import in_one_line
 from minidbg.settings import PRECISIONS
-from minidbg.watch.commands import OPTIONS
 
 WORST_FIRST = (1, 3, CANNOT_JUDGE, 0)
 

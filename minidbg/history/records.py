@@ -20,7 +20,7 @@ class Revision:
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class SweepRecord:
     """All jobs after one change. ``end``: running, complete, superseded, interrupted or build_failed."""
 
     id: int
@@ -55,7 +55,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ReproState:
     """The last confirmed verdict of a repro on a device, and what it was seen with."""
 
     repro: str

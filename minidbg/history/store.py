@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from minidbg.errors import MinidbgError
 from minidbg.failure import Outcome, Verdict
-from minidbg.history.records import Environment, Flip, Result, Revision, State, Sweep
+from minidbg.history.records import Environment, Flip, ReproState, Result, Revision, SweepRecord
 
 T = TypeVar("T")
 
@@ -166,14 +166,14 @@ class History:
         query = "update sweeps set ended = ?, end = 'interrupted' where end = 'running'"
         return self.atomically(lambda: self.connection.execute(query, (now,)).rowcount)
 
-    def sweeps(self, limit: int = 50) -> list[Sweep]:
+    def sweeps(self, limit: int = 50) -> list[SweepRecord]:
         """The latest sweeps, newest first."""
         rows = self.connection.execute(
             f"select {SWEEP_COLUMNS} from sweeps order by id desc limit ?", (limit,)
         )
         return [sweep_of(row) for row in rows]
 
-    def sweep(self, number: int | None) -> Sweep | None:
+    def sweep(self, number: int | None) -> SweepRecord | None:
         """One sweep by its id."""
         if number is None:
             return None
@@ -208,7 +208,7 @@ class History:
             for sweep, name, device, at, outcome, purpose, script, where, torch, stale in rows
         ]  # fmt: skip
 
-    def put_state(self, state: State) -> None:
+    def put_state(self, state: ReproState) -> None:
         """Store the present state, in place of the one before; one of another environment is put aside."""
 
         def write() -> None:
@@ -224,13 +224,13 @@ class History:
 
         self.atomically(write)
 
-    def states(self) -> dict[tuple[str, str], State]:
+    def states(self) -> dict[tuple[str, str], ReproState]:
         """The present state by repro and device."""
         rows = self.connection.execute("select state from states order by repro, device")
         found = [state_of(json.loads(text)) for (text,) in rows]
         return {(state.repro, state.device): state for state in found}
 
-    def every_state(self) -> list[State]:
+    def every_state(self) -> list[ReproState]:
         """The last state by repro, device and environment: the present ones, and those of other environments."""
         query = "select 1 from sqlite_master where name = 'other_states'"
         old = self.connection.execute(query).fetchone() is None  # written before there was such a table
@@ -348,17 +348,17 @@ def set_aside(path: Path, aside: Path) -> None:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
-def sweep_of(row: Iterable[Any]) -> Sweep:
+def sweep_of(row: Iterable[Any]) -> SweepRecord:
     """A row of SWEEP_COLUMNS as a value."""
     number, started, ended, end, code, files, revisions = row
     table = {root: Revision(**revision) for root, revision in json.loads(revisions).items()}
-    return Sweep(number, started, ended, end, code, tuple(json.loads(files)), table)
+    return SweepRecord(number, started, ended, end, code, tuple(json.loads(files)), table)
 
 
-def state_of(table: Mapping[str, Any]) -> State:
+def state_of(table: Mapping[str, Any]) -> ReproState:
     """A stored state as a value."""
     streak_verdict = table.get("streak_verdict")
-    return State(
+    return ReproState(
         **{
             **table,
             "verdict": Verdict(table["verdict"]),

@@ -11,8 +11,8 @@ from typing import Any
 
 from minidbg import repro
 from minidbg.case import Provenance
-from minidbg.errors import MinidbgError, UnreadableRepro
-from minidbg.history import NAME, DamagedHistory, Flip, History, Result, State
+from minidbg.errors import UnreadableRepro
+from minidbg.history import NAME, DamagedHistory, Flip, History, ReproState, Result
 from minidbg.repro.folder import HIDDEN
 from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.parts import Parts, read_parts
@@ -39,7 +39,7 @@ class LoggedCall:
 class Past:
     """What watch has seen of a repro; times in seconds since the epoch."""
 
-    states: tuple[State, ...] = ()
+    states: tuple[ReproState, ...] = ()
     """The present one on each device."""
     results: tuple[tuple[int, Result], ...] = ()
     """Sweep and run, newest first."""
@@ -317,17 +317,3 @@ def past_of(path: Path, home: Path) -> Past:
             tuple(opened.results(name, limit=HISTORY_ENTRIES)),
             tuple(opened.flips(name, limit=HISTORY_ENTRIES)),
         )
-
-
-def find_script(text: Path, home: Path) -> Path:
-    """The script that a person means by ``text``: a path, or a name in the repro folder. Raises MinidbgError."""
-    candidates = [text, home / text, home / f"{text}.py", home / HIDDEN / "captures" / text]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    scripts = sorted(one.stem for one in home.glob("*.py"))
-    matches = [name for name in scripts if str(text) and str(text) in name]
-    if len(matches) == 1:
-        return home / f"{matches[0]}.py"
-    known = f"'{home}' has {', '.join(scripts[:5])}{', ...' if len(scripts) > 5 else ''}" if scripts else ""
-    raise MinidbgError(f"{text}: no such repro; {known or 'give the path of a repro script'}")

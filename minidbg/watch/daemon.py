@@ -6,25 +6,24 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from minidbg.cluster.members import Members, Notice, Place
-from minidbg.history import NAME, Environment, Revision, State, open_or_begin_anew
+from minidbg.history import NAME, Environment, ReproState, Revision, open_or_begin_anew
 from minidbg.printable import display_path
 from minidbg.processes.deaths import last_json
 from minidbg.processes.pool import NUMBERS, Died, Ended, Order, Pool, Ready
 from minidbg.watch.announce import Announcer, Log
-from minidbg.watch.background import Background, Builder, Builds, Built
-from minidbg.watch.columns import Column, Machine, variants
+from minidbg.watch.background import Background, Builds, Built
 from minidbg.watch.events import Events
 from minidbg.watch.lock import Lock, hidden_folder
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import home_of
 from minidbg.watch.runner import IN_WORKER, Bytecode, Runner, forks
-from minidbg.watch.settings import FailOn, WatchSettings, is_recipe
+from minidbg.watch.settings import Column, FailOn, Machine, WatchSettings, is_recipe
 from minidbg.watch.sources import repositories_of, repositories_worth_building, revisions
 from minidbg.watch.states import FAILING, seen_too_seldom
 from minidbg.watch.sweep import contradictions, exit_status
@@ -112,9 +111,8 @@ class Daemon:
             settings, self.recorder, self.watched,
             Runner(self.pool, settings, Bytecode(hidden / "pycache"), take=getattr(self.pool, "take", None)), announce,
         )  # fmt: skip
-        builds_here = settings.build if settings.cluster is None else None
-        builder = Builder(builds_here, settings.folder, self.inbox.put) if builds_here else None
-        self.builds = Builds(builder, self.watched, history, announce)
+        command = (settings.build if settings.cluster is None else None) or ""
+        self.builds = Builds(command, settings.folder, self.inbox.put, self.watched, history, announce)
         self.background = Background(self.home, history, self.pool, announce, cluster=settings.cluster)
         self.status: int | None = None
         self.machine_order = 0
@@ -155,7 +153,7 @@ class Daemon:
             self.ask_for_devices()
         self.watched.start()
         repros = self.watched.repros
-        ours = {str(one) for one in variants([""], self.settings.env, self.settings.options)}
+        ours = {str(one) for one in self.settings.variants([""])}
         several = self.settings.cluster is not None
         self.announce(
             "started", pid=os.getpid(), home=str(self.home), repros=sorted(repros),
@@ -237,7 +235,7 @@ class Daemon:
             self.sweeper.fill()
             self.sweeper.cancel_late()
             self.end_sweep_if_done()
-        elif self.builds.under_way or now < self.resting_until:
+        elif self.builds.current is not None or now < self.resting_until:
             return
         elif self.ready_to_sweep():
             if not self.builds.begin():
@@ -269,7 +267,7 @@ class Daemon:
         if self.builds.ended(message):
             if not self.builds.begin() and self.watched.wanted:
                 self.sweep()
-        elif self.settings.once and not self.builds.under_way:
+        elif self.settings.once and self.builds.current is None:
             self.status = 125
 
     def sweep(self) -> None:
@@ -292,7 +290,7 @@ class Daemon:
         """A run, a reduction or the look for devices has ended."""
         if message.id == self.machine_order:
             self.found_machine(message)
-        elif not self.background.ended(message, time.time()):
+        elif not self.background.ended(message):
             self.watched.peek()
             self.sweeper.notice_edits()
             self.sweeper.ended(message)
@@ -346,9 +344,8 @@ class Daemon:
 
     def found_machine(self, message: Ended) -> None:
         """What devices there are; the first sweep can begin."""
-        said = last_json(message.stdout)
         try:
-            machine = Machine.from_json(said or {})
+            machine = Machine.from_json(last_json(message.stdout) or {})
         except (KeyError, TypeError):
             last = message.stderr.strip().rpartition("\n")[2]
             self.announce("notice", text=f"torch could not be asked for devices; only cpu is used: {last}")
@@ -378,29 +375,30 @@ class Daemon:
 
     def key(self, key: Key) -> None:
         """What a person asked for."""
-        name = key.name
-        if name == "bisect":
-            every = variants(self.sweeper.machine.environments, self.settings.env, self.settings.options)
-            column = next((one for one in every if str(one) == key.column), Column("cpu"))
-            refusal = self.background.bisect(key.path, key.good, key.bad, column)
-            if refusal:
-                self.announce("notice", text=f"{display_path(key.path)} is not bisected: {refusal}")
-        elif name == "quit":
-            self.inbox.put(Stop("asked to"))
-        elif name == "pause":
-            self.paused = not self.paused
-            self.announce("paused" if self.paused else "resumed")
-        elif name == "failing":
-            self.sweeper.stop_probing()
-            self.watched.ask_for(
-                {repro for (repro, _), state in self.recorder.states.items() if state.verdict in FAILING}
-            )
-        elif name == "rerun":
-            self.sweeper.stop_probing()
-            if key.repro:
-                self.watched.ask_for([key.repro])
-            else:
-                self.watched.ask_for_all()
+        match key.name:
+            case "bisect":
+                every = self.settings.variants(self.sweeper.machine.environments)
+                column = next((one for one in every if str(one) == key.column), Column("cpu"))
+                if refusal := self.background.bisect(key.path, key.good, key.bad, column):
+                    self.announce("notice", text=f"{display_path(key.path)} is not bisected: {refusal}")
+            case "quit":
+                self.inbox.put(Stop("asked to"))
+            case "pause":
+                self.paused = not self.paused
+                self.announce("paused" if self.paused else "resumed")
+            case "failing":
+                states = self.recorder.states.items()
+                self.rerun({repro for (repro, _), state in states if state.verdict in FAILING})
+            case "rerun":
+                self.rerun([key.repro] if key.repro else None)
+
+    def rerun(self, repros: Iterable[str] | None) -> None:
+        """Run these repros, or all, although nothing has changed."""
+        self.sweeper.stop_probing()
+        if repros is None:
+            self.watched.ask_for_all()
+        else:
+            self.watched.ask_for(repros)
 
     def end(self) -> None:
         """Leave nothing behind but the history."""
@@ -419,7 +417,7 @@ class Daemon:
         self.lock.release()
 
 
-def state_row(state: State) -> dict[str, Any]:
+def state_row(state: ReproState) -> dict[str, Any]:
     """What views show of a state."""
     return {
         "repro": state.repro, "device": state.device, "verdict": str(state.verdict), "since": state.since,

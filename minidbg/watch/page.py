@@ -16,7 +16,7 @@ from minidbg.errors import MinidbgError
 from minidbg.printable import display_path
 from minidbg.watch import reading
 from minidbg.watch.announce import Event, between
-from minidbg.watch.matrix import Cell, Matrix
+from minidbg.watch.matrix import Matrix, VerdictCell
 from minidbg.watch.repros import Repro
 
 Json = dict[str, Any]
@@ -147,7 +147,7 @@ def about(repro: Repro | None) -> Json:
     return {"kind": str(repro.kind), "backend": repro.backend, "expect": str(repro.expect), **notes}
 
 
-def cell_json(cell: Cell, *, brief: bool = True) -> list[Any]:
+def cell_json(cell: VerdictCell, *, brief: bool = True) -> list[Any]:
     """Verdict, since when, seconds, whether the present sweep saw it, what was said, and what is being confirmed."""
     note = cell.note.partition("\n")[0][:BRIEF_CHARACTERS] if brief else cell.note
     since = None if cell.since is None else round(cell.since)

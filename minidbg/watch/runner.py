@@ -15,17 +15,17 @@ from pathlib import Path
 import psutil
 
 from minidbg.failure import Kind, Outcome, Signature, Verdict
-from minidbg.history import State
+from minidbg.history import ReproState
 from minidbg.judge_script import JUDGE_SCRIPT
 from minidbg.metadata import HANG_LIMIT_S
 from minidbg.processes import ChildResult, deaths
 from minidbg.processes.deaths import last_json, signal_name
 from minidbg.processes.pool import NUMBERS, ONE_THREAD, Ended, Order, Pool, busyness
-from minidbg.watch.columns import Column
-from minidbg.watch.repros import Repro, is_module_file
-from minidbg.watch.settings import WatchSettings, Workers
+from minidbg.watch.repros import Repro, module_names
+from minidbg.watch.settings import Column, WatchSettings, Workers
 from minidbg.watch.snapshot import Root, is_inside
-from minidbg.watch.sweep import CanaryAnswer, Lane, Purpose, Task
+from minidbg.watch.states import Purpose
+from minidbg.watch.sweep import CanaryAnswer, Lane, Task
 
 IN_WORKER = str(Path(__file__).with_name("in_worker.py"))
 CANARY_SECONDS = 120.0
@@ -66,7 +66,7 @@ class Runner:
         self.pool.refresh()
         self.pycache = self.bytecode.renew(roots)
 
-    def submit(self, task: Task, repro: Repro, state: State | None) -> None:
+    def submit(self, task: Task, repro: Repro, state: ReproState | None) -> None:
         """Have the task run in its column; how it ended is told to the pool's listener."""
         number, mode, column = next(NUMBERS), self.mode(task), task.job.column
         self.under_way[number] = task, time.time()
@@ -88,7 +88,7 @@ class Runner:
             )
         )
 
-    def time_limit(self, task: Task, repro: Repro, state: State | None, mode: str) -> float:
+    def time_limit(self, task: Task, repro: Repro, state: ReproState | None, mode: str) -> float:
         """Seconds that the task may take."""
         if task.purpose is Purpose.CANARY:
             return CANARY_SECONDS
@@ -184,11 +184,6 @@ def default_memory_bytes(jobs: int) -> int:
 # What the end of a run says
 
 
-def is_fallback(outcome: Outcome) -> bool:
-    """Whether the backend gave the graph back as it was: eager ran it, and neither failed nor fixed anything."""
-    return outcome.verdict is Verdict.GONE and outcome.reason.startswith("fallback:")
-
-
 def outcome_of(repro: Repro, device: str, ended: Ended) -> Outcome:
     """The outcome of a run of ``repro``: what it printed, else what its death says against what its header expects."""
     if ended.unable:
@@ -212,9 +207,10 @@ def as_renamed(outcome: Outcome, repro: Repro, files: Collection[str]) -> Outcom
     ):
         return outcome
     (old, where), (new, now_where) = (one.frames[0].partition(":")[::2] for one in (expected, found))
-    same = replace(found, frames=expected.frames) == replace(expected, frames=expected.frames)
-    old_is_there, new_is_there = (any(is_module_file(name, path) for path in files) for name in (old, new))
-    if not same or where != now_where or old_is_there or not new_is_there:
+    if replace(found, frames=expected.frames) != expected or where != now_where:
+        return outcome
+    names = {name for path in files for name in module_names(path)}
+    if old in names or new not in names:
         return outcome
     return replace(outcome, verdict=Verdict.REPRODUCES, reason=f"module renamed: {old} is {new} now")
 

@@ -56,7 +56,7 @@ class Guard:
         self.app, self.token, self.cookie = app, token, f"minidbg-{port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer the request, or say why not."""
+        """JobAnswer the request, or say why not."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

@@ -30,8 +30,11 @@ from minidbg.watch.sources import (
 CLOCK_GRAIN_S = 0.01
 """The kernel's time stamps may lag behind its clock by a tick."""
 POLL_S = 2.0
+RESCAN_S = 30.0
+"""How often everything is looked at although no event said so."""
 CHECK_ROOTS_S = 2.0
 GIT_POLL_S = 0.1
+QUIET_S = 0.2
 LULL_S = 0.03
 """A burst of few events is over after so long: an edit that still follows supersedes the sweep that has begun."""
 LULL_PATHS = 20
@@ -46,7 +49,7 @@ SCRIPTS = (".py", ".safetensors")
 class Burst:
     """Hinted paths that arrive together, until it has been quiet for a while. Each question brings its ``now``."""
 
-    quiet_s: float = 0.2
+    quiet_s: float = QUIET_S
     max_wait_s: float = 5.0
     small_quiet_s: float = LULL_S
     """How long it must be quiet after a burst of few paths."""
@@ -143,8 +146,7 @@ class Watched:
     def __post_init__(self) -> None:
         self.ignore = Ignore(self.settings.ignore)
         # A build must not begin on a half-saved tree: nothing supersedes what it writes.
-        small = self.settings.quiet_s if self.settings.build else LULL_S
-        self.burst = Burst(self.settings.quiet_s, self.settings.max_wait_s, small)
+        self.burst = Burst(small_quiet_s=QUIET_S if self.settings.build else LULL_S)
         self.polling = self.settings.poll_s is not None
 
     def start(self) -> None:
@@ -294,15 +296,16 @@ class Watched:
         """Those of ``files`` that are watched."""
         return tuple(sorted(path for path in set(files) if path in self.snapshot.files))
 
-    def edited(self, files: Iterable[str]) -> list[str]:
-        """Those of ``files`` whose time stamps are no longer those of the snapshot: exact, and without any event."""
-        entries = ((path, self.snapshot.files.get(path)) for path in files)
-        return [path for path, entry in entries if entry is not None and stamp(path) != entry.stamp]
+    def edited_or_touched(self, files: Iterable[str], since: float) -> bool:
+        """Read those of ``files`` again that are no longer as in the snapshot, told by their time stamps: exact, and without any event.
 
-    def written_since(self, files: Iterable[str], moment: float) -> bool:
-        """Whether one of ``files`` was written at or after ``moment``, by the kernel's own clock."""
-        limit = (moment - CLOCK_GRAIN_S) * 1e9
-        return any((found := stamp(path)) is not None and found[2] >= limit for path in files)
+        Returns whether one was written at or after the moment ``since``, by the kernel's own clock.
+        """
+        stamps = {path: stamp(path) for path in files}
+        if edited := [path for path in stamps if stamps[path] != self.snapshot.files[path].stamp]:
+            self.read_files(edited)
+        limit = (since - CLOCK_GRAIN_S) * 1e9
+        return any(found is not None and found[2] >= limit for found in stamps.values())
 
     # Repros and roots
 
@@ -312,12 +315,9 @@ class Watched:
         self.repros = after
         changed = {name for name in after if name not in before or before[name].digest != after[name].digest}
         for name in sorted(changed):
-            what = "repro_edited" if name in before else "repro_added"
-            self.announce(
-                "repro_damaged" if after[name].damage else what,
-                reason=after[name].damage,
-                **after[name].row(),
-            )
+            what = "edited" if name in before else "added"
+            damage = after[name].damage
+            self.announce(f"repro_{'damaged' if damage else what}", reason=damage, **after[name].row())
         for name in sorted(before.keys() - after.keys()):
             self.announce("repro_removed", repro=name)
         self.ask_for(changed)
@@ -381,14 +381,10 @@ class Watched:
         if bool(why) != self.polling:
             self.polling = bool(why)
             self.next_look = 0.0
-            text = (
-                f"polling every {self.look_interval():g} s: {why}"
-                if why
-                else "events are back: no more polling"
-            )
-            self.announce("notice", text=text)
+            back = "events are back: no more polling"
+            self.announce("notice", text=f"polling every {self.look_interval():g} s: {why}" if why else back)
 
     def look_interval(self) -> float:
         """Seconds between looks at everything: often when polling, but never more than a part of the time."""
-        wish = (self.settings.poll_s or POLL_S) if self.polling else self.settings.rescan_s
+        wish = (self.settings.poll_s or POLL_S) if self.polling else RESCAN_S
         return max(wish, 10 * self.look_seconds)

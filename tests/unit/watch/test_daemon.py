@@ -129,7 +129,7 @@ class World:
     def start(self, **settings: object) -> Daemon:
         inbox: Inbox = queue.SimpleQueue()
         self.pool, self.events = TablePool(inbox, self.package), GivenEvents()
-        settings = {"quiet_s": 0.0, "jobs": 1, "reduce": False, **settings}
+        settings = {"jobs": 1, "reduce": False, **settings}
         self.daemon = Daemon(
             [self.repros], WatchSettings(**settings), Announcer([self]), inbox=inbox,
             make_pool=lambda inbox, hidden: self.pool, make_events=lambda inbox: self.events,
@@ -698,7 +698,7 @@ def test_a_fault_of_our_own_is_logged_and_survived(world: World, monkeypatch: py
 def test_the_daemon_needs_no_torch() -> None:
     import subprocess
 
-    program = "import minidbg.watch.daemon, minidbg.watch.commands, minidbg.watch.terminal, sys; sys.exit('torch' in sys.modules)"
+    program = "import minidbg.watch.daemon, minidbg.cli.watching, minidbg.watch.terminal, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
 
 
