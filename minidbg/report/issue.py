@@ -21,8 +21,7 @@ from minidbg import processes, repro
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Verdict
 from minidbg.report import forms
-from minidbg.report.glance import difference
-from minidbg.report.story import Story
+from minidbg.report.story import Story, difference
 from minidbg.repro import templates
 from minidbg.stages import StageReport, find_stages
 

@@ -14,12 +14,11 @@ from pygments.lexers import PythonLexer
 from minidbg.errors import UnreadableRepro
 from minidbg.history import Result
 from minidbg.metadata import DIVIDER
-from minidbg.printable import display_path
+from minidbg.printable import display_path, moment
 from minidbg.report import svg
 from minidbg.report.drawn_graph import SMALL, DrawnNode, fold, kept_names, read_graph
 from minidbg.report.errors_along import ErrorsAlong
-from minidbg.report.glance import difference, moment, reduction_line
-from minidbg.report.story import Story, story_of
+from minidbg.report.story import Story, difference, facts, story_of
 from minidbg.repro import templates
 
 MOST_LISTED = 20_000
@@ -54,7 +53,7 @@ def page(
     variables = {
         "story": story,
         "title": story.title,
-        "facts": list(facts(story)),
+        "facts": [*facts(story), ("run", f"python {display_path(story.path)}")],
         "complaint": complaint,
         "graph": Markup(svg.graph_svg(blocks)) if blocks else "",
         "blocks": [(number, block) for number, block in enumerate(blocks) if not block.is_single],
@@ -87,23 +86,6 @@ def highlighted(source: str) -> str:
     """``source`` as HTML, to stand in ``<pre>``: a span with a class for each kind of word."""
     text: str = pygments.highlight(source, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
     return text
-
-
-def facts(story: Story) -> Iterator[tuple[str, str]]:
-    """What the head of the page tells, name and value."""
-    header = story.header
-    yield "failure", f"{header.kind} in {header.backend}, on {header.device}, called by {header.call}"
-    yield "reduced", reduction_line(story.figures)
-    if header.provenance.captured_from:
-        line = f"  {header.provenance.line}" if header.provenance.line else ""
-        yield "from", f"{header.provenance.captured_from}{line}"
-    yield "seen with", f"torch {header.provenance.torch_version}"
-    yield "expected", header.expect
-    yield "run", f"python {display_path(story.path)}"
-    if story.workaround:
-        yield "until it is mended", story.workaround
-    for note in header.provenance.notes:
-        yield "note", note
 
 
 def original_graph(story: Story) -> tuple[Sequence[DrawnNode], bool]:
