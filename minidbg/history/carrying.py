@@ -165,12 +165,8 @@ def write(history: History, found: HistoryContents) -> None:
     def rewrite() -> None:
         for table in ("results", "flips", "states", "other_states", "environments", "sweeps"):
             history.connection.execute(f"delete from {table}")
-        insert(
-            history,
-            "sweeps",
-            f"id, {SWEEPS}",
-            [(numbers[key], *found.sweeps[key]) for key in sorted(found.sweeps)],
-        )
+        sweeps = [(numbers[key], *found.sweeps[key]) for key in sorted(found.sweeps)]
+        insert(history, "sweeps", f"id, {SWEEPS}", sweeps)
         results = sorted(found.results, key=lambda row: (row[3], row))
         insert(history, "results", RESULTS, [(numbers[sweep], *row) for sweep, *row in results])
         flips = sorted(found.flips.items(), key=lambda item: (item[0][4], repr(item)))

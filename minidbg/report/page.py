@@ -50,6 +50,9 @@ def page(
     reduced = read_graph(story.parts.model)
     kept, inputs = kept_names(original, reduced)
     blocks = fold(original, kept, inputs)
+    steps, chart = story.steps, ""
+    if errors and any(error is not None for error in errors.errors):
+        chart = svg.errors_svg(errors.names, errors.errors, errors.allowed)
     variables = {
         "story": story,
         "title": story.title,
@@ -59,14 +62,10 @@ def page(
         "blocks": [(number, block) for number, block in enumerate(blocks) if not block.is_single],
         "listed": sum(len(block.nodes) for block in blocks) <= MOST_LISTED,
         "graph_note": graph_note(original, kept, inputs, from_capture=from_capture),
-        "course": Markup(svg.course_svg(story.steps, start=story.header.provenance.nodes))
-        if story.steps
-        else "",
-        "calls": len(story.steps),
+        "course": Markup(svg.course_svg(steps, start=story.header.provenance.nodes)) if steps else "",
+        "calls": len(steps),
         "errors": errors,
-        "errors_chart": Markup(svg.errors_svg(errors.names, errors.errors, errors.allowed))
-        if errors and any(error is not None for error in errors.errors)
-        else "",
+        "errors_chart": Markup(chart),
         "devices": list(device_rows(story)),
         "flips": [
             (moment(flip.at), flip.device, flip.kind, f"{flip.before} → {flip.after}")
@@ -129,11 +128,9 @@ def device_rows(story: Story) -> Iterator[DeviceRow]:
             moment(state.since) if state else "",
             state.runs if state else len(latest),
             [
-                (
-                    str(result.outcome.verdict),
-                    f"{moment(result.at)} {result.outcome.verdict} {result.outcome.reason}",
-                )
+                (str(one.verdict), f"{moment(result.at)} {one.verdict} {one.reason}")
                 for result in reversed(latest)
+                if (one := result.outcome)
             ],
         )
 

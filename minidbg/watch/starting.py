@@ -15,7 +15,7 @@ from minidbg.cluster.members import Notice
 from minidbg.processes.pool import Pool, Preload, ServerPool, preload_for
 from minidbg.watch.announce import Announcer, JsonLines, PlainLines, View
 from minidbg.watch.daemon import Daemon, Hint, Inbox, Key, Stop
-from minidbg.watch.events import NoEvents, WatchdogEvents
+from minidbg.watch.events import Events, NoEvents, WatchdogEvents
 from minidbg.watch.page import Live, Page
 from minidbg.watch.repros import home_of, read_repros
 from minidbg.watch.runner import forks
@@ -101,17 +101,11 @@ def run_daemon(paths: list[Path], settings: WatchSettings, outputs: Outputs) -> 
             slots=settings.jobs, build=settings.build or "", build_folder=str(settings.folder.resolve()),
         )  # fmt: skip
 
+    def make_events(inbox: Inbox) -> Events:
+        return NoEvents() if quiet else WatchdogEvents(lambda path: inbox.put(Hint(path)))
+
     try:
-        daemon = Daemon(
-            paths,
-            settings,
-            announce,
-            make_pool=make_pool,
-            make_events=lambda inbox: (
-                NoEvents() if quiet else WatchdogEvents(lambda path: inbox.put(Hint(path)))
-            ),
-            inbox=inbox,
-        )
+        daemon = Daemon(paths, settings, announce, make_pool=make_pool, make_events=make_events, inbox=inbox)
     except BaseException:
         announce.close()
         raise

@@ -127,8 +127,6 @@ class Watched:
     """Single files that runs have loaded and no root covers: from elsewhere, or ignored by git as build outputs are."""
     snapshot: Snapshot = field(default_factory=Snapshot)
     marks: dict[Mark, Snapshot] = field(default_factory=dict)
-    compared: dict[Mark, tuple[Snapshot, Snapshot, tuple[str, ...]]] = field(default_factory=dict)
-    """The last comparisons: they are asked for at every turn of the daemon's loop."""
     own: tuple[Mapping[str, Repro], frozenset[str]] | None = None
     """The repros and their files, when they were last asked for."""
     due: set[str] = field(default_factory=set)
@@ -163,14 +161,7 @@ class Watched:
 
     def changed_since(self, mark: Mark) -> tuple[str, ...]:
         """The watched files that differ from what they were at ``mark``; none when there is no such mark."""
-        then = self.marks.get(mark)
-        if then is None or then is self.snapshot:
-            return ()
-        now, known, found = self.compared.get(mark, (None, None, ()))
-        if now is not self.snapshot or known is not then:
-            found = self.snapshot.changes_since(then)
-            self.compared[mark] = self.snapshot, then, found
-        return found
+        return self.snapshot.changes_since(self.marks.get(mark, self.snapshot))
 
     @property
     def needs_build(self) -> bool:
