@@ -48,22 +48,18 @@ class Finding:
 
 
 def fine(name: str, found: str) -> Finding:
-    """All is well."""
     return Finding(name, Condition.FINE, found)
 
 
 def missing(name: str, found: str, advice: str) -> Finding:
-    """Something does not work without it."""
     return Finding(name, Condition.MISSING, found, advice)
 
 
 def enough(is_enough: bool, name: str, found: str, advice: str) -> Finding:
-    """All is well if there ``is_enough``."""
     return fine(name, found) if is_enough else missing(name, found, advice)
 
 
 def broken(name: str, found: str, advice: str) -> Finding:
-    """Nothing works without it."""
     return Finding(name, Condition.BROKEN, found, advice)
 
 
@@ -78,7 +74,6 @@ COMPILER_PROBE = "#include <omp.h>\n#include <cmath>\nint threads() { return omp
 
 
 def python() -> Iterator[Finding]:
-    """The interpreter."""
     yield fine("python", f"{platform.python_version()}, {sys.executable}, {platform.platform()}")
 
 
@@ -123,7 +118,6 @@ def compiler() -> Iterator[Finding]:
 
 
 def forking() -> Iterator[Finding]:
-    """How an oracle call is made."""
     refusal = isolation.fork_refusal()
     if refusal is None:
         yield fine("fork", "oracle calls run in forks of the failing process: 0.1 to 1 s each")
@@ -147,7 +141,6 @@ def shared_memory() -> Iterator[Finding]:
 
 
 def memory() -> Iterator[Finding]:
-    """Main memory that is free now."""
     seen = psutil.virtual_memory()
     found = f"{seen.available / GIB:.1f} of {seen.total / GIB:.1f} GiB free"
     advice = "close something, or lower watch's jobs: each run needs about 0.5 GiB"

@@ -45,7 +45,6 @@ class UnexpectedVerdict(Exception):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Our options."""
     group = parser.getgroup("minidbg", "repro scripts of minidbg")
     group.addoption(
         "--minidbg",
@@ -75,7 +74,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the interpreters."""
     pool = config.stash.get(POOL, None)
     if pool is not None:
         pool.close()

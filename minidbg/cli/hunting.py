@@ -271,7 +271,6 @@ def mark(cell: Cell | None, width: int) -> str:
 
 
 def print_case(found: Found) -> None:
-    """A distinct failure, in two lines."""
     ops = list(found.ops)
     where = ", ".join(ops[:3]) + (f" and {len(ops) - 3} more" if len(ops) > 3 else "")
     state = click.style(str(found.state), fg=STYLE[str(found.state)])

@@ -90,7 +90,6 @@ def repro_named(text: Path) -> Path:
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on one line of stdout."""
     click.echo(json.dumps(value, default=str))
 
 

@@ -64,11 +64,9 @@ class Commands(click.Group):
     """The commands of the registry, each imported when it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Their names, in the order of the registry."""
         return list(PLACES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name, or None."""
         if cmd_name not in PLACES:
             return None
         module, _, attribute = PLACES[cmd_name].partition(":")

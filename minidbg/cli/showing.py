@@ -205,7 +205,6 @@ def variable(origin: Origin) -> str:
 
 
 def text(value: Any) -> str:
-    """A value as a person would write it."""
     shown = plain(value)
     return "-" if shown is None or shown == [] else str(shown)
 

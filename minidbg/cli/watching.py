@@ -324,5 +324,4 @@ def bisect(
 
 
 def tell(text: str) -> None:
-    """One line on stderr."""
     click.echo(text, err=True)

@@ -48,7 +48,6 @@ class HistoryContents:
 
 
 def contents_of(history: History) -> HistoryContents:
-    """Read all of it."""
     ask = history.connection.execute
     keys: dict[int | None, SweepKey] = {}
     found = HistoryContents(environments=dict(ask("select key, facts from environments")))
@@ -180,7 +179,6 @@ def write(history: History, found: HistoryContents) -> None:
 
 
 def insert(history: History, table: str, columns: str, rows: Sequence[Row]) -> None:
-    """Write rows."""
     marks = ", ".join("?" * (columns.count(",") + 1))
     history.connection.executemany(f"insert into {table}({columns}) values({marks})", rows)
 

@@ -153,12 +153,10 @@ class History:
         return self.write_row("insert into sweeps(started, code, files) values(?, ?, ?)", values)
 
     def set_revisions(self, sweep: int, revisions: Mapping[str, Revision]) -> None:
-        """Store what the source repositories held at the sweep."""
         table = {root: asdict(revision) for root, revision in revisions.items()}
         self.write_row("update sweeps set revisions = ? where id = ?", (json.dumps(table), sweep))
 
     def end_sweep(self, sweep: int, ended: float, end: str) -> None:
-        """Note how the sweep ended."""
         self.write_row("update sweeps set ended = ?, end = ? where id = ?", (ended, end, sweep))
 
     def interrupt_running(self, now: float) -> int:
@@ -167,14 +165,12 @@ class History:
         return self.atomically(lambda: self.connection.execute(query, (now,)).rowcount)
 
     def sweeps(self, limit: int = 50) -> list[SweepRecord]:
-        """The latest sweeps, newest first."""
         rows = self.connection.execute(
             f"select {SWEEP_COLUMNS} from sweeps order by id desc limit ?", (limit,)
         )
         return [sweep_of(row) for row in rows]
 
     def sweep(self, number: int | None) -> SweepRecord | None:
-        """One sweep by its id."""
         if number is None:
             return None
         row = self.connection.execute(
@@ -185,7 +181,6 @@ class History:
     # Results and states
 
     def add_result(self, sweep: int, result: Result) -> None:
-        """Store one run."""
         self.write_row(
             "insert into results(sweep, repro, device, at, seconds, verdict, purpose, stale, script, environment,"
             " torch, outcome) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -258,7 +253,6 @@ class History:
         self.write_row("update flips set announced = 1 where id = ?", (flip,))
 
     def flips(self, repro: str | None = None, *, limit: int = 50, unannounced: bool = False) -> list[Flip]:
-        """The latest flips, newest first."""
         rows = self.connection.execute(
             "select repro, device, at, kind, before, after, sweep, last_before, id from flips"
             " where (?1 is null or repro = ?1) and (not ?2 or announced = 0) order by id desc limit ?3",
@@ -272,14 +266,12 @@ class History:
     # Environments and background work
 
     def put_environment(self, environment: Environment) -> None:
-        """Remember what an environment key stands for."""
         self.write_row(
             "insert into environments values(?, ?) on conflict do update set facts = excluded.facts",
             (environment.key, json.dumps(asdict(environment))),
         )
 
     def environments(self) -> dict[str, Environment]:
-        """What each key stands for, as last seen."""
         rows = self.connection.execute("select key, facts from environments")
         return {key: Environment(**json.loads(facts)) for key, facts in rows}
 
@@ -337,26 +329,19 @@ def open_or_begin_anew(path: Path, now: float) -> tuple[History, str]:
         return History.open(path), ""
     except DamagedHistory as error:
         aside = path.with_name(f"{path.name}.damaged-{int(now)}")
-        set_aside(path, aside)
+        path.replace(aside)
+        for suffix in ("-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
         return History.open(path), f"{error}; it was moved to {aside.name}, and a new history begins"
 
 
-def set_aside(path: Path, aside: Path) -> None:
-    """Move the file, and drop the log files that belong to it."""
-    path.replace(aside)
-    for suffix in ("-wal", "-shm"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
-
-
 def sweep_of(row: Iterable[Any]) -> SweepRecord:
-    """A row of SWEEP_COLUMNS as a value."""
     number, started, ended, end, code, files, revisions = row
     table = {root: Revision(**revision) for root, revision in json.loads(revisions).items()}
     return SweepRecord(number, started, ended, end, code, tuple(json.loads(files)), table)
 
 
 def state_of(table: Mapping[str, Any]) -> ReproState:
-    """A stored state as a value."""
     streak_verdict = table.get("streak_verdict")
     return ReproState(
         **{

@@ -131,21 +131,10 @@ def last_lines(text: str, count: int) -> str:
 # --- what a report tells about nobody ---
 
 
-PUBLIC_ROOTS = tuple(
-    [
-        "/usr/",
-        "/bin/",
-        "/sbin/",
-        "/lib/",
-        "/lib64/",
-        "/proc/",
-        "/sys/",
-        "/dev/",
-        "/etc/",
-        "/opt/rocm/",
-        "/opt/conda/",
-    ]
-)
+PUBLIC_ROOTS = (
+    "/usr/", "/bin/", "/sbin/", "/lib/", "/lib64/", "/proc/", "/sys/", "/dev/", "/etc/", "/opt/rocm/",
+    "/opt/conda/",
+)  # fmt: skip
 """Folders that are the same on many machines; what lies elsewhere may name a project or a customer."""
 PATH = re.compile(r"(?<![\w:/.<>~])/(?:[\w.@+-]+/)+[\w.@+-]+")
 BELOW = re.compile(r"(~|<tmp>|<python>)/(?:[\w.@+-]+/)+([\w.@+-]+)")

@@ -114,7 +114,6 @@ def graph_note(
 
 
 def device_rows(story: Story) -> Iterator[DeviceRow]:
-    """Each device with its latest runs."""
     states = {state.device: state for state in story.past.states}
     runs: dict[str, list[Result]] = {}
     for _, result in story.past.results:

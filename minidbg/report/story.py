@@ -131,7 +131,6 @@ class Story:
 
 
 def taken(record: object, *names: str) -> dict[str, Any]:
-    """These fields of a record."""
     return {name: getattr(record, name) for name in names}
 
 
@@ -309,7 +308,6 @@ def glance(story: Story) -> str:
 
 
 def lines(story: Story) -> Iterator[str]:
-    """The text, line by line."""
     yield story.title
     yield from (f"    {line}" for line in story.message.splitlines()[:8] if line not in story.title)
     yield from ("", f"{'script':<10}{display_path(story.path)}")

@@ -60,16 +60,12 @@ def run_program(arguments: Sequence[str], environ: Mapping[str, str]) -> Ending:
         child = subprocess.Popen(
             [sys.executable, *arguments],
             env=dict(environ),
-            preexec_fn=end_with_parent if sys.platform == "linux" else None,
+            # a kill of minidbg alone must not leave the program behind
+            preexec_fn=(lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM)) if sys.platform == "linux" else None,
         )
         children.append(child)
         code = child.wait()
     return Ending(code, None) if code >= 0 else Ending(None, -code)
-
-
-def end_with_parent() -> None:
-    """In the child: a kill of minidbg alone must not leave the program behind."""
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextlib.contextmanager

@@ -122,7 +122,6 @@ def find_stages(
 
 
 def in_forks(case: Case, allowance: Allowance) -> StageReport:
-    """Each run in a fork of this process."""
     verdicts: dict[str, Verdict] = {}
     own = case.backend.name
     for name in (*EARLIER, own):

@@ -97,7 +97,6 @@ class Announcer:
         self.views = views
 
     def __call__(self, name: str, **data: Any) -> None:
-        """Tell everyone."""
         event = Event(name, data)
         for view in list(self.views):
             try:

@@ -146,7 +146,9 @@ class Background:
 
     def next_capture(self, repros: Iterable[Repro]) -> Waiting | None:
         """A capture that has not been tried as it is now and whose failure no repro shows yet, the oldest first."""
-        captures = [(path, read_capture(path, stamp_of(path))) for path in captures_in(self.folder)]
+        stamps = {path: stamp_of(path) for path in (self.folder / HIDDEN / "captures").glob("*.py")}
+        oldest_first = sorted(stamps, key=lambda path: stamps[path][1])
+        captures = [(path, read_capture(path, stamps[path])) for path in oldest_first]
         known = self.history.background() if captures else {}
         shown = {failure_in(repro.table): repro.name for repro in repros if captures and not repro.damage}
         for path, read in captures:
@@ -168,12 +170,10 @@ class Background:
         return then is not None
 
     def tell_deaths(self, ended: Ended) -> None:
-        """Tell of the processes that a backend has killed."""
         for capture in (last_json(ended.stdout) or {}).get("captures", ()):
             self.announce("process_died", capture=capture)
 
     def bisected(self, path: str, ended: Ended) -> None:
-        """A bisection has ended: tell what it found."""
         said = last_json(ended.stdout)
         text = (
             f"{said['commit'][:10]} {said['subject']} ({said['author']})" if said else last_line(ended.stderr)
@@ -205,11 +205,6 @@ def read_capture(path: Path, stamp: tuple[int, ...]) -> tuple[str, str] | None:
     if (table.get("signature") or {}).get("message") == LAYOUT:
         return None
     return hashlib.sha1(data, usedforsecurity=False).hexdigest(), failure_in(table)
-
-
-def captures_in(folder: Path) -> list[Path]:
-    """The captures of a repro folder, the oldest first."""
-    return sorted((folder / HIDDEN / "captures").glob("*.py"), key=lambda path: stamp_of(path)[1:2])
 
 
 def reduced_digest(path: Path) -> str:

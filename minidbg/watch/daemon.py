@@ -171,14 +171,12 @@ class Daemon:
         self.recorder.tell_forgotten_flips(repros)
 
     def ask_for_devices(self) -> None:
-        """Have torch asked what devices are here."""
         self.machine_order = next(NUMBERS)
         no_torch = ("--no-torch",) if os.environ.get("MINIDBG__WATCH_PRELOAD") == "none" else ()
         mode = "fork" if forks(self.settings) else "prelude"
         self.pool.run(Order(self.machine_order, (IN_WORKER, "devices", *no_torch), mode, 120.0))
 
     def handle(self, message: Message) -> None:
-        """Take in one message."""
         if not self.guarded(repr(message)[:500], lambda: self.dispatch(message)):
             self.sweeper.give_up_unanswered()
 
@@ -198,7 +196,6 @@ class Daemon:
         return True
 
     def dispatch(self, message: Message) -> None:
-        """Hand the message to whom it concerns."""
         match message:
             case Hint(path):
                 self.watched.hinted(path)
@@ -225,7 +222,6 @@ class Daemon:
                 self.status = status
 
     def step(self, now: float) -> None:
-        """Do what is due now."""
         self.watch_disk(now)
         if not self.sweeper.machine.environments:
             return
@@ -343,7 +339,6 @@ class Daemon:
     # Devices, keys, the end
 
     def found_machine(self, message: Ended) -> None:
-        """What devices there are; the first sweep can begin."""
         try:
             machine = Machine.from_json(last_json(message.stdout) or {})
         except (KeyError, TypeError):
@@ -374,7 +369,6 @@ class Daemon:
         )  # fmt: skip
 
     def key(self, key: Key) -> None:
-        """What a person asked for."""
         match key.name:
             case "bisect":
                 every = self.settings.variants(self.sweeper.machine.environments)
@@ -393,7 +387,6 @@ class Daemon:
                 self.rerun([key.repro] if key.repro else None)
 
     def rerun(self, repros: Iterable[str] | None) -> None:
-        """Run these repros, or all, although nothing has changed."""
         self.sweeper.stop_probing()
         if repros is None:
             self.watched.ask_for_all()

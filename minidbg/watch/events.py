@@ -41,28 +41,10 @@ WRITES: list[type[FileSystemEvent]] = [
 
 WATCHDOG_LOG = logging.getLogger("watchdog")
 
-NETWORK_FILE_SYSTEMS = frozenset(
-    [
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb3",
-        "smbfs",
-        "9p",
-        "vboxsf",
-        "ceph",
-        "glusterfs",
-        "lustre",
-        "beegfs",
-        "afs",
-        "drvfs",
-        "virtiofs",
-        "prl_fs",
-        "fuse.glusterfs",
-        "fuse.sshfs",
-        "fuse.vmhgfs-fuse",
-    ]
-)
+NETWORK_FILE_SYSTEMS = frozenset((
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "vboxsf", "ceph", "glusterfs", "lustre", "beegfs", "afs",
+    "drvfs", "virtiofs", "prl_fs", "fuse.glusterfs", "fuse.sshfs", "fuse.vmhgfs-fuse",
+))  # fmt: skip
 
 
 class Events(Protocol):

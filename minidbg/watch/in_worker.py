@@ -171,7 +171,6 @@ def driver(torch: Any, kind: str) -> str:
 
 
 def processor() -> str:
-    """The processor's model name."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -86,7 +86,6 @@ class Matrix:
     """The first error of the build that failed last, and when."""
 
     def hear(self, event: Event) -> None:
-        """Take an event in."""
         change = getattr(self, f"on_{event.name}", None)
         if change is not None:
             change(event)
@@ -94,11 +93,9 @@ class Matrix:
             self.notices.append((event.at, line_of(event)))
 
     def cell(self, event: Event) -> VerdictCell:
-        """The cell that the event is about."""
         return self.cells.setdefault((event.data["repro"], event.data["device"]), VerdictCell())
 
     def take_states(self, states: Iterable[Mapping[str, Any]]) -> None:
-        """Verdicts of earlier days."""
         for state in states:
             cell = VerdictCell(state["verdict"], state["since"], note=state.get("reason", ""))
             self.cells[state["repro"], state["device"]] = cell
@@ -109,7 +106,6 @@ class Matrix:
         self.notes = {notes["repro"]: notes for notes in event.data.get("notes", ())}
 
     def on_columns(self, event: Event) -> None:
-        """Machines have joined or left."""
         places = event.data["places"]
         self.cells = {key: cell for key, cell in self.cells.items() if key[1].partition(" ")[0] in places}
         self.take_states(event.data["states"])
@@ -206,7 +202,6 @@ class Matrix:
         return next((flip for flip in flips if flip.get("kind") == "REGRESSED"), {})
 
     def devices(self) -> list[str]:
-        """The devices that have results."""
         return sorted({device for _, device in self.cells})
 
     # Drawing

@@ -59,7 +59,6 @@ def row_of(repro: Repro, state: ReproState | None) -> Row:
 
 
 def list_text(rows: Sequence[Row]) -> str:
-    """The rows as a table."""
     if not rows:
         return "no repros"
     width, column = (max(len(row[name]) for row in rows) for name in ("repro", "device"))
@@ -99,7 +98,6 @@ def status_of(folder: Path) -> Row:
 
 
 def status_text(found: Row) -> str:
-    """The status in a few lines."""
     if found["running"]:
         head = f"{found['folder']} is watched by process {found['pid']} on {found['host']} since {moment(found['started'])}"
         if found["stopped"]:
@@ -133,7 +131,6 @@ def history_of(path: Path, limit: int) -> list[Row]:
 
 
 def result_row(sweep: int, result: Result) -> Row:
-    """One run."""
     return {
         "entry": "run", "at": result.at, "repro": result.repro, "device": result.device, "sweep": sweep,
         "verdict": str(result.outcome.verdict), "purpose": result.purpose, "stale": result.stale,

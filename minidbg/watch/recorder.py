@@ -62,7 +62,6 @@ class Recorder:
         return replace(flip, id=self.history.add_flip(flip)) if flip else None
 
     def store_run(self, repro: str, device: str, seen: Seen, *, stale: bool) -> None:
-        """Write one run."""
         outcome = replace(seen.outcome, message=seen.outcome.message[:MESSAGE_CHARACTERS])
         result = Result(
             repro, device, seen.at, outcome, str(seen.purpose), seen.script, seen.environment,
@@ -71,7 +70,6 @@ class Recorder:
         self.history.add_result(seen.sweep, result)
 
     def tell(self, answer: JobAnswer, repro: Repro, sweep: int) -> None:
-        """Announce one answer."""
         settled, runs = answer.settled, answer.runs
         verdict = settled.state.verdict if settled.state and runs else None
         if runs and settled.standing in NOT_JUDGED:

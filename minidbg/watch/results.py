@@ -56,7 +56,6 @@ class Results(View):
                 print(f"minidbg: {path} cannot be written: {error}", file=sys.stderr)
 
     def document(self) -> str:
-        """One JSON object."""
         home = Path(self.live.matrix.home) if self.live.matrix.home else None
         status = reading.status_of(home) if home is not None else {}
         found = {
@@ -134,7 +133,6 @@ def add(case: ElementTree.Element, tag: str, kind: str, text: str) -> None:
 
 
 def add_error(suite: ElementTree.Element, name: str, where: str, text: str) -> None:
-    """What could not be judged."""
     case = ElementTree.SubElement(suite, "testcase", name=in_one_line(name), classname=in_one_line(where))
     add(case, "error", "not judged", text)
 

@@ -71,7 +71,6 @@ class Drawings:
             return spare
 
     def drop_spare(self) -> None:
-        """End the interpreter that waits."""
         with self.take_spare() or contextlib.nullcontext():
             pass
 

@@ -70,14 +70,19 @@ class Runner:
         """Have the task run in its column; how it ended is told to the pool's listener."""
         number, mode, column = next(NUMBERS), self.mode(task), task.job.column
         self.under_way[number] = task, time.time()
-        memory = None if column.host else default_memory_bytes(self.settings.jobs)
+        command = judging(repro, column)
+        if task.purpose is Purpose.CANARY:
+            command = (IN_WORKER, "canary", str(repro.path.absolute()), column.device, column.options)
+        # by default its share of the machine, and something over
+        share = int(psutil.virtual_memory().total * 0.75 / min(self.settings.jobs, 2))
+        memory = self.settings.memory_bytes or (None if column.host else share)
         self.pool.run(
             Order(
                 number,
-                (canary_command if task.purpose is Purpose.CANARY else judging)(repro, column),
+                command,
                 mode,
                 self.time_limit(task, repro, state, mode),
-                memory_bytes=self.settings.memory_bytes or memory,
+                memory_bytes=memory,
                 pycache=self.pycache,
                 nice=LONG_NICE if task.lane is Lane.LONG else 0,
                 one_thread=not task.fresh and not sets_threads(task),
@@ -144,11 +149,6 @@ def judging(repro: Repro, column: Column, *, in_worker: bool = True) -> tuple[st
     return (JUDGE_SCRIPT, str(repro.path.absolute()), *options, "--device", column.device, how)
 
 
-def canary_command(repro: Repro, column: Column) -> tuple[str, ...]:
-    """The command that asks the repro's backend for a single op."""
-    return (IN_WORKER, "canary", str(repro.path.absolute()), column.device, column.options)
-
-
 def forks(settings: WatchSettings) -> bool:
     """Whether warm processes are forked at all: by default on Linux, since elsewhere system libraries do not survive it."""
     if settings.workers is Workers.AUTO:
@@ -174,11 +174,6 @@ def own_limit(table: Mapping[str, object]) -> float:
     """The time limit in the header, which the script keeps by itself."""
     limit = table.get("time_limit_s", HANG_LIMIT_S)
     return float(limit) if isinstance(limit, int | float) else HANG_LIMIT_S
-
-
-def default_memory_bytes(jobs: int) -> int:
-    """What a run may have when nobody said: its share of the machine, and something over."""
-    return int(psutil.virtual_memory().total * 0.75 / max(1, min(jobs, 2)))
 
 
 # What the end of a run says

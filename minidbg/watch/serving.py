@@ -57,7 +57,7 @@ class Guard:
         self.app, self.token, self.cookie = app, token, f"minidbg-{port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """JobAnswer the request, or say why not."""
+        """Answer the request, or say why not."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -95,7 +95,6 @@ class Guard:
         return PlainTextResponse("the address lacks its token: 'minidbg watch' says the whole address", 403)
 
     def is_token(self, text: str) -> bool:
-        """Whether ``text`` is the token."""
         return hmac.compare_digest(text.encode(), self.token.encode())
 
 
@@ -130,7 +129,6 @@ class WebServer(View):
         )
 
     def start(self) -> None:
-        """Serve."""
         self.thread.start()
 
     def show(self, event: Event) -> None:

@@ -76,11 +76,6 @@ def backend_options(value: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
-def devices_text(value: Any) -> str:
-    """Names of devices with commas between them, also of a list."""
-    return value if isinstance(value, str) else ",".join(value)
-
-
 def folders(value: Any) -> tuple[Path, ...]:
     """Paths, ``~`` filled in."""
     return tuple(Path(one).expanduser() for one in value)
@@ -90,7 +85,7 @@ def folders(value: Any) -> tuple[Path, ...]:
 class WatchSettings:
     """Checked values. Those with a check may stand in a file."""
 
-    devices: str | None = setting(None, devices_text)
+    devices: str | None = setting(None, lambda value: value if isinstance(value, str) else ",".join(value))
     """``cpu,cuda:1`` or ``all``; None runs each repro on the device its header names."""
     env: tuple[str, ...] = setting((), assignments)
     """Each repro runs once with each of these, as columns of their own: ``ACME_FUSE=1``, several of them, or nothing."""
@@ -208,11 +203,8 @@ class Machine:
 
     def present(self) -> tuple[str, ...]:
         """The devices to name to a person: ``cuda:0``, not ``cuda`` as well."""
-        return tuple(name for name in self.environments if name == "cpu" or not self.has_indices(name))
-
-    def has_indices(self, name: str) -> bool:
-        """Whether the name stands for one of several names with an index."""
-        return any(other.startswith(name + ":") for other in self.environments)
+        with_index = {name.partition(":")[0] for name in self.environments if ":" in name}
+        return tuple(name for name in self.environments if name not in with_index)
 
 
 def parse_devices(text: str | None) -> tuple[str, ...] | None:
@@ -275,12 +267,10 @@ class Column:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variables by name."""
         return dict(word.split("=", 1) for word in shlex.split(self.env))
 
     @property
     def given_options(self) -> dict[str, Any]:
-        """The options by name."""
         return dict(ast.literal_eval(self.options)) if self.options else {}
 
 

@@ -20,28 +20,11 @@ from typing import TypeAlias
 
 from pathspec import GitIgnoreSpec
 
-JUNK_FOLDERS = frozenset(
-    [
-        ".git",
-        ".hg",
-        ".svn",
-        ".jj",
-        "__pycache__",
-        ".mypy_cache",
-        ".pytest_cache",
-        ".ruff_cache",
-        ".hypothesis",
-        ".tox",
-        ".nox",
-        ".venv",
-        "venv",
-        "node_modules",
-        ".idea",
-        ".vscode",
-        ".ipynb_checkpoints",
-        ".minidbg",
-    ]
-)
+JUNK_FOLDERS = frozenset((
+    ".git", ".hg", ".svn", ".jj", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache",
+    ".hypothesis", ".tox", ".nox", ".venv", "venv", "node_modules", ".idea", ".vscode",
+    ".ipynb_checkpoints", ".minidbg",
+))  # fmt: skip
 """Never source code: version control, caches, virtual environments."""
 
 # Bytecode, and what editors make while they save.
@@ -177,7 +160,6 @@ class Snapshot:
     files: Mapping[str, Entry] = field(default_factory=dict)
 
     def digest(self) -> str:
-        """One digest of all paths and contents."""
         return self.digest_of(self.files)
 
     def digest_of(self, paths: Iterable[str]) -> str:

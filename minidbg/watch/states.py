@@ -110,7 +110,6 @@ class Seen:
 
     @property
     def failed(self) -> bool:
-        """Whether this run showed any failure."""
         return self.verdict in FAILING
 
 
@@ -145,7 +144,8 @@ def decide(
         fallback = is_fallback(first.outcome)
         return Settled(before, Transition.FALLBACK if fallback else UNCHANGED[first.verdict])
     runs = [run for run in runs if run.judges]
-    if before is None or begins_anew(before, first):
+    # of another script or machine the verdict before says nothing
+    if before is None or (before.script, before.environment) != (first.script, first.environment):
         return begin(repro, device, runs, expect)
     if before.verdict is Verdict.FLAKY:
         return after_flaky(before, runs)
@@ -154,13 +154,7 @@ def decide(
     return after_difference(before, runs)
 
 
-def begins_anew(before: ReproState, run: Seen) -> bool:
-    """Whether the verdict before says nothing about this run: another script, or another machine."""
-    return (before.script, before.environment) != (run.script, run.environment)
-
-
 def begin(repro: str, device: str, runs: Sequence[Seen], expect: Verdict) -> Ask | Settled:
-    """The first state of a repro on a device."""
     first, last = runs[0], runs[-1]
     verdict, disagreements = first.verdict, 0
     if all(run.verdict is first.verdict for run in runs):

@@ -168,7 +168,6 @@ class Sweep:
         return not (any(map(self.waits, Lane)) or self.confirmations or self.running)
 
     def waits(self, lane: Lane) -> bool:
-        """Whether jobs of the lane are still to be started."""
         return any(self.pending[lane].values())
 
     def key(self, job: Job) -> CanaryKey:

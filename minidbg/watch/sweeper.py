@@ -56,13 +56,11 @@ class Sweeper:
 
     @property
     def repros(self) -> dict[str, Repro]:
-        """The repros as they are now."""
         return self.watched.repros
 
     # Beginning
 
     def begin(self) -> None:
-        """Start a sweep of what is wanted."""
         changed, whole = self.watched.changed_since(Mark.SWEPT), self.watched.wants_all
         names = self.watched.take_due()
         self.watched.mark(Mark.SWEEP)
@@ -173,12 +171,10 @@ class Sweeper:
     # Running
 
     def fill(self) -> None:
-        """Give work to free workers."""
         while self.current is not None and (task := self.current.next_task()) is not None:
             self.submit(self.current, task)
 
     def submit(self, sweep: Sweep, task: Task) -> None:
-        """Have one task run."""
         state = self.recorder.states.get((task.job.repro, task.job.device))
         self.runner.submit(task, sweep.repros[task.job.repro], state)
 

@@ -145,7 +145,6 @@ class Terminal(View):
                 self.live.start(refresh=True)
 
     def note(self, text: str) -> None:
-        """Show a line among the notices."""
         with self.lock:
             self.matrix.notices.append((time.time(), text))
 

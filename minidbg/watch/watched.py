@@ -83,7 +83,6 @@ class Burst:
         return min(self.last + quiet_s, self.first + self.max_wait_s)
 
     def is_due(self, now: float, work: GitWork = GitWork.NONE) -> bool:
-        """Whether the burst is over."""
         deadline = self.deadline(work)
         return deadline is not None and now >= deadline
 
@@ -172,7 +171,6 @@ class Watched:
 
     @property
     def wanted(self) -> bool:
-        """Whether there is a reason for a sweep."""
         return self.needs_build or self.wants_all or self.owing or not self.due.isdisjoint(self.repros)
 
     @property
@@ -233,7 +231,6 @@ class Watched:
             self.look(paths, everywhere=lost)
 
     def hinted(self, path: str | None) -> None:
-        """An event has arrived."""
         if path is None:
             self.burst.note(time.monotonic(), None)
         elif self.concerns(path) or self.concerns_repros(path):
@@ -301,7 +298,6 @@ class Watched:
     # Repros and roots
 
     def read_repros_again(self) -> None:
-        """Notice new, edited and deleted repros."""
         before, after = self.repros, read_repros(self.paths, self.home, self.repros)
         self.repros = after
         changed = {name for name in after if name not in before or before[name].digest != after[name].digest}
@@ -316,7 +312,6 @@ class Watched:
             self.find_sources()
 
     def find_sources(self) -> None:
-        """Find the trees to watch, and watch them."""
         roots = source_roots(self.repros.values(), self.settings.sources)
         if self.settings.build:
             roots += [Root(root) for root in repositories_of(repositories_worth_building(roots))]
