@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from minidbg.failure import Outcome, Verdict
 
@@ -84,6 +85,11 @@ class ReproState:
     disagreements: int = 0
     """How many times in a row a warm worker was contradicted by fresh interpreters."""
     reason: str = ""
+
+    def row(self) -> dict[str, Any]:
+        """What views show of it."""
+        names = ("repro", "device", "verdict", "since", "reason")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def fresh(self) -> bool:

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from minidbg.cluster.members import Members, Notice, Place
-from minidbg.history import NAME, Environment, ReproState, Revision, open_or_begin_anew
+from minidbg.history import NAME, Environment, Revision, open_or_begin_anew
 from minidbg.printable import display_path
 from minidbg.processes.deaths import last_json
 from minidbg.processes.pool import NUMBERS, Died, Ended, Order, Pool, Ready
@@ -76,7 +76,6 @@ QUIET_WORK_S = 1.0
 MOST_SWEEPS_ONCE = 3
 FIRST_REST_S, MOST_REST_S = 1.0, 60.0
 """After a fault of our own nothing is begun for a while, each time for twice as long."""
-TRY_DISK_S = 30.0
 
 
 class Daemon:
@@ -87,15 +86,13 @@ class Daemon:
         paths: Sequence[Path],
         settings: WatchSettings,
         announce: Announcer,
-        *,
-        make_pool: Callable[[Inbox, Path], Pool],
-        make_events: Callable[[Inbox], Events],
-        inbox: Inbox | None = None,
+        inbox: Inbox,
+        events: Events,
+        make_pool: Callable[[Path], Pool],
     ) -> None:
-        """Takes the lock and opens the history. Raises AlreadyWatched and MinidbgError."""
+        """Takes the lock and opens the history. Pool and events put messages into the inbox. Raises AlreadyWatched and MinidbgError."""
         self.paths = [path.absolute() for path in paths]
-        self.settings, self.announce = settings, announce
-        self.inbox: Inbox = inbox or queue.SimpleQueue()
+        self.settings, self.announce, self.inbox = settings, announce, inbox
         self.home = home_of(self.paths)
         self.lock = Lock(self.home)
         hidden = hidden_folder(self.home)
@@ -105,8 +102,8 @@ class Daemon:
         history.interrupt_running(time.time())
         commands = tuple(one for one in settings.on_flip if not is_recipe(one))
         self.recorder = Recorder(history, announce, commands, settings.folder, history.states())
-        self.pool = make_pool(self.inbox, hidden)
-        self.watched = Watched(self.paths, self.home, settings, make_events(self.inbox), announce)
+        self.pool = make_pool(hidden)
+        self.watched = Watched(self.paths, self.home, settings, events, announce)
         self.sweeper = Sweeper(
             settings, self.recorder, self.watched,
             Runner(self.pool, settings, Bytecode(hidden / "pycache"), take=getattr(self.pool, "take", None)), announce,
@@ -121,8 +118,6 @@ class Daemon:
         self.sweeps_done = 0
         self.resting_until = self.rest_s = 0.0
         self.told_faults: set[str] = set()
-        self.next_disk_try: float | None = None
-        """When to try to write the history again; None while it can be written."""
         if notice:
             announce("notice", text=notice)
 
@@ -161,7 +156,7 @@ class Daemon:
             files=len(self.watched.snapshot.files), jobs=self.settings.jobs,
             notes=[notes for repro in repros.values() if len(notes := repro.row()) > 1],
             states=[
-                state_row(state) for (name, device), state in self.recorder.states.items()
+                state.row() for (name, device), state in self.recorder.states.items()
                 if name in repros and device.partition(" ")[2] in ours and not ("@" in device or several)
             ],
         )  # fmt: skip
@@ -222,7 +217,8 @@ class Daemon:
                 self.status = status
 
     def step(self, now: float) -> None:
-        self.watch_disk(now)
+        if self.recorder.lost_its_disk(now):
+            self.pool.refresh()
         if not self.sweeper.machine.environments:
             return
         self.watched.tick(now)
@@ -243,18 +239,6 @@ class Daemon:
         """Whether there is a reason to sweep and nothing against it: a pause, a burst under way, a build that failed."""
         hindered = self.paused or self.watched.burst.first is not None or self.watched.build_fails
         return self.watched.wanted and not hindered
-
-    def watch_disk(self, now: float) -> None:
-        """Say when the history cannot be written, and when it can again; in between all goes on without it."""
-        history = self.recorder.history
-        if self.next_disk_try is None and history.trouble:
-            self.next_disk_try = now + TRY_DISK_S
-            self.announce("disk_full", path=str(history.path), reason=history.trouble)
-            self.pool.refresh()
-        elif self.next_disk_try is not None and now >= self.next_disk_try:
-            self.next_disk_try = None if history.write_back() else now + TRY_DISK_S
-            if self.next_disk_try is None:
-                self.announce("notice", text=f"{history.path} can be written again; nothing was lost")
 
     # Sweeps
 
@@ -363,7 +347,7 @@ class Daemon:
         self.announce(
             "columns", places={name: place.slots for name, place in places.items()}, left=sorted(before.keys() - places.keys()),
             states=[
-                state_row(state) for state in self.recorder.states.values()
+                state.row() for state in self.recorder.states.values()
                 if state.code == code and state.repro in self.watched.repros and state.device.partition(" ")[0] in places.keys() - before.keys()
             ],
         )  # fmt: skip
@@ -401,18 +385,6 @@ class Daemon:
             self.recorder.history.end_sweep(self.sweeper.current.number, time.time(), "interrupted")
         self.pool.close()
         self.recorder.close()
-        history = self.recorder.history
-        if history.trouble and not history.write_back():
-            self.announce("notice", text=f"what was seen since the disk was full is lost: {history.path}")
-        history.close()
         self.announce("stopped", status=self.status)
         self.announce.close()
         self.lock.release()
-
-
-def state_row(state: ReproState) -> dict[str, Any]:
-    """What views show of a state."""
-    return {
-        "repro": state.repro, "device": state.device, "verdict": str(state.verdict), "since": state.since,
-        "reason": state.reason,
-    }  # fmt: skip

@@ -19,6 +19,7 @@ from minidbg.watch.sweep import JobAnswer
 
 HOOK_SECONDS = 60.0
 HOOK_GRACE_S = 5.0
+TRY_DISK_S = 30.0
 MESSAGE_CHARACTERS = 1000
 
 
@@ -37,6 +38,8 @@ class Recorder:
     torches: dict[str, str] = field(default_factory=dict)
     """Of machines that have another one, by the key of their environment."""
     hooks: list[threading.Thread] = field(default_factory=list)
+    next_try: float | None = None
+    """When to try to write the history again; None while it can be written."""
 
     def commit(
         self, answers: Iterable[JobAnswer], repros: Mapping[str, Repro], sweep: int, *, quiet: bool = False
@@ -106,10 +109,27 @@ class Recorder:
         for flip in reversed(self.history.flips(unannounced=True)):
             self.tell_flip(flip, repros.get(flip.repro))
 
+    def lost_its_disk(self, now: float) -> bool:
+        """Say when the history cannot be written, and when it can again; in between all is kept in memory. Whether that began now."""
+        if self.next_try is None and self.history.trouble:
+            self.next_try = now + TRY_DISK_S
+            self.announce("disk_full", path=str(self.history.path), reason=self.history.trouble)
+            return True
+        if self.next_try is not None and now >= self.next_try:
+            self.next_try = None if self.history.write_back() else now + TRY_DISK_S
+            if self.next_try is None:
+                text = f"{self.history.path} can be written again; nothing was lost"
+                self.announce("notice", text=text)
+        return False
+
     def close(self) -> None:
-        """Give hooks that have just begun a moment to end."""
+        """Give hooks that have just begun a moment to end, and write what could not be written."""
         for thread in self.hooks:
             thread.join(timeout=HOOK_GRACE_S)
+        if self.history.trouble and not self.history.write_back():
+            text = f"what was seen since the disk was full is lost: {self.history.path}"
+            self.announce("notice", text=text)
+        self.history.close()
 
 
 def flip_facts(history: History, flip: Flip) -> dict[str, Any]:

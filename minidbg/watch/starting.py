@@ -91,7 +91,7 @@ def run_daemon(paths: list[Path], settings: WatchSettings, outputs: Outputs) -> 
     backends = {repro.backend for repro in read_repros(paths, Path()).values()}
     quiet = settings.once or settings.poll_s is not None
 
-    def make_pool(inbox: Inbox, hidden: Path) -> Pool:
+    def make_pool(hidden: Path) -> Pool:
         if settings.cluster is None:
             return ServerPool(inbox.put, preload_for(backends, forks=forks(settings)), state=hidden)
         from minidbg.cluster.pool import ClusterPool
@@ -101,11 +101,9 @@ def run_daemon(paths: list[Path], settings: WatchSettings, outputs: Outputs) -> 
             slots=settings.jobs, build=settings.build or "", build_folder=str(settings.folder.resolve()),
         )  # fmt: skip
 
-    def make_events(inbox: Inbox) -> Events:
-        return NoEvents() if quiet else WatchdogEvents(lambda path: inbox.put(Hint(path)))
-
+    events: Events = NoEvents() if quiet else WatchdogEvents(lambda path: inbox.put(Hint(path)))
     try:
-        daemon = Daemon(paths, settings, announce, make_pool=make_pool, make_events=make_events, inbox=inbox)
+        daemon = Daemon(paths, settings, announce, inbox, events, make_pool)
     except BaseException:
         announce.close()
         raise
