@@ -164,8 +164,8 @@ def readable(path: Path) -> Repro:
 
 def repository_of_backend(repro: Repro) -> Path:
     """The git repository that holds the code of the repro's backend. Raises CannotBisect when that is not clear."""
-    roots = [root.path for module in repro.modules for root in module_roots(module, repro.texts["paths"])]
-    found = repositories_of([*roots, *repro.texts["files"]])
+    roots = [root.path for module in repro.modules for root in module_roots(module, repro.paths)]
+    found = repositories_of([*roots, *repro.files])
     if len(found) != 1:
         where = f"{len(found)} git repositories ({', '.join(found)})" if found else "no git repository"
         raise CannotBisect(f"the code of backend {repro.backend} lies in {where}; name it with --repository")
@@ -205,7 +205,7 @@ def environment_for(tree: Path, repro: Repro, repository: Path) -> dict[str, str
     """An environment in which the backend's modules are imported from ``tree``: there they lie as in the repository."""
     folders = []
     for module in repro.modules:
-        for root in module_roots(module, repro.texts["paths"]):
+        for root in module_roots(module, repro.paths):
             above = Path(root.path).parent
             if above.is_relative_to(os.path.realpath(repository)):
                 folders.append(str(tree / above.relative_to(os.path.realpath(repository))))

@@ -59,16 +59,12 @@ class Repro:
     @property
     def modules(self) -> tuple[str, ...]:
         """Top-level modules that hold the backend's code: those the header names, and those ``backend()`` imports."""
-        reference = self.table.get("reference", {})
-        named = reference.get("modules", ()) if isinstance(reference, Mapping) else ()
-        return tuple(dict.fromkeys([*map(str, named), *imported_in(self.backend_source)]))
+        return tuple(dict.fromkeys([*self.named("reference", "modules"), *imported_in(self.backend_source)]))
 
     @property
     def failing_modules(self) -> tuple[str, ...]:
         """The modules that the failure came through, as the signature's frames name them."""
-        signature = self.table.get("signature", {})
-        frames = signature.get("frames", ()) if isinstance(signature, Mapping) else ()
-        return tuple(dict.fromkeys(str(frame).partition(":")[0] for frame in frames))
+        return tuple(dict.fromkeys(frame.partition(":")[0] for frame in self.named("signature", "frames")))
 
     @property
     def muted(self) -> str:
@@ -81,11 +77,19 @@ class Repro:
         return {"repro": self.name, **notes}
 
     @property
-    def texts(self) -> Mapping[str, tuple[str, ...]]:
-        """``files`` and ``paths`` of the header: scripts loaded by path, and folders tried when an import fails."""
-        reference = self.table.get("reference", {})
-        files = reference.get("files", ()) if isinstance(reference, Mapping) else ()
-        return {"files": tuple(map(str, files)), "paths": tuple(map(str, self.table.get("paths", ())))}
+    def files(self) -> tuple[str, ...]:
+        """Scripts that the header has loaded by path."""
+        return self.named("reference", "files")
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Folders of the header that are tried when an import fails."""
+        return tuple(map(str, self.table.get("paths", ())))
+
+    def named(self, table: str, name: str) -> tuple[str, ...]:
+        """The texts ``name`` in a table of the header."""
+        found = self.table.get(table, {})
+        return tuple(map(str, found.get(name, ()) if isinstance(found, Mapping) else ()))
 
 
 def find_repros(paths: Sequence[Path]) -> list[Path]:

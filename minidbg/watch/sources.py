@@ -126,22 +126,16 @@ def source_roots(repros: Iterable[Repro], extra: Sequence[Path] = ()) -> list[Ro
     for repro in repros:
         if repro.damage:
             continue
-        texts = repro.texts
-        roots = [Root(os.path.realpath(path)) for path in texts["files"]]
+        roots = [Root(os.path.realpath(path)) for path in repro.files]
         for module in repro.modules:
-            roots += module_roots(module, texts["paths"])
+            roots += module_roots(module, repro.paths)
         found.update(dict.fromkeys(roots or module_roots("torch", ())))
     return [root for root in found if not any(covers(other, root) for other in found if other != root)]
 
 
 def import_folders(repros: Iterable[Repro]) -> list[str]:
     """The folders that the modules of the repros' backends are imported from."""
-    every = {
-        (module, repro.texts["paths"]): None
-        for repro in repros
-        if not repro.damage
-        for module in repro.modules
-    }
+    every = {(module, repro.paths): None for repro in repros if not repro.damage for module in repro.modules}
     roots = [root.path for module, paths in every for root in module_roots(module, paths)]
     named = [os.path.realpath(path) for _, paths in every for path in paths]
     return list(dict.fromkeys([*map(os.path.dirname, roots), *named]))
