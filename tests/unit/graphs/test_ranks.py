@@ -21,6 +21,7 @@ from minidbg.graphs import ranks, tensors, write_module
 from minidbg.graphs.parse import read_module
 from minidbg.graphs.specs import Exactness
 from minidbg.reduction import minimize
+from minidbg.reduction.publishing import Reduced, forms
 from minidbg.repro import Form, render
 from minidbg.settings import Settings
 
@@ -172,6 +173,8 @@ def test_a_backend_that_asks_for_its_rank_finds_the_one_of_the_failure() -> None
     case = case_of(graph_of((torch.relu, ()), (torch.tanh, ())), torch.ones(2))
     assert ranks.on_its_rank(case) is None, "one process has nothing to ask for"
     case = replace(case, provenance=replace(case.provenance, notes=("seen on rank 2 of 4",)))
+    tried = [ranks.is_asked_for_its_rank(form.case) for form in forms(Reduced(case), case)]
+    assert tried[:2] == [False, True], "only where the first form does not fail"
     asked = ranks.on_its_rank(case)
     assert asked is not None
     smaller = asked.with_graph(graph_of((torch.relu, ())), (torch.ones(2),))
