@@ -100,11 +100,11 @@ def generator(device=None):
     return runtime.generator(index_of(device))
 
 
-def get_rng_state(device="acme"):
+def get_rng_state(device=NAME):
     return generator(device).get_state()
 
 
-def set_rng_state(state, device="acme"):
+def set_rng_state(state, device=NAME):
     generator(device).set_state(state)
 
 
