@@ -205,9 +205,8 @@ class GraphState:
         self.comparing.add(threading.get_ident())
         own, link = self.settings, self.links[self.position]
         with self.record.during(Step.RUN, link, args):
-            unboxed = lambda *args: self.call(list(args))  # noqa: E731 - a name says what it is
             return verify.begin(
-                self.untouched, unboxed, link, args, self.mutated, kept, own, self.standing, heard
+                self.untouched, self.call, link, args, self.mutated, kept, own, self.standing, heard
             )
 
     def judged(self, verification: verify.Verification, result: Any, args: tuple[Any, ...]) -> Failure | None:
