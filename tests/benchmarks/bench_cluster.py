@@ -16,6 +16,7 @@ import asyncio
 import json
 import multiprocessing
 import os
+import queue
 import random
 import resource
 import sys
@@ -204,8 +205,10 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     inboxes: list[Inbox] = []
 
     def run() -> None:
-        def pool(inbox: Inbox, hidden: Path) -> ClusterPool:
-            inboxes.append(inbox)
+        inbox: Inbox = queue.SimpleQueue()
+        inboxes.append(inbox)
+
+        def pool(hidden: Path) -> ClusterPool:
             made = ClusterPool(inbox.put, settings.cluster, here=lambda: None)  # type: ignore[arg-type, return-value]
             while (
                 len(made.places) < options.columns
@@ -214,11 +217,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
                 time.sleep(0.1)
             return made
 
-        daemons.append(
-            Daemon(
-                [repros], settings, Announcer([View()]), make_pool=pool, make_events=lambda inbox: NoEvents()
-            )
-        )
+        daemons.append(Daemon([repros], settings, Announcer([View()]), inbox, NoEvents(), pool))
         daemons[0].run()
 
     def wait_for(
