@@ -151,6 +151,7 @@ class Judges(WorkerPlugin):
 
     def answer(self, request: Mapping[str, Any], key: str) -> dict[str, Any]:
         """How the run that is asked for ended; or what is lacking for it. Raises OSError where the disk is full."""
+        self.store.put(request["enclosed"])
         others = [sha for sha in (*request["script"], *request["blobs"]) if sha]
         lacking = self.store.lacking(request["code"], others)
         if lacking:
@@ -226,13 +227,14 @@ async def dask_setup(worker: Worker, kind: str, cache: str) -> None:
     await worker.plugin_add(plugin=judges, name=NAME)
 
 
-def judge(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The task. A machine without room on its disk takes no more of them, and this one goes elsewhere."""
+def judge(request: Mapping[str, Any]) -> None:
+    """The task; its answer is an event. A machine without room on its disk takes no more of them, and this one goes elsewhere."""
     worker = get_worker()
     judges: Judges = worker.plugins[NAME]  # type: ignore[assignment]
-    key = worker.get_current_task()
+    key = str(worker.get_current_task())
     try:
-        return {**judges.answer(request, str(key)), "worker": worker.address}
+        said = {**judges.answer(request, key), "worker": worker.address, "key": key}
+        worker.log_event(request["topic"], said)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

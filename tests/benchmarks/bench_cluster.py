@@ -5,7 +5,7 @@
 The daemon is a real one: its sweep, its history and its client of Dask; so are Dask's scheduler and protocol. The workers are Dask
 workers in one process of their own, whose tasks sleep as long as a real run took (drawn from 100 runs of a custom backend and of
 inductor). After a first sweep a save is simulated: seconds until the first verdict of a failing repro. Printed: how busy the workers
-were between the first and the last run, runs in a second, the most memory of the daemon, and CPU seconds of daemon and scheduler.
+were between the first and the last run, runs in a second, the most memory of the daemon, and CPU milliseconds a run of each process.
 ``--faster`` divides the sleeps: what a scheduler can do is seen by shorter runs on fewer cores.
 """
 
@@ -62,10 +62,10 @@ class Sleeper:
         self.kind, self.faster, self.busy = kind, faster, [0.0]
         self.name = "minidbg"
 
-    async def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         seconds = random.choice(REAL) / self.faster
         began = time.time()
-        await asyncio.sleep(seconds)
+        time.sleep(seconds)
         with open(self.log, "ab") as log:
             log.write(f"{began} {time.time()}\n".encode())
         failing = int(request["name"][1:-3]) % 10 == 0
@@ -86,20 +86,25 @@ class Sleeper:
     log = ""
 
 
-async def judge(request: Mapping[str, Any]) -> dict[str, Any]:
+def judge(request: Mapping[str, Any]) -> None:
     """In place of ``judges.judge``."""
     from distributed import get_worker
 
-    sleeper: Any = get_worker().plugins["minidbg"]
-    return await sleeper.answer(request)
+    worker = get_worker()
+    key = str(worker.get_current_task())
+    sleeper: Any = worker.plugins["minidbg"]
+    worker.log_event(request["topic"], {**sleeper.answer(request), "key": key})
 
 
 def serve(port: int, folder: str, columns: int, workers: int, faster: float) -> None:
     """A process with all workers."""
 
     async def run() -> None:
+        import dask
         from distributed import Worker
 
+        # On machines of their own, nothing of this would be in the way of scheduler and daemon.
+        dask.config.set({"distributed.admin.system-monitor.interval": "60s"})
         started = []
         for number in range(workers):
             kind = f"k{number % columns}"
@@ -169,8 +174,8 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     from minidbg.cluster.members import Cluster
     from minidbg.cluster.pool import ClusterPool
     from minidbg.watch.announce import Announcer, Event
-    from minidbg.watch.daemon import Daemon, Inbox, Stop
-    from minidbg.watch.events import NoEvents
+    from minidbg.watch.daemon import Daemon, Hint, Inbox, Stop
+    from minidbg.watch.events import WatchdogEvents
     from minidbg.watch.settings import load
 
     package = toy_package(folder / "src", {"op": WORKS})
@@ -198,7 +203,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     import dataclasses
 
     settings = dataclasses.replace(
-        load({"reduce": False, "poll_s": 0.1}, folder=folder), cluster=Cluster(f"tcp://127.0.0.1:{port}")
+        load({"reduce": False}, folder=folder), cluster=Cluster(f"tcp://127.0.0.1:{port}")
     )
     daemons: list[Daemon] = []
     inboxes: list[Inbox] = []
@@ -216,7 +221,11 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
         daemons.append(
             Daemon(
-                [repros], settings, Announcer([View()]), make_pool=pool, make_events=lambda inbox: NoEvents()
+                [repros],
+                settings,
+                Announcer([View()]),
+                make_pool=pool,
+                make_events=lambda inbox: WatchdogEvents(lambda path: inbox.put(Hint(path))),
             )
         )
         daemons[0].run()
@@ -235,20 +244,21 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
                 ):
                     return found
 
-    cpu = time.process_time()
     thread = threading.Thread(target=run)
     thread.start()
+    wait_for("sweep_started", 0, 120)
+    cpu = [time.process_time(), *(sum(one.cpu_times()[:2]) for one in (boss, crew))]
     finished = wait_for("sweep_finished", 0, options.seconds)
-    spent, boss_spent = time.process_time() - cpu, sum(boss.cpu_times()[:2])
+    spent = [time.process_time(), *(sum(one.cpu_times()[:2]) for one in (boss, crew))]
+    daemon_ms, scheduler_ms, workers_ms = (
+        round(1000 * (after - before) / len(runs_in(folder)), 2)
+        for before, after in zip(cpu, spent, strict=True)
+    )
     done = sum(event.name == "result" for event in events)
     if finished is None:
         assert daemons[0].sweeper.current is not None
         daemons[0].sweeper.current.without(lambda job: True)
-    runs = [
-        tuple(map(float, line.split()))
-        for path in folder.glob("busy-*")
-        for line in path.read_text().splitlines()
-    ]
+    runs = runs_in(folder)
     first, last = min(began for began, _ in runs), max(ended for _, ended in runs)
     # The end is thin: each column has its own last runs.
     last = sorted(ended for _, ended in runs)[int(len(runs) * 0.98)]
@@ -267,10 +277,16 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "repros": options.repros, "columns": options.columns, "workers": options.workers, "faster": options.faster,
         "complete": finished is not None, "verdicts": done, "runs": len(runs), "busy": round(busy, 3),
         "runs_per_s": round(len(runs) / (last - first)), "seconds": round(last - first, 1),
-        "daemon_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024), "daemon_cpu_s": round(spent, 1),
-        "scheduler_cpu_s": round(boss_spent, 1), "workers_cpu_s": None,
+        "daemon_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024), "daemon_cpu_ms_a_run": daemon_ms,
+        "scheduler_cpu_ms_a_run": scheduler_ms, "workers_cpu_ms_a_run": workers_ms,
         "first_failing_verdict_s": round(verdict.at - saved, 2) if verdict else None, "load": round(os.getloadavg()[0], 1),
     }  # fmt: skip
+
+
+def runs_in(folder: Path) -> list[tuple[float, ...]]:
+    """When each run began and ended, as the workers wrote it down."""
+    logs = [path.read_text() for path in folder.glob("busy-*")]
+    return [tuple(map(float, line.split())) for text in logs for line in text.splitlines()]
 
 
 if __name__ == "__main__":

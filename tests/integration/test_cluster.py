@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytest.importorskip("distributed", reason="the extra 'cluster' is not installed")
@@ -22,7 +23,16 @@ from watch_driver import WatchProcess, watching
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 OPS = {"relu": BROKEN, "sin": BROKEN, "cos": WORKS}
-SLOW = "def {op}(value):\n    import time\n    time.sleep(2)\n    raise ValueError('{op} is broken')\n"
+WAITS = """
+import os, time
+
+
+def {op}(value):
+    open(r"{folder}/began-%d" % os.getpid(), "w").close()
+    while not os.path.exists(r"{folder}/go"):
+        time.sleep(0.05)
+    raise ValueError("{op} is broken")
+"""
 EXPECT = {"relu": "reproduces", "sin": "reproduces", "cos": "gone"}
 
 
@@ -88,30 +98,31 @@ def test_columns_are_kinds_of_machines_and_code_travels(desk: Checkout, cluster:
         assert running.stop() == 0
 
 
-@pytest.mark.exhaustive  # on an idle machine the slow run may be over before it is looked for
 def test_a_run_whose_worker_dies_is_asked_elsewhere(desk: Checkout, cluster: Cluster) -> None:
-    (desk.package / "relu.py").write_text(SLOW.format(op="relu"))
+    (desk.package / "relu.py").write_text(WAITS.format(op="relu", folder=cluster.folder))
     workers = [cluster.worker(name, "--kind", "red", "-j", "1") for name in ("one", "two")]
     wait_until(
         lambda: "working for" in cluster.log("one") and "working for" in cluster.log("two"),
         "the workers' start",
     )
+
+    def began() -> set[int]:
+        return {int(path.name.partition("-")[2]) for path in cluster.folder.glob("began-*")}
+
     with watching(desk.folder, "minidbg_repros", *cluster.watch_options(), "--once", env=desk.env) as running:
-        running.wait_for(lambda event: event["event"] == "result" and event["repro"] == "sin.py")
-        time.sleep(0.5)
-        busy = wait_until(lambda: [one for one in workers if runs(cluster, one)], "a slow run")
-        end(busy[0])
+        (first,) = wait_until(began, "the run that waits")
+        (busy,) = [one for one in workers if first in {child.pid for child in descendants(one)}]
+        end(busy)
+        wait_until(lambda: began() - {first}, "a second run elsewhere")
+        (cluster.folder / "go").touch()
         running.wait_for_sweep(since=0)
         assert results(running, 0) == {(f"{op}.py", "cpu@red"): EXPECT[op] for op in OPS}
         assert running.process.wait(20) == 1
 
 
-def runs(cluster: Cluster, worker: object) -> bool:
-    """Whether the worker's server has a run."""
-    import psutil
-
-    every = psutil.Process(worker.pid).children(recursive=True)  # type: ignore[attr-defined]
-    return sum(1 for one in every if "minidbg.processes.server" in " ".join(one.cmdline())) > 1
+def descendants(worker: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """What the worker runs."""
+    return psutil.Process(worker.pid).children(recursive=True)
 
 
 def test_the_scheduler_restarts(desk: Checkout, cluster: Cluster) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from minidbg.cluster.code import Code, Edited, Store, as_sent, code_of, moved, read_blob, sha_of
+from minidbg.cluster.code import Code, Edited, Outbox, Store, as_sent, code_of, moved, sha_of
 from minidbg.watch.snapshot import Ignore, Root, scan
 
 
@@ -133,11 +133,31 @@ def test_installed_code_stays_and_must_be_the_same(tmp_path: Path, monkeypatch: 
 
 
 def test_an_edit_while_a_file_is_sent_is_noticed(package: Path) -> None:
+    outbox = Outbox()
+    outbox.take(snapshot_of(package), [str(package)])
     sha = sha_of((package / "lower.py").read_bytes())
-    assert read_blob(str(package / "lower.py"), sha)
+    assert outbox.read([sha]) == {sha: (package / "lower.py").read_bytes()}
     (package / "lower.py").write_text("def lower():\n    return 3\n")
     with pytest.raises(Edited):
-        read_blob(str(package / "lower.py"), sha)
+        outbox.read([sha])
+
+
+def test_after_a_save_the_manifest_and_the_saved_file_are_the_latest_code(package: Path) -> None:
+    outbox = Outbox()
+    outbox.take(snapshot_of(package), [str(package)])
+    (package / "lower.py").write_text("def lower():\n    return 3\n")
+    code = outbox.take(snapshot_of(package), [str(package)])
+    assert list(outbox.latest.values()) == [code.manifest, b"def lower():\n    return 3\n"]
+
+
+def test_a_script_written_again_is_another_blob(tmp_path: Path) -> None:
+    script, outbox = tmp_path / "a.py", Outbox()
+    script.write_text("x = 1")
+    os.utime(script, (1, 1))
+    before = outbox.script(script)
+    assert before == (sha_of(b"x = 1"), "")
+    script.write_text("x = 2")
+    assert outbox.script(script) == (sha_of(b"x = 2"), "")
 
 
 def test_paths_in_a_script_point_into_the_tree() -> None:
