@@ -7,7 +7,6 @@ import itertools
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from minidbg.errors import BadSetting
@@ -98,9 +97,16 @@ class Column:
     """Options that are added to those of the repro's header, a Python dict as text."""
     host: str = ""
     """The kind of machine, where there are several."""
+    name: str = field(init=False, repr=False, compare=False)
+    """What the column is called everywhere. It is asked for several times for each run."""
+
+    def __post_init__(self) -> None:
+        options = ", ".join(f"{name}={value!r}" for name, value in self.given_options.items())
+        parts = (self.place, self.env, options and f"{{{options}}}")
+        object.__setattr__(self, "name", " ".join(part for part in parts if part))
 
     def __str__(self) -> str:
-        return name_of(self)
+        return self.name
 
     @property
     def place(self) -> str:
@@ -116,13 +122,6 @@ class Column:
     def given_options(self) -> dict[str, Any]:
         """The options by name."""
         return dict(ast.literal_eval(self.options)) if self.options else {}
-
-
-@lru_cache(maxsize=4096)
-def name_of(column: Column) -> str:
-    """What the column is called everywhere."""
-    options = ", ".join(f"{name}={value!r}" for name, value in column.given_options.items())
-    return " ".join(part for part in (column.place, column.env, options and f"{{{options}}}") if part)
 
 
 def variants(devices: Iterable[str], env: Sequence[str], options: Sequence[str]) -> tuple[Column, ...]:

@@ -12,8 +12,9 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -192,8 +193,10 @@ def function_source(text: str, name: str) -> str:
     return ""
 
 
-def imported_in(source: str) -> Iterable[str]:
+@lru_cache(maxsize=256)
+def imported_in(source: str) -> tuple[str, ...]:
     """Top-level names of the modules that a function's source imports, torch left out."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -201,7 +204,8 @@ def imported_in(source: str) -> Iterable[str]:
             names = [node.module or ""]
         else:
             continue
-        yield from (name.partition(".")[0] for name in names if name.partition(".")[0] not in ("", "torch"))
+        found += (name.partition(".")[0] for name in names)
+    return tuple(name for name in found if name not in ("", "torch"))
 
 
 def home_of(paths: Sequence[Path]) -> Path:

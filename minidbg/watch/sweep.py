@@ -46,7 +46,7 @@ class Job:
     @property
     def device(self) -> str:
         """The column's name, by which the history knows it."""
-        return str(self.column)
+        return self.column.name
 
 
 class Lane(enum.Enum):
@@ -169,7 +169,7 @@ class Sweep:
         self.pending = {lane: defaultdict(deque) for lane in Lane}
         self.slow = slow_jobs(self.jobs, self.states)
         for number, job in enumerate(self.jobs):
-            self.pending[self.lane(job)][shared_device(job), job in self.slow].append((number, job))
+            self.pending[self.lane(job)][self.queue(job)].append((number, job))
 
     @property
     def finished(self) -> bool:
@@ -191,6 +191,10 @@ class Sweep:
             return Lane.LONG
         fresh = state is not None and state.fresh and state.script == repro.digest
         return Lane.FRESH if fresh else Lane.WARM
+
+    def queue(self, job: Job) -> tuple[str, bool]:
+        """Which of its lane's queues the job waits in."""
+        return shared_device(job), bool(self.slow) and job in self.slow
 
     def next_task(self) -> Task | None:
         """What to start now, or None. It counts as running until it is reported or given up."""
@@ -239,7 +243,7 @@ class Sweep:
         if not self.probing and key not in self.canaries:
             self.canaries[key] = None
             return Task(Purpose.CANARY, job)
-        self.pending[lane][shared_device(job), job in self.slow].popleft()
+        self.pending[lane][self.queue(job)].popleft()
         return Task(Purpose.PROBE if self.probing else Purpose.RUN, job, lane is Lane.FRESH, lane)
 
     def next_warm(self, busy: Mapping[str, int]) -> Job | None:
@@ -362,33 +366,31 @@ def in_order(
 ) -> list[Job]:
     """All ``jobs``, what the change is likely to concern first; among equals the quickest, so that a verdict is there soon."""
     files = frozenset(changed)
-    return sorted(
-        jobs, key=lambda job: rank(job, states.get((job.repro, job.device)), files, repros[job.repro])
-    )
+    return sorted(jobs, key=lambda job: rank(states.get((job.repro, job.device)), files, repros[job.repro]))
 
 
-def rank(job: Job, state: State | None, changed: frozenset[str], repro: Repro) -> tuple[int, float, Job]:
+def rank(state: State | None, changed: frozenset[str], repro: Repro) -> tuple[int, float]:
     """Sort key: failed in a changed file, failing and loads one, failing, new, loads one, the rest."""
     if state is None:
-        return 3, 0.0, job
+        return 3, 0.0
     if state.verdict in FAILING and any(
         is_module_file(module, path) for module in repro.failing_modules for path in changed
     ):
-        return 0, state.seconds, job
+        return 0, state.seconds
     touched = not changed.isdisjoint(state.modules)
     group = {(True, True): 1, (True, False): 2, (False, True): 3, (False, False): 4}
-    return group[state.verdict in FAILING, touched], state.seconds, job
+    return group[state.verdict in FAILING, touched], state.seconds
 
 
 def slow_jobs(jobs: Sequence[Job], states: Mapping[tuple[str, str], State]) -> frozenset[Job]:
     """Jobs that took so much longer than the others that they must not occupy every worker at once."""
-    seconds = {
-        job: state.seconds for job in jobs if (state := states.get((job.repro, job.device))) is not None
-    }
+    seconds = [
+        (job, state.seconds) for job in jobs if (state := states.get((job.repro, job.device))) is not None
+    ]
     if not seconds:
         return frozenset()
-    limit = max(SLOW_S, SLOW_FACTOR * statistics.median(seconds.values()))
-    return frozenset(job for job, took in seconds.items() if took > limit)
+    limit = max(SLOW_S, SLOW_FACTOR * statistics.median(took for _, took in seconds))
+    return frozenset(job for job, took in seconds if took > limit)
 
 
 def exit_status(answers: Iterable[Answer], repros: dict[str, Repro], *, unexpected_only: bool) -> int:

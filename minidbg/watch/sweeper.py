@@ -12,7 +12,7 @@ from minidbg.failure import Outcome, Verdict
 from minidbg.printable import display_path
 from minidbg.processes.pool import Ended
 from minidbg.watch.announce import Announcer
-from minidbg.watch.columns import Machine, devices_of, parse_devices, said_aloud, variants
+from minidbg.watch.columns import Column, Machine, devices_of, parse_devices, said_aloud, variants
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import Repro, stamp_of
 from minidbg.watch.runner import Runner, as_renamed, canary_of, is_fallback, outcome_of
@@ -39,7 +39,7 @@ from minidbg.watch.watched import Mark, Watched
 MOST_FILES_TOLD = 200
 MOST_TOUCHES = 2
 JUST_BEGUN_S = 0.5
-AHEAD = 4
+AHEAD = 2
 """One run in so many is given to a cluster ahead of time."""
 GRACE_S = 2.0
 """How long runs that a change has made stale may go on (``on_change = "queue"``)."""
@@ -170,10 +170,13 @@ class Sweeper:
         unable: list[Answer] = []
         absent: dict[str, int] = {}
         wanted = parse_devices(self.settings.devices)
+        by_device: dict[str, tuple[tuple[str, ...], tuple[Column, ...]]] = {}
         for name in sorted(names):
             repro = self.repros[name]
-            devices = devices_of(repro.device, wanted, self.machine)
-            columns = variants(devices, self.settings.env, self.settings.options)
+            if repro.device not in by_device:
+                found = devices_of(repro.device, wanted, self.machine)
+                by_device[repro.device] = found, variants(found, self.settings.env, self.settings.options)
+            devices, columns = by_device[repro.device]
             if repro.damage:
                 unable += cannot_run(repro, columns, self.recorder.states)
                 continue
