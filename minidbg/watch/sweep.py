@@ -313,7 +313,7 @@ class Sweep:
                 return self.released(Unconfirmed(task.job, known, is_first, seen)) if is_news else []
             reason = f"{runs[0].verdict} could not be confirmed in a fresh interpreter: {runs[-1].reason}"
             return self.released(self.unable(task.job, Standing.INVALID, reason))
-        return self.released(Answer(task.job, settled, tuple(sightings), outcome.reason))
+        return self.released(Answer(task.job, settled, tuple(self.sightings.pop(task.job)), outcome.reason))
 
     def released(self, found: Answer | Unconfirmed) -> list[Answer | Unconfirmed]:
         """What was found, unless it must wait for its canary."""
@@ -331,6 +331,10 @@ class Sweep:
     def given_up(self, task: Task) -> None:
         """A task that was started will not report."""
         self.running.discard(task)
+
+    def forget(self) -> None:
+        """After its end: drop all but what it was and what it came to, which of 160,000 jobs is much."""
+        self.jobs, self.states, self.sightings = (), {}, {}
 
     def cut_short(self) -> None:
         """The code has changed: start nothing more, and drop what no canary has vouched for."""

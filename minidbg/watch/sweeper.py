@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from minidbg.cluster.members import Place
 from minidbg.failure import Outcome, Verdict
@@ -365,9 +365,10 @@ class Sweeper:
             len(found) > len(answers) or any(one.sightings for one in answers)
         ):
             sweep.first_answer = self.clock()
-        sweep.answers.update({answer.job: answer for answer in answers})
         if answers:
             self.recorder.commit(answers, sweep.repros, sweep.number, quiet=sweep.probing)
+        # The runs are in the history now.
+        sweep.answers.update({answer.job: replace(answer, sightings=()) for answer in answers})
 
     # Ending
 
@@ -393,6 +394,7 @@ class Sweeper:
             first_verdict_seconds=None if sweep.first_answer is None else round(sweep.first_answer - sweep.began, 3),
             standings=count_standings(sweep.answers.values()), unjudged=sweep.unjudged,
         )  # fmt: skip
+        sweep.forget()
         self.watched.forget_missing()
         if sweep.number % 50 == 0:
             self.recorder.history.prune()
