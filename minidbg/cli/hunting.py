@@ -15,10 +15,10 @@ from minidbg.cli.output import CANNOT_JUDGE, JSON, VERBOSITY, note, print_json
 from minidbg.printable import in_one_line, printable
 
 if TYPE_CHECKING:
-    from minidbg.hunt.hunting import Hunt, Listener, Standing
+    from minidbg.hunt.hunting import Hunt, HuntProgress, Listener
     from minidbg.hunt.plan import Wanted
-    from minidbg.hunt.states import Found
-    from minidbg.hunt.table import Cell
+    from minidbg.hunt.states import DistinctFailure
+    from minidbg.hunt.table import OpCell
 
 STYLE = {
     "ok": "green", "unsupported": "bright_black", "handed back": "cyan", "fails": "yellow", "wrong": "red",
@@ -230,7 +230,7 @@ def compare(hunted: Hunt, wanted: Wanted, baseline: Path, as_json: bool) -> bool
     return bool(compared.new)
 
 
-def print_table(cells: Sequence[Cell]) -> None:
+def print_table(cells: Sequence[OpCell]) -> None:
     """A row for each op that does not work in every dtype, a letter for each dtype."""
     from minidbg.hunt import table
     from minidbg.hunt.samples import DTYPES
@@ -265,7 +265,7 @@ def print_table(cells: Sequence[Cell]) -> None:
         click.echo(f"{whole} {'op works' if whole == 1 else 'ops work'} in each dtype that was tried")
 
 
-def mark(cell: Cell | None, width: int) -> str:
+def mark(cell: OpCell | None, width: int) -> str:
     """The letter of a cell, in the middle of its column."""
     if cell is None:
         return " " * width
@@ -273,7 +273,7 @@ def mark(cell: Cell | None, width: int) -> str:
     return click.style(LETTERS[state].center(width), fg=STYLE[state])
 
 
-def print_case(found: Found) -> None:
+def print_case(found: DistinctFailure) -> None:
     """A distinct failure, in two lines."""
     ops = list(found.ops)
     where = ", ".join(ops[:3]) + (f" and {len(ops) - 3} more" if len(ops) > 3 else "")
@@ -315,7 +315,7 @@ def bar() -> Iterator[Listener]:
     with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as display:
         task = display.add_task("", total=None, tried=0, failures=0, left="starting", doing="")
 
-        def listener(standing: Standing) -> None:
+        def listener(standing: HuntProgress) -> None:
             display.update(
                 task,
                 total=standing.cells,
@@ -334,7 +334,7 @@ def lines() -> Listener:
     """A listener that writes a line now and then."""
     last = 0.0
 
-    def listener(standing: Standing) -> None:
+    def listener(standing: HuntProgress) -> None:
         nonlocal last
         if standing.seconds - last >= LINE_EVERY_S:
             last = standing.seconds
@@ -346,7 +346,7 @@ def lines() -> Listener:
     return listener
 
 
-def time_left(standing: Standing) -> str:
+def time_left(standing: HuntProgress) -> str:
     """``about 3 min left``: of the time that was given, or of the first round by its pace so far."""
     rest = standing.rest_seconds
     if standing.cells_begun and standing.cells_begun < standing.cells:

@@ -191,7 +191,7 @@ class Outbox:
 
 
 @dataclass(slots=True)
-class Store:
+class BlobStore:
     """Blobs, and what is made of them, in one folder. Several workers of one machine may share it."""
 
     folder: Path

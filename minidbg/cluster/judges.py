@@ -14,7 +14,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import queue
 import shutil
 import site
 import tempfile
@@ -30,17 +29,16 @@ import psutil
 from distributed import Reschedule, Status, Worker, WorkerPlugin, get_worker
 from platformdirs import user_cache_dir
 
-from minidbg.cluster.code import Code, Store, as_sent, sha_of
+from minidbg.cluster.code import BlobStore, Code, as_sent, sha_of
 from minidbg.cluster.members import resource_of, slots_of
 from minidbg.processes.deaths import last_json
 from minidbg.processes.pool import (
     LEAST_ROOM_BYTES,
     NUMBERS,
-    Died,
     Ended,
+    Ends,
     Order,
     Preload,
-    Ready,
     ServerPool,
     busyness,
 )
@@ -58,13 +56,13 @@ QUESTIONS = ("minidbg.isolation.packing",)
 class Judges(WorkerPlugin):
     """The interpreters and the store of this process. They stay when the worker loses its scheduler and joins again."""
 
-    store: Store
+    store: BlobStore
     facts: Mapping[str, Any] = field(default_factory=dict)
     name: str = NAME
     pools: dict[str, ServerPool] = field(default_factory=dict)
     """By what their warm interpreters have compiled with: ``aot`` or ``inductor``."""
     state: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="minidbg-worker-")))
-    ends: dict[int, queue.SimpleQueue[Ended]] = field(default_factory=dict)
+    ends: Ends = field(default_factory=Ends)
     numbers: dict[str, int] = field(default_factory=dict)
     """By the key of the task that waits for it: the number of the order."""
     code: str = ""
@@ -79,23 +77,16 @@ class Judges(WorkerPlugin):
                 if os.environ.get("MINIDBG__WATCH_PRELOAD") == "none":
                     preload = Preload(modules=(), warm="")
                 (self.state / warm).mkdir()
-                self.pools[warm] = ServerPool(self.heard, preload, state=self.state / warm)
+                self.pools[warm] = ServerPool(self.ends.heard, preload, state=self.state / warm)
             return self.pools[warm]
-
-    def heard(self, message: Ended | Ready | Died) -> None:
-        """Called from the pool's thread."""
-        if isinstance(message, Ended) and message.id in self.ends:
-            self.ends[message.id].put(message)
 
     def run(self, order: Order, key: str, warm: str = "aot") -> Ended:
         """Run and wait. ``key`` is that of the task."""
-        self.ends[order.id], self.numbers[key] = queue.SimpleQueue(), order.id
+        self.numbers[key] = order.id
         try:
-            self.pool(warm).run(order)
-            return self.ends[order.id].get()
+            return self.ends.of(order, self.pool(warm).run)
         finally:
             self.numbers.pop(key, None)
-            del self.ends[order.id]
 
     def cancel(self, number: int) -> None:
         """End a run; whoever waits for it hears of that."""
@@ -205,7 +196,7 @@ class Judges(WorkerPlugin):
 @functools.cache
 def judges_of_this_process(folder: str) -> Judges:
     """Made at the first call."""
-    judges = Judges(Store(Path(folder)))
+    judges = Judges(BlobStore(Path(folder)))
     atexit.register(judges.close)
     return judges
 

@@ -31,7 +31,7 @@ from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs.size import call_targets
 from minidbg.hunt import programs, samples
 from minidbg.hunt.candidates import Candidate, built_case, joined, may_join, name_of, used_backend
-from minidbg.hunt.states import State
+from minidbg.hunt.states import Fate
 from minidbg.intake.asking import UsedBackend
 from minidbg.isolation.oracle_calls import outcome_of
 from minidbg.oracle import execute
@@ -67,7 +67,7 @@ def run_batch(argument: Mapping[str, Any], note: Note) -> dict[str, Any]:
                     return {"done": done}
                 batch.judge(untried[first : first + batch.most_together])
             batch.write(
-                {"candidate": items[done], "id": f"graphs {items[done]['graphs']}", "state": State.NONE}
+                {"candidate": items[done], "id": f"graphs {items[done]['graphs']}", "state": Fate.NONE}
             )
             done += 1
         else:
@@ -120,7 +120,7 @@ class Batch:
     def build(self, candidate: Candidate) -> Built | None:
         """The candidate with its case; None after a record that says why there is none."""
         began = time.perf_counter()
-        record: dict[str, Any] = {"candidate": candidate, "id": name_of(candidate), "state": State.NONE}
+        record: dict[str, Any] = {"candidate": candidate, "id": name_of(candidate), "state": Fate.NONE}
         with self.begin(candidate):
             try:
                 case = built_case(candidate, self.backend, self.argument["seed"], by_dynamo=False)
@@ -128,7 +128,7 @@ class Batch:
                 raise
             except BaseException as error:  # noqa: BLE001 - what torch or dynamo refuses says nothing about the backend
                 said = f"no graph: {type(error).__name__}: {error}".partition("\n")[0][:200]
-                case, record = None, record | {"state": State.SKIPPED, "reason": said}
+                case, record = None, record | {"state": Fate.SKIPPED, "reason": said}
         if case is not None:
             return candidate, case, since(began)
         self.write(record | {"seconds": since(began)})
@@ -140,11 +140,11 @@ class Batch:
         with self.begin(together(group)):
             outcome = execute(joined([case for _, case, _ in group]), note=self.note)
         torch.compiler.reset()
-        if state_of(outcome) is not State.OK:
+        if state_of(outcome) is not Fate.OK:
             return False
         seconds = since(began) / len(group)
         for candidate, _, building in group:
-            record = {"candidate": candidate, "id": name_of(candidate), "state": State.OK}
+            record = {"candidate": candidate, "id": name_of(candidate), "state": Fate.OK}
             self.write(record | {"seconds": round(building + seconds, 3)})
         return True
 
@@ -204,10 +204,10 @@ def told(
     record: dict[str, Any] = {"state": state}
     if outcome.reason:
         record["reason"] = outcome.reason[:300]
-    if not state.is_failure and state is not State.UNSUPPORTED:
+    if not state.is_failure and state is not Fate.UNSUPPORTED:
         return record
     record["message"] = outcome.message[:600]
-    if state is State.UNSUPPORTED:
+    if state is Fate.UNSUPPORTED:
         return record
     assert outcome.signature is not None
     targets = sorted(set(call_targets(case.graph_module)))
@@ -235,7 +235,7 @@ def keep_death(argument: Mapping[str, Any], note: Note) -> dict[str, Any]:
         case = built_case(candidate, used_backend(argument["backend"]), argument["seed"])
     if case is None:
         how = "does not end" if done.timed_out else "ends the process"
-        record |= {"state": State.SKIPPED, "reason": f"{how} before the backend is called"}
+        record |= {"state": Fate.SKIPPED, "reason": f"{how} before the backend is called"}
     else:
         outcome = outcome_of(case, done, None)
         record |= told(case, outcome, candidate, argument, set(argument["known"]))
@@ -255,22 +255,22 @@ def reduced(argument: Mapping[str, Any], note: Note) -> dict[str, Any]:
 # ---- what an outcome says
 
 
-def state_of(outcome: Outcome) -> State:
+def state_of(outcome: Outcome) -> Fate:
     """The state of the table that the outcome of a case without expectations means."""
     if outcome.verdict is Verdict.GONE:
         if "fallback: " in outcome.reason:
-            return State.HANDED_BACK
-        return State.SKIPPED if "eager differs from itself" in outcome.reason else State.OK
+            return Fate.HANDED_BACK
+        return Fate.SKIPPED if "eager differs from itself" in outcome.reason else Fate.OK
     if outcome.signature is None:
         # a graph that reached the backend in another form has run and agreed all the same
         agreed = "dynamo handed another graph" in outcome.reason
-        return State.OK if agreed else State.SKIPPED
+        return Fate.OK if agreed else Fate.SKIPPED
     kind = outcome.signature.kind
     if any(name.rpartition(".")[2] in CONTROL_FLOW for name in outcome.signature.types):
-        return State.HANDED_BACK  # in a program dynamo goes on in eager there, as wrap lets it
+        return Fate.HANDED_BACK  # in a program dynamo goes on in eager there, as wrap lets it
     if kind in (Kind.COMPILE, Kind.RUNTIME):
-        return State.UNSUPPORTED if says_unsupported(outcome) else State.FAILS
-    return {Kind.ACCURACY: State.WRONG, Kind.CRASH: State.CRASHED, Kind.HANG: State.HANGS}[kind]
+        return Fate.UNSUPPORTED if says_unsupported(outcome) else Fate.FAILS
+    return {Kind.ACCURACY: Fate.WRONG, Kind.CRASH: Fate.CRASHED, Kind.HANG: Fate.HANGS}[kind]
 
 
 def says_unsupported(outcome: Outcome) -> bool:

@@ -256,6 +256,66 @@ def test_a_reduction_on_workers_has_the_same_result(tmp_path: Path) -> None:
     assert together == alone
 
 
+JOB = """
+import contextlib, sys, torch, minidbg, needy
+
+name = sys.argv[1]
+
+
+def model(x):
+    for layer in range(6):
+        x = getattr(torch, name)(x) if layer == 3 else torch.sin(x)
+    return x
+
+
+with contextlib.suppress(Exception):
+    torch.compile(model, backend=minidbg.wrap(needy.needs_none_of, reduce="later", repro_dir=sys.argv[2]))(torch.randn(3, 4))
+"""
+NEEDS_NONE_OF = """
+import torch
+
+
+def needs_none_of(gm, example_inputs):
+    for node in gm.graph.nodes:
+        if node.target in (torch.relu, torch.tanh):
+            raise ValueError(f"no kernel for {node.target.__name__}")
+    return gm.forward
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(500)
+def test_what_training_jobs_left_in_a_shared_folder_is_reduced_on_workers(tmp_path: Path) -> None:
+    """Two jobs, one capture each. Their repros are then judged on the workers like any other."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "needy.py").write_text(NEEDS_NONE_OF)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
+    shared = tmp_path / "shared"
+    for name in ("relu", "tanh"):
+        subprocess.run([sys.executable, "-c", JOB, name, str(shared)], cwd=tmp_path, env=env, check=True)
+    assert len(list(shared.glob(".minidbg/captures/*.py"))) == 2
+    with Cluster(tmp_path / "cluster") as cluster:
+        for name in ("one", "two"):
+            cluster.worker(name, "--kind", "red", "-j", "1", env={"MINIDBG__WATCH_PRELOAD": ""})
+        with watching(tmp_path, "shared", *cluster.watch_options(), env=env) as running:
+            columns(running, "cpu@red", seconds=120)
+            running.wait_for(lambda _: len(running.since(0, "reduction_finished")) == 2, seconds=250)
+            finished = running.since(0, "reduction_finished")
+            repros = {Path(event["repro"]).name for event in finished}
+            assert len(repros) == 2
+            running.wait_for(
+                lambda event: set(results(running, 0)) >= {(one, "cpu@red") for one in repros}, seconds=60
+            )
+            assert set(results(running, 0).values()) == {"reproduces"}
+        questions = [
+            path
+            for name in ("one", "two")
+            for path in (tmp_path / "cluster" / f"cache-{name}" / "blobs").iterdir()
+            if b"def forward" in path.read_bytes()
+        ]
+        assert len(questions) > 4
+
+
 @pytest.mark.skipif(bool(why_no_hosts()), reason=why_no_hosts())
 def test_a_worker_on_a_slow_network_that_fails_for_a_while(desk: Checkout, tmp_path: Path) -> None:
     """Scheduler, worker and watch on hosts of their own, 20 ms apart. The worker's cable is out while a file is saved."""
