@@ -6,6 +6,7 @@ another child, to keep it as a capture.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import hashlib
 import itertools
@@ -17,7 +18,8 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +68,7 @@ def run_batch(argument: Mapping[str, Any], note: Note) -> dict[str, Any]:
                 if first and time.monotonic() > ends:
                     return {"done": done}
                 batch.judge(untried[first : first + batch.most_together])
-            batch.write(
-                {"candidate": items[done], "id": f"graphs {items[done]['graphs']}", "state": Fate.NONE}
-            )
+            batch.write({"candidate": items[done], "id": name_of(items[done]), "state": Fate.NONE})
             done += 1
         else:
             samples_next = list(itertools.takewhile(lambda one: "graphs" not in one, items[done:]))
@@ -95,10 +95,10 @@ class Batch:
     def write(self, record: Mapping[str, Any]) -> None:
         append(self.results, record)
 
-    def begin(self, candidate: Candidate) -> time_limit:
+    def begin(self, candidate: Candidate) -> AbstractContextManager[None]:
         """The block in which the candidate runs; when it ends the process, the file ``doing`` names it."""
         self.note("eager")  # a death before the backend is called is not the backend's
-        replace_quickly(self.doing, json.dumps(candidate))
+        write_at_once(self.doing, json.dumps(candidate), os.O_TRUNC)
         return time_limit(self.argument["patience" if "together" in candidate else "call_seconds"])
 
     def judge(self, candidates: Sequence[Candidate]) -> None:
@@ -316,42 +316,34 @@ def quiet() -> None:
     logging.disable(logging.WARNING)
 
 
-class time_limit:
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
     """A block that ends the process by SIGALRM, with its stack on stderr, when it takes longer than so many seconds.
 
     The signal's own action, not a handler in Python: what hangs in C would never come back to run one.
     """
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def __enter__(self) -> None:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        faulthandler.register(signal.SIGALRM, file=sys.stderr, all_threads=True, chain=True)
-        signal.setitimer(signal.ITIMER_REAL, self.seconds)
-
-    def __exit__(self, *_: object) -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    faulthandler.register(signal.SIGALRM, file=sys.stderr, all_threads=True, chain=True)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         faulthandler.unregister(signal.SIGALRM)
 
 
-def append(path: Path, record: Mapping[str, Any]) -> None:
-    """One line at the end of the file, in one write: several children write to it, and any may be killed."""
-    line = json.dumps(record, default=str).encode() + b"\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o664)
-    try:
-        os.write(descriptor, line)
-    finally:
-        os.close(descriptor)
-
-
-def replace_quickly(path: Path, text: str) -> None:
-    """The text in the file; a reader may see it only after this process has died, so nothing is flushed to the disk."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o664)
+def write_at_once(path: Path, text: str, flag: int) -> None:
+    """Write the text in one call: several children append to a file, and any may be killed. Nothing is flushed to the disk."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flag, 0o664)
     try:
         os.write(descriptor, text.encode())
     finally:
         os.close(descriptor)
+
+
+def append(path: Path, record: Mapping[str, Any]) -> None:
+    """One line at the end of the file."""
+    write_at_once(path, json.dumps(record, default=str) + "\n", os.O_APPEND)
 
 
 def since(began: float) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from minidbg.hunt import candidates
+from minidbg.hunt.candidates import name_of
 from minidbg.hunt.states import HuntFolder
 from minidbg.hunt.twists import order_for
 
@@ -95,11 +95,6 @@ def untried(some: Iterable[dict[str, Any]], store: HuntFolder) -> Iterator[dict[
 def in_parts(candidates: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     while part := list(itertools.islice(candidates, MOST_IN_BATCH)):
         yield part
-
-
-def name_of(candidate: Mapping[str, Any]) -> str:
-    """The id of a sample, a graph, or a batch of random graphs; of one graph the child gives it."""
-    return f"graphs {candidate['graphs']}" if "graphs" in candidate else candidates.name_of(candidate)
 
 
 def about(batch: Sequence[Mapping[str, Any]]) -> str:
