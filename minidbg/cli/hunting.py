@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from minidbg.cli.output import CANNOT_JUDGE, JSON, VERBOSITY, note, print_json
+from minidbg.cli.output import CANNOT_JUDGE, JSON, VERBOSITY, note, print_json, repro_folder, repro_named
 from minidbg.printable import in_one_line, printable
 
 if TYPE_CHECKING:
@@ -102,7 +102,6 @@ def hunt(
 
     Exit status 0: nothing fails; with --baseline, nothing that is new or worse. 1: something does. 125: cannot hunt.
     """
-    from minidbg import settings
     from minidbg.hunt.hunting import Hunt
     from minidbg.hunt.plan import Wanted
 
@@ -110,9 +109,7 @@ def hunt(
         raise click.UsageError("--update-baseline writes into a baseline; give --baseline FILE too")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # where a backend of one's own lies, as for python -m
-    wanted = Wanted(
-        backend, (folder or settings.load().repro_dir).absolute(), options=literals(options), **given
-    )
+    wanted = Wanted(backend, (folder or repro_folder()).absolute(), options=literals(options), **given)
     with progress(as_json) as listener:
         hunted = Hunt(wanted, listener)
         if hunted.store.resumed:
@@ -274,7 +271,6 @@ def mark(cell: OpCell | None, width: int) -> str:
 
 
 def print_case(found: DistinctFailure) -> None:
-    """A distinct failure, in two lines."""
     ops = list(found.ops)
     where = ", ".join(ops[:3]) + (f" and {len(ops) - 3} more" if len(ops) > 3 else "")
     state = click.style(str(found.state), fg=STYLE[str(found.state)])
@@ -372,9 +368,9 @@ def workaround(path: Path, max_questions: int, as_json: bool) -> None:
     Each change is tried on the unreduced capture, where that is still there, and counts when the backend then gives what
     eager gives. Exit status 0, or 125 when nothing helps.
     """
-    from minidbg import report, settings, workarounds
+    from minidbg import report, workarounds
 
-    script = report.find_script(path, settings.load().repro_dir)
+    script = repro_named(path)
     story = report.story_of(script)
     is_capture = story.capture is None or story.capture.absolute() == script.absolute()
     capture = script if story.capture is None or is_capture else story.capture

@@ -60,16 +60,12 @@ class Repro:
     @property
     def modules(self) -> tuple[str, ...]:
         """Top-level modules that hold the backend's code: those the header names, and those ``backend()`` imports."""
-        reference = self.table.get("reference", {})
-        named = reference.get("modules", ()) if isinstance(reference, Mapping) else ()
-        return tuple(dict.fromkeys([*map(str, named), *imported_in(self.backend_source)]))
+        return tuple(dict.fromkeys([*self.named("reference", "modules"), *imported_in(self.backend_source)]))
 
     @property
     def failing_modules(self) -> tuple[str, ...]:
         """The modules that the failure came through, as the signature's frames name them."""
-        signature = self.table.get("signature", {})
-        frames = signature.get("frames", ()) if isinstance(signature, Mapping) else ()
-        return tuple(dict.fromkeys(str(frame).partition(":")[0] for frame in frames))
+        return tuple(dict.fromkeys(frame.partition(":")[0] for frame in self.named("signature", "frames")))
 
     @property
     def muted(self) -> str:
@@ -82,11 +78,19 @@ class Repro:
         return {"repro": self.name, **notes}
 
     @property
-    def texts(self) -> Mapping[str, tuple[str, ...]]:
-        """``files`` and ``paths`` of the header: scripts loaded by path, and folders tried when an import fails."""
-        reference = self.table.get("reference", {})
-        files = reference.get("files", ()) if isinstance(reference, Mapping) else ()
-        return {"files": tuple(map(str, files)), "paths": tuple(map(str, self.table.get("paths", ())))}
+    def files(self) -> tuple[str, ...]:
+        """Scripts that the header has loaded by path."""
+        return self.named("reference", "files")
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Folders of the header that are tried when an import fails."""
+        return tuple(map(str, self.table.get("paths", ())))
+
+    def named(self, table: str, name: str) -> tuple[str, ...]:
+        """The texts ``name`` in a table of the header."""
+        found = self.table.get(table, {})
+        return tuple(map(str, found.get(name, ()) if isinstance(found, Mapping) else ()))
 
 
 def find_repros(paths: Sequence[Path]) -> list[Path]:
@@ -134,7 +138,7 @@ def stamp_of(path: Path) -> tuple[int, ...]:
             status = os.stat(file)
             numbers += [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
         except OSError:
-            numbers.append(0)
+            numbers += [0, 0, 0, 0]
     return tuple(numbers)
 
 
@@ -217,27 +221,26 @@ def home_of(paths: Sequence[Path]) -> Path:
     return first if first.is_dir() else first.parent
 
 
-def is_module_file(module: str, path: str) -> bool:
-    """Whether the file at ``path`` can be what Python imports as ``module``."""
-    stem = path.removesuffix(".py").removesuffix("/__init__")
-    return path.endswith(".py") and f"/{stem}".endswith("/" + module.replace(".", "/"))
+def module_names(path: str) -> list[str]:
+    """All that Python can import the file at ``path`` as: ``c``, ``b.c`` and ``a.b.c`` for ``/a/b/c.py``."""
+    parts = path.removesuffix(".py").removesuffix("/__init__").strip("/").split("/")
+    return [".".join(parts[start:]) for start in range(len(parts))] if path.endswith(".py") else []
 
 
 def find_repro(text: Path, folder: Path) -> Path:
     """The script that a person means by ``text``: a path, or enough of a name in ``folder``. Raises MinidbgError."""
-    for candidate in (text, folder / text, folder / f"{text}.py"):
+    for candidate in (text, folder / text, folder / f"{text}.py", folder / HIDDEN / "captures" / text):
         if candidate.is_file():
             return candidate
-    names = [path.stem for path in find_repros([folder])] if folder.is_dir() else []
+    names = [path.stem for path in find_repros([folder])]
     matches = [name for name in names if str(text) in name]
     if len(matches) == 1:
         return folder / f"{matches[0]}.py"
     which = matches or names
-    known = (
-        f"{folder} has {', '.join(which[:5])}{', ...' if len(which) > 5 else ''}" if which else "give a path"
-    )
+    known = f"{folder} has {', '.join(which[:5])}{', ...' if len(which) > 5 else ''}"
+    how = "several repros have" if matches else "no repro has"
     raise MinidbgError(
-        f"{text}: {'several repros have' if matches else 'no repro has'} that in their name; {known}"
+        f"{text}: {how} that in their name; {known if which else 'give the path of a repro script'}"
     )
 
 
@@ -253,11 +256,16 @@ def write_in_header(path: Path, values: Mapping[str, str | None]) -> None:
         if value is not None:
             line = f"# {name} = {json.dumps(value, ensure_ascii=False)}\n"
             text = text.replace("# [tool.minidbg]\n", f"# [tool.minidbg]\n{line}", 1)
-    wanted = {**{name: value for name, value in before.items() if name not in values}}
-    wanted |= {name: value for name, value in values.items() if value is not None}
+    wanted = {name: value for name, value in {**before, **values}.items() if value is not None}
     if header_table(text) != wanted:
         raise MinidbgError(f"{path}: its header has a form in which nothing can be written; edit it by hand")
+    replace_text(path, text)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Put ``text`` at ``path`` in one step, with the mode of the file that was there. Raises OSError."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     draft.write_text(text, encoding="utf-8")
-    draft.chmod(path.stat().st_mode)
+    if path.exists():
+        draft.chmod(path.stat().st_mode)
     draft.replace(path)

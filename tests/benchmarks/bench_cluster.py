@@ -16,6 +16,7 @@ import asyncio
 import json
 import multiprocessing
 import os
+import queue
 import random
 import resource
 import sys
@@ -214,8 +215,10 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     inboxes: list[Inbox] = []
 
     def run() -> None:
-        def pool(inbox: Inbox, hidden: Path) -> ClusterPool:
-            inboxes.append(inbox)
+        inbox: Inbox = queue.SimpleQueue()
+        inboxes.append(inbox)
+
+        def pool(hidden: Path) -> ClusterPool:
             made = ClusterPool(inbox.put, settings.cluster, here=lambda: None)  # type: ignore[arg-type, return-value]
             while (
                 len(made.places) < options.columns
@@ -229,8 +232,9 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
                 [repros],
                 settings,
                 Announcer([View()]),
-                make_pool=pool,
-                make_events=lambda inbox: WatchdogEvents(lambda path: inbox.put(Hint(path))),
+                inbox,
+                WatchdogEvents(lambda path: inbox.put(Hint(path))),
+                pool,
             )
         )
         daemons[0].run()

@@ -16,9 +16,9 @@ from minidbg.history import (
     Environment,
     Flip,
     History,
+    ReproState,
     Result,
     Revision,
-    State,
     export_history,
     import_history,
 )
@@ -51,7 +51,7 @@ def sweep(
     if before is not None and before.verdict is verdict and before.script == script:
         state = replace(before, seen=at + 0.1, runs=before.runs + 1, last_sweep=number)
     else:
-        state = State(
+        state = ReproState(
             repro, "cpu", verdict, at + 0.1, at + 0.1, script, environment, "c", last_sweep=number, runs=1
         )
         if before is not None and before.script == script:

@@ -14,11 +14,11 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from minidbg.cli.watching import accept, list_repros, status, watch
+from minidbg.cli.watching import history as history_command
 from minidbg.failure import Outcome, Verdict
-from minidbg.history import Flip, History, Result, Revision, State
+from minidbg.history import Flip, History, ReproState, Result, Revision
 from minidbg.watch.announce import Announcer, Event, JsonLines, Log, PlainLines, line_of
-from minidbg.watch.commands import accept, list_repros, status, watch
-from minidbg.watch.commands import history as history_command
 from minidbg.watch.lock import Lock
 from minidbg.watch.matrix import Matrix, clock, span
 from minidbg.watch.page import Live, Page
@@ -446,7 +446,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
             )
         opened.add_flip(Flip("a.py", "cpu", NOW + 1, "FIXED", Verdict.REPRODUCES, Verdict.GONE, 2, 1))
         for name, verdict in (("a.py", Verdict.GONE), ("b.py", Verdict.GONE)):
-            opened.put_state(State(name, "cpu", verdict, NOW, NOW, digests[name], "e", "c", runs=2))
+            opened.put_state(ReproState(name, "cpu", verdict, NOW, NOW, digests[name], "e", "c", runs=2))
         yield tmp_path
 
 
