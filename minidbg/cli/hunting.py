@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from minidbg.printable import in_one_line, printable
 if TYPE_CHECKING:
     from minidbg.hunt.hunting import Hunt, HuntProgress, Listener
     from minidbg.hunt.plan import Wanted
-    from minidbg.hunt.states import DistinctFailure
+    from minidbg.hunt.states import DistinctFailure, Fate
     from minidbg.hunt.table import OpCell
 
 STYLE = {
@@ -144,14 +144,9 @@ def literals(given: Sequence[str]) -> dict[str, Any]:
 
 
 def tell(
-    hunted: Hunt,
-    wanted: Wanted,
-    baseline: Path | None,
-    update: bool,
-    html: Path | None,
-    as_json: bool,
+    hunted: Hunt, wanted: Wanted, baseline: Path | None, update: bool, html: Path | None, as_json: bool,
     interrupted: bool,
-) -> int:
+) -> int:  # fmt: skip
     """Print and write what was found; the exit status."""
     import torch
 
@@ -159,32 +154,13 @@ def tell(
 
     store = hunted.store
     cells, cases = table.cells_of(store), store.cases()
-    totals = table.totals(cells)
-    if as_json:
-        for cell in cells:
-            print_json({"cell": cell.to_json()})
-        for case in cases:
-            print_json(case.to_json())
-        rate = round(len(store.results) / store.seconds, 2) if store.seconds else None
-        print_json(
-            {
-                "totals": {str(state): count for state, count in totals.items()},
-                "backend": wanted.backend, "torch": torch.__version__, "candidates": len(store.results),
-                "per_second": rate, "complete": hunted.complete, "cells": len(hunted.cells),
-            }
-        )  # fmt: skip
-    else:
-        print_table(cells)
-        for case in cases:
-            print_case(case)
-        click.echo(", ".join(f"{count} {state}" for state, count in totals.items()) or "nothing was tried")
+    (print_records if as_json else print_for_people)(hunted, cells, cases, table.totals(cells))
     tried = len({(cell.op, cell.dtype, cell.device) for cell in cells if cell.op != table.GRAPHS})
     rest = "" if hunted.complete and not interrupted else "; the same command goes on from here"
     note(
         f"{tried} of {len(hunted.cells)} cells tried, {len(store.results)} candidates, {len(cases)} distinct failures{rest}"
     )
-    waiting = sum(not one.settled for one in cases)
-    if waiting:
+    if waiting := sum(not one.settled for one in cases):
         note(f"{waiting} of the failures {'is' if waiting == 1 else 'are'} captured and not reduced yet")
     for one in store.refuted()[:MOST_TOLD]:
         note(f"not counted, since its capture did not fail again: {one.first}: {one.line[:200]}")
@@ -203,6 +179,37 @@ def tell(
         if update:
             table.write_baseline(baseline, store, wanted.backend, torch.__version__)
     return 1 if failing else 0
+
+
+def print_for_people(
+    hunted: Hunt, cells: Sequence[OpCell], cases: Sequence[DistinctFailure], totals: Mapping[Fate, int]
+) -> None:  # fmt: skip
+    """The table, the failures and the totals."""
+    print_table(cells)
+    for case in cases:
+        print_case(case)
+    click.echo(", ".join(f"{count} {state}" for state, count in totals.items()) or "nothing was tried")
+
+
+def print_records(
+    hunted: Hunt, cells: Sequence[OpCell], cases: Sequence[DistinctFailure], totals: Mapping[Fate, int]
+) -> None:  # fmt: skip
+    """The same as lines of JSON."""
+    import torch
+
+    store = hunted.store
+    for cell in cells:
+        print_json({"cell": cell.to_json()})
+    for case in cases:
+        print_json(case.to_json())
+    print_json(
+        {
+            "totals": {str(state): count for state, count in totals.items()},
+            "backend": hunted.wanted.backend, "torch": torch.__version__, "candidates": len(store.results),
+            "per_second": round(len(store.results) / store.seconds, 2) if store.seconds else None,
+            "complete": hunted.complete, "cells": len(hunted.cells),
+        }
+    )  # fmt: skip
 
 
 def compare(hunted: Hunt, wanted: Wanted, baseline: Path, as_json: bool) -> bool:
