@@ -18,7 +18,7 @@ from minidbg.cli.output import CANNOT_JUDGE, JSON, note, print_json, repro_folde
 from minidbg.cluster.members import Cluster, cluster_options
 
 if TYPE_CHECKING:
-    from minidbg.reduction.progress import Listener
+    from minidbg.reduction.result import Listener
 
 
 @click.command()
@@ -156,14 +156,14 @@ def asked_for(path: Path | None, last_crash: bool, folder: Path | None) -> Path:
 @contextlib.contextmanager
 def listener_on_stderr(events: bool) -> Iterator[Listener]:
     """Where progress goes: a bar or lines for a person, objects for a machine."""
-    from minidbg.reduction import progress
+    from minidbg.reduction import result
 
     if events:
-        yield progress.as_events(
+        yield result.as_events(
             lambda event, **fields: click.echo(json.dumps({"event": event, **fields}), err=True)
         )
         return
-    with progress.on_stream(sys.stderr) as listener:
+    with result.on_stream(sys.stderr) as listener:
         yield listener
 
 

@@ -147,7 +147,13 @@ class _Cloner:
             if self._members[storage_key(value)] > 1:
                 return leaf.view_as(leaf)
             copied = leaf.clone()
-        return copied if copied.stride() == leaf.stride() else leaf.view_as(leaf)
+            if copied.stride() == leaf.stride():
+                return copied
+            if not _has_plain_storage(leaf):
+                return leaf.view_as(leaf)
+            memory = torch.empty(0, dtype=leaf.dtype, device=leaf.device).set_(leaf.untyped_storage())
+            written = memory.requires_grad_().clone()
+            return written.as_strided(leaf.size(), leaf.stride(), leaf.storage_offset())
 
 
 def _is_parameter(value: Tensor) -> bool:

@@ -140,9 +140,10 @@ def _finished(spec: InputSpec, text: str, *, is_new: bool) -> str:
     """
     view = spec.view + (".conj()" if spec.is_conj else "")
     if spec.requires_grad and not spec.is_leaf:
-        return _non_leaf(
-            text if is_new else f"{text}.detach()", view or ("" if is_new else f".view({_sizes(spec.shape)})")
-        )
+        if not is_new:  # a view of a leaf, in the memory that it shares
+            return f"{_with_grad(f'{text}.detach()')}{view or f'.view({_sizes(spec.shape)})'}"
+        made = f"{_with_grad(text)} * 1"  # the plainest op that keeps values and strides
+        return f"({made}){view}" if view else made  # last: eager writes to no view of a leaf
     text = grouped(text) + view if view else text
     if spec.is_neg:
         text = f"torch._neg_view({text})"
@@ -167,11 +168,6 @@ def _with_grad(text: str) -> str:
 
 
 _FACTORIES = tuple(f"torch.{name}(" for name in ("randn", "rand", "zeros", "ones", "full", "tensor"))
-
-
-def _non_leaf(text: str, view: str) -> str:
-    # A view of a leaf is no leaf; without a view, "* 1" is the plainest op that keeps values and strides.
-    return f"{grouped(_with_grad(text))}{view}" if view else f"{_with_grad(text)} * 1"
 
 
 def _sizes(shape: tuple[int, ...]) -> str:

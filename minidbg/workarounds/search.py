@@ -27,7 +27,7 @@ from minidbg.oracle.embed import settings_of
 from minidbg.oracle.execute import fresh, written
 from minidbg.repro.files import replace_file
 from minidbg.repro.folder import HIDDEN, hidden
-from minidbg.workarounds import changes, graph_changes
+from minidbg.workarounds import changes
 from minidbg.workarounds.changes import Change
 
 CALL_SECONDS = 120.0
@@ -63,7 +63,7 @@ class Workaround:
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class WorkaroundSearch:
     """What was found, the cheapest first, and how many questions that took."""
 
     found: tuple[Workaround, ...]
@@ -81,7 +81,7 @@ class Search:
         }
 
 
-def find(capture: Path, reduced: Path | None, *, most_questions: int = MOST_QUESTIONS) -> Search:
+def find(capture: Path, reduced: Path | None, *, most_questions: int = MOST_QUESTIONS) -> WorkaroundSearch:
     """Changes of the program that avoid the failure of the capture; ``reduced`` is its repro, which names the ops at fault.
 
     Runs the script's code. Raises UnreadableRepro, and NotReproduced when the capture does not fail here.
@@ -103,7 +103,7 @@ def find(capture: Path, reduced: Path | None, *, most_questions: int = MOST_QUES
         found = list(asking.working(candidates(case, small, asking)))
         timed = with_costs(case, found)
     notes = () if found else ("nothing helped of what was tried: " + "; ".join(asking.tried),)
-    return Search(tuple(timed), asking.questions, time.monotonic() - began, notes)
+    return WorkaroundSearch(tuple(timed), asking.questions, time.monotonic() - began, notes)
 
 
 class Asking:
@@ -154,17 +154,17 @@ def candidates(case: Case, small: Case, asking: Asking) -> Iterator[Change]:
     """Changes to try, those first that help often and cost little."""
     yield from changes.with_one_thread(case)
     yield from option_that_helps(case, asking)
-    culprits = graph_changes.culprits_of(case, small)
+    culprits = changes.culprits_of(case, small)
     if culprits:
-        yield from graph_changes.inside_the_backend(case, small, culprits)
+        yield from changes.inside_the_backend(case, small, culprits)
     yield from changes.without_own_settings(case)
     if culprits:
-        yield graph_changes.outside_the_graph(case, culprits)
+        yield changes.outside_the_graph(case, culprits)
     yield from changes.in_lite_mode(case)
     yield from changes.with_other_sizes(case)
     yield from changes.with_other_backends(case)
     if culprits:
-        yield from graph_changes.with_changed_inputs(case, small, culprits)
+        yield from changes.with_changed_inputs(case, small, culprits)
 
 
 def option_that_helps(case: Case, asking: Asking) -> Iterator[Change]:
@@ -254,7 +254,7 @@ def kept_file(path: Path) -> Path:
     return repro.folder_of(path) / HIDDEN / "workarounds" / f"{path.stem}.json"
 
 
-def keep(path: Path, search: Search) -> None:
+def keep(path: Path, search: WorkaroundSearch) -> None:
     """Keep what was found, for ``show`` and the reports. Raises OSError."""
     hidden(repro.folder_of(path), "workarounds")
     replace_file(kept_file(path), json.dumps(search.to_json()).encode())

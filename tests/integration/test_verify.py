@@ -227,7 +227,7 @@ def scores_masked_in_place(scores: torch.Tensor, mask: torch.Tensor, weight: tor
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", planted.wrong_gradient])
-def test_the_gradient_of_an_activation_that_is_written_to_is_nobodys(
+def test_the_gradient_of_an_activation_that_is_written_to_is_that_from_before(
     backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Longformer with dynamic shapes: after ``+=`` eager's is that of the new value, which AOTAutograd's graph does not know."""

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidbg.errors import CannotWrite
+from minidbg.graphs.copying import clone_values
 from minidbg.graphs.specs import Exactness
 from minidbg.graphs.tensors import as_scripts_do, describe, main_device, materialise, statements
 
@@ -192,6 +193,15 @@ class TestSeeded:
         value = make()
         (made,) = remade(value)
         assert facts(made) == facts(value)
+
+    @pytest.mark.parametrize(
+        "view", [lambda x: x, torch.t, lambda x: x[:, 1:3], lambda x: x[0].expand(2, 4)[:, :1]]
+    )
+    def test_makes_an_activation_that_eager_can_write_to(self, view):
+        value = view(torch.randn(5, 4, requires_grad=True) * 1)
+        for made in (remade(value)[0], clone_values([value])[0]):
+            assert facts(made) == facts(value)
+            made[:1] += 1
 
     def test_keeps_inference_tensors(self):
         with torch.inference_mode():
