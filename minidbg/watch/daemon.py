@@ -19,9 +19,8 @@ from minidbg.processes.pool import NUMBERS, Died, Ended, Order, Pool, Ready
 from minidbg.watch.announce import Announcer, Log
 from minidbg.watch.background import Background, Builds, Built
 from minidbg.watch.events import Events
-from minidbg.watch.lock import Lock, hidden_folder
 from minidbg.watch.recorder import Recorder
-from minidbg.watch.repros import home_of
+from minidbg.watch.repros import Lock, hidden_folder, home_of
 from minidbg.watch.runner import IN_WORKER, Bytecode, Runner, forks
 from minidbg.watch.settings import Column, FailOn, Machine, WatchSettings, is_recipe
 from minidbg.watch.sources import repositories_of, repositories_worth_building, revisions

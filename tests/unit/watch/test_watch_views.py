@@ -19,10 +19,9 @@ from minidbg.cli.watching import history as history_command
 from minidbg.failure import Outcome, Verdict
 from minidbg.history import Flip, History, ReproState, Result, Revision
 from minidbg.watch.announce import Announcer, Event, JsonLines, Log, PlainLines, line_of
-from minidbg.watch.lock import Lock
 from minidbg.watch.matrix import Matrix, clock, span
-from minidbg.watch.page import Live, Page
-from minidbg.watch.results import Results
+from minidbg.watch.page import Live, Page, Results
+from minidbg.watch.repros import Lock
 from minidbg.watch.settings import FailOn
 
 NOW = 1_000_000.0
