@@ -121,11 +121,8 @@ class Runner:
 
     def lost(self, task: Task) -> bool:
         """The task's server died. Whether it may be tried again."""
-        if task in self.lost_once:
-            self.lost_once.discard(task)
-            return False
-        self.lost_once.add(task)
-        return True
+        self.lost_once ^= {task}
+        return task in self.lost_once
 
     def cancel_all(self) -> None:
         """End everything under way; the ends are still reported."""
