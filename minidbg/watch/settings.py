@@ -179,7 +179,6 @@ class Machine:
 
     environments: Mapping[str, Environment]
     torch: str = ""
-    python: str = ""
     slots: Mapping[str, int] = field(default_factory=dict)
     """Of a cluster: runs at the same time in each place (``cuda:0@gpubox``), by which ``environments`` are called too."""
 
@@ -188,18 +187,12 @@ class Machine:
         """Read the script's line. Raises KeyError or TypeError when it is damaged."""
         from minidbg.history import Environment  # late: the command line lists the options of watch
 
+        more = {"host": data["host"], "python": data["python"]}
         environments = {
-            device: Environment(
-                device=device,
-                name=facts["name"],
-                machine=data["machine"],
-                driver=facts["driver"],
-                torch=data["torch"],
-                facts={"host": data["host"], "python": data["python"]},
-            )
+            device: Environment(device, facts["name"], data["machine"], facts["driver"], data["torch"], more)
             for device, facts in data["devices"].items()
         }
-        return cls(environments, data["torch"], data["python"])
+        return cls(environments, data["torch"])
 
     def present(self) -> tuple[str, ...]:
         """The devices to name to a person: ``cuda:0``, not ``cuda`` as well."""
