@@ -66,7 +66,9 @@ class Live(View):
             self.seq += 1
             match event.name:
                 case "started":
-                    self.flips.extend((self.seq, entry) for entry in reversed(past_flips(Path(data["home"]))))
+                    with contextlib.suppress(MinidbgError):  # there is no history yet
+                        past = reading.history_of(Path(data["home"]), SHOWN_FLIPS)
+                        self.flips.extend((self.seq, flip_entry(entry)) for entry in reversed(past))
                 case "machine":
                     self.machine = {"torch": data["torch"], "devices": data["devices"]}
                 case "columns":
@@ -163,14 +165,6 @@ def flip_entry(data: Mapping[str, Any]) -> Json:
     """A flip as the page shows it."""
     told = {name: data[name] for name in ("repro", "device", "kind", "before", "after", "files")}
     return {"at": round(data["at"], 1), **told, "between": between(data).strip()}
-
-
-def past_flips(home: Path) -> list[Json]:
-    """The latest flips of the history, newest first; none without one."""
-    try:
-        return [flip_entry(entry) for entry in reading.history_of(home, SHOWN_FLIPS)]
-    except MinidbgError:
-        return []
 
 
 def page_html(state: Json, *, alone: bool) -> str:

@@ -70,10 +70,10 @@ class Sweeper:
         if self.runner.take is not None:
             contents = {path: entry.digest for path, entry in self.watched.snapshot.files.items()}
             self.runner.take(contents, import_folders(self.repros.values()))
-        self.runner.get_ready(
-            [*self.watched.all_roots(), *self.script_folders()],
-            usual_seconds(self.recorder.states.values(), self.repros),
-        )
+        # modules beside the scripts may be imported
+        folders = {str(repro.path.absolute().parent) for repro in self.repros.values()}
+        usual = usual_seconds(self.recorder.states.values(), self.repros)
+        self.runner.get_ready([*self.watched.all_roots(), *map(Root, folders)], usual)
         files = [display_path(path) for path in changed[:MOST_FILES_TOLD]]
         number = self.recorder.history.start_sweep(began, code=code, files=files)
         jobs, unable = self.jobs_of(names)
@@ -136,12 +136,6 @@ class Sweeper:
             if state is None or (state.code, state.script, state.environment) != now:
                 found.append(job)
         return found
-
-    def script_folders(self) -> list[Root]:
-        """The folders that scripts lie in: modules beside them may be imported."""
-        return [
-            Root(str(folder)) for folder in {repro.path.absolute().parent for repro in self.repros.values()}
-        ]
 
     def jobs_of(self, names: set[str]) -> tuple[list[Job], list[JobAnswer]]:
         """The jobs of these repros, and the answers for those that are damaged. Once is said which devices are not here."""
