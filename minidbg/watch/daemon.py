@@ -167,7 +167,7 @@ class Daemon:
     def ask_for_devices(self) -> None:
         self.machine_order = next(NUMBERS)
         no_torch = ("--no-torch",) if os.environ.get("MINIDBG__WATCH_PRELOAD") == "none" else ()
-        mode = "fork" if forks(self.settings) else "prelude"
+        mode = "fork" if forks(self.settings.workers) else "prelude"
         self.pool.run(Order(self.machine_order, (IN_WORKER, "devices", *no_torch), mode, 120.0))
 
     def handle(self, message: Message) -> None:

@@ -91,7 +91,7 @@ def run_daemon(paths: list[Path], settings: WatchSettings, outputs: Outputs) -> 
 
     def make_pool(hidden: Path) -> Pool:
         if settings.cluster is None:
-            return ServerPool(inbox.put, preload_for(backends, forks=forks(settings)), state=hidden)
+            return ServerPool(inbox.put, preload_for(backends, forks=forks(settings.workers)), state=hidden)
         from minidbg.cluster.pool import ClusterPool
 
         return ClusterPool(

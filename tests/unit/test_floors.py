@@ -12,12 +12,41 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "minidbg"
 
 FLOORS = {
-    "__main__": 12, "cli": 11, "__init__": 11, "pytest_plugin": 11, "library": 10, "demo": 10, "hunt": 10,
-    "doctor": 10, "watch": 10, "report": 10, "run": 10, "backend": 9, "cluster": 9, "reduction": 8,
-    "stages": 8, "workarounds": 8, "intake": 8, "isolation": 7, "repro": 6, "history": 6,
-    "judge_script": 5, "oracle": 4, "graphs": 3, "references": 3, "case": 2, "processes": 2, "failure": 1,
-    "_torch": 1, "devices": 1, "settings": 2, "checks": 1, "errors": 0, "metadata": 0, "printable": 0,
-}  # fmt: skip
+    "__main__": 12,
+    "cli": 11,
+    "__init__": 11,
+    "pytest_plugin": 11,
+    "library": 10,
+    "demo": 10,
+    "hunt": 10,
+    "doctor": 10,
+    "watch": 10,
+    "report": 10,
+    "run": 10,
+    "backend": 9,
+    "cluster": 9,
+    "reduction": 8,
+    "stages": 8,
+    "workarounds": 8,
+    "intake": 8,
+    "isolation": 7,
+    "repro": 6,
+    "history": 6,
+    "judge_script": 5,
+    "oracle": 4,
+    "graphs": 3,
+    "references": 3,
+    "case": 2,
+    "processes": 2,
+    "failure": 1,
+    "_torch": 1,
+    "devices": 1,
+    "settings": 2,
+    "checks": 1,
+    "errors": 0,
+    "metadata": 0,
+    "printable": 0,
+}
 
 # The harness is text that every repro script carries, so it cannot import _torch; the comparison likewise.
 MAY_NAME_PRIVATE_TORCH = {
