@@ -110,7 +110,7 @@ def wanted(config: pytest.Config) -> bool:
 
 def is_repro(path: Path) -> bool:
     """Whether the file is a repro script, outside ``.minidbg``, damaged or not."""
-    if path.suffix != ".py" or not is_script(path) or HIDDEN in path.parts:
+    if not is_script(path.name) or HIDDEN in path.parts:
         return False
     try:
         block = BLOCK.search(path.read_text(encoding="utf-8-sig"))

@@ -42,23 +42,13 @@ class ForwardCall:
 
     def failure(self, error: Exception, phase: str) -> Failure:
         """What failed, with the inputs that are still there."""
-        examples = [
-            node.meta.get("example_value")
-            for node in self.graph_module.graph.nodes
-            if node.op == "placeholder"
-        ]
+        placeholders = self.graph_module.graph.find_nodes(op="placeholder")
         values = [
-            example if value is None else value
-            for value, example in zip(map(alive, self.inputs), examples, strict=True)
+            node.meta.get("example_value") if value is None else value
+            for node, value in zip(placeholders, map(alive, self.inputs), strict=True)
         ]
         return Failure(
-            self.graph_module,
-            values,
-            self.link,
-            Kind(phase),
-            error,
-            direction=Direction.BACKWARD,
-            context=self.context,
+            self.graph_module, values, self.link, Kind(phase), error, (), Direction.BACKWARD, self.context
         )
 
 

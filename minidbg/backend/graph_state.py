@@ -203,14 +203,10 @@ class GraphState:
         if self.comparing:
             return None
         self.comparing.add(threading.get_ident())
-        link, compiled_fn = self.links[self.position], self.compiled_fn
-
-        def unboxed(*args: Any) -> Any:
-            return compiled_fn(list(args)) if self.boxed else compiled_fn(*args)
-
+        own, link = self.settings, self.links[self.position]
         with self.record.during(Step.RUN, link, args):
             return verify.begin(
-                self.untouched, unboxed, link, args, self.mutated, kept, self.settings, self.standing, heard
+                self.untouched, self.call, link, args, self.mutated, kept, own, self.standing, heard
             )
 
     def judged(self, verification: verify.Verification, result: Any, args: tuple[Any, ...]) -> Failure | None:

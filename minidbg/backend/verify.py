@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -280,7 +280,7 @@ class Verification:
 
 def begin(
     graph: fx.GraphModule,
-    compiled_fn: CompiledFn,
+    call: Callable[[list[Any]], Any],
     link: Link,
     args: Sequence[Any],
     mutated: frozenset[int],
@@ -291,7 +291,7 @@ def begin(
 ) -> Verification | None:
     """What is needed to judge a call with ``args`` that is about to be made; None when it will not be judged.
 
-    Where gradients are needed, ``compiled_fn`` and its backward have then run on copies; what ``kept`` holds is put back.
+    Where gradients are needed, ``call`` of the compiled function and its backward have then run on copies; what ``kept`` holds is put back.
     """
     why = refusal(graph, args, mutated, settings) if kept.complete else "what it writes to cannot be copied"
     if why:
@@ -305,7 +305,7 @@ def begin(
         if state.wants_backward() and heard is not None:
             standing.leave_out(GRADIENTS_SHARED)
         elif state.wants_backward():
-            run_backward(verification, compiled_fn, kept)
+            run_backward(verification, call, kept)
     except Exception as trouble:  # a copy that cannot be made keeps nobody from his own call
         standing.not_verified(reason_of(trouble))
         log.debug("verification_failed", exc_info=True)
@@ -313,7 +313,7 @@ def begin(
     return verification
 
 
-def run_backward(verification: Verification, compiled_fn: CompiledFn, kept: Kept) -> None:
+def run_backward(verification: Verification, call: Callable[[list[Any]], Any], kept: Kept) -> None:
     """Run the user's compiled function and its backward on copies, and keep the gradients, or what was raised."""
     inside = verification.before
     inputs = inside.fresh(everything=True)
@@ -321,7 +321,7 @@ def run_backward(verification: Verification, compiled_fn: CompiledFn, kept: Kept
     try:
         with quiet():
             try:
-                outputs = compiled_fn(*inputs)
+                outputs = call(list(inputs))
             except Exception:  # noqa: BLE001 - the user's own call will tell
                 return
             try:

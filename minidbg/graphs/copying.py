@@ -149,11 +149,16 @@ class _Cloner:
             copied = leaf.clone()
             if copied.stride() == leaf.stride():
                 return copied
-            if not _has_plain_storage(leaf):
+            if not _has_plain_storage(leaf) or _is_expanded(leaf.shape, leaf.stride()):
                 return leaf.view_as(leaf)
-            memory = torch.empty(0, dtype=leaf.dtype, device=leaf.device).set_(leaf.untyped_storage())
-            written = memory.requires_grad_().clone()
-            return written.as_strided(leaf.size(), leaf.stride(), leaf.storage_offset())
+            made = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
+            memory: torch.UntypedStorage = leaf.untyped_storage().clone()  # type: ignore[no-untyped-call]
+            return made.set_(memory, leaf.storage_offset(), leaf.size(), leaf.stride()).copy_(leaf)
+
+
+def _is_expanded(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether several elements are one, so that eager writes to none of them."""
+    return any(size > 1 and step == 0 for size, step in zip(shape, stride, strict=True))
 
 
 def _is_parameter(value: Tensor) -> bool:

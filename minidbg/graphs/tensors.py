@@ -133,6 +133,12 @@ def _tensor_statements(spec: InputSpec, main: str, explicit: bool) -> Iterator[s
         yield f"{spec.name} = {finished}"
 
 
+def _outlives_an_op(spec: InputSpec) -> bool:
+    """Whether the result of an op on the input has its layout."""
+    like = torch.empty_strided(spec.shape, spec.stride, device="meta")
+    return like.clone().stride() == like.stride() and not (spec.storage_offset or spec.is_conj)
+
+
 def _finished(spec: InputSpec, text: str, *, is_new: bool) -> str:
     """The base's ``text`` seen as the input: its view, its lazy bits, Parameter, requires_grad, leafness.
 
@@ -142,8 +148,9 @@ def _finished(spec: InputSpec, text: str, *, is_new: bool) -> str:
     if spec.requires_grad and not spec.is_leaf:
         if not is_new:  # a view of a leaf, in the memory that it shares
             return f"{_with_grad(f'{text}.detach()')}{view or f'.view({_sizes(spec.shape)})'}"
-        made = f"{_with_grad(text)} * 1"  # the plainest op that keeps values and strides
-        return f"({made}){view}" if view else made  # last: eager writes to no view of a leaf
+        if view and not _outlives_an_op(spec):  # a view of a leaf: eager writes to none
+            return f"{grouped(_with_grad(text))}{view}"
+        return f"{_with_grad(grouped(text) + view if view else text)} * 1"  # the plainest op that keeps values and strides
     text = grouped(text) + view if view else text
     if spec.is_neg:
         text = f"torch._neg_view({text})"

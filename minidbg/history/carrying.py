@@ -44,7 +44,14 @@ class HistoryContents:
 
     def sizes(self) -> dict[str, int]:
         """How many of what."""
-        return {"sweeps": len(self.sweeps), "runs": len(self.results), "flips": len(self.flips)}
+        return {name: len(items) for name, items in self.items().items()}
+
+    def items(self) -> dict[str, set[Any]]:
+        """What can be new in a merge. A sweep whose end or revisions were not known is another one with them."""
+        return {
+            "sweeps": set(self.sweeps.items()), "runs": self.results, "flips": set(self.flips),
+            "verdicts": set(self.states.items()),
+        }  # fmt: skip
 
 
 def contents_of(history: History) -> HistoryContents:
@@ -194,7 +201,7 @@ def export_history(history: History, path: Path) -> dict[str, int]:
 
 
 def import_history(history: History, path: Path) -> dict[str, int]:
-    """Merge the document into the history. Returns how much of it was new. Raises MinidbgError for another file."""
+    """Merge the document into the history. Returns how much of it was new or said more. Raises MinidbgError for another file."""
     data = path.read_bytes()
     try:
         found = from_json(json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data))
@@ -207,4 +214,5 @@ def import_history(history: History, path: Path) -> dict[str, int]:
     after = merged(before, found)
     if to_json(after) != to_json(before):
         write(history, after)
-    return {name: count - before.sizes()[name] for name, count in after.sizes().items()}
+    known = before.items()
+    return {name: len(items - known[name]) for name, items in after.items().items()}

@@ -219,15 +219,12 @@ def gradient_sources(model: Any, inputs: tuple[Any, ...]) -> dict[str, Any]:
     Afterwards the tensor stands for its new value: in eager that has a gradient, in a graph of AOTAutograd it is outside.
     """
     values = {f"input {place}": value for place, value in enumerate(inputs)} | dict(model.named_parameters())
-    return {name: gradient_source(value) for name, value in values.items() if needs_gradient(value)}
-
-
-def gradient_source(value: torch.Tensor) -> Any:
-    # A write to a view gives the view another place in autograd's graph; that of its base stays.
-    base = value._base
-    if value.is_leaf or base is None or not base.requires_grad:
-        base = value
-    return base if base.is_leaf else torch.autograd.graph.get_gradient_edge(base)
+    edge = torch.autograd.graph.get_gradient_edge
+    return {
+        name: value if value.is_leaf else edge(value)
+        for name, value in values.items()
+        if needs_gradient(value)
+    }
 
 
 def gradients_of(

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
+import torch
 from torch import fx
 
 from minidbg import _torch
-from minidbg.graphs.copying import copy_graph_module
+from minidbg.graphs.copying import copy_graph_module, storage_bytes, storage_key
 from minidbg.graphs.effects import attribute_of, is_call
 
 
@@ -124,6 +125,12 @@ class Candidate:
         if len(self.graph_module.graph.nodes) <= SMALL:
             return fingerprint(self.graph_module, self.tokens)
         return f"{self.epoch} {self.variant} {structure(self.graph_module)}"
+
+    @cached_property
+    def storages(self) -> dict[int, int]:
+        """Bytes of each storage behind the inputs."""
+        tensors = (value for value in self.inputs if isinstance(value, torch.Tensor))
+        return {storage_key(value): storage_bytes(value) for value in tensors}
 
     @cached_property
     def size(self) -> tuple[int, ...]:

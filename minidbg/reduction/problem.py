@@ -12,7 +12,6 @@ import torch
 from torch import fx
 
 from minidbg.errors import NotReproduced
-from minidbg.graphs.copying import storage_bytes, storage_key
 from minidbg.graphs.edit import extract
 from minidbg.graphs.pieces import CannotExtract
 from minidbg.graphs.record import Around, Recording, runs_in_eager
@@ -34,10 +33,6 @@ LEAST_SPARE_BYTES = 16 << 20
 
 TELLING = ("nodes", "sizes", "arguments", "dtypes", "tensors", "bypass", "inputs", "values", "outputs")
 """Phases whose candidates are one step smaller than ``best``: what a passing one of them lacks says most about a failure first."""
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def _text(value: Any) -> str:
@@ -112,15 +107,11 @@ class ReductionProblem:
     _started: float = field(default_factory=time.monotonic)
     _progress: tuple[int, float] = (0, 0.0)
     """Calls and seconds when something smaller was last found, or a pass was last given up."""
-    _whole_inputs: tuple[Any, ...] = ()
-    _whole_ids: frozenset[int] = frozenset()
-    _own_storages: list[dict[int, int]] = field(default_factory=list)
+    _whole: Candidate = field(init=False)
 
     def __post_init__(self) -> None:
-        self._whole_inputs = self.best.inputs
-        self._whole_ids = frozenset(map(id, self._whole_inputs))
-        held = {storage_key(value): storage_bytes(value) for value in self.best.inputs if _is_tensor(value)}
-        self.spare_bytes = max(LEAST_SPARE_BYTES, sum(held.values()) // 4)
+        self._whole = self.best
+        self.spare_bytes = max(LEAST_SPARE_BYTES, sum(self.best.storages.values()) // 4)
 
     @property
     def recording(self) -> Recording:
@@ -275,7 +266,6 @@ class ReductionProblem:
         self.best = replace(candidate, epoch=epoch)
         self.best.graph.module()  # made now: until then it would keep an older recording alive
         self.steps.append(self.best)
-        self._own_storages.append(self._own_storages_of(self.best))
         self._forget_large_steps()
         self.neighbour, self.neighbour_phase = None, ""
         self._progress = self.oracle_calls, self.elapsed()
@@ -283,22 +273,12 @@ class ReductionProblem:
     def _forget_large_steps(self) -> None:
         """Drop the largest earlier steps while they hold many bytes that nothing else holds."""
         while len(self.steps) > 1 and self._bytes_of_steps() > self.spare_bytes:
-            del self.steps[0], self._own_storages[0]
+            del self.steps[0]
 
     def _bytes_of_steps(self) -> int:
-        shared = {storage_key(value) for value in self.best.inputs if _is_tensor(value)}
-        extra = {
-            key: size for own in self._own_storages[:-1] for key, size in own.items() if key not in shared
-        }
-        return sum(extra.values())
-
-    def _own_storages_of(self, candidate: Candidate) -> dict[int, int]:
-        """Storages of recorded values among its inputs, with their bytes; those of the whole's inputs are no cost."""
-        return {
-            storage_key(value): storage_bytes(value)
-            for value in candidate.inputs
-            if _is_tensor(value) and id(value) not in self._whole_ids
-        }
+        held = {key: size for step in self.steps[:-1] for key, size in step.storages.items()}
+        needed = self.best.storages.keys() | self._whole.storages.keys()
+        return sum(size for key, size in held.items() if key not in needed)
 
     def elapsed(self) -> float:
         return time.monotonic() - self._started

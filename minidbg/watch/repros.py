@@ -15,8 +15,9 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -104,15 +105,16 @@ def find_repros(paths: Sequence[Path]) -> list[Path]:
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
-            found.update(dict.fromkeys(script for script in sorted(path.glob("*.py")) if is_script(script)))
+            names = sorted(name for name in os.listdir(path) if is_script(name))
+            found.update(dict.fromkeys(path / name for name in names))
         elif path.exists():
             found[path] = None
     return list(found)
 
 
-def is_script(path: Path) -> bool:
+def is_script(name: str) -> bool:
     """Whether a file of a repro folder can be a repro: all but what belongs to pytest or editors."""
-    return path.name not in NO_REPROS and not path.name.startswith(".")
+    return name.endswith(".py") and name not in NO_REPROS and not name.startswith(".")
 
 
 def name_of(path: Path, home: Path) -> str:
@@ -137,9 +139,10 @@ def read_repros(
 def stamp_of(path: Path) -> tuple[int, ...]:
     """Size, times and inode of a script and of the tensors beside it; other numbers when they were written again."""
     numbers: list[int] = []
-    for file in (path, path.with_suffix(".safetensors")):
+    script = str(path)
+    for file in (script, os.path.splitext(script)[0] + ".safetensors"):  # asked for after each run: no Path
         try:
-            status = file.stat()
+            status = os.stat(file)
             numbers += [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
         except OSError:
             numbers += [0, 0, 0, 0]
@@ -201,8 +204,10 @@ def function_source(text: str, name: str) -> str:
     return ""
 
 
-def imported_in(source: str) -> Iterable[str]:
+@lru_cache(maxsize=256)
+def imported_in(source: str) -> tuple[str, ...]:
     """Top-level names of the modules that a function's source imports, torch left out."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -210,7 +215,8 @@ def imported_in(source: str) -> Iterable[str]:
             names = [node.module or ""]
         else:
             continue
-        yield from (name.partition(".")[0] for name in names if name.partition(".")[0] not in ("", "torch"))
+        found += (name.partition(".")[0] for name in names)
+    return tuple(name for name in found if name not in ("", "torch"))
 
 
 def home_of(paths: Sequence[Path]) -> Path:

@@ -11,7 +11,6 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -243,9 +242,16 @@ class Column:
     """Options that are added to those of the repro's header, a Python dict as text."""
     host: str = ""
     """The kind of machine, where there are several."""
+    name: str = field(init=False, repr=False, compare=False)
+    """What the column is called everywhere. It is asked for several times for each run."""
+
+    def __post_init__(self) -> None:
+        options = ", ".join(f"{name}={value!r}" for name, value in self.given_options.items())
+        parts = (self.place, self.env, options and f"{{{options}}}")
+        object.__setattr__(self, "name", " ".join(part for part in parts if part))
 
     def __str__(self) -> str:
-        return name_of(self)
+        return self.name
 
     @property
     def place(self) -> str:
@@ -259,13 +265,6 @@ class Column:
     @property
     def given_options(self) -> dict[str, Any]:
         return dict(ast.literal_eval(self.options)) if self.options else {}
-
-
-@lru_cache(maxsize=4096)
-def name_of(column: Column) -> str:
-    """What the column is called everywhere."""
-    options = ", ".join(f"{name}={value!r}" for name, value in column.given_options.items())
-    return " ".join(part for part in (column.place, column.env, options and f"{{{options}}}") if part)
 
 
 def said_aloud(device: str, repros: int, machine: Machine) -> str:

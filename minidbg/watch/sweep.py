@@ -46,7 +46,7 @@ class Job:
     @property
     def device(self) -> str:
         """The column's name, by which the history knows it."""
-        return str(self.column)
+        return self.column.name
 
 
 class Lane(enum.Enum):
@@ -164,7 +164,7 @@ class Sweep:
         keys = {name: self.repros[name].backend_key for name in {job.repro for job in self.jobs}}
         self.keys = {job: CanaryKey(keys[job.repro], job.device) for job in self.jobs}
         for number, job in enumerate(self.jobs):
-            self.pending[self.lane(job)][shared_device(job), job in self.slow].append((number, job))
+            self.pending[self.lane(job)][self.queue(job)].append((number, job))
 
     @property
     def finished(self) -> bool:
@@ -181,6 +181,10 @@ class Sweep:
             return Lane.LONG
         fresh = state is not None and state.fresh and state.script == repro.digest
         return Lane.FRESH if fresh else Lane.WARM
+
+    def queue(self, job: Job) -> tuple[str, bool]:
+        """Which of its lane's queues the job waits in."""
+        return shared_device(job), bool(self.slow) and job in self.slow
 
     def next_task(self) -> Task | None:
         """What to start now, or None. It counts as running until it is reported or given up."""
@@ -229,7 +233,7 @@ class Sweep:
         if not self.probing and key not in self.canaries:
             self.canaries[key] = None
             return Task(Purpose.CANARY, job)
-        self.pending[lane][shared_device(job), job in self.slow].popleft()
+        self.pending[lane][self.queue(job)].popleft()
         return Task(Purpose.PROBE if self.probing else Purpose.RUN, job, lane is Lane.FRESH, lane)
 
     def next_warm(self, busy: Mapping[str, int]) -> Job | None:
@@ -287,7 +291,7 @@ class Sweep:
         before, repro = self.states.get((job.repro, job.device)), self.repros[job.repro]
         settled = decide(job.repro, job.device, before, runs, expect=repro.expect)
         if isinstance(settled, Settled):
-            return self.released(JobAnswer(job, settled, tuple(runs), seen.outcome.reason))
+            return self.released(JobAnswer(job, settled, tuple(self.runs.pop(job)), seen.outcome.reason))
         if len(runs) == MOST_RUNS:
             reason = f"{runs[0].verdict} could not be confirmed in a fresh interpreter: {seen.reason}"
             return self.released(self.unable(job, Transition.INVALID, reason))
@@ -310,6 +314,10 @@ class Sweep:
         """The answer for a job that cannot be judged: its state stays."""
         state = self.states.get((job.repro, job.device))
         return JobAnswer(job, Settled(state, standing), tuple(self.runs.get(job, ())), reason)
+
+    def forget(self) -> None:
+        """After its end: drop all but what it was and what it came to, which of 160,000 jobs is much."""
+        self.jobs, self.states, self.runs = (), {}, {}
 
     def cut_short(self) -> None:
         """The code has changed: start nothing more, and drop what no canary has vouched for."""
@@ -335,17 +343,14 @@ def in_order(
     files = frozenset(changed)
     modules = {module for path in files for module in module_names(path)}
 
-    def key(job: Job) -> tuple[int, float, Job]:
+    def key(job: Job) -> tuple[int, float]:
         state = states.get((job.repro, job.device))
-        seconds = state.seconds if state else 0.0
-        return rank(job, state, files, modules, repros[job.repro]), seconds, job
+        return rank(state, files, modules, repros[job.repro]), state.seconds if state else 0.0
 
     return sorted(jobs, key=key)
 
 
-def rank(
-    job: Job, state: ReproState | None, changed: frozenset[str], modules: Collection[str], repro: Repro
-) -> int:
+def rank(state: ReproState | None, changed: frozenset[str], modules: Collection[str], repro: Repro) -> int:
     """Failed in a changed file (one of ``modules``), failing and loads one, failing, new, loads one, the rest."""
     if state is None:
         return 3
@@ -359,13 +364,13 @@ def rank(
 
 def slow_jobs(jobs: Sequence[Job], states: Mapping[tuple[str, str], ReproState]) -> frozenset[Job]:
     """Jobs that took so much longer than the others that they must not occupy every worker at once."""
-    seconds = {
-        job: state.seconds for job in jobs if (state := states.get((job.repro, job.device))) is not None
-    }
+    seconds = [
+        (job, state.seconds) for job in jobs if (state := states.get((job.repro, job.device))) is not None
+    ]
     if not seconds:
         return frozenset()
-    limit = max(SLOW_S, SLOW_FACTOR * statistics.median(seconds.values()))
-    return frozenset(job for job, took in seconds.items() if took > limit)
+    limit = max(SLOW_S, SLOW_FACTOR * statistics.median(took for _, took in seconds))
+    return frozenset(job for job, took in seconds if took > limit)
 
 
 def exit_status(answers: Iterable[JobAnswer], repros: dict[str, Repro], *, unexpected_only: bool) -> int:

@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from minidbg.cluster.members import Place
@@ -17,7 +17,15 @@ from minidbg.watch.announce import Announcer
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import Repro, stamp_of
 from minidbg.watch.runner import Runner, as_renamed, canary_of, outcome_of
-from minidbg.watch.settings import Machine, OnChange, WatchSettings, devices_of, parse_devices, said_aloud
+from minidbg.watch.settings import (
+    Column,
+    Machine,
+    OnChange,
+    WatchSettings,
+    devices_of,
+    parse_devices,
+    said_aloud,
+)
 from minidbg.watch.snapshot import Root
 from minidbg.watch.sources import import_folders, installed_digest
 from minidbg.watch.states import Purpose, Seen, Settled, Transition, usual_seconds
@@ -27,7 +35,7 @@ from minidbg.watch.watched import Mark, Watched
 MOST_FILES_TOLD = 200
 MOST_TOUCHES = 2
 JUST_BEGUN_S = 0.5
-AHEAD = 4
+AHEAD = 2
 """One run in so many is given to a cluster ahead of time."""
 GRACE_S = 2.0
 """How long runs that a change has made stale may go on (``on_change = "queue"``)."""
@@ -143,10 +151,14 @@ class Sweeper:
         unable: list[JobAnswer] = []
         absent: Counter[str] = Counter()
         wanted = parse_devices(self.settings.devices)
+        by_device: dict[str, tuple[tuple[str, ...], tuple[Column, ...]]] = {}
         for name in sorted(names):
             repro = self.repros[name]
-            devices = devices_of(repro.device, wanted, self.machine)
-            every = [Job(name, column) for column in self.settings.variants(devices)]
+            if repro.device not in by_device:
+                found = devices_of(repro.device, wanted, self.machine)
+                by_device[repro.device] = found, self.settings.variants(found)
+            devices, columns = by_device[repro.device]
+            every = [Job(name, column) for column in columns]
             if repro.damage:
                 states = [self.recorder.states.get((name, job.device)) for job in every]
                 unable += [
@@ -307,9 +319,10 @@ class Sweeper:
                 )  # fmt: skip
         if sweep.first_answer is None and (len(found) > len(answers) or any(one.runs for one in answers)):
             sweep.first_answer = self.clock()
-        sweep.answers.update({answer.job: answer for answer in answers})
         if answers:
             self.recorder.commit(answers, sweep.repros, sweep.number, quiet=sweep.probing)
+        # The runs are in the history now.
+        sweep.answers.update({answer.job: replace(answer, runs=()) for answer in answers})
 
     # Ending
 
@@ -335,6 +348,7 @@ class Sweeper:
             first_verdict_seconds=None if sweep.first_answer is None else round(sweep.first_answer - sweep.began, 3),
             standings=count_standings(sweep.answers.values()), unjudged=sweep.unjudged,
         )  # fmt: skip
+        sweep.forget()
         self.watched.forget_missing()
         if sweep.number % 50 == 0:
             self.recorder.history.prune()

@@ -247,9 +247,12 @@ class Watched:
     def look(self, paths: Sequence[str] = (), *, everywhere: bool = False) -> None:
         """See what the hinted files hold now, or all files; and which repros there are."""
         self.unlooked.clear()
+        began = time.monotonic()
         changed = self.read_files([path for path in paths if self.concerns(path)], everywhere=everywhere)
         if everywhere or any(self.concerns_repros(path) for path in paths):
             self.read_repros_again()
+        if everywhere:
+            self.look_seconds = time.monotonic() - began
         if changed and self.polling:
             for path in changed:
                 self.burst.note(time.monotonic(), path)  # it may still be being written
@@ -259,11 +262,9 @@ class Watched:
         before, hints, now_ns = self.snapshot, tuple(hints), time.time_ns()
         if everywhere or any(os.path.basename(path) == ".gitignore" for path in hints):
             self.ignore.forget()
-            began = time.monotonic()
             self.snapshot = scan(
                 self.roots, self.ignore, before, now_ns=now_ns, hinted=hints, always=self.always
             )
-            self.look_seconds = time.monotonic() - began
         else:
             self.snapshot = update(self.roots, self.ignore, before, hints, now_ns=now_ns, always=self.always)
         return self.snapshot.changes_since(before)
@@ -299,6 +300,8 @@ class Watched:
 
     def read_repros_again(self) -> None:
         before, after = self.repros, read_repros(self.paths, self.home, self.repros)
+        if before.keys() == after.keys() and all(after[name] is before[name] for name in after):
+            return  # ``files_of_repros`` knows them by their identity
         self.repros = after
         changed = {name for name in after if name not in before or before[name].digest != after[name].digest}
         for name in sorted(changed):

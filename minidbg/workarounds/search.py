@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,12 @@ def option_that_helps(case: Case, asking: Asking) -> Iterator[Change]:
     yield changes.with_options(case, options)
 
 
+def made(case: Case) -> tuple[Any, tuple[Any, ...]]:
+    """The case's model and inputs, as its script makes them."""
+    source = written(case)
+    return instantiate(source, fresh(source)), tuple(clone_values(case.inputs))
+
+
 def agrees_in_eager(case: Case, changed: Case) -> bool:
     """Whether two graphs give the same results in eager, in a child: what the change costs is not its meaning."""
 
@@ -189,18 +196,11 @@ def agrees_in_eager(case: Case, changed: Case) -> bool:
         def run(
             which: Case, change: Callable[[Any], Any] = lambda made: made, seed: int = harness.SEED
         ) -> dict[str, Any]:
-            source = written(which)
-            model, inputs = (
-                change(instantiate(source, fresh(source))),
-                change(tuple(clone_values(which.inputs))),
-            )
+            model, inputs = map(change, made(which))
             with harness.entered_modes(table.get("context", {})):
                 return harness.run_once(model, model, inputs, table, seed)
 
-        return (
-            differ(run(changed), run(case), lambda *args, **kwargs: run(case, *args, **kwargs), table, [])
-            is None
-        )
+        return differ(run(changed), run(case), partial(run, case), table, []) is None
 
     return processes.call_in_fork(answer, seconds=CALL_SECONDS).value is True
 
@@ -220,8 +220,7 @@ def seconds_a_call(case: Case, compiled: Case | None) -> float | None:
     """The median time of a call of the case's graph, compiled or in eager, in a child; None where it cannot be measured."""
 
     def answer() -> float:
-        source, table = written(case), settings_of(case)
-        model, inputs = instantiate(source, fresh(source)), tuple(clone_values(case.inputs))
+        table, (model, inputs) = settings_of(case), made(case)
         function: Any = model
         if compiled is not None:
             backend = case.compiler if case.compiler is not None else references.resolve(case.backend)

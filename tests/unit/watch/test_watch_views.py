@@ -482,11 +482,11 @@ def test_a_history_is_exported_and_imported_but_not_under_a_daemon(folder: Path,
     file = tmp_path / "carried.json.gz"
     assert run(history_command, "export", file, "--folder", folder) == (
         0,
-        f"{file}: 2 sweeps, 2 runs, 1 flips\n",
+        f"{file}: 2 sweeps, 2 runs, 1 flips, 2 verdicts\n",
     )
     desk = tmp_path / "desk"
     desk.mkdir()
-    for new in ("2 sweeps, 2 runs, 1 flips", "0 sweeps, 0 runs, 0 flips"):
+    for new in ("2 sweeps, 2 runs, 1 flips, 2 verdicts", "0 sweeps, 0 runs, 0 flips, 0 verdicts"):
         assert run(history_command, "import", file, "--folder", desk) == (0, f"{file}: {new} were new\n")
     assert run(history_command, desk)[1] == run(history_command, folder)[1]
     lock = Lock(desk)
