@@ -210,8 +210,7 @@ class Sweep:
                 self.confirmations.remove(task)
                 return task
         free = (self.first(lane, busy) for lane in room if room[lane] > 0)
-        job = next((job for job in free if job is not None), None)
-        return self.started(job) if job is not None else None
+        return next((self.started(job) for job in free if job is not None), None)
 
     def first(self, lane: Lane, busy: Mapping[str, int], *, quick: bool = False) -> Job | None:
         """The first of a lane's jobs whose device has room; with ``quick`` none that is slow."""
@@ -397,5 +396,4 @@ def contradictions(answers: Iterable[JobAnswer], repros: Mapping[str, Repro]) ->
 
 
 def count_standings(answers: Iterable[JobAnswer]) -> dict[str, int]:
-    """How many repros came to what."""
     return dict(Counter(str(answer.settled.standing) for answer in answers))
