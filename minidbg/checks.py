@@ -52,20 +52,11 @@ def whole(value: Any, *, at_least: int) -> int:
 
 def flag(value: Any) -> bool:
     """True or false; text as people write it."""
-    words = {
-        "1": True,
-        "true": True,
-        "yes": True,
-        "on": True,
-        "0": False,
-        "false": False,
-        "no": False,
-        "off": False,
-    }
+    yes, no = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
     if isinstance(value, bool):
         return value
-    if isinstance(value, str) and value.lower() in words:
-        return words[value.lower()]
+    if isinstance(value, str) and value.lower() in yes + no:
+        return value.lower() in yes
     raise ValueError("must be true or false")
 
 

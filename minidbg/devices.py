@@ -36,13 +36,12 @@ class DeviceKind:
 
 
 DEFAULT = DeviceKind()
+NOTHING_TO_ASK = DeviceKind(
+    survives_fork=True, synchronize="", get_rng_state="", is_initialized="", free_memory=""
+)
 KINDS = {
-    "cpu": DeviceKind(
-        survives_fork=True, synchronize="", get_rng_state="", is_initialized="", free_memory=""
-    ),
-    "meta": DeviceKind(
-        survives_fork=True, synchronize="", get_rng_state="", is_initialized="", free_memory=""
-    ),
+    "cpu": NOTHING_TO_ASK,
+    "meta": NOTHING_TO_ASK,
     "cuda": DEFAULT,
     "xpu": DEFAULT,
     "npu": DEFAULT,

@@ -13,7 +13,6 @@ from minidbg.cli.watching import OPTIONS
 from minidbg.failure import EXIT_STATUS, Outcome, Verdict
 from minidbg.printable import in_one_line
 from minidbg.settings import PRECISIONS
-from minidbg.watch.repros import find_repros
 
 WORST_FIRST = (1, 3, CANNOT_JUDGE, 0)
 
@@ -126,6 +125,8 @@ def repros_in(paths: Sequence[Path]) -> list[Path]:
 
     Raises click.UsageError when a path does not exist or a folder holds no script.
     """
+    from minidbg.watch.repros import find_repros
+
     for path in paths:
         if not path.exists():
             raise click.UsageError(f"{path}: no such file or folder; give repro scripts or a folder of them")

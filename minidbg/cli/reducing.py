@@ -240,7 +240,7 @@ def run(
     with tempfile.NamedTemporaryFile(prefix="minidbg-run-", suffix=".jsonl") as log:
         orders = Orders(log.name, backend, compile_all)
         ending = run_program(program, orders.in_environment(environ))
-        summary = summary_of(Path(log.name), ending, began, loaded, note)
-    for line in summary.lines:
+        lines = summary_of(Path(log.name), ending, began, loaded, note)
+    for line in lines:
         note(line)
     sys.exit(ending.pass_on())

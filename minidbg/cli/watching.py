@@ -234,7 +234,7 @@ def export_history(file: Path, folder: Path | None) -> None:
 def import_history(files: tuple[Path, ...], folder: Path | None) -> None:
     """Merge what other runs or machines have seen into this history. To import a file twice changes nothing."""
     from minidbg import history as store
-    from minidbg.watch.lock import Lock, hidden_path
+    from minidbg.watch.repros import Lock, hidden_path
 
     home = folder or repro_folder()
     home.mkdir(parents=True, exist_ok=True)

@@ -121,6 +121,13 @@ class History:
         """One statement; the new row's id."""
         return self.atomically(lambda: int(self.connection.execute(query, values).lastrowid or 0))
 
+    def insert(self, table: str, **values: object) -> int:
+        """A new row; its id."""
+        marks = ", ".join("?" * len(values))
+        return self.write_row(
+            f"insert into {table}({', '.join(values)}) values({marks})", tuple(values.values())
+        )
+
     def go_on_in_memory(self, trouble: str) -> None:
         """Copy everything into memory and leave the file as it is."""
         memory = sqlite3.connect(":memory:", isolation_level=None)
@@ -149,8 +156,7 @@ class History:
 
     def start_sweep(self, started: float, *, code: str, files: Sequence[str]) -> int:
         """A new running sweep; its id."""
-        values = started, code, json.dumps(list(files))
-        return self.write_row("insert into sweeps(started, code, files) values(?, ?, ?)", values)
+        return self.insert("sweeps", started=started, code=code, files=json.dumps(list(files)))
 
     def set_revisions(self, sweep: int, revisions: Mapping[str, Revision]) -> None:
         table = {root: asdict(revision) for root, revision in revisions.items()}
@@ -181,14 +187,11 @@ class History:
     # Results and states
 
     def add_result(self, sweep: int, result: Result) -> None:
-        self.write_row(
-            "insert into results(sweep, repro, device, at, seconds, verdict, purpose, stale, script, environment,"
-            " torch, outcome) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                sweep, result.repro, result.device, result.at, result.outcome.seconds, str(result.outcome.verdict),
-                result.purpose, result.stale, result.script, result.environment, result.torch,
-                json.dumps(result.outcome.to_json()),
-            ),
+        self.insert(
+            "results", sweep=sweep, repro=result.repro, device=result.device, at=result.at,
+            seconds=result.outcome.seconds, verdict=result.outcome.verdict, purpose=result.purpose, stale=result.stale,
+            script=result.script, environment=result.environment, torch=result.torch,
+            outcome=json.dumps(result.outcome.to_json()),
         )  # fmt: skip
 
     def results(self, repro: str | None = None, *, limit: int = 50) -> list[tuple[int, Result]]:
@@ -239,14 +242,7 @@ class History:
 
     def add_flip(self, flip: Flip) -> int:
         """Store a flip that is not announced yet; its id."""
-        return self.write_row(
-            "insert into flips(sweep, repro, device, at, kind, before, after, last_before)"
-            " values(?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                flip.sweep, flip.repro, flip.device, flip.at, flip.kind, str(flip.before), str(flip.after),
-                flip.last_before,
-            ),
-        )  # fmt: skip
+        return self.insert("flips", **{name: value for name, value in asdict(flip).items() if name != "id"})
 
     def mark_announced(self, flip: int) -> None:
         """Note that people have been told, the hook included."""

@@ -53,6 +53,7 @@ def page(
     steps, chart = story.steps, ""
     if errors and any(error is not None for error in errors.errors):
         chart = svg.errors_svg(errors.names, errors.errors, errors.allowed)
+    lines = difference(story.parts.model, story.neighbour.model) if story.neighbour else ()
     variables = {
         "story": story,
         "title": story.title,
@@ -72,7 +73,8 @@ def page(
             for flip in story.past.flips
         ],
         "stages": story.stages,
-        "neighbour": list(neighbour_lines(story)),
+        # what each line is: fails, passes, or in both
+        "neighbour": [({"-": "fails", "+": "passes"}.get(line[:1], ""), line) for line in lines],
         "neighbour_nodes": story.neighbour.nodes if story.neighbour else 0,
         "model": Markup(highlighted(story.parts.model)),
         "script": Markup(highlighted(story.text.split(DIVIDER)[0].rstrip() + "\n")),
@@ -132,11 +134,3 @@ def device_rows(story: Story) -> Iterator[DeviceRow]:
                 if (one := result.outcome)
             ],
         )
-
-
-def neighbour_lines(story: Story) -> Iterator[tuple[str, str]]:
-    """Lines of the difference to the nearest graph that passes, each with what it is: fails, passes, or empty."""
-    if story.neighbour is None:
-        return
-    for line in difference(story.parts.model, story.neighbour.model):
-        yield {"-": "fails", "+": "passes"}.get(line[:1], ""), line

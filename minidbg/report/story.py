@@ -206,15 +206,8 @@ def log_of(path: Path, capture: Path | None, home: Path) -> Path | None:
     folder = home / HIDDEN / "reductions"
     if capture is not None and (folder / capture.stem / "replay.jsonl").is_file():
         return folder / capture.stem / "replay.jsonl"
-    return next(
-        (log for log in sorted(folder.glob("*/replay.jsonl")) if published_by(log) == path.name), None
-    )
-
-
-def published_by(log: Path) -> str:
-    """The file name of the repro that a finished reduction wrote; empty when it is not finished, or cannot be read."""
-    path = result_in(log).get("path")
-    return Path(path).name if isinstance(path, str) else ""
+    logs = sorted(folder.glob("*/replay.jsonl"))
+    return next((log for log in logs if Path(str(result_in(log).get("path", ""))).name == path.name), None)
 
 
 def with_statistics(provenance: Provenance, log: Path | None) -> Provenance:

@@ -109,33 +109,19 @@ def in_the_foreground() -> bool:
         os.close(terminal)
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What ``minidbg run`` says when the program has ended."""
-
-    lines: tuple[str, ...]
-    failures: int
-    repros: tuple[Path, ...]
-
-
 def summary_of(
     log: Path, ending: Ending, began: float, settings: Settings, say: Callable[[str], object]
-) -> Summary:
+) -> list[str]:
     """What failed in the program that ran since ``began`` (seconds of the epoch); dead processes' cases are reduced.
 
     ``say`` hears what is done meanwhile.
     """
     events = list(read_log(log))
     lines = failure_lines(event for event in events if event.get("event") == "failure")
-    repros = [Path(event["path"]) for event in events if event.get("path")]
     if any((settings.repro_dir / ".minidbg" / "flight").glob("*.py")):
-        for line, path in deaths_since(began, settings, ending, say):
-            lines.append(line)
-            repros += [path] if path else []
-    failures = len(lines)
-    lines = lines or [nothing_failed(events)]
-    lines += graph_lines(event for event in events if event.get("event") == "graphs")
-    return Summary(tuple(lines), failures, tuple(dict.fromkeys(repros)))
+        lines += deaths_since(began, settings, ending, say)
+    graphs = graph_lines(event for event in events if event.get("event") == "graphs")
+    return [*(lines or [nothing_failed(events)]), *graphs]
 
 
 def failure_lines(events: Iterable[dict[str, Any]]) -> list[str]:
@@ -173,8 +159,8 @@ def nothing_failed(events: Sequence[dict[str, Any]]) -> str:
 
 def deaths_since(
     began: float, settings: Settings, ending: Ending, say: Callable[[str], object]
-) -> Iterator[tuple[str, Path | None]]:
-    """For each process that has started since ``began`` and died: a line, and the repro that was made of the case it left."""
+) -> Iterator[str]:
+    """A line for each process that has started since ``began`` and died, with the repro that was made of the case it left."""
     from minidbg.repro import flights  # late: torch is imported only where somebody has died
 
     folder = settings.repro_dir
@@ -189,14 +175,14 @@ def deaths_since(
             happened += f" (the program ended with status {ending.status})"
         if name.step is flights.Step.WAITING:
             flights.remove(record)
-            yield happened, None
+            yield happened
             continue
         try:
             capture = flights.as_capture(record)
         except FileNotFoundError:
-            yield f"{happened}; another minidbg has taken its record", None
+            yield f"{happened}; another minidbg has taken its record"
         except OSError as error:
-            yield f"{happened}; its record {record} cannot be moved ({error})", None
+            yield f"{happened}; its record {record} cannot be moved ({error})"
         else:
             interrupted = ending.was_interrupted or name.step is flights.Step.INTERRUPTED
             yield reduced(capture, settings, happened, say, interrupted=interrupted)
@@ -204,13 +190,13 @@ def deaths_since(
 
 def reduced(
     capture: Path, settings: Settings, happened: str, say: Callable[[str], object], *, interrupted: bool
-) -> tuple[str, Path | None]:
+) -> str:
     """Reduce the capture in a process of its own, which the backend's import may kill, where that is wanted now."""
     shown = display_path(capture)
     if settings.reduce is Reduce.LATER:
-        return f"{happened}; run: minidbg reduce {shown}", None
+        return f"{happened}; run: minidbg reduce {shown}"
     if interrupted:
-        return f"{happened}; if the backend hung, run: minidbg reduce {shown}", None
+        return f"{happened}; if the backend hung, run: minidbg reduce {shown}"
     say(f"{happened}; reducing what it was at")
     command = [sys.executable, "-m", "minidbg", "reduce", "-q", str(capture), "--json", "--seconds"]
     command.append(f"{settings.seconds:g}")
@@ -218,12 +204,11 @@ def reduced(
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, timeout=limit, check=False, text=True)
     except subprocess.TimeoutExpired:
-        return f"{happened}; reducing it took {time.monotonic() - began:.0f} s and was ended: {shown}", None
+        return f"{happened}; reducing it took {time.monotonic() - began:.0f} s and was ended: {shown}"
     written = last_json(done.stdout) or {}
     if not written.get("path"):
-        return f"{happened}; that could not be brought about again, its case is kept: {shown}", None
-    path = Path(written["path"])
+        return f"{happened}; that could not be brought about again, its case is kept: {shown}"
     counts = (
         f"{written['nodes_before']} -> {written['nodes_after']} nodes, {written['oracle_calls']} oracle calls"
     )
-    return f"{happened}: {counts}; run: python {display_path(path)}", path
+    return f"{happened}: {counts}; run: python {display_path(written['path'])}"

@@ -243,6 +243,7 @@ def git(repository: Path, *arguments: str) -> str:
 
 def bisect(tree: Path, *arguments: str) -> str:
     """What ``git bisect`` prints. Raises CannotBisect when it gives up, with the commits that are left."""
+    git(tree, "checkout", "--quiet", "--force", "HEAD")  # builds may have written into files that git tracks
     done = run_git(tree, "bisect", *arguments)
     if done.returncode == 0:
         return done.stdout

@@ -19,9 +19,8 @@ from minidbg.processes.pool import NUMBERS, Died, Ended, Order, Pool, Ready
 from minidbg.watch.announce import Announcer, Log
 from minidbg.watch.background import Background, Builds, Built
 from minidbg.watch.events import Events
-from minidbg.watch.lock import Lock, hidden_folder
 from minidbg.watch.recorder import Recorder
-from minidbg.watch.repros import home_of
+from minidbg.watch.repros import Lock, hidden_folder, home_of
 from minidbg.watch.runner import IN_WORKER, Bytecode, Runner, forks
 from minidbg.watch.settings import Column, FailOn, Machine, WatchSettings, is_recipe
 from minidbg.watch.sources import repositories_of, repositories_worth_building, revisions
@@ -168,7 +167,7 @@ class Daemon:
     def ask_for_devices(self) -> None:
         self.machine_order = next(NUMBERS)
         no_torch = ("--no-torch",) if os.environ.get("MINIDBG__WATCH_PRELOAD") == "none" else ()
-        mode = "fork" if forks(self.settings) else "prelude"
+        mode = "fork" if forks(self.settings.workers) else "prelude"
         self.pool.run(Order(self.machine_order, (IN_WORKER, "devices", *no_torch), mode, 120.0))
 
     def handle(self, message: Message) -> None:

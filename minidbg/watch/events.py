@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -80,10 +81,12 @@ class WatchdogEvents(FileSystemEventHandler):
     def watch(self, roots: Sequence[Root]) -> str:
         """See ``Events``. Cheap when nothing is new, so it can be asked every second."""
         wanted = folders_to_watch(roots)
-        network = [folder for folder in wanted if file_system_of(folder) in NETWORK_FILE_SYSTEMS]
+        mounts = mounted()
+        network = [folder for folder in wanted if file_system_of(folder, mounts) in NETWORK_FILE_SYSTEMS]
         if network:
             self.stop()
-            return f"{network[0]} is on a network file system ({file_system_of(network[0])}), which sends no events"
+            kind = file_system_of(network[0], mounts)
+            return f"{network[0]} is on a network file system ({kind}), which sends no events"
         try:
             self.adjust(wanted)
         except OSError as error:
@@ -208,11 +211,17 @@ def limit_reached(error: OSError) -> str:
     )
 
 
-def file_system_of(path: str) -> str:
-    """The type of the file system that holds ``path``; empty when it cannot be told."""
+def mounted() -> str:
+    """What the kernel says of mounted file systems; empty when it does not."""
     try:
-        mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+        return Path("/proc/self/mounts").read_text()
     except OSError:
         return ""
-    holding = [(mount[1], mount[2]) for mount in mounts if len(mount) > 2 and is_inside(path, mount[1])]
+
+
+@lru_cache(maxsize=4096)
+def file_system_of(path: str, mounts: str) -> str:
+    """The type of the file system that holds ``path``; empty when it cannot be told. Kept: it is asked for every two seconds."""
+    found = [line.split()[1:3] for line in mounts.splitlines() if line.count(" ") >= 2]
+    holding = [(place, kind) for place, kind in found if is_inside(path, place)]
     return max(holding, key=lambda one: len(one[0]))[1] if holding else ""

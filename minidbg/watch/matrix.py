@@ -266,9 +266,10 @@ class Matrix:
             cells = [self.cells.get((name, device)) for device in devices]
             seen = [cell for cell in cells if cell is not None]
             since = max((cell.since for cell in seen if cell.since is not None), default=None)
+            mark = f"{'>' if name == self.selected else ' '}{MARK if name in flipped else ' '}"
             took = max((cell.seconds for cell in seen if cell.fresh), default=0.0)
             table.add_row(
-                self.name_text(name, flipped=name in flipped),
+                Text(mark + printable(name), style="bold" if mark.strip() else ""),
                 *(self.cell_text(cell) for cell in cells),
                 span(self.clock() - since) if since is not None else "",
                 f"{took:.1f} s" if took else "",
@@ -277,11 +278,6 @@ class Matrix:
         if len(names) > room:
             table.add_row(f"... and {plural(len(names) - room + 1, 'more repro')}")
         return table
-
-    def name_text(self, name: str, *, flipped: bool) -> Text:
-        """The repro, marked when it is selected or has flipped."""
-        mark = f"{'>' if name == self.selected else ' '}{MARK if flipped else ' '}"
-        return Text(mark + printable(name), style="bold" if flipped or name == self.selected else "")
 
     def remark(self, name: str, cells: Sequence[VerdictCell]) -> str:
         """Why it is muted, else what is said of its verdict."""

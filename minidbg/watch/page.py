@@ -1,23 +1,27 @@
-"""The matrix as a page: the data that a browser draws, what has changed in it, and the page as one file."""
+"""The matrix for others: the data that a browser draws, what has changed in it, the page as one file; and JSON and JUnit files."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from minidbg.errors import MinidbgError
-from minidbg.printable import display_path
+from minidbg.printable import display_path, in_one_line, printable
 from minidbg.watch import reading
 from minidbg.watch.announce import Event, View, between
 from minidbg.watch.matrix import Matrix, VerdictCell
 from minidbg.watch.repros import Repro, replace_text
+from minidbg.watch.settings import FailOn
+from minidbg.watch.states import FAILING
 
 Json = dict[str, Any]
 SITE = Path(__file__).with_name("site")
@@ -62,7 +66,9 @@ class Live(View):
             self.seq += 1
             match event.name:
                 case "started":
-                    self.flips.extend((self.seq, entry) for entry in reversed(past_flips(Path(data["home"]))))
+                    with contextlib.suppress(MinidbgError):  # there is no history yet
+                        past = reading.history_of(Path(data["home"]), SHOWN_FLIPS)
+                        self.flips.extend((self.seq, flip_entry(entry)) for entry in reversed(past))
                 case "machine":
                     self.machine = {"torch": data["torch"], "devices": data["devices"]}
                 case "columns":
@@ -161,14 +167,6 @@ def flip_entry(data: Mapping[str, Any]) -> Json:
     return {"at": round(data["at"], 1), **told, "between": between(data).strip()}
 
 
-def past_flips(home: Path) -> list[Json]:
-    """The latest flips of the history, newest first; none without one."""
-    try:
-        return [flip_entry(entry) for entry in reading.history_of(home, SHOWN_FLIPS)]
-    except MinidbgError:
-        return []
-
-
 def page_html(state: Json, *, alone: bool) -> str:
     """The page with ``state`` in it. ``alone``: with its style and script too, so that it needs no server."""
     text = (SITE / "index.html").read_text(encoding="utf-8")
@@ -219,3 +217,130 @@ PAGE_ENDS = frozenset(
      "notice"]
 )  # fmt: skip
 """Events after which the page is written at once."""
+
+
+# What ``minidbg watch --once`` leaves for other programs
+
+
+class Results(View):
+    """Gathers the results of one sweep, and writes them when the daemon ends. ``live`` knows since when."""
+
+    def __init__(self, live: Live, fail_on: FailOn, *, junit: Path | None, document: Path | None) -> None:
+        """Raises OSError for files that cannot be written."""
+        self.live, self.fail_on = live, fail_on
+        wanted = ((junit, self.junit), (document, self.document))
+        self.writers = {path: text for path, text in wanted if path is not None}
+        for path in self.writers:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        self.began = time.time()
+        self.results: dict[tuple[str, str], Json] = {}
+        self.flips: list[Json] = []
+        self.sweep: Json = {}
+        self.status: int | None = None
+
+    def show(self, event: Event) -> None:
+        """Take the event in; a second sweep's results replace those of the first."""
+        data = dict(event.data)
+        if event.name == "result":
+            self.results[data["repro"], data["device"]] = data
+        elif event.name == "flip":
+            self.flips.append({"at": event.at, **data})
+        elif event.name == "sweep_finished":
+            self.sweep = data
+        elif event.name == "stopped":
+            self.status = data["status"]
+
+    def close(self) -> None:
+        """Write the files; say so where one cannot be written."""
+        for path, text in self.writers.items():
+            try:
+                replace_text(path, text())
+            except OSError as error:
+                print(f"minidbg: {path} cannot be written: {error}", file=sys.stderr)
+
+    def document(self) -> str:
+        home = Path(self.live.matrix.home) if self.live.matrix.home else None
+        status = reading.status_of(home) if home is not None else {}
+        found = {
+            "schema": 1, "at": self.began, "exit_status": self.status, "revision": status.get("revision", ""),
+            **self.live.machine, "sweep": self.sweep, "broken": self.broken(),
+            "build_failure": self.live.matrix.build_failure,
+            "results": [{**data, **self.more_about(data)} for data in self.results.values()], "flips": self.flips,
+        }  # fmt: skip
+        return json.dumps(found, indent=1) + "\n"
+
+    def more_about(self, data: Json) -> Json:
+        """Since when, and what the header says to people."""
+        cell = self.live.matrix.cells.get((data["repro"], data["device"]))
+        since = cell.since if cell else None
+        return {"since": since, **about(self.live.repros().get(data["repro"]))}
+
+    def broken(self) -> list[Json]:
+        """The backends that could do nothing at all."""
+        return [
+            {"backend": backend, "device": device, "reason": why}
+            for (backend, device), why in self.live.matrix.broken.items()
+        ]
+
+    def junit(self) -> str:
+        """A test suite with a case for each repro and column."""
+        suite = ElementTree.Element("testsuite", name="minidbg watch")
+        for data in self.results.values():
+            self.add_case(suite, data)
+        for one in self.broken():
+            add_error(suite, f"backend {one['backend']}", one["device"], f"is broken: {one['reason']}")
+        if self.live.matrix.build_failure:
+            add_error(suite, "build", "build", self.live.matrix.build_failure)
+        counts = {
+            name: str(len(suite.findall(f"testcase/{tag}")))
+            for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped"))
+        }
+        seconds = str(self.sweep.get("seconds", 0.0))
+        suite.attrib |= {"tests": str(len(suite)), **counts, "time": seconds, "timestamp": utc(self.began)}
+        root = ElementTree.Element("testsuites")
+        root.append(suite)
+        return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, "unicode") + "\n"
+
+    def add_case(self, suite: ElementTree.Element, data: Json) -> None:
+        """A failure where the exit status counts one; a known failure is skipped, as pytest writes an expected one."""
+        verdict, said = data["verdict"] or data["standing"], data["reason"] or data.get("message", "")
+        case = ElementTree.SubElement(
+            suite, "testcase", name=printable(data["repro"]), classname=printable(data["device"]),
+            time=str(data["seconds"]),
+        )  # fmt: skip
+        more = self.more_about(data)
+        properties = ElementTree.SubElement(case, "properties")
+        for name in ("since", "expect", "owner", "issue", "muted"):
+            if more.get(name):
+                value = utc(more[name]) if name == "since" else in_one_line(str(more[name]))
+                ElementTree.SubElement(properties, "property", name=name, value=value)
+        known = self.fail_on is FailOn.UNEXPECTED and (data.get("expected", False) or bool(data["muted"]))
+        failing = verdict in FAILING
+        contradicts = self.fail_on is FailOn.UNEXPECTED and verdict == "gone" and not known
+        if contradicts:
+            said = f"its header expects {more.get('expect')}; if it is fixed: minidbg accept {data['repro']}"
+        if failing and known:
+            add(case, "skipped", verdict, f"known failure: {said}")
+        elif failing or contradicts:
+            add(case, "failure", verdict, said)
+        elif verdict == "invalid":
+            add(case, "error", verdict, said)
+        elif verdict != "gone":
+            add(case, "skipped", verdict, said)
+
+
+def add(case: ElementTree.Element, tag: str, kind: str, text: str) -> None:
+    """What became of a test case: in short, and in full."""
+    found = ElementTree.SubElement(case, tag, type=kind, message=in_one_line(f"{kind}: {text}")[:300])
+    found.text = printable(text)
+
+
+def add_error(suite: ElementTree.Element, name: str, where: str, text: str) -> None:
+    case = ElementTree.SubElement(suite, "testcase", name=in_one_line(name), classname=in_one_line(where))
+    add(case, "error", "not judged", text)
+
+
+def utc(at: Any) -> str:
+    """A time as other programs read it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(float(at)))

@@ -11,9 +11,8 @@ from typing import Any
 from minidbg.errors import MinidbgError
 from minidbg.history import NAME, History, ReproState, Result
 from minidbg.printable import moment, plural, printable
-from minidbg.watch.lock import hidden_path, is_stopped, living_holder
 from minidbg.watch.recorder import flip_facts, revision_text
-from minidbg.watch.repros import Repro, home_of, name_of, read_repros
+from minidbg.watch.repros import Repro, hidden_path, home_of, is_stopped, living_holder, name_of, read_repros
 from minidbg.watch.states import is_expected
 
 Row = dict[str, Any]

@@ -201,7 +201,11 @@ class Site:
     def drawing(self, request: Request) -> Response:
         """The graph, what was removed from it, and the course of the reduction."""
         path = self.path_of(self.named(request))
-        if strays := links_out_of(self.home):
+        # what 'minidbg show' reads beside a repro
+        inside = ("", "/*", "/captures/*", "/neighbours/*", "/reductions/*", "/reductions/*/replay.jsonl")
+        beside = (one for pattern in inside for one in self.home.glob(HIDDEN + pattern))
+        strays = [one for one in beside if one.is_symlink() and not one.resolve().is_relative_to(self.home)]
+        if strays:
             raise NotHere(
                 f"{strays[0]} is a link to a file outside the repro folder; nothing beside it is shown"
             )
@@ -276,11 +280,3 @@ class Site:
 def refusal(request: Request, error: Exception) -> Response:
     """404 for what is not there, 500 for what could not be done; the reason as text."""
     return PlainTextResponse(str(error), 404 if isinstance(error, NotHere) else 500)
-
-
-def links_out_of(home: Path) -> list[Path]:
-    """Links in the folders that ``minidbg show`` reads beside a repro, where they lead out of ``home``."""
-    hidden = home / HIDDEN
-    patterns = ("*", "captures/*", "neighbours/*", "reductions/*", "reductions/*/replay.jsonl")
-    entries = [hidden, *(path for pattern in patterns for path in hidden.glob(pattern))]
-    return [path for path in entries if path.is_symlink() and not path.resolve().is_relative_to(home)]

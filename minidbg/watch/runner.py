@@ -121,11 +121,8 @@ class Runner:
 
     def lost(self, task: Task) -> bool:
         """The task's server died. Whether it may be tried again."""
-        if task in self.lost_once:
-            self.lost_once.discard(task)
-            return False
-        self.lost_once.add(task)
-        return True
+        self.lost_once ^= {task}
+        return task in self.lost_once
 
     def cancel_all(self) -> None:
         """End everything under way; the ends are still reported."""
@@ -149,23 +146,20 @@ def judging(repro: Repro, column: Column, *, in_worker: bool = True) -> tuple[st
     return (JUDGE_SCRIPT, str(repro.path.absolute()), *options, "--device", column.device, how)
 
 
-def forks(settings: WatchSettings) -> bool:
-    """Whether warm processes are forked at all: by default on Linux, since elsewhere system libraries do not survive it."""
-    if settings.workers is Workers.AUTO:
-        return sys.platform == "linux"
-    return settings.workers is Workers.FORK
+def forks(workers: Workers, device: str = "cpu") -> bool:
+    """Whether warm processes are forked: by default for the CPU on Linux, since elsewhere system libraries do not survive it."""
+    return workers is Workers.FORK or (
+        workers is Workers.AUTO and sys.platform == "linux" and device == "cpu"
+    )
 
 
 def mode_for(workers: Workers, device: str, *, fresh: bool, turn: int = 1) -> str:
-    """The mode of an order. Forks are for Linux and for devices that a fork can use.
+    """The mode of an order.
 
     The first confirmation (``turn`` 1) comes from a fork of the untouched interpreter; if that contradicts the warm one, or more
     are needed, interpreters of their own decide: they differ in what a fork inherits, such as the order of sets.
     """
-    forked = workers is Workers.FORK or (
-        workers is Workers.AUTO and sys.platform == "linux" and device == "cpu"
-    )
-    if not forked or (fresh and turn != 1):
+    if not forks(workers, device) or (fresh and turn != 1):
         return "prelude"
     return "untouched" if fresh else "fork"
 
@@ -266,10 +260,9 @@ class Bytecode:
 
     def renew(self, roots: Iterable[Root]) -> str:
         """A folder without bytecode of the files below ``roots``; empty when the disk is full: then there is none."""
-        try:
+        with contextlib.suppress(OSError):
             return str(self.renewed(roots))
-        except OSError:
-            return ""
+        return ""
 
     def renewed(self, roots: Iterable[Root]) -> Path:
         """As ``renew``. Raises OSError."""

@@ -20,8 +20,8 @@ from urllib.parse import urlencode, urlsplit
 
 from minidbg.errors import MinidbgError
 from minidbg.watch.announce import Event, View
-from minidbg.watch.lock import hidden_folder
 from minidbg.watch.page import Live
+from minidbg.watch.repros import hidden_folder
 
 try:
     import uvicorn

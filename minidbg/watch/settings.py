@@ -75,11 +75,6 @@ def backend_options(value: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
-def folders(value: Any) -> tuple[Path, ...]:
-    """Paths, ``~`` filled in."""
-    return tuple(Path(one).expanduser() for one in value)
-
-
 @dataclass(frozen=True, slots=True)
 class WatchSettings:
     """Checked values. Those with a check may stand in a file."""
@@ -90,7 +85,7 @@ class WatchSettings:
     """Each repro runs once with each of these, as columns of their own: ``ACME_FUSE=1``, several of them, or nothing."""
     options: tuple[str, ...] = setting((), backend_options)
     """The same with options of the backend, each a Python dict as text or nothing; they are added to those of the repro's header."""
-    sources: tuple[Path, ...] = setting((), folders)
+    sources: tuple[Path, ...] = setting((), lambda value: tuple(Path(one).expanduser() for one in value))
     """Folders to watch besides those of the repros' backends."""
     ignore: tuple[str, ...] = setting((), texts)
     """Further patterns, as in ``.gitignore``, relative to each watched folder."""
@@ -178,7 +173,6 @@ class Machine:
 
     environments: Mapping[str, Environment]
     torch: str = ""
-    python: str = ""
     slots: Mapping[str, int] = field(default_factory=dict)
     """Of a cluster: runs at the same time in each place (``cuda:0@gpubox``), by which ``environments`` are called too."""
 
@@ -187,18 +181,12 @@ class Machine:
         """Read the script's line. Raises KeyError or TypeError when it is damaged."""
         from minidbg.history import Environment  # late: the command line lists the options of watch
 
+        more = {"host": data["host"], "python": data["python"]}
         environments = {
-            device: Environment(
-                device=device,
-                name=facts["name"],
-                machine=data["machine"],
-                driver=facts["driver"],
-                torch=data["torch"],
-                facts={"host": data["host"], "python": data["python"]},
-            )
+            device: Environment(device, facts["name"], data["machine"], facts["driver"], data["torch"], more)
             for device, facts in data["devices"].items()
         }
-        return cls(environments, data["torch"], data["python"])
+        return cls(environments, data["torch"])
 
     def present(self) -> tuple[str, ...]:
         """The devices to name to a person: ``cuda:0``, not ``cuda`` as well."""
@@ -229,14 +217,13 @@ def devices_of(own: str, wanted: Sequence[str] | None, machine: Machine) -> tupl
     if wanted is not None:
         names = [name for one in wanted for name in (machine.present() if one == "all" else (one,))]
     if machine.slots:
-        here = [(name, [place for place in machine.slots if is_at(name, place)]) for name in names]
+        # cuda, cuda:0 and cuda:0@gpubox may all mean the place cuda:0@gpubox
+        here = [
+            (name, [one for one in machine.slots if name == one or whole_name(name) == one.partition("@")[0]])
+            for name in names
+        ]
         names = [place for name, places in here for place in places or [name]]
     return tuple(dict.fromkeys(names))
-
-
-def is_at(name: str, place: str) -> bool:
-    """Whether ``cuda``, ``cuda:0`` or ``cuda:0@gpubox`` means the place ``cuda:0@gpubox``."""
-    return name == place or whole_name(name) == place.partition("@")[0]
 
 
 def whole_name(device: str) -> str:

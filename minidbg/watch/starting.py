@@ -16,7 +16,7 @@ from minidbg.processes.pool import Pool, Preload, ServerPool, preload_for
 from minidbg.watch.announce import Announcer, JsonLines, PlainLines, View
 from minidbg.watch.daemon import Daemon, Hint, Inbox, Key, Stop
 from minidbg.watch.events import Events, NoEvents, WatchdogEvents
-from minidbg.watch.page import Live, Page
+from minidbg.watch.page import Live, Page, Results
 from minidbg.watch.repros import home_of, read_repros
 from minidbg.watch.runner import forks
 from minidbg.watch.settings import WatchSettings, is_recipe
@@ -48,8 +48,6 @@ def views_of(
     if outputs.html is not None:
         views.append(Page(outputs.html, live))
     if outputs.junit or outputs.document:
-        from minidbg.watch.results import Results
-
         files = {"junit": outputs.junit, "document": outputs.document}
         views.append(Results(live, settings.fail_on, **files))
     if recipes := [one for one in settings.on_flip if is_recipe(one)]:
@@ -93,7 +91,7 @@ def run_daemon(paths: list[Path], settings: WatchSettings, outputs: Outputs) -> 
 
     def make_pool(hidden: Path) -> Pool:
         if settings.cluster is None:
-            return ServerPool(inbox.put, preload_for(backends, forks=forks(settings)), state=hidden)
+            return ServerPool(inbox.put, preload_for(backends, forks=forks(settings.workers)), state=hidden)
         from minidbg.cluster.pool import ClusterPool
 
         return ClusterPool(

@@ -151,6 +151,8 @@ class Sweep:
     handed_back: dict[CanaryKey, list[tuple[Task, Seen]]] = field(default_factory=dict)
     """Runs whose graph the backend gave back; whether it does so with healthy graphs too, the canary will tell."""
     slow: frozenset[Job] = field(init=False)
+    keys: dict[Job, CanaryKey] = field(init=False)
+    """The canary that stands for each job."""
     backendless: set[Job] = field(default_factory=set)
     """Jobs whose backend is broken or not here."""
     unjudged: int = 0
@@ -159,6 +161,8 @@ class Sweep:
     def __post_init__(self) -> None:
         self.pending = {lane: defaultdict(deque) for lane in Lane}
         self.slow = slow_jobs(self.jobs, self.states)
+        keys = {name: self.repros[name].backend_key for name in {job.repro for job in self.jobs}}
+        self.keys = {job: CanaryKey(keys[job.repro], job.device) for job in self.jobs}
         for number, job in enumerate(self.jobs):
             self.pending[self.lane(job)][self.queue(job)].append((number, job))
 
@@ -169,10 +173,6 @@ class Sweep:
 
     def waits(self, lane: Lane) -> bool:
         return any(self.pending[lane].values())
-
-    def key(self, job: Job) -> CanaryKey:
-        """The canary that stands for the job."""
-        return CanaryKey(self.repros[job.repro].backend_key, job.device)
 
     def lane(self, job: Job) -> Lane:
         """Where the job's own run belongs."""
@@ -205,13 +205,12 @@ class Sweep:
             Lane.FRESH: fresh_slots - running[Lane.FRESH],
             Lane.LONG: 0 if warm else self.slots - running[Lane.LONG],
         }
-        for task in self.confirmations:
+        for task in self.confirmations if max(room.values()) > 0 else ():
             if room[task.lane] > 0 and self.has_room(shared_device(task.job), busy):
                 self.confirmations.remove(task)
                 return task
         free = (self.first(lane, busy) for lane in room if room[lane] > 0)
-        job = next((job for job in free if job is not None), None)
-        return self.started(job) if job is not None else None
+        return next((self.started(job) for job in free if job is not None), None)
 
     def first(self, lane: Lane, busy: Mapping[str, int], *, quick: bool = False) -> Job | None:
         """The first of a lane's jobs whose device has room; with ``quick`` none that is slow."""
@@ -229,7 +228,7 @@ class Sweep:
 
     def started(self, job: Job) -> Task:
         """The job's task, or the canary that must go first."""
-        key, lane = self.key(job), self.lane(job)
+        key, lane = self.keys[job], self.lane(job)
         if not self.probing and key not in self.canaries:
             self.canaries[key] = None
             return Task(Purpose.CANARY, job)
@@ -245,12 +244,12 @@ class Sweep:
     def saw_canary(self, task: Task, answer: CanaryAnswer) -> list[JobAnswer | Unconfirmed]:
         """A canary has reported. Returns what waited for it, or the answers that it makes itself."""
         self.running.discard(task)
-        key = self.key(task.job)
+        key = self.keys[task.job]
         self.canaries[key] = answer
         held, handed_back = self.held.pop(key, []), self.handed_back.pop(key, [])
         if answer.answer == "passes":
             return held + [done for one in handed_back for done in self.saw(*one)]
-        waiting = self.without(lambda job: self.key(job) == key)
+        waiting = self.without(lambda job: self.keys[job] == key)
         ran = [one.job for one in held] + [task.job for task, _ in handed_back]
         return self.without_backend([*ran, *waiting], answer)
 
@@ -276,7 +275,7 @@ class Sweep:
     def saw(self, task: Task, seen: Seen) -> list[JobAnswer | Unconfirmed]:
         """A job has reported. Returns its answer if that is final, or what is to be confirmed if that is new."""
         self.running.discard(task)
-        job, key = task.job, self.key(task.job)
+        job, key = task.job, self.keys[task.job]
         canary = self.canaries.get(key)
         if canary is not None and canary.answer != "passes":
             return self.without_backend([job], canary)
@@ -304,7 +303,7 @@ class Sweep:
 
     def released(self, found: JobAnswer | Unconfirmed) -> list[JobAnswer | Unconfirmed]:
         """What was found, unless it must wait for its canary."""
-        key = self.key(found.job)
+        key = self.keys[found.job]
         if not self.probing and self.canaries.get(key) is None:
             self.held.setdefault(key, []).append(found)
             return []
@@ -397,5 +396,4 @@ def contradictions(answers: Iterable[JobAnswer], repros: Mapping[str, Repro]) ->
 
 
 def count_standings(answers: Iterable[JobAnswer]) -> dict[str, int]:
-    """How many repros came to what."""
     return dict(Counter(str(answer.settled.standing) for answer in answers))

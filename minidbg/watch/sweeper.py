@@ -78,10 +78,10 @@ class Sweeper:
         if self.runner.take is not None:
             contents = {path: entry.digest for path, entry in self.watched.snapshot.files.items()}
             self.runner.take(contents, import_folders(self.repros.values()))
-        self.runner.get_ready(
-            [*self.watched.all_roots(), *self.script_folders()],
-            usual_seconds(self.recorder.states.values(), self.repros),
-        )
+        # modules beside the scripts may be imported
+        folders = {str(repro.path.absolute().parent) for repro in self.repros.values()}
+        usual = usual_seconds(self.recorder.states.values(), self.repros)
+        self.runner.get_ready([*self.watched.all_roots(), *map(Root, folders)], usual)
         files = [display_path(path) for path in changed[:MOST_FILES_TOLD]]
         number = self.recorder.history.start_sweep(began, code=code, files=files)
         jobs, unable = self.jobs_of(names)
@@ -144,12 +144,6 @@ class Sweeper:
             if state is None or (state.code, state.script, state.environment) != now:
                 found.append(job)
         return found
-
-    def script_folders(self) -> list[Root]:
-        """The folders that scripts lie in: modules beside them may be imported."""
-        return [
-            Root(str(folder)) for folder in {repro.path.absolute().parent for repro in self.repros.values()}
-        ]
 
     def jobs_of(self, names: set[str]) -> tuple[list[Job], list[JobAnswer]]:
         """The jobs of these repros, and the answers for those that are damaged. Once is said which devices are not here."""
@@ -244,7 +238,7 @@ class Sweeper:
         if sweep.edited or message.lost:
             sweep.running.discard(task)
             return
-        answer, key = canary_of(message), sweep.key(task.job)
+        answer, key = canary_of(message), sweep.keys[task.job]
         backend = sweep.repros[task.job.repro].backend
         found = sweep.saw_canary(task, answer)
         if answer.answer == "broken" and self.broken.get(key) != answer.reason:

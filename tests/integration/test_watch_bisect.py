@@ -55,7 +55,8 @@ def test_the_commit_that_broke_it_is_found_past_commits_that_cannot_be_judged(re
     bad = repository.commit(BROKEN, "bad")
     (repository.package / "relu.py").write_text("uncommitted = 1\n")
     told: list[str] = []
-    found = Bisection(good, bad, repository.repro, told.append).run()
+    tracked = repository.package.relative_to(repository.folder) / "relu.py"
+    found = Bisection(good, bad, repository.repro, told.append, build=f"echo >> {tracked}").run()
     assert (found.commit, found.fixed) == (culprit, False)
     assert found.subject == "optimise relu"
     assert found.text().startswith(f"{culprit} is the first that fails")

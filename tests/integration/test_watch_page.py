@@ -328,13 +328,9 @@ def test_hostile_texts_are_texts(browser: Any, tmp_path: Path) -> None:
     repro.write_text(repro.read_text().replace("no kernel for relu", evil).replace("one note", evil))
     live = filled(home, repros=3, columns=1)
     data = {
-        "repro": f"{evil}.py",
-        "device": evil,
-        "verdict": "gone",
-        "standing": "new",
-        "seconds": 1.0,
+        "repro": f"{evil}.py", "device": evil, "verdict": "gone", "standing": "new", "seconds": 1.0,
         "reason": evil,
-    }
+    }  # fmt: skip
     live.show(Event("result", data, 1.0))
     live.show(Event("notice", {"text": evil}, 1.0))
     with serving(home, live) as address, looking(browser, address) as page:

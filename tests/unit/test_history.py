@@ -30,28 +30,17 @@ OUTCOME = Outcome(
 
 def state(repro: str = "r.py", **changes: object) -> ReproState:
     fields = {
-        "repro": repro,
-        "device": "cpu",
-        "verdict": Verdict.GONE,
-        "since": 1.0,
-        "seen": 2.0,
-        "script": "s",
-        "environment": "e",
-        "code": "c",
-    }
+        "repro": repro, "device": "cpu", "verdict": Verdict.GONE, "since": 1.0, "seen": 2.0,
+        "script": "s", "environment": "e", "code": "c",
+    }  # fmt: skip
     return ReproState(**{**fields, **changes})
 
 
 def result(repro: str = "r.py", **changes: object) -> Result:
     fields = {
-        "repro": repro,
-        "device": "cpu",
-        "at": 3.0,
-        "outcome": OUTCOME,
-        "purpose": "run",
-        "script": "s",
+        "repro": repro, "device": "cpu", "at": 3.0, "outcome": OUTCOME, "purpose": "run", "script": "s",
         "environment": "e",
-    }
+    }  # fmt: skip
     return Result(**{**fields, **changes})
 
 

@@ -18,12 +18,7 @@ from minidbg.stages import StageReport, keep_stages, stages_of
 
 GONE, REPRODUCES = Verdict.GONE, Verdict.REPRODUCES
 REPORT = StageReport(
-    {
-        "eager": GONE,
-        "aot_eager": GONE,
-        "aot_eager_decomp_partition": GONE,
-        "inductor": REPRODUCES,
-    },
+    {"eager": GONE, "aot_eager": GONE, "aot_eager_decomp_partition": GONE, "inductor": REPRODUCES},
     "inductor",
     subsystem="lowerings",
     number=3,

@@ -157,7 +157,7 @@ def test_a_limit_met_below_the_root_is_noticed(
 def test_a_network_file_system_is_polled(
     folder: Path, source: WatchdogEvents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "file_system_of", lambda path: "nfs4")
+    monkeypatch.setattr(events, "file_system_of", lambda path, mounts: "nfs4")
     assert "network file system (nfs4)" in source.watch([Root(str(folder))])
 
 

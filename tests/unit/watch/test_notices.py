@@ -108,12 +108,7 @@ def test_what_waits_is_sent_at_the_end(hooks: Hooks) -> None:
 
 @pytest.mark.parametrize(
     ("answers", "tries", "said"),
-    [
-        ([503, 200], 2, ""),
-        ([500, 500, 500], 3, "HTTP 500"),
-        ([404], 1, "HTTP 404"),
-        ([302], 1, "HTTP 302"),
-    ],
+    [([503, 200], 2, ""), ([500, 500, 500], 3, "HTTP 500"), ([404], 1, "HTTP 404"), ([302], 1, "HTTP 302")],
 )
 def test_a_server_in_trouble_is_asked_again_and_then_told_of(
     hooks: Hooks, answers: list[int], tries: int, said: str

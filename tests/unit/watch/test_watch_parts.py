@@ -19,8 +19,7 @@ from minidbg.history import ReproState
 from minidbg.processes.pool import Ended, Order
 from minidbg.watch import in_worker
 from minidbg.watch.background import Build, Built
-from minidbg.watch.lock import AlreadyWatched, Lock, living_holder
-from minidbg.watch.repros import Repro, home_of, read_repro, read_repros
+from minidbg.watch.repros import AlreadyWatched, Lock, Repro, home_of, living_holder, read_repro, read_repros
 from minidbg.watch.runner import Bytecode, Runner, canary_of, judging, outcome_of
 from minidbg.watch.settings import Column, FailOn, OnChange, WatchSettings, load, parse_devices
 from minidbg.watch.snapshot import Root
@@ -120,7 +119,7 @@ def test_a_lock_is_held_once_and_tells_its_holder(tmp_path: Path) -> None:
 
 
 def test_a_killed_holder_and_a_reused_process_number_are_no_holder(tmp_path: Path) -> None:
-    program = "import os, sys; from pathlib import Path; from minidbg.watch.lock import Lock; Lock(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+    program = "import os, sys; from pathlib import Path; from minidbg.watch.repros import Lock; Lock(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=60)
     holder = tmp_path / ".minidbg" / "watch.json"
     assert holder.exists()
@@ -135,7 +134,7 @@ def test_a_folder_that_cannot_be_written_has_its_history_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr("minidbg.watch.lock.os.access", lambda path, mode: False)
+    monkeypatch.setattr("minidbg.watch.repros.os.access", lambda path, mode: False)
     lock = Lock(tmp_path / "repros")
     assert not (tmp_path / "repros").exists()
     assert living_holder(tmp_path / "repros")["pid"] == os.getpid()

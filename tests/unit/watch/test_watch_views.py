@@ -19,10 +19,9 @@ from minidbg.cli.watching import history as history_command
 from minidbg.failure import Outcome, Verdict
 from minidbg.history import Flip, History, ReproState, Result, Revision
 from minidbg.watch.announce import Announcer, Event, JsonLines, Log, PlainLines, line_of
-from minidbg.watch.lock import Lock
 from minidbg.watch.matrix import Matrix, clock, span
-from minidbg.watch.page import Live, Page
-from minidbg.watch.results import Results
+from minidbg.watch.page import Live, Page, Results
+from minidbg.watch.repros import Lock
 from minidbg.watch.settings import FailOn
 
 NOW = 1_000_000.0
@@ -48,13 +47,9 @@ STARTED = Event(
 
 def sweep_started(number: int = 1, jobs: int = 2) -> Event:
     data = {
-        "sweep": number,
-        "jobs": jobs,
-        "repros": 2,
-        "files": ["src/x.py"],
-        "changed": 1,
+        "sweep": number, "jobs": jobs, "repros": 2, "files": ["src/x.py"], "changed": 1,
         "devices": ["cpu"],
-    }
+    }  # fmt: skip
     return Event("sweep_started", data, NOW)
 
 
@@ -62,15 +57,9 @@ def result(
     repro: str, verdict: str, device: str = "cpu", standing: str = "still failing", reason: str = ""
 ) -> Event:
     data = {
-        "sweep": 1,
-        "repro": repro,
-        "device": device,
-        "standing": standing,
-        "verdict": verdict,
-        "seconds": 0.25,
-        "runs": 1,
-        "reason": reason,
-    }
+        "sweep": 1, "repro": repro, "device": device, "standing": standing, "verdict": verdict,
+        "seconds": 0.25, "runs": 1, "reason": reason,
+    }  # fmt: skip
     return Event("result", data, NOW)
 
 
@@ -390,13 +379,9 @@ def test_with_failing_only_the_rest_is_not_shown_until_it_may_fail(matrix: Matri
     assert matrix.names() == ["a.py"]
     assert "only what fails is shown" in as_text(matrix)
     data = {
-        "sweep": 1,
-        "repro": "b.py",
-        "device": "cpu",
-        "before": "gone",
-        "verdict": "crashed",
+        "sweep": 1, "repro": "b.py", "device": "cpu", "before": "gone", "verdict": "crashed",
         "seconds": 0.1,
-    }
+    }  # fmt: skip
     matrix.hear(Event("unconfirmed", data, NOW))
     assert matrix.names() == ["a.py", "b.py"]
 
