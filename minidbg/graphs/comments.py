@@ -10,7 +10,6 @@ import sys
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import fx
@@ -41,9 +40,6 @@ def _numbers() -> dict[str, int]:
     found = getattr(getattr(shell, "compile", None), "_filename_map", {})
     return dict(found) if isinstance(found, dict) else {}
 
-
-INPUT_KEY = "input_comment"
-"""Key in a placeholder's ``meta``: what its comment said, for a graph that was read from source."""
 
 _FRAME = re.compile(r' *File "(.*)", line (\d+).*')
 _LOCATION = re.compile(r"(.+):(\d+)")
@@ -76,29 +72,6 @@ def stack_trace(comment: str) -> str | None:
     """The stack trace that ``location`` reads as ``comment``, or None for another comment."""
     match = _LOCATION.fullmatch(comment)
     return f'  File "{match[1]}", line {match[2]}, in forward\n' if match else None
-
-
-def describe_input(value: Any) -> str:
-    """``float32[4, 8]`` for a tensor, ``int 5`` for a number; nothing for other values."""
-    if isinstance(value, torch.Tensor):
-        shape = ", ".join(str(size) for size in value.shape)
-        return f"{str(value.dtype).removeprefix('torch.')}[{shape}]"
-    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        kind = type(value).__name__.removeprefix("Sym").lower()
-        return plain(f"{kind} {value}")
-    if value is None or isinstance(value, bool | int | float | str):
-        return plain(f"{type(value).__name__} {value!r}") if value is not None else "None"
-    return ""
-
-
-def input_comment(node: fx.Node, value: Any = None, *, has_value: bool = False) -> str:
-    """What to say about a placeholder: from its value, else its meta, else what an earlier comment said."""
-    if has_value:
-        return describe_input(value)
-    for key in ("example_value", "val"):
-        if key in node.meta:
-            return describe_input(node.meta[key])
-    return plain(str(node.meta.get(INPUT_KEY, "")))
 
 
 def comments_by_line(source: str) -> dict[int, str]:

@@ -174,6 +174,7 @@ def reduced_and_published(case: Case, folder: Path, session: Session, *, just_se
 
 def interrupted_sentence(session: Session) -> str:
     """What is there although nothing was verified."""
+    session.keep_best()
     best = session.folder / BEST_FILE if session.folder is not None else None
     if best is None or not best.is_file():
         return "interrupted before anything smaller was found; start it again to go on"

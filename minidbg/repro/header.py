@@ -91,7 +91,7 @@ def torch_requirement(version: str) -> str:
 
 
 def table_of(case: Case, *, device: str, kind: Kind | None = None) -> dict[str, Any]:
-    """``[tool.minidbg]`` of the case: what the judge reads, and what reading the script back needs.
+    """``[tool.minidbg]`` of the case: what a person may change, and on one line all else that tools read.
 
     What reading supplies is left out: the kind and the forward direction of the signature, modes that are torch's default.
     """
@@ -99,7 +99,6 @@ def table_of(case: Case, *, device: str, kind: Kind | None = None) -> dict[str, 
     table: dict[str, Any] = {
         "schema": SCHEMA,
         "kind": str(kind or settings.pop("kind")),
-        "expect": "reproduces",
         "backend": settings.pop("backend"),
         "device": device,
         "nodes": call_nodes(case.graph_module),
@@ -120,7 +119,9 @@ def table_of(case: Case, *, device: str, kind: Kind | None = None) -> dict[str, 
         for name in ("modules", "requirements", "remarks", "files")
         if getattr(case.backend, name)
     }
-    return {**table, "reference": reference} if reference else table
+    if reference:
+        table["reference"] = reference
+    return {"expect": "reproduces", "details": table}
 
 
 IN_THE_LOG = ("oracle_calls", "seconds")
@@ -241,8 +242,6 @@ def _provenance(origin: Mapping[str, Any]) -> Provenance:
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _SHORT_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
-DOTTED = frozenset({"signature"})
-"""Tables whose values get a line each; others are written in one line."""
 
 
 def write_lines(table: Mapping[str, Any]) -> Iterator[str]:
@@ -252,10 +251,7 @@ def write_lines(table: Mapping[str, Any]) -> Iterator[str]:
     No line holds a character that any reader takes for a line break.
     """
     for key, value in table.items():
-        if key in DOTTED and isinstance(value, Mapping) and value:
-            yield from (f"{_key(key)}.{_key(part)} = {write_value(item)}" for part, item in value.items())
-        else:
-            yield f"{_key(key)} = {write_value(value)}"
+        yield f"{_key(key)} = {write_value(value)}"
 
 
 def _key(key: str) -> str:

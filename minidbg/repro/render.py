@@ -36,13 +36,15 @@ from minidbg.repro.wording import docstring
 
 SCRIPT_IMPORTS = (
     "from __future__ import annotations",
+    "import getopt, os, re, sys, traceback",
+    "import getopt, os, re, subprocess, sys, traceback",
     "import os, re, sys, traceback",
     "import os, re, subprocess, sys, traceback",
     "import sys",
     "from getopt import getopt",
     "import torch",
 )
-"""Imports that a script has for itself; the judge's annotations in a standalone one name what is defined below them."""
+"""Imports that a script has for itself, or had until minidbg wrote it otherwise; the judge's annotations in a standalone one name what is defined below them."""
 EMBEDDED_MARK = "# Copied from the program that failed:"
 VALUE_LIMIT_BYTES = 1 << 30
 OWN_NAMES = ("backend", "Repro", "graph", "inputs", "stored", "test_repro", "load_by_path", *selfcheck.NAMES)
@@ -177,10 +179,7 @@ def inputs_function(specs: Sequence[InputSpec], device: str, *, explicit: bool) 
     returned = f"({names[0]},)" if len(names) == 1 else ", ".join(names) if names else "()"
     line = f"return {returned}"
     if len(line) > 100:
-        listed = textwrap.fill(
-            ", ".join(names), 96, initial_indent="    ", subsequent_indent="    ", break_long_words=False
-        )
-        line = f"return (\n{listed},\n)"
+        line = f"return (\n{source.listed(names)},\n)"
     return f'def inputs(device="{device}"):\n' + textwrap.indent(f"{body}\n{line}" if body else line, "    ")
 
 
@@ -194,7 +193,7 @@ def _model(
 
     if case.call is CallPath.DIRECT:
         return write_graph_builder(case.graph_module, constant_expression=expression)
-    return source.write_module(case.graph_module, "Repro", inputs=case.inputs, constant_expression=expression)
+    return source.write_module(case.graph_module, "Repro", constant_expression=expression)
 
 
 def constant_expression(

@@ -131,7 +131,8 @@ class _JudgeWriter:
                 "if wide:",
                 "    values = [v.double() if torch.is_tensor(v) and v.is_floating_point() else v for v in values]",
             ]
-        call = ["outputs = model(*values)"]
+        reads = compared or self.table.get("backward")
+        call = ["outputs = " + ("torch.utils._pytree.tree_leaves(model(*values))" if reads else "model(*values)")]
         if self.table.get("backward"):
             owner = "[*values, *model.parameters()]" if self.has_parameters else "values"
             call += [

@@ -85,7 +85,7 @@ def docstring(case: Case, *, values: str, remark: str = "") -> str:
         more = [first, *more]
     message = "\n".join(f"    {line}" for line in more if line)
     parts = [headline, message, "\n".join([*([remark] if remark else []), *_story(case, values), USAGE])]
-    return escaped("\n\n".join(part for part in parts if part)) + "\n"
+    return escaped("\n\n".join(part for part in parts if part))
 
 
 def escaped(text: str) -> str:

@@ -106,7 +106,6 @@ def graph_modules(draw: st.DrawFn, depth: int = 1) -> fx.GraphModule:
 def placeholders(draw: st.DrawFn, graph: fx.Graph) -> fx.Node:
     target = "a" + draw(st.text("abLx_modules.0", max_size=8))
     node = graph.placeholder(draw(st.sampled_from([f"L_{target}_", target])))
-    node.meta["input_comment"] = draw(texts)
     return node
 
 
