@@ -11,8 +11,8 @@ from torch import Tensor
 
 from minidbg import _torch
 from minidbg.devices import BROKEN
+from minidbg.graphs.expressions import number, quoted
 from minidbg.graphs.fills import Fill, How, fit, is_opaque, literal_fill
-from minidbg.graphs.literals import number, quoted
 from minidbg.graphs.specs import Exactness, StridedLayout, ViewExpression
 
 SMALL_ELEMENTS = 64

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,9 +18,7 @@ from torch import fx
 
 from minidbg import _torch
 from minidbg.graphs.copying import collector_paused, with_history
-from minidbg.graphs.effects import is_call
-from minidbg.graphs.facts import Fact, FactKind
-from minidbg.graphs.keeping import with_modes, without_orphans
+from minidbg.graphs.effects import Fact, FactKind, is_call
 from minidbg.graphs.pieces import (
     CannotExtract,
     Key,
@@ -33,7 +30,9 @@ from minidbg.graphs.pieces import (
     is_tensor,
     meta_of_part,
     part_of,
+    with_modes,
     without_arguments,
+    without_orphans,
 )
 from minidbg.graphs.record import Recording
 from minidbg.graphs.runs import EagerFailure
@@ -57,27 +56,13 @@ class _Plan:
 def extract(
     recording: Recording,
     keep: Set[fx.Node],
-    *,
-    outputs: Set[fx.Node] | None = None,
-    without_modes: Set[fx.Node] = frozenset(),
-    passed_through: bool = False,
-    bypass: bool = False,
-    stand_ins: Mapping[fx.Node, fx.Node] = MappingProxyType({}),
-    without: Set[fx.Node] = frozenset(),
-    whole_tuples: bool = False,
+    **how: Any,
 ) -> Piece:
     """The graph of just the calls in ``keep``; each value that they take from elsewhere is an input with its recorded value.
 
-    Outputs are the kept ones among the original outputs (those in ``outputs``), then every other node that nothing uses.
-    Mode changes around the kept nodes stay, but for blocks entered and settings made by ``without_modes``.
-    ``passed_through`` keeps inputs that were outputs.
-    ``stand_ins`` puts other values where dropped ones were; ``bypass`` does it for every dropped value that was computed from
-    a kept one of the same shape. ``without`` takes inputs out of lists and puts None where they were a whole argument.
-    Raises CannotExtract.
+    ``how`` are fields of ``_Extraction``. Raises CannotExtract.
     """
-    return _Extraction(
-        recording, keep, outputs, without_modes, passed_through, bypass, stand_ins, without, whole_tuples
-    ).piece()
+    return _Extraction(recording, keep, **how).piece()
 
 
 @dataclass(slots=True)
@@ -86,14 +71,20 @@ class _Extraction:
 
     recording: Recording
     keep: Set[fx.Node]
-    outputs: Set[fx.Node] | None
-    without_modes: Set[fx.Node]
-    passed_through: bool
-    bypass: bool
-    given_stand_ins: Mapping[fx.Node, fx.Node]
-    without: Set[fx.Node]
-    whole_tuples: bool
-    stand_ins: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    outputs: Set[fx.Node] | None = None
+    """Which of the original outputs stay outputs, all by default; every other kept node that nothing uses becomes one."""
+    without_modes: Set[fx.Node] = frozenset()
+    """Mode changes around kept nodes that do not stay: blocks entered, settings made."""
+    passed_through: bool = False
+    """Whether inputs that were outputs stay so."""
+    bypass: bool = False
+    """Whether a kept value stands for each dropped one of the same shape that was computed from it."""
+    stand_ins: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
+    """Values that stand where dropped ones were."""
+    without: Set[fx.Node] = frozenset()
+    """Inputs to take out of lists; None stands where one was a whole argument."""
+    whole_tuples: bool = False
+    standing: dict[fx.Node, fx.Node] = field(default_factory=dict)
     """What stands for each dropped node, in the end."""
     plan: _Plan = field(default_factory=_Plan)
     kept: set[fx.Node] = field(default_factory=set)
@@ -109,7 +100,7 @@ class _Extraction:
     @property
     def redirects(self) -> bool:
         """Whether other values stand where dropped ones were."""
-        return self.bypass or bool(self.given_stand_ins)
+        return self.bypass or bool(self.stand_ins)
 
     def piece(self) -> Piece:
         self._plan_nodes()
@@ -159,7 +150,7 @@ class _Extraction:
 
     def _plan_nodes(self) -> None:
         keep = without_orphans(
-            self.recording, self.keep, self.given_stand_ins.values(), whole_tuples=self.whole_tuples
+            self.recording, self.keep, self.stand_ins.values(), whole_tuples=self.whole_tuples
         )
         self.plan.kept = with_modes(self.recording, keep, self.without_modes)
         self.kept = set(self.plan.kept)
@@ -179,22 +170,22 @@ class _Extraction:
 
     def _stand_in(self, node: fx.Node) -> fx.Node:
         """``node``, or the value that is to stand for it."""
-        return self.stand_ins.get(node, node)
+        return self.standing.get(node, node)
 
     def _plan_stand_ins(self) -> None:
         """Find what stands for each dropped node; in order, since one may stand for another."""
         for node in self.recording.nodes if self.redirects else ():
             if node in self.kept or not is_call(node):
                 continue
-            if node in self.given_stand_ins:
-                self.stand_ins[node] = self._stand_in(self.given_stand_ins[node])
+            if node in self.stand_ins:
+                self.standing[node] = self._stand_in(self.stand_ins[node])
             elif self.bypass:
                 sources = [
                     self._stand_in(source)
                     for source in node.all_input_nodes
                     if alike(self.facts, source, node)
                 ]
-                self.stand_ins[node] = next((source for source in sources if source in self.kept), node)
+                self.standing[node] = next((source for source in sources if source in self.kept), node)
 
     def _need(self, node: fx.Node, position: int) -> None:
         if node.op == "get_attr":

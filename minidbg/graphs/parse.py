@@ -19,10 +19,10 @@ from torch import fx, nn
 from minidbg import _torch
 from minidbg.errors import MinidbgError
 from minidbg.graphs.attributes import used_targets
-from minidbg.graphs.comments import comments_by_line, stack_trace
 from minidbg.graphs.effects import FORMS, ContextForm
 from minidbg.graphs.expressions import BINARY, GET_DATA, UNARY
 from minidbg.graphs.names import Names
+from minidbg.graphs.origins import comments_by_line, stack_trace
 from minidbg.graphs.ranks import is_maker
 
 LITERAL_MAKERS: tuple[Any, ...] = (float, complex, slice, range, torch.device, torch.Size)

@@ -11,7 +11,6 @@ import types
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -24,10 +23,10 @@ from minidbg.graphs.attributes import (
     exact_literal,
     used_targets,
 )
-from minidbg.graphs.comments import location
 from minidbg.graphs.effects import paired
 from minidbg.graphs.expressions import Expressions
 from minidbg.graphs.names import Names, class_name
+from minidbg.graphs.origins import location
 
 __all__ = ["ModuleSource", "by_name", "exact_literal", "instantiate", "write_module"]
 

@@ -18,8 +18,8 @@ from minidbg.devices import devices_of
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs import describing, tensors
-from minidbg.graphs.comments import user_line
 from minidbg.graphs.constructed import is_constructed
+from minidbg.graphs.origins import user_line
 from minidbg.graphs.ranks import what_was_needed
 from minidbg.graphs.size import call_nodes, call_targets, canonical_text
 from minidbg.reduction.result import Written

@@ -52,7 +52,7 @@ from minidbg.reduction.session import (
     measured,
     runs_worth_having,
 )
-from minidbg.repro.files import replace_file
+from minidbg.repro.folder import replace_file
 
 OTHERS_KEPT = 5
 """Other failures of one reduction that are kept as captures."""

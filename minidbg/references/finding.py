@@ -15,13 +15,11 @@ from typing import Any
 from minidbg import _torch
 from minidbg.case import BackendRef, CompilerFn
 from minidbg.errors import BackendUnreachable, UnknownBackend
-from minidbg.references.literals import NotALiteral, write_literal
 from minidbg.references.locating import NoWay, expression_for
-from minidbg.references.locations import location_of
+from minidbg.references.locations import NEEDS, entry_point, import_for, location_of, registering_module
 from minidbg.references.modules import finds_again, is_foreign
 from minidbg.references.ref_builder import RefBuilder
-from minidbg.references.registered import NEEDS, entry_point, import_for, registering_module
-from minidbg.references.source_text import read_statements
+from minidbg.references.source_text import NotALiteral, read_statements, write_literal
 
 _WRITE = 'write "pkg.mod:name", "pkg.mod:make(level=2)" with literal arguments, or a registered name'
 

@@ -10,11 +10,10 @@ from typing import Any
 
 from minidbg import _torch
 from minidbg.references.copied_source import NotSelfContained
-from minidbg.references.literals import NotALiteral, write_literal
 from minidbg.references.locations import Location, location_of
 from minidbg.references.modules import file_of, finds_again, loaded_module
 from minidbg.references.ref_builder import RefBuilder, block_of
-from minidbg.references.source_text import has_main_block, statements_of
+from minidbg.references.source_text import NotALiteral, has_main_block, statements_of, write_literal
 
 
 class NotLoadable(Exception):

@@ -20,10 +20,9 @@ from minidbg.errors import BackendUnreachable
 from minidbg.references.copied_source import NotSelfContained
 from minidbg.references.finding import as_statements
 from minidbg.references.locating import NotLoadable, NoWay, check_loadable, expression_for
-from minidbg.references.locations import location_of
+from minidbg.references.locations import device_types, location_of, plugins_of_devices
 from minidbg.references.modules import file_of, finds_again, foreign_modules, is_foreign, source_of, top_level
 from minidbg.references.ref_builder import RefBuilder
-from minidbg.references.registered import device_types, plugins_of_devices
 from minidbg.references.source_text import Statement, statements_of
 
 NOT_LOADED_BY_TORCH = ("torch.ao.", "torch.testing.", "torch.onnx.", "torch.distributed.")

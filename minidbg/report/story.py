@@ -15,7 +15,7 @@ from minidbg.errors import MinidbgError, UnreadableRepro
 from minidbg.history import NAME, DamagedHistory, Flip, History, Result, State
 from minidbg.repro.folder import HIDDEN
 from minidbg.repro.header import Header, header_of, script_text
-from minidbg.repro.parts import Parts, read_parts
+from minidbg.repro.loading import Parts, read_parts
 from minidbg.stages import StageReport, stages_of
 from minidbg.workarounds import best_of
 

@@ -18,11 +18,11 @@ from torch import Tensor
 from minidbg.case import BackendRef, CallPath, Case
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind
-from minidbg.graphs import recipes, source, tensors
+from minidbg.graphs import describing, origins, source, tensors
 from minidbg.graphs.contents import WITH_CARE, Contents
+from minidbg.graphs.expressions import quoted
 from minidbg.graphs.fill_text import with_generator
 from minidbg.graphs.fills import How
-from minidbg.graphs.literals import quoted
 from minidbg.graphs.ranks import with_group
 from minidbg.graphs.source import write_graph_builder
 from minidbg.graphs.specs import Exactness, InputSpec
@@ -94,7 +94,7 @@ def render(
     Raises CannotWrite naming the part of the case that has no form in a script, or values beyond ``value_limit_bytes``,
     and NoShortForm for a case that a short script cannot show.
     """
-    size = tensors.bytes_to_store(case.inputs, exactness)
+    size = describing.bytes_to_store(case.inputs, exactness)
     if size > value_limit_bytes:
         told = f"they take {size / 1e6:.1f} MB, and value_limit_bytes allows {value_limit_bytes / 1e6:.1f} MB"
         raise CannotWrite("the values of the inputs", told)
@@ -107,7 +107,7 @@ def render(
     stored: dict[str, Tensor] = {}
     explicit = case.context.default_dtype != "torch.float32"
     model = _model(case, exactness, stored, explicit=explicit)
-    specs = tensors.describe(
+    specs = describing.describe(
         case.inputs, model.input_names, exactness, stored, dynamic_dims=case.dynamic_dims, contents=contents
     )
     device = tensors.main_device(specs)
@@ -204,13 +204,13 @@ def constant_expression(
     Integers and small tensors are part of the program, so they are exact even where inputs are seeded. Random ones are
     the same in each instance of the module. What the text reads from the file is put into ``stored``.
     """
-    recipe, plain = recipes.recall(value), value.detach()
+    recipe, plain = origins.recall(value), value.detach()
     if recipe is not None and len(recipe.statements) == 1:
-        recipes.remember(plain, recipe)
+        origins.remember(plain, recipe)
     faithful = Exactness.SMALL if exactness is Exactness.SEEDED else exactness
-    (spec,) = tensors.describe([plain], ["value"], faithful)
+    (spec,) = describing.describe([plain], ["value"], faithful)
     if spec.places or spec.is_inference:
-        (spec,) = tensors.describe([plain.clone()], ["value"], Exactness.EXACT)
+        (spec,) = describing.describe([plain.clone()], ["value"], Exactness.EXACT)
     if spec.fill.how is How.WRITTEN:
         return spec.fill.text.removeprefix("value = ")
     text = tensors.expression(spec, device="", explicit=explicit)

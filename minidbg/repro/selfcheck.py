@@ -15,7 +15,7 @@ from typing import Any
 from minidbg.case import CallPath, Context
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind
-from minidbg.graphs.literals import quoted
+from minidbg.graphs.expressions import quoted
 from minidbg.metadata import HANG_LIMIT_S
 from minidbg.oracle.signature import VOLATILE, meaningful_lines
 from minidbg.repro.header import Header
@@ -132,7 +132,9 @@ class _JudgeWriter:
                 "    values = [v.double() if torch.is_tensor(v) and v.is_floating_point() else v for v in values]",
             ]
         reads = compared or self.table.get("backward")
-        call = ["outputs = " + ("torch.utils._pytree.tree_leaves(model(*values))" if reads else "model(*values)")]
+        call = [
+            "outputs = " + ("torch.utils._pytree.tree_leaves(model(*values))" if reads else "model(*values)")
+        ]
         if self.table.get("backward"):
             owner = "[*values, *model.parameters()]" if self.has_parameters else "values"
             call += [

@@ -11,7 +11,7 @@ from minidbg.case import Case, Context
 from minidbg.failure import Kind
 from minidbg.graphs.size import call_nodes, call_targets
 from minidbg.oracle.signature import meaningful_lines
-from minidbg.references.literals import write_literal
+from minidbg.references.source_text import write_literal
 
 TITLE_WIDTH = 110
 MESSAGE_LINES = 4

@@ -13,9 +13,9 @@ from torch.fx.passes.split_module import split_module
 
 from minidbg import _torch, processes, references
 from minidbg.case import CallPath, Case
-from minidbg.graphs.comments import location
 from minidbg.graphs.copying import clone_values, copy_graph_module
 from minidbg.graphs.effects import is_call
+from minidbg.graphs.origins import location
 from minidbg.workarounds.changes import WHERE, Change
 
 MOST_CULPRITS = 8

@@ -18,7 +18,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import minidbg
 from minidbg import _torch
 from minidbg.graphs.attributes import by_name
-from minidbg.graphs.capture import capture_by_dynamo
+from minidbg.graphs.copying import capture_by_dynamo
 from minidbg.graphs.size import call_targets
 from minidbg.graphs.source import instantiate, write_module
 

@@ -40,9 +40,7 @@ def main() -> None:
         for plant in PLANTS:
             folder = Path(tempfile.mkdtemp())
             with contextlib.redirect_stderr(None), plant.around():
-                found = failing_program(
-                    plant.function, plant.args(), plant.backend, folder, **plant.given
-                )
+                found = failing_program(plant.function, plant.args(), plant.backend, folder, **plant.given)
             lengths[plant.name] = len(found.text.splitlines())
             print(f"{lengths[plant.name]:4} {plant.name}  {found.path}", flush=True)
     print(f"median of {len(lengths)}: {statistics.median(lengths.values()):g} lines")

@@ -10,8 +10,7 @@ from constructs import arithmetic_of_sizes, literals, square, views_and_writes
 from torch import Tensor, nn
 
 from minidbg import _torch
-from minidbg.graphs.capture import NoGraph, capture_by_dynamo
-from minidbg.graphs.copying import copy_graph_module
+from minidbg.graphs.copying import NoGraph, capture_by_dynamo, copy_graph_module
 from minidbg.graphs.size import call_targets
 from minidbg.graphs.source import instantiate, write_module
 
@@ -67,6 +66,6 @@ def test_a_written_graph_computes_the_same_values() -> None:
 
 
 def test_source_lines_name_the_file_of_the_program() -> None:
-    gm, inputs = capture_by_dynamo(views_and_writes, square())
+    gm, _ = capture_by_dynamo(views_and_writes, square())
     line = views_and_writes.__code__.co_firstlineno + 1
     assert f"y = x.clone()  # constructs.py:{line}\n" in write_module(gm).text

@@ -12,7 +12,7 @@ from torch import fx
 
 from minidbg.case import BackendRef
 from minidbg.references import with_operators
-from minidbg.references.registered import device_types, plugins_of_code
+from minidbg.references.locations import device_types, plugins_of_code
 
 
 def load(monkeypatch: pytest.MonkeyPatch, name: str, text: str = "") -> ModuleType:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minidbg.references.registered import import_for, registering_module, registers
+from minidbg.references.locations import import_for, registering_module, registers
 
 
 @pytest.mark.parametrize(

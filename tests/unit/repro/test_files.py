@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from minidbg.errors import CannotWrite
 from minidbg.repro import Exactness, discard, drafts, write
-from minidbg.repro.files import replace_file
+from minidbg.repro.folder import replace_file
 
 
 @pytest.fixture

@@ -167,6 +167,8 @@ def test_a_header_with_a_line_for_each_value_is_read_as_before(make_case, tmp_pa
     now = read_header(path)
     text = path.read_text()
     start, end = text.index("# details"), text.index("# ///\n", text.index("# details"))
-    lines = "".join(f"# {line}\n" for line in write_lines({k: v for k, v in now.table.items() if k != "expect"}))
+    lines = "".join(
+        f"# {line}\n" for line in write_lines({k: v for k, v in now.table.items() if k != "expect"})
+    )
     path.write_text(text[:start] + lines + text[end:])
     assert read_header(path) == now
