@@ -17,7 +17,7 @@ from minidbg.errors import MinidbgError
 from minidbg.failure import Kind
 from minidbg.graphs.expressions import quoted
 from minidbg.metadata import HANG_LIMIT_S
-from minidbg.oracle.signature import VOLATILE, meaningful_lines
+from minidbg.oracle.signature import BUILDS_GUARDS, GUARD_FAILED, NO_GUARDS, VOLATILE, meaningful_lines
 from minidbg.repro.header import Header
 from minidbg.repro.wording import is_dotted_name, mode_phrases
 
@@ -55,6 +55,7 @@ def lines_for(header: Header, *, model: str, plain_backend: str, has_numbers: bo
         "dies": dies,
         "child": writer.call(writer.compiled_model()),
         "pattern": written_pattern(writer.pattern()),
+        "said": "traceback.format_exc()" if writer.is_about_guards else 'f"{type(error).__name__}: {error}"',
     }
 
 
@@ -68,6 +69,7 @@ class _JudgeWriter:
         self.has_state = "def __init__" in model or (self.is_direct and "root." in model)
         self.has_parameters = "torch.nn.Parameter" in model
         self.attempts = int(self.table.get("attempts", 1))
+        self.is_about_guards = header.signature is not None and header.signature.message == NO_GUARDS
         self.category, self.leaf = "", ""
         if header.kind is Kind.ACCURACY:
             known = header.signature.message if header.signature else ""
@@ -332,6 +334,8 @@ class _JudgeWriter:
         patterns = [text_pattern(text).replace(" ", r"\s+") for text in said]
         if header.provenance.message:
             patterns[:1] = [text_pattern(header.provenance.message)]
+        if self.is_about_guards:  # which of three errors dynamo meets first hangs on the order of hashes
+            patterns = [BUILDS_GUARDS, GUARD_FAILED, *patterns]
         return "|".join(dict.fromkeys(patterns))
 
 
