@@ -232,7 +232,7 @@ def _located(backend: CompilerFn, builder: RefBuilder) -> str:
 def unreachable(backend: object, error: NoWay, what: str) -> BackendUnreachable:
     """The refusal: what cannot be found again, why, and the exact words that would help."""
     return BackendUnreachable(
-        f"{what} cannot be found again by a fresh process: {error.why}. "
+        f"{what} cannot be found again by a fresh process: {error}. "
         f"Give it a global name in a module that can be imported, or say how to get it: "
         f'minidbg.wrap(backend, setup="import my_pkg", reference="{suggested(backend)}")'
     )
