@@ -38,21 +38,6 @@ from minidbg.graphs.record import Recording
 from minidbg.graphs.runs import EagerFailure
 
 
-@dataclass(slots=True)
-class _Plan:
-    """What goes into the new graph: found first, built after, since placeholders come before all else."""
-
-    kept: list[fx.Node] = field(default_factory=list)
-    """Calls and mode changes in order."""
-    placeholders: dict[fx.Node, None] = field(default_factory=dict)
-    lifted: dict[Key, int] = field(default_factory=dict)
-    """Recorded values that become inputs, in order of first use, with the position of that use."""
-    attributes: dict[fx.Node, None] = field(default_factory=dict)
-    outputs: list[fx.Node] = field(default_factory=list)
-    unpacked: list[tuple[fx.Node, Path]] = field(default_factory=list)
-    """Tuple values of which one part is to be an output."""
-
-
 def extract(
     recording: Recording,
     keep: Set[fx.Node],
@@ -86,8 +71,16 @@ class _Extraction:
     whole_tuples: bool = False
     standing: dict[fx.Node, fx.Node] = field(default_factory=dict)
     """What stands for each dropped node, in the end."""
-    plan: _Plan = field(default_factory=_Plan)
-    kept: set[fx.Node] = field(default_factory=set)
+    # What goes into the new graph: found first, built after, since placeholders come before all else.
+    kept: dict[fx.Node, None] = field(default_factory=dict)
+    """Calls and mode changes in order."""
+    placeholders: dict[fx.Node, None] = field(default_factory=dict)
+    lifted: dict[Key, int] = field(default_factory=dict)
+    """Recorded values that become inputs, in order of first use, with the position of that use."""
+    attributes: dict[fx.Node, None] = field(default_factory=dict)
+    returned: list[fx.Node] = field(default_factory=list)
+    unpacked: list[tuple[fx.Node, Path]] = field(default_factory=list)
+    """Tuple values of which one part is to be an output."""
     graph: fx.Graph = field(default_factory=fx.Graph)
     new: dict[fx.Node, fx.Node] = field(default_factory=dict)
     new_parts: dict[Key, fx.Node] = field(default_factory=dict)
@@ -110,13 +103,13 @@ class _Extraction:
         self._plan_shape_symbols()
         graph_module = self._build()
         values = self._recorded()
-        plain = [self.recording.input_of[node] for node in self.plan.placeholders]
-        origins: list[Key] = [(node, 0, ()) for node in self.plan.placeholders]
-        holds = bool(self.plan.attributes) or any(node.op == "call_module" for node in self.plan.kept)
+        plain = [self.recording.input_of[node] for node in self.placeholders]
+        origins: list[Key] = [(node, 0, ()) for node in self.placeholders]
+        holds = bool(self.attributes) or any(node.op == "call_module" for node in self.kept)
         return Piece(
             graph_module,
             (*plain, *values),
-            (*origins, *self.plan.lifted),
+            (*origins, *self.lifted),
             self._is_faithful(),
             None if holds else self._build,
         )
@@ -127,11 +120,9 @@ class _Extraction:
             return False
         if not self.recording.writing:
             return True
-        if any(writes for _, writes, _ in self.plan.lifted):
+        if any(writes for _, writes, _ in self.lifted):
             return False
-        positions = [
-            (source, self._position(node)) for node in self.plan.kept for source in node.all_input_nodes
-        ]
+        positions = [(source, self._position(node)) for node in self.kept for source in node.all_input_nodes]
         if any(
             source in self.kept and self._dropped_writes(source, position) for source, position in positions
         ):
@@ -141,9 +132,9 @@ class _Extraction:
     def _writes_to_shared_input(self) -> bool:
         """Whether a kept node writes to an input that has lost the others of its storage."""
         storages = self.recording.storages
-        inputs = {*self.plan.placeholders, *(node for node, _, _ in self.plan.lifted)}
+        inputs = {*self.placeholders, *(node for node, _, _ in self.lifted)}
         seen: Counter[int] = Counter(storage for node in inputs for storage in storages.get(node, ()))
-        targets = (target for node in self.plan.kept for target in self.recording.writing.get(node, ()))
+        targets = (target for node in self.kept for target in self.recording.writing.get(node, ()))
         return any(seen[storage] > 1 for target in targets for storage in storages.get(target, ()))
 
     # --- what is kept ---
@@ -152,13 +143,12 @@ class _Extraction:
         keep = without_orphans(
             self.recording, self.keep, self.stand_ins.values(), whole_tuples=self.whole_tuples
         )
-        self.plan.kept = with_modes(self.recording, keep, self.without_modes)
-        self.kept = set(self.plan.kept)
+        self.kept = dict.fromkeys(with_modes(self.recording, keep, self.without_modes))
 
     # --- what they take from elsewhere ---
 
     def _plan_values(self) -> None:
-        for node in self.plan.kept:
+        for node in self.kept:
             for source in self._sources(node):
                 if source not in self.kept:
                     self._need(source, self.recording.index[node])
@@ -189,11 +179,11 @@ class _Extraction:
 
     def _need(self, node: fx.Node, position: int) -> None:
         if node.op == "get_attr":
-            self.plan.attributes[node] = None
+            self.attributes[node] = None
             return
         dropped = self._dropped_writes(node, position)
         if node.op == "placeholder" and dropped == 0:
-            self.plan.placeholders[node] = None
+            self.placeholders[node] = None
             return
         fact = self.facts.get(node)
         if fact is None:
@@ -207,7 +197,7 @@ class _Extraction:
             for place, part in enumerate(fact.parts):
                 self._need_part((key[0], key[1], (*key[2], place)), part, position)
         elif _becomes_input(key[0], fact):
-            self.plan.lifted.setdefault(key, position)
+            self.lifted.setdefault(key, position)
 
     def _dropped_writes(self, node: fx.Node, position: int) -> int:
         """How many writes to the value of ``node`` came before ``position`` and are not kept."""
@@ -227,18 +217,18 @@ class _Extraction:
             else:
                 node = self._stand_in(node) if self.redirects else node
                 passed = node in self.kept
-            if passed and node not in self.plan.outputs:
-                self.plan.outputs.append(node)
-        used = {source for node in self.plan.kept for source in self._sources(node)}
-        returned = set(self.plan.outputs)
+            if passed and node not in self.returned:
+                self.returned.append(node)
+        used = {source for node in self.kept for source in self._sources(node)}
+        at_the_end = set(self.returned)
         self.last_read = self._reads() if self.recording.writing else {}
-        for node in self.plan.kept:
-            if node not in used and node not in returned and node not in self.recording.mode_changes:
+        for node in self.kept:
+            if node not in used and node not in at_the_end and node not in self.recording.mode_changes:
                 self._plan_unused(node)
-        for node in self.plan.outputs:
+        for node in self.returned:
             if node.op == "placeholder":
-                self.plan.placeholders[node] = None
-        if not self.plan.outputs and not self.plan.unpacked:
+                self.placeholders[node] = None
+        if not self.returned and not self.unpacked:
             self._plan_written_output()
 
     def _plan_unused(self, node: fx.Node) -> None:
@@ -249,14 +239,14 @@ class _Extraction:
         elif (
             fact is None
             or fact.kind is FactKind.TENSOR
-            or (fact.kind is FactKind.NUMBER and len(self.plan.kept) == 1)
+            or (fact.kind is FactKind.NUMBER and len(self.kept) == 1)
         ):
-            self.plan.outputs.append(node)
+            self.returned.append(node)
         elif fact.kind is FactKind.TUPLE and (path := first_tensor(fact)) is not None:
             if self.whole_tuples:
-                self.plan.outputs.append(node)
+                self.returned.append(node)
             else:
-                self.plan.unpacked.append((node, path))
+                self.unpacked.append((node, path))
 
     def _plan_written(self, node: fx.Node, fact: Fact | None) -> None:
         """Let a write that no later node reads be seen: as the value of the node, of its target, or in an input.
@@ -267,9 +257,9 @@ class _Extraction:
             return
         target = next((source for source in node.all_input_nodes if source in self.kept), None)
         if fact is not None and fact.kind is FactKind.TENSOR and (node.users or target is not None):
-            self.plan.outputs.append(node)
-        elif target is not None and target not in self.plan.outputs and is_tensor(self.facts.get(target)):
-            self.plan.outputs.append(target)
+            self.returned.append(node)
+        elif target is not None and target not in self.returned and is_tensor(self.facts.get(target)):
+            self.returned.append(target)
 
     def _written_by(self, node: fx.Node) -> set[int]:
         """Storages that ``node`` may write to."""
@@ -279,19 +269,19 @@ class _Extraction:
     def _reads(self) -> dict[int, int]:
         """Storages to the position of the last node that takes them, or of the output."""
         found: dict[int, int] = {}
-        for node in self.plan.kept:
+        for node in self.kept:
             for source in self._sources(node):
                 found |= dict.fromkeys(self.recording.storages.get(source, ()), self._position(node))
-        for node in self.plan.outputs:
+        for node in self.returned:
             found |= dict.fromkeys(self.recording.storages.get(node, ()), len(self.recording.nodes))
         return found
 
     def _plan_written_output(self) -> None:
         """A graph that only writes returns what its last writing node gives."""
-        for node in reversed(self.plan.kept):
+        for node in reversed(self.kept):
             fact = self.facts.get(node)
             if fact is not None and fact.kind is FactKind.TENSOR:
-                self.plan.outputs.append(node)
+                self.returned.append(node)
                 return
 
     def _position(self, node: fx.Node) -> int:
@@ -301,13 +291,13 @@ class _Extraction:
         """Symbolic ints that the shape of an input is made of stay inputs: a backend must be able to bind them."""
         symbols: set[str] = set()
         known = self.recording.has_symbols
-        for node in [*self.plan.placeholders, *(key[0] for key in self.plan.lifted)] if known else ():
+        for node in [*self.placeholders, *(key[0] for key in self.lifted)] if known else ():
             symbols |= _torch.symbols_in(node.meta.get("example_value"))
         if symbols:
             for node in self.recording.placeholders:
                 if _torch.symbol_of(node.meta.get("example_value")) in symbols:
-                    self.plan.placeholders[node] = None
-        self.plan.placeholders = dict.fromkeys(sorted(self.plan.placeholders, key=self._position))
+                    self.placeholders[node] = None
+        self.placeholders = dict.fromkeys(sorted(self.placeholders, key=self._position))
 
     # --- building ---
 
@@ -316,18 +306,18 @@ class _Extraction:
         self.graph = fx.Graph()
         self.new: dict[fx.Node, fx.Node] = {}
         self.new_parts: dict[Key, fx.Node] = {}
-        for node in self.plan.placeholders:
+        for node in self.placeholders:
             self.new[node] = copy_node(self.graph, node, self.new.__getitem__)
-        for key in self.plan.lifted:
+        for key in self.lifted:
             self.new_parts[key] = self._placeholder(key)
-        for node in self.plan.attributes:
+        for node in self.attributes:
             self.new[node] = copy_node(self.graph, node, self.new.__getitem__)
-        for node in self.plan.kept:
+        for node in self.kept:
             argument = partial(self._argument, position=self.recording.index[node])
             arguments = without_arguments(node, self.without) if self.without else None
             self.new[node] = copy_node(self.graph, node, argument, arguments)
-        outputs = [self.new[node] for node in self.plan.outputs]
-        outputs += [self._unpack(node, path) for node, path in self.plan.unpacked]
+        outputs = [self.new[node] for node in self.returned]
+        outputs += [self._unpack(node, path) for node, path in self.unpacked]
         self.graph.output(tuple(outputs))
         return _torch.lazy_graph_module(self.recording.graph_module, self.graph)
 
@@ -369,12 +359,12 @@ class _Extraction:
     # --- values ---
 
     def _recorded(self) -> list[Any]:
-        moments = [(position, node) for (node, _, _), position in self.plan.lifted.items()]
+        moments = [(position, node) for (node, _, _), position in self.lifted.items()]
         try:
             whole = self.recording.values(moments)
         except EagerFailure as failure:
             raise CannotExtract(str(failure)) from failure
-        values = [part_of(value, path) for value, (_, _, path) in zip(whole, self.plan.lifted, strict=True)]
+        values = [part_of(value, path) for value, (_, _, path) in zip(whole, self.lifted, strict=True)]
         return [with_history(value) for value in values] if self.recording.writing else values
 
 
