@@ -229,7 +229,8 @@ def _argument_lists(module: nn.Module) -> Iterator[list[str]]:
         yield from argument_lists(module)
         if getattr(module, "qconfig", None) is not None:
             known = _by_signature(module, without="qconfig")
-            yield from ([*known, qconfig] for qconfig in qconfigs())
+            getter = "qconfig=torch.ao.quantization.get_default_qat_qconfig"
+            yield from ([*known, f"{getter}({engine!r})"] for engine in ENGINES)
             return
     for propose in (_by_signature, _by_repr):
         try:
@@ -300,7 +301,8 @@ def _comparable(value: Any) -> Any:
         return object()  # it equals nothing: no constructor brings a tensor that is no part of the state
     if hasattr(value, "activation") and hasattr(value, "weight"):
         try:
-            return [_settings(part, with_modes=False) for part in parts_of(value)]
+            # what settings make: they themselves compare as different always
+            return [_settings(part, with_modes=False) for part in (value.activation(), value.weight())]
         except (TypeError, ValueError, RuntimeError, AssertionError):
             return object()  # settings of a user's own that build nothing here
     return value
@@ -332,27 +334,11 @@ def argument_lists(module: nn.Module) -> Iterator[list[str]]:
     if not isinstance(observer, nn.Module):
         return
     settings = {name: getattr(observer, name) for name in OBSERVER_SETTINGS if hasattr(observer, name)}
-    for low, high in ranges(module):
+    least: Any = module.quant_min
+    most: Any = module.quant_max
+    for low, high in ((least, most), (2 * least, 2 * most + 1)):  # reduce_range has halved what it holds
         given = {"quant_min": low, "quant_max": high, **settings}
         yield [
             f"observer={class_path(type(observer))}",
             *(f"{name}={literal(value)}" for name, value in given.items()),
         ]
-
-
-def ranges(module: Any) -> Iterator[tuple[int, int]]:
-    """The range of a fake-quantize module as it may have been given: ``reduce_range`` has halved what it holds."""
-    low, high = module.quant_min, module.quant_max
-    yield low, high
-    yield 2 * low, 2 * high + 1
-
-
-def qconfigs() -> Iterator[str]:
-    """Expressions of the settings that torch has names for."""
-    for engine in ENGINES:
-        yield f"qconfig=torch.ao.quantization.get_default_qat_qconfig({engine!r})"
-
-
-def parts_of(qconfig: Any) -> tuple[nn.Module, nn.Module]:
-    """What settings make: settings themselves compare as different always."""
-    return qconfig.activation(), qconfig.weight()

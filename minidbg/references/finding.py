@@ -37,12 +37,6 @@ def as_statements(setup: str | Sequence[str] | None) -> tuple[str, ...]:
     return statements
 
 
-def run_setup(statements: Sequence[str]) -> None:
-    """Run the user's setup in this process: it registers the name that was asked for."""
-    for statement in statements:
-        exec(compile(statement, "<setup>", "exec"), {"__name__": "minidbg_setup"})
-
-
 def given_reference(
     reference: str, backend: str | CompilerFn, statements: Sequence[str], builder: RefBuilder
 ) -> tuple[str, str]:
@@ -208,7 +202,8 @@ def _by_itself(
 def _look_up(name: str, statements: Sequence[str]) -> CompilerFn:
     """The function behind ``name``; the user's setup is run when nobody has registered it yet."""
     if name not in _torch.known_backends() and statements:
-        run_setup(statements)
+        for statement in statements:  # it registers the name that was asked for
+            exec(compile(statement, "<setup>", "exec"), {"__name__": "minidbg_setup"})
     known = _torch.known_backends()
     if name not in known:
         raise UnknownBackend(name, known)

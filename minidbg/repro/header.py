@@ -186,12 +186,14 @@ def _header(path: Path, table: Mapping[str, Any], required: tuple[str, ...]) -> 
         raise UnreadableRepro(
             f"{path}: schema {table['schema']!r}, this minidbg reads {SCHEMA}; a newer one wrote it"
         )
-    signature = table.get("signature")
+    signature, expect = table.get("signature"), table.get("expect", "reproduces")
+    if expect not in ("reproduces", "gone"):
+        raise ValueError(f"expect = {expect!r}, known are reproduces, gone")
     return Header(
         path=path,
         kind=Kind(table["kind"]),
         backend=str(table["backend"]),
-        expect=_one_of(table.get("expect", "reproduces"), ("reproduces", "gone")),
+        expect=expect,
         call=CallPath(table.get("call", CallPath.TORCH_COMPILE)),
         device=str(table.get("device", "cpu")),
         nodes=int(table.get("nodes", 0)),
@@ -202,12 +204,6 @@ def _header(path: Path, table: Mapping[str, Any], required: tuple[str, ...]) -> 
         modules=tuple(table.get("reference", {}).get("modules", ())),
         table=table,
     )
-
-
-def _one_of(value: str, known: tuple[str, ...]) -> str:
-    if value not in known:
-        raise ValueError(f"expect = {value!r}, known are {', '.join(known)}")
-    return value
 
 
 def _context(modes: Mapping[str, Any], origin: Mapping[str, Any]) -> Context:
