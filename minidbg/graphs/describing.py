@@ -20,7 +20,7 @@ from minidbg.graphs.contents import (
     SMALL_ELEMENTS,
     WITH_CARE,
     Content,
-    Contents,
+    ValueReader,
     base_data,
     content_without_data,
     has_data,
@@ -52,7 +52,7 @@ def describe(
     stored_sink: MutableMapping[str, Tensor] | None = None,
     *,
     dynamic_dims: Sequence[Sequence[int]] = (),
-    contents: Contents = WITH_CARE,
+    contents: ValueReader = WITH_CARE,
 ) -> tuple[InputSpec, ...]:
     """A spec for each value, in order; the values are only read. ``contents`` says how they are looked at.
 
@@ -103,7 +103,7 @@ class _Look:
     """How values are looked at."""
 
     exactness: Exactness
-    contents: Contents
+    contents: ValueReader
 
     def recipe(self, value: Tensor) -> origins.Recipe | None:
         return None if wanted_exact(value, self.exactness) else origins.recall(value)

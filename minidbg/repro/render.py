@@ -19,7 +19,7 @@ from minidbg.case import BackendRef, CallPath, Case
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind
 from minidbg.graphs import describing, origins, source, tensors
-from minidbg.graphs.contents import WITH_CARE, Contents
+from minidbg.graphs.contents import WITH_CARE, ValueReader
 from minidbg.graphs.expressions import quoted
 from minidbg.graphs.fill_text import with_generator
 from minidbg.graphs.fills import How
@@ -84,7 +84,7 @@ def render(
     *,
     exactness: Exactness = Exactness.SEEDED,
     value_limit_bytes: int = VALUE_LIMIT_BYTES,
-    contents: Contents = WITH_CARE,
+    contents: ValueReader = WITH_CARE,
     kind: Kind | None = None,
     remark: str = "",
 ) -> Script:
@@ -94,10 +94,7 @@ def render(
     Raises CannotWrite naming the part of the case that has no form in a script, or values beyond ``value_limit_bytes``,
     and NoShortForm for a case that a short script cannot show.
     """
-    size = describing.bytes_to_store(case.inputs, exactness)
-    if size > value_limit_bytes:
-        told = f"they take {size / 1e6:.1f} MB, and value_limit_bytes allows {value_limit_bytes / 1e6:.1f} MB"
-        raise CannotWrite("the values of the inputs", told)
+    check_size(case, exactness, value_limit_bytes)
     kind = case.kind or kind or Kind.COMPILE
     case = with_group(case)
     is_standalone = form is Form.STANDALONE
@@ -141,6 +138,14 @@ def render(
     text = fill(form.value, variables, functools.partial(_check_own, case=case))
     _check(text)
     return Script(text, stored)
+
+
+def check_size(case: Case, exactness: Exactness, limit_bytes: int) -> None:
+    """Raise CannotWrite where a script of ``case`` would store more than ``limit_bytes`` of values."""
+    size = describing.bytes_to_store(case.inputs, exactness)
+    if size > limit_bytes:
+        why = f"they take {size / 1e6:.1f} MB, and value_limit_bytes allows {limit_bytes / 1e6:.1f} MB"
+        raise CannotWrite("the values of the inputs", why)
 
 
 def _lines_that_judge(case: Case, header: str, model: str, plain_backend: str) -> dict[str, Any]:
