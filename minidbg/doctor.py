@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import psutil
@@ -47,23 +46,20 @@ class Finding:
     found: str
     advice: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {"name": self.name, "state": str(self.state), "found": self.found, "advice": self.advice}
-
 
 def fine(name: str, found: str) -> Finding:
-    """All is well."""
     return Finding(name, Condition.FINE, found)
 
 
 def missing(name: str, found: str, advice: str) -> Finding:
-    """Something does not work without it."""
     return Finding(name, Condition.MISSING, found, advice)
 
 
+def enough(is_enough: bool, name: str, found: str, advice: str) -> Finding:
+    return fine(name, found) if is_enough else missing(name, found, advice)
+
+
 def broken(name: str, found: str, advice: str) -> Finding:
-    """Nothing works without it."""
     return Finding(name, Condition.BROKEN, found, advice)
 
 
@@ -78,7 +74,6 @@ COMPILER_PROBE = "#include <omp.h>\n#include <cmath>\nint threads() { return omp
 
 
 def python() -> Iterator[Finding]:
-    """The interpreter."""
     yield fine("python", f"{platform.python_version()}, {sys.executable}, {platform.platform()}")
 
 
@@ -123,7 +118,6 @@ def compiler() -> Iterator[Finding]:
 
 
 def forking() -> Iterator[Finding]:
-    """How an oracle call is made."""
     refusal = isolation.fork_refusal()
     if refusal is None:
         yield fine("fork", "oracle calls run in forks of the failing process: 0.1 to 1 s each")
@@ -142,45 +136,32 @@ def shared_memory() -> Iterator[Finding]:
             )
         return
     free = shutil.disk_usage(place).free
-    if free < LEAST_SHARED_BYTES:
-        advice = "give the container more, for example docker run --shm-size=1g"
-        yield missing("/dev/shm", f"{free >> 20} MiB free", advice)
-    else:
-        yield fine("/dev/shm", f"{free >> 20} MiB free")
+    advice = "give the container more, for example docker run --shm-size=1g"
+    yield enough(free >= LEAST_SHARED_BYTES, "/dev/shm", f"{free >> 20} MiB free", advice)
 
 
 def memory() -> Iterator[Finding]:
-    """Main memory that is free now."""
     seen = psutil.virtual_memory()
     found = f"{seen.available / GIB:.1f} of {seen.total / GIB:.1f} GiB free"
-    if seen.available < LEAST_FREE_BYTES:
-        yield missing("memory", found, "close something, or lower watch's jobs: each run needs about 0.5 GiB")
-    else:
-        yield fine("memory", found)
+    advice = "close something, or lower watch's jobs: each run needs about 0.5 GiB"
+    yield enough(seen.available >= LEAST_FREE_BYTES, "memory", found, advice)
 
 
 def caches() -> Iterator[Finding]:
     """The folders that compilers write to."""
-    kernels = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or str(
-        Path(tempfile.gettempdir(), f"torchinductor_{user_name()}")
-    )
-    for name, place in (
-        ("inductor's cache", Path(kernels)),
-        ("temporary files", Path(tempfile.gettempdir())),
-    ):
+    temporary = Path(tempfile.gettempdir())
+    kernels = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or temporary / f"torchinductor_{user_name()}")
+    for name, place in (("inductor's cache", kernels), ("temporary files", temporary)):
         refused = refusal_to_write(place)
         if refused:
-            yield missing(
-                name, f"{place} cannot be written: {refused}", "set TORCHINDUCTOR_CACHE_DIR or TMPDIR"
-            )
+            advice = "set TORCHINDUCTOR_CACHE_DIR or TMPDIR"
+            yield missing(name, f"{place} cannot be written: {refused}", advice)
             continue
-        free = shutil.disk_usage(existing(place)).free
-        if free < LEAST_FREE_BYTES:
-            yield missing(
-                name, f"{place}, {free >> 20} MiB free", "make room: kernels and captures are written there"
-            )
-        else:
-            yield fine(name, f"{place}, {free / GIB:.1f} GiB free")
+        free, advice = (
+            shutil.disk_usage(existing(place)).free,
+            "make room: kernels and captures are written there",
+        )
+        yield enough(free >= LEAST_FREE_BYTES, name, f"{place}, {free / GIB:.1f} GiB free", advice)
 
 
 def inotify() -> Iterator[Finding]:
@@ -192,11 +173,10 @@ def inotify() -> Iterator[Finding]:
         int((limits / name).read_text()) for name in ("max_user_watches", "max_user_instances")
     )
     found = f"{watches} folders, {instances} watchers"
-    if watches < LEAST_WATCHES or instances < LEAST_INSTANCES:
-        advice = "sysctl fs.inotify.max_user_watches=524288 fs.inotify.max_user_instances=512, or watch with --poll 2"
-        yield missing("file events", found, advice)
-    else:
-        yield fine("file events", found)
+    advice = (
+        "sysctl fs.inotify.max_user_watches=524288 fs.inotify.max_user_instances=512, or watch with --poll 2"
+    )
+    yield enough(watches >= LEAST_WATCHES and instances >= LEAST_INSTANCES, "file events", found, advice)
 
 
 def user_name() -> str:
@@ -223,25 +203,17 @@ def refusal_to_write(place: Path) -> str:
 
 OFF = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 BESIDE = (
-    "TORCHDYNAMO_REPRO_AFTER",
-    "TORCHDYNAMO_REPRO_LEVEL",
-    "TORCH_LOGS",
-    "TORCH_TRACE",
-    "TORCH_COMPILE_DEBUG",
-)
+    "TORCHDYNAMO_REPRO_AFTER", "TORCHDYNAMO_REPRO_LEVEL", "TORCH_LOGS", "TORCH_TRACE", "TORCH_COMPILE_DEBUG",
+)  # fmt: skip
 
 
 def torch_version() -> Iterator[Finding]:
     """Torch, within the range that this minidbg is tested with."""
-    wanted = next(
-        (one for one in map(Requirement, metadata.requires("minidbg") or ()) if one.name == "torch"), None
-    )
-    here = torch.__version__
-    if wanted is None or wanted.specifier.contains(here.partition("+")[0], prereleases=True):
-        yield fine("torch", here)
-    else:
-        advice = f"minidbg is tested with torch{wanted.specifier}: private parts of torch that it uses may be others"
-        yield missing("torch", here, advice)
+    needs = [one for one in map(Requirement, metadata.requires("minidbg") or ()) if one.name == "torch"]
+    wanted, here = needs[0].specifier if needs else "", torch.__version__
+    advice = f"minidbg is tested with torch{wanted}: private parts of torch that it uses may be others"
+    is_known = not needs or needs[0].specifier.contains(here.partition("+")[0], prereleases=True)
+    yield enough(is_known, "torch", here, advice)
 
 
 def private_names() -> Iterator[Finding]:
@@ -275,11 +247,8 @@ def templates() -> Iterator[Finding]:
             own.environment(place).get_template(name)
         except jinja2.TemplateError as error:
             line = getattr(error, "lineno", None)
-            yield missing(
-                "templates",
-                f"{place / name}, line {line}: {error}",
-                "the built-in one is used until it is mended",
-            )
+            advice = "the built-in one is used until it is mended"
+            yield missing("templates", f"{place / name}, line {line}: {error}", advice)
         else:
             yield fine("templates", str(place / name))
 
@@ -375,8 +344,5 @@ def examine() -> Iterator[Finding]:
             yield from check()
         except Exception as trouble:  # noqa: BLE001 - a machine that breaks one check is why there are others
             name = check.__name__.replace("_", " ")
-            yield broken(
-                name,
-                f"could not be looked at: {type(trouble).__name__}: {trouble}",
-                "this is worth a bug report",
-            )
+            found = f"could not be looked at: {type(trouble).__name__}: {trouble}"
+            yield broken(name, found, "this is worth a bug report")

@@ -17,8 +17,7 @@ from minidbg.errors import BadSetting, NotReproduced
 from minidbg.failure import Outcome, Verdict
 from minidbg.graphs.copying import capture_by_dynamo, copy_graph_module
 from minidbg.reduction import publishing, reducing
-from minidbg.reduction.progress import Listener, silent
-from minidbg.reduction.result import Limits, Written
+from minidbg.reduction.result import Limits, Listener, Written, silent
 
 StrPath = str | os.PathLike[str]
 

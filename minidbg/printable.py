@@ -1,8 +1,9 @@
-"""Text of others made safe for a terminal: exceptions, headers and file names are data, and a terminal obeys what it reads."""
+"""Text for people. That of others is made safe: exceptions, headers and file names are data, and a terminal obeys what it reads."""
 
 from __future__ import annotations
 
 import os
+import time
 
 
 def printable(text: str) -> str:
@@ -31,3 +32,13 @@ def display_path(path: str | os.PathLike[str]) -> str:
     """``path`` as a person would type it from here: relative where it lies in the working directory, else whole."""
     relative = os.path.relpath(path)
     return os.fspath(path) if relative.startswith("..") else relative
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 repro``, ``2 repros``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def moment(at: float) -> str:
+    """A time, in seconds since the epoch, as people write it."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))

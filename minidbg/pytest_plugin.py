@@ -25,11 +25,10 @@ from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.metadata import BLOCK
 from minidbg.processes.deaths import last_json
 from minidbg.processes.pool import OneByOne, preload_for
-from minidbg.watch.columns import Column, Machine, devices_of, parse_devices
 from minidbg.watch.repros import HIDDEN, Repro, is_script, read_repro
-from minidbg.watch.runner import IN_WORKER, is_fallback, judging, mode_for, outcome_of, own_limit
-from minidbg.watch.settings import Workers
-from minidbg.watch.states import is_expected
+from minidbg.watch.runner import IN_WORKER, judging, mode_for, outcome_of, own_limit
+from minidbg.watch.settings import Column, Machine, Workers, devices_of, parse_devices
+from minidbg.watch.states import is_expected, is_fallback
 
 CANNOT_JUDGE = (Verdict.SKIPPED, Verdict.INVALID)
 WORTH_WARMING = 3
@@ -46,7 +45,6 @@ class UnexpectedVerdict(Exception):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Our options."""
     group = parser.getgroup("minidbg", "repro scripts of minidbg")
     group.addoption(
         "--minidbg",
@@ -76,7 +74,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the interpreters."""
     pool = config.stash.get(POOL, None)
     if pool is not None:
         pool.close()
@@ -113,7 +110,7 @@ def wanted(config: pytest.Config) -> bool:
 
 def is_repro(path: Path) -> bool:
     """Whether the file is a repro script, outside ``.minidbg``, damaged or not."""
-    if path.suffix != ".py" or not is_script(path) or HIDDEN in path.parts:
+    if not is_script(path.name) or HIDDEN in path.parts:
         return False
     try:
         block = BLOCK.search(path.read_text(encoding="utf-8-sig"))

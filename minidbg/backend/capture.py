@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 
 from minidbg import _torch, devices, references
-from minidbg.backend.chain import Link
+from minidbg.backend.chain import Link, is_symbolic_number
 from minidbg.case import BackendRef, CallPath, Case, Context, Level, Provenance, symbolic_dims
 from minidbg.errors import AccuracyError
 from minidbg.failure import Direction, Kind, Signature
@@ -57,9 +57,10 @@ class Failure:
 
 def case_of(failure: Failure, settings: Settings) -> Case:
     """The failure as a case. Raises BackendUnreachable when no fresh process could get the backend back."""
-    call = case_of_call(
-        failure.link, failure.graph_module, failure.inputs, context_of(failure, settings), settings
-    )
+    context = failure.context or current_context(failure.inputs, further_env=settings.env)
+    if failure.level is Level.ATEN:  # AOTAutograd runs its graphs without autocast and without gradients
+        context = replace(context, autocast=(), grad=False)
+    call = case_of_call(failure.link, failure.graph_module, failure.inputs, context, settings)
     notes = list(failure.notes)
     if any(_torch.is_fake(value) for value in failure.inputs) or devices.in_error(failure.inputs):
         notes.append(STAND_INS)
@@ -116,14 +117,7 @@ def reference_to(link: Link, settings: Settings) -> BackendRef:
     return known[2]
 
 
-def context_of(failure: Failure, settings: Settings) -> Context:
-    """The modes of the failing call. AOTAutograd runs its graphs without autocast and without gradients."""
-    context = failure.context or current_context(failure.inputs, further_env=settings.env)
-    return replace(context, autocast=(), grad=False) if failure.level is Level.ATEN else context
-
-
 def signature(failure: Failure) -> Signature:
-    """What makes another failure the same as this one."""
     if isinstance(failure.error, AccuracyError):
         return Signature.from_table({"kind": str(Kind.ACCURACY), **failure.error.signature})
     return Signature.from_table(signature_of(failure.error, str(failure.kind), str(failure.direction)))
@@ -135,7 +129,6 @@ def digest(failure: Failure) -> str:
 
 
 def provenance(failure: Failure, notes: Iterable[str]) -> Provenance:
-    """Where the case came from."""
     where, line = user_line(failure.graph_module, str(failure.error))
     return Provenance(
         nodes=call_nodes(failure.graph_module),
@@ -161,17 +154,14 @@ def suspects(failure: Failure) -> Suspects:
 
 
 def first_lines(message: str) -> str:
-    """The beginning of ``message``, unchanged."""
     return "\n".join(message.splitlines()[:MESSAGE_LINES])[:MESSAGE_CHARACTERS]
 
 
 def real_value(value: Any, seed: int) -> Any:
     """``value``, or what stands in for it: numbers for symbolic ones, a seeded tensor for a fake one."""
-    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return concrete(value)
     if isinstance(value, torch.Tensor) and _torch.is_fake(value):
         return stand_in(value, seed)
-    return value
+    return concrete(value)
 
 
 def concrete(value: Any) -> Any:
@@ -198,56 +188,30 @@ def stand_in(fake: torch.Tensor, seed: int) -> torch.Tensor:
         return values.requires_grad_(fake.requires_grad)
 
 
-def is_symbolic_number(placeholder: fx.Node) -> bool:
-    """Whether the placeholder stands for a symbolic number."""
-    example = placeholder.meta.get("example_value")
-    return isinstance(example, torch.SymInt | torch.SymFloat | torch.SymBool)
-
-
 CONFIG_MODULES = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
 
 SET_BY_TORCH_COMPILE = frozenset({"assume_static_by_default", "automatic_dynamic_shapes"})
 """Dynamo's options that ``torch.compile(dynamic=...)`` sets for the time of a call; the case has ``dynamic`` instead."""
 
 ENVIRONMENT = (
-    "CC",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "CUDA_LAUNCH_BLOCKING",
-    "CUDA_VISIBLE_DEVICES",
-    "CXX",
-    "HIP_VISIBLE_DEVICES",
-    "KMP_AFFINITY",
-    "KMP_BLOCKTIME",
-    "MKL_CBWR",
-    "MKL_NUM_THREADS",
-    "NVIDIA_TF32_OVERRIDE",
-    "OMP_NUM_THREADS",
-    "OMP_SCHEDULE",
-    "OPENVINO_TORCH_BACKEND_DEVICE",
-    "PT_HPU_LAZY_MODE",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING",
-    "PYTORCH_TRACING_MODE",
-    "TORCHDYNAMO_DYNAMIC_SHAPES",
-    "TORCHINDUCTOR_COMPILE_THREADS",
-    "TORCHINDUCTOR_CPP_WRAPPER",
-    "TORCHINDUCTOR_FREEZING",
-    "TORCHINDUCTOR_MAX_AUTOTUNE",
-    "TORCHINDUCTOR_VEC_ISA_OK",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-    "TVM_SCHEDULER",
-)
+    "CC", "CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "CXX",
+    "HIP_VISIBLE_DEVICES", "KMP_AFFINITY", "KMP_BLOCKTIME", "MKL_CBWR", "MKL_NUM_THREADS",
+    "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "OMP_SCHEDULE", "OPENVINO_TORCH_BACKEND_DEVICE",
+    "PT_HPU_LAZY_MODE", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "PYTORCH_TRACING_MODE", "TORCHDYNAMO_DYNAMIC_SHAPES", "TORCHINDUCTOR_COMPILE_THREADS",
+    "TORCHINDUCTOR_CPP_WRAPPER", "TORCHINDUCTOR_FREEZING", "TORCHINDUCTOR_MAX_AUTOTUNE",
+    "TORCHINDUCTOR_VEC_ISA_OK", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TVM_SCHEDULER",
+)  # fmt: skip
 """Environment variables that change what a backend does and hold no secret. Nothing else is ever read; the setting
 ``env`` adds names."""
 
 
 def current_context(inputs: Iterable[Any] = (), *, further_env: Iterable[str] = ()) -> Context:
     """What is in force in this thread now. An inference tensor among ``inputs`` counts as inference mode."""
-    inference = torch.is_inference_mode_enabled() or any(is_inference(value) for value in inputs)
+    tensors = (value for value in inputs if isinstance(value, torch.Tensor))
     return Context(
         grad=torch.is_grad_enabled(),
-        inference=inference,
+        inference=torch.is_inference_mode_enabled() or any(value.is_inference() for value in tensors),
         autocast=enabled_autocasts(),
         deterministic=torch.are_deterministic_algorithms_enabled(),
         deterministic_warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -258,11 +222,6 @@ def current_context(inputs: Iterable[Any] = (), *, further_env: Iterable[str] = 
         config={name: values for name in CONFIG_MODULES if (values := literal_config(name))},
         env=allowed_environment(os.environ, further_env),
     )
-
-
-def is_inference(value: Any) -> bool:
-    """Whether ``value`` was made in inference mode."""
-    return isinstance(value, torch.Tensor) and value.is_inference()
 
 
 def enabled_autocasts() -> tuple[tuple[str, str, bool], ...]:
@@ -286,12 +245,8 @@ def default_device() -> str | None:
 
 def literal_config(module_name: str) -> dict[str, Any]:
     """The module's options that differ from their defaults, as far as ``repr`` gives them back."""
-    changed = _torch.changed_config(module_name)
-    return {
-        name: value
-        for name, value in sorted(changed.items())
-        if name not in SET_BY_TORCH_COMPILE and round_trips(value)
-    }
+    changed = sorted(_torch.changed_config(module_name).items())
+    return {name: value for name, value in changed if name not in SET_BY_TORCH_COMPILE and round_trips(value)}
 
 
 def round_trips(value: Any) -> bool:

@@ -12,10 +12,11 @@ import torch
 from torch import fx
 
 from minidbg import _torch, references
-from minidbg.case import CompiledFn, CompilerFn
+from minidbg.case import CompiledFn, CompilerFn, Level, symbolic_dims
 from minidbg.errors import ConflictingOptions
 from minidbg.graphs.copying import copy_graph_module
 from minidbg.graphs.effects import op_name
+from minidbg.oracle.direct import compile_directly
 
 Backend: TypeAlias = str | CompilerFn
 MOST_SHAPES = 8
@@ -29,6 +30,7 @@ class Link:
     backend: Backend
     options: Mapping[str, Any] = field(default_factory=dict)
     mode: str | None = None
+    level: Level = Level.DYNAMO
     compiler: CompilerFn = field(init=False)
     """``(gm, example_inputs) -> compiled_fn``, options included."""
 
@@ -38,7 +40,6 @@ class Link:
 
     @property
     def name(self) -> str:
-        """What torch would call this backend in its messages."""
         return name_of(self.backend)
 
     @property
@@ -69,7 +70,6 @@ def merged(
 
 
 def conflict(what: str, wrapped: object, given: object) -> ConflictingOptions:
-    """Two values for one thing."""
     return ConflictingOptions(
         f"{what} is {wrapped!r} in minidbg.wrap and {given!r} in torch.compile; give it in one place"
     )
@@ -92,21 +92,20 @@ def compile_here(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -> Comp
     loops = any(op_name(node) == "while_loop" for node in graph.graph.nodes)
     around = _torch.with_shape_env() if loops else contextlib.nullcontext()
     with _torch.outside_tracing(), around:
-        compiled_fn: CompiledFn = link.compiler(copy_graph_module(graph), list(args))
-        return compiled_fn
+        if link.level is Level.ATEN:  # outside AOTAutograd: the compiler gets fake inputs, as from it
+            case = {"level": "aten"}
+            return compile_directly(link.compiler, copy_graph_module(graph), tuple(args), case, {})  # type: ignore[no-any-return]
+        return link.compiler(copy_graph_module(graph), list(args))
 
 
 def has_symbols(graph: fx.GraphModule) -> bool:
-    """Whether any input of ``graph`` has a symbolic size or is a symbolic number."""
-    examples = [node.meta.get("example_value") for node in graph.graph.nodes if node.op == "placeholder"]
-    return any(
-        isinstance(example, torch.SymInt | torch.SymFloat)
-        or (
-            isinstance(example, torch.Tensor)
-            and any(isinstance(size, torch.SymInt) for size in example.shape)
-        )
-        for example in examples
-    )
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    return any(symbolic_dims(node) or is_symbolic_number(node) for node in placeholders)
+
+
+def is_symbolic_number(placeholder: fx.Node) -> bool:
+    example = placeholder.meta.get("example_value")
+    return isinstance(example, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 class CompiledPerShape:
@@ -118,7 +117,6 @@ class CompiledPerShape:
         self.compiled: dict[tuple[Any, ...], CompiledFn] = {}
 
     def compiled_for(self, args: Sequence[Any]) -> CompiledFn:
-        """What to call for these arguments."""
         shape = tuple(
             (tuple(arg.shape), arg.stride()) if isinstance(arg, torch.Tensor) else arg for arg in args
         )

@@ -71,7 +71,6 @@ class Listening(_torch.DispatchMode):
         return self.collective(name, func, args, kwargs or {})
 
     def collective(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the collective gives in this run."""
         raise NotImplementedError
 
 
@@ -106,9 +105,8 @@ class Heard(Listening):
         """Keep ``result``, at once or when it has been waited for."""
         outs = result if isinstance(result, list | tuple) else [result]
         is_awaited = "functional" in func.namespace
-        if not (one.name in AWAITED if is_awaited else is_plain(func)) or not all(
-            isinstance(out, Tensor) for out in outs
-        ):
+        is_known = one.name in AWAITED if is_awaited else is_plain(func)
+        if not is_known or not all(isinstance(out, Tensor) for out in outs):
             self.lost = f"what {func} does cannot be answered from memory"
             return
         one.single = isinstance(result, Tensor)

@@ -14,17 +14,12 @@ from typing import Any, Unpack
 from torch import fx
 
 from minidbg import _torch, settings
-from minidbg.backend import failures, verify
-from minidbg.backend.capture import Failure
+from minidbg.backend import failures
 from minidbg.backend.chain import Link
-from minidbg.backend.collectives import Heard
 from minidbg.backend.failures import Report
-from minidbg.backend.graph_state import GraphState
-from minidbg.backend.kept import Kept
+from minidbg.backend.graph_state import GraphState, state_of
 from minidbg.case import CompiledFn, CompilerFn, Level
 from minidbg.errors import BadSetting
-from minidbg.graphs.copying import copy_graph_module
-from minidbg.oracle.direct import compile_directly
 from minidbg.settings import CompilerSettings, Layout, Settings
 
 
@@ -40,16 +35,9 @@ class WrappedCompiler:
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], /, **keywords: Any) -> CompiledFn:
         """What the wrapped compiler returns, behind a thin function; what it raises is raised, with a note."""
-        if failures.is_answering():
-            compiled_fn: CompiledFn = self.compiler(gm, example_inputs, **keywords)
-            return compiled_fn
         compiler = functools.partial(self.compiler, **keywords) if keywords else self.compiler
-        try:
-            graph = AtenGraph(gm, compiler, self.settings, stored=self.stored)
-        except Exception as trouble:  # noqa: BLE001 - whatever it is, it is not the user's
-            # A bug of ours must not keep the user from compiling: his compiler is called as if we were not here.
-            failures.log.warning("minidbg: a graph is not wrapped (%s: %s)", type(trouble).__name__, trouble)
-            failures.log.debug("wrapping_failed", exc_info=True)
+        graph = state_of(lambda: AtenGraph(gm, compiler, self.settings, stored=self.stored))
+        if graph is None:
             return compiler(gm, example_inputs)
         try:
             return graph.compile(gm, example_inputs)
@@ -93,15 +81,13 @@ class AtenGraph(GraphState):
     def __init__(
         self, gm: fx.GraphModule, compiler: CompilerFn, own_settings: Settings, *, stored: bool = False
     ) -> None:
-        super().__init__(gm, [Link(compiler)], own_settings)
+        # the layout is the compiler's: AOTAutograd asks its compilers for the strides that they chose
+        own = replace(own_settings, layout=Layout.IGNORE)
+        super().__init__(gm, [Link(compiler, level=self.level)], own)
         self.record.is_on = False
         self.stored = stored
         self.part = _torch.aot_graph_part()
         self.origin = (f"{f'the {self.part}' if self.part else 'a'} graph that AOTAutograd made",)
-
-    def copied(self, gm: fx.GraphModule) -> fx.GraphModule:
-        """``gm``, whose placeholders say what AOTAutograd knows of their values as dynamo's do."""
-        return with_examples(copy_graph_module(gm))
 
     def is_put_off(self) -> bool:
         """Whether AOTAutograd swallows a failure now: of a backward that may never be needed, compiled ahead of time."""
@@ -111,49 +97,8 @@ class AtenGraph(GraphState):
         """``compiled_fn`` behind some care, or as it is where AOTAutograd stores it."""
         return compiled_fn if self.stored else super().called_as(compiled_fn)
 
-    def compared(
-        self, link: Link, args: tuple[Any, ...], kept: Kept, heard: Heard | None
-    ) -> verify.Verification | None:
-        """A comparison in which the layout is the compiler's: AOTAutograd asks its compilers for the strides that they chose."""
-
-        def unboxed(*args: Any) -> Any:
-            return self.call(list(args))
-
-        own = replace(self.settings, layout=Layout.IGNORE)
-        return verify.begin(
-            self.untouched, unboxed, called_by_us(link), args, self.mutated, kept, own, self.standing, heard
-        )
-
-    def judged(self, verification: verify.Verification, result: Any, args: tuple[Any, ...]) -> Failure | None:
-        """What is wrong with ``result`` beside its aliasing, which AOTAutograd leaves to its compilers; it is compared last."""
-        found = super().judged(verification, result, args)
-        if found is None or getattr(found.error, "category", "") == "aliasing":
-            return None
-        notes = (*found.notes, *self.origin)
-        return replace(found, link=self.links[0], level=self.level, notes=notes)
-
     def say_why_it_is_raised(self, error: Exception, report: Report) -> None:
         """Put the report's line on ``error``, and into the log where dynamo will wrap it and hide notes."""
         super().say_why_it_is_raised(error, report)
         if not _torch.dynamo_keeps_type(error) and _torch.in_a_backend():
             failures.log.warning("minidbg: %s", report.line)
-
-
-def called_by_us(link: Link) -> Link:
-    """``link``, whose compiler is called outside AOTAutograd with real inputs: it gets fake ones."""
-
-    def compiled(gm: fx.GraphModule, inputs: Sequence[Any]) -> CompiledFn:
-        found: CompiledFn = compile_directly(compiler, gm, tuple(inputs), {"level": "aten"}, {})
-        return found
-
-    compiler, ours = link.compiler, Link(link.backend)
-    object.__setattr__(ours, "compiler", compiled)
-    return ours
-
-
-def with_examples(graph: fx.GraphModule) -> fx.GraphModule:
-    """``graph``, whose placeholders say what AOTAutograd knows of their values as dynamo's do."""
-    for node in graph.graph.nodes:
-        if node.op == "placeholder" and "val" in node.meta:
-            node.meta.setdefault("example_value", node.meta["val"])
-    return graph

@@ -19,8 +19,8 @@ import torch
 
 from minidbg import _torch
 from minidbg.backend import capture
-from minidbg.backend.budget import PROCESS, is_out_of_memory, several_ranks
 from minidbg.backend.capture import Failure, default_device, enabled_autocasts
+from minidbg.backend.standing import PROCESS, chain_of, is_out_of_memory, several_ranks
 from minidbg.case import Case
 from minidbg.devices import generator_states, set_generator_state
 from minidbg.errors import AccuracyError, MinidbgError, TorchNameMissing
@@ -79,14 +79,7 @@ def report_of(error: BaseException | None) -> Report | None:
     ``.path`` is the verified repro (None when there is none), ``.capture`` the unreduced capture, ``.line`` the result in
     one line. As the last value of a notebook's cell it shows the script.
     """
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        report = own_report(error)
-        if report is not None:
-            return report
-        error = getattr(error, "inner_exception", None) or error.__cause__
-    return None
+    return next((report for one in chain_of(error) if (report := own_report(one)) is not None), None)
 
 
 def own_report(error: BaseException) -> Report | None:
@@ -170,9 +163,8 @@ def plain_modes() -> Iterator[None]:
     """A block in torch's default modes: each run of the case enters those that the case has."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))  # turns grad mode on, too
-        if (
-            default_device() is not None
-        ):  # a mode, under which dynamo writes other graphs: only where one is on
+        # a mode, under which dynamo writes other graphs: only where one is on
+        if default_device() is not None:
             stack.enter_context(torch.device("cpu"))
         for device, _, _ in enabled_autocasts():
             stack.enter_context(torch.autocast(device, enabled=False))
@@ -201,19 +193,18 @@ def capture_and_reduce(failure: Failure, settings: Settings) -> Report:
     return report
 
 
+def respond(case: Case, settings: Settings) -> Report:
+    """Write the capture, reduce, publish."""
+    from minidbg.backend import respond  # late: a run in which nothing fails needs none of it
+
+    return respond.on_failure(case, settings)
+
+
 def bug_of(case: Case, error: Exception) -> Signature | None:
     """What is reduced once in a process. Wrong results have signatures that say little: the backend and the op count too."""
     if case.signature is None or not isinstance(error, AccuracyError):
         return case.signature
     return replace(case.signature, frames=(case.backend.name,), types=(error.op,))
-
-
-def respond(case: Case, settings: Settings) -> Report:
-    """Write the capture, reduce, publish."""
-    # late: what reduces and writes is not loaded by a run in which nothing fails
-    from minidbg.backend.respond import on_failure
-
-    return on_failure(case, settings)
 
 
 def eager_fails_too(failure: Failure, environ: Mapping[str, str]) -> bool:

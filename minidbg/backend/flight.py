@@ -69,11 +69,8 @@ class Record:
         try:
             if self.name is not None and self.name.pid != os.getpid():
                 return  # forked: it is our parent's
-            if (
-                step is not Step.BACKWARD
-                and link is not None
-                and (self.name is None or link is not self.link)
-            ):
+            is_new = self.name is None or link is not self.link
+            if is_new and link is not None and step is not Step.BACKWARD:
                 self.write(step, link, values)
             self.move(step)
         except (MinidbgError, OSError) as refusal:  # no form as a script, no place for one
@@ -114,10 +111,6 @@ class Record:
         name = self.name.at(step)
         os.replace(self.path, self.path.with_name(str(name)))
         self.name, self.path = name, self.path.with_name(str(name))
-
-    def rest(self) -> None:
-        """The step went well."""
-        self.quietly_move(Step.IDLE)
 
     def quietly_move(self, step: Step) -> None:
         if self.name is not None and self.name.pid == os.getpid():
@@ -176,7 +169,7 @@ class Flight:
         elif error is not None:
             record.leave()  # SystemExit, a panic
         else:
-            record.rest()
+            record.quietly_move(Step.IDLE)
 
 
 def case_about_to_run(

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from torch import fx
 
@@ -52,7 +53,10 @@ class GraphState:
     """Notes for the capture: which graph this is."""
 
     def __init__(self, gm: fx.GraphModule, links: Sequence[Link], settings: Settings) -> None:
-        self.untouched = self.copied(gm)  # backends edit the graph that they are given
+        self.untouched = copy_graph_module(gm)  # backends edit the graph that they are given
+        for node in self.untouched.graph.find_nodes(op="placeholder"):
+            if "val" in node.meta:  # what AOTAutograd knows of a value, as dynamo's graphs have it
+                node.meta.setdefault("example_value", node.meta["val"])
         self.links = tuple(links)
         self.settings = settings
         self.mutated = mutated_placeholders(self.untouched)
@@ -69,10 +73,6 @@ class GraphState:
         self.settled = False
         self.comparing: set[int] = set()
         """The thread that compares a call with eager; other threads' calls go by meanwhile."""
-
-    def copied(self, gm: fx.GraphModule) -> fx.GraphModule:
-        """``gm`` as it is now."""
-        return copy_graph_module(gm)
 
     # ---- compiling
 
@@ -110,7 +110,7 @@ class GraphState:
         return False
 
     def undo_compiling(self, kept: Kept) -> None:
-        """What a link did that failed to compile is not to be seen by the next one: some backends run the graph."""
+        """Hide what a link did that failed to compile from the next one: some backends run the graph."""
         self.put_back(kept)
 
     def called_as(self, compiled_fn: CompiledFn) -> CompiledFn:
@@ -203,22 +203,19 @@ class GraphState:
         if self.comparing:
             return None
         self.comparing.add(threading.get_ident())
-        link = self.links[self.position]
+        own, link = self.settings, self.links[self.position]
         with self.record.during(Step.RUN, link, args):
-            return self.compared(link, args, kept, heard)
-
-    def compared(
-        self, link: Link, args: tuple[Any, ...], kept: Kept, heard: Heard | None
-    ) -> verify.Verification | None:
-        """The comparison of a call by ``link`` that is about to be made."""
-        own, compiled_fn = self.settings, self.compiled_fn
-        return verify.begin(
-            self.untouched, compiled_fn, link, args, self.mutated, kept, own, self.standing, heard
-        )
+            return verify.begin(
+                self.untouched, self.call, link, args, self.mutated, kept, own, self.standing, heard
+            )
 
     def judged(self, verification: verify.Verification, result: Any, args: tuple[Any, ...]) -> Failure | None:
-        """What is wrong with ``result``."""
-        return verification.judge(result, args)
+        """What is wrong with ``result``, beside aliasing where AOTAutograd leaves that to its compilers; it is compared last."""
+        found = verification.judge(result, args)
+        category = getattr(found and found.error, "category", "")
+        if found is None or (self.level is Level.ATEN and category == "aliasing"):
+            return None
+        return replace(found, level=self.level, notes=(*found.notes, *self.origin))
 
     def went_well(self, result: Any, args: tuple[Any, ...]) -> None:
         """One more good call: the graph may settle."""
@@ -311,7 +308,6 @@ class GraphState:
         return self.position + 1 < len(self.links) or self.settings.on_failure is OnFailure.FALLBACK
 
     def keep(self, values: Sequence[Any]) -> Kept:
-        """The state that a call with ``values`` may change."""
         return keep(values, self.mutated, self.held, limit_bytes=self.settings.value_limit_bytes)
 
     def report_on(self, failure: Failure) -> Report:
@@ -326,19 +322,33 @@ class GraphState:
     def failure(
         self, error: Exception, values: Sequence[Any], kind: Kind, notes: tuple[str, ...] = ()
     ) -> Failure:
-        """What failed."""
         notes = (*notes, *self.origin)
         link = self.links[self.position]
         return Failure(self.untouched, tuple(values), link, kind, error, notes, level=self.level)
 
     def warn(self, failure: Failure, report: Report) -> None:
-        """Tell what the program goes on with."""
         later = self.links[self.position + 1 :]
         failures.warn_going_on(failure, report, later[0].name if later else "eager")
 
     def say_why_it_is_raised(self, error: Exception, report: Report) -> None:
         """Let ``error``, which the caller gets, say what became of it."""
         failures.add_line(error, report)
+
+
+G = TypeVar("G", bound=GraphState)
+
+
+def state_of(make: Callable[[], G]) -> G | None:
+    """The state of a graph; None while minidbg itself is at work, and after a warning where the state cannot be made.
+
+    The user's backend is then called as if we were not here: a bug of ours must not keep him from compiling.
+    """
+    try:
+        return None if failures.is_answering() else make()
+    except Exception as trouble:  # noqa: BLE001 - whatever it is, it is not the user's
+        failures.log.warning("minidbg: a graph is not wrapped (%s: %s)", type(trouble).__name__, trouble)
+        failures.log.debug("wrapping_failed", exc_info=True)
+        return None
 
 
 def at_rest(args: Sequence[Any], result: Any = ()) -> None:
@@ -349,7 +359,6 @@ def at_rest(args: Sequence[Any], result: Any = ()) -> None:
 
 
 def called(link: Link, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-    """What the backend returns."""
     compiled_fn = link.compiler(gm, example_inputs)
     if not callable(compiled_fn):
         raise AssertionError("compiler_fn did not return callable")  # as dynamo says it

@@ -42,28 +42,16 @@ def on_failure(case: Case, settings: Settings) -> Report:
     if settings.reduce is Reduce.NOW and isolation.why_not_in_a_fork(case) is not None:
         with contextlib.suppress(OSError):
             processes.start_zygote()  # imports torch while the capture is written
-    settings, complaint = with_folder_that_can_be_written(settings)
+    complaint = ""
     try:
+        # the capture may be there, and no more be written
+        repro.discard(repro.drafts(settings.repro_dir) / "none")
         capture = repro.keep_capture(case, settings.repro_dir, exactness=repro.Exactness.SMALL)
-    except OSError as refusal:  # a full disk takes folders and no files
-        if complaint:
-            raise
+    except OSError as refusal:  # a folder that nobody may write to, a full disk
         settings, complaint = with_temporary_folder(settings, refusal)
         capture = repro.keep_capture(case, settings.repro_dir, exactness=repro.Exactness.SMALL)
     answer = reduced_or_why_not(case, capture, settings)
     return replace(answer, line=f"{complaint}{answer.line}")
-
-
-def with_folder_that_can_be_written(settings: Settings) -> tuple[Settings, str]:
-    """The settings, with a folder for temporary files where theirs cannot be written; and a complaint, if so.
-
-    Raises OSError when that cannot be written either.
-    """
-    try:
-        repro.discard(repro.drafts(settings.repro_dir) / "none")
-    except OSError as error:
-        return with_temporary_folder(settings, error)
-    return settings, ""
 
 
 def with_temporary_folder(settings: Settings, error: OSError) -> tuple[Settings, str]:
@@ -79,7 +67,6 @@ def with_temporary_folder(settings: Settings, error: OSError) -> tuple[Settings,
 
 
 def reduced_or_why_not(case: Case, capture: Path, settings: Settings) -> Report:
-    """What became of the case whose capture lies at ``capture``."""
     if settings.reduce is Reduce.LATER:
         why = case.provenance.notes[-1] if case.provenance.notes else "reduce='later'"
         line = f"captured, {why}; run: minidbg reduce {display_path(capture)}"
@@ -140,7 +127,10 @@ def reduced_elsewhere(case: Case, capture: Path, settings: Settings) -> Written:
                 f"{refusal}; reductions run in forks of a fresh interpreter, "
                 "which costs some seconds for its imports, once"
             )
-            with path_for_another_interpreter(case, capture) as path:
+            with contextlib.ExitStack() as stack:
+                path = capture  # has the small values, where all of them would not fit
+                with contextlib.suppress(MinidbgError, OSError):
+                    path = stack.enter_context(isolation.packed(case, value_limit_bytes=COPIED_BYTES))
                 done = processes.call_in_zygote(
                     "minidbg.reduction.reducing:reduce_elsewhere",
                     {
@@ -154,17 +144,6 @@ def reduced_elsewhere(case: Case, capture: Path, settings: Settings) -> Written:
                     **isolation.warmth(case),
                 )
     return written_by(done)
-
-
-@contextlib.contextmanager
-def path_for_another_interpreter(case: Case, capture: Path) -> Iterator[Path]:
-    """A script with all of the case's values; the capture, which has the small ones, where those would not fit."""
-    with contextlib.ExitStack() as stack:
-        try:
-            path = stack.enter_context(isolation.packed(case, value_limit_bytes=COPIED_BYTES))
-        except (MinidbgError, OSError):
-            path = capture
-        yield path
 
 
 def written_by(done: processes.ChildResult) -> Written:
@@ -199,11 +178,10 @@ def keep_what_there_is(failure: Failure, refusal: Exception, settings: Settings)
     The same failure gives the same file.
     """
     text = "\n".join(parts(failure, refusal))
-    digest = hashlib.sha256(str(failure.graph_module.graph).encode("utf-8", "backslashreplace")).hexdigest()[
-        :6
-    ]
+    graph = str(failure.graph_module.graph).encode("utf-8", "backslashreplace")
+    digest = hashlib.sha256(graph).hexdigest()
     try:
-        path = repro.captures(settings.repro_dir) / f"incomplete_{failure.kind}_{digest}.txt"
+        path = repro.captures(settings.repro_dir) / f"incomplete_{failure.kind}_{digest[:6]}.txt"
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError:
         return None

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,15 +20,19 @@ from torch import fx
 
 from minidbg import _torch
 from minidbg.backend import failures
-from minidbg.backend.budget import PROCESS, is_out_of_memory
 from minidbg.backend.capture import Failure
 from minidbg.backend.chain import Link
 from minidbg.backend.collectives import Heard, Replay, alone
-from minidbg.backend.kept import Kept
-from minidbg.backend.standing import GraphStanding
-from minidbg.backend.verify_refusals import refusal
-from minidbg.backend.verify_runs import Before, before, draws_by, run_compiled_anew, run_eager
-from minidbg.backend.verify_taps import first_differing_node
+from minidbg.backend.kept import Kept, refusal
+from minidbg.backend.standing import PROCESS, GraphStanding, is_out_of_memory
+from minidbg.backend.verify_runs import (
+    Before,
+    before,
+    draws_by,
+    first_differing_node,
+    run_compiled_anew,
+    run_eager,
+)
 from minidbg.case import CompiledFn
 from minidbg.devices import generator_states
 from minidbg.errors import AccuracyError
@@ -35,7 +40,7 @@ from minidbg.failure import Direction, Kind
 from minidbg.graphs.effects import op_name
 from minidbg.oracle import compare
 from minidbg.oracle.agreement import differ, explaining_precision, left_by
-from minidbg.oracle.harness import gradients_of, graph_texts
+from minidbg.oracle.harness import gradient_sources, gradients_of, graph_texts
 from minidbg.oracle.randomness import Fed, feed_recorded
 from minidbg.oracle.snapshot import CannotCompare
 from minidbg.settings import Layout, Settings, Verify
@@ -111,7 +116,8 @@ class Verification:
         inside = self.before
         expected, drew = self.eager()
         if self.backward_error is not None and expected["gradients"] is not None:
-            return self.failed_backward(self.backward_error)
+            phase = _torch.backward_phase(self.backward_error)  # of a backward whose eager form runs
+            return self.failure(self.backward_error, Kind(phase or "runtime"), Direction.BACKWARD)
         actual = self.before.left(result, args, self.gradients)
         if expected["gradients"] is None:
             self.standing.leave_out(GRADIENTS_REFUSED)
@@ -170,17 +176,11 @@ class Verification:
     def difference(self, actual: dict[str, Any], expected: dict[str, Any]) -> compare.Difference | None:
         """The first difference that counts. What is not judged is told once."""
         case = {"tolerances": self.settings.allowed or None}
-        found = differ(actual, expected, self.eager_again, case, self.notes)
+        eager_again = partial(self.before.eager_again, backward=bool(self.gradients))
+        found = differ(actual, expected, eager_again, case, self.notes)
         for note in self.notes:
             self.standing.leave_out(note)
         return found
-
-    def eager_again(self, change: Any = lambda made: made, seed: int | None = None) -> dict[str, Any]:
-        """One more eager run: of a changed graph, or with another seed."""
-        self.before.set_generators()
-        if seed is not None:
-            torch.manual_seed(seed)
-        return self.before.changed(change, backward=bool(self.gradients))
 
     # ---- random numbers
 
@@ -244,7 +244,6 @@ class Verification:
         expected: dict[str, Any],
         notes: tuple[str, ...] = (),
     ) -> Failure:
-        """The failure that ``found`` is."""
         said = found["message"].replace("; against", "\nagainst")
         said = said.replace(found["where"], self.names.get(found["where"], found["where"]), 1)
         shared = self.before.replay is not None  # then the graph cannot be run in parts
@@ -260,7 +259,8 @@ class Verification:
         """A line that names the lower precision whose arithmetic gives such errors, where there is one."""
         if found["category"] not in ("float", "inf") or isinstance(self.settings.allowed, str):
             return ""
-        explained = explaining_precision(actual, expected, self.eager_again, found["where"])
+        eager_again = partial(self.before.eager_again, backward=bool(self.gradients))
+        explained = explaining_precision(actual, expected, eager_again, found["where"])
         if explained is None:
             return ""
         precision, own, off = explained
@@ -271,22 +271,16 @@ class Verification:
             f'pass tolerances="{precision}"'
         )
 
-    def failed_backward(self, error: Exception) -> Failure:
-        """The failure of the compiled backward, whose eager form runs."""
-        phase = _torch.backward_phase(error)
-        return self.failure(error, Kind(phase or "runtime"), Direction.BACKWARD)
-
     def failure(
         self, error: Exception, kind: Kind, direction: Direction, notes: tuple[str, ...] = ()
     ) -> Failure:
-        """``error``, with the inputs as they were before the call."""
         inside = self.before
         return Failure(inside.graph, inside.inputs, self.link, kind, error, notes, direction)
 
 
 def begin(
     graph: fx.GraphModule,
-    compiled_fn: CompiledFn,
+    call: Callable[[list[Any]], Any],
     link: Link,
     args: Sequence[Any],
     mutated: frozenset[int],
@@ -297,7 +291,7 @@ def begin(
 ) -> Verification | None:
     """What is needed to judge a call with ``args`` that is about to be made; None when it will not be judged.
 
-    Where gradients are needed, ``compiled_fn`` and its backward have then run on copies; what ``kept`` holds is put back.
+    Where gradients are needed, ``call`` of the compiled function and its backward have then run on copies; what ``kept`` holds is put back.
     """
     why = refusal(graph, args, mutated, settings) if kept.complete else "what it writes to cannot be copied"
     if why:
@@ -311,7 +305,7 @@ def begin(
         if state.wants_backward() and heard is not None:
             standing.leave_out(GRADIENTS_SHARED)
         elif state.wants_backward():
-            run_backward(verification, compiled_fn, kept)
+            run_backward(verification, call, kept)
     except Exception as trouble:  # a copy that cannot be made keeps nobody from his own call
         standing.not_verified(reason_of(trouble))
         log.debug("verification_failed", exc_info=True)
@@ -319,18 +313,19 @@ def begin(
     return verification
 
 
-def run_backward(verification: Verification, compiled_fn: CompiledFn, kept: Kept) -> None:
+def run_backward(verification: Verification, call: Callable[[list[Any]], Any], kept: Kept) -> None:
     """Run the user's compiled function and its backward on copies, and keep the gradients, or what was raised."""
     inside = verification.before
     inputs = inside.fresh(everything=True)
+    sources = gradient_sources(inside.model, inputs)
     try:
         with quiet():
             try:
-                outputs = compiled_fn(*inputs)
+                outputs = call(list(inputs))
             except Exception:  # noqa: BLE001 - the user's own call will tell
                 return
             try:
-                verification.gradients = gradients_of(outputs, inside.model, inside.differentiated(inputs))
+                verification.gradients = gradients_of(outputs, sources)
             except Exception as error:  # judged when eager's backward has been seen
                 if is_out_of_memory(error):
                     raise
@@ -357,7 +352,6 @@ def quiet() -> Iterator[None]:
 
 
 def reason_of(trouble: Exception) -> str:
-    """Why a comparison could not be made, for people."""
     if is_out_of_memory(trouble):
         return "memory ran out while eager ran beside the backend"
     return f"{type(trouble).__name__}: {str(trouble).partition(chr(10))[0]}"[:300]

@@ -2,13 +2,17 @@
 
 Nothing of these runs reaches the user: the tensors that may be written are copies, the others are seen through aliases
 without autograd history, and gradients are asked for by ``torch.autograd.grad``, never accumulated.
+
+The first node whose value differs is found by such runs of the halves of the graph, fed with eager's values, until a part is small and each
+of its values can be an output. It is a hint for people and for the reduction. What shows in no half, or not with more outputs, has no first node.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,14 +21,21 @@ from torch import Tensor, fx
 from minidbg import _torch
 from minidbg.backend.chain import Link, compile_at_run_time
 from minidbg.backend.collectives import Replay, as_seen_here
-from minidbg.backend.kept import memory_of, tensors_in
+from minidbg.backend.kept import bytes_of, bytes_of_example, free_bytes, memory_of, sharing_memory, tensors_in
 from minidbg.devices import generator_states, set_generator_state
 from minidbg.graphs.constructed import is_constructed
-from minidbg.graphs.copying import clone_values, copy_graph_module, storage_bytes, storage_key
-from minidbg.graphs.mutation import written_attributes
+from minidbg.graphs.copying import clone_values, copy_graph_module
+from minidbg.graphs.edit import extract
+from minidbg.graphs.effects import is_call
+from minidbg.graphs.mutation import mutated_placeholders, written_arguments, written_attributes
+from minidbg.graphs.pieces import CannotExtract, Piece
+from minidbg.graphs.record import Recording
+from minidbg.oracle import compare
+from minidbg.oracle.agreement import differ
 from minidbg.oracle.arithmetic import are_close
-from minidbg.oracle.harness import gradients_of, left_behind, needs_gradient
+from minidbg.oracle.harness import gradient_sources, gradients_of, left_behind, needs_gradient
 from minidbg.oracle.randomness import Fed, draws_alone
+from minidbg.settings import Settings
 
 SMALL_BYTES = 64 << 20
 """Inputs that take no more are all copied, so that a backend that writes where it must not is found out."""
@@ -52,15 +63,7 @@ class Before:
         chosen = self.copied if everything else self.written
         return with_copies(self.inputs, chosen)
 
-    def differentiated(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """``inputs`` without what a run has written to: in eager the gradient is that of the new value, in AOTAutograd of none."""
-        return tuple(
-            None if place in self.written and needs_gradient(value) and not value.is_leaf else value
-            for place, value in enumerate(inputs)
-        )
-
     def set_generators(self) -> None:
-        """The RNG streams as before the call."""
         for device, state in self.generators:
             set_generator_state(device, state)
 
@@ -91,13 +94,19 @@ class Before:
                 with torch.no_grad(), _torch.same_versions([value]):
                     memory_of(value).copy_(memory_of(copied))
 
-    def changed(self, change: Callable[[Any], Any], *, backward: bool) -> dict[str, Any]:
-        """What eager leaves behind when graph and inputs are changed; for float64, or another seed."""
+    def eager_again(
+        self, change: Callable[[Any], Any] = lambda made: made, seed: int | None = None, *, backward: bool
+    ) -> dict[str, Any]:
+        """What one more eager run leaves behind: of a changed graph with changed inputs, or with another seed."""
+        self.set_generators()
+        if seed is not None:
+            torch.manual_seed(seed)
         own = own_attributes(copy_graph_module(self.graph))
         graph = change(fx.GraphModule(own, own.graph))  # one that is not lazy, since its forward is replaced
         inputs = tuple(change(self.fresh()))
+        sources = gradient_sources(graph, inputs) if backward else {}
         outputs = self.call(graph.forward, inputs)
-        found = gradients_of(outputs, graph, self.differentiated(inputs)) if backward else {}
+        found = gradients_of(outputs, sources)
         return self.seen(left_behind(outputs, graph, inputs, found))
 
 
@@ -105,21 +114,11 @@ def before(graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int]) 
     """The state now, before a call with ``args``. Raises RuntimeError for a tensor that cannot be copied."""
     written = frozenset(sharing_memory(args, mutated))
     copied = written
-    if sum({storage_key(one): storage_bytes(one) for one in tensors_in(args)}.values()) <= SMALL_BYTES:
+    if bytes_of(args) <= SMALL_BYTES:
         copied = frozenset(range(len(args)))
     with torch.inference_mode(False):
         inputs = with_copies(args, copied)
     return Before(own_attributes(graph), graph, inputs, written, copied, generator_states(args))
-
-
-def sharing_memory(values: Sequence[Any], chosen: frozenset[int]) -> list[int]:
-    """``chosen``, and the places of tensors that share a storage with one of them."""
-    storages = {storage_key(one) for place in chosen for one in tensors_in([values[place]])}
-    return [
-        place
-        for place, value in enumerate(values)
-        if place in chosen or any(storage_key(one) in storages for one in tensors_in([value]))
-    ]
 
 
 def with_copies(values: Sequence[Any], chosen: frozenset[int]) -> tuple[Any, ...]:
@@ -185,11 +184,84 @@ def ran(
     backward: bool,
 ) -> dict[str, Any]:
     """What ``function`` leaves behind, which is ``graph`` in some form."""
+    sources = gradient_sources(graph, inputs) if backward else {}
     outputs = function(*inputs)
-    found: dict[str, Any] | None = {}
-    if backward:
-        try:
-            found = gradients_of(outputs, graph, inside.differentiated(inputs))
-        except (RuntimeError, NotImplementedError):
-            found = None
+    found: dict[str, Any] | None
+    try:
+        found = gradients_of(outputs, sources)
+    except (RuntimeError, NotImplementedError):
+        found = None
     return {**left_behind(outputs, graph, inputs, {}), "gradients": found}
+
+
+log = logging.getLogger("minidbg")
+TAPPED = 16
+"""Calls of a graph that is compiled with each of its values as an output."""
+MOST_OF_MEMORY = 0.2
+
+
+def first_differing_node(inside: Before, link: Link, settings: Settings) -> fx.Node | None:
+    """The first node, in the graph's order, whose value the backend gets wrong; None when it cannot be told."""
+    try:
+        inside = earliest_part(inside, link, settings)
+        tapped, nodes = with_taps(inside.graph)
+        sizes = sum(bytes_of_example(node.meta.get("example_value")) for node in inside.graph.graph.nodes)
+        if not nodes or 3 * sizes > MOST_OF_MEMORY * free_bytes(tensors_in(inside.inputs)):
+            return None
+        found = difference(replace(inside, graph=tapped), link, settings)
+        return nodes.get(found["where"]) if found else None
+    except Exception:  # the backend's, for a graph with more outputs: a hint that cannot be had is left out
+        log.debug("no_first_differing_node", exc_info=True)
+        return None
+
+
+def difference(inside: Before, link: Link, settings: Settings) -> compare.Difference | None:
+    """How the outputs of the graph, compiled anew, differ from eager's."""
+    actual = outputs_of(run_compiled_anew(inside, link, backward=False))
+    inside.set_generators()
+    expected = outputs_of(run_eager(inside, backward=False))
+
+    def eager(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        return outputs_of(inside.eager_again(*args, **kwargs, backward=False))
+
+    case = {"tolerances": settings.allowed or None}
+    return differ(actual, expected, eager, case, [])
+
+
+def earliest_part(inside: Before, link: Link, settings: Settings) -> Before:
+    """At most ``TAPPED`` calls in which the first difference lies, with the inputs that eager gives them.
+
+    The first half is asked; where it agrees with eager, the second is taken to differ. Larger where the graph cannot be cut.
+    """
+    while len(calls := list(filter(is_call, inside.graph.graph.nodes))) > TAPPED:
+        recording = Recording(inside.graph, inside.inputs)
+        middle = len(calls) // 2
+        try:
+            first, second = (extract(recording, set(half)) for half in (calls[:middle], calls[middle:]))
+        except CannotExtract:
+            break
+        part = part_of(first)
+        inside = part if difference(part, link, settings) else part_of(second)
+    return inside
+
+
+def part_of(piece: Piece) -> Before:
+    return before(piece.graph_module, piece.inputs, mutated_placeholders(piece.graph_module))
+
+
+def with_taps(graph: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, fx.Node]]:
+    """A copy of ``graph`` that returns every tensor it computes and never writes to; and which output is which node's."""
+    tapped = copy_graph_module(graph)
+    calls = [node for node in tapped.graph.nodes if node.op.startswith("call")]
+    touched = {argument for node in calls for argument in written_arguments(tapped, node)}
+    nodes = [
+        node for node in calls if node not in touched and isinstance(node.meta.get("example_value"), Tensor)
+    ]
+    output = next(node for node in reversed(tapped.graph.nodes) if node.op == "output")
+    output.args = (tuple(nodes),)
+    tapped.recompile()
+    return tapped, {f"output {place}": node for place, node in enumerate(nodes)}
+
+
+def outputs_of(left: Mapping[str, Any]) -> dict[str, Any]:
+    return {**left, "inputs_after": {}, "gradients": {}}

@@ -13,6 +13,7 @@ from minidbg import _torch, references, settings
 from minidbg.backend import failures
 from minidbg.backend.chain import Backend, Link, backend_hash, merged, name_of, same_backend
 from minidbg.backend.dynamo_graph import DynamoGraph
+from minidbg.backend.graph_state import state_of
 from minidbg.case import CompiledFn
 from minidbg.errors import BadSetting, UnknownBackend, nearest
 from minidbg.settings import Settings, WrapSettings
@@ -68,15 +69,8 @@ class WrappedBackend:
         links = self.links
         if mode or options:
             links = self.links_with(*merged(self.options, self.mode, options or {}, mode))
-        if failures.is_answering():
-            compiled_fn: CompiledFn = links[0].compiler(gm, example_inputs)
-            return compiled_fn
-        try:
-            graph = DynamoGraph(gm, links, self.settings)
-        except Exception as trouble:  # noqa: BLE001 - whatever it is, it is not the user's
-            # A bug of ours must not keep the user from compiling: his backend is called as if we were not here.
-            failures.log.warning("minidbg: a graph is not wrapped (%s: %s)", type(trouble).__name__, trouble)
-            failures.log.debug("wrapping_failed", exc_info=True)
+        graph = state_of(lambda: DynamoGraph(gm, links, self.settings))
+        if graph is None:
             return links[0].compiler(gm, example_inputs)
         try:
             return graph.compile(gm, example_inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from importlib import resources
 
 import click
@@ -63,7 +64,7 @@ def doctor(internals: bool, as_json: bool) -> None:
         if finding.state is Condition.BROKEN:
             worst = Condition.BROKEN
         if as_json:
-            print_json(finding.to_json())
+            print_json(asdict(finding))
             continue
         state = click.style(f"{finding.state:<7}", fg=STATE_STYLE[finding.state])
         click.echo(f"{state}  {finding.name}: {finding.found}")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from minidbg.cli.output import CANNOT_JUDGE, JSON, print_json
+from minidbg.cli.watching import OPTIONS
 from minidbg.failure import EXIT_STATUS, Outcome, Verdict
 from minidbg.printable import in_one_line
 from minidbg.settings import PRECISIONS
-from minidbg.watch.commands import OPTIONS
+from minidbg.watch.repros import find_repros
 
 WORST_FIRST = (1, 3, CANNOT_JUDGE, 0)
 
@@ -120,22 +121,19 @@ def compare(repros: list[Path], pythons: tuple[str, ...], seconds: float, *, as_
     return statuses
 
 
-def repros_in(paths: Iterable[Path]) -> list[Path]:
+def repros_in(paths: Sequence[Path]) -> list[Path]:
     """The scripts that ``paths`` name: files as they are, of folders the scripts at their top.
 
     Raises click.UsageError when a path does not exist or a folder holds no script.
     """
-    found: list[Path] = []
     for path in paths:
         if not path.exists():
             raise click.UsageError(f"{path}: no such file or folder; give repro scripts or a folder of them")
-        scripts = sorted(path.glob("*.py")) if path.is_dir() else [path]
-        if not scripts:
+        if not find_repros([path]):
             raise click.UsageError(
                 f"{path}: no *.py in this folder; captures lie in {path}/.minidbg/captures"
             )
-        found.extend(scripts)
-    return found
+    return find_repros(paths)
 
 
 def print_outcome(path: Path, outcome: Outcome) -> None:

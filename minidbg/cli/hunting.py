@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from minidbg.cli.output import CANNOT_JUDGE, JSON, VERBOSITY, note, print_json
+from minidbg.cli.output import CANNOT_JUDGE, JSON, VERBOSITY, note, print_json, repro_folder, repro_named
 from minidbg.printable import in_one_line, printable
 
 if TYPE_CHECKING:
-    from minidbg.hunt.hunting import Hunt, Listener, Standing
+    from minidbg.hunt.hunting import Hunt, HuntProgress, Listener
     from minidbg.hunt.plan import Wanted
-    from minidbg.hunt.states import Found
-    from minidbg.hunt.table import Cell
+    from minidbg.hunt.states import DistinctFailure, Fate
+    from minidbg.hunt.table import OpCell
 
 STYLE = {
     "ok": "green", "unsupported": "bright_black", "handed back": "cyan", "fails": "yellow", "wrong": "red",
@@ -102,7 +102,6 @@ def hunt(
 
     Exit status 0: nothing fails; with --baseline, nothing that is new or worse. 1: something does. 125: cannot hunt.
     """
-    from minidbg import settings
     from minidbg.hunt.hunting import Hunt
     from minidbg.hunt.plan import Wanted
 
@@ -110,9 +109,7 @@ def hunt(
         raise click.UsageError("--update-baseline writes into a baseline; give --baseline FILE too")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # where a backend of one's own lies, as for python -m
-    wanted = Wanted(
-        backend, (folder or settings.load().repro_dir).absolute(), options=literals(options), **given
-    )
+    wanted = Wanted(backend, (folder or repro_folder()).absolute(), options=literals(options), **given)
     with progress(as_json) as listener:
         hunted = Hunt(wanted, listener)
         if hunted.store.resumed:
@@ -147,14 +144,9 @@ def literals(given: Sequence[str]) -> dict[str, Any]:
 
 
 def tell(
-    hunted: Hunt,
-    wanted: Wanted,
-    baseline: Path | None,
-    update: bool,
-    html: Path | None,
-    as_json: bool,
+    hunted: Hunt, wanted: Wanted, baseline: Path | None, update: bool, html: Path | None, as_json: bool,
     interrupted: bool,
-) -> int:
+) -> int:  # fmt: skip
     """Print and write what was found; the exit status."""
     import torch
 
@@ -162,32 +154,13 @@ def tell(
 
     store = hunted.store
     cells, cases = table.cells_of(store), store.cases()
-    totals = table.totals(cells)
-    if as_json:
-        for cell in cells:
-            print_json({"cell": cell.to_json()})
-        for case in cases:
-            print_json(case.to_json())
-        rate = round(len(store.results) / store.seconds, 2) if store.seconds else None
-        print_json(
-            {
-                "totals": {str(state): count for state, count in totals.items()},
-                "backend": wanted.backend, "torch": torch.__version__, "candidates": len(store.results),
-                "per_second": rate, "complete": hunted.complete, "cells": len(hunted.cells),
-            }
-        )  # fmt: skip
-    else:
-        print_table(cells)
-        for case in cases:
-            print_case(case)
-        click.echo(", ".join(f"{count} {state}" for state, count in totals.items()) or "nothing was tried")
+    (print_records if as_json else print_for_people)(hunted, cells, cases, table.totals(cells))
     tried = len({(cell.op, cell.dtype, cell.device) for cell in cells if cell.op != table.GRAPHS})
     rest = "" if hunted.complete and not interrupted else "; the same command goes on from here"
     note(
         f"{tried} of {len(hunted.cells)} cells tried, {len(store.results)} candidates, {len(cases)} distinct failures{rest}"
     )
-    waiting = sum(not one.settled for one in cases)
-    if waiting:
+    if waiting := sum(not one.settled for one in cases):
         note(f"{waiting} of the failures {'is' if waiting == 1 else 'are'} captured and not reduced yet")
     for one in store.refuted()[:MOST_TOLD]:
         note(f"not counted, since its capture did not fail again: {one.first}: {one.line[:200]}")
@@ -206,6 +179,37 @@ def tell(
         if update:
             table.write_baseline(baseline, store, wanted.backend, torch.__version__)
     return 1 if failing else 0
+
+
+def print_for_people(
+    hunted: Hunt, cells: Sequence[OpCell], cases: Sequence[DistinctFailure], totals: Mapping[Fate, int]
+) -> None:  # fmt: skip
+    """The table, the failures and the totals."""
+    print_table(cells)
+    for case in cases:
+        print_case(case)
+    click.echo(", ".join(f"{count} {state}" for state, count in totals.items()) or "nothing was tried")
+
+
+def print_records(
+    hunted: Hunt, cells: Sequence[OpCell], cases: Sequence[DistinctFailure], totals: Mapping[Fate, int]
+) -> None:  # fmt: skip
+    """The same as lines of JSON."""
+    import torch
+
+    store = hunted.store
+    for cell in cells:
+        print_json({"cell": cell.to_json()})
+    for case in cases:
+        print_json(case.to_json())
+    print_json(
+        {
+            "totals": {str(state): count for state, count in totals.items()},
+            "backend": hunted.wanted.backend, "torch": torch.__version__, "candidates": len(store.results),
+            "per_second": round(len(store.results) / store.seconds, 2) if store.seconds else None,
+            "complete": hunted.complete, "cells": len(hunted.cells),
+        }
+    )  # fmt: skip
 
 
 def compare(hunted: Hunt, wanted: Wanted, baseline: Path, as_json: bool) -> bool:
@@ -230,7 +234,7 @@ def compare(hunted: Hunt, wanted: Wanted, baseline: Path, as_json: bool) -> bool
     return bool(compared.new)
 
 
-def print_table(cells: Sequence[Cell]) -> None:
+def print_table(cells: Sequence[OpCell]) -> None:
     """A row for each op that does not work in every dtype, a letter for each dtype."""
     from minidbg.hunt import table
     from minidbg.hunt.samples import DTYPES
@@ -265,7 +269,7 @@ def print_table(cells: Sequence[Cell]) -> None:
         click.echo(f"{whole} {'op works' if whole == 1 else 'ops work'} in each dtype that was tried")
 
 
-def mark(cell: Cell | None, width: int) -> str:
+def mark(cell: OpCell | None, width: int) -> str:
     """The letter of a cell, in the middle of its column."""
     if cell is None:
         return " " * width
@@ -273,8 +277,7 @@ def mark(cell: Cell | None, width: int) -> str:
     return click.style(LETTERS[state].center(width), fg=STYLE[state])
 
 
-def print_case(found: Found) -> None:
-    """A distinct failure, in two lines."""
+def print_case(found: DistinctFailure) -> None:
     ops = list(found.ops)
     where = ", ".join(ops[:3]) + (f" and {len(ops) - 3} more" if len(ops) > 3 else "")
     state = click.style(str(found.state), fg=STYLE[str(found.state)])
@@ -315,7 +318,7 @@ def bar() -> Iterator[Listener]:
     with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as display:
         task = display.add_task("", total=None, tried=0, failures=0, left="starting", doing="")
 
-        def listener(standing: Standing) -> None:
+        def listener(standing: HuntProgress) -> None:
             display.update(
                 task,
                 total=standing.cells,
@@ -334,7 +337,7 @@ def lines() -> Listener:
     """A listener that writes a line now and then."""
     last = 0.0
 
-    def listener(standing: Standing) -> None:
+    def listener(standing: HuntProgress) -> None:
         nonlocal last
         if standing.seconds - last >= LINE_EVERY_S:
             last = standing.seconds
@@ -346,7 +349,7 @@ def lines() -> Listener:
     return listener
 
 
-def time_left(standing: Standing) -> str:
+def time_left(standing: HuntProgress) -> str:
     """``about 3 min left``: of the time that was given, or of the first round by its pace so far."""
     rest = standing.rest_seconds
     if standing.cells_begun and standing.cells_begun < standing.cells:
@@ -372,9 +375,9 @@ def workaround(path: Path, max_questions: int, as_json: bool) -> None:
     Each change is tried on the unreduced capture, where that is still there, and counts when the backend then gives what
     eager gives. Exit status 0, or 125 when nothing helps.
     """
-    from minidbg import report, settings, workarounds
+    from minidbg import report, workarounds
 
-    script = report.find_script(path, settings.load().repro_dir)
+    script = repro_named(path)
     story = report.story_of(script)
     is_capture = story.capture is None or story.capture.absolute() == script.absolute()
     capture = script if story.capture is None or is_capture else story.capture

@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -74,8 +75,21 @@ def note(text: str) -> None:
         click.echo(f"minidbg: {printable(text)}", err=True)
 
 
+def repro_folder() -> Path:
+    """The repro folder of the settings."""
+    from minidbg import settings
+
+    return settings.load().repro_dir
+
+
+def repro_named(text: Path) -> Path:
+    """The script that a person means by ``text``: a path, or enough of a name in the repro folder. Raises MinidbgError."""
+    from minidbg.watch.repros import find_repro
+
+    return find_repro(text, repro_folder())
+
+
 def print_json(value: Any) -> None:
-    """One JSON object on one line of stdout."""
     click.echo(json.dumps(value, default=str))
 
 
@@ -124,8 +138,6 @@ def configure(verbosity: int) -> None:
     ``verbosity``: -1 and less errors only, 1 what is done, 2 and more everything.
     """
     import structlog
-
-    from minidbg.cli.output import colour
 
     logger = logging.getLogger("minidbg")
     logger.setLevel(logging.ERROR if verbosity < 0 else logging.DEBUG if verbosity > 1 else logging.INFO)

@@ -1,21 +1,24 @@
-"""``minidbg reduce``: a capture or a repro, reduced (further)."""
+"""``minidbg run``, an unmodified program, wrapped; and ``minidbg reduce``, a capture or a repro, reduced (further)."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from minidbg.cli.output import CANNOT_JUDGE, JSON, note, print_json
+from minidbg.cli.output import CANNOT_JUDGE, JSON, note, print_json, repro_folder
 from minidbg.cluster.members import Cluster, cluster_options
 
 if TYPE_CHECKING:
-    from minidbg.reduction.progress import Listener
+    from minidbg.reduction.result import Listener
 
 
 @click.command()
@@ -124,13 +127,12 @@ def tell_stages(path: Path) -> None:
 
 def asked_for(path: Path | None, last_crash: bool, folder: Path | None) -> Path:
     """The script to reduce; a flight record becomes a capture first. Raises UsageError."""
-    from minidbg import settings
     from minidbg.repro import flights
 
     if (path is None) is not last_crash:
         raise click.UsageError("give one of them: a PATH, or --last-crash")
     if path is None:
-        folder = folder or settings.load().repro_dir
+        folder = folder or repro_folder()
         left = flights.dead_flights(folder)
         waited = flights.waited_in_vain(folder)
         for record in (*waited, *left):
@@ -154,12 +156,91 @@ def asked_for(path: Path | None, last_crash: bool, folder: Path | None) -> Path:
 @contextlib.contextmanager
 def listener_on_stderr(events: bool) -> Iterator[Listener]:
     """Where progress goes: a bar or lines for a person, objects for a machine."""
-    from minidbg.reduction import progress
+    from minidbg.reduction import result
 
     if events:
-        yield progress.as_events(
+        yield result.as_events(
             lambda event, **fields: click.echo(json.dumps({"event": event, **fields}), err=True)
         )
         return
-    with progress.on_stream(sys.stderr) as listener:
+    with result.on_stream(sys.stderr) as listener:
         yield listener
+
+
+class ProgramLast(click.Command):
+    """A command whose options end where the program's name, or its ``-m``, begins."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As of any command, with all that is the program's left to it."""
+        begin = self.begin_of_program(args)
+        return super().parse_args(ctx, [*args[:begin], "--", *args[begin:]])
+
+    def begin_of_program(self, args: list[str]) -> int:
+        """The place of the first argument that is not ours."""
+        options = [one for one in self.params if isinstance(one, click.Option)]
+        with_value = {name for one in options if not (one.is_flag or one.count) for name in one.opts}
+        place = 0
+        while place < len(args) and args[place].startswith("-") and args[place] not in ("-m", "--"):
+            place += 2 if args[place] in with_value else 1
+        return place + (args[place : place + 1] == ["--"])
+
+
+@click.command(cls=ProgramLast)
+@click.option(
+    "--backend",
+    envvar="MINIDBG_BACKEND",
+    metavar="NAME|MODULE:OBJECT",
+    help="Use this backend instead of those that the program asks for.",
+)
+@click.option("--fallback", is_flag=True, help="Go on in eager where a backend fails.")
+@click.option("--later", is_flag=True, help="Write captures only; reduce them with: minidbg reduce.")
+@click.option("--dir", "folder", type=click.Path(file_okay=False, path_type=Path), help="The repro folder.")
+@click.option("--seconds", type=float, help="Most seconds that the reductions of a process may take.")
+@click.option(
+    "--compile-all",
+    envvar="MINIDBG_COMPILE_ALL",
+    multiple=True,
+    metavar="MODULE:CLASS",
+    help="Compile the instances of this torch.nn.Module class; for programs without torch.compile.",
+)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="{PROGRAM|-m MODULE} [ARGS]...")
+def run(
+    backend: str | None,
+    fallback: bool,
+    later: bool,
+    folder: Path | None,
+    seconds: float | None,
+    compile_all: tuple[str, ...],
+    program: tuple[str, ...],
+) -> None:
+    """Run a Python program with every torch.compile in it wrapped.
+
+    The program runs as it would alone, and its exit status is ours (128 + n when signal n ended it). What failed is
+    told at the end, also when the program died in a backend. Options stand before PROGRAM. Settings come from MINIDBG_*
+    variables and pyproject.toml, as for minidbg.wrap.
+    """
+    from minidbg import settings
+    from minidbg.run.inside import Orders
+    from minidbg.run.launch import run_program, summary_of
+
+    if not program or program == ("-m",):
+        raise click.UsageError(
+            "no program; for example: minidbg run train.py, or: minidbg run -m package.train"
+        )
+    given = {
+        "on_failure": "fallback" if fallback else None,
+        "reduce": "later" if later else None,
+        "seconds": seconds,
+    }
+    loaded = settings.load({**given, "repro_dir": folder})
+    repro_dir = loaded.repro_dir.absolute()
+    variables = {f"MINIDBG_{name.upper()}": str(value) for name, value in given.items() if value is not None}
+    environ = {**os.environ, **variables, "MINIDBG_DIR": str(repro_dir)}
+    began = time.time()
+    with tempfile.NamedTemporaryFile(prefix="minidbg-run-", suffix=".jsonl") as log:
+        orders = Orders(log.name, backend, compile_all)
+        ending = run_program(program, orders.in_environment(environ))
+        summary = summary_of(Path(log.name), ending, began, loaded, note)
+    for line in summary.lines:
+        note(line)
+    sys.exit(ending.pass_on())

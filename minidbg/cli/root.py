@@ -22,7 +22,7 @@ from minidbg.errors import nearest
 
 SECTIONS: Mapping[str, Mapping[str, str]] = {
     "From a failure to a repro": {
-        "run": "minidbg.cli.running:run",
+        "run": "minidbg.cli.reducing:run",
         "reduce": "minidbg.cli.reducing:reduce",
         "demo": "minidbg.cli.about:demo",
     },
@@ -30,21 +30,21 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "hunt": "minidbg.cli.hunting:hunt",
     },
     "Repros": {
-        "list": "minidbg.watch.commands:list_repros",
+        "list": "minidbg.cli.watching:list_repros",
         "show": "minidbg.cli.showing:show",
-        "report": "minidbg.cli.sharing:report",
-        "export": "minidbg.cli.sharing:export",
+        "report": "minidbg.cli.showing:report",
+        "export": "minidbg.cli.showing:export",
         "check": "minidbg.cli.checking:check",
         "stages": "minidbg.cli.showing:stages",
         "workaround": "minidbg.cli.hunting:workaround",
     },
     "Watching": {
-        "watch": "minidbg.watch.commands:watch",
+        "watch": "minidbg.cli.watching:watch",
         "worker": "minidbg.cluster.commands:worker",
-        "status": "minidbg.watch.commands:status",
-        "history": "minidbg.watch.commands:history",
-        "accept": "minidbg.watch.commands:accept",
-        "bisect": "minidbg.watch.commands:bisect",
+        "status": "minidbg.cli.watching:status",
+        "history": "minidbg.cli.watching:history",
+        "accept": "minidbg.cli.watching:accept",
+        "bisect": "minidbg.cli.watching:bisect",
     },
     "This installation": {
         "config": "minidbg.cli.showing:config",
@@ -64,11 +64,9 @@ class Commands(click.Group):
     """The commands of the registry, each imported when it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Their names, in the order of the registry."""
         return list(PLACES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name, or None."""
         if cmd_name not in PLACES:
             return None
         module, _, attribute = PLACES[cmd_name].partition(":")

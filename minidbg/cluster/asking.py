@@ -20,11 +20,12 @@ from minidbg.cluster.members import Cluster, Members, Notice, Place
 from minidbg.cluster.pool import ClusterPool
 from minidbg.errors import CannotWrite, MinidbgError
 from minidbg.failure import Outcome, Verdict
+from minidbg.isolation import packing
 from minidbg.processes import ChildResult
 from minidbg.processes.deaths import last_json
-from minidbg.processes.pool import NUMBERS, Died, Ended, Order, Pool, Ready
+from minidbg.processes.pool import NUMBERS, Died, Ended, Ends, Order, Pool, Ready
 
-QUESTION = str(Path(__file__).with_name("question.py"))
+QUESTION = str(packing.__file__)
 JOIN_S = 120.0
 
 
@@ -37,13 +38,12 @@ class Asker:
     place: str = ""
     pool: ClusterPool | None = None
     members: queue.SimpleQueue[Mapping[str, Place]] = field(default_factory=queue.SimpleQueue)
-    ends: dict[int, queue.SimpleQueue[Ended]] = field(default_factory=dict)
+    ends: Ends = field(default_factory=Ends)
 
     def heard(self, message: Ended | Ready | Died | Members | Notice) -> None:
         """Called from the pool's thread."""
-        if isinstance(message, Ended):
-            self.ends[message.id].put(message)
-        elif isinstance(message, Members):
+        self.ends.heard(message)
+        if isinstance(message, Members):
             self.members.put(message.places)
         elif isinstance(message, Notice):
             self.tell(message.text)
@@ -62,13 +62,11 @@ class Asker:
         order = Order(
             number, argv, "fork", seconds, one_thread=True, place=self.place, script=str(script), warm=warm
         )
-        self.ends[number] = queue.SimpleQueue()
-        assert self.pool is not None
+        pool = self.pool
+        assert pool is not None
         try:
-            self.pool.run(order, blobs)
-            ended = self.ends[number].get()
+            ended = self.ends.of(order, lambda order: pool.run(order, blobs))
         finally:
-            del self.ends[number]
             script.unlink()
         if ended.unable or ended.lost or ended.cancelled:
             raise OSError(ended.unable or "the worker's interpreter died under a question")

@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -33,6 +34,10 @@ BLOBS = "@minidbg-blobs@"
 COMPLETE = ".minidbg-complete"
 BUILD_SECONDS = 3600.0
 MOST_TREES = 16
+SMALL_BYTES = 1 << 16
+"""So much travels with an order; larger files are sent to workers that ask for them, and read again for that."""
+RACY_NS = 2_000_000_000
+"""A file that was written so shortly before may be written again without another time stamp."""
 UNUSED_S = 86400.0
 """After so long a blob that no tree was made of goes."""
 
@@ -117,19 +122,76 @@ def version_of(name: str) -> str:
         return ""
 
 
-def read_blob(path: str, sha: str) -> bytes:
-    """The file's bytes. Raises Edited when they are no longer those of ``sha``, and OSError."""
-    data = Path(path).read_bytes()
-    if sha_of(data) != sha:
-        raise Edited(f"{path} was edited while it was being sent")
-    return data
+@dataclass(slots=True)
+class Outbox:
+    """The blobs that can be sent from here, and the code that runs are to see now."""
+
+    build: str = ""
+    build_folder: str = ""
+    digest: str = ""
+    """Of the manifest."""
+    blobs: dict[str, str | bytes] = field(default_factory=dict)
+    """The file that has a blob, or its bytes."""
+    latest: dict[str, bytes] = field(default_factory=dict)
+    """The manifest, and the files that the one before did not have; nothing where that is much."""
+    installed: dict[str, str] = field(default_factory=dict)
+    """Path of each watched file inside an installation, by its path in there."""
+    hashes: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+    """Of scripts and their tensors, by path; each with its time stamps."""
+
+    def take(self, files: Mapping[str, str], paths: Iterable[str]) -> Code:
+        """From now on runs are to see these files, each with its hash. Raises OSError."""
+        code = code_of(files, paths, build=self.build, build_folder=self.build_folder)
+        manifest = code.manifest
+        self.digest = sha_of(manifest)
+        sources = {sha.rstrip("*"): path for path, sha in code.files.items()}
+        new = [sha for sha in (self.digest, *sources) if sha not in self.blobs]
+        self.blobs |= {**sources, self.digest: manifest}
+        self.installed = {found["inner"]: path for path in files if (found := INSTALLED.match(path))}
+        self.latest = {}
+        size = len(manifest) + sum(os.path.getsize(sources[sha]) for sha in new if sha in sources)
+        if size <= SMALL_BYTES:
+            with contextlib.suppress(Edited):  # the next sweep will see it
+                self.latest = self.read(new)
+        return code
+
+    def script(self, path: Path) -> tuple[str, str]:
+        """The blobs of a script and of the tensors beside it, empty without tensors. Raises OSError."""
+        return self.sha(str(path)), self.sha(str(path.with_suffix(".safetensors")), missing_ok=True)
+
+    def sha(self, path: str, *, missing_ok: bool = False) -> str:
+        """The blob of a file. It is read again only when it was written. Raises OSError."""
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            if missing_ok:
+                return ""
+            raise
+        stamp = status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
+        known, sha = self.hashes.get(path, ((), ""))
+        if known != stamp or time.time_ns() - status.st_mtime_ns < RACY_NS:
+            data = Path(path).read_bytes()
+            sha = sha_of(data) if data else ""
+            self.blobs[sha] = data if len(data) < SMALL_BYTES else path
+            self.hashes[path] = stamp, sha
+        return sha
+
+    def read(self, shas: Iterable[str]) -> dict[str, bytes]:
+        """The bytes of blobs. Raises Edited when a file no longer has those, and OSError."""
+        found = {}
+        for sha in shas:
+            source = self.blobs.get(sha, b"")
+            found[sha] = source if isinstance(source, bytes) else Path(source).read_bytes()
+            if isinstance(source, str) and sha_of(found[sha]) != sha:
+                raise Edited(f"{source} was edited while it was being sent")
+        return found
 
 
 # On the worker
 
 
 @dataclass(slots=True)
-class Store:
+class BlobStore:
     """Blobs, and what is made of them, in one folder. Several workers of one machine may share it."""
 
     folder: Path
@@ -164,7 +226,7 @@ class Store:
         """Keep blobs; one whose bytes are not what its name says is left out. Raises OSError."""
         for sha, data in blobs.items():
             if sha_of(data) == sha and not self.blob(sha).exists():
-                draft = self.blob(f"{sha}.{os.getpid()}")
+                draft = self.blob(f"{sha}.{os.getpid()}.{threading.get_ident()}")
                 try:
                     draft.write_bytes(data)
                     draft.replace(self.blob(sha))

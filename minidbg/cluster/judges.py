@@ -14,7 +14,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import queue
 import shutil
 import site
 import tempfile
@@ -30,17 +29,16 @@ import psutil
 from distributed import Reschedule, Status, Worker, WorkerPlugin, get_worker
 from platformdirs import user_cache_dir
 
-from minidbg.cluster.code import Code, Store, as_sent, sha_of
+from minidbg.cluster.code import BlobStore, Code, as_sent, sha_of
 from minidbg.cluster.members import resource_of, slots_of
 from minidbg.processes.deaths import last_json
 from minidbg.processes.pool import (
     LEAST_ROOM_BYTES,
     NUMBERS,
-    Died,
     Ended,
+    Ends,
     Order,
     Preload,
-    Ready,
     ServerPool,
     busyness,
 )
@@ -58,13 +56,13 @@ QUESTIONS = ("minidbg.isolation.packing",)
 class Judges(WorkerPlugin):
     """The interpreters and the store of this process. They stay when the worker loses its scheduler and joins again."""
 
-    store: Store
+    store: BlobStore
     facts: Mapping[str, Any] = field(default_factory=dict)
     name: str = NAME
     pools: dict[str, ServerPool] = field(default_factory=dict)
     """By what their warm interpreters have compiled with: ``aot`` or ``inductor``."""
     state: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="minidbg-worker-")))
-    ends: dict[int, queue.SimpleQueue[Ended]] = field(default_factory=dict)
+    ends: Ends = field(default_factory=Ends)
     numbers: dict[str, int] = field(default_factory=dict)
     """By the key of the task that waits for it: the number of the order."""
     code: str = ""
@@ -79,23 +77,16 @@ class Judges(WorkerPlugin):
                 if os.environ.get("MINIDBG__WATCH_PRELOAD") == "none":
                     preload = Preload(modules=(), warm="")
                 (self.state / warm).mkdir()
-                self.pools[warm] = ServerPool(self.heard, preload, state=self.state / warm)
+                self.pools[warm] = ServerPool(self.ends.heard, preload, state=self.state / warm)
             return self.pools[warm]
-
-    def heard(self, message: Ended | Ready | Died) -> None:
-        """Called from the pool's thread."""
-        if isinstance(message, Ended) and message.id in self.ends:
-            self.ends[message.id].put(message)
 
     def run(self, order: Order, key: str, warm: str = "aot") -> Ended:
         """Run and wait. ``key`` is that of the task."""
-        self.ends[order.id], self.numbers[key] = queue.SimpleQueue(), order.id
+        self.numbers[key] = order.id
         try:
-            self.pool(warm).run(order)
-            return self.ends[order.id].get()
+            return self.ends.of(order, self.pool(warm).run)
         finally:
             self.numbers.pop(key, None)
-            del self.ends[order.id]
 
     def cancel(self, number: int) -> None:
         """End a run; whoever waits for it hears of that."""
@@ -151,6 +142,7 @@ class Judges(WorkerPlugin):
 
     def answer(self, request: Mapping[str, Any], key: str) -> dict[str, Any]:
         """How the run that is asked for ended; or what is lacking for it. Raises OSError where the disk is full."""
+        self.store.put(request["enclosed"])
         others = [sha for sha in (*request["script"], *request["blobs"]) if sha]
         lacking = self.store.lacking(request["code"], others)
         if lacking:
@@ -204,7 +196,7 @@ class Judges(WorkerPlugin):
 @functools.cache
 def judges_of_this_process(folder: str) -> Judges:
     """Made at the first call."""
-    judges = Judges(Store(Path(folder)))
+    judges = Judges(BlobStore(Path(folder)))
     atexit.register(judges.close)
     return judges
 
@@ -226,13 +218,14 @@ async def dask_setup(worker: Worker, kind: str, cache: str) -> None:
     await worker.plugin_add(plugin=judges, name=NAME)
 
 
-def judge(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The task. A machine without room on its disk takes no more of them, and this one goes elsewhere."""
+def judge(request: Mapping[str, Any]) -> None:
+    """The task; its answer is an event. A machine without room on its disk takes no more of them, and this one goes elsewhere."""
     worker = get_worker()
     judges: Judges = worker.plugins[NAME]  # type: ignore[assignment]
-    key = worker.get_current_task()
+    key = str(worker.get_current_task())
     try:
-        return {**judges.answer(request, str(key)), "worker": worker.address}
+        said = {**judges.answer(request, key), "worker": worker.address, "key": key}
+        worker.log_event(request["topic"], said)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +14,10 @@ from minidbg.errors import BadSetting
 if TYPE_CHECKING:
     from minidbg.history import Environment
 
+LOOK_S = 2.0
+"""How often the members are looked at although no event said so."""
+LEAVE_S = 15.0
+"""A column whose last worker has gone stays for so long: workers restart, and networks fail for a while."""
 ALIKE = ("minidbg", "torch", "python", "machine", "devices", "packages")
 """What must be the same on machines that stand in for each other: a verdict may depend on it."""
 
@@ -104,6 +108,45 @@ def environment_of(device: str, said: Mapping[str, Any]) -> Environment:
     from minidbg.history import Environment  # late: every command line lists the options of a cluster
 
     return Environment(device, about["name"], machine, about["driver"], said["torch"], facts)
+
+
+@dataclass(slots=True)
+class Roster:
+    """The places that there are, one look at the scheduler after the other. Every moment ``now`` is in seconds."""
+
+    version: str
+    """Of minidbg here, which a worker must have."""
+    places: dict[str, Place] = field(default_factory=dict)
+    last_seen: dict[str, float] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
+    """What was said and is still so."""
+    full: dict[str, tuple[float, str]] = field(default_factory=dict)
+    """By worker: when it said that its disk has no room, and the text."""
+
+    def look(self, workers: Mapping[str, Mapping[str, Any]], now: float) -> tuple[bool, list[str]]:
+        """Take in what the scheduler says of its workers: whether the places are others now, and what to tell people."""
+        before, news = self.places, list[str]()
+        resources = {place.resource for place in before.values()}
+        places, notices = members_of(workers, self.version, resources)
+        self.last_seen.update(dict.fromkeys(places, now))
+        for name, place in before.items():
+            if name not in places and now - self.last_seen[name] < LEAVE_S:
+                places[name] = place
+        if workers:
+            # What was found out before the worker spoke may still say that it runs.
+            self.full = {
+                who: (at, text)
+                for who, (at, text) in self.full.items()
+                if who in workers and (now - at < LOOK_S or workers[who]["status"] == "paused")
+            }
+            news = self.news(notices | {text for _, text in self.full.values()})
+        self.places = places
+        return places != before, news
+
+    def news(self, notices: set[str]) -> list[str]:
+        """Those of ``notices`` that were not so before."""
+        before, self.told = self.told, notices
+        return sorted(notices - before)
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,18 @@ class _Cloner:
             if self._members[storage_key(value)] > 1:
                 return leaf.view_as(leaf)
             copied = leaf.clone()
-        return copied if copied.stride() == leaf.stride() else leaf.view_as(leaf)
+            if copied.stride() == leaf.stride():
+                return copied
+            if not _has_plain_storage(leaf) or _is_expanded(leaf.shape, leaf.stride()):
+                return leaf.view_as(leaf)
+            made = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
+            memory: torch.UntypedStorage = leaf.untyped_storage().clone()  # type: ignore[no-untyped-call]
+            return made.set_(memory, leaf.storage_offset(), leaf.size(), leaf.stride()).copy_(leaf)
+
+
+def _is_expanded(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether several elements are one, so that eager writes to none of them."""
+    return any(size > 1 and step == 0 for size, step in zip(shape, stride, strict=True))
 
 
 def _is_parameter(value: Tensor) -> bool:

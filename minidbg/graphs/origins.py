@@ -47,6 +47,7 @@ def _numbers() -> dict[str, int]:
 _FRAME = re.compile(r' *File "(.*)", line (\d+).*')
 _LOCATION = re.compile(r"(.+):(\d+)")
 TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
+HUNTS_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "hunt", "")
 
 
 def plain(text: str) -> str:
@@ -102,8 +103,11 @@ def user_line(graph_module: fx.GraphModule, message: str, *, last: bool = False)
 
 
 def is_the_users(file: str) -> bool:
-    """Whether ``file`` is neither torch's own nor code that was generated; a notebook's cells are the user's."""
-    return cell_name(file) != "" or not file.startswith((TORCH_FOLDER, "<"))
+    """Whether ``file`` is neither torch's own, nor that of minidbg's own programs in a hunt, nor generated.
+
+    A notebook's cells are the user's.
+    """
+    return cell_name(file) != "" or not file.startswith((TORCH_FOLDER, HUNTS_FOLDER, "<"))
 
 
 def mentions(message: str, node: fx.Node) -> bool:

@@ -117,6 +117,12 @@ def _tensor_statements(spec: InputSpec, main: str, explicit: bool) -> Iterator[s
         yield f"{spec.name} = {finished}"
 
 
+def _outlives_an_op(spec: InputSpec) -> bool:
+    """Whether the result of an op on the input has its layout."""
+    like = torch.empty_strided(spec.shape, spec.stride, device="meta")
+    return like.clone().stride() == like.stride() and not (spec.storage_offset or spec.is_conj)
+
+
 def _finished(spec: InputSpec, text: str, *, is_new: bool) -> str:
     """The base's ``text`` seen as the input: its view, its lazy bits, Parameter, requires_grad, leafness.
 
@@ -124,9 +130,11 @@ def _finished(spec: InputSpec, text: str, *, is_new: bool) -> str:
     """
     view = spec.view + (".conj()" if spec.is_conj else "")
     if spec.requires_grad and not spec.is_leaf:
-        return _non_leaf(
-            text if is_new else f"{text}.detach()", view or ("" if is_new else f".view({_sizes(spec.shape)})")
-        )
+        if not is_new:  # a view of a leaf, in the memory that it shares
+            return f"{_with_grad(f'{text}.detach()')}{view or f'.view({_sizes(spec.shape)})'}"
+        if view and not _outlives_an_op(spec):  # a view of a leaf: eager writes to none
+            return f"{grouped(_with_grad(text))}{view}"
+        return f"{_with_grad(grouped(text) + view if view else text)} * 1"  # the plainest op that keeps values and strides
     text = grouped(text) + view if view else text
     if spec.is_neg:
         text = f"torch._neg_view({text})"
@@ -151,11 +159,6 @@ def _with_grad(text: str) -> str:
 
 
 _FACTORIES = tuple(f"torch.{name}(" for name in ("randn", "rand", "zeros", "ones", "full", "tensor"))
-
-
-def _non_leaf(text: str, view: str) -> str:
-    # A view of a leaf is no leaf; without a view, "* 1" is the plainest op that keeps values and strides.
-    return f"{grouped(_with_grad(text))}{view}" if view else f"{_with_grad(text)} * 1"
 
 
 def _sizes(shape: tuple[int, ...]) -> str:

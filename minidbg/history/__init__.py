@@ -1,7 +1,7 @@
 """What watch has seen, in SQLite."""
 
 from minidbg.history.carrying import export_history, import_history
-from minidbg.history.records import Environment, Flip, Result, Revision, State, Sweep
+from minidbg.history.records import Environment, Flip, ReproState, Result, Revision, SweepRecord
 from minidbg.history.store import NAME, DamagedHistory, History, open_or_begin_anew
 
 __all__ = [
@@ -12,8 +12,8 @@ __all__ = [
     "History",
     "Result",
     "Revision",
-    "State",
-    "Sweep",
+    "ReproState",
+    "SweepRecord",
     "export_history",
     "import_history",
     "open_or_begin_anew",

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from minidbg.errors import MinidbgError
 from minidbg.failure import Outcome, Verdict
-from minidbg.history.records import Environment, Revision, State
+from minidbg.history.records import Environment, ReproState, Revision
 from minidbg.history.store import History, state_of
 
 FORMAT = 1
@@ -31,7 +31,7 @@ FLIPS = "sweep, last_before, repro, device, at, kind, before, after"
 
 
 @dataclass(slots=True)
-class Contents:
+class HistoryContents:
     """All that a history says, without its numbers."""
 
     sweeps: dict[SweepKey, Row] = field(default_factory=dict)
@@ -39,19 +39,25 @@ class Contents:
     """The first column is the key of the sweep."""
     flips: dict[Row, int] = field(default_factory=dict)
     """Its columns, the first two as keys of sweeps -> whether people were told."""
-    states: dict[StateKey, tuple[State, SweepKey | None]] = field(default_factory=dict)
+    states: dict[StateKey, tuple[ReproState, SweepKey | None]] = field(default_factory=dict)
     environments: dict[str, str] = field(default_factory=dict)
 
     def sizes(self) -> dict[str, int]:
         """How many of what."""
-        return {"sweeps": len(self.sweeps), "runs": len(self.results), "flips": len(self.flips)}
+        return {name: len(items) for name, items in self.items().items()}
+
+    def items(self) -> dict[str, set[Any]]:
+        """What can be new in a merge. A sweep whose end or revisions were not known is another one with them."""
+        return {
+            "sweeps": set(self.sweeps.items()), "runs": self.results, "flips": set(self.flips),
+            "verdicts": set(self.states.items()),
+        }  # fmt: skip
 
 
-def contents_of(history: History) -> Contents:
-    """Read all of it."""
+def contents_of(history: History) -> HistoryContents:
     ask = history.connection.execute
     keys: dict[int | None, SweepKey] = {}
-    found = Contents(environments=dict(ask("select key, facts from environments")))
+    found = HistoryContents(environments=dict(ask("select key, facts from environments")))
     for number, *row in ask(f"select id, {SWEEPS} from sweeps"):
         key = keys[number] = (row[0], row[1])
         found.sweeps[key] = tuple(row)
@@ -63,7 +69,7 @@ def contents_of(history: History) -> Contents:
     return found
 
 
-def to_json(found: Contents) -> dict[str, Any]:
+def to_json(found: HistoryContents) -> dict[str, Any]:
     """As a document: sweeps in the order of time, and everything else by their places in it."""
     place = {key: index for index, key in enumerate(sorted(found.sweeps))}
     return {
@@ -82,12 +88,14 @@ def to_json(found: Contents) -> dict[str, Any]:
     }
 
 
-def from_json(data: Mapping[str, Any]) -> Contents:
+def from_json(data: Mapping[str, Any]) -> HistoryContents:
     """A document's contents. Raises ValueError, TypeError, KeyError or IndexError for what is none."""
     if data["minidbg_history"] != FORMAT:
         raise ValueError(f"format {data['minidbg_history']!r}, here {FORMAT}")
     keys = [(float(row[0]), str(row[1])) for row in data["sweeps"]]
-    found = Contents(environments={str(key): str(facts) for key, facts in data["environments"].items()})
+    found = HistoryContents(
+        environments={str(key): str(facts) for key, facts in data["environments"].items()}
+    )
     for key, row in zip(keys, data["sweeps"], strict=True):
         started, code, ended, end, files, revisions = row
         json.loads(files)
@@ -109,9 +117,9 @@ def from_json(data: Mapping[str, Any]) -> Contents:
     return found
 
 
-def merged(one: Contents, other: Contents) -> Contents:
+def merged(one: HistoryContents, other: HistoryContents) -> HistoryContents:
     """The union. Of what both have in different words, the later word stands."""
-    found = Contents({**one.sweeps}, one.results | other.results, {**one.flips}, {**one.states})
+    found = HistoryContents({**one.sweeps}, one.results | other.results, {**one.flips}, {**one.states})
     for key, row in other.sweeps.items():
         found.sweeps[key] = max(found.sweeps.get(key, row), row, key=finished)
     for flip, told in other.flips.items():
@@ -133,11 +141,11 @@ def finished(row: Row) -> Row:
 
 
 def joined(
-    one: tuple[State, SweepKey | None],
-    other: tuple[State, SweepKey | None],
+    one: tuple[ReproState, SweepKey | None],
+    other: tuple[ReproState, SweepKey | None],
     flips: Iterable[Row],
     seen_on: Mapping[Row, set[str]],
-) -> tuple[State, SweepKey | None]:
+) -> tuple[ReproState, SweepKey | None]:
     """The state seen last; it holds since the earlier of both times, unless the repro flipped in between."""
     _, (state, sweep) = sorted((one, other), key=lambda pair: (pair[0].seen, repr(pair)))
     if one[0].verdict is not other[0].verdict or one[0].script != other[0].script:
@@ -153,7 +161,7 @@ def joined(
     return replace(state, since=last if flipped else first), sweep
 
 
-def write(history: History, found: Contents) -> None:
+def write(history: History, found: HistoryContents) -> None:
     """Put ``found`` in the place of all that the history holds, in one transaction."""
     numbers: dict[SweepKey | None, int | None] = {
         key: place for place, key in enumerate(sorted(found.sweeps), 1)
@@ -163,12 +171,8 @@ def write(history: History, found: Contents) -> None:
     def rewrite() -> None:
         for table in ("results", "flips", "states", "other_states", "environments", "sweeps"):
             history.connection.execute(f"delete from {table}")
-        insert(
-            history,
-            "sweeps",
-            f"id, {SWEEPS}",
-            [(numbers[key], *found.sweeps[key]) for key in sorted(found.sweeps)],
-        )
+        sweeps = [(numbers[key], *found.sweeps[key]) for key in sorted(found.sweeps)]
+        insert(history, "sweeps", f"id, {SWEEPS}", sweeps)
         results = sorted(found.results, key=lambda row: (row[3], row))
         insert(history, "results", RESULTS, [(numbers[sweep], *row) for sweep, *row in results])
         flips = sorted(found.flips.items(), key=lambda item: (item[0][4], repr(item)))
@@ -182,7 +186,6 @@ def write(history: History, found: Contents) -> None:
 
 
 def insert(history: History, table: str, columns: str, rows: Sequence[Row]) -> None:
-    """Write rows."""
     marks = ", ".join("?" * (columns.count(",") + 1))
     history.connection.executemany(f"insert into {table}({columns}) values({marks})", rows)
 
@@ -198,7 +201,7 @@ def export_history(history: History, path: Path) -> dict[str, int]:
 
 
 def import_history(history: History, path: Path) -> dict[str, int]:
-    """Merge the document into the history. Returns how much of it was new. Raises MinidbgError for another file."""
+    """Merge the document into the history. Returns how much of it was new or said more. Raises MinidbgError for another file."""
     data = path.read_bytes()
     try:
         found = from_json(json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data))
@@ -211,4 +214,5 @@ def import_history(history: History, path: Path) -> dict[str, int]:
     after = merged(before, found)
     if to_json(after) != to_json(before):
         write(history, after)
-    return {name: count - before.sizes()[name] for name, count in after.sizes().items()}
+    known = before.items()
+    return {name: len(items - known[name]) for name, items in after.items().items()}

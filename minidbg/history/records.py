@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from minidbg.failure import Outcome, Verdict
 
@@ -20,7 +21,7 @@ class Revision:
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class SweepRecord:
     """All jobs after one change. ``end``: running, complete, superseded, interrupted or build_failed."""
 
     id: int
@@ -55,7 +56,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ReproState:
     """The last confirmed verdict of a repro on a device, and what it was seen with."""
 
     repro: str
@@ -84,6 +85,11 @@ class State:
     disagreements: int = 0
     """How many times in a row a warm worker was contradicted by fresh interpreters."""
     reason: str = ""
+
+    def row(self) -> dict[str, Any]:
+        """What views show of it."""
+        names = ("repro", "device", "verdict", "since", "reason")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def fresh(self) -> bool:

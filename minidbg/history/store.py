@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from minidbg.errors import MinidbgError
 from minidbg.failure import Outcome, Verdict
-from minidbg.history.records import Environment, Flip, Result, Revision, State, Sweep
+from minidbg.history.records import Environment, Flip, ReproState, Result, Revision, SweepRecord
 
 T = TypeVar("T")
 
@@ -153,12 +153,10 @@ class History:
         return self.write_row("insert into sweeps(started, code, files) values(?, ?, ?)", values)
 
     def set_revisions(self, sweep: int, revisions: Mapping[str, Revision]) -> None:
-        """Store what the source repositories held at the sweep."""
         table = {root: asdict(revision) for root, revision in revisions.items()}
         self.write_row("update sweeps set revisions = ? where id = ?", (json.dumps(table), sweep))
 
     def end_sweep(self, sweep: int, ended: float, end: str) -> None:
-        """Note how the sweep ended."""
         self.write_row("update sweeps set ended = ?, end = ? where id = ?", (ended, end, sweep))
 
     def interrupt_running(self, now: float) -> int:
@@ -166,15 +164,13 @@ class History:
         query = "update sweeps set ended = ?, end = 'interrupted' where end = 'running'"
         return self.atomically(lambda: self.connection.execute(query, (now,)).rowcount)
 
-    def sweeps(self, limit: int = 50) -> list[Sweep]:
-        """The latest sweeps, newest first."""
+    def sweeps(self, limit: int = 50) -> list[SweepRecord]:
         rows = self.connection.execute(
             f"select {SWEEP_COLUMNS} from sweeps order by id desc limit ?", (limit,)
         )
         return [sweep_of(row) for row in rows]
 
-    def sweep(self, number: int | None) -> Sweep | None:
-        """One sweep by its id."""
+    def sweep(self, number: int | None) -> SweepRecord | None:
         if number is None:
             return None
         row = self.connection.execute(
@@ -185,7 +181,6 @@ class History:
     # Results and states
 
     def add_result(self, sweep: int, result: Result) -> None:
-        """Store one run."""
         self.write_row(
             "insert into results(sweep, repro, device, at, seconds, verdict, purpose, stale, script, environment,"
             " torch, outcome) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -208,7 +203,7 @@ class History:
             for sweep, name, device, at, outcome, purpose, script, where, torch, stale in rows
         ]  # fmt: skip
 
-    def put_state(self, state: State) -> None:
+    def put_state(self, state: ReproState) -> None:
         """Store the present state, in place of the one before; one of another environment is put aside."""
 
         def write() -> None:
@@ -224,13 +219,13 @@ class History:
 
         self.atomically(write)
 
-    def states(self) -> dict[tuple[str, str], State]:
+    def states(self) -> dict[tuple[str, str], ReproState]:
         """The present state by repro and device."""
         rows = self.connection.execute("select state from states order by repro, device")
         found = [state_of(json.loads(text)) for (text,) in rows]
         return {(state.repro, state.device): state for state in found}
 
-    def every_state(self) -> list[State]:
+    def every_state(self) -> list[ReproState]:
         """The last state by repro, device and environment: the present ones, and those of other environments."""
         query = "select 1 from sqlite_master where name = 'other_states'"
         old = self.connection.execute(query).fetchone() is None  # written before there was such a table
@@ -258,7 +253,6 @@ class History:
         self.write_row("update flips set announced = 1 where id = ?", (flip,))
 
     def flips(self, repro: str | None = None, *, limit: int = 50, unannounced: bool = False) -> list[Flip]:
-        """The latest flips, newest first."""
         rows = self.connection.execute(
             "select repro, device, at, kind, before, after, sweep, last_before, id from flips"
             " where (?1 is null or repro = ?1) and (not ?2 or announced = 0) order by id desc limit ?3",
@@ -272,14 +266,12 @@ class History:
     # Environments and background work
 
     def put_environment(self, environment: Environment) -> None:
-        """Remember what an environment key stands for."""
         self.write_row(
             "insert into environments values(?, ?) on conflict do update set facts = excluded.facts",
             (environment.key, json.dumps(asdict(environment))),
         )
 
     def environments(self) -> dict[str, Environment]:
-        """What each key stands for, as last seen."""
         rows = self.connection.execute("select key, facts from environments")
         return {key: Environment(**json.loads(facts)) for key, facts in rows}
 
@@ -337,28 +329,21 @@ def open_or_begin_anew(path: Path, now: float) -> tuple[History, str]:
         return History.open(path), ""
     except DamagedHistory as error:
         aside = path.with_name(f"{path.name}.damaged-{int(now)}")
-        set_aside(path, aside)
+        path.replace(aside)
+        for suffix in ("-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
         return History.open(path), f"{error}; it was moved to {aside.name}, and a new history begins"
 
 
-def set_aside(path: Path, aside: Path) -> None:
-    """Move the file, and drop the log files that belong to it."""
-    path.replace(aside)
-    for suffix in ("-wal", "-shm"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
-
-
-def sweep_of(row: Iterable[Any]) -> Sweep:
-    """A row of SWEEP_COLUMNS as a value."""
+def sweep_of(row: Iterable[Any]) -> SweepRecord:
     number, started, ended, end, code, files, revisions = row
     table = {root: Revision(**revision) for root, revision in json.loads(revisions).items()}
-    return Sweep(number, started, ended, end, code, tuple(json.loads(files)), table)
+    return SweepRecord(number, started, ended, end, code, tuple(json.loads(files)), table)
 
 
-def state_of(table: Mapping[str, Any]) -> State:
-    """A stored state as a value."""
+def state_of(table: Mapping[str, Any]) -> ReproState:
     streak_verdict = table.get("streak_verdict")
-    return State(
+    return ReproState(
         **{
             **table,
             "verdict": Verdict(table["verdict"]),

@@ -21,7 +21,9 @@ Candidate = Mapping[str, Any]
 
 
 def name_of(candidate: Candidate) -> str:
-    """The candidate's id in the state on disk."""
+    """The candidate's id in the state on disk; a batch of random graphs has one too."""
+    if "graphs" in candidate:
+        return f"graphs {candidate['graphs']}"
     if "op" in candidate:
         return samples.Sample(**candidate).id
     text = json.dumps(candidate.get("program") or candidate["together"], sort_keys=True)

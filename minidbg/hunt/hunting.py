@@ -25,7 +25,7 @@ from minidbg._torch import OP_SAMPLES
 from minidbg.errors import MinidbgError
 from minidbg.hunt import candidates
 from minidbg.hunt.plan import Plan, Wanted, about, untried
-from minidbg.hunt.states import State, Store
+from minidbg.hunt.states import Fate, HuntFolder
 from minidbg.intake.asking import backend_named
 from minidbg.oracle.child import memory_limit
 from minidbg.processes import ChildResult
@@ -48,7 +48,7 @@ START_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class HuntProgress:
     """How far the hunt is."""
 
     tried: int
@@ -60,7 +60,7 @@ class Standing:
     rest_seconds: float | None
 
 
-Listener = Callable[[Standing], object]
+Listener = Callable[[HuntProgress], object]
 Settled = tuple[str, dict[str, Any]] | None
 """The key of a failure, and what its reduction gave."""
 
@@ -80,7 +80,7 @@ class Hunt:
             "backend": wanted.backend, "options": repr(dict(wanted.options)), "mode": wanted.mode,
             "torch": torch.__version__, "seed": wanted.seed,
         }  # fmt: skip
-        self.store = Store.open(wanted.folder, self.ref, head, fresh=wanted.fresh)
+        self.store = HuntFolder.open(wanted.folder, self.ref, head, fresh=wanted.fresh)
         self.cells: list[tuple[str, str, str]] = []
         self.began = time.monotonic()
         self.reductions: list[str] = []
@@ -149,7 +149,7 @@ class Hunt:
 
     def price(self, key: str) -> bool:
         """The reductions of hangs come last: each of their questions takes the whole time limit."""
-        return self.store.found[key].state is State.HANGS
+        return self.store.found[key].state is Fate.HANGS
 
     def next_batch(self, batches: Iterator[list[dict[str, Any]]]) -> list[dict[str, Any]] | None:
         """What to try next; None when candidates are out, or the time but for the reductions that wait."""
@@ -269,7 +269,7 @@ class Hunt:
         )
         if not told.answered:
             record = {
-                "candidate": candidate, "id": candidates.name_of(candidate), "state": State.SKIPPED,
+                "candidate": candidate, "id": candidates.name_of(candidate), "state": Fate.SKIPPED,
                 "reason": "ends the process, and cannot be rebuilt",
             }  # fmt: skip
             with open(self.store.results_file, "a") as file:
@@ -280,7 +280,7 @@ class Hunt:
         """Reduce the first failure of ``key`` to a verified repro; the key, and what became of it."""
         found, began = self.store.found[key], time.monotonic()
         limits = Limits(seconds=self.wanted.reduce_seconds, call_seconds=self.wanted.call_seconds)
-        if found.state is State.HANGS:  # each question that shows it costs the whole time limit
+        if found.state is Fate.HANGS:  # each question that shows it costs the whole time limit
             short = min(self.wanted.call_seconds, HANG_SECONDS)
             limits = dataclasses.replace(limits, max_calls=HANGS_ASKED, call_seconds=short)
         with open(os.devnull, "w") as stream:
@@ -310,10 +310,10 @@ class Hunt:
         self.seconds_of_reduction = time.monotonic() - began
         return key, answer
 
-    def standing(self, doing: str) -> Standing:
+    def standing(self, doing: str) -> HuntProgress:
         begun = {tuple(name.split(" ")[:3]) for name in self.store.results if not name.startswith("graph")}
         rest = self.seconds_left()
-        return Standing(
+        return HuntProgress(
             tried=len(self.store.results),
             cells=len(self.cells),
             cells_begun=len(begun.intersection(self.cells)),

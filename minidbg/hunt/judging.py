@@ -6,6 +6,7 @@ another child, to keep it as a capture.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import hashlib
 import itertools
@@ -17,7 +18,8 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs.size import call_targets
 from minidbg.hunt import programs, samples
 from minidbg.hunt.candidates import Candidate, built_case, joined, may_join, name_of, used_backend
-from minidbg.hunt.states import State
+from minidbg.hunt.states import Fate
 from minidbg.intake.asking import UsedBackend
 from minidbg.isolation.oracle_calls import outcome_of
 from minidbg.oracle import execute
@@ -66,9 +68,7 @@ def run_batch(argument: Mapping[str, Any], note: Note) -> dict[str, Any]:
                 if first and time.monotonic() > ends:
                     return {"done": done}
                 batch.judge(untried[first : first + batch.most_together])
-            batch.write(
-                {"candidate": items[done], "id": f"graphs {items[done]['graphs']}", "state": State.NONE}
-            )
+            batch.write({"candidate": items[done], "id": name_of(items[done]), "state": Fate.NONE})
             done += 1
         else:
             samples_next = list(itertools.takewhile(lambda one: "graphs" not in one, items[done:]))
@@ -95,10 +95,10 @@ class Batch:
     def write(self, record: Mapping[str, Any]) -> None:
         append(self.results, record)
 
-    def begin(self, candidate: Candidate) -> time_limit:
+    def begin(self, candidate: Candidate) -> AbstractContextManager[None]:
         """The block in which the candidate runs; when it ends the process, the file ``doing`` names it."""
         self.note("eager")  # a death before the backend is called is not the backend's
-        replace_quickly(self.doing, json.dumps(candidate))
+        write_at_once(self.doing, json.dumps(candidate), os.O_TRUNC)
         return time_limit(self.argument["patience" if "together" in candidate else "call_seconds"])
 
     def judge(self, candidates: Sequence[Candidate]) -> None:
@@ -120,7 +120,7 @@ class Batch:
     def build(self, candidate: Candidate) -> Built | None:
         """The candidate with its case; None after a record that says why there is none."""
         began = time.perf_counter()
-        record: dict[str, Any] = {"candidate": candidate, "id": name_of(candidate), "state": State.NONE}
+        record: dict[str, Any] = {"candidate": candidate, "id": name_of(candidate), "state": Fate.NONE}
         with self.begin(candidate):
             try:
                 case = built_case(candidate, self.backend, self.argument["seed"], by_dynamo=False)
@@ -128,7 +128,7 @@ class Batch:
                 raise
             except BaseException as error:  # noqa: BLE001 - what torch or dynamo refuses says nothing about the backend
                 said = f"no graph: {type(error).__name__}: {error}".partition("\n")[0][:200]
-                case, record = None, record | {"state": State.SKIPPED, "reason": said}
+                case, record = None, record | {"state": Fate.SKIPPED, "reason": said}
         if case is not None:
             return candidate, case, since(began)
         self.write(record | {"seconds": since(began)})
@@ -140,11 +140,11 @@ class Batch:
         with self.begin(together(group)):
             outcome = execute(joined([case for _, case, _ in group]), note=self.note)
         torch.compiler.reset()
-        if state_of(outcome) is not State.OK:
+        if state_of(outcome) is not Fate.OK:
             return False
         seconds = since(began) / len(group)
         for candidate, _, building in group:
-            record = {"candidate": candidate, "id": name_of(candidate), "state": State.OK}
+            record = {"candidate": candidate, "id": name_of(candidate), "state": Fate.OK}
             self.write(record | {"seconds": round(building + seconds, 3)})
         return True
 
@@ -204,10 +204,10 @@ def told(
     record: dict[str, Any] = {"state": state}
     if outcome.reason:
         record["reason"] = outcome.reason[:300]
-    if not state.is_failure and state is not State.UNSUPPORTED:
+    if not state.is_failure and state is not Fate.UNSUPPORTED:
         return record
     record["message"] = outcome.message[:600]
-    if state is State.UNSUPPORTED:
+    if state is Fate.UNSUPPORTED:
         return record
     assert outcome.signature is not None
     targets = sorted(set(call_targets(case.graph_module)))
@@ -235,7 +235,7 @@ def keep_death(argument: Mapping[str, Any], note: Note) -> dict[str, Any]:
         case = built_case(candidate, used_backend(argument["backend"]), argument["seed"])
     if case is None:
         how = "does not end" if done.timed_out else "ends the process"
-        record |= {"state": State.SKIPPED, "reason": f"{how} before the backend is called"}
+        record |= {"state": Fate.SKIPPED, "reason": f"{how} before the backend is called"}
     else:
         outcome = outcome_of(case, done, None)
         record |= told(case, outcome, candidate, argument, set(argument["known"]))
@@ -255,22 +255,22 @@ def reduced(argument: Mapping[str, Any], note: Note) -> dict[str, Any]:
 # ---- what an outcome says
 
 
-def state_of(outcome: Outcome) -> State:
+def state_of(outcome: Outcome) -> Fate:
     """The state of the table that the outcome of a case without expectations means."""
     if outcome.verdict is Verdict.GONE:
         if "fallback: " in outcome.reason:
-            return State.HANDED_BACK
-        return State.SKIPPED if "eager differs from itself" in outcome.reason else State.OK
+            return Fate.HANDED_BACK
+        return Fate.SKIPPED if "eager differs from itself" in outcome.reason else Fate.OK
     if outcome.signature is None:
         # a graph that reached the backend in another form has run and agreed all the same
         agreed = "dynamo handed another graph" in outcome.reason
-        return State.OK if agreed else State.SKIPPED
+        return Fate.OK if agreed else Fate.SKIPPED
     kind = outcome.signature.kind
     if any(name.rpartition(".")[2] in CONTROL_FLOW for name in outcome.signature.types):
-        return State.HANDED_BACK  # in a program dynamo goes on in eager there, as wrap lets it
+        return Fate.HANDED_BACK  # in a program dynamo goes on in eager there, as wrap lets it
     if kind in (Kind.COMPILE, Kind.RUNTIME):
-        return State.UNSUPPORTED if says_unsupported(outcome) else State.FAILS
-    return {Kind.ACCURACY: State.WRONG, Kind.CRASH: State.CRASHED, Kind.HANG: State.HANGS}[kind]
+        return Fate.UNSUPPORTED if says_unsupported(outcome) else Fate.FAILS
+    return {Kind.ACCURACY: Fate.WRONG, Kind.CRASH: Fate.CRASHED, Kind.HANG: Fate.HANGS}[kind]
 
 
 def says_unsupported(outcome: Outcome) -> bool:
@@ -316,42 +316,34 @@ def quiet() -> None:
     logging.disable(logging.WARNING)
 
 
-class time_limit:
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
     """A block that ends the process by SIGALRM, with its stack on stderr, when it takes longer than so many seconds.
 
     The signal's own action, not a handler in Python: what hangs in C would never come back to run one.
     """
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def __enter__(self) -> None:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        faulthandler.register(signal.SIGALRM, file=sys.stderr, all_threads=True, chain=True)
-        signal.setitimer(signal.ITIMER_REAL, self.seconds)
-
-    def __exit__(self, *_: object) -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    faulthandler.register(signal.SIGALRM, file=sys.stderr, all_threads=True, chain=True)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         faulthandler.unregister(signal.SIGALRM)
 
 
-def append(path: Path, record: Mapping[str, Any]) -> None:
-    """One line at the end of the file, in one write: several children write to it, and any may be killed."""
-    line = json.dumps(record, default=str).encode() + b"\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o664)
-    try:
-        os.write(descriptor, line)
-    finally:
-        os.close(descriptor)
-
-
-def replace_quickly(path: Path, text: str) -> None:
-    """The text in the file; a reader may see it only after this process has died, so nothing is flushed to the disk."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o664)
+def write_at_once(path: Path, text: str, flag: int) -> None:
+    """Write the text in one call: several children append to a file, and any may be killed. Nothing is flushed to the disk."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flag, 0o664)
     try:
         os.write(descriptor, text.encode())
     finally:
         os.close(descriptor)
+
+
+def append(path: Path, record: Mapping[str, Any]) -> None:
+    """One line at the end of the file."""
+    write_at_once(path, json.dumps(record, default=str) + "\n", os.O_APPEND)
 
 
 def since(began: float) -> float:

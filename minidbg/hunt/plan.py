@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from minidbg.hunt import candidates
-from minidbg.hunt.states import Store
+from minidbg.hunt.candidates import name_of
+from minidbg.hunt.states import HuntFolder
 from minidbg.hunt.twists import order_for
 
 MOST_IN_BATCH = 60
@@ -43,7 +43,7 @@ class Plan:
     """The batches of one hunt. ``swept`` says whether a sample of each operator has been handed out."""
 
     def __init__(
-        self, wanted: Wanted, backend: str, store: Store, cells: Sequence[tuple[str, str, str]]
+        self, wanted: Wanted, backend: str, store: HuntFolder, cells: Sequence[tuple[str, str, str]]
     ) -> None:
         self.wanted, self.backend, self.store, self.cells = wanted, backend, store, cells
         self.swept = False
@@ -85,7 +85,7 @@ class Plan:
                 yield [one]
 
 
-def untried(some: Iterable[dict[str, Any]], store: Store) -> Iterator[dict[str, Any]]:
+def untried(some: Iterable[dict[str, Any]], store: HuntFolder) -> Iterator[dict[str, Any]]:
     """Those of which there is no record yet."""
     for one in some:
         if name_of(one) not in store.results:
@@ -95,11 +95,6 @@ def untried(some: Iterable[dict[str, Any]], store: Store) -> Iterator[dict[str, 
 def in_parts(candidates: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     while part := list(itertools.islice(candidates, MOST_IN_BATCH)):
         yield part
-
-
-def name_of(candidate: Mapping[str, Any]) -> str:
-    """The id of a sample, a graph, or a batch of random graphs; of one graph the child gives it."""
-    return f"graphs {candidate['graphs']}" if "graphs" in candidate else candidates.name_of(candidate)
 
 
 def about(batch: Sequence[Mapping[str, Any]]) -> str:

@@ -20,7 +20,7 @@ from minidbg.case import Case
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs.copying import capture_by_dynamo
-from minidbg.hunt import control_flow
+from minidbg.hunt import steps as kinds_of_steps
 from minidbg.hunt.steps import FLOATS, KINDS, Chooser
 from minidbg.oracle import execute
 
@@ -91,7 +91,7 @@ def parts_of(target: str) -> tuple[str, int | None]:
 
 def function_named(target: str) -> Callable[..., Any]:
     """``torch.add``, ``operator.getitem``, ``steps.cond``."""
-    found: Any = {"torch": torch, "operator": operator, "steps": control_flow}[target.partition(".")[0]]
+    found: Any = {"torch": torch, "operator": operator, "steps": kinds_of_steps}[target.partition(".")[0]]
     for part in target.split(".")[1:]:
         found = getattr(found, part)
     return found  # type: ignore[no-any-return]  # by its name

@@ -136,7 +136,7 @@ def built(
         given = next(islice(iter(samples), sample.number, None), None)
     if given is None:
         return None
-    call = Call(op.op, ((given.input, *given.args), dict(given.kwargs)), sample.twists, dtype)
+    call = SampleCall(op.op, ((given.input, *given.args), dict(given.kwargs)), sample.twists, dtype)
     inputs: tuple[Any, ...] = tuple(call.inputs)
     if not by_dynamo and is_named(op.op):
         graph_module = call.as_graph()
@@ -158,7 +158,7 @@ Do = Callable[..., Any]
 """Calls its first argument with the others, or writes that call down."""
 
 
-class Call:
+class SampleCall:
     """A call of an operator with a sample's arguments, and what its twists put around it."""
 
     def __init__(

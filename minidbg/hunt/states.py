@@ -29,7 +29,7 @@ from minidbg.repro.folder import hidden, replace_file
 MOST_IN_CORPUS = 500
 
 
-class State(enum.StrEnum):
+class Fate(enum.StrEnum):
     """What became of a candidate; in a cell of the table the worst of its samples stands."""
 
     OK = "ok"
@@ -50,22 +50,22 @@ class State(enum.StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        return self.rank >= RANKS.index(State.FAILS)
+        return self.rank >= RANKS.index(Fate.FAILS)
 
 
 RANKS = [
-    State.NONE, State.SKIPPED, State.OK, State.HANDED_BACK, State.UNSUPPORTED, State.FAILS, State.WRONG, State.HANGS,
-    State.CRASHED,
+    Fate.NONE, Fate.SKIPPED, Fate.OK, Fate.HANDED_BACK, Fate.UNSUPPORTED, Fate.FAILS, Fate.WRONG, Fate.HANGS,
+    Fate.CRASHED,
 ]  # fmt: skip
-SHOWN = [state for state in State if state is not State.NONE]
+SHOWN = [state for state in Fate if state is not Fate.NONE]
 
 
 @dataclass(slots=True)
-class Found:
+class DistinctFailure:
     """Failures that are one: the first that was met, and what its reduction gave."""
 
     key: str
-    state: State
+    state: Fate
     message: str
     first: str
     """The candidate that showed it first."""
@@ -84,7 +84,7 @@ class Found:
     targets: tuple[str, ...] = ()
     family: str = ""
 
-    def is_like(self, other: Found) -> bool:
+    def is_like(self, other: DistinctFailure) -> bool:
         """Whether both are one failure, as far as their repros tell: the same script, or calls and signature that are equal."""
         alike = bool(self.targets) and (self.targets, self.family) == (other.targets, other.family)
         return self.repro == other.repro or alike
@@ -109,13 +109,13 @@ class Found:
 
 
 @dataclass(slots=True)
-class Store:
+class HuntFolder:
     """The state of one hunt, in memory and on disk. Only the lines that came since the last look are read."""
 
     place: Path
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The latest record of each candidate, by id."""
-    found: dict[str, Found] = field(default_factory=dict)
+    found: dict[str, DistinctFailure] = field(default_factory=dict)
     corpus: list[dict[str, Any]] = field(default_factory=list)
     ends: dict[tuple[str, ...], int] = field(default_factory=dict)
     """How many samples a cell has, where that is known."""
@@ -135,7 +135,7 @@ class Store:
     @classmethod
     def open(
         cls, folder: Path, backend: BackendRef, head: Mapping[str, Any], *, fresh: bool = False
-    ) -> Store:
+    ) -> HuntFolder:
         """The state of the hunt that ``head`` describes: an unfinished one goes on, any other begins anew with its corpus."""
         slug = re.sub(r"\W+", "_", backend.name)[:60]
         digest = hashlib.sha1(
@@ -155,7 +155,7 @@ class Store:
 
     def begin_anew(self, head: Mapping[str, Any]) -> None:
         """Forget the results; the candidates that failed become the corpus."""
-        failing = [one["candidate"] for one in self.results.values() if State(one["state"]).is_failure]
+        failing = [one["candidate"] for one in self.results.values() if Fate(one["state"]).is_failure]
         older = read_object(self.place / "corpus.json").get("candidates", [])
         self.corpus = unique([*failing, *older])[:MOST_IN_CORPUS]
         replace_file(self.place / "corpus.json", json.dumps({"candidates": self.corpus}).encode())
@@ -186,13 +186,13 @@ class Store:
 
     # ---- results
 
-    def read(self) -> list[Found]:
+    def read(self) -> list[DistinctFailure]:
         """Take in what children have written since the last look; the failures that are new."""
         new = []
         for record in self.new_records():
             self.results[record["id"]] = record
             self.seconds += record.get("seconds", 0.0)
-            if record["state"] == State.NONE and "op" in record["candidate"]:
+            if record["state"] == Fate.NONE and "op" in record["candidate"]:
                 op, dtype, device, number, *_ = record["candidate"].values()
                 self.ends[op, dtype, device] = min(number, self.ends.get((op, dtype, device), number))
             if "key" in record and (found := self.add(record)) is not None:
@@ -216,7 +216,7 @@ class Store:
             except ValueError:  # a disk that was full
                 continue
 
-    def add(self, record: Mapping[str, Any]) -> Found | None:
+    def add(self, record: Mapping[str, Any]) -> DistinctFailure | None:
         """Count a failure; the new one, when nobody has met it yet."""
         name = record["candidate"].get("op", "random graphs")
         known = self.known_as(record)
@@ -226,9 +226,9 @@ class Store:
             if known.capture is None and record.get("capture"):
                 known.capture = Path(record["capture"])
             return None
-        found = Found(
+        found = DistinctFailure(
             key=record["key"],
-            state=State(record["state"]),
+            state=Fate(record["state"]),
             message=record.get("message", ""),
             first=record["id"],
             ops={name: None},
@@ -241,7 +241,7 @@ class Store:
         self.found[found.key] = found
         return found
 
-    def known_as(self, record: Mapping[str, Any]) -> Found | None:
+    def known_as(self, record: Mapping[str, Any]) -> DistinctFailure | None:
         """The case of which ``record`` is one more: of its key, or a repro's whose every call a random graph has."""
         known = self.found.get(record["key"])
         if known is None and "op" not in record["candidate"]:
@@ -251,7 +251,7 @@ class Store:
                     return self.final(one)
         return self.final(known) if known else None
 
-    def final(self, found: Found) -> Found:
+    def final(self, found: DistinctFailure) -> DistinctFailure:
         return self.found[found.merged_into] if found.merged_into else found
 
     # ---- cases
@@ -289,24 +289,24 @@ class Store:
             same.count += found.count
             same.ops |= found.ops
 
-    def cases(self) -> list[Found]:
+    def cases(self) -> list[DistinctFailure]:
         """The distinct failures, each once: those with a repro first, then those without, refuted ones left out."""
         distinct = [one for one in self.found.values() if not one.merged_into and not self.is_refuted(one)]
         return sorted(distinct, key=lambda one: (one.repro is None, -one.state.rank, one.first))
 
-    def refuted(self) -> list[Found]:
+    def refuted(self) -> list[DistinctFailure]:
         """What failed in a batch and not again: no failure, or a capture that does not hold what the failure needs."""
         return [one for one in self.found.values() if self.is_refuted(one)]
 
-    def is_refuted(self, found: Found) -> bool:
+    def is_refuted(self, found: DistinctFailure) -> bool:
         """Whether no form of it failed again in a process of its own: then it does not count as a failure."""
         return found.settled and not found.confirmed
 
-    def state(self, record: Mapping[str, Any]) -> State:
+    def state(self, record: Mapping[str, Any]) -> Fate:
         """The state of a candidate, in the light of what the reduction of its failure said."""
-        state = State(record["state"])
+        state = Fate(record["state"])
         found = self.found.get(record.get("key", ""))
-        return State.SKIPPED if found is not None and self.is_refuted(self.final(found)) else state
+        return Fate.SKIPPED if found is not None and self.is_refuted(self.final(found)) else state
 
 
 def unique(candidates: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

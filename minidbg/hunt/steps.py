@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from minidbg.hunt.control_flow import SIZES
+from minidbg import _torch
 
+SIZES = ("half", "mean", "arange", "rows", "square", "padded", "last")
 FLOATS = ("float32", "float64", "bfloat16", "float16")
 INTEGERS = ("int64", "int32", "uint8", "int8", "int16")
 
@@ -87,43 +88,31 @@ def reduction(some: Chooser) -> Step | None:
 
 
 def shape_change(some: Chooser) -> Step:
-    value = some.value()
+    value, name = some.value(), some.pick(SHAPES)
     tensor = some.tensor(value)
-    rank, name = tensor.dim(), some.pick(SHAPES)
-    if name in (".permute", ".transpose"):
-        dims: list[Any] = some.permutation(rank) if name == ".permute" else [some.dim(value), some.dim(value)]
-        return [name, [value, *dims], {}]
-    if name in (".unsqueeze", ".squeeze"):
-        return [name, [value, some.dim(value)], {}]
-    if name == ".expand":
-        return [name, [value, some.pick((1, 2, 3)), *([-1] * rank)], {}]
-    if name in ("torch.flip", "torch.roll"):
-        return [
-            name,
-            [value, [some.dim(value)]]
-            if name == "torch.flip"
-            else [value, some.number(-2, 3), some.dim(value)],
-            {},
-        ]
-    if name in ("torch.narrow", "torch.select"):
-        size = tensor.shape[0] if rank else 0
+    rank = tensor.dim()
+    size = tensor.shape[0] if rank else 0
+
+    def narrowed() -> list[Any]:
         start = some.number(0, max(0, size - 1))
-        return [
-            name,
-            [value, 0, start, some.number(0, size - start)] if name == "torch.narrow" else [value, 0, start],
-            {},
-        ]
-    if name == "operator.getitem":
-        return [name, [value, {"slice": [some.pick((None, 0, 1, -2)), None, some.pick((None, 1, 2))]}], {}]
-    if name == ".reshape":
-        return [name, [value, some.pick(([-1], [-1, 1], [1, -1], [2, -1], [-1, 3]))], {}]
-    if name in ("torch.diff", "torch.triu", "torch.tril", "torch.diagonal"):
-        return [name, [value], {}]
-    if name == ".unfold":
-        return [name, [value, some.dim(value), some.pick((1, 2, 3)), some.pick((1, 2))], {}]
-    if name == ".repeat":
-        return [name, [value, 2, *([1] * rank)], {}]
-    return [name, [value], {}]
+        return [0, start, some.number(0, size - start)]
+
+    arguments: dict[str, Callable[[], list[Any]]] = {
+        ".permute": lambda: some.permutation(rank),
+        ".transpose": lambda: [some.dim(value), some.dim(value)],
+        ".unsqueeze": lambda: [some.dim(value)],
+        ".squeeze": lambda: [some.dim(value)],
+        ".expand": lambda: [some.pick((1, 2, 3)), *([-1] * rank)],
+        "torch.flip": lambda: [[some.dim(value)]],
+        "torch.roll": lambda: [some.number(-2, 3), some.dim(value)],
+        "torch.narrow": narrowed,
+        "torch.select": lambda: [0, some.number(0, max(0, size - 1))],
+        "operator.getitem": lambda: [{"slice": [some.pick((None, 0, 1, -2)), None, some.pick((None, 1, 2))]}],
+        ".reshape": lambda: [some.pick(([-1], [-1, 1], [1, -1], [2, -1], [-1, 3]))],
+        ".unfold": lambda: [some.dim(value), some.pick((1, 2, 3)), some.pick((1, 2))],
+        ".repeat": lambda: [2, *([1] * rank)],
+    }
+    return [name, [value, *arguments.get(name, list)()], {}]
 
 
 SHAPES = (
@@ -237,3 +226,84 @@ KINDS = (
     unary, unary, unary, binary, binary, binary, reduction, reduction, shape_change, shape_change, shape_change, joined,
     cast, in_place, indexed, product, clamped, neural, created, control, with_sizes,
 )  # fmt: skip
+
+
+# ---- steps that are more than one op: control flow, and arithmetic on sizes
+#
+# Each is a Python function into which dynamo traces: a program's graph then has torch's own control-flow ops, and symbolic
+# sizes where sizes are symbolic. In eager the same values come from plain Python.
+
+ROUNDS_OF_LOOP = 3
+
+
+def chain(value: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
+    """``value`` through ops that keep shape and dtype."""
+    for name in names:
+        value = getattr(torch, name)(value)
+    return value
+
+
+def cond(value: torch.Tensor, one: Sequence[str], other: Sequence[str]) -> torch.Tensor:
+    """One chain or the other, by the sum of the values."""
+    positive = value.sum() > 0
+    if torch.compiler.is_dynamo_compiling():
+        return torch.cond(  # type: ignore[no-any-return]
+            positive, lambda value: chain(value, one), lambda value: chain(value, other), (value,)
+        )
+    return chain(value, one if positive else other)
+
+
+def while_loop(value: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
+    """The chain, a few times."""
+    if torch.compiler.is_dynamo_compiling():
+        start = torch.zeros((), dtype=torch.int64)
+        loop = _torch.loop_functions()["while_loop"]
+        return loop(  # type: ignore[no-any-return]
+            lambda turn, value: turn < ROUNDS_OF_LOOP,
+            lambda turn, value: (turn + 1, chain(value, names)),
+            (start, value),
+        )[1]
+    for _ in range(ROUNDS_OF_LOOP):
+        value = chain(value, names).clone()
+    return value
+
+
+def mapped(value: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
+    """The chain over each row."""
+    if torch.compiler.is_dynamo_compiling():
+        return _torch.loop_functions()["map"](lambda row: chain(row, names), value)  # type: ignore[no-any-return]
+    return torch.stack([chain(row, names) for row in value.unbind(0)])
+
+
+def scanned(value: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
+    """The sums of the rows so far, each through the chain."""
+    if torch.compiler.is_dynamo_compiling():
+
+        def step(carry: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            result = chain(carry + row, names)
+            return result, result.clone()
+
+        return _torch.loop_functions()["scan"](step, torch.zeros_like(value[0]), value)[1]  # type: ignore[no-any-return]
+    rows, carry = [], torch.zeros_like(value[0])
+    for row in value.unbind(0):
+        carry = chain(carry + row, names)
+        rows.append(carry)
+    return torch.stack(rows)
+
+
+def sized(value: torch.Tensor, what: str) -> torch.Tensor:
+    """Something that is made with the sizes of ``value``."""
+    rows = value.size(0)
+    if what == "half":
+        return value[: rows // 2]
+    if what == "mean":
+        return value.sum(0) / rows
+    if what == "arange":
+        return torch.arange(value.numel()).reshape(value.shape)
+    if what == "rows":
+        return value.reshape(rows, value.numel() // rows)
+    if what == "square":
+        return value.new_ones(rows, rows).tril()
+    if what == "padded":
+        return torch.nn.functional.pad(value, (0, rows))
+    return value.narrow(0, rows - 1, 1)

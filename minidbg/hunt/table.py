@@ -11,7 +11,7 @@ from typing import Any
 
 from minidbg.errors import BadSetting
 from minidbg.hunt.samples import DTYPES
-from minidbg.hunt.states import SHOWN, Found, State, Store
+from minidbg.hunt.states import SHOWN, DistinctFailure, Fate, HuntFolder
 from minidbg.repro import templates
 from minidbg.repro.folder import replace_file
 from minidbg.repro.header import write_lines
@@ -20,18 +20,18 @@ GRAPHS = "random graphs"
 
 
 @dataclass(slots=True)
-class Cell:
+class OpCell:
     """An op in one dtype on one device: the worst state of its samples."""
 
     op: str
     dtype: str
     device: str
-    counts: Counter[State] = field(default_factory=Counter)
+    counts: Counter[Fate] = field(default_factory=Counter)
     text: str = ""
     """What was said about the worst of them."""
 
     @property
-    def state(self) -> State:
+    def state(self) -> Fate:
         return max(self.counts, key=lambda state: state.rank)
 
     def to_json(self) -> dict[str, Any]:
@@ -41,18 +41,18 @@ class Cell:
         }  # fmt: skip
 
 
-def cells_of(store: Store) -> list[Cell]:
+def cells_of(store: HuntFolder) -> list[OpCell]:
     """The cells that were tried, by op; all random graphs are one cell."""
-    cells: dict[tuple[str, str, str], Cell] = {}
+    cells: dict[tuple[str, str, str], OpCell] = {}
     for record in store.results.values():
         candidate, state = record["candidate"], store.state(record)
-        if state is State.NONE:
+        if state is Fate.NONE:
             continue
         if "op" in candidate:
             key = (candidate["op"], candidate["dtype"], candidate["device"])
         else:
             key = (GRAPHS, "", "")
-        cell = cells.setdefault(key, Cell(*key))
+        cell = cells.setdefault(key, OpCell(*key))
         if not cell.counts or state.rank > cell.state.rank:
             text = str(record.get("message") or record.get("reason") or "")
             cell.text = text.partition("\n")[0][:200]
@@ -61,15 +61,15 @@ def cells_of(store: Store) -> list[Cell]:
     return sorted(cells.values(), key=lambda cell: (cell.op, cell.device, places.get(cell.dtype, 99)))
 
 
-def totals(cells: Sequence[Cell]) -> dict[State, int]:
+def totals(cells: Sequence[OpCell]) -> dict[Fate, int]:
     """How many cells are in each state, those that occur."""
     counts = Counter(cell.state for cell in cells if cell.op != GRAPHS)
     return {state: counts[state] for state in SHOWN if counts[state]}
 
 
-def rows_of(cells: Sequence[Cell]) -> dict[tuple[str, str], dict[str, Cell]]:
+def rows_of(cells: Sequence[OpCell]) -> dict[tuple[str, str], dict[str, OpCell]]:
     """Op and device -> dtype -> cell."""
-    rows: dict[tuple[str, str], dict[str, Cell]] = {}
+    rows: dict[tuple[str, str], dict[str, OpCell]] = {}
     for cell in cells:
         if cell.op != GRAPHS:
             rows.setdefault((cell.op, cell.device), {})[cell.dtype] = cell
@@ -79,7 +79,7 @@ def rows_of(cells: Sequence[Cell]) -> dict[tuple[str, str], dict[str, Cell]]:
 # ---- the heat map
 
 
-def heat_map(store: Store, title: str, facts: Mapping[str, str]) -> str:
+def heat_map(store: HuntFolder, title: str, facts: Mapping[str, str]) -> str:
     """The page: one that stands alone, opens from disk, light and dark."""
     cells = cells_of(store)
     rows = rows_of(cells)
@@ -103,11 +103,11 @@ def heat_map(store: Store, title: str, facts: Mapping[str, str]) -> str:
     )
 
 
-def slug(state: State) -> str:
+def slug(state: Fate) -> str:
     return str(state).replace(" ", "-")
 
 
-def case_line(found: Found) -> dict[str, Any]:
+def case_line(found: DistinctFailure) -> dict[str, Any]:
     ops = list(found.ops)
     return {
         "state": str(found.state),
@@ -135,11 +135,11 @@ class Compared:
         return f"{len(self.new)} new or worse, {len(self.fixed)} fixed"
 
 
-def write_baseline(path: Path, store: Store, backend: str, torch_version: str) -> None:
+def write_baseline(path: Path, store: HuntFolder, backend: str, torch_version: str) -> None:
     """Write what is known now: each cell that is not ok, and each distinct failure. Raises OSError."""
     known: dict[str, dict[str, str]] = {}
     for cell in cells_of(store):
-        if cell.op != GRAPHS and cell.state.rank > State.OK.rank:
+        if cell.op != GRAPHS and cell.state.rank > Fate.OK.rank:
             known.setdefault(cell.op, {})[place_of(cell)] = str(cell.state)
     failures = {found.key: f"{found.state}: {found.text}"[:200] for found in store.cases()}
     lines = [
@@ -151,13 +151,11 @@ def write_baseline(path: Path, store: Store, backend: str, torch_version: str) -
     replace_file(path, ("\n".join(lines) + "\n").encode())
 
 
-def compare(path: Path, store: Store, backend: str) -> Compared:
+def compare(path: Path, store: HuntFolder, backend: str) -> Compared:
     """The hunt against the baseline at ``path``. Only what was tried counts. Raises BadSetting."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-        known = {
-            op: {place: State(state) for place, state in row.items()} for op, row in table["ops"].items()
-        }
+        known = {op: {place: Fate(state) for place, state in row.items()} for op, row in table["ops"].items()}
         failures = dict(table["failures"])
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, ValueError, AttributeError) as error:
         raise BadSetting(
@@ -171,15 +169,15 @@ def compare(path: Path, store: Store, backend: str) -> Compared:
     return Compared([*worse(cells, known), *unknown(store, failures)], list(better(cells, known)))
 
 
-def worse(cells: Sequence[Cell], known: Mapping[str, Mapping[str, State]]) -> Iterator[str]:
+def worse(cells: Sequence[OpCell], known: Mapping[str, Mapping[str, Fate]]) -> Iterator[str]:
     """Cells whose state is worse than it was: handed back and unsupported too, where the op used to work."""
     for cell in cells:
-        before = known.get(cell.op, {}).get(place_of(cell), State.OK)
-        if cell.op != GRAPHS and cell.state.rank > max(before.rank, State.OK.rank):
+        before = known.get(cell.op, {}).get(place_of(cell), Fate.OK)
+        if cell.op != GRAPHS and cell.state.rank > max(before.rank, Fate.OK.rank):
             yield f"{cell.op} {place_of(cell)}: {cell.state}, was {before}: {cell.text}"
 
 
-def unknown(store: Store, failures: Mapping[str, str]) -> Iterator[str]:
+def unknown(store: HuntFolder, failures: Mapping[str, str]) -> Iterator[str]:
     """Failures that the baseline does not have."""
     for found in store.cases():
         if found.key not in failures:
@@ -187,15 +185,15 @@ def unknown(store: Store, failures: Mapping[str, str]) -> Iterator[str]:
             yield f"new failure ({', '.join(list(found.ops)[:3])}): {found.state}: {found.text}{where}"
 
 
-def better(cells: Sequence[Cell], known: Mapping[str, Mapping[str, State]]) -> Iterator[str]:
+def better(cells: Sequence[OpCell], known: Mapping[str, Mapping[str, Fate]]) -> Iterator[str]:
     now = {(cell.op, place_of(cell)): cell.state for cell in cells}
     for op, row in known.items():
         for place, before in row.items():
             state = now.get((op, place))
-            if state is not None and state is not State.SKIPPED and state.rank < before.rank:
+            if state is not None and state is not Fate.SKIPPED and state.rank < before.rank:
                 yield f"{op} {place}: {state}, was {before}"
 
 
-def place_of(cell: Cell) -> str:
+def place_of(cell: OpCell) -> str:
     """``float32``, or ``float32 on cuda:0``."""
     return cell.dtype if cell.device == "cpu" else f"{cell.dtype} on {cell.device}"

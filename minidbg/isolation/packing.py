@@ -1,11 +1,16 @@
-"""A case on its way to another interpreter: as a script, with its values in files that are written once and mapped there."""
+"""A case on its way to another interpreter: as a script, with its values in files that are written once and mapped there.
+
+On a worker of a cluster run as a plain script, ``packing.py CASE MARGIN TO_THE_END``: prints each phase, then the outcome as JSON.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import itertools
+import json
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -126,3 +131,8 @@ def folder_for(size: int) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="minidbg-") as on_disk:
         yield Path(on_disk)
+
+
+if __name__ == "__main__":
+    question = {"path": sys.argv[1], "margin": json.loads(sys.argv[2]), "to_the_end": json.loads(sys.argv[3])}
+    print(json.dumps(answer(question, lambda phase: print("phase", phase, flush=True))), flush=True)

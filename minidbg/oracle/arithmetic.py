@@ -38,9 +38,8 @@ def wrong_elements(
     """
     relative, absolute, rounding = tolerance
     near = rounding, absolute
-    if (
-        reference is None
-    ):  # nothing tells whose rounding it is: eager counts as exact, within the size of the tensor
+    # nothing tells whose rounding it is: eager counts as exact, within the size of the tensor
+    if reference is None:
         near = rounding, absolute + rounding * _rms(expected)
     runs = actual, expected, expected if reference is None else reference, noise
     errors = _errors(runs, near, _factor(expected.numel(), expected.dtype))
@@ -60,9 +59,8 @@ def wrong_elements(
             odd.add(start, torch.where(differs, math.inf, 0.0), margin)
     if not (wrong.number or odd.number):
         return None
-    if (
-        odd.number > wrong.number
-    ):  # what there is more of: memory that is read by mistake may hold a NaN or not
+    # what there is more of: memory that is read by mistake may hold a NaN or not
+    if odd.number > wrong.number:
         category, worst = "inf", odd
     else:
         category, worst = "float" if _has_floats(expected) else "integer", wrong

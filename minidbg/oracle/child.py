@@ -116,11 +116,8 @@ def died(died_by: str, phase: str, stderr: str, case: dict[str, Any]) -> dict[st
         return outcome("invalid", f"{who} {how}", message=last_words(stderr), stderr=stderr[-STDERR_KEPT:])
     what, _, direction = phase.partition(" ")
     stack = stack_in(stderr)
-    if (
-        stack
-        and what == "compile"
-        and not any(function in (*CALLS_BACKEND, "get_or_compile") for _, function in stack)
-    ):
+    compiles = any(function in (*CALLS_BACKEND, "get_or_compile") for _, function in stack)
+    if stack and what == "compile" and not compiles:
         what = "runtime"  # torch.compile compiles and runs in one call: the stack tells which it was
     signature = {
         "kind": kind,
@@ -165,16 +162,10 @@ def outside_carriers(stack: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """The frames below the place where the backend or its result was called, as in an exception's signature."""
     kept = []
     for module, function in stack:
-        if function in (*CALLS_BACKEND, "call_compiled") or (module, function) == (
-            "torch._dynamo.eval_frame",
-            "_fn",
-        ):
+        where = f"{module}:{function}"
+        if function in (*CALLS_BACKEND, "call_compiled") or where == "torch._dynamo.eval_frame:_fn":
             break
-        carries = module.startswith((*CARRIERS, "minidbg", "<")) or (module, function) == (
-            "torch",
-            "__call__",
-        )
-        if not carries:
+        if not module.startswith((*CARRIERS, "minidbg", "<")) and where != "torch:__call__":
             kept.append((module, function))
     return kept
 

@@ -19,7 +19,7 @@ from minidbg.graphs.effects import op_name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class DrawingCall:
     """A call that draws, as it can be made by itself."""
 
     op: str
@@ -33,7 +33,7 @@ class Drawn:
     """A recorded value that becomes an input."""
 
     value: Any
-    call: Call | None
+    call: DrawingCall | None
     """Gives such a value, from other numbers; None where several calls do."""
     part: int | None = None
     """Which of the call's results it is."""
@@ -171,18 +171,6 @@ def put_inside(
         gm.graph.erase_node(old)
 
 
-def put_branches(
-    branches: Sequence[fx.GraphModule],
-    values: Sequence[Drawn],
-    gm: fx.GraphModule,
-    node: fx.Node,
-    new_input: NewInput,
-) -> None:
-    put_graphs(branches, (1, 2), gm, node)
-    predicate, first, second, operands = node.args
-    node.args = (predicate, first, second, (*operands, *map(new_input, values)))  # type: ignore[misc] # a tuple
-
-
 def put_loop(
     graphs: Sequence[fx.GraphModule],
     values: Sequence[Drawn],
@@ -190,13 +178,12 @@ def put_loop(
     node: fx.Node,
     new_input: NewInput,
 ) -> None:
-    put_graphs(graphs, (0, 1), gm, node)
-    condition, body, carried, further = node.args
+    put_graphs(graphs, (0, 1), 3, values, gm, node, new_input)
+    kind = {"dtype": torch.int64, "device": values[0].value.device}
     with gm.graph.inserting_before(node):
-        turn = gm.graph.call_function(
-            torch.zeros, ((),), {"dtype": torch.int64, "device": values[0].value.device}
-        )
-    node.args = (condition, body, (*carried, turn), (*further, *map(new_input, values)))  # type: ignore[misc]
+        turn = gm.graph.call_function(torch.zeros, ((),), kind)
+    carried: Any = node.args[2]
+    node.update_arg(2, (*carried, turn))
 
 
 def place_inputs_before(graph: fx.GraphModule, further: int, drawn: int) -> None:
@@ -208,22 +195,19 @@ def place_inputs_before(graph: fx.GraphModule, further: int, drawn: int) -> None
     graph.recompile()
 
 
-def put_rows(
-    graph: fx.GraphModule,
+def put_graphs(
+    graphs: Sequence[fx.GraphModule],
+    places: Sequence[int],
+    operands: int,
     values: Sequence[Drawn],
     gm: fx.GraphModule,
     node: fx.Node,
     new_input: NewInput,
 ) -> None:
-    put_graphs([graph], [0], gm, node)
-    *before, rows, further = node.args
-    node.args = (*before, [*rows, *map(new_input, values)], further)  # type: ignore[misc] # a list
+    """Let ``node`` run these graphs, under names of their own, since other nodes may run the old ones; and give it ``values``.
 
-
-def put_graphs(
-    graphs: Sequence[fx.GraphModule], places: Sequence[int], gm: fx.GraphModule, node: fx.Node
-) -> None:
-    """Let ``node`` run these graphs: under names of their own, since other nodes may run the old ones."""
+    They come after the operands, a list or tuple among the arguments.
+    """
     for graph, place in zip(graphs, places, strict=True):
         old: Any = node.args[place]
         name = f"{str(old.target).replace('.', '_')}_fed_{node.name}"
@@ -232,6 +216,8 @@ def put_graphs(
             node.update_arg(place, gm.graph.get_attr(name))
         if not old.users:
             gm.graph.erase_node(old)
+    given: Any = node.args[operands]
+    node.update_arg(operands, type(given)((*given, *map(new_input, values))))
 
 
 def become(node: fx.Node, op: str, target: Any, args: tuple[Any, ...]) -> None:

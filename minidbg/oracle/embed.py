@@ -112,48 +112,45 @@ def body_of(path: Path) -> str:
 
 def settings_of(case: Case) -> dict[str, Any]:
     """The part of the header that the harness reads: what the run depends on, and the signature. TOML's types only."""
-    context = case.context
-    modes: dict[str, Any] = {"grad": context.grad}
-    for name in ("inference", "deterministic", "deterministic_warn_only", "default_device"):
-        if getattr(context, name):
-            modes[name] = getattr(context, name)
-    if context.default_dtype != "torch.float32":
-        modes["default_dtype"] = context.default_dtype
-    if context.matmul_precision != "highest":
-        modes["matmul_precision"] = context.matmul_precision
+    context, backend, given = case.context, case.backend, case.tolerances
+    usual = {"default_dtype": "torch.float32", "matmul_precision": "highest"}
+    modes: dict[str, Any] = {name: getattr(context, name) for name in MODES}
+    modes = {name: value for name, value in modes.items() if value and value != usual.get(name)}
     if context.autocast:
         modes["autocast"] = [list(one) for one in context.autocast]
     if context.threads_matter and context.threads is not None:
         modes["threads"] = context.threads
     if context.config:
         modes["config"] = {module: repr(dict(options)) for module, options in context.config.items()}
-    settings: dict[str, Any] = {"kind": str(case.kind or Kind.COMPILE), "backend": case.backend.name}
+    settings: dict[str, Any] = {"kind": str(case.kind or Kind.COMPILE), "backend": backend.name}
     settings["call"] = str(case.call)
-    if case.level is not Level.DYNAMO:
-        settings["level"] = str(case.level)
-    if case.dynamic is not None:
-        settings["dynamic"] = case.dynamic
-    if any(case.dynamic_dims):
-        settings["dynamic_dims"] = [list(dims) for dims in case.dynamic_dims]
-    if case.backward:
-        settings["backward"] = True
-    if case.attempts > 1:
-        settings["attempts"] = case.attempts
-    if case.kind is Kind.HANG:  # generous, since a healthy compile must not pass for a hang
-        settings["time_limit_s"] = 30 + len(case.graph_module.graph.nodes) // 10
-    if case.backend.options:
-        settings["options"] = write_literal(dict(case.backend.options))
-    if case.backend.mode:
-        settings["mode"] = case.backend.mode
-    if case.backend.paths:
-        settings["paths"] = list(case.backend.paths)
-    if case.match is not None:
-        settings["match"] = case.match
-    if case.tolerances:
-        given = case.tolerances
-        table = given if isinstance(given, str) else {name: list(pair) for name, pair in given.items()}
-        settings["tolerances"] = table
-    if case.signature:
-        settings["signature"] = case.signature.to_table()
-    settings["context"] = modes
-    return settings
+    optional = {
+        "level": None if case.level is Level.DYNAMO else str(case.level),
+        "dynamic": case.dynamic,
+        "dynamic_dims": [list(dims) for dims in case.dynamic_dims] if any(case.dynamic_dims) else None,
+        "backward": case.backward or None,
+        "attempts": case.attempts if case.attempts > 1 else None,
+        # generous, since a healthy compile must not pass for a hang
+        "time_limit_s": 30 + len(case.graph_module.graph.nodes) // 10 if case.kind is Kind.HANG else None,
+        "options": write_literal(dict(backend.options)) if backend.options else None,
+        "mode": backend.mode or None,
+        "paths": list(backend.paths) or None,
+        "match": case.match,
+        "tolerances": (
+            given if isinstance(given, str) else {name: list(pair) for name, pair in given.items()}
+        )
+        or None,
+        "signature": case.signature.to_table() if case.signature else None,
+    }
+    settings |= {name: value for name, value in optional.items() if value is not None}
+    return {**settings, "context": {"grad": context.grad, **modes}}
+
+
+MODES = (
+    "inference",
+    "deterministic",
+    "deterministic_warn_only",
+    "default_device",
+    "default_dtype",
+    "matmul_precision",
+)

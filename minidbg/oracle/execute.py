@@ -1,29 +1,87 @@
-"""Runs a case in this process and says what happened. Whatever a foreign backend raises ends here as an Outcome."""
+"""Runs a case in this process and says what happened. Whatever a foreign backend raises ends here as an Outcome.
+
+What is known of inductor makes a question cost less, and its answer never another one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import Any
 
 import torch
 
 from minidbg import _torch, references
 from minidbg.case import CallPath, Case, Level
-from minidbg.devices import devices_of as accelerators_of
-from minidbg.devices import generators_put_back
+from minidbg.devices import devices_of, generators_put_back
 from minidbg.errors import CannotWrite, MinidbgError
-from minidbg.failure import Kind, Outcome, Verdict
+from minidbg.failure import Direction, Kind, Outcome, Verdict
 from minidbg.graphs import ModuleSource, instantiate, write_module
 from minidbg.graphs.attributes import by_name
 from minidbg.graphs.copying import clone_values
 from minidbg.graphs.effects import is_call
 from minidbg.graphs.source import write_graph_builder
-from minidbg.oracle import adapters, harness
+from minidbg.oracle import harness
 from minidbg.oracle.agreement import differ
 from minidbg.oracle.embed import settings_of
 from minidbg.oracle.suspects import Suspects, renamed, suspects_of
+
+BEFORE_INDUCTORS_CODEGEN = (
+    "torch._inductor.fx_passes",
+    "torch._inductor.pattern_matcher",
+    "torch._inductor.decomposition",
+    "torch._inductor.lowering",
+    "torch._decomp",
+    "torch._refs",
+    "torch._meta_registrations",
+)
+"""Modules that run before inductor schedules a graph, and not after."""
+LOWERING_ERROR = "torch._inductor.exc.LoweringException"
+BEFORE_INDUCTORS_KERNELS = (
+    "torch._inductor.scheduler",
+    "torch._inductor.codegen",
+    "torch._inductor.ir",
+    "torch._inductor.loop_body",
+    "torch._inductor.bounds",
+    "torch._inductor.dependencies",
+    "torch._inductor.index_propagation",
+    "torch._inductor.memory",
+    "torch._inductor.ops_handler",
+    "torch._inductor.sizevars",
+)
+"""Modules that have done their work when inductor begins to compile the kernels that it has generated."""
+
+
+@contextlib.contextmanager
+def without_needless_stages(case: Case, *, wanted: bool = True) -> Iterator[list[str]]:
+    """Stop inductor after the last stage in which the expected failure can happen: a graph that comes through it has passed.
+
+    The list gets an item when that happened; what was raised then means nothing.
+    """
+    stage = last_stage_needed(case) if wanted else None
+    if stage is None:
+        yield []
+        return
+    with _torch.inductor_stopped_after(stage) as stopped:
+        yield stopped
+
+
+def last_stage_needed(case: Case) -> _torch.InductorStage | None:
+    """The last stage of inductor, short of all, in which the case's failure can happen."""
+    signature = case.signature
+    if signature is None or (signature.kind, signature.direction) != (Kind.COMPILE, Direction.FORWARD):
+        return None
+    if case.backward or case.backend.expression.strip("'\"") != "inductor":
+        return None
+    own = [frame for frame in signature.frames if frame.startswith("torch._inductor.")]
+    innermost = signature.frames[0] if signature.frames else ""
+    if LOWERING_ERROR in signature.types or innermost.startswith(BEFORE_INDUCTORS_CODEGEN):
+        return _torch.InductorStage.LOWERING
+    if own and own[0].startswith(BEFORE_INDUCTORS_KERNELS):
+        return _torch.InductorStage.CODEGEN
+    return None
+
 
 Note = Callable[[str], object]
 
@@ -33,7 +91,7 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
 
     Made for a child process: a crash or a hang is the caller's. RNG state, graph and inputs are afterwards what
     they were. ``note`` hears which part begins: ``eager``, ``compile forward``, ``runtime backward``.
-    Only KeyboardInterrupt passes through. ``to_the_end`` False: a backend that is known (``oracle.adapters``) may stop once the
+    Only KeyboardInterrupt passes through. ``to_the_end`` False: a backend that is known (inductor) may stop once the
     case can no longer fail as expected; the outcome is then ``gone``, whatever the later stages would have said.
     """
     if case.level is Level.ATEN and case.call is not CallPath.DIRECT:
@@ -46,13 +104,13 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
         source = written(case)
     except CannotWrite as error:
         return Outcome(Verdict.INVALID, reason=str(error))
-    devices = devices_of(case.inputs)
+    device = next((str(value.device) for value in case.inputs if isinstance(value, torch.Tensor)), "cpu")
     suspects: list[Suspects] = []
     with (
-        generators_put_back(map(str, accelerators_of(case.inputs))),
+        generators_put_back(map(str, devices_of(case.inputs))),
         _torch.outside_tracing(),
         _torch.graphs_given_to_backends() as reached,
-        adapters.without_needless_stages(case, wanted=not to_the_end) as stopped,
+        without_needless_stages(case, wanted=not to_the_end) as stopped,
     ):
         found = harness.attempt(
             make_model=lambda: instantiate(source, fresh(source)),
@@ -63,7 +121,6 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
             differ=differ if case.kind in (None, Kind.ACCURACY) else None,
             witness=lambda error: suspects.append(named_in_case(error, case, reached)),
         )
-    device = str(devices[0]) if devices else "cpu"
     outcome = replace(Outcome.from_json({**found, "device": device}), suspects=next(iter(suspects), ()))
     if stopped:
         outcome = Outcome(
@@ -100,11 +157,6 @@ def written(case: Case) -> ModuleSource:
 def fresh(source: ModuleSource) -> dict[str, torch.Tensor]:
     """The source's constants for one run, which may write to them."""
     return dict(zip(source.constants, clone_values(list(source.constants.values())), strict=True))
-
-
-def devices_of(inputs: Sequence[Any]) -> list[torch.device]:
-    """Devices of the tensors among ``inputs``, each once, in order."""
-    return list(dict.fromkeys(value.device for value in inputs if isinstance(value, torch.Tensor)))
 
 
 def unless_another_graph(

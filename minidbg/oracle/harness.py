@@ -67,13 +67,17 @@ def attempt(
         else:
             model, inputs = made()
 
-            def trace_for_eager() -> None:
+            def passes_in_eager() -> bool:
                 model, inputs = made()
-                compile_by_torch("eager", model, inputs, {**case, "options": None, "mode": None})(*inputs)
+                try:
+                    compile_by_torch("eager", model, inputs, {**case, "options": None, "mode": None})(*inputs)
+                except Exception:  # noqa: BLE001 - the answer
+                    return False
+                return True
 
             with wrappers_at_rest(), entered_modes(case.get("context", {})):
                 actual, result = run_compiled(
-                    model, inputs, compiler, case, note, unusual, trace_for_eager, witness
+                    model, inputs, compiler, case, note, unusual, passes_in_eager, witness
                 )
             if actual is not None and differ is not None:
                 note("compare")
@@ -90,12 +94,12 @@ def run_compiled(
     case: dict[str, Any],
     note: Callable[[str], object],
     unusual: set[str],
-    trace_for_eager: Callable[[], None],
+    passes_in_eager: Callable[[], bool],
     witness: Callable[[BaseException], object] = lambda error: None,
 ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """One run through the backend: what it left behind (None if it failed), and the outcome.
 
-    ``unusual`` gets a sentence when the backend did nothing. Where dynamo fails over its guards, ``trace_for_eager``
+    ``unusual`` gets a sentence when the backend did nothing. Where dynamo fails over its guards, ``passes_in_eager``
     tells whose failure that is: the backend's when the same program goes through dynamo without it.
     """
     doing, direction, direct = "compile", "forward", case.get("call") == "direct"
@@ -120,20 +124,12 @@ def run_compiled(
         witness(error)
         kind = doing if direct and direction == "forward" else phase_of(error, direction)
         if kind == "tracing":
-            if not (is_about_guards(error) and passes(trace_for_eager)):
+            if not (is_about_guards(error) and passes_in_eager()):
                 reason = f"dynamo did not call the backend: {brief(error)}"
                 return None, outcome("invalid", reason, message=first_lines(error))
             kind = "compile"  # dynamo stumbled over what the backend had done to its ShapeEnv or the inputs
         return None, failure(signature_of(error, kind, direction), case, first_lines(error))
     return left, outcome("gone")
-
-
-def passes(call: Callable[[], None]) -> bool:
-    try:
-        call()
-    except Exception:  # noqa: BLE001 - the answer
-        return False
-    return True
 
 
 def told_apart(compiler: Any, unusual: set[str]) -> Any:
@@ -193,9 +189,10 @@ def run_once(
 ) -> dict[str, Any]:
     """Call ``function``, then backward if the case has one; outputs, inputs and buffers afterwards, gradients."""
     torch.manual_seed(seed)
+    sources = gradient_sources(model, inputs) if case.get("backward") else {}
     outputs = function(*inputs)
     wait_for_devices((*inputs, *leaves_of(outputs)))
-    gradients = gradients_of(outputs, model, inputs, backward_begins) if case.get("backward") else {}
+    gradients = gradients_of(outputs, sources, backward_begins)
     wait_for_devices(gradients.values())
     return left_behind(outputs, model, inputs, gradients)
 
@@ -216,21 +213,33 @@ def left_behind(
     return {"outputs": outputs, "inputs_after": after, "gradients": gradients}
 
 
+def gradient_sources(model: Any, inputs: tuple[Any, ...]) -> dict[str, Any]:
+    """What gradients are asked for, taken before a run: of what the run writes to, the gradient is that of the value before.
+
+    Afterwards the tensor stands for its new value: in eager that has a gradient, in a graph of AOTAutograd it is outside.
+    """
+    values = {f"input {place}": value for place, value in enumerate(inputs)} | dict(model.named_parameters())
+    edge = torch.autograd.graph.get_gradient_edge
+    return {
+        name: value if value.is_leaf else edge(value)
+        for name, value in values.items()
+        if needs_gradient(value)
+    }
+
+
 def gradients_of(
-    outputs: Any, model: Any, inputs: tuple[Any, ...], backward_begins: Callable[[], None] = lambda: None
+    outputs: Any, sources: dict[str, Any], backward_begins: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
-    """Gradients of inputs and parameters, for cotangents that are the same in each run, whatever that run draws."""
-    wanted = {f"input {place}": value for place, value in enumerate(inputs)} | dict(model.named_parameters())
-    wanted = {name: value for name, value in wanted.items() if needs_gradient(value)}
+    """Gradients of ``sources``, for cotangents that are the same in each run, whatever that run draws."""
     roots = [(place, root) for place, root in enumerate(leaves_of(outputs)) if needs_gradient(root)]
-    if not (roots and wanted):
+    if not (roots and sources):
         return {}
     cotangents = [cotangent_for(root, place) for place, root in roots]
     backward_begins()
     found = torch.autograd.grad(
-        [root for _, root in roots], list(wanted.values()), cotangents, allow_unused=True
+        [root for _, root in roots], list(sources.values()), cotangents, allow_unused=True
     )
-    return dict(zip(wanted, found, strict=True))
+    return dict(zip(sources, found, strict=True))
 
 
 def cotangent_for(root: torch.Tensor, place: int) -> torch.Tensor:
@@ -279,7 +288,6 @@ def wrappers_at_rest() -> Iterator[None]:
 
 @contextlib.contextmanager
 def entered_modes(context: dict[str, Any]) -> Iterator[None]:
-    """The modes around the failing call, put back afterwards."""
     with contextlib.ExitStack() as stack:
         set_defaults(stack, context)
         if "default_device" in context:
@@ -310,7 +318,6 @@ def patched_config(given: dict[str, str]) -> Iterator[None]:
 
 
 def set_defaults(stack: contextlib.ExitStack, context: dict[str, Any]) -> None:
-    """Settings that torch keeps for the whole process."""
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     deterministic = torch.are_deterministic_algorithms_enabled()
     stack.callback(torch.use_deterministic_algorithms, deterministic, warn_only=warn_only)
@@ -353,13 +360,8 @@ def compared(differ: Callable[[], dict[str, Any] | None], case: dict[str, Any]) 
         return outcome("invalid", f"cannot be compared with eager: {error}")
     if difference is None:
         return None
-    signature = {
-        "kind": "accuracy",
-        "direction": "forward",
-        "types": [],
-        "frames": [],
-        **difference["signature"],
-    }
+    signature = {"kind": "accuracy", "direction": "forward", "types": [], "frames": []}
+    signature |= difference["signature"]
     figures = {name: value for name, value in difference.items() if name not in ("signature", "message")}
     return failure(signature, case, difference["message"], figures=figures)
 

@@ -26,7 +26,7 @@ from minidbg.graphs.effects import FORM_OF_ENTER, FORM_OF_EXIT, is_call, nested_
 from minidbg.graphs.mutation import written_arguments
 from minidbg.graphs.nested import branches
 from minidbg.oracle.draw_edits import (
-    Call,
+    DrawingCall,
     Drawn,
     Edit,
     add_inputs,
@@ -38,10 +38,9 @@ from minidbg.oracle.draw_edits import (
     multiply_by_mask,
     overwrite,
     place_inputs_before,
-    put_branches,
+    put_graphs,
     put_inside,
     put_loop,
-    put_rows,
     replace_parts,
     replace_value,
     set_argument,
@@ -94,7 +93,6 @@ class Fed:
     """Names of the nodes among ``fed`` whose drawing is switched off."""
 
     def with_values(self, values: Sequence[Any]) -> Fed:
-        """The same graph with other recorded values."""
         given = len(self.inputs) - len(self.drawn)
         return replace(self, inputs=(*self.inputs[:given], *values))
 
@@ -155,7 +153,7 @@ def draws_alone(fed: Fed) -> tuple[fx.GraphModule, tuple[Any, ...]] | None:
     placeholders = [graph.placeholder(f"argument_{place}") for place in range(len(tensors))]
     for node, value in zip(placeholders, tensors, strict=True):
         node.meta["example_value"] = value
-    nodes: dict[Call | None, fx.Node] = {}
+    nodes: dict[DrawingCall | None, fx.Node] = {}
     for call in calls:
         args, kwargs = fx.node.map_aggregate((call.args, call.kwargs), as_input)
         if call.op == "call_method":  # some write to what they are called on
@@ -169,8 +167,7 @@ def draws_alone(fed: Fed) -> tuple[fx.GraphModule, tuple[Any, ...]] | None:
     return fx.GraphModule({}, graph), tuple(inputs)
 
 
-def tensors_in(call: Call) -> list[Tensor]:
-    """The tensors among the arguments of ``call``."""
+def tensors_in(call: DrawingCall) -> list[Tensor]:
     found: list[Tensor] = []
     fx.node.map_aggregate(
         (call.args, call.kwargs), lambda one: found.append(one) if isinstance(one, Tensor) else None
@@ -252,7 +249,7 @@ class _Recorder(fx.Interpreter):
             return self._rows(node, args)
         if any(nested_graphs(node)):
             return None
-        call = Call(node.op, node.target, *clone_values((args, kwargs)))
+        call = DrawingCall(node.op, node.target, *clone_values((args, kwargs)))
         if name.endswith("_") and isinstance(result, Tensor):
             return partial(overwrite, Drawn(result.clone(), call))
         if isinstance(result, Tensor):
@@ -265,7 +262,7 @@ class _Recorder(fx.Interpreter):
     def again(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Drawn:
         """What the call of ``node`` gives for other arguments."""
         result = getattr(self, node.op)(node.target, args, kwargs)
-        return Drawn(result, Call(node.op, node.target, args, kwargs))
+        return Drawn(result, DrawingCall(node.op, node.target, args, kwargs))
 
     def _inside(self, node: fx.Node, args: Sequence[Any]) -> Edit | None:
         """The edit that feeds the graph which ``node`` runs: more operands for it, and more inputs of this graph."""
@@ -288,7 +285,7 @@ class _Recorder(fx.Interpreter):
         other = copy_graph_module(args[3 - taken])
         add_inputs(other, fed.drawn)
         branches = [fed.graph_module, other] if taken == 1 else [other, fed.graph_module]
-        return partial(put_branches, branches, fed.drawn) if fed.fed else None
+        return partial(put_graphs, branches, (1, 2), 3, fed.drawn) if fed.fed else None
 
     def _loop(self, node: fx.Node, args: Sequence[Any]) -> Edit | None:
         """The edit that feeds each turn of ``while_loop``: the values of all turns, and the number of the turn, are new operands."""
@@ -327,7 +324,7 @@ class _Recorder(fx.Interpreter):
         drawn = stacked(turns)
         graph = turns[0].graph_module
         place_inputs_before(graph, len(further), len(drawn))
-        return partial(put_rows, graph, drawn)
+        return partial(put_graphs, [graph], (0,), len(args) - 2, drawn)
 
 
 def draw_alike(turns: Sequence[Fed]) -> bool:
@@ -349,5 +346,5 @@ def attention_mask(
     probability = others[2] if len(others) > 2 else dropout_p
     dtype = torch.promote_types(result.dtype, torch.float32)  # that of the weights
     ones = torch.ones((*result.shape[:-1], key.shape[-2]), dtype=dtype, device=result.device)
-    call = Call("call_function", torch.nn.functional.dropout, (ones, probability), {})
+    call = DrawingCall("call_function", torch.nn.functional.dropout, (ones, probability), {})
     return Drawn(torch.nn.functional.dropout(ones, probability), call)

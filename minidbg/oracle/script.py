@@ -141,7 +141,6 @@ def shown_in(attempts: int, judge: Callable[[], dict[str, Any]]) -> dict[str, An
 
 
 def sentence(found: dict[str, Any], backend: str) -> str:
-    """What happened, on one line."""
     verdict, signature = found["verdict"], found["signature"]
     if signature is None or found["reason"]:
         return f"{verdict}: {found['reason'] or f'{backend} handles this model'}"

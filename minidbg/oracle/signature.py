@@ -20,10 +20,7 @@ CARRIERS = (
 )
 CALLS_BACKEND = ("call_user_compiler", "_call_user_compiler", "compile_directly", "call_backend_and_look")
 COMPILE_WRAPPER = "_TorchDynamoContext"  # what torch.compile returns, in torch._dynamo.eval_frame
-CALLS_COMPILED = (
-    "torch._dynamo.eval_frame",
-    "DisableContext",
-)  # dynamo's wrapping of what the backend returns
+CALLS_COMPILED = ("torch._dynamo.eval_frame", "DisableContext")  # dynamo's wrapping of a backend's result
 GUARD_FAILED = "Guard failed on the same frame it was created"  # dynamo's words
 BUILDS_GUARDS = "produce_guards_verbose"  # in torch.fx.experimental.symbolic_shapes
 NO_GUARDS = "dynamo cannot build its guards"  # the message of such a failure, whichever error it is
@@ -57,11 +54,8 @@ def is_about_guards(error: BaseException) -> bool:
 def qualified_name(error: BaseException) -> str:
     kind = type(error)
     module = module_name(kind.__module__)
-    return (
-        kind.__qualname__
-        if module == "builtins"
-        else f"{module}.{kind.__qualname__}".replace(".<locals>", "")
-    )
+    name = f"{module}.{kind.__qualname__}".replace(".<locals>", "")
+    return kind.__qualname__ if module == "builtins" else name
 
 
 def module_name(name: str) -> str:

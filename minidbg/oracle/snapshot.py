@@ -53,9 +53,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         items = [(f"[{key!r}]", item) for key, item in value.items()]
     elif hasattr(value, "__tensor_flatten__"):  # a tensor subclass made of plain tensors
         items = [(f".{name}", getattr(value, name)) for name in value.__tensor_flatten__()[0]]
-    elif (
-        hasattr(value, "get_mask") and value.layout is torch.strided
-    ):  # a masked tensor: what is hidden has no value
+    # a masked tensor: what is hidden has no value
+    elif hasattr(value, "get_mask") and value.layout is torch.strided:
         mask = value.get_mask()
         items = [(".mask", mask), (".data", value.get_data().detach().masked_fill(~mask, 0))]
     elif isinstance(value, torch.Tensor) and value.layout in SPARSE and value.device.type != "meta":

@@ -37,9 +37,8 @@ class ChangedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not hasattr(
-            func, "overloadpacket"
-        ):  # of higher order; the mode is off in here, so its bodies bring it
+        if not hasattr(func, "overloadpacket"):
+            # of higher order; the mode is off in here, so its bodies bring it
             return func(*map(self.around, args), **kwargs)
         name = func.overloadpacket.__name__.strip("_")
         result = self.called(func, name, args, kwargs)
@@ -147,7 +146,6 @@ class OtherAnswers(ChangedEager):
         return torch.where(random < 0.5, -1.0, 1.0).to(like)
 
     def rotation(self, size: int, like: torch.Tensor) -> torch.Tensor:
-        """A random orthogonal or unitary matrix."""
         values = torch.randn(size, size, generator=self.generator, dtype=like.dtype)
         turn: torch.Tensor = torch.linalg.qr(values)[0].to(like.device)
         return turn

@@ -17,9 +17,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
+
+from minidbg.processes.server import fingerprints, tail
 
 ROOT = str(Path(__file__).parents[2])
 SERVER = (
@@ -33,13 +35,7 @@ COMPILER_ENVIRONMENT = {
     "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO": "0",
 }
 LEAST_ROOM_BYTES = 64 << 20
-ONE_THREAD = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",
-}
-
-
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), "1")
 NUMBERS = itertools.count(1)
 """For the orders of this process: two never have the same."""
 
@@ -168,10 +164,10 @@ class ServerPool:
         self.state = state
         shutil.rmtree(state / "scratch", ignore_errors=True)  # of a daemon that was killed
         self.spare_folder: Path | None = None
-        self.servers: dict[tuple[str, Variables], Server] = {}
+        self.servers: dict[tuple[str, Variables], ServerProcess] = {}
         self.server_for("warm", ())
 
-    def server_for(self, which: str, variables: Variables) -> Server:
+    def server_for(self, which: str, variables: Variables) -> ServerProcess:
         """The ``warm`` or ``untouched`` server with these variables, a new one if there is none or it has died."""
         server = self.servers.get((which, variables))
         if server is None or not server.alive:
@@ -180,20 +176,20 @@ class ServerPool:
             server = self.servers[which, variables] = self.start(which, dict(variables))
         return server
 
-    def start(self, which: str, variables: Mapping[str, str]) -> Server:
+    def start(self, which: str, variables: Mapping[str, str]) -> ServerProcess:
         """Start a server process."""
         state = self.roomy_folder()
         kernels = {"TORCHINDUCTOR_CACHE_DIR": str(state / "kernels")}
         env = {**kernels, **os.environ, **COMPILER_ENVIRONMENT, **variables}
         preload = self.preload
         if which == "untouched":
-            return Server(
+            return ServerProcess(
                 lambda message: None if isinstance(message, Ready) else self.listener(message),
                 Preload((*preload.modules, *(preload.untouched if preload.warm else ())), ""), state / "scratch", env, {},
             )  # fmt: skip
         # The limit of threads is for the process that forks. A fresh interpreter gets back what a person would have.
         own = {name: env.get(name) for name in ONE_THREAD}
-        return Server(self.listener, preload, state / "scratch", {**env, **ONE_THREAD}, own)
+        return ServerProcess(self.listener, preload, state / "scratch", {**env, **ONE_THREAD}, own)
 
     def roomy_folder(self) -> Path:
         """Where runs may write: a folder for temporary files when the disk of the history is full."""
@@ -233,7 +229,7 @@ class ServerPool:
             shutil.rmtree(self.spare_folder, ignore_errors=True)
 
 
-class Server:
+class ServerProcess:
     """A running server process."""
 
     def __init__(
@@ -256,12 +252,9 @@ class Server:
         self.folder = Path(tempfile.mkdtemp(prefix="server-", dir=scratch))
         ours, theirs = socket.socketpair()
         config = {
-            "socket": theirs.fileno(),
-            "parent": os.getpid(),
-            "scratch": str(self.folder),
-            "preload": list(preload.modules),
-            "warm": preload.warm,
-        }
+            "socket": theirs.fileno(), "parent": os.getpid(), "scratch": str(self.folder),
+            "preload": list(preload.modules), "warm": preload.warm,
+        }  # fmt: skip
         self.control = ours
         with theirs, (self.folder / "server.log").open("wb") as log:
             self.process = subprocess.Popen(
@@ -275,14 +268,11 @@ class Server:
     def run(self, order: Order) -> None:
         """Send the order; a server that has died answers for it with ``lost``."""
         unset: list[str] = []
-        request = {
-            "id": order.id, "argv": list(order.argv), "mode": order.mode, "seconds": order.seconds,
-            "memory_bytes": order.memory_bytes, "pycache": order.pycache, "nice": order.nice,
-            "env": {}, "unset": unset, "one_thread": order.one_thread or order.mode == "fork", "paths": order.paths,
-        }  # fmt: skip
+        one_thread = order.one_thread or order.mode == "fork"
+        request = {**asdict(order), "env": {}, "unset": unset, "one_thread": one_thread}
         if order.mode == "untouched":
             request["mode"] = "fork"
-        elif not request["one_thread"]:
+        elif not one_thread:
             request["env"] = dict(self.fresh_env)
             unset += self.unset
         if order.pycache:
@@ -303,14 +293,7 @@ class Server:
 
     def is_stale(self) -> bool:
         """Whether a file that the server has loaded is no longer what it was."""
-        for path, (mtime_ns, size) in self.loaded.items():
-            try:
-                status = os.stat(path)
-            except OSError:
-                return True
-            if (status.st_mtime_ns, status.st_size) != (mtime_ns, size):
-                return True
-        return False
+        return fingerprints(list(self.loaded)) != self.loaded
 
     def listen(self) -> None:
         """Pass on what the server says until it ends; then answer for what it left undone."""
@@ -324,7 +307,7 @@ class Server:
         for number in lost:
             self.listener(Ended(number, lost=True))
         if not self.closing:
-            self.listener(Died(self.process.returncode, log_tail(self.folder / "server.log")))
+            self.listener(Died(self.process.returncode, tail(self.folder / "server.log")))
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def hear(self, message: dict[str, Any]) -> None:
@@ -353,13 +336,6 @@ class Server:
         self.control.close()
 
 
-def log_tail(path: Path) -> str:
-    """The last lines of a server's own output."""
-    with contextlib.suppress(OSError):
-        return "\n".join(path.read_text(errors="replace").splitlines()[-20:])
-    return ""
-
-
 def preload_for(backends: Iterable[str], *, forks: bool) -> Preload:
     """What a server for repros of these backends has to import: inductor only where one of them needs it.
 
@@ -372,28 +348,40 @@ def preload_for(backends: Iterable[str], *, forks: bool) -> Preload:
     return Preload()
 
 
+@dataclass(slots=True)
+class Ends:
+    """Lets each thread wait for the end of its own order; ``heard`` is for the pool's listener."""
+
+    queues: dict[int, queue.SimpleQueue[Ended]] = field(default_factory=dict)
+
+    def heard(self, message: object) -> None:
+        """Called from the pool's thread."""
+        if isinstance(message, Ended) and message.id in self.queues:
+            self.queues[message.id].put(message)
+
+    def of(self, order: Order, start: Callable[[Order], object]) -> Ended:
+        """Start the order, and wait for its end."""
+        mine = self.queues[order.id] = queue.SimpleQueue()
+        try:
+            start(order)
+            return mine.get()
+        finally:
+            del self.queues[order.id]
+
+
 class OneByOne:
     """A pool for callers that wait for each run, such as pytest."""
 
     def __init__(self, preload: Preload) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="minidbg-pool-")
-        self.ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
-        self.pool = ServerPool(self.hear, preload, state=Path(self.folder.name))
-        self.number = 0
-
-    def hear(self, message: Ended | Ready | Died) -> None:
-        """Called from the pool's thread."""
-        if isinstance(message, Ended):
-            self.ended.put(message)
+        self.ends = Ends()
+        self.pool = ServerPool(self.ends.heard, preload, state=Path(self.folder.name))
 
     def run(self, argv: tuple[str, ...], mode: str, seconds: float) -> Ended:
         """Run a script, and wait for its end; one whose server died under it runs once more, in an interpreter of its own."""
-        for way in (mode, "prelude"):
-            self.number += 1
-            self.pool.run(Order(self.number, argv, way, seconds))
-            ended = self.ended.get()
-            if not ended.lost:
-                break
+        ended = self.ends.of(Order(next(NUMBERS), argv, mode, seconds), self.pool.run)
+        if ended.lost:
+            ended = self.ends.of(Order(next(NUMBERS), argv, "prelude", seconds), self.pool.run)
         return ended
 
     def close(self) -> None:

@@ -1,19 +1,67 @@
-"""``Candidate``: a smaller case not yet tried, or one that was tried and failed."""
+"""``Candidate``: a smaller case not yet tried, or one that was tried and failed; and what the oracle says about one."""
 
 from __future__ import annotations
 
 import copy
+import enum
 import hashlib
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
+import torch
 from torch import fx
 
 from minidbg import _torch
-from minidbg.graphs.copying import copy_graph_module
+from minidbg.graphs.copying import copy_graph_module, storage_bytes, storage_key
 from minidbg.graphs.effects import attribute_of, is_call
+
+
+class OracleAnswer(enum.Enum):
+    """What the oracle says about a candidate."""
+
+    INTERESTING = "interesting"
+    """It fails in the same way."""
+    NOT = "not"
+    """It does not fail."""
+    OTHER = "other"
+    """It fails, but in another way."""
+    INVALID = "invalid"
+    """It proves nothing: eager itself fails, or it cannot be run here."""
+
+
+Ask: TypeAlias = Callable[[fx.GraphModule, tuple[Any, ...]], OracleAnswer]
+AskTogether: TypeAlias = Callable[[Sequence[tuple[fx.GraphModule, tuple[Any, ...]]]], Sequence[OracleAnswer]]
+"""Several questions at once, for an oracle with several workers; the answers in the order of the questions."""
+
+
+class BudgetSpent(Exception):
+    """No call is left. Passes let it through; the driver ends the reduction with the best so far."""
+
+
+class NoProgress(Exception):
+    """A third of the budget has gone without a smaller candidate. Passes let it through; the driver goes on with the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One oracle call, for the replay log."""
+
+    phase: str
+    nodes: int
+    inputs: int
+    answer: OracleAnswer
+    seconds: float
+    digest: str
+
+
+def expected_calls(size: tuple[int, ...]) -> int:
+    """About how many calls a reduction still takes from a candidate of this size: a bisection, then single removals."""
+    nodes, inputs, outputs = size
+    return math.ceil(2 * math.log2(nodes + 1)) + min(nodes, 8) + min(inputs, 8) + min(outputs, 4)
+
 
 SMALL = 256
 """Nodes of a candidate up to which it is told from others without regard to names."""
@@ -69,7 +117,6 @@ class Candidate:
 
     @property
     def calls(self) -> list[fx.Node]:
-        """The nodes that do something, in order."""
         return [node for node in self.graph_module.graph.nodes if is_call(node)]
 
     @cached_property
@@ -78,6 +125,12 @@ class Candidate:
         if len(self.graph_module.graph.nodes) <= SMALL:
             return fingerprint(self.graph_module, self.tokens)
         return f"{self.epoch} {self.variant} {structure(self.graph_module)}"
+
+    @cached_property
+    def storages(self) -> dict[int, int]:
+        """Bytes of each storage behind the inputs."""
+        tensors = (value for value in self.inputs if isinstance(value, torch.Tensor))
+        return {storage_key(value): storage_bytes(value) for value in tensors}
 
     @cached_property
     def size(self) -> tuple[int, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,33 +12,32 @@ from torch import fx
 
 from minidbg.errors import MinidbgError, NotReproduced
 from minidbg.graphs.copying import clone_values, collector_spared_what_is_there
-from minidbg.graphs.record import Around
-from minidbg.oracle.suspects import Suspects
-from minidbg.reduction.answers import (
-    Answer,
+from minidbg.reduction.candidate import (
     Ask,
-    AskTogether,
     Attempt,
     BudgetSpent,
+    Candidate,
     NoProgress,
+    OracleAnswer,
+    OwnGraph,
 )
-from minidbg.reduction.branches import drop_nested_nodes, drop_operands, inline_branches
-from minidbg.reduction.candidate import Candidate, OwnGraph
 from minidbg.reduction.culprits import drop_chunks, narrow_window, try_islands
 from minidbg.reduction.edits import (
     bypass_nodes,
     drop_inputs,
     drop_inputs_at_once,
     drop_modes,
+    drop_nested_nodes,
     drop_nodes,
+    drop_operands,
     drop_outputs,
+    inline_branches,
     merge_alike_inputs,
 )
-from minidbg.reduction.problem import OnProgress, Pass, ReductionProblem, unheard
-from minidbg.reduction.result import UNLIMITED, Limits
+from minidbg.reduction.problem import Pass, ReductionProblem
+from minidbg.reduction.result import Limits
 from minidbg.reduction.simplify import SIMPLIFYING, plainness, simplify_inputs_at_once
-from minidbg.reduction.subsets import FEW_UNITS
-from minidbg.reduction.suspects import follow_frames, try_suspects
+from minidbg.reduction.subsets import FEW_UNITS, follow_frames, try_suspects
 
 LEAST_SIMPLIFYING_S = 20.0
 """Simplification may take as long as the reduction before it took, and at least this."""
@@ -94,44 +92,24 @@ def reduce_graph(
     inputs: Sequence[Any],
     ask: Ask,
     *,
-    hints: Sequence[str] = (),
-    frames: Callable[[], Suspects] = tuple,
-    limits: Limits = UNLIMITED,
-    on_progress: OnProgress = unheard,
-    on_phase: Callable[[str], object] = str,
-    ask_together: AskTogether | None = None,
-    whole_is_known: bool = True,
-    allow_no_calls: bool = False,
     simplify: bool = False,
-    around: Around = nullcontext,
+    **how: Any,
 ) -> Minimized:
     """The smallest graph cut out of ``graph_module`` that ``ask`` finds interesting.
 
-    ``ask`` gets a GraphModule of its own each time, and inputs that it must not write to. ``hints`` are words that may name the
-    culprits: nodes or ops. ``frames`` gives the nodes that the frames of the last failure held, innermost frame first. ``simplify`` adds the edits beyond nodes, inputs and outputs. ``around`` makes the modes in which
-    the graph is run in eager to find the values inside it. ``ask_together`` answers up to ``limits.jobs`` questions in the time of one. ``whole_is_known``: the whole was just seen to fail. Ctrl-C and a spent budget
-    end it with the best so far. Raises what ``ask`` raises, and NotReproduced when the whole had to be asked and did not fail;
-    where it was said to be known, ``whole_passed`` says so instead.
+    ``ask`` gets a GraphModule of its own each time, and inputs that it must not write to. ``simplify`` adds the edits beyond nodes,
+    inputs and outputs. ``how`` are fields of ``ReductionProblem``. Ctrl-C and a spent budget end it with the best so far. Raises
+    what ``ask`` raises, and NotReproduced when the whole had to be asked and did not fail; where it was said to be known,
+    ``whole_passed`` says so instead.
     """
     tokens = tuple(
         ("value", "", node.name, 0, ()) for node in graph_module.graph.nodes if node.op == "placeholder"
     )
     whole = Candidate(OwnGraph(graph_module), tuple(inputs), tokens, faithful=True)
-    problem = ReductionProblem(
-        whole,
-        ask,
-        limits,
-        on_progress,
-        on_phase=on_phase,
-        ask_together=ask_together,
-        whole_is_known=whole_is_known,
-        around=around,
-        allow_no_calls=allow_no_calls,
-    )
+    problem = ReductionProblem(whole, ask, **how)
     proven: Candidate | None = None
     interrupted, whole_passed = False, False
     try:
-        problem.hints, problem.frames = hints, frames
         follow_frames(problem)
         if not problem.steps:
             run(problem, "suspects", try_suspects)
@@ -144,12 +122,24 @@ def reduce_graph(
     except BudgetSpent:
         pass
     except NotReproduced:
-        if not whole_is_known:
+        if not problem.whole_is_known:
             raise
         whole_passed = True
     except KeyboardInterrupt:
         interrupted = True
-    return _reduced(problem, proven is problem.best, interrupted, whole_passed)
+    best, neighbour = problem.best, problem.neighbour
+    return Minimized(
+        best.graph_module,
+        best.inputs,
+        problem.oracle_calls,
+        certified=proven is best,
+        interrupted=interrupted,
+        seconds=problem.elapsed(),
+        steps=tuple((step.graph_module, step.inputs) for step in problem.steps),
+        history=tuple(problem.history),
+        neighbour=(neighbour.graph_module, neighbour.inputs) if neighbour else None,
+        whole_passed=whole_passed,
+    )
 
 
 def reduce_to_fixed_point(problem: ReductionProblem) -> None:
@@ -164,9 +154,8 @@ def reduce_to_fixed_point(problem: ReductionProblem) -> None:
         problem.begin_round()
         if first or len(before.calls) > 2 * FEW_UNITS:
             find(problem)
-        elif (
-            len(before.calls) > FEW_UNITS
-        ):  # a failure that is not monotone may need none of what single removals keep
+        # a failure that is not monotone may need none of what single removals keep
+        elif len(before.calls) > FEW_UNITS:
             run(problem, "chunks", drop_chunks)
         problem.keep_passed_through = True
         polish(problem)
@@ -224,25 +213,8 @@ def polish(problem: ReductionProblem) -> None:
 
 
 def run(problem: ReductionProblem, name: str, reduction_pass: Pass) -> None:
-    """One pass, under its name."""
     problem.begin_phase(name)
     reduction_pass(problem)
-
-
-def _reduced(problem: ReductionProblem, certified: bool, interrupted: bool, whole_passed: bool) -> Minimized:
-    best, neighbour = problem.best, problem.neighbour
-    return Minimized(
-        best.graph_module,
-        best.inputs,
-        problem.oracle_calls,
-        certified,
-        interrupted,
-        problem.elapsed(),
-        tuple((step.graph_module, step.inputs) for step in problem.steps),
-        tuple(problem.history),
-        (neighbour.graph_module, neighbour.inputs) if neighbour else None,
-        whole_passed,
-    )
 
 
 def minimize(
@@ -268,8 +240,8 @@ def minimize(
             f"the graph takes {placeholders} inputs, {len(inputs)} were given; one is needed for each placeholder"
         )
 
-    def ask(graph_module: fx.GraphModule, values: tuple[Any, ...]) -> Answer:
-        return Answer.INTERESTING if fails(graph_module, clone_values(values)) else Answer.NOT
+    def ask(graph_module: fx.GraphModule, values: tuple[Any, ...]) -> OracleAnswer:
+        return OracleAnswer.INTERESTING if fails(graph_module, clone_values(values)) else OracleAnswer.NOT
 
     return reduce_graph(
         gm,

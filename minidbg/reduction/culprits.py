@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence, Set
 
 from minidbg.reduction.problem import ReductionProblem
-from minidbg.reduction.subsets import FEW_UNITS, Subsets, representatives, within_bytes
-from minidbg.reduction.suspects import follow_frames
+from minidbg.reduction.subsets import FEW_UNITS, Subsets, follow_frames, representatives, within_bytes
 
 PATIENCE_FIRST = 3
 """Assumptions in a row before one is checked, while nothing smaller than the whole has failed yet."""

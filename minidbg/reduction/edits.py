@@ -1,8 +1,12 @@
-"""Small passes for small graphs: outputs, modes, single nodes, inputs. Their last round is the certificate."""
+"""Small passes for small graphs: outputs, modes, single nodes, inputs. Their last round is the certificate.
+
+A graph inside the graph is put in the place of what runs it, or made smaller where it is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import fx
@@ -10,6 +14,8 @@ from torch import fx
 from minidbg.graphs import nested
 from minidbg.graphs.effects import Mode, fact_of, is_call, mode_of
 from minidbg.graphs.pieces import alike, is_unpacking
+from minidbg.graphs.record import Recording
+from minidbg.graphs.runs import EagerFailure
 from minidbg.reduction.candidate import Candidate, OwnGraph
 from minidbg.reduction.problem import ReductionProblem
 
@@ -180,3 +186,120 @@ def _merged(problem: ReductionProblem, name: str, other: str) -> Candidate | Non
     if fact_of(values[gone]).like != fact_of(values[kept]).like or not isinstance(values[gone], torch.Tensor):
         return None
     return merged(problem, {gone: kept})
+
+
+def inline_branches(problem: ReductionProblem) -> None:
+    """Try each nested graph in the place of the op that runs it. Cost: one call for each nested graph."""
+    for name in [node.name for node in nested.holders(problem.best.graph_module)]:
+        inlined = (
+            nested.inlined(problem.best.graph_module, node, path)
+            for node, path in _branches_of(problem, name)
+        )
+        _try_first(problem, (_edited(problem, graph_module) for graph_module in inlined))
+
+
+def _try_first(problem: ReductionProblem, candidates: Iterator[Candidate | None]) -> None:
+    for candidate in candidates:
+        if problem.consider(candidate):
+            return
+
+
+def _branches_of(problem: ReductionProblem, name: str) -> Iterator[tuple[fx.Node, str]]:
+    node = next((node for node in nested.holders(problem.best.graph_module) if node.name == name), None)
+    for path, _ in nested.branches(node) if node else ():
+        yield node, path  # type: ignore[misc]
+
+
+def _edited(problem: ReductionProblem, graph_module: fx.GraphModule | None) -> Candidate | None:
+    """A candidate with the inputs of ``best``, without those that the edited graph does not use."""
+    if graph_module is None:
+        return None
+    graph = graph_module.graph
+    inputs, tokens = [], []
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    for node, value, token in zip(placeholders, problem.best.inputs, problem.best.tokens, strict=True):
+        # a symbolic size stays: shapes of other inputs may be made of it
+        if node.users or isinstance(node.meta.get("example_value"), torch.SymInt):
+            inputs.append(value)
+            tokens.append(token)
+        else:
+            graph.erase_node(node)
+    return Candidate(
+        OwnGraph(graph_module), tuple(inputs), tuple(tokens), epoch=problem.best.epoch, variant="edited"
+    )
+
+
+def drop_nested_nodes(problem: ReductionProblem) -> None:
+    """Try to put a same-shaped value in the place of each node of a nested graph, last first.
+
+    First without its settings of grad mode. Cost: one call for each such value, and one. A nested graph cannot get new inputs, so only values inside it will do.
+    """
+    for name in [node.name for node in nested.holders(problem.best.graph_module)]:
+        for path in [path for _, path in _branches_of(problem, name)]:
+            problem.consider(_without_grad_modes(problem, name, path))
+            for inner in reversed(_calls_at(problem, name, path)):
+                _try_first(problem, _without_inner(problem, name, path, inner))
+
+
+def _branch(problem: ReductionProblem, name: str, path: str) -> tuple[fx.Node, fx.GraphModule] | None:
+    """The node called ``name`` and its nested graph at ``path``, while they are there."""
+    for node, other in _branches_of(problem, name):
+        if other == path:
+            return node, dict(nested.branches(node))[path]
+    return None
+
+
+def _calls_at(problem: ReductionProblem, name: str, path: str) -> list[str]:
+    found = _branch(problem, name, path)
+    return [inner.name for inner in found[1].graph.nodes if is_call(inner)] if found else []
+
+
+def _without_grad_modes(problem: ReductionProblem, name: str, path: str) -> Candidate | None:
+    found = _branch(problem, name, path)
+    smaller = nested.without_grad_modes(found[1]) if found else None
+    return _edited(problem, nested.with_branch(problem.best.graph_module, path, smaller)) if smaller else None
+
+
+def _without_inner(problem: ReductionProblem, name: str, path: str, inner: str) -> Iterator[Candidate | None]:
+    found = _branch(problem, name, path)
+    values = _operand_values(problem, *found) if found else None
+    if found is None or values is None:
+        return
+    branch, recording = found[1], Recording(found[1], values)
+    node = next((node for node in branch.graph.nodes if node.name == inner), None)
+    if node is None:
+        return
+    for stand_in in _stand_ins(recording, node):
+        smaller = nested.without_node(branch, node, stand_in)
+        yield _edited(problem, nested.with_branch(problem.best.graph_module, path, smaller))
+
+
+def _stand_ins(recording: Recording, node: fx.Node) -> list[fx.Node]:
+    """Values of the shape of ``node`` that are there before it: what it takes, and the inputs."""
+    sources = dict.fromkeys([*node.all_input_nodes, *recording.placeholders])
+    return [source for source in sources if alike(recording.facts, source, node)]
+
+
+def _operand_values(problem: ReductionProblem, node: fx.Node, branch: fx.GraphModule) -> list[Any] | None:
+    if nested.gets_other_values(node, branch):
+        return nested.values_like_examples(branch)
+    given, recording = nested.operands(node, branch), problem.recording
+    if given is None:
+        return None
+    wanted = [value for value in given if isinstance(value, fx.Node)]
+    try:
+        values = iter(recording.values([(recording.index[node], value) for value in wanted]))
+    except EagerFailure:
+        return None
+    return [next(values) if isinstance(value, fx.Node) else value for value in given]
+
+
+def drop_operands(problem: ReductionProblem) -> None:
+    """Try without each operand that no nested graph uses. Cost: one call for each."""
+    for name in [node.name for node in nested.holders(problem.best.graph_module)]:
+        first = next(_branches_of(problem, name), None)
+        operands = nested.operands(first[0], dict(nested.branches(first[0]))[first[1]]) if first else None
+        for place in reversed(range(len(operands or ()))):
+            if now := next(_branches_of(problem, name), None):
+                fewer = nested.without_operand(problem.best.graph_module, now[0], place)
+                problem.consider(_edited(problem, fewer))

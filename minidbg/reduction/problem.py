@@ -12,21 +12,21 @@ import torch
 from torch import fx
 
 from minidbg.errors import NotReproduced
-from minidbg.graphs.copying import storage_bytes, storage_key
 from minidbg.graphs.edit import extract
 from minidbg.graphs.pieces import CannotExtract
 from minidbg.graphs.record import Around, Recording, runs_in_eager
 from minidbg.oracle.suspects import Suspects
-from minidbg.reduction.answers import (
-    Answer,
+from minidbg.reduction.candidate import (
     Ask,
     AskTogether,
     Attempt,
     BudgetSpent,
+    Candidate,
     NoProgress,
+    OracleAnswer,
+    OwnGraph,
     expected_calls,
 )
-from minidbg.reduction.candidate import Candidate, OwnGraph
 from minidbg.reduction.result import UNLIMITED, Limits
 
 LEAST_SPARE_BYTES = 16 << 20
@@ -35,25 +35,15 @@ TELLING = ("nodes", "sizes", "arguments", "dtypes", "tensors", "bypass", "inputs
 """Phases whose candidates are one step smaller than ``best``: what a passing one of them lacks says most about a failure first."""
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
 def _text(value: Any) -> str:
-    return (
-        str(sorted(map(str, value.items() if isinstance(value, Mapping) else value)))
-        if value is not True
-        else "True"
-    )
+    if value is True:
+        return "True"
+    return str(sorted(map(str, value.items() if isinstance(value, Mapping) else value)))
 
 
 Pass: TypeAlias = Callable[["ReductionProblem"], None]
 OnProgress: TypeAlias = Callable[[str, int, int], None]
 """Hears the phase, the nodes of the smallest candidate that fails, and about how many calls are still to come."""
-
-
-def unheard(phase: str, nodes: int, rest_calls: int) -> None:
-    """The listener of those who gave none."""
 
 
 @dataclass(slots=True)
@@ -77,7 +67,7 @@ class ReductionProblem:
     best: Candidate
     ask: Ask
     limits: Limits = UNLIMITED
-    on_progress: OnProgress = unheard
+    on_progress: OnProgress = lambda phase, nodes, rest_calls: None
     whole_is_known: bool = True
     """Whether the whole was just seen to fail, so that it need not be asked."""
     around: Around = nullcontext
@@ -87,7 +77,7 @@ class ReductionProblem:
     plainness: Callable[[Candidate], tuple[float, ...]] | None = None
     """Decides between candidates of equal size, while a reduction simplifies."""
     hints: Sequence[str] = ()
-    """Words of the error, which may be names of nodes or ops."""
+    """Words of the error, which may be names of nodes or ops: the culprits'."""
     frames: Callable[[], Suspects] = tuple
     """The nodes that the frames of the failure of ``best`` held, as far as that is known; innermost frame first."""
     followed: Suspects = ()
@@ -110,22 +100,18 @@ class ReductionProblem:
     """Whether a pass ends when it has found nothing for a third of the budget."""
     keep_passed_through: bool = False
     """Whether inputs that the graph returns must stay outputs for the failure to show."""
-    _known: dict[Hashable, Answer] = field(default_factory=dict)
+    _known: dict[Hashable, OracleAnswer] = field(default_factory=dict)
     _passing: list[int] = field(default_factory=list)
     _bits: dict[str, int] = field(default_factory=dict)
     _recording: tuple[Candidate, Recording] | None = None
     _started: float = field(default_factory=time.monotonic)
     _progress: tuple[int, float] = (0, 0.0)
     """Calls and seconds when something smaller was last found, or a pass was last given up."""
-    _whole_inputs: tuple[Any, ...] = ()
-    _whole_ids: frozenset[int] = frozenset()
-    _own_storages: list[dict[int, int]] = field(default_factory=list)
+    _whole: Candidate = field(init=False)
 
     def __post_init__(self) -> None:
-        self._whole_inputs = self.best.inputs
-        self._whole_ids = frozenset(map(id, self._whole_inputs))
-        held = {storage_key(value): storage_bytes(value) for value in self.best.inputs if _is_tensor(value)}
-        self.spare_bytes = max(LEAST_SPARE_BYTES, sum(held.values()) // 4)
+        self._whole = self.best
+        self.spare_bytes = max(LEAST_SPARE_BYTES, sum(self.best.storages.values()) // 4)
 
     @property
     def recording(self) -> Recording:
@@ -167,10 +153,6 @@ class ReductionProblem:
         graph = OwnGraph(piece.graph_module, piece.rebuild)
         return Candidate(graph, piece.inputs, tokens, piece.faithful, base.epoch, variant)
 
-    def is_shape_symbol(self, placeholder: fx.Node) -> bool:
-        """Whether this input is a symbolic int, which shapes of other inputs may be made of."""
-        return isinstance(placeholder.meta.get("example_value"), torch.SymInt)
-
     def consider(self, candidate: Candidate | None) -> bool:
         """Whether ``candidate`` fails in the same way; it becomes ``best`` if it is smaller than it.
 
@@ -178,20 +160,20 @@ class ReductionProblem:
         """
         if candidate is None or not self._is_something(candidate):
             return False
-        return self.answer(candidate) is Answer.INTERESTING
+        return self.answer(candidate) is OracleAnswer.INTERESTING
 
     def _is_something(self, candidate: Candidate) -> bool:
         calls, _, outputs = candidate.size
         return calls > 0 or (self.allow_no_calls and outputs > 0)
 
-    def answer(self, candidate: Candidate) -> Answer:
+    def answer(self, candidate: Candidate) -> OracleAnswer:
         """The oracle's answer for ``candidate``, from memory where it is there."""
         key = candidate.key
         size = candidate.size
         if key not in self._known:
             self._known[key] = self._judge(candidate, key)
         answer = self._known[key]
-        if answer is Answer.INTERESTING and self._is_smaller(candidate, size):
+        if answer is OracleAnswer.INTERESTING and self._is_smaller(candidate, size):
             self._accept(candidate, key)
         return answer
 
@@ -231,26 +213,25 @@ class ReductionProblem:
             return size < self.best.size
         return self.plainness(candidate) < self.plainness(self.best)
 
-    def _judge(self, candidate: Candidate, key: str) -> Answer:
+    def _judge(self, candidate: Candidate, key: str) -> OracleAnswer:
         if not self.is_valid(candidate):
-            return Answer.INVALID
+            return OracleAnswer.INVALID
         self._check_budget()
         began = time.monotonic()
-        with torch.set_grad_enabled(
-            torch.is_grad_enabled()
-        ):  # a graph that fails half-way leaves its mode behind
+        # one that fails half-way leaves its mode behind
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
             answer = self.ask(candidate.graph.give_away(), candidate.inputs)
         self._note(candidate, key, answer, time.monotonic() - began)
         return answer
 
-    def _note(self, candidate: Candidate, key: str, answer: Answer, seconds: float) -> None:
+    def _note(self, candidate: Candidate, key: str, answer: OracleAnswer, seconds: float) -> None:
         """Count and log one call, and tell of it."""
         self.oracle_calls += 1
         nodes, inputs, *_ = size = candidate.size
         self.history.append(Attempt(self.phase, nodes, inputs, answer, seconds, key[:16]))
-        if answer is Answer.NOT and self._tells_more(self.phase):
+        if answer is OracleAnswer.NOT and self._tells_more(self.phase):
             self.neighbour, self.neighbour_phase = candidate, self.phase
-        improved = answer is Answer.INTERESTING and self._is_smaller(candidate, size)
+        improved = answer is OracleAnswer.INTERESTING and self._is_smaller(candidate, size)
         smallest = size if improved else self.best.size
         self.on_progress(self.phase, smallest[0], expected_calls(smallest))
 
@@ -261,7 +242,6 @@ class ReductionProblem:
         return not self.neighbour_phase or TELLING.index(phase) <= TELLING.index(self.neighbour_phase)
 
     def begin_phase(self, name: str) -> None:
-        """What is asked from now on belongs to the phase called ``name``."""
         self.phase = name
         self.on_phase(name)
 
@@ -276,9 +256,8 @@ class ReductionProblem:
         if self.elapsed() >= seconds:
             raise BudgetSpent
         calls, at = self._progress
-        if self.is_impatient and (
-            (limit is not None and self.oracle_calls - calls > limit / 3) or self.elapsed() - at > seconds / 3
-        ):
+        is_late = limit is not None and self.oracle_calls - calls > limit / 3
+        if self.is_impatient and (is_late or self.elapsed() - at > seconds / 3):
             self._progress = self.oracle_calls, self.elapsed()
             raise NoProgress
 
@@ -287,7 +266,6 @@ class ReductionProblem:
         self.best = replace(candidate, epoch=epoch)
         self.best.graph.module()  # made now: until then it would keep an older recording alive
         self.steps.append(self.best)
-        self._own_storages.append(self._own_storages_of(self.best))
         self._forget_large_steps()
         self.neighbour, self.neighbour_phase = None, ""
         self._progress = self.oracle_calls, self.elapsed()
@@ -295,25 +273,14 @@ class ReductionProblem:
     def _forget_large_steps(self) -> None:
         """Drop the largest earlier steps while they hold many bytes that nothing else holds."""
         while len(self.steps) > 1 and self._bytes_of_steps() > self.spare_bytes:
-            del self.steps[0], self._own_storages[0]
+            del self.steps[0]
 
     def _bytes_of_steps(self) -> int:
-        shared = {storage_key(value) for value in self.best.inputs if _is_tensor(value)}
-        extra = {
-            key: size for own in self._own_storages[:-1] for key, size in own.items() if key not in shared
-        }
-        return sum(extra.values())
-
-    def _own_storages_of(self, candidate: Candidate) -> dict[int, int]:
-        """Storages of recorded values among its inputs, with their bytes; those of the whole's inputs are no cost."""
-        return {
-            storage_key(value): storage_bytes(value)
-            for value in candidate.inputs
-            if _is_tensor(value) and id(value) not in self._whole_ids
-        }
+        held = {key: size for step in self.steps[:-1] for key, size in step.storages.items()}
+        needed = self.best.storages.keys() | self._whole.storages.keys()
+        return sum(size for key, size in held.items() if key not in needed)
 
     def elapsed(self) -> float:
-        """Seconds since the reduction began."""
         return time.monotonic() - self._started
 
     def confirm_whole(self, *, doubtful: bool = False) -> None:
@@ -323,7 +290,7 @@ class ReductionProblem:
         """
         if self.steps or (self.whole_is_known and not doubtful):
             return
-        if self.answer(self.best) is not Answer.INTERESTING:
+        if self.answer(self.best) is not OracleAnswer.INTERESTING:
             raise NotReproduced(
                 "nothing to reduce: the interestingness test says that the whole graph does not fail. "
                 "Call it with the graph and inputs given to see why"
@@ -349,5 +316,4 @@ class ReductionProblem:
         self.keep_passed_through = False
 
     def remember_passing(self, mask: int) -> None:
-        """Note that these nodes passed."""
         self._passing.append(mask)

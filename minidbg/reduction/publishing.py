@@ -24,6 +24,7 @@ from minidbg.graphs.ranks import what_was_needed
 from minidbg.graphs.size import call_nodes, call_targets, canonical_text
 from minidbg.reduction.result import Written
 from minidbg.reduction.session import Session
+from minidbg.reduction.simplify import flagged_as
 from minidbg.repro import Exactness
 
 log = logging.getLogger("minidbg")
@@ -164,7 +165,7 @@ def with_story(
         certified=certified,
         oracle_calls=session.oracle_calls,
         seconds=session.elapsed(),
-        neighbour=difference(form.case, found.neighbour) if found.neighbour and certified else "",
+        neighbour=next(differences(form.case, found.neighbour)) if found.neighbour and certified else "",
         notes=tuple(filter(None, (*original.provenance.notes, *found.notes, *told))),
     )
     return replace(form.case, provenance=story)
@@ -173,7 +174,7 @@ def with_story(
 def on_the_cpu(case: Case, session: Session) -> str:
     """How a case of another device ends on the CPU: whose bug it is; empty where that cannot be asked."""
     kinds = {device.type for device in devices_of(case.inputs)}
-    if len(kinds) != 1 or not all(map(_can_move, case.inputs)):
+    if len(kinds) != 1 or any(map(is_constructed, case.inputs)):
         return ""
     inputs = tuple(_moved_to_cpu(value) for value in case.inputs)
     verdict = session.run(replace(case, inputs=inputs)).verdict
@@ -182,20 +183,11 @@ def on_the_cpu(case: Case, session: Session) -> str:
     return f"fails on {kinds.pop()}, {told[verdict]}" if verdict in told else ""
 
 
-def _can_move(value: Any) -> bool:
-    return not isinstance(value, torch.Tensor) or not is_constructed(value)
-
-
 def _moved_to_cpu(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or value.device.type in ("cpu", "meta"):
         return value
     moved = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).copy_(value.detach())
-    is_parameter = isinstance(value, torch.nn.Parameter)
-    return (
-        torch.nn.Parameter(moved, value.requires_grad)
-        if is_parameter
-        else moved.requires_grad_(value.requires_grad)
-    )
+    return flagged_as(value, moved)
 
 
 def with_failure(case: Case, outcome: Outcome) -> Case:
@@ -303,7 +295,6 @@ def keep_neighbour(neighbour: Case | None, path: Path, folder: Path) -> None:
 
 
 def written(path: Path | None, case: Case, original: Case, last: Outcome, session: Session) -> Written:
-    """The session's result in plain values."""
     notes = case.provenance.notes if path else (*case.provenance.notes, last.reason)
     if last.verdict is Verdict.FLAKY and last.runs:
         notes = (*notes, f"flaky: its script fails in {last.reproduced} of {last.runs} fresh interpreters")
@@ -323,13 +314,8 @@ def written(path: Path | None, case: Case, original: Case, last: Outcome, sessio
 # --- the passing neighbour ---
 
 
-def difference(smallest: Case, neighbour: Case) -> str:
-    """What ``neighbour``, which passes, is without: ``passes without torch.relu``; the difference that explains most."""
-    return next(_differences(smallest, neighbour), "")
-
-
-def _differences(smallest: Case, neighbour: Case) -> Iterator[str]:
-    """What ``neighbour`` has not, or has otherwise."""
+def differences(smallest: Case, neighbour: Case) -> Iterator[str]:
+    """What ``neighbour``, which passes, is without: ``passes without torch.relu``; the difference that explains most first."""
     gone = Counter(call_targets(smallest.graph_module)) - Counter(call_targets(neighbour.graph_module))
     names = [name for name in gone if name not in "{}"]
     if names:

@@ -24,14 +24,12 @@ from minidbg import isolation, processes, repro
 from minidbg.case import CallPath, Case, Level
 from minidbg.errors import Interrupted, MinidbgError, NotReproduced
 from minidbg.failure import Kind, Outcome, Verdict
-from minidbg.graphs.record import Around
 from minidbg.graphs.size import call_nodes
 from minidbg.oracle import harness
 from minidbg.oracle.agreement import margin_for
 from minidbg.oracle.embed import settings_of
-from minidbg.reduction import core, progress, surroundings
-from minidbg.reduction.answers import Answer
-from minidbg.reduction.progress import Listener, Progress, silent
+from minidbg.reduction import core, surroundings
+from minidbg.reduction.candidate import OracleAnswer
 from minidbg.reduction.publishing import (
     SHOWN,
     VERIFY_SECONDS,
@@ -41,7 +39,7 @@ from minidbg.reduction.publishing import (
     with_failure,
 )
 from minidbg.reduction.replay import last_result, open_log
-from minidbg.reduction.result import Limits, Written
+from minidbg.reduction.result import Limits, Listener, Progress, Written, on_stream, silent
 from minidbg.reduction.session import (
     ANSWERS,
     BEST_FILE,
@@ -142,7 +140,6 @@ ALTERNATES = "chance decides which of several errors is raised; each of them cou
 
 
 def reduced_and_published(case: Case, folder: Path, session: Session, *, just_seen: bool) -> Written:
-    """The whole way, with one session."""
     try:
         found = reduce_case(case, session, just_seen=just_seen)
         written = None
@@ -173,7 +170,6 @@ def reduced_and_published(case: Case, folder: Path, session: Session, *, just_se
 
 
 def interrupted_sentence(session: Session) -> str:
-    """What is there although nothing was verified."""
     session.keep_best()
     best = session.folder / BEST_FILE if session.folder is not None else None
     if best is None or not best.is_file():
@@ -182,7 +178,6 @@ def interrupted_sentence(session: Session) -> str:
 
 
 def keep_others(folder: Path, session: Session) -> None:
-    """Write the other failures that were met as captures, for a reduction of their own."""
     for other in list(session.others.values())[:OTHERS_KEPT]:
         with contextlib.suppress(OSError, MinidbgError):
             repro.keep_capture(other, folder, exactness=repro.Exactness.SMALL)
@@ -219,8 +214,20 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
             again = reduce_graph_of(smallest, session)
             smallest = case.with_graph(again.graph_module, tuple(again.inputs))
             reduced = replace(again, steps=(*reduced.steps, *again.steps))
-    session.best = smallest
-    return simplified(case, smallest, steps, reduced, known, session)
+    session.best = simpler = smallest
+    try:
+        session.phase = "settings"
+        simpler = surroundings.simplify(smallest, session.fails_the_same, session.remaining)
+    except KeyboardInterrupt:
+        session.interrupted = True
+    notes = ("interrupted by Ctrl-C",) if session.interrupted else ()
+    if known.is_flaky:
+        simpler = replace(simpler, attempts=session.repeats)
+        said = f"flaky: it {known}, so each question was asked up to {session.repeats} times"
+        notes = (said, *notes)
+    neighbour = case.with_graph(*reduced.neighbour) if reduced.neighbour else None
+    certified = reduced.certified and not session.interrupted
+    return Reduced(simpler, (*steps, smallest), certified, notes, neighbour)
 
 
 def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
@@ -233,7 +240,7 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
     for call in (case.call, *others):
         candidate = replace(case, call=call)
         outcome = session.ask(candidate)
-        if ANSWERS[outcome.verdict] is Answer.INTERESTING:
+        if ANSWERS[outcome.verdict] is OracleAnswer.INTERESTING:
             if outcome.signature is not None and case.signature is None:
                 candidate = with_failure(candidate, outcome)
             return replace(candidate, margin=margin_for(outcome.figures)), Reliability(1, 1)
@@ -254,19 +261,16 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
 
 
 def reduce_graph_of(case: Case, session: Session) -> core.Minimized:
-    """Reduce the graph and its inputs with the session's oracle."""
     start = call_nodes(case.graph_module)
     case_suspects = tuple(tuple(group.split()) for group in case.provenance.suspects)
+    context = settings_of(case)["context"]
 
-    def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Answer:
+    def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> OracleAnswer:
         return ANSWERS[session.ask(case.with_graph(graph_module, tuple(inputs))).verdict]
 
-    def ask_together(questions: Sequence[tuple[fx.GraphModule, tuple[Any, ...]]]) -> list[Answer]:
+    def ask_together(questions: Sequence[tuple[fx.GraphModule, tuple[Any, ...]]]) -> list[OracleAnswer]:
         cases = [case.with_graph(graph_module, inputs) for graph_module, inputs in questions]
         return [ANSWERS[outcome.verdict] for outcome in session.ask_together(cases)]
-
-    def on_progress(phase: str, nodes: int, rest_calls: int) -> None:
-        session.tell(phase, nodes, start, rest_calls)
 
     reduced = core.reduce_graph(
         case.graph_module,
@@ -275,47 +279,14 @@ def reduce_graph_of(case: Case, session: Session) -> core.Minimized:
         hints=surroundings.hints(case),
         frames=lambda: session.suspects or case_suspects,
         limits=session.limits_left(),
-        on_progress=on_progress,
+        on_progress=lambda phase, nodes, rest_calls: session.tell(phase, nodes, start, rest_calls),
         on_phase=session.begin,
         ask_together=ask_together,
         simplify=True,
-        around=around(case),
+        around=lambda: harness.entered_modes(context),
     )
     session.interrupted |= reduced.interrupted
     return reduced
-
-
-def around(case: Case) -> Around:
-    """The modes that were around the failing call, in which values inside the graph are computed."""
-    context = settings_of(case)["context"]
-    return lambda: harness.entered_modes(context)
-
-
-def simplified(
-    case: Case,
-    smallest: Case,
-    steps: list[Case],
-    reduced: core.Minimized,
-    known: Reliability,
-    session: Session,
-) -> Reduced:
-    """``smallest`` without the modes and settings that its failure does not need, and how it was found."""
-    simpler = smallest
-    try:
-        session.phase = "settings"
-        simpler = surroundings.simplify(smallest, session.fails_the_same, session.remaining)
-    except KeyboardInterrupt:
-        session.interrupted = True
-    notes = []
-    if known.is_flaky:
-        simpler = replace(simpler, attempts=session.repeats)
-        notes.append(f"flaky: it {known}, so each question was asked up to {session.repeats} times")
-    if session.interrupted:
-        notes.append("interrupted by Ctrl-C")
-    neighbour = case.with_graph(reduced.neighbour[0], reduced.neighbour[1]) if reduced.neighbour else None
-    return Reduced(
-        simpler, (*steps, smallest), reduced.certified and not session.interrupted, tuple(notes), neighbour
-    )
 
 
 def get_ready_for(case: Case) -> None:
@@ -334,7 +305,7 @@ def reduce_on_stream(case: Case, folder: Path, limits: Limits, stream: TextIO) -
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     logging.getLogger("minidbg").addHandler(logging.StreamHandler(stream))
-    with progress.on_stream(stream) as listener:
+    with on_stream(stream) as listener:
         if case.backend.name == "inductor" and case.kind is not Kind.COMPILE:
             # its code may have come out of a cache; then each child would have to set up its passes
             get_ready_for(case)

@@ -24,6 +24,7 @@ from minidbg.failure import Outcome
 from minidbg.graphs.copying import storage_key
 from minidbg.graphs.size import canonical_text
 from minidbg.reduction.result import Written
+from minidbg.repro.folder import replace_file
 
 SCHEMA = 1
 FILE = "replay.jsonl"
@@ -82,14 +83,10 @@ class ReplayLog:
         """Put the head and the entries that count on disk, in the place of what is there."""
         if self.path is None:
             return
-        lines = [json.dumps(one) for one in (self.head, *self.entries)]
-        draft = self.path.with_name(self.path.name + f".{os.getpid()}.tmp")
+        lines = [json.dumps(one) + "\n" for one in (self.head, *self.entries)]
         try:
-            draft.write_text("\n".join(lines) + "\n", encoding="utf-8")
-            os.replace(draft, self.path)
+            replace_file(self.path, "".join(lines).encode())
         except OSError:
-            with contextlib.suppress(OSError):
-                draft.unlink()
             self.path = None
 
     def start_over(self) -> None:
@@ -143,11 +140,10 @@ def read_log(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
             complaint = (
                 f"line {number} of {path} cannot be read ({error}); the file was set aside as {aside.name}"
             )
-            return (*head_and_entries(found), complaint)
-    return (
-        *head_and_entries(found),
-        "",
-    )  # what follows the last line break was being written: nothing is lost
+            break
+    else:
+        complaint = ""  # what follows the last line break was being written: nothing is lost
+    return (found[0] if found else {}), found[1:], complaint
 
 
 def last_result(folder: Path) -> Written | None:
@@ -157,11 +153,6 @@ def last_result(folder: Path) -> Written | None:
         with contextlib.suppress(KeyError, TypeError, ValueError):
             return Written.from_json(entry["written"])
     return None
-
-
-def head_and_entries(found: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The first object of a log, and the others."""
-    return (found[0], found[1:]) if found else ({}, [])
 
 
 def checked(value: Any, *, head: bool) -> dict[str, Any]:

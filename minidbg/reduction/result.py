@@ -1,12 +1,18 @@
-"""What a reduction may spend, and what became of it."""
+"""What a reduction may spend, how far it is, and what became of it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, TypeAlias
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
 
 from minidbg.failure import Verdict
 from minidbg.printable import display_path
@@ -50,7 +56,6 @@ class Written:
 
     @property
     def line(self) -> str:
-        """The result in one line, for stderr and for the exception's note."""
         counts = f"{self.nodes_before} -> {self.nodes_after} nodes, "
         if self.known_before and self.path is not None:
             return f"{counts}found before, and its repro still fails; run: python {display_path(self.path)}"
@@ -60,25 +65,14 @@ class Written:
                 f"{counts}; no verified repro ({self.verdict}): {'; '.join(self.notes) or 'no reason known'}"
             )
         extra = "" if self.certified else " (not certified as minimal)"
-        others = {0: "", 1: " (also found another failure)"}.get(
-            self.also_found, f" (also found {self.also_found} others)"
-        )
+        many = f" (also found {self.also_found} others)"
+        others = {0: "", 1: " (also found another failure)"}.get(self.also_found, many)
         return f"{counts}{extra}{others}; run: python {display_path(self.path)}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; ``from_json`` reads them back."""
-        return {
-            "path": str(self.path) if self.path else None,
-            "nodes_before": self.nodes_before,
-            "nodes_after": self.nodes_after,
-            "oracle_calls": self.oracle_calls,
-            "seconds": round(self.seconds, 3),
-            "certified": self.certified,
-            "verdict": str(self.verdict),
-            "notes": list(self.notes),
-            "also_found": self.also_found,
-            "known_before": self.known_before,
-        }
+        path, verdict = str(self.path) if self.path else None, str(self.verdict)
+        return {**asdict(self), "path": path, "verdict": verdict, "seconds": round(self.seconds, 3)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Written:
@@ -88,3 +82,100 @@ class Written:
         fields["verdict"] = Verdict(fields["verdict"])
         fields["notes"] = tuple(fields["notes"])
         return cls(**fields)
+
+
+QUIET_S = 5.0
+"""Least seconds between two lines where no terminal shows a bar."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a reduction stands after an oracle call."""
+
+    phase: str
+    """``bisect``, ``certify``, ``verify``: a word for people."""
+    nodes: int
+    """Call nodes of the smallest graph that still fails."""
+    start_nodes: int
+    oracle_calls: int
+    seconds: float
+    rest_seconds: float | None = None
+    """About how long it still takes, where that can be said."""
+
+
+Listener: TypeAlias = Callable[[Progress], None]
+
+
+def silent(event: Progress) -> None:
+    """The listener of those who asked for none."""
+
+
+@contextmanager
+def on_stream(stream: TextIO) -> Iterator[Listener]:
+    """A listener that writes to ``stream``, in the form that suits it; the bar is gone when the block ends."""
+    if stream.isatty() and os.environ.get("TERM") != "dumb":
+        with bar(stream) as listener:
+            yield listener
+    else:
+        yield lines(stream)
+
+
+@contextmanager
+def bar(stream: TextIO) -> Iterator[Listener]:
+    """A transient rich progress bar. It draws only when told: a drawing thread would not survive the forks."""
+    columns = (
+        TextColumn("minidbg: {task.fields[phase]}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("nodes removed, {task.fields[nodes]} left, {task.fields[calls]} oracle calls"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[rest]}"),
+    )
+    with RichProgress(*columns, console=Console(file=stream), auto_refresh=False, transient=True) as display:
+        task = display.add_task("", total=None, phase="reducing", nodes="?", calls=0, rest="")
+
+        def listener(event: Progress) -> None:
+            display.update(
+                task,
+                total=event.start_nodes,
+                completed=event.start_nodes - event.nodes,
+                phase=event.phase,
+                nodes=event.nodes,
+                calls=event.oracle_calls,
+                rest=rest_of(event).removeprefix(", "),
+            )
+            display.refresh()
+
+        yield listener
+
+
+def lines(stream: TextIO) -> Listener:
+    """A listener that writes a line at most every ``QUIET_S`` seconds of the reduction's own clock."""
+    last = 0.0
+
+    def listener(event: Progress) -> None:
+        nonlocal last
+        if event.seconds - last < QUIET_S:
+            return
+        last = event.seconds
+        stream.write(
+            f"minidbg: {event.phase}: {event.start_nodes} -> {event.nodes} nodes, "
+            f"{event.oracle_calls} oracle calls, {event.seconds:.0f} s{rest_of(event)}\n"
+        )
+        stream.flush()
+
+    return listener
+
+
+def rest_of(event: Progress) -> str:
+    """``, about 12 s more``, or nothing where that cannot be said."""
+    return "" if event.rest_seconds is None else f", about {math.ceil(event.rest_seconds)} s more"
+
+
+def as_events(log: Callable[..., object]) -> Listener:
+    """A listener for machines: each event becomes a call ``log("reduction", phase=..., nodes=..., ...)`` (structlog's form)."""
+
+    def listener(event: Progress) -> None:
+        log("reduction", **asdict(event))
+
+    return listener

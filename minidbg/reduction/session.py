@@ -18,10 +18,9 @@ from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs.size import call_nodes
 from minidbg.oracle.suspects import Suspects
-from minidbg.reduction.answers import Answer
-from minidbg.reduction.progress import Listener, Progress, silent
+from minidbg.reduction.candidate import OracleAnswer
 from minidbg.reduction.replay import ReplayLog, digest_of
-from minidbg.reduction.result import Limits
+from minidbg.reduction.result import Limits, Listener, Progress, silent
 
 Ask: TypeAlias = Callable[[Case], Outcome]
 """One oracle call."""
@@ -32,15 +31,15 @@ BEST_EVERY_S = 10.0
 LARGE = 100
 """Nodes above which one run may take longer than the time limit of a call."""
 
-ANSWERS: Mapping[Verdict, Answer] = {
-    Verdict.REPRODUCES: Answer.INTERESTING,
-    Verdict.FLAKY: Answer.INTERESTING,
-    Verdict.CHANGED: Answer.OTHER,
-    Verdict.CRASHED: Answer.OTHER,
-    Verdict.TIMEOUT: Answer.OTHER,
-    Verdict.GONE: Answer.NOT,
-    Verdict.SKIPPED: Answer.INVALID,
-    Verdict.INVALID: Answer.INVALID,
+ANSWERS: Mapping[Verdict, OracleAnswer] = {
+    Verdict.REPRODUCES: OracleAnswer.INTERESTING,
+    Verdict.FLAKY: OracleAnswer.INTERESTING,
+    Verdict.CHANGED: OracleAnswer.OTHER,
+    Verdict.CRASHED: OracleAnswer.OTHER,
+    Verdict.TIMEOUT: OracleAnswer.OTHER,
+    Verdict.GONE: OracleAnswer.NOT,
+    Verdict.SKIPPED: OracleAnswer.INVALID,
+    Verdict.INVALID: OracleAnswer.INVALID,
 }
 
 
@@ -82,7 +81,6 @@ class Session:
     """Interpreters that import torch while the search runs, for the first verifications."""
 
     def elapsed(self) -> float:
-        """Seconds since the session began."""
         return time.monotonic() - self.started
 
     def remaining(self) -> float:
@@ -107,7 +105,7 @@ class Session:
         """
         for _ in range(self.repeats):
             (outcome,) = self.ask_together([case])
-            if ANSWERS[outcome.verdict] is not Answer.NOT:
+            if ANSWERS[outcome.verdict] is not OracleAnswer.NOT:
                 break
         return outcome
 
@@ -141,7 +139,6 @@ class Session:
         return outcomes
 
     def is_too_slow(self, case: Case) -> bool:
-        """Whether a smaller case did not come back in time."""
         least = self.too_slow_nodes
         return least is not None and call_nodes(case.graph_module) >= least and case.kind is not Kind.HANG
 
@@ -149,7 +146,7 @@ class Session:
         """Ask once more, before the first new question, what the log says fails. Raises AnswersAreStale."""
         if self.best is None or self.repeats > 1:
             return
-        if ANSWERS[self.run(self.best).verdict] is not Answer.INTERESTING:
+        if ANSWERS[self.run(self.best).verdict] is not OracleAnswer.INTERESTING:
             raise AnswersAreStale
 
     def run(self, case: Case) -> Outcome:
@@ -174,7 +171,6 @@ class Session:
         return max(self.limits.call_seconds, self.remaining() / 2) if large else self.limits.call_seconds
 
     def entry(self, case: Case, outcome: Outcome) -> dict[str, object]:
-        """One line of the replay log."""
         return {
             "phase": self.phase,
             "nodes": call_nodes(case.graph_module),
@@ -191,17 +187,16 @@ class Session:
         if outcome.verdict is Verdict.TIMEOUT:
             self.too_slow_nodes = call_nodes(case.graph_module)
         answer = ANSWERS[outcome.verdict]
-        if answer is Answer.INTERESTING and self.is_smaller(case):
+        if answer is OracleAnswer.INTERESTING and self.is_smaller(case):
             self.best, self.suspects = case, outcome.suspects or self.suspects
             if not self.log.is_replaying and self.elapsed() - self.best_written_s >= BEST_EVERY_S:
                 self.keep_best()
-        if answer is Answer.OTHER and outcome.signature is not None:
+        if answer is OracleAnswer.OTHER and outcome.signature is not None:
             other = replace(case, signature=outcome.signature)
             story = replace(case.provenance, message=outcome.message)
             self.others.setdefault(str(outcome.signature.to_table()), replace(other, provenance=story))
 
     def is_smaller(self, case: Case) -> bool:
-        """Whether ``case`` is smaller than the best so far."""
         return self.best is None or (call_nodes(case.graph_module), len(case.inputs)) < (
             call_nodes(self.best.graph_module),
             len(self.best.inputs),
@@ -223,7 +218,7 @@ class Session:
 
     def fails_the_same(self, case: Case) -> bool:
         """Whether an oracle call shows the case's own failure."""
-        return ANSWERS[self.ask(case).verdict] is Answer.INTERESTING
+        return ANSWERS[self.ask(case).verdict] is OracleAnswer.INTERESTING
 
     def begin(self, phase: str) -> None:
         """Enter a phase: what is asked from now on is logged under its name."""
@@ -257,7 +252,6 @@ class Reliability:
 
     @property
     def is_flaky(self) -> bool:
-        """Whether some runs failed and some did not."""
         return 0 < self.failed < self.runs
 
     @property
@@ -286,10 +280,10 @@ def measured(case: Case, session: Session, *, failed: int, runs: int, more: int)
     for begun in range(0, more, together):
         outcomes = session.ask_together([case] * min(together, more - begun))
         answers = [ANSWERS[outcome.verdict] for outcome in outcomes]
-        if Answer.INVALID in answers:
+        if OracleAnswer.INVALID in answers:
             break
         runs += len(answers)
-        failed += answers.count(Answer.INTERESTING)
+        failed += answers.count(OracleAnswer.INTERESTING)
     return Reliability(failed, runs)
 
 

@@ -13,8 +13,7 @@ from torch import Tensor, fx
 from minidbg.graphs import nested
 from minidbg.graphs.constructed import is_constructed, plain_stand_in
 from minidbg.graphs.effects import attribute_of
-from minidbg.reduction.answers import Answer, BudgetSpent
-from minidbg.reduction.candidate import Candidate, OwnGraph
+from minidbg.reduction.candidate import BudgetSpent, Candidate, OracleAnswer, OwnGraph
 from minidbg.reduction.edits import merge_inputs
 from minidbg.reduction.problem import ReductionProblem
 from minidbg.reduction.result import UNLIMITED
@@ -52,15 +51,10 @@ def with_inputs(
     """``best`` with other values for the inputs at these places; ``how`` tells what was done from other ways to do it."""
     best = problem.best
     inputs = tuple(changes.get(place, value) for place, value in enumerate(best.inputs))
-    tokens = tuple(
-        (*_how_known(how), token) if place in changes else token for place, token in enumerate(best.tokens)
-    )
+    prefix = how if isinstance(how, tuple) else (how,)
+    tokens = tuple((*prefix, token) if place in changes else token for place, token in enumerate(best.tokens))
     graph = OwnGraph(graph_module or best.graph_module)
     return Candidate(graph, inputs, tokens, epoch=best.epoch, variant="simplified")
-
-
-def _how_known(how: Hashable) -> tuple[Hashable, ...]:
-    return how if isinstance(how, tuple) else (how,)
 
 
 def _tensors(problem: ReductionProblem) -> list[tuple[int, Tensor]]:
@@ -79,7 +73,7 @@ def _laid_as(value: Tensor, made: Tensor) -> Tensor:
     return torch.empty_strided(value.shape, value.stride(), dtype=made.dtype, device=made.device).copy_(made)
 
 
-def _flagged_as(value: Tensor, made: Tensor) -> Tensor:
+def flagged_as(value: Tensor, made: Tensor) -> Tensor:
     """``made`` as a Parameter, or requiring gradients, where ``value`` does."""
     if isinstance(value, torch.nn.Parameter):
         return torch.nn.Parameter(made, requires_grad=value.requires_grad)
@@ -93,13 +87,17 @@ def plain_kinds(problem: ReductionProblem) -> None:
     """Try plain tensors for those of a subclass, local shards for DTensors; all at once, then one by one."""
     inputs = problem.best.inputs
     changes = {
-        place: _flagged_as(value, plain)
+        place: flagged_as(value, plain)
         for place, value in enumerate(inputs)
         if is_constructed(value) and (plain := plain_stand_in(value)) is not None
     }
-    if changes and not problem.consider(with_inputs(problem, changes, "plain")):
+    _try_all_then_each(problem, changes, "plain")
+
+
+def _try_all_then_each(problem: ReductionProblem, changes: Mapping[int, Any], how: str) -> None:
+    if changes and not problem.consider(with_inputs(problem, changes, how)):
         for place in changes if len(changes) > 1 else ():
-            problem.consider(with_inputs(problem, {place: changes[place]}, "plain"))
+            problem.consider(with_inputs(problem, {place: changes[place]}, how))
 
 
 def flatten_modules(problem: ReductionProblem) -> None:
@@ -190,14 +188,19 @@ def _with_sizes(problem: ReductionProblem, sizes: Mapping[int, int]) -> Candidat
                 return None
         elif type(value) is int and value in sizes:
             changes[place] = sizes[value]
-    graph_module = nested.rewritten(
+    graph_module = _with_arguments(problem, lambda value: nested.with_sizes(value, sizes))
+    return with_inputs(problem, changes, ("cropped", tuple(sorted(sizes.items()))), graph_module)
+
+
+def _with_arguments(problem: ReductionProblem, change: Callable[[Any], Any]) -> fx.GraphModule:
+    """The graph of ``best`` with changed arguments of each call."""
+    return nested.rewritten(
         problem.best.graph_module,
         arguments=lambda node: (
-            nested.with_sizes(node.args, sizes),
-            {key: nested.with_sizes(value, sizes) for key, value in node.kwargs.items()},
+            change(node.args),
+            {key: change(value) for key, value in node.kwargs.items()},
         ),
     )
-    return with_inputs(problem, changes, ("cropped", tuple(sorted(sizes.items()))), graph_module)
 
 
 def _start_of_window(problem: ReductionProblem, old: int, new: int) -> int:
@@ -232,7 +235,7 @@ def _cropped(value: Tensor, sizes: Mapping[int, int], starts: Mapping[int, int])
         if cut.numel() and int(cut.to(torch.int64).max()) < limit:
             # through int64: torch has no clamp of uint16 and its like
             cut = cut.to(torch.int64).clamp(max=max(0, sizes[limit] - 1)).to(value.dtype)
-    return _flagged_as(value, cut)
+    return flagged_as(value, cut)
 
 
 def plain_dtypes(problem: ReductionProblem) -> None:
@@ -244,17 +247,11 @@ def plain_dtypes(problem: ReductionProblem) -> None:
 
 def _with_dtype(problem: ReductionProblem, old: torch.dtype) -> Candidate:
     changes = {
-        place: _flagged_as(value, value.detach().to(torch.float32))
+        place: flagged_as(value, value.detach().to(torch.float32))
         for place, value in _tensors(problem)
         if value.dtype is old
     }
-    graph_module = nested.rewritten(
-        problem.best.graph_module,
-        arguments=lambda node: (
-            nested.with_dtype(node.args, old, torch.float32),
-            {key: nested.with_dtype(value, old, torch.float32) for key, value in node.kwargs.items()},
-        ),
-    )
+    graph_module = _with_arguments(problem, lambda value: nested.with_dtype(value, old, torch.float32))
     return with_inputs(problem, changes, "float32", graph_module)
 
 
@@ -262,9 +259,7 @@ def plain_tensors(problem: ReductionProblem) -> None:
     """Try inputs without gradients, that are no Parameters, and contiguous; all at once, then one by one."""
     for change, how in ((_without_grad, "no grad"), (_contiguous, "contiguous")):
         changes = {place: made for place, value in _tensors(problem) if (made := change(value)) is not None}
-        if changes and not problem.consider(with_inputs(problem, changes, how)):
-            for place in changes if len(changes) > 1 else ():
-                problem.consider(with_inputs(problem, {place: changes[place]}, how))
+        _try_all_then_each(problem, changes, how)
 
 
 def _without_grad(value: Tensor) -> Tensor | None:
@@ -275,20 +270,15 @@ def _contiguous(value: Tensor) -> Tensor | None:
     if _is_plainly_laid(value):
         return None
     plain = torch.empty(value.shape, dtype=value.dtype, device=value.device).copy_(value.detach())
-    return _flagged_as(value, plain)
+    return flagged_as(value, plain)
 
 
 def _is_plainly_laid(value: Tensor) -> bool:
     """Whether a fresh tensor of this shape has these strides; torch calls some others contiguous, where a size is 1."""
-    return value.layout is not torch.strided or value.stride() == _fresh_stride(value.shape)
-
-
-def _fresh_stride(shape: Sequence[int]) -> tuple[int, ...]:
-    stride, found = 1, []
-    for size in reversed(shape):
-        found.append(stride)
-        stride *= max(size, 1)
-    return tuple(reversed(found))
+    return (
+        value.layout is not torch.strided
+        or value.stride() == torch.empty(value.shape, device="meta").stride()
+    )
 
 
 def plain_values(problem: ReductionProblem) -> None:
@@ -312,7 +302,7 @@ def _with_values(problem: ReductionProblem, places: Sequence[int], name: str) ->
     for place in places:
         value = problem.best.inputs[place]
         try:
-            changes[place] = _flagged_as(value, _laid_as(value, MAKERS[name](value.detach())))
+            changes[place] = flagged_as(value, _laid_as(value, MAKERS[name](value.detach())))
         except (RuntimeError, NotImplementedError):  # a dtype or layout for which there is no such value
             return None
     return with_inputs(problem, changes, name)
@@ -385,7 +375,7 @@ def steps_if_nothing_mattered(problem: ReductionProblem) -> list[Candidate]:
     """What those passes would accept one after the other if every candidate failed that runs in eager."""
     optimist = ReductionProblem(
         problem.best,
-        lambda graph_module, inputs: Answer.INTERESTING,
+        lambda graph_module, inputs: OracleAnswer.INTERESTING,
         replace(UNLIMITED, max_calls=MOST_STEPS),
         around=problem.around,
         plainness=plainness,

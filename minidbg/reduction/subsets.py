@@ -1,8 +1,11 @@
-"""The calls of one candidate as a row of units that are kept or dropped."""
+"""The calls of one candidate as a row of units that are kept or dropped; and the units that the failure names.
+
+It names nodes by the frames of its traceback or by its text; these are asked for first, with what is around them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 from torch import fx
@@ -10,8 +13,7 @@ from torch import fx
 from minidbg.graphs.effects import Fact, Mode, is_call, mode_of, nesting_levels, op_name
 from minidbg.graphs.pieces import is_unpacking
 from minidbg.graphs.record import Recording
-from minidbg.reduction.answers import Answer
-from minidbg.reduction.candidate import Candidate
+from minidbg.reduction.candidate import Candidate, OracleAnswer
 from minidbg.reduction.problem import ReductionProblem
 
 Unit: TypeAlias = tuple[fx.Node, ...]
@@ -48,9 +50,9 @@ class Subsets:
         if candidate is None or not candidate.calls:
             return False
         answer = self.problem.answer(candidate)
-        if answer is Answer.NOT and not how:
+        if answer is OracleAnswer.NOT and not how:
             self.problem.remember_passing(mask)
-        return answer is Answer.INTERESTING
+        return answer is OracleAnswer.INTERESTING
 
     def _mask_of(self, chosen: Iterable[int]) -> int:
         mask = 0
@@ -86,8 +88,8 @@ def units_of(recording: Recording) -> list[Unit]:
     """The units of the recorded graph, in the order of their first nodes."""
     leader: dict[fx.Node, fx.Node] = {}
     for first, last in nesting_levels(recording.graph_module.graph):
-        for node in _between(recording.nodes, recording.index[first], recording.index[last]):
-            leader[node] = first
+        inside = recording.nodes[recording.index[first] : recording.index[last] + 1]
+        leader |= dict.fromkeys(filter(is_call, inside), first)
     groups: dict[fx.Node, list[fx.Node]] = {}
     for node in recording.nodes:
         if not is_call(node) or mode_of(node) is not Mode.NONE:
@@ -98,10 +100,6 @@ def units_of(recording: Recording) -> list[Unit]:
             leader[node] = leader.get(source, source) if is_call(source) else node
         groups.setdefault(leader[node], []).append(node)
     return [tuple(group) for group in groups.values()]
-
-
-def _between(nodes: Sequence[fx.Node], first: int, last: int) -> Sequence[fx.Node]:
-    return [node for node in nodes[first : last + 1] if is_call(node)]
 
 
 def neighbourhood(subsets: Subsets, numbers: Sequence[int], distance: int) -> list[int]:
@@ -159,3 +157,114 @@ def _kind_of_argument(value: Any, facts: Mapping[fx.Node, Fact]) -> Hashable:
     if isinstance(value, dict):
         return tuple((key, _kind_of_argument(part, facts)) for key, part in sorted(value.items()))
     return repr(value)
+
+
+DISTANCES = (0, 1, 2, 4)
+"""Dependency steps around the suspects, tried in this order."""
+FEW = 3
+"""Suspects up to which every distance is tried: many are a sign that words of the error only happen to be names of ops."""
+GROUPS = 3
+"""Frames whose nodes are tried by themselves."""
+FEW_CALLS = 4
+"""Calls of a graph in which single removals cost no more."""
+MOST_MAKERS = 8
+"""Factories and writes that are kept inside with the suspects that take them."""
+
+
+def follow_frames(problem: ReductionProblem) -> None:
+    """``try_frames`` with what the frames of the failure of ``best`` held, where it is not small and they name anything new."""
+    groups = problem.frames()
+    if len(problem.best.calls) <= FEW_CALLS or groups == problem.followed:
+        return
+    problem.followed, phase = groups, problem.phase
+    problem.begin_phase("frames")
+    try_frames(problem, groups)
+    problem.begin_phase(phase)
+
+
+def try_frames(problem: ReductionProblem, groups: Sequence[Sequence[str]]) -> None:
+    """Ask what each frame names, innermost first, then more and more around it. Cost: at most seven calls."""
+    subsets = Subsets(problem)
+    named = [units for names in groups[:GROUPS] if (units := units_called(subsets, names))]
+    words = {hint.lower() for hint in problem.hints}
+    for chosen in frames_to_ask(subsets, named, words):
+        if len(chosen) <= len(subsets) // 2 and subsets.fails(chosen):
+            return
+
+
+def frames_to_ask(subsets: Subsets, named: Sequence[Sequence[int]], words: Set[str]) -> Iterator[list[int]]:
+    """Units to ask for: the one that the text names as well, each frame's own, then what the innermost one's take and give.
+
+    A frame often holds what an op is given and the frame around it the op, which is then asked by itself.
+    """
+    everything = sorted(set().union(*named))
+    by_text = [number for number in everything if _op(subsets, number) in words]
+    if len(by_text) == 1 and by_text not in named:
+        yield by_text
+    inner: Set[int] = set()
+    for units in named:
+        added = [number for number in units if number not in inner]
+        if inner and inner < set(units) and len(added) == 1:
+            yield added
+        inner = set(units)
+        yield with_makers(subsets, units)
+    for distance in DISTANCES[1:] if named else ():
+        yield with_makers(subsets, neighbourhood(subsets, named[0], distance))
+
+
+def _op(subsets: Subsets, number: int) -> str:
+    return op_name(subsets.units[number][0]).strip("_").lower()
+
+
+def units_called(subsets: Subsets, names: Iterable[str]) -> list[int]:
+    wanted = set(names)
+    return [number for number, unit in enumerate(subsets.units) if any(node.name in wanted for node in unit)]
+
+
+def with_makers(subsets: Subsets, numbers: Sequence[int]) -> list[int]:
+    """``numbers``, with the calls that make what they take out of nothing, and the writes to it.
+
+    A compiler folds a constant and reorders a write; recorded as inputs they are plain tensors. Unchanged where that is much.
+    """
+    recording = subsets.recording
+    unit_of = {node: number for number, unit in enumerate(subsets.units) for node in unit}
+    found, edge = set(numbers), list(numbers)
+    while edge:
+        nodes = [node for number in edge for node in subsets.units[number]]
+        makers: set[fx.Node] = set()
+        for node in nodes:
+            for source in node.all_input_nodes:
+                makers |= set(recording.writes_to(source, recording.index[node]))
+                if is_call(source) and not source.all_input_nodes:
+                    makers.add(source)
+        edge = [unit_of[node] for node in makers if node in unit_of and unit_of[node] not in found]
+        found |= set(edge)
+    return sorted(found) if len(found) <= len(numbers) + MOST_MAKERS else sorted(numbers)
+
+
+def try_suspects(problem: ReductionProblem) -> None:
+    """Ask what the text names, then more and more of what it takes and gives. Cost: at most one call per distance."""
+    subsets = Subsets(problem)
+    suspects = suspected(subsets, problem.hints)
+    if not suspects or len(suspects) > len(subsets) // 2:
+        return
+    for distance in DISTANCES if len(suspects) <= FEW else DISTANCES[::2]:
+        around = neighbourhood(subsets, suspects, distance)
+        if len(around) < len(subsets) and subsets.fails(around):
+            return
+
+
+def suspected(subsets: Subsets, hints: Sequence[str]) -> list[int]:
+    """Units that a hint names: by the node's own name, else one of each kind of op with that name."""
+    words = {hint.lower() for hint in hints}
+    by_node = units_called(subsets, words)
+    exact = [number for number in by_node if _is_numbered(subsets.units[number][0])]
+    if exact:
+        return exact
+    by_op = [number for number in range(len(subsets)) if _op(subsets, number) in words]
+    return representatives(subsets, by_op or by_node)
+
+
+def _is_numbered(node: fx.Node) -> bool:
+    """Whether the node's name is more than its op's name: ``relu_3``, not ``relu``."""
+    return node.name.rpartition("_")[2].isdigit()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -30,39 +31,31 @@ def hints(case: Case) -> tuple[str, ...]:
 def simplify(case: Case, fails: Callable[[Case], bool], remaining: Callable[[], float]) -> Case:
     """``case`` without the modes and settings that its failure does not need. One oracle call each."""
     for change in CHANGES:
-        for candidate in change(case):
-            if remaining() > 0 and fails(candidate):
-                case = candidate
-                break
+        candidate = change(case)
+        if candidate is not case and remaining() > 0 and fails(candidate):
+            case = candidate
     return replace(case, context=without_defaults(case.context))
 
 
-def without_backward(case: Case) -> Iterator[Case]:
-    """The forward alone."""
-    if case.backward:
-        yield replace(case, backward=False)
+def changed(case: Case, **fields: Any) -> Case:
+    """``case`` with these fields; itself where it has them."""
+    same = all(getattr(case, name) == value for name, value in fields.items())
+    return case if same else replace(case, **fields)
 
 
-def without_grad(case: Case) -> Iterator[Case]:
+def without_grad(case: Case) -> Case:
     """No input requires grad; and grad mode stays on, which is what a reader expects of plain code."""
     needs_grad = any(isinstance(value, torch.Tensor) and value.requires_grad for value in case.inputs)
-    if needs_grad and not case.backward:
-        inputs = tuple(value.detach() if isinstance(value, torch.Tensor) else value for value in case.inputs)
-        yield replace(case, inputs=inputs, context=replace(case.context, grad=True, inference=False))
+    if case.backward or not needs_grad:
+        return case
+    inputs = tuple(value.detach() if isinstance(value, torch.Tensor) else value for value in case.inputs)
+    return replace(case, inputs=inputs, context=replace(case.context, grad=True, inference=False))
 
 
-def without_modes(case: Case) -> Iterator[Case]:
-    """Plain context, all at once."""
-    plain = plain_context(case.context)
-    if case.context != plain:
-        yield replace(case, context=plain)
-
-
-def without_mode(case: Case, name: str) -> Iterator[Case]:
+def without_mode(case: Case, name: str) -> Case:
     """One mode as it is by default."""
     default = getattr(plain_context(case.context), name)
-    if getattr(case.context, name) != default:
-        yield replace(case, context=replace(case.context, **{name: default}))
+    return changed(case, context=replace(case.context, **{name: default}))
 
 
 def plain_context(context: Context) -> Context:
@@ -85,49 +78,30 @@ def without_defaults(context: Context) -> Context:
     return replace(context, config={module: options for module, options in config.items() if options})
 
 
-def without_unused_numbers(case: Case) -> Iterator[Case]:
+def without_unused_numbers(case: Case) -> Case:
     """Without sizes that dynamo had made inputs, where the failure needs no input of that size: it makes them again."""
     graph_module = copy_graph_module(case.graph_module)
-    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
-    kept = [
-        place for place, node in enumerate(placeholders) if node.users or type(case.inputs[place]) is not int
-    ]
-    if case.call is CallPath.TORCH_COMPILE and len(kept) < len(placeholders):
-        for place, node in enumerate(placeholders):
-            if place not in kept:
-                graph_module.graph.erase_node(node)
-        graph_module.recompile()
-        yield case.with_graph(graph_module, tuple(case.inputs[place] for place in kept))
-
-
-def through_torch_compile(case: Case) -> Iterator[Case]:
-    """The usual way to the backend again, where only what is gone by now could not go that way."""
-    if case.call is CallPath.DIRECT and case.level is not Level.ATEN:
-        yield replace(case, call=CallPath.TORCH_COMPILE)
-
-
-def without_dynamic(case: Case) -> Iterator[Case]:
-    """Static shapes."""
-    if case.dynamic is not False or case.dynamic_dims:
-        yield replace(case, dynamic=False, dynamic_dims=())
-
-
-def without_options(case: Case) -> Iterator[Case]:
-    """The backend as it comes: without options and mode."""
-    if case.backend.options or case.backend.mode:
-        yield replace(case, backend=replace(case.backend, options={}, mode=None))
+    pairs = list(zip(graph_module.graph.find_nodes(op="placeholder"), case.inputs, strict=True))
+    unused = [node for node, value in pairs if not node.users and type(value) is int]
+    if case.call is not CallPath.TORCH_COMPILE or not unused:
+        return case
+    for node in unused:
+        graph_module.graph.erase_node(node)
+    graph_module.recompile()
+    return case.with_graph(graph_module, tuple(value for node, value in pairs if node not in unused))
 
 
 MODES = ("grad", "inference", "autocast", "deterministic", "default_dtype", "matmul_precision", "config")
 """Fields of a context that are tried each for itself when not all can go."""
 
-CHANGES: tuple[Callable[[Case], Iterator[Case]], ...] = (
-    through_torch_compile,
-    without_dynamic,
+CHANGES: tuple[Callable[[Case], Case], ...] = (
+    # the usual way to the backend again, where only what is gone by now could not go that way
+    lambda case: case if case.level is Level.ATEN else changed(case, call=CallPath.TORCH_COMPILE),
+    lambda case: changed(case, dynamic=False, dynamic_dims=()),
     without_unused_numbers,
-    without_backward,
+    lambda case: changed(case, backward=False),
     without_grad,
-    without_modes,
+    lambda case: changed(case, context=plain_context(case.context)),
     *(partial(without_mode, name=name) for name in MODES),
-    without_options,
+    lambda case: changed(case, backend=replace(case.backend, options={}, mode=None)),
 )

@@ -7,7 +7,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from minidbg.graphs.origins import comments_by_line
 from minidbg.graphs.parse import FUNCTION_OF_SYMBOL
@@ -69,34 +69,28 @@ def forward_nodes(
     function: ast.FunctionDef, comments: Mapping[int, str], described: Mapping[str, str]
 ) -> list[DrawnNode]:
     """The nodes of a ``forward``; ``described`` says what its inputs are, where no comment of an older script does."""
-    said = {
-        name.strip(): what.strip()
-        for line in comments.values()
-        for name, found, what in [line.partition(": ")]
-        if found
-    }
-    nodes = [
-        DrawnNode(
-            one.arg,
-            "input",
-            (),
-            one.arg,
-            comments.get(one.lineno, "") or said.get(one.arg, "") or described.get(one.arg, ""),
-            is_input=True,
-        )
-        for one in function.args.args[1:]
-    ]
+    pairs = (line.partition(": ") for line in comments.values())
+    described = {**described, **{name.strip(): what.strip() for name, found, what in pairs if found}}
+    nodes = []
+    for one in function.args.args[1:]:
+        comment = comments.get(one.lineno, "") or described.get(one.arg, "")
+        nodes.append(DrawnNode(one.arg, "input", (), one.arg, comment, is_input=True))
     known = {node.name for node in nodes}
     for statement in statements_in(function.body):
         for name, value in assignments(statement):
-            reads = dict.fromkeys(
-                one.id for one in ast.walk(value) if isinstance(one, ast.Name) and one.id in known
-            )
             comment = comments.get(statement.end_lineno or statement.lineno, "")
-            shown = name or f"({label_of(value)})"
-            nodes.append(DrawnNode(shown, label_of(value), tuple(reads), ast.unparse(statement), comment))
-            known.add(shown)
+            label = label_of(value)
+            nodes.append(
+                DrawnNode(name or f"({label})", label, reads(value, known), ast.unparse(statement), comment)
+            )
+            known.add(nodes[-1].name)
     return nodes
+
+
+def reads(part: ast.AST, known: Collection[str]) -> tuple[str, ...]:
+    """Those of the ``known`` names that the source reads, each once."""
+    names = (one.id for one in ast.walk(part) if isinstance(one, ast.Name) and one.id in known)
+    return tuple(dict.fromkeys(names))
 
 
 def statements_in(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
@@ -125,23 +119,19 @@ def assignments(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
 def label_of(value: ast.expr) -> str:
     """What an expression calls, in one word."""
     if isinstance(value, ast.Call):
-        return ast.unparse(value.func).replace(".default", "").rpartition(".")[2].strip("_") or "call"
-    symbol = (
-        (type(value.op), 2)
-        if isinstance(value, ast.BinOp)
-        else (type(value.op), 1)
-        if isinstance(value, ast.UnaryOp)
-        else (type(value.ops[0]), 2)
-        if isinstance(value, ast.Compare)
-        else None
-    )
+        return last_word(value.func) or "call"
+    operator = getattr(value, "op", None) or (value.ops[0] if isinstance(value, ast.Compare) else None)
+    symbol = type(operator), 1 if isinstance(value, ast.UnaryOp) else 2
     if symbol in FUNCTION_OF_SYMBOL:
         return str(FUNCTION_OF_SYMBOL[symbol].__name__).strip("_")
     if isinstance(value, ast.Subscript):
         return "getitem"
-    if isinstance(value, ast.Attribute):
-        return value.attr
-    return "value"
+    return value.attr if isinstance(value, ast.Attribute) else "value"
+
+
+def last_word(target: ast.expr) -> str:
+    """``relu`` for ``torch.relu_`` and ``torch.ops.aten.relu.default``."""
+    return ast.unparse(target).strip("'\"").replace(".default", "").rpartition(".")[2].strip("_")
 
 
 # --- def graph(): node by node ---
@@ -157,17 +147,13 @@ def built_nodes(function: ast.FunctionDef, comments: Mapping[int, str]) -> list[
             isinstance(call, ast.Call) and ast.unparse(call.func) == "g.create_node" and len(call.args) >= 4
         ):
             continue
-        kind, target, *rest = call.args
-        operation = ast.literal_eval(kind) if isinstance(kind, ast.Constant) else ""
+        kind, target, arguments, *_ = call.args
+        is_input = isinstance(kind, ast.Constant) and kind.value == "placeholder"
         name = ast.unparse(statement.targets[0]) if isinstance(statement, ast.Assign) else "(unused)"
-        reads = dict.fromkeys(
-            one.id for part in rest for one in ast.walk(part) if isinstance(one, ast.Name) and one.id in known
-        )
-        label = ast.unparse(target).strip("'\"").replace(".default", "").rpartition(".")[2].strip("_")
         comment = comments.get(statement.end_lineno or statement.lineno, "")
-        is_input = operation == "placeholder"
-        label = "input" if is_input else label
-        nodes.append(DrawnNode(name, label, tuple(reads), ast.unparse(call.args[2]), comment, is_input))
+        label = "input" if is_input else last_word(target)
+        inputs = reads(ast.Tuple(call.args[2:]), known)
+        nodes.append(DrawnNode(name, label, inputs, ast.unparse(arguments), comment, is_input))
         known.add(name)
     return nodes
 
@@ -177,8 +163,7 @@ def built_nodes(function: ast.FunctionDef, comments: Mapping[int, str]) -> list[
 
 def with_modules(nodes: Sequence[DrawnNode]) -> tuple[DrawnNode, ...]:
     """The nodes, each with the module that the parameters it reads tell; without any, with that of the node before."""
-    inputs = {node.name: node for node in nodes if node.is_input}
-    modules = {name: module_of(name) for name in inputs}
+    modules = {node.name: module_of(node.name) for node in nodes if node.is_input}
     found, current = [], ""
     for node in nodes:
         told = next((modules[name] for name in reversed(node.inputs) if modules.get(name)), "")
@@ -186,9 +171,7 @@ def with_modules(nodes: Sequence[DrawnNode]) -> tuple[DrawnNode, ...]:
             found.append(node)
             continue
         current = told or current
-        found.append(
-            DrawnNode(node.name, node.label, node.inputs, node.text, node.comment, node.is_input, current)
-        )
+        found.append(replace(node, module=current))
     return tuple(found)
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,8 @@ class ErrorsAlong:
     @property
     def first_wrong(self) -> str:
         """The first node whose value is wrong; empty when none is: with all values as outputs the bug hides."""
-        wrong = [
-            name
-            for name, error in zip(self.names, self.errors, strict=True)
-            if error is not None and error > self.allowed
-        ]
-        return wrong[0] if wrong else ""
+        found = zip(self.names, self.errors, strict=True)
+        return next((name for name, error in found if error is not None and error > self.allowed), "")
 
 
 def errors_of(path: Path) -> ErrorsAlong:
@@ -90,13 +86,9 @@ def compiled_module(case: Case, source: Any) -> Any:
     """What the backend makes of the module; its frames are found by name, so it is a module of its own."""
     backend: Any = case.compiler
     module = instantiate(source, source.constants)
+    options, mode = dict(case.backend.options) or None, case.backend.mode
     return torch.compile(
-        module,
-        backend=backend,
-        fullgraph=True,
-        dynamic=case.dynamic,
-        options=dict(case.backend.options) or None,
-        mode=case.backend.mode,
+        module, backend=backend, fullgraph=True, dynamic=case.dynamic, options=options, mode=mode
     )
 
 
@@ -113,8 +105,8 @@ def relative_error(actual: Any, expected: Any) -> float | None:
     """Largest error of ``actual`` relative to the largest of ``expected``; None for what is no plain tensor."""
     if (
         not isinstance(expected, Tensor)
-        or not isinstance(actual, Tensor)
         or expected.layout is not torch.strided
+        or not isinstance(actual, Tensor)
     ):
         return None
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
@@ -134,10 +126,6 @@ def relative_error(actual: Any, expected: Any) -> float | None:
     return float(difference / largest) if largest else (float("inf") if difference else 0.0)
 
 
-def told(found: ErrorsAlong) -> Iterator[str]:
-    """One line of JSON. Infinity is written as a number that JSON readers of Python know."""
-    yield json.dumps({"names": found.names, "errors": found.errors, "allowed": found.allowed})
-
-
 if __name__ == "__main__":
-    print(*told(compute(Path(sys.argv[1]))), flush=True)
+    # infinity is written as a number that JSON readers of Python know
+    print(json.dumps(asdict(compute(Path(sys.argv[1])))), flush=True)

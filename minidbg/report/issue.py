@@ -21,8 +21,7 @@ from minidbg import processes, repro
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Verdict
 from minidbg.report import forms
-from minidbg.report.glance import difference
-from minidbg.report.story import Story
+from minidbg.report.story import Story, difference
 from minidbg.repro import templates
 from minidbg.stages import StageReport, find_stages
 
@@ -59,6 +58,7 @@ def issue(story: Story, *, run: bool = True, keep_private: bool = False, version
     ``keep_private`` leaves paths and names as they are. ``versions`` runs ``torch.utils.collect_env``.
     """
     logs, ran = logs_of(story, run=run)
+    neighbour = story.neighbour
     extra = {
         "said": SAID[story.header.kind],
         "script": story.text,
@@ -67,9 +67,7 @@ def issue(story: Story, *, run: bool = True, keep_private: bool = False, version
         "passes": story.header.provenance.neighbour,
         "logs": last_lines(logs, LOG_LINES),
         "ablation": ablation(story, run=run),
-        "neighbour": "\n".join(difference(story.parts.model, story.neighbour.model))
-        if story.neighbour
-        else "",
+        "neighbour": "\n".join(difference(story.parts.model, neighbour.model)) if neighbour else "",
         "versions": environment() if versions else "",
         "is_long": len(story.text.splitlines()) > LONG_LINES,
         "ran": ran,
@@ -100,10 +98,8 @@ def logs_of(story: Story, *, run: bool) -> tuple[str, bool]:
     if ended.exit_status == 1:
         return ended.stderr_tail.replace(f"{story.path.absolute().parent}/", "") or ended.stdout, True
     outcome = repro.run(story.path, seconds=forms.RUN_SECONDS)
-    return outcome.message or outcome.reason or story.message, outcome.verdict in (
-        Verdict.REPRODUCES,
-        Verdict.FLAKY,
-    )
+    failed = outcome.verdict in (Verdict.REPRODUCES, Verdict.FLAKY)
+    return outcome.message or outcome.reason or story.message, failed
 
 
 def ablation(story: Story, *, run: bool) -> StageReport | None:
@@ -136,24 +132,15 @@ def last_lines(text: str, count: int) -> str:
 
 
 PUBLIC_ROOTS = (
-    "/usr",
-    "/bin",
-    "/sbin",
-    "/lib",
-    "/lib64",
-    "/proc",
-    "/sys",
-    "/dev",
-    "/etc",
-    "/opt/rocm",
-    "/opt/conda",
-)
+    "/usr/", "/bin/", "/sbin/", "/lib/", "/lib64/", "/proc/", "/sys/", "/dev/", "/etc/", "/opt/rocm/",
+    "/opt/conda/",
+)  # fmt: skip
 """Folders that are the same on many machines; what lies elsewhere may name a project or a customer."""
 PATH = re.compile(r"(?<![\w:/.<>~])/(?:[\w.@+-]+/)+[\w.@+-]+")
 BELOW = re.compile(r"(~|<tmp>|<python>)/(?:[\w.@+-]+/)+([\w.@+-]+)")
 """A path below a folder that was replaced: its own folders may name a project, too."""
 COMMON_USERS = frozenset(
-    {"root", "user", "ubuntu", "admin", "runner", "jovyan", "nobody", "test", "torch", "python"}
+    ["root", "user", "ubuntu", "admin", "runner", "jovyan", "nobody", "test", "torch", "python"]
 )
 """Names that tell nothing, and that are words of their own."""
 SHORTEST_NAME = 3
@@ -199,10 +186,7 @@ class Private:
 
 def shortened(match: re.Match[str]) -> str:
     """The last part of a path that lies in no public folder."""
-    path = match[0]
-    if path.startswith(tuple(f"{root}/" for root in PUBLIC_ROOTS)):
-        return path
-    return f".../{path.rpartition('/')[2]}"
+    return match[0] if match[0].startswith(PUBLIC_ROOTS) else f".../{match[0].rpartition('/')[2]}"
 
 
 def user() -> str:

@@ -14,12 +14,11 @@ from pygments.lexers import PythonLexer
 from minidbg.errors import UnreadableRepro
 from minidbg.history import Result
 from minidbg.metadata import DIVIDER
-from minidbg.printable import display_path
+from minidbg.printable import display_path, moment
 from minidbg.report import svg
 from minidbg.report.drawn_graph import SMALL, DrawnNode, fold, kept_names, read_graph
 from minidbg.report.errors_along import ErrorsAlong
-from minidbg.report.glance import difference, moment, reduction_line
-from minidbg.report.story import Story, story_of
+from minidbg.report.story import Story, difference, facts, story_of
 from minidbg.repro import templates
 
 MOST_LISTED = 20_000
@@ -51,23 +50,22 @@ def page(
     reduced = read_graph(story.parts.model, story.parts.inputs)
     kept, inputs = kept_names(original, reduced)
     blocks = fold(original, kept, inputs)
+    steps, chart = story.steps, ""
+    if errors and any(error is not None for error in errors.errors):
+        chart = svg.errors_svg(errors.names, errors.errors, errors.allowed)
     variables = {
         "story": story,
         "title": story.title,
-        "facts": list(facts(story)),
+        "facts": [*facts(story), ("run", f"python {display_path(story.path)}")],
         "complaint": complaint,
         "graph": Markup(svg.graph_svg(blocks)) if blocks else "",
         "blocks": [(number, block) for number, block in enumerate(blocks) if not block.is_single],
         "listed": sum(len(block.nodes) for block in blocks) <= MOST_LISTED,
         "graph_note": graph_note(original, kept, inputs, from_capture=from_capture),
-        "course": Markup(svg.course_svg(story.steps, start=story.header.provenance.nodes))
-        if story.steps
-        else "",
-        "calls": len(story.steps),
+        "course": Markup(svg.course_svg(steps, start=story.header.provenance.nodes)) if steps else "",
+        "calls": len(steps),
         "errors": errors,
-        "errors_chart": Markup(svg.errors_svg(errors.names, errors.errors, errors.allowed))
-        if errors and any(error is not None for error in errors.errors)
-        else "",
+        "errors_chart": Markup(chart),
         "devices": list(device_rows(story)),
         "flips": [
             (moment(flip.at), flip.device, flip.kind, f"{flip.before} → {flip.after}")
@@ -87,23 +85,6 @@ def highlighted(source: str) -> str:
     """``source`` as HTML, to stand in ``<pre>``: a span with a class for each kind of word."""
     text: str = pygments.highlight(source, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
     return text
-
-
-def facts(story: Story) -> Iterator[tuple[str, str]]:
-    """What the head of the page tells, name and value."""
-    header = story.header
-    yield "failure", f"{header.kind} in {header.backend}, on {header.device}, called by {header.call}"
-    yield "reduced", reduction_line(story.figures)
-    if header.provenance.captured_from:
-        line = f"  {header.provenance.line}" if header.provenance.line else ""
-        yield "from", f"{header.provenance.captured_from}{line}"
-    yield "seen with", f"torch {header.provenance.torch_version}"
-    yield "expected", header.expect
-    yield "run", f"python {display_path(story.path)}"
-    if story.workaround:
-        yield "until it is mended", story.workaround
-    for note in header.provenance.notes:
-        yield "note", note
 
 
 def original_graph(story: Story) -> tuple[Sequence[DrawnNode], bool]:
@@ -134,7 +115,6 @@ def graph_note(
 
 
 def device_rows(story: Story) -> Iterator[DeviceRow]:
-    """Each device with its latest runs."""
     states = {state.device: state for state in story.past.states}
     runs: dict[str, list[Result]] = {}
     for _, result in story.past.results:
@@ -148,11 +128,9 @@ def device_rows(story: Story) -> Iterator[DeviceRow]:
             moment(state.since) if state else "",
             state.runs if state else len(latest),
             [
-                (
-                    str(result.outcome.verdict),
-                    f"{moment(result.at)} {result.outcome.verdict} {result.outcome.reason}",
-                )
+                (str(one.verdict), f"{moment(result.at)} {one.verdict} {one.reason}")
                 for result in reversed(latest)
+                if (one := result.outcome)
             ],
         )
 

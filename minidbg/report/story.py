@@ -1,18 +1,22 @@
-"""What is known about a repro: from its header, its text and the files around it. Nothing of it is executed."""
+"""What is known about a repro, from its header, its text and the files around it, and that as text. Nothing of it is executed."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import difflib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from minidbg import repro
 from minidbg.case import Provenance
-from minidbg.errors import MinidbgError, UnreadableRepro
-from minidbg.history import NAME, DamagedHistory, Flip, History, Result, State
+from minidbg.errors import UnreadableRepro
+from minidbg.history import NAME, DamagedHistory, Flip, History, ReproState, Result
+from minidbg.printable import display_path, moment, plural
 from minidbg.repro.folder import HIDDEN
 from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.loading import Parts, read_parts
@@ -39,7 +43,7 @@ class LoggedCall:
 class Past:
     """What watch has seen of a repro; times in seconds since the epoch."""
 
-    states: tuple[State, ...] = ()
+    states: tuple[ReproState, ...] = ()
     """The present one on each device."""
     results: tuple[tuple[int, Result], ...] = ()
     """Sweep and run, newest first."""
@@ -109,53 +113,25 @@ class Story:
 
     def to_json(self) -> dict[str, Any]:
         """One JSON object: what ``minidbg show --json`` prints."""
-        header = self.header
+        header, origin = self.header, self.header.provenance
         return {
-            "repro": str(self.path),
-            "title": self.title,
-            "kind": str(header.kind),
-            "backend": header.backend,
-            "device": header.device,
-            "call": str(header.call),
-            "expect": header.expect,
-            "message": self.message,
-            "signature": header.signature.to_table() if header.signature else None,
-            "figures": dict(self.figures),
-            "captured_from": header.provenance.captured_from,
-            "line": header.provenance.line,
-            "torch": header.provenance.torch_version,
-            "python": header.provenance.python_version,
-            "dependencies": list(header.dependencies),
-            "notes": list(header.provenance.notes),
-            "passes": header.provenance.neighbour,
-            "neighbour": {"path": str(self.neighbour.path), "nodes": self.neighbour.nodes}
-            if self.neighbour
-            else None,
-            "stages": {**self.stages.to_table(), "sentence": self.stages.sentence} if self.stages else None,
-            "workaround": self.workaround,
-            "capture": str(self.capture) if self.capture else None,
+            "repro": str(self.path), "title": self.title, "kind": str(header.kind), "backend": header.backend,
+            "device": header.device, "call": str(header.call), "expect": header.expect, "message": self.message,
+            "signature": header.signature.to_table() if header.signature else None, "figures": dict(self.figures),
+            "captured_from": origin.captured_from, "line": origin.line, "torch": origin.torch_version,
+            "python": origin.python_version, "dependencies": list(header.dependencies),
+            "notes": list(origin.notes), "passes": origin.neighbour,
+            "neighbour": self.neighbour and {"path": str(self.neighbour.path), "nodes": self.neighbour.nodes},
+            "stages": self.stages and {**self.stages.to_table(), "sentence": self.stages.sentence},
+            "workaround": self.workaround, "capture": str(self.capture) if self.capture else None,
             "replayed_calls": len(self.steps),
-            "devices": [
-                {
-                    "device": state.device,
-                    "verdict": str(state.verdict),
-                    "since": state.since,
-                    "seen": state.seen,
-                    "runs": state.runs,
-                }
-                for state in self.past.states
-            ],
-            "flips": [
-                {
-                    "device": flip.device,
-                    "at": flip.at,
-                    "kind": flip.kind,
-                    "before": str(flip.before),
-                    "after": str(flip.after),
-                }
-                for flip in self.past.flips
-            ],
-        }
+            "devices": [taken(state, "device", "verdict", "since", "seen", "runs") for state in self.past.states],
+            "flips": [taken(flip, "device", "at", "kind", "before", "after") for flip in self.past.flips],
+        }  # fmt: skip
+
+
+def taken(record: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
 
 
 def story_of(path: Path) -> Story:
@@ -252,42 +228,28 @@ def with_statistics(provenance: Provenance, log: Path | None) -> Provenance:
 
 def result_in(log: Path) -> Mapping[str, Any]:
     """What a finished reduction wrote down as its result; empty when it is not finished, or cannot be read."""
-    for line in reversed(log_lines(log)):
-        try:
-            entry = json.loads(line)
-            if "end" in entry:
-                return as_table(entry["written"])
-        except (ValueError, KeyError, TypeError):
-            continue
-    return {}
+    return next((as_table(entry.get("written")) for entry in entries(log, -1) if "end" in entry), {})
 
 
-def log_lines(log: Path) -> list[str]:
-    """The lines of the log; none when it is not there."""
-    try:
-        return log.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return []
+def entries(log: Path, step: int = 1) -> Iterator[Mapping[str, Any]]:
+    """What the lines of a replay log say, with a ``step`` of -1 the last first; damaged ones, and a log that is not there, say nothing."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        for line in log.read_text(encoding="utf-8").splitlines()[::step]:
+            with contextlib.suppress(ValueError):
+                yield as_table(json.loads(line))
 
 
 def read_steps(log: Path) -> tuple[LoggedCall, ...]:
     """The oracle calls in a replay log; lines that are something else, or damaged, are passed over."""
     steps = []
-    for line in log_lines(log):
-        try:
-            entry = json.loads(line)
+    for entry in entries(log):
+        with contextlib.suppress(ValueError, KeyError, TypeError):
             steps.append(
                 LoggedCall(
-                    phase=str(entry.get("phase", "")),
-                    nodes=int(entry["nodes"]),
-                    inputs=int(entry.get("inputs", 0)),
-                    answer=str(entry["answer"]),
-                    seconds=float(entry.get("seconds", 0.0)),
-                    digest=str(entry.get("digest", "")),
+                    str(entry.get("phase", "")), int(entry["nodes"]), int(entry.get("inputs", 0)),
+                    str(entry["answer"]), float(entry.get("seconds", 0.0)), str(entry.get("digest", "")),
                 )
-            )
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
+            )  # fmt: skip
     return tuple(steps)
 
 
@@ -319,15 +281,80 @@ def past_of(path: Path, home: Path) -> Past:
         )
 
 
-def find_script(text: Path, home: Path) -> Path:
-    """The script that a person means by ``text``: a path, or a name in the repro folder. Raises MinidbgError."""
-    candidates = [text, home / text, home / f"{text}.py", home / HIDDEN / "captures" / text]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    scripts = sorted(one.stem for one in home.glob("*.py"))
-    matches = [name for name in scripts if str(text) and str(text) in name]
-    if len(matches) == 1:
-        return home / f"{matches[0]}.py"
-    known = f"'{home}' has {', '.join(scripts[:5])}{', ...' if len(scripts) > 5 else ''}" if scripts else ""
-    raise MinidbgError(f"{text}: no such repro; {known or 'give the path of a repro script'}")
+# --- the text of ``minidbg show`` ---
+
+COMMENT = re.compile(r"\s+#.*$")
+
+
+def difference(fails: str, passes: str) -> Iterator[str]:
+    """The lines of both, ``-`` before what only the failing one has, ``+`` before what only the passing one has.
+
+    Comments do not count: they tell where a line came from.
+    """
+    first, second = uncommented(fails), uncommented(passes)
+    for line in difflib.ndiff(first, second):
+        if not line.startswith("?"):
+            yield line.rstrip()
+
+
+def uncommented(text: str) -> list[str]:
+    """The lines of ``text`` without comments."""
+    return [plain for line in text.split("\n") if (plain := COMMENT.sub("", line)).strip()]
+
+
+def glance(story: Story) -> str:
+    """What is known about the repro, the most telling first, and its model: ``minidbg show``."""
+    return "\n".join(lines(story))
+
+
+def lines(story: Story) -> Iterator[str]:
+    yield story.title
+    yield from (f"    {line}" for line in story.message.splitlines()[:8] if line not in story.title)
+    yield from ("", f"{'script':<10}{display_path(story.path)}")
+    yield from (f"{name:<9} {value}" for name, value in facts(story))
+    if story.capture and story.capture.absolute() != story.path.absolute():
+        yield f"capture   {display_path(story.capture)}"
+    if story.header.provenance.neighbour:
+        yield f"but       it {story.header.provenance.neighbour}"
+    if story.stages:
+        yield f"stages    {story.stages.sentence}"
+    yield from past_lines(story)
+    yield from ("", story.parts.model)
+    if story.neighbour:
+        yield ""
+        yield f"the nearest graph that passes ({plural(story.neighbour.nodes, 'node')}, {display_path(story.neighbour.path)}):"
+        yield from difference(story.parts.model, story.neighbour.model)
+
+
+def facts(story: Story) -> Iterator[tuple[str, str]]:
+    """What text and page tell, name and value."""
+    header, origin = story.header, story.header.provenance
+    yield "failure", f"{header.kind} in {header.backend}, on {header.device}, called by {header.call}"
+    yield "reduced", reduction_line(story.figures)
+    if origin.captured_from:
+        yield "from", f"{origin.captured_from}{f' `{origin.line}`' if origin.line else ''}"
+    yield "seen with", f"torch {origin.torch_version}"
+    yield "expected", header.expect
+    if story.workaround:
+        yield "until it is mended:", story.workaround
+    yield from (("note", note) for note in origin.notes)
+
+
+def reduction_line(figures: Mapping[str, Any]) -> str:
+    """The figures of the reduction in words."""
+    if not figures["reduced"]:
+        return f"no: {plural(figures['nodes'], 'node')}, {plural(figures['inputs'], 'input')}, as captured"
+    proof = "no single one can be left out" if figures["certified"] else "perhaps more could be left out"
+    return (
+        f"{figures['nodes']} of {figures['nodes_before']} nodes, {figures['inputs']} of {figures['inputs_before']} inputs"
+        f" ({proof}); {figures['oracle_calls']} oracle calls, {figures['seconds']:.1f} s"
+    )
+
+
+def past_lines(story: Story) -> Iterator[str]:
+    """What was seen of it on each device."""
+    if not story.past.states:
+        yield "history   not watched yet; 'minidbg watch' begins one"
+    for number, state in enumerate(story.past.states):
+        seen = f"{state.verdict} since {moment(state.since)}, {plural(state.runs, 'run')}, last {moment(state.seen)}"
+        yield f"{'history' if not number else '':<10}{state.device}: {seen}"

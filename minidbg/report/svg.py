@@ -68,7 +68,6 @@ def box(number: int, block: FoldedNodes) -> str:
 
 
 def edge(first: int, last: int, blocks: Sequence[FoldedNodes]) -> str:
-    """An arrow from one box to a later one."""
     strong = all(blocks[one].kept or blocks[one].as_input for one in (first, last))
     style = "edge strong" if strong else "edge"
     if last == first + 1:
@@ -172,7 +171,6 @@ def chart(
     label_y: str,
     label_x: str,
 ) -> str:
-    """Axes around ``body``."""
     bottom = CHART_HEIGHT - MARGIN_BOTTOM
     grid = "".join(
         f'<path class="grid" d="M{MARGIN_LEFT} {y:.1f}H{CHART_WIDTH - MARGIN_RIGHT}"/>'

@@ -23,6 +23,7 @@ from minidbg.graphs.contents import WITH_CARE, ValueReader
 from minidbg.graphs.expressions import quoted
 from minidbg.graphs.fill_text import with_generator
 from minidbg.graphs.fills import How
+from minidbg.graphs.mutation import mutated_placeholders
 from minidbg.graphs.ranks import with_group
 from minidbg.graphs.source import write_graph_builder
 from minidbg.graphs.specs import Exactness, InputSpec
@@ -152,6 +153,11 @@ def _lines_that_judge(case: Case, header: str, model: str, plain_backend: str) -
     """The variables of a short script that judge. Raises NoShortForm."""
     read = header_of(header, Path("the header"))
     has_numbers = any(type(value) is int for value in case.inputs)
+    for place in mutated_placeholders(case.graph_module) if case.backward else ():
+        if isinstance(value := case.inputs[place], Tensor) and value.requires_grad and not value.is_leaf:
+            raise selfcheck.NoShortForm(
+                "gradients of a value that the graph writes to are those from before the write"
+            )
     lines = selfcheck.lines_for(read, model=model, plain_backend=plain_backend, has_numbers=has_numbers)
     return {**lines, "limit": f"{selfcheck.hang_limit(read):g}"}
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +15,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from minidbg.printable import display_path
 from minidbg.processes.child import PR_SET_PDEATHSIG, prctl
+from minidbg.processes.deaths import last_json
 from minidbg.run.inside import read_log
-from minidbg.settings import Settings
+from minidbg.settings import Reduce, Settings
 
 FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH")
 """Signals that somebody sends to us and means for the program."""
+GRACE_S = 180.0
+"""What reducing may take beyond its budget: loading the backend, and verifying."""
 FROM_THE_KEYBOARD = ("SIGINT", "SIGQUIT")
 """Signals that a terminal sends to the whole process group, the program included."""
 
@@ -55,16 +60,12 @@ def run_program(arguments: Sequence[str], environ: Mapping[str, str]) -> Ending:
         child = subprocess.Popen(
             [sys.executable, *arguments],
             env=dict(environ),
-            preexec_fn=end_with_parent if sys.platform == "linux" else None,
+            # a kill of minidbg alone must not leave the program behind
+            preexec_fn=(lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM)) if sys.platform == "linux" else None,
         )
         children.append(child)
         code = child.wait()
     return Ending(code, None) if code >= 0 else Ending(None, -code)
-
-
-def end_with_parent() -> None:
-    """In the child: a kill of minidbg alone must not leave the program behind."""
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextlib.contextmanager
@@ -128,11 +129,7 @@ def summary_of(
     lines = failure_lines(event for event in events if event.get("event") == "failure")
     repros = [Path(event["path"]) for event in events if event.get("path")]
     if any((settings.repro_dir / ".minidbg" / "flight").glob("*.py")):
-        # late: torch is imported only where somebody has died
-        from minidbg.run import deaths
-
-        for death in deaths.since(settings.repro_dir, began):
-            line, path = deaths.answered(death, settings, ending, say)
+        for line, path in deaths_since(began, settings, ending, say):
             lines.append(line)
             repros += [path] if path else []
     failures = len(lines)
@@ -169,3 +166,64 @@ def nothing_failed(events: Sequence[dict[str, Any]]) -> str:
         )
     uses = ", ".join(f"{name} {times} times" if times > 1 else name for name, times in backends.items())
     return f"no backend failed (wrapped: {uses})"
+
+
+# Processes of the program that did not come back from a backend
+
+
+def deaths_since(
+    began: float, settings: Settings, ending: Ending, say: Callable[[str], object]
+) -> Iterator[tuple[str, Path | None]]:
+    """For each process that has started since ``began`` and died: a line, and the repro that was made of the case it left."""
+    from minidbg.repro import flights  # late: torch is imported only where somebody has died
+
+    folder = settings.repro_dir
+    for record in (*flights.dead_flights(folder), *flights.waited_in_vain(folder)):
+        name = flights.read_name(record)
+        if name is None or name.started_ms / 1000 < began - flights.SAME_START_S:
+            continue
+        happened = flights.death(record)
+        if ending.signal is not None:
+            happened += f" (the program ended by {signal.Signals(ending.signal).name})"
+        elif ending.status:
+            happened += f" (the program ended with status {ending.status})"
+        if name.step is flights.Step.WAITING:
+            flights.remove(record)
+            yield happened, None
+            continue
+        try:
+            capture = flights.as_capture(record)
+        except FileNotFoundError:
+            yield f"{happened}; another minidbg has taken its record", None
+        except OSError as error:
+            yield f"{happened}; its record {record} cannot be moved ({error})", None
+        else:
+            interrupted = ending.was_interrupted or name.step is flights.Step.INTERRUPTED
+            yield reduced(capture, settings, happened, say, interrupted=interrupted)
+
+
+def reduced(
+    capture: Path, settings: Settings, happened: str, say: Callable[[str], object], *, interrupted: bool
+) -> tuple[str, Path | None]:
+    """Reduce the capture in a process of its own, which the backend's import may kill, where that is wanted now."""
+    shown = display_path(capture)
+    if settings.reduce is Reduce.LATER:
+        return f"{happened}; run: minidbg reduce {shown}", None
+    if interrupted:
+        return f"{happened}; if the backend hung, run: minidbg reduce {shown}", None
+    say(f"{happened}; reducing what it was at")
+    command = [sys.executable, "-m", "minidbg", "reduce", "-q", str(capture), "--json", "--seconds"]
+    command.append(f"{settings.seconds:g}")
+    limit, began = settings.seconds + GRACE_S, time.monotonic()
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, timeout=limit, check=False, text=True)
+    except subprocess.TimeoutExpired:
+        return f"{happened}; reducing it took {time.monotonic() - began:.0f} s and was ended: {shown}", None
+    written = last_json(done.stdout) or {}
+    if not written.get("path"):
+        return f"{happened}; that could not be brought about again, its case is kept: {shown}", None
+    path = Path(written["path"])
+    counts = (
+        f"{written['nodes_before']} -> {written['nodes_after']} nodes, {written['oracle_calls']} oracle calls"
+    )
+    return f"{happened}: {counts}; run: python {display_path(path)}", path

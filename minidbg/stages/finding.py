@@ -122,21 +122,28 @@ def find_stages(
 
 
 def in_forks(case: Case, allowance: Allowance) -> StageReport:
-    """Each run in a fork of this process."""
-    verdicts: dict[str, Verdict] = {}
-    own = case.backend.name
-    for name in (*EARLIER, own):
-        if name in verdicts or (name != own and time.monotonic() > allowance.deadline):
-            continue
-        verdicts[name] = at_stage(case, name if name != own else None, allowance).verdict
-    report = StageReport(verdicts, own, torch=torch.__version__)
+    report = reported(case, allowance, lambda stage: at_stage(case, stage, allowance))
     bisectable = case.backend.expression.strip("'\"") == "inductor" and case.kind not in (
         Kind.CRASH,
         Kind.HANG,
     )
-    if report.guilty == own and verdicts[own] is Verdict.REPRODUCES and bisectable:
+    if (
+        report.guilty == report.backend
+        and report.verdicts[report.guilty] is Verdict.REPRODUCES
+        and bisectable
+    ):
         return bisected(case, report, allowance)
     return report
+
+
+def reported(case: Case, allowance: Allowance, run: Callable[[str | None], Outcome]) -> StageReport:
+    """What each stage does, as far as there is time; ``run`` gets its name, and None for the case's own backend, which is always run."""
+    verdicts: dict[str, Verdict] = {}
+    own = case.backend.name
+    for name in (*EARLIER, own):
+        if name not in verdicts and (name == own or time.monotonic() <= allowance.deadline):
+            verdicts[name] = run(name if name != own else None).verdict
+    return StageReport(verdicts, own, torch=torch.__version__)
 
 
 def at_stage(case: Case, stage: str | None, allowance: Allowance) -> Outcome:
@@ -181,13 +188,11 @@ def bisected(case: Case, report: StageReport, allowance: Allowance) -> StageRepo
 
 def in_new_processes(path: Path, case: Case, allowance: Allowance) -> StageReport:
     """Each run in a fresh interpreter, where this process cannot be forked; without the bisection."""
-    verdicts: dict[str, Verdict] = {}
-    own = case.backend.name
-    for name in (*EARLIER, own):
-        left = allowance.left()
-        if name not in verdicts and (name == own or left > 0):
-            backend = None if name == own else name
-            verdicts[name] = repro.run(path, backend=backend, seconds=max(30.0, left)).verdict
+
+    def run(stage: str | None) -> Outcome:
+        return repro.run(path, backend=stage, seconds=max(30.0, allowance.left()))
+
+    report = reported(case, allowance, run)
     note = "passes and lowerings were not bisected: this process cannot be forked"
-    report = StageReport(verdicts, own, torch=torch.__version__)
-    return replace(report, notes=(note,)) if own == "inductor" and verdicts[own] in FAILING else report
+    wanted = report.backend == "inductor" and report.verdicts["inductor"] in FAILING
+    return replace(report, notes=(note,)) if wanted else report

@@ -79,18 +79,12 @@ class StageReport:
 
     def to_table(self) -> dict[str, Any]:
         """Plain values for the header; ``from_table`` reads them back."""
+        told: dict[str, Any] = {"subsystem": self.subsystem, "number": self.number, "detail": self.detail}
         table: dict[str, Any] = {"guilty": self.guilty, "backend": self.backend}
-        if self.subsystem:
-            table["subsystem"] = self.subsystem
-        if self.number is not None:
-            table["number"] = self.number
-        if self.detail:
-            table["detail"] = self.detail
+        table |= {name: value for name, value in told.items() if value not in ("", None)}
         table |= {"seconds": round(self.seconds, 1), "torch": self.torch}
-        if self.notes:
-            table["notes"] = list(self.notes)
-        table["verdicts"] = {name: str(verdict) for name, verdict in self.verdicts.items()}
-        return table
+        table |= {"notes": list(self.notes)} if self.notes else {}
+        return {**table, "verdicts": {name: str(verdict) for name, verdict in self.verdicts.items()}}
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> StageReport:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TextIO
 
 import structlog
 
-from minidbg.printable import display_path, printable
+from minidbg.printable import display_path, plural, printable
 
 LOG_BYTES = 5_000_000
 LOG_FILES = 3
@@ -36,26 +36,26 @@ class Event:
 class View(Protocol):
     """Hears every event, in order, in the daemon's thread."""
 
-    def show(self, event: Event) -> None: ...
-    def close(self) -> None: ...
+    def show(self, event: Event) -> None:
+        """Take the event in. Raises OSError when nobody can be told any more."""
+
+    def close(self) -> None:
+        """By default there is nothing to end."""
+        return
 
 
-class JsonLines:
+class JsonLines(View):
     """One object a line, on a stream that someone reads."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
 
     def show(self, event: Event) -> None:
-        """Write and flush. Raises BrokenPipeError when the reader has gone."""
         self.stream.write(json.dumps(event.to_json()) + "\n")
         self.stream.flush()
 
-    def close(self) -> None:
-        """Nothing to end."""
 
-
-class Log:
+class Log(View):
     """The daemon's log: JSON lines in a file that is rotated, written by structlog; no other logger is touched."""
 
     def __init__(self, path: Path) -> None:
@@ -63,9 +63,8 @@ class Log:
         self.handler = logging.handlers.RotatingFileHandler(
             path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8", delay=True
         )
-        vars(self.handler)["handleError"] = lambda record: (
-            None
-        )  # on a full disk it would write into the terminal
+        # on a full disk it would write into the terminal
+        vars(self.handler)["handleError"] = lambda record: None
         target = logging.Logger("minidbg.watch", logging.DEBUG)
         target.addHandler(self.handler)
         self.log = structlog.wrap_logger(
@@ -88,7 +87,6 @@ class Log:
         self.log.error(event, exc_info=True, **values)
 
     def close(self) -> None:
-        """Close the file."""
         self.handler.close()
 
 
@@ -99,7 +97,6 @@ class Announcer:
         self.views = views
 
     def __call__(self, name: str, **data: Any) -> None:
-        """Tell everyone."""
         event = Event(name, data)
         for view in list(self.views):
             try:
@@ -115,47 +112,29 @@ class Announcer:
 
 
 UNCHANGED = frozenset({"still failing", "still gone"})
-QUIET = frozenset({"workers_ready", "machine", "build_started", "reduction_started"})
 
 
-class PlainLines:
+class PlainLines(View):
     """One line for each thing worth knowing. Unchanged and muted results are only counted, unless ``every_result``."""
 
     def __init__(self, stream: TextIO, *, every_result: bool = False) -> None:
         self.stream, self.every_result = stream, every_result
 
     def show(self, event: Event) -> None:
-        """Write the event's line, if it has one."""
         data = event.data
-        if (
-            event.name == "result"
-            and not self.every_result
-            and (data["standing"] in UNCHANGED or data.get("muted"))
-        ):
-            return
-        if event.name in ("flip", "unconfirmed") and data.get("muted"):
-            return
-        text = line_of(event)
-        if text:
+        muted = event.name in ("flip", "unconfirmed", "result") and data.get("muted")
+        if event.name == "result":
+            muted = not self.every_result and (muted or data["standing"] in UNCHANGED)
+        if not muted and (text := line_of(event)):
             clock = time.strftime("%H:%M:%S", time.localtime(event.at))
             self.stream.write("".join(f"{clock} {line}\n" for line in text.splitlines()))
             self.stream.flush()
 
-    def close(self) -> None:
-        """Nothing to end."""
-
 
 def line_of(event: Event) -> str:
     """The event in words; empty when it is not worth a line."""
-    if event.name in QUIET:
-        return ""
-    words = WORDS.get(event.name)
-    return printable(words(event.data)) if words else event.name.replace("_", " ")
-
-
-def plural(count: int, noun: str) -> str:
-    """``1 repro``, ``2 repros``."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    words = WORDS.get(event.name, event.name.replace("_", " "))
+    return printable(words.format_map(event.data) if isinstance(words, str) else words(event.data))
 
 
 def started(data: Mapping[str, Any]) -> str:
@@ -224,17 +203,20 @@ def backend_broken(data: Mapping[str, Any]) -> str:
     return f"backend {data['backend']} is broken on {data['device']}: {data['reason']}; {plural(data['repros'], 'repro')} not judged"
 
 
-def build_failed(data: Mapping[str, Any]) -> str:
-    return f"build failed with status {data['status']}; nothing was judged: {data['error']}\n{data['output']}"
-
-
 def reduction_finished(data: Mapping[str, Any]) -> str:
     if data["repro"]:
         return f"reduced {display_path(data['capture'])} to {display_path(data['repro'])}"
     return f"could not reduce {display_path(data['capture'])}: {data['reason']}"
 
 
-WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+def serving(data: Mapping[str, Any]) -> str:
+    token = f"?token={data['token']}" if data["token"] else ""
+    actions = ", and whoever opens it may ask for runs" if data["actions"] else ""
+    return f"the page is at {data['url']}{token}{actions}"
+
+
+WORDS: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
+    **dict.fromkeys(["workers_ready", "machine", "build_started", "reduction_started", "stopped"], ""),
     "started": started,
     "sweep_started": sweep_started,
     "sweep_finished": sweep_finished,
@@ -243,22 +225,18 @@ WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "unconfirmed": unconfirmed,
     "backend_broken": backend_broken,
     "columns": columns,
-    "backend_back": lambda data: f"backend {data['backend']} works again on {data['device']}",
-    "build_failed": build_failed,
-    "build_finished": lambda data: f"built in {data['seconds']:.1f} s",
-    "disk_full": lambda data: (
-        f"{data['path']} cannot be written ({data['reason']}): repros are judged, and kept in memory only"
-    ),
-    "device_missing": lambda data: str(data["text"]),
-    "notice": lambda data: str(data["text"]),
-    "repro_added": lambda data: f"new repro {data['repro']}",
-    "repro_edited": lambda data: f"repro {data['repro']} was edited",
-    "repro_removed": lambda data: f"repro {data['repro']} is gone",
-    "repro_damaged": lambda data: f"repro {data['repro']} cannot be used: {data['reason']}",
+    "backend_back": "backend {backend} works again on {device}",
+    "build_failed": "build failed with status {status}; nothing was judged: {error}\n{output}",
+    "build_finished": "built in {seconds:.1f} s",
+    "disk_full": "{path} cannot be written ({reason}): repros are judged, and kept in memory only",
+    "device_missing": "{text}",
+    "notice": "{text}",
+    "repro_added": "new repro {repro}",
+    "repro_edited": "repro {repro} was edited",
+    "repro_removed": "repro {repro} is gone",
+    "repro_damaged": "repro {repro} cannot be used: {reason}",
     "reduction_finished": reduction_finished,
-    "unexpected": lambda data: (
-        f"unexpected: {data['repro']} [{data['device']}] is {data['verdict']}, and its header expects {data['expect']}"
-    ),
+    "unexpected": "unexpected: {repro} [{device}] is {verdict}, and its header expects {expect}",
     "process_died": lambda data: (
         f"a process died in a backend; what it was at is in {display_path(data['capture'])}"
     ),
@@ -269,12 +247,9 @@ WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
         f"bisecting {display_path(data['repro'])} between {data['good']} and {data['bad']}"
     ),
     "bisect_finished": lambda data: f"bisected {display_path(data['repro'])}: {data['text']}",
-    "serving": lambda data: (
-        f"the page is at {data['url']}{'?token=' + data['token'] if data['token'] else ''}"
-        + (", and whoever opens it may ask for runs" if data["actions"] else "")
-    ),
-    "stopping": lambda data: f"stopping: {data['reason']}",
-    "stopped": lambda data: "",
-    "paused": lambda data: "paused: no sweeps until p is pressed again",
-    "resumed": lambda data: "going on",
+    "serving": serving,
+    "stopping": "stopping: {reason}",
+    "paused": "paused: no sweeps until p is pressed again",
+    "resumed": "going on",
 }
+"""Each event in words: a format, or a function of its data; an empty text for what is not worth a line."""

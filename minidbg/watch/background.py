@@ -7,7 +7,6 @@ killed: one after the other, at the lowest priority.
 from __future__ import annotations
 
 import contextlib
-import enum
 import hashlib
 import json
 import os
@@ -19,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,9 @@ from minidbg.history import History
 from minidbg.processes.deaths import last_json
 from minidbg.processes.pool import NUMBERS, Ended, Order, Pool
 from minidbg.watch.announce import Announcer
-from minidbg.watch.columns import Column
-from minidbg.watch.repros import HIDDEN, Repro, header_table
+from minidbg.watch.repros import HIDDEN, Repro, header_table, stamp_of
 from minidbg.watch.runner import IN_WORKER
+from minidbg.watch.settings import Column
 from minidbg.watch.snapshot import Snapshot
 from minidbg.watch.watched import Mark, Watched
 
@@ -70,14 +70,6 @@ LOWEST_PRIORITY = 19
 NO_VARIABLES: Mapping[str, str] = {}
 
 
-class Work(enum.Enum):
-    """What an order of ours does."""
-
-    REDUCE = enum.auto()
-    FLIGHTS = enum.auto()
-    BISECT = enum.auto()
-
-
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """A capture as it was when it was chosen."""
@@ -99,8 +91,8 @@ class Background:
     cluster: Cluster | None = None
     """Where the questions of a reduction are asked, when not here."""
     flights: Flights = field(init=False)
-    running: dict[int, tuple[Work, Waiting | None]] = field(default_factory=dict)
-    """By the number of the order."""
+    running: dict[int, Callable[[Ended], None]] = field(default_factory=dict)
+    """By the number of the order: who hears of its end."""
     told: set[Waiting] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -111,16 +103,23 @@ class Background:
         if self.running:
             return False
         if self.flights.due(self.clock()):
-            argv: tuple[str, ...] = (IN_WORKER, "flights", str(self.folder))
-            self.order(argv, FLIGHT_SECONDS, Work.FLIGHTS, None)
+            self.order((IN_WORKER, "flights", str(self.folder)), FLIGHT_SECONDS, self.tell_deaths)
             return True
         found = self.next_capture(repros)
         if found is None:
             return False
-        argv = ("-m", "minidbg", "reduce", str(found.path), "--seconds", str(REDUCE_SECONDS), "--json")
-        if self.cluster is not None and not self.cluster.workers:
-            argv += self.cluster.arguments
-        self.order(argv, REDUCE_SECONDS + 60, Work.REDUCE, found)
+        where = self.cluster.arguments if self.cluster is not None and not self.cluster.workers else ()
+        argv = (
+            "-m",
+            "minidbg",
+            "reduce",
+            str(found.path),
+            "--seconds",
+            str(REDUCE_SECONDS),
+            "--json",
+            *where,
+        )
+        self.order(argv, REDUCE_SECONDS + 60, lambda ended: self.reduced(found, ended))
         self.announce("reduction_started", capture=str(found.path))
         return True
 
@@ -133,87 +132,79 @@ class Background:
             return f"it regressed by a change that is not committed, on top of {commits[0]}"
         options = ("--options", column.options) if column.options else ()
         argv = ("-m", "minidbg", "bisect", *commits, path, "--device", column.device, *options, "--json")
-        self.order(argv, REDUCE_SECONDS, Work.BISECT, Waiting(Path(path), ""), column.variables)
+        self.order(argv, REDUCE_SECONDS, lambda ended: self.bisected(path, ended), column.variables)
         self.announce("bisect_started", repro=path, good=commits[0], bad=commits[1])
         return ""
 
     def order(
-        self, argv: Sequence[str], seconds: float, work: Work, what: Waiting | None,
-        env: Mapping[str, str] = NO_VARIABLES,
+        self, argv: tuple[str, ...], seconds: float, then: Callable[[Ended], None], env: Mapping[str, str] = NO_VARIABLES
     ) -> None:  # fmt: skip
-        """Have it run."""
+        """Have it run; ``then`` hears of its end."""
         number = next(NUMBERS)
-        self.running[number] = work, what
-        self.pool.run(Order(number, tuple(argv), "fresh", seconds, nice=LOWEST_PRIORITY, env=env))
+        self.running[number] = then
+        self.pool.run(Order(number, argv, "fresh", seconds, nice=LOWEST_PRIORITY, env=env))
 
     def next_capture(self, repros: Iterable[Repro]) -> Waiting | None:
         """A capture that has not been tried as it is now and whose failure no repro shows yet, the oldest first."""
-        known = self.history.background()
-        shown = {failure_in(repro.table): repro.name for repro in repros if not repro.damage}
-        for path in captures_in(self.folder):
-            try:
-                data = path.read_bytes()
-                table = header_table(data.decode("utf-8-sig"))
-            except (OSError, ValueError, KeyError):
-                continue  # damaged, or still being written
-            if (table.get("signature") or {}).get("message") == LAYOUT:
-                continue  # reduced on request
-            found = Waiting(path, hashlib.sha1(data, usedforsecurity=False).hexdigest())
-            if found.digest in (known.get(str(path), ("", ""))[0], reduced_digest(path)):
+        stamps = {path: stamp_of(path) for path in (self.folder / HIDDEN / "captures").glob("*.py")}
+        oldest_first = sorted(stamps, key=lambda path: stamps[path][1])
+        captures = [(path, read_capture(path, stamps[path])) for path in oldest_first]
+        known = self.history.background() if captures else {}
+        shown = {failure_in(repro.table): repro.name for repro in repros if captures and not repro.damage}
+        for path, read in captures:
+            if read is None or read[0] in (known.get(str(path), ("", ""))[0], reduced_digest(path)):
                 continue
-            repro = shown.get(failure_in(table))
+            found, repro = Waiting(path, read[0]), shown.get(read[1])
             if repro is None:
                 return found
-            self.tell_known(found, repro)
+            if found not in self.told:
+                self.told.add(found)
+                self.announce("capture_known", capture=str(path), repro=repro)
         return None
 
-    def tell_known(self, found: Waiting, repro: str) -> None:
-        """Say once why a capture is left as it is."""
-        if found not in self.told:
-            self.told.add(found)
-            self.announce("capture_known", capture=str(found.path), repro=repro)
-
-    def ended(self, message: Ended, now: float) -> bool:
+    def ended(self, message: Ended) -> bool:
         """Hear of an order; whether it was ours. A reduction that was cut off by us is tried again later."""
-        mine = self.running.pop(message.id, None)
-        if mine is None:
-            return False
-        work, found = mine
-        if message.cancelled or message.lost:
-            return True
-        said: dict[str, Any] = dict(last_json(message.stdout) or {})
-        if work is Work.FLIGHTS:
-            for capture in said.get("captures", ()):
-                self.announce("process_died", capture=capture)
-        elif work is Work.BISECT and found is not None:
-            text = (
-                f"{said['commit'][:10]} {said['subject']} ({said['author']})"
-                if said
-                else last_line(message.stderr)
-            )
-            self.announce("bisect_finished", repro=str(found.path), text=text, commit=said.get("commit"))
-        elif found is not None:
-            self.reduced(found, said, message, now)
-        return True
+        then = self.running.pop(message.id, None)
+        if then is not None and not message.cancelled and not message.lost:
+            then(message)
+        return then is not None
 
-    def reduced(self, found: Waiting, said: Mapping[str, Any], message: Ended, now: float) -> None:
+    def tell_deaths(self, ended: Ended) -> None:
+        for capture in (last_json(ended.stdout) or {}).get("captures", ()):
+            self.announce("process_died", capture=capture)
+
+    def bisected(self, path: str, ended: Ended) -> None:
+        said = last_json(ended.stdout)
+        text = (
+            f"{said['commit'][:10]} {said['subject']} ({said['author']})" if said else last_line(ended.stderr)
+        )
+        self.announce("bisect_finished", repro=path, text=text, commit=said and said["commit"])
+
+    def reduced(self, found: Waiting, ended: Ended) -> None:
         """A reduction has ended: remember that, and tell what came of it."""
+        said = last_json(ended.stdout) or {}
         repro = said.get("path")
-        reason = last_line(message.stderr) or str(said.get("verdict") or f"status {message.status}")
-        self.history.put_background(str(found.path), found.digest, now, str(repro or reason))
+        reason = last_line(ended.stderr) or str(said.get("verdict") or f"status {ended.status}")
+        self.history.put_background(str(found.path), found.digest, time.time(), str(repro or reason))
         self.announce(
             "reduction_finished", capture=str(found.path), repro=repro, reason="" if repro else reason
         )
 
-    def cancel(self) -> None:
-        """End the running reduction; its own log lets it go on where it was."""
-        for number in self.running:
-            self.pool.cancel(number)
 
+@lru_cache(maxsize=1024)
+def read_capture(path: Path, stamp: tuple[int, ...]) -> tuple[str, str] | None:
+    """Digest and failure of the capture at ``path``, whose files have this ``stamp``: it is asked for every second.
 
-def captures_in(folder: Path) -> list[Path]:
-    """The captures of a repro folder, the oldest first."""
-    return sorted((folder / HIDDEN / "captures").glob("*.py"), key=modified)
+    None for one that is damaged, still being written, or of another layout, which is reduced on request.
+    """
+    try:
+        data = path.read_bytes()
+        table = header_table(data.decode("utf-8-sig"))
+    except (OSError, ValueError, KeyError):
+        return None
+    if (table.get("signature") or {}).get("message") == LAYOUT:
+        return None
+    return hashlib.sha1(data, usedforsecurity=False).hexdigest(), failure_in(table)
 
 
 def reduced_digest(path: Path) -> str:
@@ -229,14 +220,6 @@ def failure_in(table: Mapping[str, Any]) -> str:
     signature, origin = table.get("signature") or {}, table.get("origin") or {}
     failure = [signature.get("types"), signature.get("message"), list(signature.get("frames", ()))[:1]]
     return repr([table.get("backend"), table.get("kind"), failure, origin.get("nodes", table.get("nodes"))])
-
-
-def modified(path: Path) -> float:
-    """When the file was written; 0 when it has gone."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def last_line(text: str) -> str:
@@ -255,110 +238,80 @@ ERROR = re.compile(r"\b(error|fatal|failed|undefined reference|no such file)\b|E
 class Built:
     """A build has ended. ``output``: its last lines; ``error``: the first line that tells of an error."""
 
-    number: int
+    build: Build
     status: int
     seconds: float
     output: str
     error: str = ""
 
 
-class Builder:
-    """One build at a time, in a process group of its own."""
+class Build:
+    """A build command under way, in a process group of its own; ``Built`` follows."""
 
     def __init__(self, command: str, folder: Path, listener: Callable[[Built], None]) -> None:
-        self.command, self.folder, self.listener = command, folder, listener
-        self.number = 0
-        self.process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def running(self) -> bool:
-        """Whether a build is under way."""
-        return self.process is not None
-
-    def start(self) -> int:
-        """Start the command; ``Built`` with the returned number follows."""
-        self.number += 1
-        output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the thread that waits
+        self.listener = listener
+        self.output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the thread that waits
         self.process = subprocess.Popen(
-            self.command, shell=True, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            command, shell=True, cwd=folder, stdin=subprocess.DEVNULL, stdout=self.output, stderr=self.output,
             start_new_session=True,
         )  # fmt: skip
-        threading.Thread(
-            target=self.wait, args=(self.process, output, self.number), name="minidbg-build", daemon=True
-        ).start()
-        return self.number
+        threading.Thread(target=self.wait, name="minidbg-build", daemon=True).start()
 
-    def wait(self, process: subprocess.Popen[bytes], output: object, number: int) -> None:
+    def wait(self) -> None:
         """In a thread: tell when the build ends."""
         began = time.monotonic()
-        status = process.wait()
-        with output as file:  # type: ignore[attr-defined]  # a TemporaryFile, whose type has no public name
+        status = self.process.wait()
+        with self.output as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_OUTPUT_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
-        last = "\n".join(lines[-OUTPUT_LINES:])
-        self.listener(
-            Built(number, status, time.monotonic() - began, last, first_error(lines) if status else "")
-        )
-
-    def ended(self, message: Built) -> bool:
-        """Whether the message is of the present build."""
-        if message.number != self.number or self.process is None:
-            return False
-        self.process = None
-        return True
+        error = first_error(lines) if status else ""
+        self.listener(Built(self, status, time.monotonic() - began, "\n".join(lines[-OUTPUT_LINES:]), error))
 
     def cancel(self) -> None:
-        """End the build; its message will be none of the present one."""
-        if self.process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process = None
+        """End it; its message comes as ever."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
 
 @dataclass(slots=True)
 class Builds:
-    """When the build command runs, and what its end means for sweeps."""
+    """When the build ``command`` runs, and what its end means for sweeps."""
 
-    builder: Builder | None
-    """None without a build command: then there is nothing to wait for."""
+    command: str
+    """Empty: there is nothing to build, and nothing to wait for."""
+    folder: Path
+    listener: Callable[[Built], None]
     watched: Watched
     history: History
     announce: Announcer
+    current: Build | None = None
     base: Snapshot | None = None
     """The code that the present build began with."""
     repeated: bool = False
     """Whether the build was begun once more because of an edit under it."""
 
-    @property
-    def under_way(self) -> bool:
-        """Whether a build runs."""
-        return self.builder is not None and self.builder.running
-
     def begin(self) -> bool:
         """Start a build if the outputs may be those of other code; whether one runs now."""
-        if self.builder is None or not self.watched.needs_build:
+        if not self.command or not self.watched.needs_build:
             return False
         self.base = self.watched.snapshot
         self.watched.marks.pop(Mark.BUILT, None)
-        self.builder.start()
-        self.announce("build_started", command=self.builder.command)
+        self.current = Build(self.command, self.folder, self.listener)
+        self.announce("build_started", command=self.command)
         return True
 
     def ended(self, message: Built) -> bool:
         """Hear of a build; whether it went well. A file edited under it may have been missed: then another one is needed, once."""
-        if self.builder is None or not self.builder.ended(message):
+        if message.build is not self.current:
             return False
+        self.current = None
         self.watched.look(everywhere=True)
         snapshot, seconds = self.watched.snapshot, round(message.seconds, 3)
         if message.status != 0:
             self.watched.mark(Mark.BUILD_FAILED)
             self.announce(
-                "build_failed",
-                status=message.status,
-                seconds=seconds,
-                output=message.output,
-                error=message.error,
-            )
+                "build_failed", status=message.status, seconds=seconds, output=message.output, error=message.error,
+            )  # fmt: skip
             number = self.history.start_sweep(time.time(), code=snapshot.digest(), files=[])
             self.history.end_sweep(number, time.time(), "build_failed")
             return False
@@ -371,9 +324,10 @@ class Builds:
         return True
 
     def cancel(self) -> None:
-        """End the build under way."""
-        if self.builder is not None:
-            self.builder.cancel()
+        """End the build under way, and hear no more of it."""
+        if self.current is not None:
+            self.current.cancel()
+            self.current = None
 
 
 def first_error(lines: Sequence[str]) -> str:

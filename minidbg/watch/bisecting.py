@@ -1,4 +1,4 @@
-"""``minidbg bisect``: the commit of the backend at which a repro flipped, by ``git bisect run`` in a worktree of its own."""
+"""``minidbg bisect``: the commit of the backend at which a repro flipped, by ``git bisect`` in a worktree of its own."""
 
 from __future__ import annotations
 
@@ -6,29 +6,27 @@ import contextlib
 import json
 import os
 import queue
+import re
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from minidbg.errors import MinidbgError
 from minidbg.failure import EXIT_STATUS, Outcome, Verdict
 from minidbg.processes import deaths, run_python
 from minidbg.processes.pool import COMPILER_ENVIRONMENT
-from minidbg.watch.background import Builder, Built, last_line
-from minidbg.watch.columns import Column
+from minidbg.watch.background import Build, Built, last_line
 from minidbg.watch.repros import Repro, read_repro
-from minidbg.watch.runner import as_renamed, expected_signature, is_fallback, judging
+from minidbg.watch.runner import as_renamed, expected_signature, judging
+from minidbg.watch.settings import Column
 from minidbg.watch.sources import module_roots, repositories_of
+from minidbg.watch.states import is_fallback
 
 CANNOT_JUDGE = 125
-STEP = "minidbg: "
-"""Begins the lines that our steps print among git's own."""
-Tell = Callable[[str], None]
 
 
 class CannotBisect(MinidbgError):
@@ -36,24 +34,7 @@ class CannotBisect(MinidbgError):
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
-    """What to look for: ``good`` and ``bad`` are revisions of the backend's repository."""
-
-    good: str
-    bad: str
-    repro: Path
-    repository: Path | None = None
-    build: str | None = None
-    build_folder: Path | None = None
-    """Where the build runs; in the worktree it is the same place below its root."""
-    device: str | None = None
-    options: str = ""
-    """Options of the backend that are added to the repro's own, a Python dict as text."""
-    seconds: float = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
+class Culprit:
     """The first commit with the newer behaviour. ``fixed``: whether that is the fix, not the culprit."""
 
     commit: str
@@ -68,34 +49,103 @@ class Found:
         what = "fixed the failure" if self.fixed else "is the first that fails"
         return f"{self.commit} {what} ({self.steps} commits tried)\n  {self.subject}\n  {self.author}, {self.date}"
 
-    def to_json(self) -> dict[str, Any]:
-        """One JSON object."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
+@dataclass(frozen=True, slots=True)
+class Bisection:
+    """What to look for: ``good`` and ``bad`` are revisions of the backend's repository."""
 
-def search(wanted: Search, tell: Tell) -> Found:
-    """Find the commit. Raises CannotBisect, saying what stands in the way and what to do."""
-    repro = readable(wanted.repro)
-    repository = wanted.repository.absolute() if wanted.repository else repository_of_backend(repro)
-    good, bad = (commit_of(repository, revision) for revision in (wanted.good, wanted.bad))
-    fixed = is_ancestor(repository, bad, good)
-    if not fixed and not is_ancestor(repository, good, bad):
-        base = git(repository, "merge-base", good, bad)
-        tell(
-            f"{wanted.good} and {wanted.bad} lie on two branches; git tests their merge base {base[:10]} first"
-        )
-    with worktree(repository, bad) as tree:
-        job = {
-            "repro": str(repro.path.absolute()),
-            "repository": str(repository),
-            "build": wanted.build,
-            "build_folder": below(wanted.build_folder, repository),
-            "device": wanted.device,
-            "options": wanted.options,
-            "seconds": wanted.seconds,
-        }
-        check_ends(tree, job, good, bad, tell)
-        return run_bisect(tree, job, good, bad, fixed=fixed, tell=tell)
+    good: str
+    bad: str
+    path: Path
+    """Of the repro."""
+    tell: Callable[[str], None]
+    repository: Path | None = None
+    build: str | None = None
+    build_folder: Path | None = None
+    """Where the build runs; in the worktree it is the same place below its root."""
+    device: str | None = None
+    options: str = ""
+    """Options of the backend that are added to the repro's own, a Python dict as text."""
+    seconds: float = 300.0
+
+    def run(self) -> Culprit:
+        """Find the commit. Raises CannotBisect, saying what stands in the way and what to do."""
+        repro = readable(self.path)
+        repository = self.repository.absolute() if self.repository else repository_of_backend(repro)
+        good, bad = (commit_of(repository, revision) for revision in (self.good, self.bad))
+        fixed = is_ancestor(repository, bad, good)
+        if not fixed and not is_ancestor(repository, good, bad):
+            base = git(repository, "merge-base", good, bad)[:10]
+            self.tell(
+                f"{self.good} and {self.bad} lie on two branches; git tests their merge base {base} first"
+            )
+        with worktree(repository, bad) as tree:
+            self.check_ends(repository, tree, good, bad)
+            return self.search(repository, tree, good, bad, fixed=fixed)
+
+    def check_ends(self, repository: Path, tree: Path, good: str, bad: str) -> None:
+        """See that the repro does at both ends what was said: a search from wrong ends finds some commit, and a wrong one."""
+        for commit, status, word in ((bad, 1, "bad"), (good, 0, "good")):
+            git(tree, "checkout", "--quiet", "--force", commit)
+            found, reason = self.judge(repository, tree)
+            self.tell(f"{word} end {commit[:10]}: {reason}")
+            if found != status:
+                expected = "reproduces" if status else "is gone"
+                raise CannotBisect(
+                    f"at the {word} end {commit[:10]} the repro should be seen to {'reproduce' if status else 'be gone'}, but: "
+                    f"{reason}. Name another commit at which it {expected}"
+                )
+
+    def search(self, repository: Path, tree: Path, good: str, bad: str, *, fixed: bool) -> Culprit:
+        """Let git choose commits. The older end's behaviour is git's "before", the newer one's "after"."""
+        old, new = (bad, good) if fixed else (good, bad)
+        said = bisect(tree, "start", "--term-old=before", "--term-new=after", new, old)
+        steps = 2  # both ends
+        while not re.search(r"(?m)^[0-9a-f]{40} is the first '?after'? commit", said):
+            status, reason = self.judge(repository, tree)
+            self.tell(f"{git(tree, 'rev-parse', '--short=10', 'HEAD')}: {reason}")
+            steps += 1
+            is_old = status == (1 if fixed else 0)
+            said = bisect(tree, "skip" if status == CANNOT_JUDGE else "before" if is_old else "after")
+        commit = git(tree, "rev-parse", "refs/bisect/after")
+        told = git(tree, "show", "--no-patch", "--format=%s%x00%an%x00%ad", "--date=short", commit)
+        subject, author, date = told.split("\0")
+        return Culprit(commit, subject, author, date, fixed, steps)
+
+    def judge(self, repository: Path, tree: Path) -> tuple[int, str]:
+        """Build, run the repro against the code in ``tree``; 0 gone, 1 reproduces, 125 cannot be judged; and why."""
+        if self.build and (error := self.built(tree / below(self.build_folder, repository))):
+            return CANNOT_JUDGE, f"the build fails: {error}"
+        repro = readable(self.path)
+        env = environment_for(tree, repro, repository)
+        if misplaced := imported_from_elsewhere(tree, repro, env):
+            return CANNOT_JUDGE, misplaced
+        files = [str(tree / name) for name in git(tree, "ls-files").splitlines()]
+        outcome = as_renamed(self.outcome(repro, env), repro, files)
+        if is_fallback(outcome):
+            return CANNOT_JUDGE, outcome.reason
+        first_line = outcome.message.partition("\n")[0] if outcome.verdict is Verdict.CHANGED else ""
+        reason = ": ".join(part for part in (str(outcome.verdict), outcome.reason or first_line) if part)
+        is_clear = outcome.verdict in (Verdict.GONE, Verdict.REPRODUCES)
+        return EXIT_STATUS[outcome.verdict] if is_clear else CANNOT_JUDGE, reason
+
+    def built(self, folder: Path) -> str:
+        """Run the build command in ``folder``; the error of one that fails, else nothing."""
+        ended: queue.SimpleQueue[Built] = queue.SimpleQueue()
+        build = Build(str(self.build), folder, ended.put)
+        try:
+            built = ended.get(timeout=self.seconds)
+        except queue.Empty:
+            build.cancel()
+            return f"no end within {self.seconds:g} s"
+        return built.error or f"exit status {built.status}" if built.status else ""
+
+    def outcome(self, repro: Repro, env: dict[str, str]) -> Outcome:
+        """What the repro does in a fresh interpreter, from an empty folder."""
+        command = judging(repro, Column(self.device or repro.device, options=self.options), in_worker=False)
+        with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
+            done = run_python(command, seconds=self.seconds, cwd=folder, env=env)
+        return deaths.outcome_of(done, expected_signature(repro), limit_s=self.seconds)
 
 
 def below(folder: Path | None, repository: Path) -> str:
@@ -114,15 +164,11 @@ def readable(path: Path) -> Repro:
 
 def repository_of_backend(repro: Repro) -> Path:
     """The git repository that holds the code of the repro's backend. Raises CannotBisect when that is not clear."""
-    roots = [root.path for module in repro.modules for root in module_roots(module, repro.texts["paths"])]
-    found = repositories_of([*roots, *repro.texts["files"]])
+    roots = [root.path for module in repro.modules for root in module_roots(module, repro.paths)]
+    found = repositories_of([*roots, *repro.files])
     if len(found) != 1:
-        what = (
-            f"lies in {len(found)} git repositories ({', '.join(found)})"
-            if found
-            else "lies in no git repository"
-        )
-        raise CannotBisect(f"the code of backend {repro.backend} {what}; name it with --repository")
+        where = f"{len(found)} git repositories ({', '.join(found)})" if found else "no git repository"
+        raise CannotBisect(f"the code of backend {repro.backend} lies in {where}; name it with --repository")
     return Path(found[0])
 
 
@@ -136,12 +182,7 @@ def commit_of(repository: Path, revision: str) -> str:
 
 def is_ancestor(repository: Path, older: str, newer: str) -> bool:
     """Whether ``older`` is part of the history of ``newer``."""
-    done = subprocess.run(
-        ["git", "-C", str(repository), "merge-base", "--is-ancestor", older, newer],
-        check=False,
-        capture_output=True,
-    )
-    return done.returncode == 0
+    return run_git(repository, "merge-base", "--is-ancestor", older, newer).returncode == 0
 
 
 @contextlib.contextmanager
@@ -160,112 +201,11 @@ def worktree(repository: Path, commit: str) -> Iterator[Path]:
                 git(repository, "worktree", "prune")
 
 
-def check_ends(tree: Path, job: dict[str, Any], good: str, bad: str, tell: Tell) -> None:
-    """See that the repro does at both ends what was said: a search from wrong ends finds some commit, and a wrong one."""
-    for commit, status, word in ((bad, 1, "bad"), (good, 0, "good")):
-        git(tree, "checkout", "--quiet", "--force", commit)
-        found, reason = judge(tree, job)
-        tell(f"{word} end {commit[:10]}: {reason}")
-        if found != status:
-            expected = "reproduces" if status else "is gone"
-            raise CannotBisect(
-                f"at the {word} end {commit[:10]} the repro should be seen to {'reproduce' if status else 'be gone'}, but: "
-                f"{reason}. Name another commit at which it {expected}"
-            )
-
-
-def run_bisect(tree: Path, job: dict[str, Any], good: str, bad: str, *, fixed: bool, tell: Tell) -> Found:
-    """Let git search. The older end's behaviour is git's "old", the newer one's "new"."""
-    old, new = (bad, good) if fixed else (good, bad)
-    git(tree, "bisect", "start", "--term-old=before", "--term-new=after", new, old)
-    step = [sys.executable, "-P", "-m", "minidbg.watch.bisecting", json.dumps({**job, "fixed": fixed})]
-    process = subprocess.Popen(
-        ["git", "-C", str(tree), "bisect", "run", *step], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, "PYTHONPATH": with_path(own_root(), os.environ.get("PYTHONPATH"))},
-    )  # fmt: skip
-    said: list[str] = []
-    assert process.stdout is not None
-    with process.stdout:
-        for line in process.stdout:
-            said.append(line.rstrip())
-            if line.startswith(STEP):
-                tell(line.removeprefix(STEP).rstrip())
-    steps = 2 + sum(line.startswith(STEP) for line in said)  # with both ends
-    if process.wait() != 0:
-        raise CannotBisect(f"git bisect came to no end: {why_no_end(said)}")
-    commit = git(tree, "rev-parse", "refs/bisect/after")
-    subject, author, date = git(
-        tree, "show", "--no-patch", "--format=%s%x00%an%x00%ad", "--date=short", commit
-    ).split("\0")
-    return Found(commit, subject, author, date, fixed, steps)
-
-
-def why_no_end(said: Sequence[str]) -> str:
-    """What git said when it gave up, with the commits that are left."""
-    names = [line for line in said if len(line) == 40 and set(line) <= set("0123456789abcdef")]
-    if names:
-        return f"the commits that are left cannot be judged, it is one of {', '.join(name[:10] for name in names)}"
-    return "; ".join(said[-3:])
-
-
-def own_root() -> str:
-    """The folder that this package is imported from."""
-    return str(Path(__file__).parents[2])
-
-
-def with_path(first: str, rest: str | None) -> str:
-    """A search path that begins with ``first``."""
-    return os.pathsep.join([first, *([rest] if rest else [])])
-
-
-# One step, in a process of its own that git starts
-
-
-def build(command: str, folder: Path, seconds: float) -> str:
-    """Run the build command in ``folder``; the error of one that fails, else nothing."""
-    ended: queue.SimpleQueue[Built] = queue.SimpleQueue()
-    builder = Builder(command, folder, ended.put)
-    builder.start()
-    try:
-        built = ended.get(timeout=seconds)
-    except queue.Empty:
-        builder.cancel()
-        return f"no end within {seconds:g} s"
-    return built.error or f"exit status {built.status}" if built.status else ""
-
-
-def judged(repro: Repro, column: Column, seconds: float, env: Mapping[str, str]) -> Outcome:
-    """What the repro does in a fresh interpreter, from an empty folder."""
-    with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
-        done = run_python(judging(repro, column, in_worker=False), seconds=seconds, cwd=folder, env=env)
-    return deaths.outcome_of(done, expected_signature(repro), limit_s=seconds)
-
-
-def judge(tree: Path, job: dict[str, Any]) -> tuple[int, str]:
-    """Build, run the repro against the code in ``tree``; 0 gone, 1 reproduces, 125 cannot be judged; and why."""
-    if job["build"] and (error := build(job["build"], tree / job["build_folder"], job["seconds"])):
-        return CANNOT_JUDGE, f"the build fails: {error}"
-    repro = readable(Path(job["repro"]))
-    env = environment_for(tree, repro, Path(job["repository"]))
-    misplaced = imported_from_elsewhere(tree, repro, env)
-    if misplaced:
-        return CANNOT_JUDGE, misplaced
-    column = Column(job["device"] or repro.device, options=job["options"])
-    files = [str(tree / name) for name in git(tree, "ls-files").splitlines()]
-    outcome = as_renamed(judged(repro, column, job["seconds"], env), repro, files)
-    if is_fallback(outcome):
-        return CANNOT_JUDGE, outcome.reason
-    status = EXIT_STATUS[outcome.verdict]
-    first_line = outcome.message.partition("\n")[0] if outcome.verdict is Verdict.CHANGED else ""
-    reason = ": ".join(part for part in (str(outcome.verdict), outcome.reason or first_line) if part)
-    return (status if outcome.verdict in (Verdict.GONE, Verdict.REPRODUCES) else CANNOT_JUDGE), reason
-
-
 def environment_for(tree: Path, repro: Repro, repository: Path) -> dict[str, str]:
     """An environment in which the backend's modules are imported from ``tree``: there they lie as in the repository."""
     folders = []
     for module in repro.modules:
-        for root in module_roots(module, repro.texts["paths"]):
+        for root in module_roots(module, repro.paths):
             above = Path(root.path).parent
             if above.is_relative_to(os.path.realpath(repository)):
                 folders.append(str(tree / above.relative_to(os.path.realpath(repository))))
@@ -295,31 +235,31 @@ def imported_from_elsewhere(tree: Path, repro: Repro, env: dict[str, str]) -> st
 
 def git(repository: Path, *arguments: str) -> str:
     """What git prints. Raises CannotBisect with its message."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(repository), *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except OSError as error:
-        raise CannotBisect(f"git cannot be run: {error}") from error
+    done = run_git(repository, *arguments)
     if done.returncode != 0:
         raise CannotBisect(f"git {shlex.join(arguments)}: {last_line(done.stderr) or last_line(done.stdout)}")
     return done.stdout.strip()
 
 
-def main(argument: str) -> int:
-    """One step of ``git bisect run``: the exit status that git understands."""
-    job = json.loads(argument)
-    status, reason = judge(Path.cwd(), job)
-    commit = git(Path.cwd(), "rev-parse", "--short=10", "HEAD")
-    print(f"{STEP}{commit}: {reason}", flush=True)
-    if status == CANNOT_JUDGE:
-        return CANNOT_JUDGE
-    return 1 - status if job["fixed"] else status
+def bisect(tree: Path, *arguments: str) -> str:
+    """What ``git bisect`` prints. Raises CannotBisect when it gives up, with the commits that are left."""
+    done = run_git(tree, "bisect", *arguments)
+    if done.returncode == 0:
+        return done.stdout
+    names = re.findall(r"(?m)^[0-9a-f]{40}$", done.stdout)
+    left = (
+        f"the commits that are left cannot be judged, it is one of {', '.join(name[:10] for name in names)}"
+    )
+    said = "; ".join((done.stdout + done.stderr).splitlines()[-3:])
+    raise CannotBisect(f"git bisect came to no end: {left if names else said}")
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run git, which is to speak English. Raises CannotBisect without git."""
+    try:
+        return subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False,
+            stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"},
+        )  # fmt: skip
+    except OSError as error:
+        raise CannotBisect(f"git cannot be run: {error}") from error

@@ -6,25 +6,24 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from minidbg.cluster.members import Members, Notice, Place
-from minidbg.history import NAME, Environment, Revision, State, open_or_begin_anew
+from minidbg.history import NAME, Environment, Revision, open_or_begin_anew
 from minidbg.printable import display_path
 from minidbg.processes.deaths import last_json
 from minidbg.processes.pool import NUMBERS, Died, Ended, Order, Pool, Ready
 from minidbg.watch.announce import Announcer, Log
-from minidbg.watch.background import Background, Builder, Builds, Built
-from minidbg.watch.columns import Column, Machine, variants
+from minidbg.watch.background import Background, Builds, Built
 from minidbg.watch.events import Events
 from minidbg.watch.lock import Lock, hidden_folder
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import home_of
 from minidbg.watch.runner import IN_WORKER, Bytecode, Runner, forks
-from minidbg.watch.settings import FailOn, WatchSettings, is_recipe
+from minidbg.watch.settings import Column, FailOn, Machine, WatchSettings, is_recipe
 from minidbg.watch.sources import repositories_of, repositories_worth_building, revisions
 from minidbg.watch.states import FAILING, seen_too_seldom
 from minidbg.watch.sweep import contradictions, exit_status
@@ -77,7 +76,6 @@ QUIET_WORK_S = 1.0
 MOST_SWEEPS_ONCE = 3
 FIRST_REST_S, MOST_REST_S = 1.0, 60.0
 """After a fault of our own nothing is begun for a while, each time for twice as long."""
-TRY_DISK_S = 30.0
 
 
 class Daemon:
@@ -88,15 +86,13 @@ class Daemon:
         paths: Sequence[Path],
         settings: WatchSettings,
         announce: Announcer,
-        *,
-        make_pool: Callable[[Inbox, Path], Pool],
-        make_events: Callable[[Inbox], Events],
-        inbox: Inbox | None = None,
+        inbox: Inbox,
+        events: Events,
+        make_pool: Callable[[Path], Pool],
     ) -> None:
-        """Takes the lock and opens the history. Raises AlreadyWatched and MinidbgError."""
+        """Takes the lock and opens the history. Pool and events put messages into the inbox. Raises AlreadyWatched and MinidbgError."""
         self.paths = [path.absolute() for path in paths]
-        self.settings, self.announce = settings, announce
-        self.inbox: Inbox = inbox or queue.SimpleQueue()
+        self.settings, self.announce, self.inbox = settings, announce, inbox
         self.home = home_of(self.paths)
         self.lock = Lock(self.home)
         hidden = hidden_folder(self.home)
@@ -106,15 +102,14 @@ class Daemon:
         history.interrupt_running(time.time())
         commands = tuple(one for one in settings.on_flip if not is_recipe(one))
         self.recorder = Recorder(history, announce, commands, settings.folder, history.states())
-        self.pool = make_pool(self.inbox, hidden)
-        self.watched = Watched(self.paths, self.home, settings, make_events(self.inbox), announce)
+        self.pool = make_pool(hidden)
+        self.watched = Watched(self.paths, self.home, settings, events, announce)
         self.sweeper = Sweeper(
             settings, self.recorder, self.watched,
             Runner(self.pool, settings, Bytecode(hidden / "pycache"), take=getattr(self.pool, "take", None)), announce,
         )  # fmt: skip
-        builds_here = settings.build if settings.cluster is None else None
-        builder = Builder(builds_here, settings.folder, self.inbox.put) if builds_here else None
-        self.builds = Builds(builder, self.watched, history, announce)
+        command = (settings.build if settings.cluster is None else None) or ""
+        self.builds = Builds(command, settings.folder, self.inbox.put, self.watched, history, announce)
         self.background = Background(self.home, history, self.pool, announce, cluster=settings.cluster)
         self.status: int | None = None
         self.machine_order = 0
@@ -123,8 +118,6 @@ class Daemon:
         self.sweeps_done = 0
         self.resting_until = self.rest_s = 0.0
         self.told_faults: set[str] = set()
-        self.next_disk_try: float | None = None
-        """When to try to write the history again; None while it can be written."""
         if notice:
             announce("notice", text=notice)
 
@@ -155,7 +148,7 @@ class Daemon:
             self.ask_for_devices()
         self.watched.start()
         repros = self.watched.repros
-        ours = {str(one) for one in variants([""], self.settings.env, self.settings.options)}
+        ours = {str(one) for one in self.settings.variants([""])}
         several = self.settings.cluster is not None
         self.announce(
             "started", pid=os.getpid(), home=str(self.home), repros=sorted(repros),
@@ -163,7 +156,7 @@ class Daemon:
             files=len(self.watched.snapshot.files), jobs=self.settings.jobs,
             notes=[notes for repro in repros.values() if len(notes := repro.row()) > 1],
             states=[
-                state_row(state) for (name, device), state in self.recorder.states.items()
+                state.row() for (name, device), state in self.recorder.states.items()
                 if name in repros and device.partition(" ")[2] in ours and not ("@" in device or several)
             ],
         )  # fmt: skip
@@ -173,14 +166,12 @@ class Daemon:
         self.recorder.tell_forgotten_flips(repros)
 
     def ask_for_devices(self) -> None:
-        """Have torch asked what devices are here."""
         self.machine_order = next(NUMBERS)
         no_torch = ("--no-torch",) if os.environ.get("MINIDBG__WATCH_PRELOAD") == "none" else ()
         mode = "fork" if forks(self.settings) else "prelude"
         self.pool.run(Order(self.machine_order, (IN_WORKER, "devices", *no_torch), mode, 120.0))
 
     def handle(self, message: Message) -> None:
-        """Take in one message."""
         if not self.guarded(repr(message)[:500], lambda: self.dispatch(message)):
             self.sweeper.give_up_unanswered()
 
@@ -200,7 +191,6 @@ class Daemon:
         return True
 
     def dispatch(self, message: Message) -> None:
-        """Hand the message to whom it concerns."""
         match message:
             case Hint(path):
                 self.watched.hinted(path)
@@ -227,8 +217,8 @@ class Daemon:
                 self.status = status
 
     def step(self, now: float) -> None:
-        """Do what is due now."""
-        self.watch_disk(now)
+        if self.recorder.lost_its_disk(now):
+            self.pool.refresh()
         if not self.sweeper.machine.environments:
             return
         self.watched.tick(now)
@@ -237,7 +227,7 @@ class Daemon:
             self.sweeper.fill()
             self.sweeper.cancel_late()
             self.end_sweep_if_done()
-        elif self.builds.under_way or now < self.resting_until:
+        elif self.builds.current is not None or now < self.resting_until:
             return
         elif self.ready_to_sweep():
             if not self.builds.begin():
@@ -250,18 +240,6 @@ class Daemon:
         hindered = self.paused or self.watched.burst.first is not None or self.watched.build_fails
         return self.watched.wanted and not hindered
 
-    def watch_disk(self, now: float) -> None:
-        """Say when the history cannot be written, and when it can again; in between all goes on without it."""
-        history = self.recorder.history
-        if self.next_disk_try is None and history.trouble:
-            self.next_disk_try = now + TRY_DISK_S
-            self.announce("disk_full", path=str(history.path), reason=history.trouble)
-            self.pool.refresh()
-        elif self.next_disk_try is not None and now >= self.next_disk_try:
-            self.next_disk_try = None if history.write_back() else now + TRY_DISK_S
-            if self.next_disk_try is None:
-                self.announce("notice", text=f"{history.path} can be written again; nothing was lost")
-
     # Sweeps
 
     def built(self, message: Built) -> None:
@@ -269,7 +247,7 @@ class Daemon:
         if self.builds.ended(message):
             if not self.builds.begin() and self.watched.wanted:
                 self.sweep()
-        elif self.settings.once and not self.builds.under_way:
+        elif self.settings.once and self.builds.current is None:
             self.status = 125
 
     def sweep(self) -> None:
@@ -292,7 +270,7 @@ class Daemon:
         """A run, a reduction or the look for devices has ended."""
         if message.id == self.machine_order:
             self.found_machine(message)
-        elif not self.background.ended(message, time.time()):
+        elif not self.background.ended(message):
             self.watched.peek()
             self.sweeper.notice_edits()
             self.sweeper.ended(message)
@@ -345,10 +323,8 @@ class Daemon:
     # Devices, keys, the end
 
     def found_machine(self, message: Ended) -> None:
-        """What devices there are; the first sweep can begin."""
-        said = last_json(message.stdout)
         try:
-            machine = Machine.from_json(said or {})
+            machine = Machine.from_json(last_json(message.stdout) or {})
         except (KeyError, TypeError):
             last = message.stderr.strip().rpartition("\n")[2]
             self.announce("notice", text=f"torch could not be asked for devices; only cpu is used: {last}")
@@ -371,36 +347,35 @@ class Daemon:
         self.announce(
             "columns", places={name: place.slots for name, place in places.items()}, left=sorted(before.keys() - places.keys()),
             states=[
-                state_row(state) for state in self.recorder.states.values()
+                state.row() for state in self.recorder.states.values()
                 if state.code == code and state.repro in self.watched.repros and state.device.partition(" ")[0] in places.keys() - before.keys()
             ],
         )  # fmt: skip
 
     def key(self, key: Key) -> None:
-        """What a person asked for."""
-        name = key.name
-        if name == "bisect":
-            every = variants(self.sweeper.machine.environments, self.settings.env, self.settings.options)
-            column = next((one for one in every if str(one) == key.column), Column("cpu"))
-            refusal = self.background.bisect(key.path, key.good, key.bad, column)
-            if refusal:
-                self.announce("notice", text=f"{display_path(key.path)} is not bisected: {refusal}")
-        elif name == "quit":
-            self.inbox.put(Stop("asked to"))
-        elif name == "pause":
-            self.paused = not self.paused
-            self.announce("paused" if self.paused else "resumed")
-        elif name == "failing":
-            self.sweeper.stop_probing()
-            self.watched.ask_for(
-                {repro for (repro, _), state in self.recorder.states.items() if state.verdict in FAILING}
-            )
-        elif name == "rerun":
-            self.sweeper.stop_probing()
-            if key.repro:
-                self.watched.ask_for([key.repro])
-            else:
-                self.watched.ask_for_all()
+        match key.name:
+            case "bisect":
+                every = self.settings.variants(self.sweeper.machine.environments)
+                column = next((one for one in every if str(one) == key.column), Column("cpu"))
+                if refusal := self.background.bisect(key.path, key.good, key.bad, column):
+                    self.announce("notice", text=f"{display_path(key.path)} is not bisected: {refusal}")
+            case "quit":
+                self.inbox.put(Stop("asked to"))
+            case "pause":
+                self.paused = not self.paused
+                self.announce("paused" if self.paused else "resumed")
+            case "failing":
+                states = self.recorder.states.items()
+                self.rerun({repro for (repro, _), state in states if state.verdict in FAILING})
+            case "rerun":
+                self.rerun([key.repro] if key.repro else None)
+
+    def rerun(self, repros: Iterable[str] | None) -> None:
+        self.sweeper.stop_probing()
+        if repros is None:
+            self.watched.ask_for_all()
+        else:
+            self.watched.ask_for(repros)
 
     def end(self) -> None:
         """Leave nothing behind but the history."""
@@ -410,18 +385,6 @@ class Daemon:
             self.recorder.history.end_sweep(self.sweeper.current.number, time.time(), "interrupted")
         self.pool.close()
         self.recorder.close()
-        history = self.recorder.history
-        if history.trouble and not history.write_back():
-            self.announce("notice", text=f"what was seen since the disk was full is lost: {history.path}")
-        history.close()
         self.announce("stopped", status=self.status)
         self.announce.close()
         self.lock.release()
-
-
-def state_row(state: State) -> dict[str, Any]:
-    """What views show of a state."""
-    return {
-        "repro": state.repro, "device": state.device, "verdict": str(state.verdict), "since": state.since,
-        "reason": state.reason,
-    }  # fmt: skip

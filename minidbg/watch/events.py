@@ -39,32 +39,12 @@ WRITES: list[type[FileSystemEvent]] = [
 ]  # fmt: skip
 """Opening and reading are left out: our own runs do that, and would cause the next sweep."""
 
-WRITE_TYPES = frozenset({"created", "modified", "closed", "moved", "deleted", "attrib"})
-
 WATCHDOG_LOG = logging.getLogger("watchdog")
 
-NETWORK_FILE_SYSTEMS = frozenset(
-    [
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb3",
-        "smbfs",
-        "9p",
-        "vboxsf",
-        "ceph",
-        "glusterfs",
-        "lustre",
-        "beegfs",
-        "afs",
-        "drvfs",
-        "virtiofs",
-        "prl_fs",
-        "fuse.glusterfs",
-        "fuse.sshfs",
-        "fuse.vmhgfs-fuse",
-    ]
-)
+NETWORK_FILE_SYSTEMS = frozenset((
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "vboxsf", "ceph", "glusterfs", "lustre", "beegfs", "afs",
+    "drvfs", "virtiofs", "prl_fs", "fuse.glusterfs", "fuse.sshfs", "fuse.vmhgfs-fuse",
+))  # fmt: skip
 
 
 class Events(Protocol):
@@ -77,18 +57,17 @@ class Events(Protocol):
         """Send no more hints, and leave no thread."""
 
 
-class NoEvents:
-    """No hints at all: for ``--poll``."""
+class NoEvents(Events):
+    """No hints at all: polling was asked for, or there is but one sweep."""
 
     def watch(self, roots: Sequence[Root]) -> str:
-        """Nothing to set up, and nothing to explain: polling was asked for."""
         return ""
 
     def stop(self) -> None:
-        """Nothing runs."""
+        return
 
 
-class WatchdogEvents:
+class WatchdogEvents(FileSystemEventHandler):
     """Hints from the operating system, by watchdog."""
 
     def __init__(self, hint: Hint) -> None:
@@ -125,9 +104,7 @@ class WatchdogEvents:
                 self.observer.unschedule(watch)
         fresh = [folder for folder in wanted if folder not in self.watches and inode_of(folder)]
         for folder in fresh:
-            watch = self.observer.schedule(
-                Handler(self.hint), folder, recursive=wanted[folder], event_filter=WRITES
-            )
+            watch = self.observer.schedule(self, folder, recursive=wanted[folder], event_filter=WRITES)
             self.watches[folder] = watch, inode_of(folder)
         if fresh:
             check_coverage(wanted)
@@ -143,6 +120,13 @@ class WatchdogEvents:
             WATCHDOG_LOG.propagate = True
         self.watches.clear()
 
+    def on_any_event(self, event: FileSystemEvent) -> None:
+        """Runs in watchdog's thread: enqueues. An atomic save shows only as the destination of a move, so both ends count."""
+        for path in (event.src_path, getattr(event, "dest_path", "")):
+            text = os.fsdecode(path)
+            if text and JUNK_FOLDERS.isdisjoint(text.split(os.sep)[-3:]):
+                self.hint(text)
+
 
 class LostEvents(logging.Handler):
     """Watchdog only logs that the kernel's queue overflowed: what it says there becomes a hint to look at everything."""
@@ -154,22 +138,6 @@ class LostEvents(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Runs in watchdog's thread: enqueues and returns."""
         self.hint(None)
-
-
-class Handler(FileSystemEventHandler):
-    """Turns watchdog's events into hints. Runs in watchdog's thread: enqueues and returns."""
-
-    def __init__(self, hint: Hint) -> None:
-        self.hint = hint
-
-    def on_any_event(self, event: FileSystemEvent) -> None:
-        """An atomic save shows only as the destination of a move, so both ends count."""
-        if event.event_type not in WRITE_TYPES:
-            return
-        for path in (event.src_path, getattr(event, "dest_path", "")):
-            text = os.fsdecode(path)
-            if text and JUNK_FOLDERS.isdisjoint(text.split(os.sep)[-3:]):
-                self.hint(text)
 
 
 def folders_to_watch(roots: Iterable[Root]) -> dict[str, bool]:

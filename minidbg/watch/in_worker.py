@@ -26,11 +26,7 @@ def main(argv: Sequence[str]) -> int:
     """Do what ``argv`` asks for; the exit status says nothing."""
     here = str(Path(__file__).parent)
     sys.path[:] = [*(path for path in sys.path if path != here), str(Path(__file__).parents[2])]
-    wanted: Mapping[str, Callable[..., dict[str, Any]]] = {
-        "devices": devices,
-        "canary": canary,
-        "flights": flights,
-    }
+    wanted: dict[str, Callable[..., Any]] = {"devices": devices, "canary": canary, "flights": flights}
     print(json.dumps(wanted[argv[0]](*argv[1:])), flush=True)
     return 0
 
@@ -70,21 +66,19 @@ def judged(script: Mapping[str, Any], settings: dict[str, Any], device: str) -> 
     from minidbg.oracle.agreement import differ
     from minidbg.oracle.script import judge_script
 
+    def inputs(device: str) -> tuple[Any, ...]:
+        return (torch.linspace(-2, 2, 8, device=device),)
+
     ops: list[Callable[[Any], Any]] = [
-        lambda value: value + 1,
-        torch.relu,
-        lambda value: value * 2,
-        torch.sin,
-    ]
+        lambda value: value + 1, torch.relu, lambda value: value * 2, torch.sin,
+    ]  # fmt: skip
     reason = ""
     for op in ops:
-        one_op = {**script, "graph": one_op_model(op), "inputs": one_input, "differ": differ}
+        one_op = {**script, "graph": one_op_model(op), "inputs": inputs, "differ": differ}
         found = judge_script(one_op, settings, device, None, lambda phase: None)
         if found["verdict"] == "gone":
             return {"canary": "passes", "reason": "", "fallback": found["reason"].startswith("fallback:")}
-        if (
-            found["verdict"] == "skipped"
-        ):  # the device has gone since the machine was asked, which is no fault of the backend
+        if found["verdict"] == "skipped":  # the device has gone, which is no fault of the backend
             return {"canary": "missing", "reason": found["reason"]}
         reason = reason or found["message"].partition("\n")[0] or found["reason"]
     return {"canary": "broken", "reason": reason[:300]}
@@ -99,13 +93,6 @@ def one_op_model(op: Callable[[Any], Any]) -> Callable[[], Any]:
             return (op(value),)
 
     return lambda: torch.fx.symbolic_trace(OneOp())
-
-
-def one_input(device: str) -> tuple[Any, ...]:
-    """What the op is called with."""
-    import torch
-
-    return (torch.linspace(-2, 2, 8, device=device),)
 
 
 def import_backend(script: Mapping[str, Any], paths: Sequence[str]) -> None:
@@ -163,18 +150,13 @@ def accelerators(torch: Any) -> dict[str, dict[str, str]]:
     """Every device that torch sees besides the processor, under all names it can be asked for by."""
     if not torch.accelerator.is_available():
         return {}
-    kind = torch.accelerator.current_accelerator().type
+    kind, current = torch.accelerator.current_accelerator().type, torch.accelerator.current_device_index()
+    name_of = getattr(getattr(torch, kind, None), "get_device_name", lambda index: kind)
     found = {
-        f"{kind}:{index}": about(torch, kind, index) for index in range(torch.accelerator.device_count())
+        f"{kind}:{index}": {"name": str(name_of(index)), "driver": driver(torch, kind)}
+        for index in range(torch.accelerator.device_count())
     }
-    return {kind: found[f"{kind}:{torch.accelerator.current_device_index()}"], **found}
-
-
-def about(torch: Any, kind: str, index: int) -> dict[str, str]:
-    """A device's own name and its driver, as far as torch or the system tells."""
-    module = getattr(torch, kind, None)
-    name = getattr(module, "get_device_name", lambda index: kind)(index)
-    return {"name": str(name), "driver": driver(torch, kind)}
+    return {kind: found[f"{kind}:{current}"], **found}
 
 
 def driver(torch: Any, kind: str) -> str:
@@ -189,13 +171,10 @@ def driver(torch: Any, kind: str) -> str:
 
 
 def processor() -> str:
-    """The processor's model name."""
-    try:
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine()
 
 

@@ -17,7 +17,7 @@ import platformdirs
 import psutil
 
 from minidbg.errors import MinidbgError
-from minidbg.watch.repros import HIDDEN
+from minidbg.watch.repros import HIDDEN, replace_text
 
 LOCK = "watch.lock"
 HOLDER = "watch.json"
@@ -48,15 +48,10 @@ class Lock:
         except filelock.Timeout:
             raise AlreadyWatched(folder, read_holder(folder)) from None
         about = {
-            "pid": os.getpid(),
-            "created": psutil.Process().create_time(),
-            "started": time.time(),
-            "host": platform.node(),
-            "command": sys.argv,
-        }
-        draft = self.holder.with_suffix(".new")
-        draft.write_text(json.dumps(about))
-        draft.replace(self.holder)
+            "pid": os.getpid(), "created": psutil.Process().create_time(), "started": time.time(),
+            "host": platform.node(), "command": sys.argv,
+        }  # fmt: skip
+        replace_text(self.holder, json.dumps(about))
 
     def release(self) -> None:
         """Let others watch the folder."""
@@ -105,9 +100,7 @@ def living_holder(folder: Path) -> Mapping[str, Any]:
 def is_stopped(holder: Mapping[str, Any]) -> bool:
     """Whether the daemon's process is stopped, by Ctrl-Z or SIGSTOP; of another machine's nobody knows."""
     try:
-        return (
-            holder["host"] == platform.node()
-            and psutil.Process(holder["pid"]).status() == psutil.STATUS_STOPPED
-        )
+        here = holder["host"] == platform.node()
+        return here and psutil.Process(holder["pid"]).status() == psutil.STATUS_STOPPED
     except psutil.Error:
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,34 +13,17 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from minidbg.printable import display_path, printable
-from minidbg.watch.announce import Event, line_of, plural
+from minidbg.printable import display_path, plural, printable
+from minidbg.watch.announce import Event, line_of
 from minidbg.watch.states import FAILING
 
-STYLES: Mapping[str, str] = {
-    "gone": "green",
-    "reproduces": "red",
-    "changed": "yellow",
-    "crashed": "bold yellow",
-    "timeout": "yellow",
-    "flaky": "magenta",
-    "skipped": "dim",
-    "invalid": "bold red",
-    "fallback": "cyan",
-}
+STYLES: Mapping[str | None, str] = {
+    "crashed": "bold yellow", "timeout": "yellow", "changed": "yellow", "flaky": "magenta", "reproduces": "red",
+    "invalid": "bold red", None: "", "fallback": "cyan", "skipped": "dim", "gone": "green",
+}  # fmt: skip
+"""Of each verdict, those first that need attention."""
 FLIP_STYLES: Mapping[str, str] = {"FIXED": "bold green", "REGRESSED": "bold red"}
-ORDER = (
-    "crashed",
-    "timeout",
-    "changed",
-    "flaky",
-    "reproduces",
-    "invalid",
-    None,
-    "fallback",
-    "skipped",
-    "gone",
-)
+ORDER = list(STYLES)
 TOLD = frozenset(
     ("notice", "device_missing", "disk_full", "repro_damaged", "reduction_finished", "process_died", "capture_known",
      "bisect_started", "bisect_finished", "serving")
@@ -55,7 +38,7 @@ KEYS = "Enter rerun  f failing only, and run them  up/down error of a row  o ope
 
 
 @dataclass(slots=True)
-class Cell:
+class VerdictCell:
     """One repro on one device."""
 
     verdict: str | None = None
@@ -77,7 +60,7 @@ class Matrix:
 
     clock: Callable[[], float] = time.time
     home: str = ""
-    cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
+    cells: dict[tuple[str, str], VerdictCell] = field(default_factory=dict)
     flips: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=SHOWN_FLIPS))
     notices: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=SHOWN_NOTICES))
     broken: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -103,33 +86,31 @@ class Matrix:
     """The first error of the build that failed last, and when."""
 
     def hear(self, event: Event) -> None:
-        """Take an event in."""
         change = getattr(self, f"on_{event.name}", None)
         if change is not None:
             change(event)
         elif event.name in TOLD and (not self.notices or self.notices[-1][1] != line_of(event)):
             self.notices.append((event.at, line_of(event)))
 
+    def cell(self, event: Event) -> VerdictCell:
+        return self.cells.setdefault((event.data["repro"], event.data["device"]), VerdictCell())
+
+    def take_states(self, states: Iterable[Mapping[str, Any]]) -> None:
+        for state in states:
+            cell = VerdictCell(state["verdict"], state["since"], note=state.get("reason", ""))
+            self.cells[state["repro"], state["device"]] = cell
+
     def on_started(self, event: Event) -> None:
-        """The states of earlier days."""
         self.home = event.data["home"]
-        for state in event.data["states"]:
-            note = state.get("reason", "")
-            self.cells[state["repro"], state["device"]] = Cell(state["verdict"], state["since"], note=note)
+        self.take_states(event.data["states"])
         self.notes = {notes["repro"]: notes for notes in event.data.get("notes", ())}
 
     def on_columns(self, event: Event) -> None:
-        """Machines have joined or left."""
         places = event.data["places"]
-        for key in [key for key in self.cells if key[1].partition(" ")[0] not in places]:
-            del self.cells[key]
-        for state in event.data["states"]:
-            self.cells[state["repro"], state["device"]] = Cell(
-                state["verdict"], state["since"], note=state["reason"]
-            )
+        self.cells = {key: cell for key, cell in self.cells.items() if key[1].partition(" ")[0] in places}
+        self.take_states(event.data["states"])
 
     def on_sweep_started(self, event: Event) -> None:
-        """A sweep begins."""
         data = event.data
         self.activity, self.began, self.total, self.seen = f"sweep {data['sweep']}", event.at, data["jobs"], 0
         self.cause = ", ".join(data["files"][:4]) + (", ..." if data["changed"] > 4 else "")
@@ -137,9 +118,7 @@ class Matrix:
             cell.fresh, cell.maybe = False, ""
 
     def on_result(self, event: Event) -> None:
-        """A verdict."""
-        data = event.data
-        cell = self.cells.setdefault((data["repro"], data["device"]), Cell())
+        data, cell = event.data, self.cell(event)
         verdict = data["verdict"] or data["standing"]
         if data.get("since") or cell.verdict != verdict:
             cell.since = data.get("since", event.at)
@@ -148,55 +127,41 @@ class Matrix:
         self.seen += 1
 
     def on_unconfirmed(self, event: Event) -> None:
-        """A verdict that may become a flip."""
-        cell = self.cells.setdefault((event.data["repro"], event.data["device"]), Cell())
-        cell.maybe = event.data["verdict"]
+        self.cell(event).maybe = event.data["verdict"]
 
     def on_flip(self, event: Event) -> None:
         """A flip goes on top, unless nobody wants to hear of it; it may come without a result of a sweep."""
-        data = event.data
-        cell = self.cells.setdefault((data["repro"], data["device"]), Cell())
+        data, cell = event.data, self.cell(event)
         cell.verdict, cell.since, cell.flip = data["after"], event.at, dict(data)
         if not data.get("muted"):
             self.flips.appendleft((event.at, data["kind"], line_of(event)))
             self.last_repro = data["path"]
 
     def on_sweep_finished(self, event: Event) -> None:
-        """The sweep is over."""
         data = event.data
-        first = (
-            f", first verdict after {data['first_verdict_seconds']:.2f} s"
-            if data["first_verdict_seconds"]
-            else ""
-        )
-        self.activity = f"waiting; sweep {data['sweep']} took {data['seconds']:.2f} s{first}"
+        self.activity = f"waiting; sweep {data['sweep']} took {data['seconds']:.2f} s"
+        if data["first_verdict_seconds"]:
+            self.activity += f", first verdict after {data['first_verdict_seconds']:.2f} s"
         self.began = None
         self.rows = self.names(every=True)
 
     def on_backend_broken(self, event: Event) -> None:
-        """A backend that cannot do anything."""
         self.broken[event.data["backend"], event.data["device"]] = event.data["reason"]
 
     def on_backend_back(self, event: Event) -> None:
-        """It can again."""
         self.broken.pop((event.data["backend"], event.data["device"]), None)
 
     def on_repro_edited(self, event: Event) -> None:
         """Its header may say something else now."""
-        notes = {
-            name: event.data[name] for name in ("repro", "owner", "issue", "muted") if event.data.get(name)
-        }
-        self.notes[event.data["repro"]] = notes
+        names = ("repro", "owner", "issue", "muted")
+        self.notes[event.data["repro"]] = {name: event.data[name] for name in names if event.data.get(name)}
 
     on_repro_added = on_repro_edited
 
     def on_repro_removed(self, event: Event) -> None:
-        """A repro is gone."""
-        for key in [key for key in self.cells if key[0] == event.data["repro"]]:
-            del self.cells[key]
+        self.cells = {key: cell for key, cell in self.cells.items() if key[0] != event.data["repro"]}
 
     def on_build_started(self, event: Event) -> None:
-        """A build runs."""
         self.activity, self.began, self.total = f"building: {event.data['command']}", event.at, 0
 
     def on_build_failed(self, event: Event) -> None:
@@ -205,23 +170,17 @@ class Matrix:
         self.build_failure = event.data["error"]
 
     def on_build_finished(self, event: Event) -> None:
-        """The code is good again."""
         self.activity, self.began, self.build_failure = "waiting; built", None, ""
 
     def on_paused(self, event: Event) -> None:
-        """No sweeps for now."""
-        self.paused = True
+        self.paused = event.name == "paused"
 
-    def on_resumed(self, event: Event) -> None:
-        """Sweeps again."""
-        self.paused = False
+    on_resumed = on_paused
 
     def next_device(self) -> None:
         """Show the next single device, or all again after the last."""
-        devices: list[str | None] = [None, *self.devices()]
-        self.device = (
-            devices[(devices.index(self.device) + 1) % len(devices)] if self.device in devices else None
-        )
+        devices: list[str | None] = [None, *self.devices(), None]
+        self.device = devices[devices.index(self.device) + 1] if self.device in devices else None
 
     def sort(self) -> None:
         """What fails first: only when a person asks, since rows that jump about cannot be read."""
@@ -233,13 +192,16 @@ class Matrix:
         place = names.index(self.selected) + step if self.selected in names else (0 if step > 0 else -1)
         self.selected = names[max(0, min(place, len(names) - 1))] if names else ""
 
+    def cells_of(self, name: str) -> dict[str, VerdictCell]:
+        """The repro's cells by device."""
+        return {device: cell for (one, device), cell in self.cells.items() if one == name}
+
     def flip_of(self, name: str) -> Mapping[str, Any]:
         """The repro's last flip to a failure, for its bisection; empty without one."""
-        flips = [cell.flip for (one, _), cell in self.cells.items() if one == name]
+        flips = [cell.flip for cell in self.cells_of(name).values()]
         return next((flip for flip in flips if flip.get("kind") == "REGRESSED"), {})
 
     def devices(self) -> list[str]:
-        """The devices that have results."""
         return sorted({device for _, device in self.cells})
 
     # Drawing
@@ -264,7 +226,7 @@ class Matrix:
 
     def details(self, width: int) -> list[str]:
         """The error of the selected row in full, as far as there is room, and what its header says for people."""
-        cells = {device: cell for (name, device), cell in self.cells.items() if name == self.selected}
+        cells = self.cells_of(self.selected)
         lines = []
         for device, cell in cells.items():
             if cell.note:
@@ -298,7 +260,7 @@ class Matrix:
         for name in ("since", "took"):
             table.add_column(name, no_wrap=True, style="dim", justify="right")
         table.add_column("", no_wrap=True, overflow="ellipsis", ratio=5, style="dim")
-        names = self.names()
+        names, flipped = self.names(), {name for (name, _), cell in self.cells.items() if cell.flip}
         first = max(0, names.index(self.selected) - room + 2) if self.selected in names else 0
         for name in names[first : first + (room if len(names) <= room else room - 1)]:
             cells = [self.cells.get((name, device)) for device in devices]
@@ -306,7 +268,7 @@ class Matrix:
             since = max((cell.since for cell in seen if cell.since is not None), default=None)
             took = max((cell.seconds for cell in seen if cell.fresh), default=0.0)
             table.add_row(
-                self.name_text(name),
+                self.name_text(name, flipped=name in flipped),
                 *(self.cell_text(cell) for cell in cells),
                 span(self.clock() - since) if since is not None else "",
                 f"{took:.1f} s" if took else "",
@@ -316,13 +278,12 @@ class Matrix:
             table.add_row(f"... and {plural(len(names) - room + 1, 'more repro')}")
         return table
 
-    def name_text(self, name: str) -> Text:
+    def name_text(self, name: str, *, flipped: bool) -> Text:
         """The repro, marked when it is selected or has flipped."""
-        flipped = any(cell.flip for (one, _), cell in self.cells.items() if one == name)
         mark = f"{'>' if name == self.selected else ' '}{MARK if flipped else ' '}"
         return Text(mark + printable(name), style="bold" if flipped or name == self.selected else "")
 
-    def remark(self, name: str, cells: Sequence[Cell]) -> str:
+    def remark(self, name: str, cells: Sequence[VerdictCell]) -> str:
         """Why it is muted, else what is said of its verdict."""
         muted = self.notes.get(name, {}).get("muted", "")
         note = f"muted: {muted}" if muted else next((cell.note for cell in cells if cell.note), "")
@@ -333,29 +294,24 @@ class Matrix:
         ranks: dict[str, int] = {}
         failing = set()
         for (name, _), cell in self.cells.items():
-            rank = ORDER.index(cell.verdict) if cell.verdict in ORDER else 0
+            rank = ORDER.index(cell.verdict) if cell.verdict in STYLES else 0
             ranks[name] = min(rank, ranks.get(name, rank))
-            if fails(cell):
+            if {cell.verdict, cell.maybe} & FAILING:  # also of a run that has just shown one
                 failing.add(name)
         rows = [name for name in self.rows if name in ranks]
         rows += sorted(ranks.keys() - set(rows), key=lambda name: (ranks[name], name))
         return rows if every or not self.failing_only else [name for name in rows if name in failing]
 
-    def cell_text(self, cell: Cell | None) -> Text:
+    def cell_text(self, cell: VerdictCell | None) -> Text:
         """The verdict, and a new one that is being confirmed; dim until the running sweep has seen it."""
         if cell is None:
             return Text("-", style="dim")
-        text = Text(cell.verdict or "?", style=STYLES.get(cell.verdict or "", ""))
+        text = Text(cell.verdict or "?", style=STYLES.get(cell.verdict, ""))
         if cell.maybe:
             text.append(f" -> {cell.maybe}?", style=STYLES.get(cell.maybe, ""))
         if self.began is not None and self.total and not cell.fresh:
             text.stylize("dim")
         return text
-
-
-def fails(cell: Cell) -> bool:
-    """Whether the cell shows a failure, or a run that has just shown one."""
-    return {cell.verdict, cell.maybe} & FAILING != set()
 
 
 def line(text: str, style: str) -> Text:

@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from minidbg.errors import BadSetting
-from minidbg.printable import in_one_line
-from minidbg.watch.announce import Event, between, flip, plural
+from minidbg.printable import in_one_line, plural
+from minidbg.watch.announce import Event, View, between, flip
 
 Flips: TypeAlias = Sequence[Mapping[str, Any]]
 
@@ -33,7 +33,7 @@ CLOSE_SECONDS = 20.0
 MOST_LISTED = 20
 
 
-class Notifier:
+class Notifier(View):
     """Gathers flips and sends them when the sweep has ended. What cannot be sent is said by ``tell``, and ends nothing."""
 
     def __init__(self, recipes: Sequence[str], tell: Callable[[str], None]) -> None:

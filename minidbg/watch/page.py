@@ -15,9 +15,9 @@ from typing import Any
 from minidbg.errors import MinidbgError
 from minidbg.printable import display_path
 from minidbg.watch import reading
-from minidbg.watch.announce import Event, between
-from minidbg.watch.matrix import Cell, Matrix
-from minidbg.watch.repros import Repro
+from minidbg.watch.announce import Event, View, between
+from minidbg.watch.matrix import Matrix, VerdictCell
+from minidbg.watch.repros import Repro, replace_text
 
 Json = dict[str, Any]
 SITE = Path(__file__).with_name("site")
@@ -28,7 +28,7 @@ SHOWN_FLIPS = 50
 BRIEF_CHARACTERS = 160
 
 
-class Live:
+class Live(View):
     """The matrix as JSON: all of it, or what has changed since a browser last asked. Every event is a new ``seq``.
 
     The daemon's thread tells it of events, a server's threads ask. Whoever missed something asks with an old ``seq``;
@@ -60,16 +60,17 @@ class Live:
         with self.lock:
             self.matrix.hear(event)
             self.seq += 1
-            if event.name == "started":
-                self.flips.extend((self.seq, entry) for entry in reversed(past_flips(Path(data["home"]))))
-            elif event.name == "machine":
-                self.machine = {"torch": data["torch"], "devices": data["devices"]}
-            elif event.name == "columns":
-                self.rebuilt = self.seq
-            elif event.name == "sweep_started":
-                self.dimmed = self.seq
-            elif event.name == "flip" and not data.get("muted"):
-                self.flips.append((self.seq, flip_entry({"at": event.at, **data})))
+            match event.name:
+                case "started":
+                    self.flips.extend((self.seq, entry) for entry in reversed(past_flips(Path(data["home"]))))
+                case "machine":
+                    self.machine = {"torch": data["torch"], "devices": data["devices"]}
+                case "columns":
+                    self.rebuilt = self.seq
+                case "sweep_started":
+                    self.dimmed = self.seq
+                case "flip" if not data.get("muted"):
+                    self.flips.append((self.seq, flip_entry({"at": event.at, **data})))
             if event.name in CELL_EVENTS or event.name in ROW_EVENTS:
                 key = data["repro"], data["device"] if event.name in CELL_EVENTS else ""
                 self.changed.pop(key, None)
@@ -147,7 +148,7 @@ def about(repro: Repro | None) -> Json:
     return {"kind": str(repro.kind), "backend": repro.backend, "expect": str(repro.expect), **notes}
 
 
-def cell_json(cell: Cell, *, brief: bool = True) -> list[Any]:
+def cell_json(cell: VerdictCell, *, brief: bool = True) -> list[Any]:
     """Verdict, since when, seconds, whether the present sweep saw it, what was said, and what is being confirmed."""
     note = cell.note.partition("\n")[0][:BRIEF_CHARACTERS] if brief else cell.note
     since = None if cell.since is None else round(cell.since)
@@ -187,7 +188,7 @@ def style_text() -> str:
     return shared.read_text(encoding="utf-8") + (SITE / "page.css").read_text(encoding="utf-8")
 
 
-class Page:
+class Page(View):
     """Keeps the page as a file that needs no server; a reader sees the old page or the new one, whole."""
 
     def __init__(self, path: Path, live: Live, clock: Callable[[], float] = time.time) -> None:
@@ -206,10 +207,8 @@ class Page:
         """Write the page, with all messages in full."""
         self.written = self.clock()
         state = {**self.live.everything(brief=False), "alone": True, "reload_s": reload_s}
-        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
         with contextlib.suppress(OSError):
-            draft.write_text(page_html(state, alone=True), encoding="utf-8")
-            os.replace(draft, self.path)
+            replace_text(self.path, page_html(state, alone=True))
 
 
 PAGE_BETWEEN_S = 1.0

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from minidbg.errors import MinidbgError
-from minidbg.history import NAME, History, Result, State
-from minidbg.printable import printable
-from minidbg.watch.announce import plural
+from minidbg.history import NAME, History, ReproState, Result
+from minidbg.printable import moment, plural, printable
 from minidbg.watch.lock import hidden_path, is_stopped, living_holder
 from minidbg.watch.recorder import flip_facts, revision_text
 from minidbg.watch.repros import Repro, home_of, name_of, read_repros
@@ -33,53 +31,34 @@ def history_in(folder: Path) -> Iterator[History | None]:
         yield opened
 
 
-def states_in(folder: Path) -> Mapping[tuple[str, str], State]:
-    """The present states of a repro folder."""
-    with history_in(folder) as found:
-        return found.states() if found else {}
-
-
 def rows_of(folder: Path) -> list[Row]:
     """One row for each repro and device; a repro that was never run has one without a verdict."""
     home = home_of([folder])
-    states = states_in(home)
-    rows: list[Row] = []
-    for name, repro in read_repros([folder], home).items():
-        seen = [state for (found, _), state in sorted(states.items()) if found == name]
-        rows += [row_of(repro, state) for state in seen] or [row_of(repro, None)]
-    return rows
+    seen: dict[str, list[ReproState | None]] = {}
+    with history_in(home) as found:
+        for (name, _), state in sorted(found.states().items()) if found else ():
+            seen.setdefault(name, []).append(state)
+    repros = read_repros([folder], home).items()
+    return [row_of(repro, state) for name, repro in repros for state in seen.get(name, [None])]
 
 
-def row_of(repro: Repro, state: State | None) -> Row:
+def row_of(repro: Repro, state: ReproState | None) -> Row:
     """What ``minidbg list`` tells of a repro on a device."""
     row: Row = {
-        "repro": repro.name,
-        "path": str(repro.path),
-        "device": state.device if state else repro.device,
-        "kind": None if repro.damage else str(repro.kind),
-        "backend": repro.backend,
-        "expect": str(repro.expect),
-        "verdict": None,
-        "since": None,
-        "seen": None,
-        "reason": repro.damage,
-    }
+        "repro": repro.name, "path": str(repro.path), "device": state.device if state else repro.device,
+        "kind": None if repro.damage else str(repro.kind), "backend": repro.backend, "expect": str(repro.expect),
+        "verdict": None, "since": None, "seen": None, "reason": repro.damage,
+    }  # fmt: skip
     if state is not None and not repro.damage:
         row |= {
-            "verdict": str(state.verdict),
-            "since": state.since,
-            "seen": state.seen,
-            "runs": state.runs,
-            "failures": state.failures,
-            "expected": is_expected(state.verdict, repro.expect),
-            "outdated": state.script != repro.digest,
-            "reason": state.reason,
-        }
+            "verdict": str(state.verdict), "since": state.since, "seen": state.seen, "runs": state.runs,
+            "failures": state.failures, "expected": is_expected(state.verdict, repro.expect),
+            "outdated": state.script != repro.digest, "reason": state.reason,
+        }  # fmt: skip
     return row
 
 
 def list_text(rows: Sequence[Row]) -> str:
-    """The rows as a table."""
     if not rows:
         return "no repros"
     width, column = (max(len(row[name]) for row in rows) for name in ("repro", "device"))
@@ -108,25 +87,17 @@ def status_of(folder: Path) -> Row:
     with history_in(home) as found:
         sweeps = found.sweeps(1) if found else []
     last = sweeps[0] if sweeps else None
+    end = "interrupted" if last and last.end == "running" and not holder else last and last.end
     return {
-        "folder": str(home),
-        "running": bool(holder),
-        "stopped": bool(holder) and is_stopped(holder),
-        "pid": holder.get("pid"),
-        "host": holder.get("host"),
-        "started": holder.get("started"),
+        "folder": str(home), "running": bool(holder), "stopped": bool(holder) and is_stopped(holder),
+        **{name: holder.get(name) for name in ("pid", "host", "started")},
         "verdicts": counts,
-        "last_sweep": last.id if last else None,
-        "last_sweep_started": last.started if last else None,
-        "last_sweep_end": ("interrupted" if last.end == "running" and not holder else last.end)
-        if last
-        else None,
+        "last_sweep": last and last.id, "last_sweep_started": last and last.started, "last_sweep_end": end,
         "revision": revision_text(last.revisions) if last else "",
-    }
+    }  # fmt: skip
 
 
 def status_text(found: Row) -> str:
-    """The status in a few lines."""
     if found["running"]:
         head = f"{found['folder']} is watched by process {found['pid']} on {found['host']} since {moment(found['started'])}"
         if found["stopped"]:
@@ -160,7 +131,6 @@ def history_of(path: Path, limit: int) -> list[Row]:
 
 
 def result_row(sweep: int, result: Result) -> Row:
-    """One run."""
     return {
         "entry": "run", "at": result.at, "repro": result.repro, "device": result.device, "sweep": sweep,
         "verdict": str(result.outcome.verdict), "purpose": result.purpose, "stale": result.stale,
@@ -185,19 +155,9 @@ def entry_line(entry: Row, times: int = 1) -> str:
         stale = ", stale: the code changed meanwhile" if entry["stale"] else ""
         what = entry["purpose"] if times == 1 else f"the last of {times} runs"
         return f"{at}  {entry['verdict']:<11} {where} sweep {entry['sweep']}, {what}{stale}"
-    between = (
-        f" between {entry['last_before'] or '?'} and {entry['first_after'] or '?'}"
-        if entry["first_after"]
-        else ""
-    )
-    files = (
-        f" ({', '.join(entry['files'][:3])}{', ...' if len(entry['files']) > 3 else ''})"
-        if entry["files"]
-        else ""
-    )
-    return f"{at}  {entry['kind']:<11} {where} {entry['before']} -> {entry['after']}{between}{files}"
-
-
-def moment(at: float) -> str:
-    """A time as people write it."""
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+    text = f"{at}  {entry['kind']:<11} {where} {entry['before']} -> {entry['after']}"
+    if entry["first_after"]:
+        text += f" between {entry['last_before'] or '?'} and {entry['first_after']}"
+    if entry["files"]:
+        text += f" ({', '.join(entry['files'][:3])}{', ...' if len(entry['files']) > 3 else ''})"
+    return text

@@ -11,14 +11,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from minidbg.history import Flip, History, Result, Revision, State
+from minidbg.history import Flip, History, ReproState, Result, Revision
 from minidbg.watch.announce import Announcer
 from minidbg.watch.repros import Repro
-from minidbg.watch.states import NOT_JUDGED, is_expected
-from minidbg.watch.sweep import Answer, Sighting
+from minidbg.watch.states import NOT_JUDGED, Seen, is_expected, is_fallback
+from minidbg.watch.sweep import JobAnswer
 
 HOOK_SECONDS = 60.0
 HOOK_GRACE_S = 5.0
+TRY_DISK_S = 30.0
 MESSAGE_CHARACTERS = 1000
 
 
@@ -31,15 +32,17 @@ class Recorder:
     commands: tuple[str, ...] = ()
     """Shell commands that are given each flip."""
     hook_folder: Path = field(default_factory=Path.cwd)
-    states: dict[tuple[str, str], State] = field(default_factory=dict)
+    states: dict[tuple[str, str], ReproState] = field(default_factory=dict)
     torch: str = ""
     """Its version, stored with each result."""
     torches: dict[str, str] = field(default_factory=dict)
     """Of machines that have another one, by the key of their environment."""
     hooks: list[threading.Thread] = field(default_factory=list)
+    next_try: float | None = None
+    """When to try to write the history again; None while it can be written."""
 
     def commit(
-        self, answers: Iterable[Answer], repros: Mapping[str, Repro], sweep: int, *, quiet: bool = False
+        self, answers: Iterable[JobAnswer], repros: Mapping[str, Repro], sweep: int, *, quiet: bool = False
     ) -> None:
         """Store the answers, then tell them, flips last; with ``quiet`` the flips alone."""
         answers = list(answers)
@@ -51,46 +54,35 @@ class Recorder:
         for flip in flips:
             self.tell_flip(flip, repros.get(flip.repro))
 
-    def store(self, answer: Answer) -> Flip | None:
+    def store(self, answer: JobAnswer) -> Flip | None:
         """Write one answer; its flip, if it has one."""
-        for sighting in answer.sightings:
-            self.store_sighting(answer.job.repro, answer.job.device, sighting, stale=False)
+        for seen in answer.runs:
+            self.store_run(answer.job.repro, answer.job.device, seen, stale=False)
         state, flip = answer.settled.state, answer.settled.flip
-        if state is not None and answer.sightings:
+        if state is not None and answer.runs:
             self.history.put_state(state)
             self.states[state.repro, state.device] = state
         return replace(flip, id=self.history.add_flip(flip)) if flip else None
 
-    def store_sighting(self, repro: str, device: str, sighting: Sighting, *, stale: bool) -> None:
-        """Write one run."""
-        seen = sighting.seen
-        outcome = replace(sighting.outcome, message=sighting.outcome.message[:MESSAGE_CHARACTERS])
-        purpose = str(sighting.purpose)
+    def store_run(self, repro: str, device: str, seen: Seen, *, stale: bool) -> None:
+        outcome = replace(seen.outcome, message=seen.outcome.message[:MESSAGE_CHARACTERS])
         result = Result(
-            repro, device, seen.at, outcome, purpose, seen.script, seen.environment,
+            repro, device, seen.at, outcome, str(seen.purpose), seen.script, seen.environment,
             self.torches.get(seen.environment, self.torch), stale,
         )  # fmt: skip
         self.history.add_result(seen.sweep, result)
 
-    def tell(self, answer: Answer, repro: Repro, sweep: int) -> None:
-        """Announce one answer."""
-        settled = answer.settled
-        verdict = settled.state.verdict if settled.state and answer.sightings else None
-        if answer.sightings and settled.standing in NOT_JUDGED:
-            last = answer.sightings[-1].seen
-            verdict = None if last.fallback else last.verdict
+    def tell(self, answer: JobAnswer, repro: Repro, sweep: int) -> None:
+        settled, runs = answer.settled, answer.runs
+        verdict = settled.state.verdict if settled.state and runs else None
+        if runs and settled.standing in NOT_JUDGED:
+            verdict = None if is_fallback(runs[-1].outcome) else runs[-1].verdict
         data: dict[str, Any] = {
-            "sweep": sweep,
-            "repro": answer.job.repro,
-            "device": answer.job.device,
-            "standing": str(settled.standing),
-            "verdict": str(verdict) if verdict else None,
-            "seconds": round(answer.sightings[0].seen.seconds, 3) if answer.sightings else 0.0,
-            "runs": len(answer.sightings),
-            "muted": repro.muted,
-            "reason": answer.reason,
-            "message": answer.sightings[-1].outcome.message[:MESSAGE_CHARACTERS] if answer.sightings else "",
-        }
+            "sweep": sweep, "repro": answer.job.repro, "device": answer.job.device, "standing": str(settled.standing),
+            "verdict": str(verdict) if verdict else None, "seconds": round(runs[0].seconds, 3) if runs else 0.0,
+            "runs": len(runs), "muted": repro.muted, "reason": answer.reason,
+            "message": runs[-1].outcome.message[:MESSAGE_CHARACTERS] if runs else "",
+        }  # fmt: skip
         if settled.state and verdict is settled.state.verdict:
             data["expected"] = is_expected(settled.state.verdict, repro.expect)
             data["since"] = settled.state.since
@@ -117,10 +109,27 @@ class Recorder:
         for flip in reversed(self.history.flips(unannounced=True)):
             self.tell_flip(flip, repros.get(flip.repro))
 
+    def lost_its_disk(self, now: float) -> bool:
+        """Say when the history cannot be written, and when it can again; in between all is kept in memory. Whether that began now."""
+        if self.next_try is None and self.history.trouble:
+            self.next_try = now + TRY_DISK_S
+            self.announce("disk_full", path=str(self.history.path), reason=self.history.trouble)
+            return True
+        if self.next_try is not None and now >= self.next_try:
+            self.next_try = None if self.history.write_back() else now + TRY_DISK_S
+            if self.next_try is None:
+                text = f"{self.history.path} can be written again; nothing was lost"
+                self.announce("notice", text=text)
+        return False
+
     def close(self) -> None:
-        """Give hooks that have just begun a moment to end."""
+        """Give hooks that have just begun a moment to end, and write what could not be written."""
         for thread in self.hooks:
             thread.join(timeout=HOOK_GRACE_S)
+        if self.history.trouble and not self.history.write_back():
+            text = f"what was seen since the disk was full is lost: {self.history.path}"
+            self.announce("notice", text=text)
+        self.history.close()
 
 
 def flip_facts(history: History, flip: Flip) -> dict[str, Any]:
@@ -148,16 +157,9 @@ def run_hook(command: str, event: Mapping[str, Any], folder: Path) -> threading.
     def run() -> None:
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             subprocess.run(
-                command,
-                shell=True,
-                input=data,
-                cwd=folder,
-                timeout=HOOK_SECONDS,
-                check=False,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+                command, shell=True, input=data, cwd=folder, timeout=HOOK_SECONDS, check=False,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
 
     thread = threading.Thread(target=run, name="minidbg-hook", daemon=True)
     thread.start()

@@ -12,8 +12,9 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +60,12 @@ class Repro:
     @property
     def modules(self) -> tuple[str, ...]:
         """Top-level modules that hold the backend's code: those the header names, and those ``backend()`` imports."""
-        reference = self.table.get("reference", {})
-        named = reference.get("modules", ()) if isinstance(reference, Mapping) else ()
-        return tuple(dict.fromkeys([*map(str, named), *imported_in(self.backend_source)]))
+        return tuple(dict.fromkeys([*self.named("reference", "modules"), *imported_in(self.backend_source)]))
 
     @property
     def failing_modules(self) -> tuple[str, ...]:
         """The modules that the failure came through, as the signature's frames name them."""
-        signature = self.table.get("signature", {})
-        frames = signature.get("frames", ()) if isinstance(signature, Mapping) else ()
-        return tuple(dict.fromkeys(str(frame).partition(":")[0] for frame in frames))
+        return tuple(dict.fromkeys(frame.partition(":")[0] for frame in self.named("signature", "frames")))
 
     @property
     def muted(self) -> str:
@@ -81,11 +78,19 @@ class Repro:
         return {"repro": self.name, **notes}
 
     @property
-    def texts(self) -> Mapping[str, tuple[str, ...]]:
-        """``files`` and ``paths`` of the header: scripts loaded by path, and folders tried when an import fails."""
-        reference = self.table.get("reference", {})
-        files = reference.get("files", ()) if isinstance(reference, Mapping) else ()
-        return {"files": tuple(map(str, files)), "paths": tuple(map(str, self.table.get("paths", ())))}
+    def files(self) -> tuple[str, ...]:
+        """Scripts that the header has loaded by path."""
+        return self.named("reference", "files")
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Folders of the header that are tried when an import fails."""
+        return tuple(map(str, self.table.get("paths", ())))
+
+    def named(self, table: str, name: str) -> tuple[str, ...]:
+        """The texts ``name`` in a table of the header."""
+        found = self.table.get(table, {})
+        return tuple(map(str, found.get(name, ()) if isinstance(found, Mapping) else ()))
 
 
 def find_repros(paths: Sequence[Path]) -> list[Path]:
@@ -93,15 +98,16 @@ def find_repros(paths: Sequence[Path]) -> list[Path]:
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
-            found.update(dict.fromkeys(script for script in sorted(path.glob("*.py")) if is_script(script)))
+            names = sorted(name for name in os.listdir(path) if is_script(name))
+            found.update(dict.fromkeys(path / name for name in names))
         elif path.exists():
             found[path] = None
     return list(found)
 
 
-def is_script(path: Path) -> bool:
+def is_script(name: str) -> bool:
     """Whether a file of a repro folder can be a repro: all but what belongs to pytest or editors."""
-    return path.name not in NO_REPROS and not path.name.startswith(".")
+    return name.endswith(".py") and name not in NO_REPROS and not name.startswith(".")
 
 
 def name_of(path: Path, home: Path) -> str:
@@ -126,12 +132,13 @@ def read_repros(
 def stamp_of(path: Path) -> tuple[int, ...]:
     """Size, times and inode of a script and of the tensors beside it; other numbers when they were written again."""
     numbers: list[int] = []
-    for file in (path, path.with_suffix(".safetensors")):
+    script = str(path)
+    for file in (script, os.path.splitext(script)[0] + ".safetensors"):  # asked for after each run: no Path
         try:
-            status = file.stat()
+            status = os.stat(file)
             numbers += [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
         except OSError:
-            numbers.append(0)
+            numbers += [0, 0, 0, 0]
     return tuple(numbers)
 
 
@@ -190,8 +197,10 @@ def function_source(text: str, name: str) -> str:
     return ""
 
 
-def imported_in(source: str) -> Iterable[str]:
+@lru_cache(maxsize=256)
+def imported_in(source: str) -> tuple[str, ...]:
     """Top-level names of the modules that a function's source imports, torch left out."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -199,7 +208,8 @@ def imported_in(source: str) -> Iterable[str]:
             names = [node.module or ""]
         else:
             continue
-        yield from (name.partition(".")[0] for name in names if name.partition(".")[0] not in ("", "torch"))
+        found += (name.partition(".")[0] for name in names)
+    return tuple(name for name in found if name not in ("", "torch"))
 
 
 def home_of(paths: Sequence[Path]) -> Path:
@@ -211,27 +221,26 @@ def home_of(paths: Sequence[Path]) -> Path:
     return first if first.is_dir() else first.parent
 
 
-def is_module_file(module: str, path: str) -> bool:
-    """Whether the file at ``path`` can be what Python imports as ``module``."""
-    stem = path.removesuffix(".py").removesuffix("/__init__")
-    return path.endswith(".py") and f"/{stem}".endswith("/" + module.replace(".", "/"))
+def module_names(path: str) -> list[str]:
+    """All that Python can import the file at ``path`` as: ``c``, ``b.c`` and ``a.b.c`` for ``/a/b/c.py``."""
+    parts = path.removesuffix(".py").removesuffix("/__init__").strip("/").split("/")
+    return [".".join(parts[start:]) for start in range(len(parts))] if path.endswith(".py") else []
 
 
 def find_repro(text: Path, folder: Path) -> Path:
     """The script that a person means by ``text``: a path, or enough of a name in ``folder``. Raises MinidbgError."""
-    for candidate in (text, folder / text, folder / f"{text}.py"):
+    for candidate in (text, folder / text, folder / f"{text}.py", folder / HIDDEN / "captures" / text):
         if candidate.is_file():
             return candidate
-    names = [path.stem for path in find_repros([folder])] if folder.is_dir() else []
+    names = [path.stem for path in find_repros([folder])]
     matches = [name for name in names if str(text) in name]
     if len(matches) == 1:
         return folder / f"{matches[0]}.py"
     which = matches or names
-    known = (
-        f"{folder} has {', '.join(which[:5])}{', ...' if len(which) > 5 else ''}" if which else "give a path"
-    )
+    known = f"{folder} has {', '.join(which[:5])}{', ...' if len(which) > 5 else ''}"
+    how = "several repros have" if matches else "no repro has"
     raise MinidbgError(
-        f"{text}: {'several repros have' if matches else 'no repro has'} that in their name; {known}"
+        f"{text}: {how} that in their name; {known if which else 'give the path of a repro script'}"
     )
 
 
@@ -247,11 +256,16 @@ def write_in_header(path: Path, values: Mapping[str, str | None]) -> None:
         if value is not None:
             line = f"# {name} = {json.dumps(value, ensure_ascii=False)}\n"
             text = text.replace("# [tool.minidbg]\n", f"# [tool.minidbg]\n{line}", 1)
-    wanted = {**{name: value for name, value in before.items() if name not in values}}
-    wanted |= {name: value for name, value in values.items() if value is not None}
+    wanted = {name: value for name, value in {**before, **values}.items() if value is not None}
     if header_table(text) != wanted:
         raise MinidbgError(f"{path}: its header has a form in which nothing can be written; edit it by hand")
+    replace_text(path, text)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Put ``text`` at ``path`` in one step, with the mode of the file that was there. Raises OSError."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     draft.write_text(text, encoding="utf-8")
-    draft.chmod(path.stat().st_mode)
+    if path.exists():
+        draft.chmod(path.stat().st_mode)
     draft.replace(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -12,22 +11,22 @@ from xml.etree import ElementTree
 
 from minidbg.printable import in_one_line, printable
 from minidbg.watch import reading
-from minidbg.watch.announce import Event
+from minidbg.watch.announce import Event, View
 from minidbg.watch.page import Json, Live, about
+from minidbg.watch.repros import replace_text
 from minidbg.watch.settings import FailOn
 from minidbg.watch.states import FAILING
 
 
-class Results:
+class Results(View):
     """Gathers the results of one sweep, and writes them when the daemon ends. ``live`` knows since when."""
 
     def __init__(self, live: Live, fail_on: FailOn, *, junit: Path | None, document: Path | None) -> None:
         """Raises OSError for files that cannot be written."""
         self.live, self.fail_on = live, fail_on
-        self.writers = {junit: self.junit, document: self.document}
-        self.writers.pop(None, None)
+        wanted = ((junit, self.junit), (document, self.document))
+        self.writers = {path: text for path, text in wanted if path is not None}
         for path in self.writers:
-            assert path is not None
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
         self.began = time.time()
@@ -51,16 +50,12 @@ class Results:
     def close(self) -> None:
         """Write the files; say so where one cannot be written."""
         for path, text in self.writers.items():
-            assert path is not None
             try:
-                draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-                draft.write_text(text(), encoding="utf-8")
-                draft.replace(path)
+                replace_text(path, text())
             except OSError as error:
                 print(f"minidbg: {path} cannot be written: {error}", file=sys.stderr)
 
     def document(self) -> str:
-        """One JSON object."""
         home = Path(self.live.matrix.home) if self.live.matrix.home else None
         status = reading.status_of(home) if home is not None else {}
         found = {
@@ -97,9 +92,8 @@ class Results:
             name: str(len(suite.findall(f"testcase/{tag}")))
             for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped"))
         }
-        began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.began))
         seconds = str(self.sweep.get("seconds", 0.0))
-        suite.attrib |= {"tests": str(len(suite)), **counts, "time": seconds, "timestamp": began}
+        suite.attrib |= {"tests": str(len(suite)), **counts, "time": seconds, "timestamp": utc(self.began)}
         root = ElementTree.Element("testsuites")
         root.append(suite)
         return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, "unicode") + "\n"
@@ -115,7 +109,7 @@ class Results:
         properties = ElementTree.SubElement(case, "properties")
         for name in ("since", "expect", "owner", "issue", "muted"):
             if more.get(name):
-                value = moment(more[name]) if name == "since" else in_one_line(str(more[name]))
+                value = utc(more[name]) if name == "since" else in_one_line(str(more[name]))
                 ElementTree.SubElement(properties, "property", name=name, value=value)
         known = self.fail_on is FailOn.UNEXPECTED and (data.get("expected", False) or bool(data["muted"]))
         failing = verdict in FAILING
@@ -139,11 +133,10 @@ def add(case: ElementTree.Element, tag: str, kind: str, text: str) -> None:
 
 
 def add_error(suite: ElementTree.Element, name: str, where: str, text: str) -> None:
-    """What could not be judged."""
     case = ElementTree.SubElement(suite, "testcase", name=in_one_line(name), classname=in_one_line(where))
     add(case, "error", "not judged", text)
 
 
-def moment(at: Any) -> str:
+def utc(at: Any) -> str:
     """A time as other programs read it."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(float(at)))

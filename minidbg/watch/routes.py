@@ -51,14 +51,13 @@ class Drawings:
         self.at_work, self.hands_on = threading.Lock(), threading.Lock()
         self.made: dict[Path, tuple[tuple[int, ...], str]] = {}
         self.spare: Standby | None = None
-        self.timer: threading.Timer | None = None
+        self.timer = threading.Timer(SPARE_SECONDS, self.drop_spare)
         self.closed = False
 
     def get_ready(self) -> None:
-        """Start an interpreter, for a drawing that is likely to be asked for."""
+        """Have an interpreter wait for a drawing that is likely to be asked for, for a while."""
         with self.hands_on:
-            if self.timer is not None:
-                self.timer.cancel()
+            self.timer.cancel()
             if self.spare is None and not self.closed:
                 self.spare = Standby(["minidbg.cli.showing", "minidbg.report.page"])
             self.timer = threading.Timer(SPARE_SECONDS, self.drop_spare)
@@ -71,14 +70,17 @@ class Drawings:
             spare, self.spare = self.spare, None
             return spare
 
+    def drop_spare(self) -> None:
+        with self.take_spare() or contextlib.nullcontext():
+            pass
+
     def of(self, path: Path) -> str:
         """The drawing of the repro at ``path``, as HTML. Raises MinidbgError when there can be none."""
         with self.at_work:
-            stamp, (known, text) = stamp_of(path), self.made.get(path, ((), ""))
-            if known != stamp:
-                text = self.draw(path)
-                self.made[path] = stamp, text
-            return text
+            stamp = stamp_of(path)
+            if self.made.get(path, ((), ""))[0] != stamp:
+                self.made[path] = stamp, self.draw(path)
+            return self.made[path][1]
 
     def draw(self, path: Path) -> str:
         """``minidbg show`` in a process of its own."""
@@ -96,19 +98,10 @@ class Drawings:
             self.get_ready()
             return file.read_text(encoding="utf-8")
 
-    def drop_spare(self) -> None:
-        """End the interpreter that waits."""
-        spare = self.take_spare()
-        if spare is not None:
-            with spare:
-                pass
-
     def close(self) -> None:
         """End what waits; a drawing under way ends by itself, and nobody sees it."""
-        with self.hands_on:
-            self.closed = True
-            if self.timer is not None:
-                self.timer.cancel()
+        self.closed = True
+        self.timer.cancel()
         self.drop_spare()
 
 
@@ -287,13 +280,7 @@ def refusal(request: Request, error: Exception) -> Response:
 
 def links_out_of(home: Path) -> list[Path]:
     """Links in the folders that ``minidbg show`` reads beside a repro, where they lead out of ``home``."""
-    found = []
-    for name in ("", "captures", "neighbours", "reductions"):
-        folder = home / HIDDEN / name
-        entries = [
-            folder,
-            *folder.glob("*"),
-            *(folder.glob("*/replay.jsonl") if name == "reductions" else ()),
-        ]
-        found += [path for path in entries if path.is_symlink() and not path.resolve().is_relative_to(home)]
-    return found
+    hidden = home / HIDDEN
+    patterns = ("*", "captures/*", "neighbours/*", "reductions/*", "reductions/*/replay.jsonl")
+    entries = [hidden, *(path for pattern in patterns for path in hidden.glob(pattern))]
+    return [path for path in entries if path.is_symlink() and not path.resolve().is_relative_to(home)]

@@ -15,17 +15,17 @@ from pathlib import Path
 import psutil
 
 from minidbg.failure import Kind, Outcome, Signature, Verdict
-from minidbg.history import State
+from minidbg.history import ReproState
 from minidbg.judge_script import JUDGE_SCRIPT
 from minidbg.metadata import HANG_LIMIT_S
 from minidbg.processes import ChildResult, deaths
 from minidbg.processes.deaths import last_json, signal_name
 from minidbg.processes.pool import NUMBERS, ONE_THREAD, Ended, Order, Pool, busyness
-from minidbg.watch.columns import Column
-from minidbg.watch.repros import Repro, is_module_file
-from minidbg.watch.settings import WatchSettings, Workers
+from minidbg.watch.repros import Repro, module_names
+from minidbg.watch.settings import Column, WatchSettings, Workers
 from minidbg.watch.snapshot import Root, is_inside
-from minidbg.watch.sweep import CanaryAnswer, Lane, Purpose, Task
+from minidbg.watch.states import Purpose
+from minidbg.watch.sweep import CanaryAnswer, Lane, Task
 
 IN_WORKER = str(Path(__file__).with_name("in_worker.py"))
 CANARY_SECONDS = 120.0
@@ -66,18 +66,23 @@ class Runner:
         self.pool.refresh()
         self.pycache = self.bytecode.renew(roots)
 
-    def submit(self, task: Task, repro: Repro, state: State | None) -> None:
+    def submit(self, task: Task, repro: Repro, state: ReproState | None) -> None:
         """Have the task run in its column; how it ended is told to the pool's listener."""
         number, mode, column = next(NUMBERS), self.mode(task), task.job.column
         self.under_way[number] = task, time.time()
-        memory = None if column.host else default_memory_bytes(self.settings.jobs)
+        command = judging(repro, column)
+        if task.purpose is Purpose.CANARY:
+            command = (IN_WORKER, "canary", str(repro.path.absolute()), column.device, column.options)
+        # by default its share of the machine, and something over
+        share = int(psutil.virtual_memory().total * 0.75 / min(self.settings.jobs, 2))
+        memory = self.settings.memory_bytes or (None if column.host else share)
         self.pool.run(
             Order(
                 number,
-                (canary_command if task.purpose is Purpose.CANARY else judging)(repro, column),
+                command,
                 mode,
                 self.time_limit(task, repro, state, mode),
-                memory_bytes=self.settings.memory_bytes or memory,
+                memory_bytes=memory,
                 pycache=self.pycache,
                 nice=LONG_NICE if task.lane is Lane.LONG else 0,
                 one_thread=not task.fresh and not sets_threads(task),
@@ -88,7 +93,7 @@ class Runner:
             )
         )
 
-    def time_limit(self, task: Task, repro: Repro, state: State | None, mode: str) -> float:
+    def time_limit(self, task: Task, repro: Repro, state: ReproState | None, mode: str) -> float:
         """Seconds that the task may take."""
         if task.purpose is Purpose.CANARY:
             return CANARY_SECONDS
@@ -144,11 +149,6 @@ def judging(repro: Repro, column: Column, *, in_worker: bool = True) -> tuple[st
     return (JUDGE_SCRIPT, str(repro.path.absolute()), *options, "--device", column.device, how)
 
 
-def canary_command(repro: Repro, column: Column) -> tuple[str, ...]:
-    """The command that asks the repro's backend for a single op."""
-    return (IN_WORKER, "canary", str(repro.path.absolute()), column.device, column.options)
-
-
 def forks(settings: WatchSettings) -> bool:
     """Whether warm processes are forked at all: by default on Linux, since elsewhere system libraries do not survive it."""
     if settings.workers is Workers.AUTO:
@@ -176,17 +176,7 @@ def own_limit(table: Mapping[str, object]) -> float:
     return float(limit) if isinstance(limit, int | float) else HANG_LIMIT_S
 
 
-def default_memory_bytes(jobs: int) -> int:
-    """What a run may have when nobody said: its share of the machine, and something over."""
-    return int(psutil.virtual_memory().total * 0.75 / max(1, min(jobs, 2)))
-
-
 # What the end of a run says
-
-
-def is_fallback(outcome: Outcome) -> bool:
-    """Whether the backend gave the graph back as it was: eager ran it, and neither failed nor fixed anything."""
-    return outcome.verdict is Verdict.GONE and outcome.reason.startswith("fallback:")
 
 
 def outcome_of(repro: Repro, device: str, ended: Ended) -> Outcome:
@@ -212,9 +202,10 @@ def as_renamed(outcome: Outcome, repro: Repro, files: Collection[str]) -> Outcom
     ):
         return outcome
     (old, where), (new, now_where) = (one.frames[0].partition(":")[::2] for one in (expected, found))
-    same = replace(found, frames=expected.frames) == replace(expected, frames=expected.frames)
-    old_is_there, new_is_there = (any(is_module_file(name, path) for path in files) for name in (old, new))
-    if not same or where != now_where or old_is_there or not new_is_there:
+    if replace(found, frames=expected.frames) != expected or where != now_where:
+        return outcome
+    names = {name for path in files for name in module_names(path)}
+    if old in names or new not in names:
         return outcome
     return replace(outcome, verdict=Verdict.REPRODUCES, reason=f"module renamed: {old} is {new} now")
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
 from minidbg.errors import MinidbgError
+from minidbg.watch.announce import Event, View
 from minidbg.watch.lock import hidden_folder
 from minidbg.watch.page import Live
 
@@ -94,7 +95,6 @@ class Guard:
         return PlainTextResponse("the address lacks its token: 'minidbg watch' says the whole address", 403)
 
     def is_token(self, text: str) -> bool:
-        """Whether ``text`` is the token."""
         return hmac.compare_digest(text.encode(), self.token.encode())
 
 
@@ -106,7 +106,7 @@ def is_loopback(host: str) -> bool:
         return host.lower().rstrip(".") == "localhost"
 
 
-class WebServer:
+class WebServer(View):
     """The server in a thread of its own, from ``start`` to ``close``; a view, so that it is closed with the others."""
 
     def __init__(self, address: str, live: Live, home: Path, rerun: Callable[[str], None] | None) -> None:
@@ -120,24 +120,18 @@ class WebServer:
         self.site = Site(live, home, rerun)
         app = Guard(self.site.app(), token=self.token, port=int(port))
         config = uvicorn.Config(
-            app,
-            log_config=None,
-            log_level="critical",
-            lifespan="off",
-            access_log=False,
-            timeout_graceful_shutdown=1,
-            ws="none",
-        )
+            app, log_config=None, log_level="critical", lifespan="off", access_log=False,
+            timeout_graceful_shutdown=1, ws="none",
+        )  # fmt: skip
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(
-            target=lambda: self.server.run([self.socket]), name="minidbg-page", daemon=True
+            target=self.server.run, args=([self.socket],), name="minidbg-page", daemon=True
         )
 
     def start(self) -> None:
-        """Serve."""
         self.thread.start()
 
-    def show(self, event: object) -> None:
+    def show(self, event: Event) -> None:
         """``Live`` has heard of it."""
 
     def close(self) -> None:

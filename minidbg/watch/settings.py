@@ -1,22 +1,27 @@
-"""What a person may set of watch: ``[tool.minidbg.watch]`` in pyproject.toml, then the command line."""
+"""What a person may set of watch, in ``[tool.minidbg.watch]`` of pyproject.toml, then the command line; and the columns that this makes."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
 import enum
+import itertools
 import os
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from minidbg import checks
 from minidbg import settings as base
+from minidbg.checks import choice, flag, number, setting, text, texts, whole
 from minidbg.cluster.members import Cluster
 from minidbg.errors import BadSetting
+from minidbg.printable import plural
+
+if TYPE_CHECKING:
+    from minidbg.history import Environment
 
 
 class OnChange(enum.StrEnum):
@@ -45,71 +50,12 @@ class Workers(enum.StrEnum):
     SPAWN = "spawn"
 
 
-@dataclass(frozen=True, slots=True)
-class WatchSettings:
-    """Checked values."""
-
-    devices: str | None = None
-    """``cpu,cuda:1`` or ``all``; None runs each repro on the device its header names."""
-    env: tuple[str, ...] = ()
-    """Each repro runs once with each of these, as columns of their own: ``ACME_FUSE=1``, several of them, or nothing."""
-    options: tuple[str, ...] = ()
-    """The same with options of the backend, each a Python dict as text or nothing; they are added to those of the repro's header."""
-    sources: tuple[Path, ...] = ()
-    """Folders to watch besides those of the repros' backends."""
-    ignore: tuple[str, ...] = ()
-    """Further patterns, as in ``.gitignore``, relative to each watched folder."""
-    build: str | None = None
-    """A shell command that runs before each sweep that a change of code has caused."""
-    on_flip: tuple[str, ...] = ()
-    """Shell commands that are given each flip as JSON on their stdin, and recipes of ``notices``, which get each burst of them."""
-    on_change: OnChange = OnChange.QUEUE
-    poll_s: float | None = None
-    """Look every so many seconds instead of waiting for events."""
-    quiet_s: float = 0.2
-    max_wait_s: float = 5.0
-    rescan_s: float = 30.0
-    """How often everything is looked at although no event said so."""
-    jobs: int = dataclasses.field(default_factory=lambda: min(8, os.cpu_count() or 1))
-    """Runs at the same time."""
-    device_jobs: int = 1
-    """Runs at the same time on one device that is not the CPU."""
-    seconds: float | None = None
-    """Time limit of a run; None derives it from the repro's own runs."""
-    memory_bytes: int | None = None
-    workers: Workers = Workers.AUTO
-    reduce: bool = True
-    """Reduce captures in the background."""
-    cluster: Cluster | None = None
-    """The machines that runs go to; None: this one."""
-    once: bool = False
-    fail_on: FailOn = FailOn.ANY
-    folder: Path = dataclasses.field(default_factory=Path.cwd)
-    """Where the build command and the hook run: the folder of the settings file, else the current one."""
-
-
-def is_recipe(text: str) -> bool:
-    """Whether an entry of ``on_flip`` is a recipe; else it is a shell command. Raises BadSetting for an unknown recipe."""
-    name, colon, _ = text.partition(":")
-    if name == "desktop" and not colon:
-        return True
-    if colon and name in ("slack", "matrix", "webhook", "github"):
-        return True
-    if re.match(r"\w+:https?://", text):
-        raise BadSetting(
-            f"on_flip has no recipe {name!r}; recipes are desktop, slack:URL, matrix:URL, webhook:URL, github:FILE"
-        )
-    return False
-
-
 def assignments(value: Any) -> tuple[str, ...]:
     """Texts of no, one or more ``NAME=value``."""
     found = (value,) if isinstance(value, str) else tuple(value)
-    for text in found:
-        if not isinstance(text, str) or not all(
-            re.match(r"[A-Za-z_]\w*=", word) for word in shlex.split(text)
-        ):
-            raise ValueError(f"{text!r} is no assignment; variants look like ACME_FUSE=1")
+    for one in found:
+        if not isinstance(one, str) or not all(re.match(r"[A-Za-z_]\w*=", word) for word in shlex.split(one)):
+            raise ValueError(f"{one!r} is no assignment; variants look like ACME_FUSE=1")
     return found
 
 
@@ -129,40 +75,85 @@ def backend_options(value: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
-CONVERT: Mapping[str, checks.Converter] = {
-    "devices": lambda value: value if isinstance(value, str) else ",".join(value),
-    "env": assignments,
-    "options": backend_options,
-    "sources": lambda value: tuple(Path(one).expanduser() for one in value),
-    "ignore": checks.texts,
-    "build": checks.text,
-    "on_flip": lambda value: (checks.text(value),) if isinstance(value, str) else checks.texts(value),
-    "on_change": checks.choice(OnChange),
-    "poll_s": lambda value: checks.number(value, at_least=0.05),
-    "quiet_s": lambda value: checks.number(value, at_least=0.0),
-    "max_wait_s": lambda value: checks.number(value, at_least=0.1),
-    "rescan_s": lambda value: checks.number(value, at_least=0.1),
-    "jobs": lambda value: checks.whole(value, at_least=1),
-    "device_jobs": lambda value: checks.whole(value, at_least=1),
-    "seconds": lambda value: checks.number(value, at_least=0.1),
-    "memory_bytes": lambda value: checks.whole(value, at_least=1 << 20),
-    "workers": checks.choice(Workers),
-    "reduce": checks.flag,
-    "fail_on": checks.choice(FailOn),
+def folders(value: Any) -> tuple[Path, ...]:
+    """Paths, ``~`` filled in."""
+    return tuple(Path(one).expanduser() for one in value)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchSettings:
+    """Checked values. Those with a check may stand in a file."""
+
+    devices: str | None = setting(None, lambda value: value if isinstance(value, str) else ",".join(value))
+    """``cpu,cuda:1`` or ``all``; None runs each repro on the device its header names."""
+    env: tuple[str, ...] = setting((), assignments)
+    """Each repro runs once with each of these, as columns of their own: ``ACME_FUSE=1``, several of them, or nothing."""
+    options: tuple[str, ...] = setting((), backend_options)
+    """The same with options of the backend, each a Python dict as text or nothing; they are added to those of the repro's header."""
+    sources: tuple[Path, ...] = setting((), folders)
+    """Folders to watch besides those of the repros' backends."""
+    ignore: tuple[str, ...] = setting((), texts)
+    """Further patterns, as in ``.gitignore``, relative to each watched folder."""
+    build: str | None = setting(None, text)
+    """A shell command that runs before each sweep that a change of code has caused."""
+    on_flip: tuple[str, ...] = setting(
+        (), lambda value: (text(value),) if isinstance(value, str) else texts(value)
+    )
+    """Shell commands that are given each flip as JSON on their stdin, and recipes of ``notices``, which get each burst of them."""
+    on_change: OnChange = setting(OnChange.QUEUE, choice(OnChange))
+    poll_s: float | None = setting(None, lambda value: number(value, at_least=0.05))
+    """Look every so many seconds instead of waiting for events."""
+    jobs: int = setting(min(8, os.cpu_count() or 1), lambda value: whole(value, at_least=1))
+    """Runs at the same time."""
+    device_jobs: int = setting(1, lambda value: whole(value, at_least=1))
+    """Runs at the same time on one device that is not the CPU."""
+    seconds: float | None = setting(None, lambda value: number(value, at_least=0.1))
+    """Time limit of a run; None derives it from the repro's own runs."""
+    memory_bytes: int | None = setting(None, lambda value: whole(value, at_least=1 << 20))
+    workers: Workers = setting(Workers.AUTO, choice(Workers))
+    reduce: bool = setting(True, flag)
+    """Reduce captures in the background."""
+    fail_on: FailOn = setting(FailOn.ANY, choice(FailOn))
+    cluster: Cluster | None = None
+    """The machines that runs go to; None: this one."""
+    once: bool = False
+    folder: Path = dataclasses.field(default_factory=Path.cwd)
+    """Where the build command and the hook run: the folder of the settings file, else the current one."""
+
+    def variants(self, devices: Iterable[str]) -> tuple[Column, ...]:
+        """A column for each device or place with each of ``env`` and each of ``options``."""
+        places = (device.partition("@") for device in devices)
+        every = itertools.product(places, self.env or ("",), self.options or ("",))
+        return tuple(
+            dict.fromkeys(Column(device, env, options, host) for (device, _, host), env, options in every)
+        )
+
+
+CONVERT = {
+    one.name: one.metadata["check"] for one in dataclasses.fields(WatchSettings) if "check" in one.metadata
 }
-"""Of the settings that a file may hold."""
+
+
+def is_recipe(text: str) -> bool:
+    """Whether an entry of ``on_flip`` is a recipe; else it is a shell command. Raises BadSetting for an unknown recipe."""
+    name, colon, _ = text.partition(":")
+    if name in ("slack", "matrix", "webhook", "github") if colon else name == "desktop":
+        return True
+    if re.match(r"\w+:https?://", text):
+        raise BadSetting(
+            f"on_flip has no recipe {name!r}; recipes are desktop, slack:URL, matrix:URL, webhook:URL, github:FILE"
+        )
+    return False
 
 
 def load(arguments: Mapping[str, Any], *, folder: Path | None = None) -> WatchSettings:
     """``[tool.minidbg.watch]`` of the nearest pyproject.toml, overridden by the arguments that are given. Raises BadSetting."""
     start = folder or Path.cwd()
-    once = bool(arguments.get("once"))
-    found = load_with_origins(
-        {name: value for name, value in arguments.items() if name != "once"}, folder=start
-    )
+    more = {name: arguments[name] for name in ("once", "cluster") if name in arguments}
+    found = load_with_origins({name: arguments[name] for name in arguments.keys() - more}, folder=start)
     project, table = base.project_table(start)
     where = project.parent if table.get("watch") else start
-    return WatchSettings(**{origin.name: origin.value for origin in found}, once=once, folder=where)
+    return WatchSettings(**{origin.name: origin.value for origin in found}, **more, folder=where)
 
 
 def load_with_origins(
@@ -176,3 +167,120 @@ def load_with_origins(
     given = {name: value for name, value in (arguments or {}).items() if value not in (None, ())}
     sources = ((f"[tool.minidbg.watch] of {project}", values), ("the arguments", given))
     return base.merged(WatchSettings(), CONVERT, sources)
+
+
+# Columns of the matrix: a device, and what of its environment and its backend's options each run there changes
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What ``device_script`` found here, or the machines of a cluster. ``environments`` are by the name that a device is asked for by."""
+
+    environments: Mapping[str, Environment]
+    torch: str = ""
+    python: str = ""
+    slots: Mapping[str, int] = field(default_factory=dict)
+    """Of a cluster: runs at the same time in each place (``cuda:0@gpubox``), by which ``environments`` are called too."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Machine:
+        """Read the script's line. Raises KeyError or TypeError when it is damaged."""
+        from minidbg.history import Environment  # late: the command line lists the options of watch
+
+        environments = {
+            device: Environment(
+                device=device,
+                name=facts["name"],
+                machine=data["machine"],
+                driver=facts["driver"],
+                torch=data["torch"],
+                facts={"host": data["host"], "python": data["python"]},
+            )
+            for device, facts in data["devices"].items()
+        }
+        return cls(environments, data["torch"], data["python"])
+
+    def present(self) -> tuple[str, ...]:
+        """The devices to name to a person: ``cuda:0``, not ``cuda`` as well."""
+        with_index = {name.partition(":")[0] for name in self.environments if ":" in name}
+        return tuple(name for name in self.environments if name not in with_index)
+
+
+def parse_devices(text: str | None) -> tuple[str, ...] | None:
+    """``cpu,cuda:1`` as names, None when each repro is to run on its own device. Raises BadSetting."""
+    if text is None:
+        return None
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise BadSetting("--devices is empty; give names such as cpu,cuda:1, or all")
+    for name in names:
+        kind, _, index = name.partition("@")[0].partition(":")
+        if not kind.isidentifier() or (index and not index.isdecimal()):
+            raise BadSetting(f"{name!r} is no device; devices look like cpu, cuda, cuda:1, mps, xpu, or all")
+    return names
+
+
+def devices_of(own: str, wanted: Sequence[str] | None, machine: Machine) -> tuple[str, ...]:
+    """The devices that a repro is to run on: those wanted, else its ``own``. Missing ones are among them.
+
+    Of a cluster, that device of each kind of machine.
+    """
+    names = [own]
+    if wanted is not None:
+        names = [name for one in wanted for name in (machine.present() if one == "all" else (one,))]
+    if machine.slots:
+        here = [(name, [place for place in machine.slots if is_at(name, place)]) for name in names]
+        names = [place for name, places in here for place in places or [name]]
+    return tuple(dict.fromkeys(names))
+
+
+def is_at(name: str, place: str) -> bool:
+    """Whether ``cuda``, ``cuda:0`` or ``cuda:0@gpubox`` means the place ``cuda:0@gpubox``."""
+    return name == place or whole_name(name) == place.partition("@")[0]
+
+
+def whole_name(device: str) -> str:
+    """``acme:0`` for ``acme``: the first device of a kind goes by both names."""
+    return device if device == "cpu" or ":" in device else f"{device}:0"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Column:
+    """A device and a variant: ``cpu ACME_FUSE=1 {level=3}``. The history knows it by that name."""
+
+    device: str
+    env: str = ""
+    """Variables of the environment: ``ACME_FUSE=1``, or several of them."""
+    options: str = ""
+    """Options that are added to those of the repro's header, a Python dict as text."""
+    host: str = ""
+    """The kind of machine, where there are several."""
+    name: str = field(init=False, repr=False, compare=False)
+    """What the column is called everywhere. It is asked for several times for each run."""
+
+    def __post_init__(self) -> None:
+        options = ", ".join(f"{name}={value!r}" for name, value in self.given_options.items())
+        parts = (self.place, self.env, options and f"{{{options}}}")
+        object.__setattr__(self, "name", " ".join(part for part in parts if part))
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def place(self) -> str:
+        """The device and the kind of machine: ``cuda:0@gpubox``."""
+        return f"{self.device}@{self.host}" if self.host else self.device
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return dict(word.split("=", 1) for word in shlex.split(self.env))
+
+    @property
+    def given_options(self) -> dict[str, Any]:
+        return dict(ast.literal_eval(self.options)) if self.options else {}
+
+
+def said_aloud(device: str, repros: int, machine: Machine) -> str:
+    """What to tell of a missing device."""
+    here = ", ".join(machine.present())
+    return f"{device} not present (found {here}); {plural(repros, 'repro')} skipped there; 'minidbg doctor' lists what is here"

@@ -14,33 +14,17 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
+from typing import TypeAlias
 
 from pathspec import GitIgnoreSpec
 
-JUNK_FOLDERS = frozenset(
-    [
-        ".git",
-        ".hg",
-        ".svn",
-        ".jj",
-        "__pycache__",
-        ".mypy_cache",
-        ".pytest_cache",
-        ".ruff_cache",
-        ".hypothesis",
-        ".tox",
-        ".nox",
-        ".venv",
-        "venv",
-        "node_modules",
-        ".idea",
-        ".vscode",
-        ".ipynb_checkpoints",
-        ".minidbg",
-    ]
-)
+JUNK_FOLDERS = frozenset((
+    ".git", ".hg", ".svn", ".jj", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache",
+    ".hypothesis", ".tox", ".nox", ".venv", "venv", "node_modules", ".idea", ".vscode",
+    ".ipynb_checkpoints", ".minidbg",
+))  # fmt: skip
 """Never source code: version control, caches, virtual environments."""
 
 # Bytecode, and what editors make while they save.
@@ -145,22 +129,18 @@ RACY_NS = 2_000_000_000
 """A file younger than this when it was read may change again without a new time stamp, so it is read again."""
 
 
+Stamp: TypeAlias = tuple[int, int, int, int]
+"""Size, modification time, change time and inode."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One file as it was read."""
 
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    inode: int
+    stamp: Stamp
     digest: str
     racy: bool = False
     """Whether it was so young when it was read that its time stamp proves nothing."""
-
-    @property
-    def stamp(self) -> tuple[int, int, int, int]:
-        """What ``stamp`` gave when it was read."""
-        return self.size, self.mtime_ns, self.ctime_ns, self.inode
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +153,13 @@ class Root:
     """Whether folders below it are watched too."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """The files at one moment, by absolute path."""
+    """The files at one moment, by absolute path. Two are the same when they are the same object."""
 
     files: Mapping[str, Entry] = field(default_factory=dict)
 
     def digest(self) -> str:
-        """One digest of all paths and contents."""
         return self.digest_of(self.files)
 
     def digest_of(self, paths: Iterable[str]) -> str:
@@ -194,16 +173,15 @@ class Snapshot:
 
     def changes_since(self, before: Snapshot) -> tuple[str, ...]:
         """The paths that were added, removed or hold something else, sorted."""
-        paths = self.files.keys() | before.files.keys()
-        return tuple(
-            sorted(path for path in paths if digest_in(self.files, path) != digest_in(before.files, path))
-        )
+        return changes(before, self) if before is not self else ()
 
 
-def digest_in(files: Mapping[str, Entry], path: str) -> str | None:
-    """The content's digest, or None when the file is not there."""
-    entry = files.get(path)
-    return entry.digest if entry else None
+@lru_cache(maxsize=8)
+def changes(before: Snapshot, now: Snapshot) -> tuple[str, ...]:
+    """See ``Snapshot.changes_since``. Kept, since the daemon asks at every turn of its loop."""
+    old, new = before.files, now.files
+    edited = {path for path in old.keys() & new.keys() if old[path].digest != new[path].digest}
+    return tuple(sorted(edited | (old.keys() ^ new.keys())))
 
 
 def scan(
@@ -240,21 +218,19 @@ def update(
     always: Iterable[str] = (),
 ) -> Snapshot:
     """``before`` with the hinted paths looked at again: files read, folders walked, what is gone removed."""
-    roots, kept = tuple(roots), frozenset(always)
-    files = dict(before.files)
-    for hint in dict.fromkeys(hinted):
-        if hint in kept:
-            found: list[str] = [hint]
-        else:
-            found = [
-                path for root in roots if is_inside(hint, root.path) for path in below(hint, root, ignore)
-            ]
-        if hint not in before.files and not os.path.isfile(hint):
-            # It is or was a folder: what it held before is found again, or gone.
-            for path in [path for path in files if path.startswith(hint + os.sep)]:
-                del files[path]
-        files.pop(hint, None)
-        for path in found:
+    roots, single, hints = tuple(roots), frozenset(always), dict.fromkeys(hinted)
+    # What is no file now is or was a folder: what it held before is found again, or gone.
+    folders = {hint for hint in hints if hint not in before.files and not os.path.isfile(hint)}
+    files = {
+        path: entry
+        for path, entry in before.files.items()
+        if path not in hints and (not folders or folders.isdisjoint(map(str, Path(path).parents)))
+    }
+    for hint in hints:
+        inside = [root for root in roots if is_inside(hint, root.path)]
+        for path in (
+            [hint] if hint in single else (one for root in inside for one in below(hint, root, ignore))
+        ):
             entry = look(path, before.files.get(path), now_ns, read=True)
             if entry is not None:
                 files[path] = entry
@@ -311,25 +287,25 @@ def look(path: str, known: Entry | None, now_ns: int, *, read: bool) -> Entry | 
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             return None
-        same = known is not None and (
-            (known.size, known.mtime_ns, known.ctime_ns, known.inode)
-            == (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-        )
-        if known is not None and same and not read and not known.racy:
+        found = stamp_in(status)
+        if known is not None and known.stamp == found and not read and not known.racy:
             return known
         digest = content_digest(path, status)
     except OSError:
         return None
-    racy = now_ns - max(status.st_mtime_ns, status.st_ctime_ns) < RACY_NS
-    return Entry(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, digest, racy)
+    return Entry(found, digest, racy=now_ns - max(status.st_mtime_ns, status.st_ctime_ns) < RACY_NS)
 
 
-def stamp(path: str) -> tuple[int, int, int, int] | None:
-    """Size, modification time, change time and inode, which no write leaves as they were; None without the file."""
+def stamp(path: str) -> Stamp | None:
+    """The file's stamp; None without the file."""
     try:
-        status = os.stat(path)
+        return stamp_in(os.stat(path))
     except OSError:
         return None
+
+
+def stamp_in(status: os.stat_result) -> Stamp:
+    """What no write leaves as it was."""
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 

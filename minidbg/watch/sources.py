@@ -126,22 +126,16 @@ def source_roots(repros: Iterable[Repro], extra: Sequence[Path] = ()) -> list[Ro
     for repro in repros:
         if repro.damage:
             continue
-        texts = repro.texts
-        roots = [Root(os.path.realpath(path)) for path in texts["files"]]
+        roots = [Root(os.path.realpath(path)) for path in repro.files]
         for module in repro.modules:
-            roots += module_roots(module, texts["paths"])
+            roots += module_roots(module, repro.paths)
         found.update(dict.fromkeys(roots or module_roots("torch", ())))
     return [root for root in found if not any(covers(other, root) for other in found if other != root)]
 
 
 def import_folders(repros: Iterable[Repro]) -> list[str]:
     """The folders that the modules of the repros' backends are imported from."""
-    every = {
-        (module, repro.texts["paths"]): None
-        for repro in repros
-        if not repro.damage
-        for module in repro.modules
-    }
+    every = {(module, repro.paths): None for repro in repros if not repro.damage for module in repro.modules}
     roots = [root.path for module, paths in every for root in module_roots(module, paths)]
     named = [os.path.realpath(path) for _, paths in every for path in paths]
     return list(dict.fromkeys([*map(os.path.dirname, roots), *named]))
@@ -172,13 +166,13 @@ def module_roots(name: str, paths: Sequence[str]) -> list[Root]:
         return []
     folders = list(spec.submodule_search_locations or ())
     if name == "torch":
+        real = [os.path.realpath(folder) for folder in folders]
         trees = [
-            Root(os.path.join(folder, tree), suffixes=(".py",)) for folder in folders for tree in TORCH_TREES
+            Root(os.path.realpath(f"{folder}/{tree}"), (".py",)) for folder in real for tree in TORCH_TREES
         ]
-        libraries = [
-            Root(os.path.join(folder, "lib"), suffixes=(".so", ".dylib"), deep=False) for folder in folders
+        return trees + [
+            Root(os.path.realpath(f"{folder}/lib"), (".so", ".dylib"), deep=False) for folder in real
         ]
-        return [Root(os.path.realpath(root.path), root.suffixes, root.deep) for root in (*trees, *libraries)]
     if folders:
         return [Root(os.path.realpath(folder)) for folder in folders]
     return [Root(os.path.realpath(spec.origin))] if spec.origin and os.path.exists(spec.origin) else []
@@ -226,12 +220,9 @@ def left_out_folders(home: Path) -> tuple[str, ...]:
 
     The folder for temporary files is none of them: people build there too.
     """
-    caches = [
-        os.environ.get("TORCHINDUCTOR_CACHE_DIR"),
-        os.environ.get("TRITON_CACHE_DIR"),
-        str(Path.home() / ".cache"),
-    ]
-    caches += [os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}"), str(home / HIDDEN)]
+    caches = [os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")]
+    own = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+    caches += [str(Path.home() / ".cache"), own, str(home / HIDDEN)]
     system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/proc", "/dev"]
     standard = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")]
     standard.append(os.path.join(sys.base_prefix, "lib"))
@@ -243,12 +234,13 @@ def repositories_worth_building(roots: Iterable[Root]) -> list[str]:
     return [root.path for root in roots if not root.path.startswith(site_packages())]
 
 
+INSTALLED = (".dist-info", ".pth", ".egg-link")
+
+
 def installed_digest(torch: str) -> str:
     """A digest of what else decides a verdict: torch's version, and the names and versions of installed packages."""
     names = {torch}
     for folder in site.getsitepackages():
         with contextlib.suppress(OSError):
-            names.update(
-                name for name in os.listdir(folder) if name.endswith((".dist-info", ".pth", ".egg-link"))
-            )
+            names.update(name for name in os.listdir(folder) if name.endswith(INSTALLED))
     return hashlib.sha1("\n".join(sorted(names)).encode(), usedforsecurity=False).hexdigest()

@@ -19,8 +19,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from minidbg.failure import Kind, Verdict
-from minidbg.history import Flip, State
+from minidbg.failure import Kind, Outcome, Verdict
+from minidbg.history import Flip, ReproState
 from minidbg.watch.repros import Repro
 
 FAILING = frozenset({Verdict.REPRODUCES, Verdict.CHANGED, Verdict.CRASHED, Verdict.TIMEOUT, Verdict.FLAKY})
@@ -35,7 +35,7 @@ SAME_CODE_RUNS = 4
 """Fresh runs that must agree on a new verdict of code that seems to be the same."""
 
 
-class Standing(enum.StrEnum):
+class Transition(enum.StrEnum):
     """What a repro's latest run means, in the words people read."""
 
     NEW = "new"
@@ -53,14 +53,35 @@ class Standing(enum.StrEnum):
     FALLBACK = "fallback"
 
 
-NOT_JUDGED = frozenset({Standing.SKIPPED, Standing.INVALID, Standing.FALLBACK})
+UNCHANGED: Mapping[Verdict, Transition] = {
+    Verdict.GONE: Transition.STILL_GONE,
+    Verdict.REPRODUCES: Transition.STILL_FAILING,
+    Verdict.CHANGED: Transition.CHANGED,
+    Verdict.CRASHED: Transition.CRASHED,
+    Verdict.TIMEOUT: Transition.TIMEOUT,
+    Verdict.FLAKY: Transition.FLAKY,
+    Verdict.SKIPPED: Transition.SKIPPED,
+    Verdict.INVALID: Transition.INVALID,
+}
+"""What people call a verdict that is no flip."""
+NOT_JUDGED = frozenset({Transition.SKIPPED, Transition.INVALID, Transition.FALLBACK})
+
+
+class Purpose(enum.StrEnum):
+    """Why something is run."""
+
+    CANARY = "canary"
+    RUN = "run"
+    CONFIRM = "confirm"
+    PROBE = "probe"
+    """Again although nothing changed, while there is nothing else to do: to notice what is flaky."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One run of a job and what it ran on. The digests are those of ``State``."""
+    """One run of a job, what came of it and what it ran on. The digests are those of ``ReproState``."""
 
-    verdict: Verdict
+    outcome: Outcome
     at: float
     sweep: int
     script: str
@@ -71,21 +92,30 @@ class Seen:
     seconds: float = 0.0
     fresh: bool = False
     """Whether it ran in a fresh interpreter rather than in a warm worker."""
-    reason: str = ""
-    fallback: bool = False
-    """Whether the backend gave the graph back as it was, so that eager ran it."""
-    unasked: bool = False
-    """Whether it ran although nothing had changed and nobody asked."""
+    purpose: Purpose = Purpose.RUN
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.outcome.verdict
+
+    @property
+    def reason(self) -> str:
+        """Why, or what the backend said first."""
+        return self.outcome.reason or self.outcome.message.partition("\n")[0][:200]
 
     @property
     def judges(self) -> bool:
         """Whether this run says anything about the failure."""
-        return self.verdict in JUDGING and not self.fallback
+        return self.verdict in JUDGING and not is_fallback(self.outcome)
 
     @property
     def failed(self) -> bool:
-        """Whether this run showed any failure."""
         return self.verdict in FAILING
+
+
+def is_fallback(outcome: Outcome) -> bool:
+    """Whether the backend gave the graph back as it was: eager ran it, and neither failed nor fixed anything."""
+    return outcome.verdict is Verdict.GONE and outcome.reason.startswith("fallback:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +127,13 @@ class Ask:
 class Settled:
     """The answer of a job: its new state (None when it was never judged), and the flip if there was one."""
 
-    state: State | None
-    standing: Standing
+    state: ReproState | None
+    standing: Transition
     flip: Flip | None = None
 
 
 def decide(
-    repro: str, device: str, before: State | None, runs: Sequence[Seen], *, expect: Verdict
+    repro: str, device: str, before: ReproState | None, runs: Sequence[Seen], *, expect: Verdict
 ) -> Ask | Settled:
     """What ``runs`` of one job mean after ``before``; the first is the job's own, the others confirm it.
 
@@ -111,24 +141,20 @@ def decide(
     """
     first = runs[0]
     if not first.judges:
-        return Settled(before, Standing.FALLBACK if first.fallback else standing_of(first.verdict))
+        fallback = is_fallback(first.outcome)
+        return Settled(before, Transition.FALLBACK if fallback else UNCHANGED[first.verdict])
     runs = [run for run in runs if run.judges]
-    if before is None or begins_anew(before, first):
+    # of another script or machine the verdict before says nothing
+    if before is None or (before.script, before.environment) != (first.script, first.environment):
         return begin(repro, device, runs, expect)
     if before.verdict is Verdict.FLAKY:
         return after_flaky(before, runs)
     if first.verdict is before.verdict:
-        return Settled(carried_on(before, runs), standing_of(before.verdict))
+        return Settled(carried_on(before, runs), UNCHANGED[before.verdict])
     return after_difference(before, runs)
 
 
-def begins_anew(before: State, run: Seen) -> bool:
-    """Whether the verdict before says nothing about this run: another script, or another machine."""
-    return (before.script, before.environment) != (run.script, run.environment)
-
-
 def begin(repro: str, device: str, runs: Sequence[Seen], expect: Verdict) -> Ask | Settled:
-    """The first state of a repro on a device."""
     first, last = runs[0], runs[-1]
     verdict, disagreements = first.verdict, 0
     if all(run.verdict is first.verdict for run in runs):
@@ -140,21 +166,21 @@ def begin(repro: str, device: str, runs: Sequence[Seen], expect: Verdict) -> Ask
         only_warm_differs = not first.fresh and runs[1].verdict is last.verdict
         verdict = last.verdict if only_warm_differs else Verdict.FLAKY
         disagreements = 2 if only_warm_differs else 0
-    state = State(
+    state = ReproState(
         repro, device, verdict, first.at, last.at, first.script, first.environment, first.code,
         disagreements=disagreements,
     )  # fmt: skip
-    return Settled(carried_on(state, runs), Standing.NEW)
+    return Settled(carried_on(state, runs), Transition.NEW)
 
 
-def after_difference(before: State, runs: Sequence[Seen]) -> Ask | Settled:
+def after_difference(before: ReproState, runs: Sequence[Seen]) -> Ask | Settled:
     """The first run was unlike the last verdict: ask until it is a flip, noise or flakiness."""
     first, fresh = runs[0], runs[1:]
     same_code = before.code == first.code
     unaffected = same_code or (first.loaded != "" and before.loaded == first.loaded)
     votes = Counter(run.verdict for run in fresh)
     if votes[first.verdict] == len(fresh):
-        if same_code and first.unasked and len(fresh) >= 2:
+        if same_code and first.purpose is Purpose.PROBE and len(fresh) >= 2:
             return became_flaky(before, runs)
         if len(fresh) < (SAME_CODE_RUNS if same_code else 2 if unaffected else 1):
             return Ask()
@@ -166,11 +192,11 @@ def after_difference(before: State, runs: Sequence[Seen]) -> Ask | Settled:
         # Its runs count anew, so that quiet times ask it as often as one that was never seen: it may be flaky.
         odd = before.disagreements + (0 if first.fresh else 1)
         kept = replace(carried_on(replace(before, runs=0, failures=0), fresh), disagreements=odd)
-        return Settled(kept, standing_of(before.verdict))
+        return Settled(kept, UNCHANGED[before.verdict])
     return became_flaky(before, runs)
 
 
-def after_flaky(before: State, runs: Sequence[Seen]) -> Ask | Settled:
+def after_flaky(before: ReproState, runs: Sequence[Seen]) -> Ask | Settled:
     """Count the runs of a flaky repro; it settles on a verdict that comes often enough in a row."""
     state = before
     for run in runs:
@@ -180,10 +206,10 @@ def after_flaky(before: State, runs: Sequence[Seen]) -> Ask | Settled:
         if not any(run.fresh for run in runs):
             return Ask()
         return flipped(before, runs[-1].verdict, runs)
-    return Settled(carried_on(state, runs), Standing.FLAKY)
+    return Settled(carried_on(state, runs), Transition.FLAKY)
 
 
-def quiet_runs_needed(flaky: State, verdict: Verdict) -> int:
+def quiet_runs_needed(flaky: ReproState, verdict: Verdict) -> int:
     """How many equal verdicts in a row a flaky repro must show, given how often it showed another before."""
     in_streak = flaky.streak if flaky.streak_verdict in FAILING else 0
     runs = max(2, flaky.runs - flaky.streak)
@@ -192,15 +218,15 @@ def quiet_runs_needed(flaky: State, verdict: Verdict) -> int:
     return max(LEAST_STREAK, math.ceil(math.log(LUCK) / math.log(1 - other)))
 
 
-def became_flaky(before: State, runs: Sequence[Seen]) -> Settled:
+def became_flaky(before: ReproState, runs: Sequence[Seen]) -> Settled:
     """Two verdicts where one was due. The earlier verdict counts as one more run."""
     failures = sum(run.failed for run in runs) + (before.verdict in FAILING)
     counted = replace(before, verdict=Verdict.FLAKY, since=runs[0].at, runs=1, failures=0)
     state = replace(carried_on(counted, runs), failures=failures, streak=0, streak_verdict=None)
-    return Settled(state, Standing.FLAKY, flip_between(before, Verdict.FLAKY, Standing.FLAKY, runs))
+    return Settled(state, Transition.FLAKY, flip_between(before, Verdict.FLAKY, Transition.FLAKY, runs))
 
 
-def flipped(before: State, verdict: Verdict, runs: Sequence[Seen]) -> Settled:
+def flipped(before: ReproState, verdict: Verdict, runs: Sequence[Seen]) -> Settled:
     """A confirmed new verdict."""
     standing = standing_after(before.verdict, verdict)
     state = replace(
@@ -210,7 +236,7 @@ def flipped(before: State, verdict: Verdict, runs: Sequence[Seen]) -> Settled:
     return Settled(carried_on(state, runs), standing, flip)
 
 
-def carried_on(state: State, runs: Sequence[Seen]) -> State:
+def carried_on(state: ReproState, runs: Sequence[Seen]) -> ReproState:
     """``state`` as of the last of ``runs``, which bear its verdict out."""
     last = runs[-1]
     known = next((run for run in reversed(runs) if run.loaded), None)
@@ -231,7 +257,7 @@ def carried_on(state: State, runs: Sequence[Seen]) -> State:
     )
 
 
-def flip_between(before: State, after: Verdict, standing: Standing, runs: Sequence[Seen]) -> Flip:
+def flip_between(before: ReproState, after: Verdict, standing: Transition, runs: Sequence[Seen]) -> Flip:
     """The record of a flip: the last sweep with the old verdict, the first with the new one."""
     return Flip(
         repro=before.repro, device=before.device, at=runs[-1].at, kind=str(standing), before=before.verdict,
@@ -239,29 +265,11 @@ def flip_between(before: State, after: Verdict, standing: Standing, runs: Sequen
     )  # fmt: skip
 
 
-def standing_after(before: Verdict, after: Verdict) -> Standing:
+def standing_after(before: Verdict, after: Verdict) -> Transition:
     """What people call the step from one verdict to another."""
-    if after is Verdict.GONE:
-        return Standing.FIXED
-    if before is Verdict.GONE:
-        return Standing.REGRESSED
-    if after is Verdict.REPRODUCES:
-        return Standing.REPRODUCES_AGAIN
-    return standing_of(after)
-
-
-def standing_of(verdict: Verdict) -> Standing:
-    """What people call an unchanged verdict."""
-    return {
-        Verdict.GONE: Standing.STILL_GONE,
-        Verdict.REPRODUCES: Standing.STILL_FAILING,
-        Verdict.CHANGED: Standing.CHANGED,
-        Verdict.CRASHED: Standing.CRASHED,
-        Verdict.TIMEOUT: Standing.TIMEOUT,
-        Verdict.FLAKY: Standing.FLAKY,
-        Verdict.SKIPPED: Standing.SKIPPED,
-        Verdict.INVALID: Standing.INVALID,
-    }[verdict]
+    if Verdict.GONE in (before, after):
+        return Transition.FIXED if after is Verdict.GONE else Transition.REGRESSED
+    return Transition.REPRODUCES_AGAIN if after is Verdict.REPRODUCES else UNCHANGED[after]
 
 
 def is_expected(verdict: Verdict, expect: Verdict) -> bool:
@@ -269,17 +277,20 @@ def is_expected(verdict: Verdict, expect: Verdict) -> bool:
     return verdict is expect or (expect is Verdict.REPRODUCES and verdict is Verdict.FLAKY)
 
 
-def usual_seconds(states: Iterable[State], repros: Mapping[str, Repro]) -> float:
+def usual_seconds(states: Iterable[ReproState], repros: Mapping[str, Repro]) -> float:
     """The longest that a repro which came back has taken."""
-    return max((state.seconds for state in states if came_back(state, repros.get(state.repro))), default=0.0)
+    return max(
+        (
+            state.seconds
+            for state in states
+            if (repro := repros.get(state.repro)) and repro.kind is not Kind.HANG
+            and state.verdict is not Verdict.TIMEOUT
+        ),
+        default=0.0,
+    )  # fmt: skip
 
 
-def came_back(state: State, repro: Repro | None) -> bool:
-    """Whether the state is of a repro that ends by itself."""
-    return repro is not None and repro.kind is not Kind.HANG and state.verdict is not Verdict.TIMEOUT
-
-
-def seen_too_seldom(states: Iterable[State], repros: Mapping[str, Repro], *, runs: int) -> list[str]:
+def seen_too_seldom(states: Iterable[ReproState], repros: Mapping[str, Repro], *, runs: int) -> list[str]:
     """Repros whose present verdict rests on fewer than ``runs`` runs, and flaky ones, which may have become quiet."""
     found = set()
     for state in states:

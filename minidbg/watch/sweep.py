@@ -12,11 +12,21 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from minidbg.failure import Kind, Outcome, Verdict
-from minidbg.history import State
-from minidbg.watch.columns import Column, whole_name
-from minidbg.watch.repros import Repro, is_module_file
-from minidbg.watch.states import FAILING, NOT_JUDGED, Ask, Seen, Settled, Standing, decide, is_expected
+from minidbg.failure import Kind, Verdict
+from minidbg.history import ReproState
+from minidbg.watch.repros import Repro, module_names
+from minidbg.watch.settings import Column, whole_name
+from minidbg.watch.states import (
+    FAILING,
+    NOT_JUDGED,
+    Purpose,
+    Seen,
+    Settled,
+    Transition,
+    decide,
+    is_expected,
+    is_fallback,
+)  # fmt: skip
 
 SLOW_S = 5.0
 SLOW_FACTOR = 4.0
@@ -24,16 +34,6 @@ HANDED_BACK = "graph handed back"
 """Of a repro that is gone because its backend leaves everything to eager."""
 MOST_RUNS = 6
 """Runs of one job in one sweep; who cannot be confirmed by then keeps its state."""
-
-
-class Purpose(enum.StrEnum):
-    """Why something is run."""
-
-    CANARY = "canary"
-    RUN = "run"
-    CONFIRM = "confirm"
-    PROBE = "probe"
-    """Again although nothing changed, while there is nothing else to do: to notice what is flaky."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -46,7 +46,7 @@ class Job:
     @property
     def device(self) -> str:
         """The column's name, by which the history knows it."""
-        return str(self.column)
+        return self.column.name
 
 
 class Lane(enum.Enum):
@@ -73,21 +73,12 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    """One run and its full outcome."""
-
-    purpose: Purpose
-    seen: Seen
-    outcome: Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
+class JobAnswer:
     """What a job came to."""
 
     job: Job
     settled: Settled
-    sightings: tuple[Sighting, ...] = ()
+    runs: tuple[Seen, ...] = ()
     reason: str = ""
 
 
@@ -130,7 +121,7 @@ class Sweep:
     number: int
     jobs: Sequence[Job]
     repros: Mapping[str, Repro]
-    states: Mapping[tuple[str, str], State]
+    states: Mapping[tuple[str, str], ReproState]
     slots: int = 2
     device_slots: int = 1
     """Runs at the same time on one device that is not the CPU: they share its memory."""
@@ -147,17 +138,17 @@ class Sweep:
     cancel_at: float | None = None
     """When the stale runs under way are to be ended."""
     first_answer: float | None = None
-    answers: dict[Job, Answer] = field(default_factory=dict)
+    answers: dict[Job, JobAnswer] = field(default_factory=dict)
     """What has been stored and told."""
     pending: dict[Lane, dict[tuple[str, bool], deque[tuple[int, Job]]]] = field(init=False)
     """Of each lane, by device and whether they are slow: the jobs that wait, each with its place in the order."""
     confirmations: deque[Task] = field(default_factory=deque)
     running: set[Task] = field(default_factory=set)
-    sightings: dict[Job, list[Sighting]] = field(default_factory=dict)
+    runs: dict[Job, list[Seen]] = field(default_factory=dict)
     canaries: dict[CanaryKey, CanaryAnswer | None] = field(default_factory=dict)
     """None while it runs."""
-    held: dict[CanaryKey, list[Answer | Unconfirmed]] = field(default_factory=dict)
-    handed_back: dict[CanaryKey, list[tuple[Task, Seen, Outcome]]] = field(default_factory=dict)
+    held: dict[CanaryKey, list[JobAnswer | Unconfirmed]] = field(default_factory=dict)
+    handed_back: dict[CanaryKey, list[tuple[Task, Seen]]] = field(default_factory=dict)
     """Runs whose graph the backend gave back; whether it does so with healthy graphs too, the canary will tell."""
     slow: frozenset[Job] = field(init=False)
     backendless: set[Job] = field(default_factory=set)
@@ -169,7 +160,7 @@ class Sweep:
         self.pending = {lane: defaultdict(deque) for lane in Lane}
         self.slow = slow_jobs(self.jobs, self.states)
         for number, job in enumerate(self.jobs):
-            self.pending[self.lane(job)][shared_device(job), job in self.slow].append((number, job))
+            self.pending[self.lane(job)][self.queue(job)].append((number, job))
 
     @property
     def finished(self) -> bool:
@@ -177,7 +168,6 @@ class Sweep:
         return not (any(map(self.waits, Lane)) or self.confirmations or self.running)
 
     def waits(self, lane: Lane) -> bool:
-        """Whether jobs of the lane are still to be started."""
         return any(self.pending[lane].values())
 
     def key(self, job: Job) -> CanaryKey:
@@ -191,6 +181,10 @@ class Sweep:
             return Lane.LONG
         fresh = state is not None and state.fresh and state.script == repro.digest
         return Lane.FRESH if fresh else Lane.WARM
+
+    def queue(self, job: Job) -> tuple[str, bool]:
+        """Which of its lane's queues the job waits in."""
+        return shared_device(job), bool(self.slow) and job in self.slow
 
     def next_task(self) -> Task | None:
         """What to start now, or None. It counts as running until it is reported or given up."""
@@ -239,7 +233,7 @@ class Sweep:
         if not self.probing and key not in self.canaries:
             self.canaries[key] = None
             return Task(Purpose.CANARY, job)
-        self.pending[lane][shared_device(job), job in self.slow].popleft()
+        self.pending[lane][self.queue(job)].popleft()
         return Task(Purpose.PROBE if self.probing else Purpose.RUN, job, lane is Lane.FRESH, lane)
 
     def next_warm(self, busy: Mapping[str, int]) -> Job | None:
@@ -248,7 +242,7 @@ class Sweep:
         quick = self.first(Lane.WARM, busy, quick=True) if crowded else None
         return quick or self.first(Lane.WARM, busy)
 
-    def saw_canary(self, task: Task, answer: CanaryAnswer) -> list[Answer | Unconfirmed]:
+    def saw_canary(self, task: Task, answer: CanaryAnswer) -> list[JobAnswer | Unconfirmed]:
         """A canary has reported. Returns what waited for it, or the answers that it makes itself."""
         self.running.discard(task)
         key = self.key(task.job)
@@ -257,7 +251,7 @@ class Sweep:
         if answer.answer == "passes":
             return held + [done for one in handed_back for done in self.saw(*one)]
         waiting = self.without(lambda job: self.key(job) == key)
-        ran = [one.job for one in held] + [task.job for task, _, _ in handed_back]
+        ran = [one.job for one in held] + [task.job for task, _ in handed_back]
         return self.without_backend([*ran, *waiting], answer)
 
     def without(self, is_gone: Callable[[Job], bool]) -> list[Job]:
@@ -270,48 +264,45 @@ class Sweep:
         self.confirmations = deque(task for task in self.confirmations if not is_gone(task.job))
         return [job for _, job in sorted(taken)]
 
-    def without_backend(self, jobs: Iterable[Job], answer: CanaryAnswer) -> list[Answer | Unconfirmed]:
+    def without_backend(self, jobs: Iterable[Job], answer: CanaryAnswer) -> list[JobAnswer | Unconfirmed]:
         """The answers of jobs whose backend is not here; none for one that is broken. A job may run twice and is counted once."""
         fresh = [job for job in dict.fromkeys(jobs) if job not in self.backendless]
         self.backendless.update(fresh)
         if answer.answer == "missing":
-            return [self.unable(job, Standing.SKIPPED, answer.reason) for job in fresh]
+            return [self.unable(job, Transition.SKIPPED, answer.reason) for job in fresh]
         self.unjudged += len(fresh)
         return []
 
-    def saw(self, task: Task, seen: Seen, outcome: Outcome) -> list[Answer | Unconfirmed]:
+    def saw(self, task: Task, seen: Seen) -> list[JobAnswer | Unconfirmed]:
         """A job has reported. Returns its answer if that is final, or what is to be confirmed if that is new."""
         self.running.discard(task)
-        key = self.key(task.job)
+        job, key = task.job, self.key(task.job)
         canary = self.canaries.get(key)
         if canary is not None and canary.answer != "passes":
-            return self.without_backend([task.job], canary)
-        if seen.fallback and not self.probing:
+            return self.without_backend([job], canary)
+        if is_fallback(seen.outcome) and not self.probing:
             if canary is None:
-                self.handed_back.setdefault(key, []).append((task, seen, outcome))
+                self.handed_back.setdefault(key, []).append((task, seen))
                 return []
             if canary.fallback:  # a backend that does so with any graph: this one is as mended as it can be
-                seen = replace(seen, fallback=False, reason=HANDED_BACK)
-                outcome = replace(outcome, reason=HANDED_BACK)
-        sightings = self.sightings.setdefault(task.job, [])
-        sightings.append(Sighting(task.purpose, seen, outcome))
-        before = self.states.get((task.job.repro, task.job.device))
-        repro = self.repros[task.job.repro]
-        runs = [sighting.seen for sighting in sightings]
-        settled = decide(task.job.repro, task.job.device, before, runs, expect=repro.expect)
-        if isinstance(settled, Ask):
-            if len(runs) < MOST_RUNS:
-                lane = Lane.LONG if seen.verdict is Verdict.TIMEOUT or repro.kind is Kind.HANG else Lane.FRESH
-                self.confirmations.append(Task(Purpose.CONFIRM, task.job, True, lane, len(runs)))
-                is_first = before is None or before.script != repro.digest
-                known = repro.expect if before is None or is_first else before.verdict
-                is_news = task.purpose is Purpose.RUN and seen.verdict is not known
-                return self.released(Unconfirmed(task.job, known, is_first, seen)) if is_news else []
-            reason = f"{runs[0].verdict} could not be confirmed in a fresh interpreter: {runs[-1].reason}"
-            return self.released(self.unable(task.job, Standing.INVALID, reason))
-        return self.released(Answer(task.job, settled, tuple(sightings), outcome.reason))
+                seen = replace(seen, outcome=replace(seen.outcome, reason=HANDED_BACK))
+        runs = self.runs.setdefault(job, [])
+        runs.append(seen)
+        before, repro = self.states.get((job.repro, job.device)), self.repros[job.repro]
+        settled = decide(job.repro, job.device, before, runs, expect=repro.expect)
+        if isinstance(settled, Settled):
+            return self.released(JobAnswer(job, settled, tuple(self.runs.pop(job)), seen.outcome.reason))
+        if len(runs) == MOST_RUNS:
+            reason = f"{runs[0].verdict} could not be confirmed in a fresh interpreter: {seen.reason}"
+            return self.released(self.unable(job, Transition.INVALID, reason))
+        lane = Lane.LONG if seen.verdict is Verdict.TIMEOUT or repro.kind is Kind.HANG else Lane.FRESH
+        self.confirmations.append(Task(Purpose.CONFIRM, job, True, lane, len(runs)))
+        is_first = before is None or before.script != repro.digest
+        known = repro.expect if before is None or is_first else before.verdict
+        is_news = task.purpose is Purpose.RUN and seen.verdict is not known
+        return self.released(Unconfirmed(job, known, is_first, seen)) if is_news else []
 
-    def released(self, found: Answer | Unconfirmed) -> list[Answer | Unconfirmed]:
+    def released(self, found: JobAnswer | Unconfirmed) -> list[JobAnswer | Unconfirmed]:
         """What was found, unless it must wait for its canary."""
         key = self.key(found.job)
         if not self.probing and self.canaries.get(key) is None:
@@ -319,14 +310,14 @@ class Sweep:
             return []
         return [found]
 
-    def unable(self, job: Job, standing: Standing, reason: str) -> Answer:
+    def unable(self, job: Job, standing: Transition, reason: str) -> JobAnswer:
         """The answer for a job that cannot be judged: its state stays."""
         state = self.states.get((job.repro, job.device))
-        return Answer(job, Settled(state, standing), tuple(self.sightings.get(job, ())), reason)
+        return JobAnswer(job, Settled(state, standing), tuple(self.runs.get(job, ())), reason)
 
-    def given_up(self, task: Task) -> None:
-        """A task that was started will not report."""
-        self.running.discard(task)
+    def forget(self) -> None:
+        """After its end: drop all but what it was and what it came to, which of 160,000 jobs is much."""
+        self.jobs, self.states, self.runs = (), {}, {}
 
     def cut_short(self) -> None:
         """The code has changed: start nothing more, and drop what no canary has vouched for."""
@@ -342,56 +333,47 @@ def shared_device(job: Job) -> str:
     return column.place if column.host else whole_name(column.device)
 
 
-def cannot_run(
-    repro: Repro, columns: Iterable[Column], states: Mapping[tuple[str, str], State]
-) -> list[Answer]:
-    """The answers for a damaged repro, which is never run."""
-    jobs = [Job(repro.name, column) for column in columns]
-    before = [states.get((job.repro, job.device)) for job in jobs]
-    return [
-        Answer(job, Settled(state, Standing.INVALID), (), repro.damage)
-        for job, state in zip(jobs, before, strict=True)
-    ]
-
-
 def in_order(
     jobs: Iterable[Job],
-    states: Mapping[tuple[str, str], State],
+    states: Mapping[tuple[str, str], ReproState],
     changed: Collection[str],
     repros: Mapping[str, Repro],
 ) -> list[Job]:
     """All ``jobs``, what the change is likely to concern first; among equals the quickest, so that a verdict is there soon."""
     files = frozenset(changed)
-    return sorted(
-        jobs, key=lambda job: rank(job, states.get((job.repro, job.device)), files, repros[job.repro])
-    )
+    modules = {module for path in files for module in module_names(path)}
+
+    def key(job: Job) -> tuple[int, float]:
+        state = states.get((job.repro, job.device))
+        return rank(state, files, modules, repros[job.repro]), state.seconds if state else 0.0
+
+    return sorted(jobs, key=key)
 
 
-def rank(job: Job, state: State | None, changed: frozenset[str], repro: Repro) -> tuple[int, float, Job]:
-    """Sort key: failed in a changed file, failing and loads one, failing, new, loads one, the rest."""
+def rank(state: ReproState | None, changed: frozenset[str], modules: Collection[str], repro: Repro) -> int:
+    """Failed in a changed file (one of ``modules``), failing and loads one, failing, new, loads one, the rest."""
     if state is None:
-        return 3, 0.0, job
-    if state.verdict in FAILING and any(
-        is_module_file(module, path) for module in repro.failing_modules for path in changed
-    ):
-        return 0, state.seconds, job
+        return 3
+    if state.verdict in FAILING and any(module in modules for module in repro.failing_modules):
+        return 0
     touched = not changed.isdisjoint(state.modules)
-    group = {(True, True): 1, (True, False): 2, (False, True): 3, (False, False): 4}
-    return group[state.verdict in FAILING, touched], state.seconds, job
+    return {(True, True): 1, (True, False): 2, (False, True): 3, (False, False): 4}[
+        state.verdict in FAILING, touched
+    ]
 
 
-def slow_jobs(jobs: Sequence[Job], states: Mapping[tuple[str, str], State]) -> frozenset[Job]:
+def slow_jobs(jobs: Sequence[Job], states: Mapping[tuple[str, str], ReproState]) -> frozenset[Job]:
     """Jobs that took so much longer than the others that they must not occupy every worker at once."""
-    seconds = {
-        job: state.seconds for job in jobs if (state := states.get((job.repro, job.device))) is not None
-    }
+    seconds = [
+        (job, state.seconds) for job in jobs if (state := states.get((job.repro, job.device))) is not None
+    ]
     if not seconds:
         return frozenset()
-    limit = max(SLOW_S, SLOW_FACTOR * statistics.median(seconds.values()))
-    return frozenset(job for job, took in seconds.items() if took > limit)
+    limit = max(SLOW_S, SLOW_FACTOR * statistics.median(took for _, took in seconds))
+    return frozenset(job for job, took in seconds if took > limit)
 
 
-def exit_status(answers: Iterable[Answer], repros: dict[str, Repro], *, unexpected_only: bool) -> int:
+def exit_status(answers: Iterable[JobAnswer], repros: dict[str, Repro], *, unexpected_only: bool) -> int:
     """What ``--once`` exits with: see DESIGN's table; with ``unexpected_only`` 1 when a header is contradicted."""
     answers = list(answers)
     verdicts = {state.verdict for answer in answers if (state := judged(answer)) is not None}
@@ -399,28 +381,21 @@ def exit_status(answers: Iterable[Answer], repros: dict[str, Repro], *, unexpect
         return 125
     if unexpected_only:
         return 1 if contradictions(answers, repros) else 0
-    failing = verdicts & FAILING
-    if failing & {Verdict.REPRODUCES, Verdict.FLAKY}:
-        return 1
-    return 3 if failing else 0
+    return 1 if verdicts & {Verdict.REPRODUCES, Verdict.FLAKY} else 3 if verdicts & FAILING else 0
 
 
-def judged(answer: Answer) -> State | None:
+def judged(answer: JobAnswer) -> ReproState | None:
     """The state that an answer comes to; None when nothing could be said."""
     return None if answer.settled.standing in NOT_JUDGED else answer.settled.state
 
 
-def contradictions(answers: Iterable[Answer], repros: Mapping[str, Repro]) -> list[State]:
+def contradictions(answers: Iterable[JobAnswer], repros: Mapping[str, Repro]) -> list[ReproState]:
     """The states that are not what the repro's header expects, those of muted repros left out."""
     states = [state for answer in answers if (state := judged(answer)) is not None]
     heard = [state for state in states if not repros[state.repro].muted]
     return [state for state in heard if not is_expected(state.verdict, repros[state.repro].expect)]
 
 
-def count_standings(answers: Iterable[Answer]) -> dict[str, int]:
+def count_standings(answers: Iterable[JobAnswer]) -> dict[str, int]:
     """How many repros came to what."""
-    counts: dict[str, int] = {}
-    for answer in answers:
-        standing = str(answer.settled.standing)
-        counts[standing] = counts.get(standing, 0) + 1
-    return counts
+    return dict(Counter(str(answer.settled.standing) for answer in answers))

@@ -4,42 +4,38 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from minidbg.cluster.members import Place
 from minidbg.failure import Outcome, Verdict
 from minidbg.printable import display_path
 from minidbg.processes.pool import Ended
 from minidbg.watch.announce import Announcer
-from minidbg.watch.columns import Machine, devices_of, parse_devices, said_aloud, variants
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import Repro, stamp_of
-from minidbg.watch.runner import Runner, as_renamed, canary_of, is_fallback, outcome_of
-from minidbg.watch.settings import OnChange, WatchSettings
+from minidbg.watch.runner import Runner, as_renamed, canary_of, outcome_of
+from minidbg.watch.settings import (
+    Column,
+    Machine,
+    OnChange,
+    WatchSettings,
+    devices_of,
+    parse_devices,
+    said_aloud,
+)
 from minidbg.watch.snapshot import Root
 from minidbg.watch.sources import import_folders, installed_digest
-from minidbg.watch.states import Seen, usual_seconds
-from minidbg.watch.sweep import (
-    Answer,
-    CanaryAnswer,
-    CanaryKey,
-    Job,
-    Purpose,
-    Sighting,
-    Sweep,
-    Task,
-    Unconfirmed,
-    cannot_run,
-    count_standings,
-    in_order,
-)  # fmt: skip
+from minidbg.watch.states import Purpose, Seen, Settled, Transition, usual_seconds
+from minidbg.watch.sweep import CanaryKey, Job, JobAnswer, Sweep, Task, Unconfirmed, count_standings, in_order
 from minidbg.watch.watched import Mark, Watched
 
 MOST_FILES_TOLD = 200
 MOST_TOUCHES = 2
 JUST_BEGUN_S = 0.5
-AHEAD = 4
+AHEAD = 2
 """One run in so many is given to a cluster ahead of time."""
 GRACE_S = 2.0
 """How long runs that a change has made stale may go on (``on_change = "queue"``)."""
@@ -68,13 +64,11 @@ class Sweeper:
 
     @property
     def repros(self) -> dict[str, Repro]:
-        """The repros as they are now."""
         return self.watched.repros
 
     # Beginning
 
     def begin(self) -> None:
-        """Start a sweep of what is wanted."""
         changed, whole = self.watched.changed_since(Mark.SWEPT), self.watched.wants_all
         names = self.watched.take_due()
         self.watched.mark(Mark.SWEEP)
@@ -94,10 +88,8 @@ class Sweeper:
         if self.watched.owing:
             self.watched.owing = False
             jobs += self.owed(self.repros.keys() - names, code)
-        self.current = Sweep(
-            number, in_order(jobs, self.recorder.states, changed, self.repros), self.repros, dict(self.recorder.states),
-            slots=self.slots, device_slots=self.settings.device_jobs, room=self.room, whole=whole, code=code, began=began,
-        )  # fmt: skip
+        jobs = in_order(jobs, self.recorder.states, changed, self.repros)
+        self.current = self.sweep_over(number, jobs, code, whole=whole, began=began)
         self.announce(
             "sweep_started", sweep=number, jobs=len(jobs), repros=len(names),
             files=files[:20], changed=len(changed), devices=sorted({job.device for job in jobs}),
@@ -107,21 +99,16 @@ class Sweeper:
 
     def begin_probing(self, names: Iterable[str], last: Sweep) -> None:
         """Run these repros once more although nothing has changed, as part of the ``last`` sweep."""
-        jobs, _ = self.jobs_of(set(names))
         self.watched.mark(Mark.SWEEP)
-        states = dict(self.recorder.states)
-        self.current = Sweep(
-            last.number,
-            jobs,
-            self.repros,
-            states,
-            slots=self.slots,
-            device_slots=self.settings.device_jobs,
-            room=self.room,
-            probing=True,
-            code=last.code,
-        )
+        self.current = self.sweep_over(last.number, self.jobs_of(set(names))[0], last.code, probing=True)
         self.fill()
+
+    def sweep_over(self, number: int, jobs: Sequence[Job], code: str, **more: Any) -> Sweep:
+        """A sweep of these jobs over the repros and states of now."""
+        return Sweep(
+            number, jobs, self.repros, dict(self.recorder.states), code=code, slots=self.slots,
+            device_slots=self.settings.device_jobs, room=self.room, **more,
+        )  # fmt: skip
 
     # Machines that come and go
 
@@ -164,42 +151,42 @@ class Sweeper:
             Root(str(folder)) for folder in {repro.path.absolute().parent for repro in self.repros.values()}
         ]
 
-    def jobs_of(self, names: set[str]) -> tuple[list[Job], list[Answer]]:
-        """The jobs of these repros, and the answers for those that cannot be run: damaged, or no such device."""
+    def jobs_of(self, names: set[str]) -> tuple[list[Job], list[JobAnswer]]:
+        """The jobs of these repros, and the answers for those that are damaged. Once is said which devices are not here."""
         jobs: list[Job] = []
-        unable: list[Answer] = []
-        absent: dict[str, int] = {}
+        unable: list[JobAnswer] = []
+        absent: Counter[str] = Counter()
         wanted = parse_devices(self.settings.devices)
+        by_device: dict[str, tuple[tuple[str, ...], tuple[Column, ...]]] = {}
         for name in sorted(names):
             repro = self.repros[name]
-            devices = devices_of(repro.device, wanted, self.machine)
-            columns = variants(devices, self.settings.env, self.settings.options)
+            if repro.device not in by_device:
+                found = devices_of(repro.device, wanted, self.machine)
+                by_device[repro.device] = found, self.settings.variants(found)
+            devices, columns = by_device[repro.device]
+            every = [Job(name, column) for column in columns]
             if repro.damage:
-                unable += cannot_run(repro, columns, self.recorder.states)
-                continue
-            for device in devices:
-                if device not in self.machine.environments:
-                    absent[device] = absent.get(device, 0) + 1
-            jobs += [Job(name, column) for column in columns if column.place not in absent]
-        self.tell_missing(absent)
+                states = [self.recorder.states.get((name, job.device)) for job in every]
+                unable += [
+                    JobAnswer(job, Settled(state, Transition.INVALID), (), repro.damage)
+                    for job, state in zip(every, states, strict=True)
+                ]
+            else:
+                absent.update(device for device in devices if device not in self.machine.environments)
+                jobs += [job for job in every if job.column.place not in absent]
+        for device in absent.keys() - self.told_missing:
+            text = said_aloud(device, absent[device], self.machine)
+            self.announce("device_missing", device=device, text=text)
+        self.told_missing |= absent.keys()
         return jobs, unable
-
-    def tell_missing(self, absent: dict[str, int]) -> None:
-        """Say once which devices are not here."""
-        for device, count in absent.items():
-            if device not in self.told_missing:
-                self.told_missing.add(device)
-                self.announce("device_missing", device=device, text=said_aloud(device, count, self.machine))
 
     # Running
 
     def fill(self) -> None:
-        """Give work to free workers."""
         while self.current is not None and (task := self.current.next_task()) is not None:
             self.submit(self.current, task)
 
     def submit(self, sweep: Sweep, task: Task) -> None:
-        """Have one task run."""
         state = self.recorder.states.get((task.job.repro, task.job.device))
         self.runner.submit(task, sweep.repros[task.job.repro], state)
 
@@ -238,7 +225,7 @@ class Sweeper:
             return
         task, started = found
         if message.cancelled:
-            sweep.given_up(task)
+            sweep.running.discard(task)
         elif message.lost and not sweep.edited and self.runner.lost(task):
             self.submit(sweep, task)
         elif task.purpose is Purpose.CANARY:
@@ -250,121 +237,98 @@ class Sweeper:
     def give_up_unanswered(self) -> None:
         """After a fault of our own: let no task be waited for that will not report."""
         if self.current is not None:
-            for task in self.current.running - {task for task, _ in self.runner.under_way.values()}:
-                self.current.given_up(task)
+            self.current.running &= {task for task, _ in self.runner.under_way.values()}
 
     def canary_ended(self, sweep: Sweep, task: Task, message: Ended) -> None:
         """A canary has reported; once is said when a backend breaks or is back."""
         if sweep.edited or message.lost:
-            sweep.given_up(task)
+            sweep.running.discard(task)
             return
         answer, key = canary_of(message), sweep.key(task.job)
         backend = sweep.repros[task.job.repro].backend
         found = sweep.saw_canary(task, answer)
         if answer.answer == "broken" and self.broken.get(key) != answer.reason:
-            self.tell_broken(key, backend, answer)
+            self.broken[key] = answer.reason
+            count = sum(repro.backend_key == key.backend for repro in self.repros.values())
+            self.announce(
+                "backend_broken", backend=backend, device=key.device, reason=answer.reason, repros=count,
+            )  # fmt: skip
         elif answer.answer != "broken" and self.broken.pop(key, None) is not None:
             self.announce("backend_back", backend=backend, device=key.device)
         self.take(sweep, found)
 
-    def tell_broken(self, key: CanaryKey, backend: str, answer: CanaryAnswer) -> None:
-        """Say that a backend cannot do anything at all."""
-        self.broken[key] = answer.reason
-        count = sum(repro.backend_key == key.backend for repro in self.repros.values())
-        self.announce(
-            "backend_broken", backend=backend, device=key.device, reason=answer.reason, repros=count,
-        )  # fmt: skip
-
     def job_ended(self, sweep: Sweep, task: Task, message: Ended, started: float) -> None:
         """A run has reported: judge it if the code stood still meanwhile."""
-        if task.job.column.place not in self.machine.environments:
-            sweep.given_up(task)
+        job, repro = task.job, sweep.repros[task.job.repro]
+        if job.column.place not in self.machine.environments:
+            sweep.running.discard(task)
             return
-        repro = sweep.repros[task.job.repro]
         self.watched.adopt(message.files or ())
-        files = message.files if message.files is not None else self.known_files(sweep, task.job)
-        seen, outcome = self.sighting(sweep, task, message, files)
-        if self.is_stale(sweep, task.job, repro, files, started):
-            sighting = Sighting(task.purpose, seen, outcome)
-            self.recorder.store_sighting(task.job.repro, task.job.device, sighting, stale=True)
-            sweep.given_up(task)
+        modules = self.watched.loaded(
+            message.files if message.files is not None else self.known_files(sweep, job)
+        )
+        seen = self.seen(sweep, task, message, modules)
+        if self.is_stale(sweep, job, repro, modules, started):
+            self.recorder.store_run(job.repro, job.device, seen, stale=True)
+            sweep.running.discard(task)
         else:
-            self.take(sweep, sweep.saw(task, seen, outcome))
+            self.take(sweep, sweep.saw(task, seen))
 
     def known_files(self, sweep: Sweep, job: Job) -> tuple[str, ...]:
         """What the job has loaded before, for a run that cannot say: a crash, or a fresh interpreter."""
-        earlier = sweep.sightings.get(job)
         state = self.recorder.states.get((job.repro, job.device))
-        return earlier[0].seen.modules if earlier else (state.modules if state else ())
+        return sweep.runs[job][0].modules if job in sweep.runs else state.modules if state else ()
 
-    def sighting(
-        self, sweep: Sweep, task: Task, message: Ended, files: Iterable[str]
-    ) -> tuple[Seen, Outcome]:
+    def seen(self, sweep: Sweep, task: Task, message: Ended, modules: tuple[str, ...]) -> Seen:
         """What the run showed, and on what."""
         repro, column = sweep.repros[task.job.repro], task.job.column
         outcome = outcome_of(repro, task.job.device, message)
         if message.lost:
-            outcome = Outcome(
-                Verdict.INVALID, reason="the worker process died twice under it", device=task.job.device
-            )
-        outcome = as_renamed(outcome, repro, self.watched.snapshot.files)
-        modules = self.watched.loaded(files)
-        seen = Seen(
-            outcome.verdict,
-            at=self.clock(),
-            sweep=sweep.number,
-            script=repro.digest,
-            environment=self.machine.environments[column.place].key,
-            code=sweep.code,
-            loaded=self.watched.marks[Mark.SWEEP].digest_of(modules) if modules else "",
-            modules=modules,
-            seconds=message.seconds,
-            fresh=task.fresh,
-            reason=outcome.reason or outcome.message.partition("\n")[0][:200],
-            fallback=is_fallback(outcome),
-            unasked=sweep.probing,
-        )
-        return seen, outcome
+            reason = "the worker process died twice under it"
+            outcome = Outcome(Verdict.INVALID, reason=reason, device=task.job.device)
+        return Seen(
+            as_renamed(outcome, repro, self.watched.snapshot.files),
+            at=self.clock(), sweep=sweep.number, script=repro.digest,
+            environment=self.machine.environments[column.place].key, code=sweep.code,
+            loaded=self.watched.marks[Mark.SWEEP].digest_of(modules) if modules else "", modules=modules,
+            seconds=message.seconds, fresh=task.fresh, purpose=task.purpose,
+        )  # fmt: skip
 
-    def is_stale(self, sweep: Sweep, job: Job, repro: Repro, files: Iterable[str], started: float) -> bool:
+    def is_stale(self, sweep: Sweep, job: Job, repro: Repro, modules: Iterable[str], started: float) -> bool:
         """Whether the code or the script changed while the run went on. Looks at the files themselves, not at events."""
         if stamp_of(repro.path) != repro.stamp:
             self.watched.ask_for([repro.name])
             return True
-        loaded = self.watched.loaded(files)
-        if suspects := self.watched.edited(loaded):
-            self.watched.read_files(suspects)
+        touched = self.watched.edited_or_touched(modules, started)
         self.notice_edits()
         if sweep.edited:
             return True
-        if job.column.host:  # it has read a copy
-            return False
         # Written during the run, and yet the same: it may have read something else in between. A file that is written by
-        # each run, such as an extension built at import, must not keep us asking for ever.
-        if self.touches.get(job, 0) < MOST_TOUCHES and self.watched.written_since(loaded, started):
+        # each run, such as an extension built at import, must not keep us asking for ever. Of a cluster it has read a copy.
+        if touched and not job.column.host and self.touches.get(job, 0) < MOST_TOUCHES:
             self.touches[job] = self.touches.get(job, 0) + 1
             if not sweep.probing:
                 self.watched.ask_for([repro.name])
             return True
-        self.touches.pop(job, None)
+        if not job.column.host:
+            self.touches.pop(job, None)
         return False
 
-    def take(self, sweep: Sweep, found: Sequence[Answer | Unconfirmed]) -> None:
+    def take(self, sweep: Sweep, found: Sequence[JobAnswer | Unconfirmed]) -> None:
         """Tell what is to be confirmed; store and tell final answers."""
-        answers = [one for one in found if isinstance(one, Answer)]
+        answers = [one for one in found if isinstance(one, JobAnswer)]
         for one in found:
             if isinstance(one, Unconfirmed):
                 self.announce(
                     "unconfirmed", sweep=sweep.number, repro=one.job.repro, device=one.job.device, before=str(one.before),
                     muted=sweep.repros[one.job.repro].muted, seen=not one.is_first, verdict=str(one.seen.verdict), seconds=round(one.seen.seconds, 3),
                 )  # fmt: skip
-        if sweep.first_answer is None and (
-            len(found) > len(answers) or any(one.sightings for one in answers)
-        ):
+        if sweep.first_answer is None and (len(found) > len(answers) or any(one.runs for one in answers)):
             sweep.first_answer = self.clock()
-        sweep.answers.update({answer.job: answer for answer in answers})
         if answers:
             self.recorder.commit(answers, sweep.repros, sweep.number, quiet=sweep.probing)
+        # The runs are in the history now.
+        sweep.answers.update({answer.job: replace(answer, runs=()) for answer in answers})
 
     # Ending
 
@@ -390,6 +354,7 @@ class Sweeper:
             first_verdict_seconds=None if sweep.first_answer is None else round(sweep.first_answer - sweep.began, 3),
             standings=count_standings(sweep.answers.values()), unjudged=sweep.unjudged,
         )  # fmt: skip
+        sweep.forget()
         self.watched.forget_missing()
         if sweep.number % 50 == 0:
             self.recorder.history.prune()

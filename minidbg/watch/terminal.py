@@ -21,7 +21,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from minidbg.printable import display_path
-from minidbg.watch.announce import Event
+from minidbg.watch.announce import Event, View
 from minidbg.watch.daemon import Inbox, Key
 from minidbg.watch.matrix import Matrix
 
@@ -32,7 +32,7 @@ ARROWS = {"\x1b[A": -1, "\x1b[B": 1, "\x1bOA": -1, "\x1bOB": 1, "k": -1, "j": 1}
 REFRESHES_A_SECOND = 4
 
 
-class Terminal:
+class Terminal(View):
     """Shows the matrix until it is closed; then the terminal is as it was, with the flips below."""
 
     def __init__(self, inbox: Inbox) -> None:
@@ -87,38 +87,33 @@ class Terminal:
 
     def pressed(self, key: str) -> None:
         """Do what a key stands for."""
-        if key == "d":
-            with self.lock:
+        message = MESSAGES.get(key, "")
+        with self.lock:
+            if key == "d":
                 self.matrix.next_device()
-        elif key in ARROWS:
-            with self.lock:
+            elif key in ARROWS:
                 self.matrix.select(ARROWS[key])
-        elif key == "b":
-            self.bisect()
-        elif key == "f":
-            with self.lock:
+            elif key == "f":
                 self.matrix.failing_only = not self.matrix.failing_only
                 self.matrix.sort()
-            if self.matrix.failing_only:
-                self.inbox.put(Key("failing"))
-        elif key in ENTER:
-            with self.lock:
+                message = "failing" if self.matrix.failing_only else ""
+            elif key in ENTER:
                 self.matrix.sort()
-            self.inbox.put(Key("failing" if self.matrix.failing_only else "rerun"))
-        elif key in MESSAGES:
-            self.inbox.put(Key(MESSAGES[key]))
+                message = "failing" if self.matrix.failing_only else "rerun"
+        if key == "b":
+            self.bisect()
+        elif message:
+            self.inbox.put(Key(message))
 
     def bisect(self) -> None:
         """Search the commit at which the selected repro regressed, or the one that regressed last."""
         with self.lock:
-            name = self.matrix.selected or next(
-                (name for name in self.matrix.names() if self.matrix.flip_of(name)), ""
-            )
+            flipped = (name for name in self.matrix.names() if self.matrix.flip_of(name))
+            name = self.matrix.selected or next(flipped, "")
             flip = self.matrix.flip_of(name)
         if flip:
-            self.inbox.put(
-                Key("bisect", flip["path"], flip["device"], flip["last_before"], flip["first_after"])
-            )
+            facts = (flip[fact] for fact in ("path", "device", "last_before", "first_after"))
+            self.inbox.put(Key("bisect", *facts))
         else:
             self.note(f"{name or 'no repro'} has not regressed while this was watched; nothing to bisect")
 
@@ -150,7 +145,6 @@ class Terminal:
                 self.live.start(refresh=True)
 
     def note(self, text: str) -> None:
-        """Show a line among the notices."""
         with self.lock:
             self.matrix.notices.append((time.time(), text))
 

@@ -30,8 +30,11 @@ from minidbg.watch.sources import (
 CLOCK_GRAIN_S = 0.01
 """The kernel's time stamps may lag behind its clock by a tick."""
 POLL_S = 2.0
+RESCAN_S = 30.0
+"""How often everything is looked at although no event said so."""
 CHECK_ROOTS_S = 2.0
 GIT_POLL_S = 0.1
+QUIET_S = 0.2
 LULL_S = 0.03
 """A burst of few events is over after so long: an edit that still follows supersedes the sweep that has begun."""
 LULL_PATHS = 20
@@ -46,7 +49,7 @@ SCRIPTS = (".py", ".safetensors")
 class Burst:
     """Hinted paths that arrive together, until it has been quiet for a while. Each question brings its ``now``."""
 
-    quiet_s: float = 0.2
+    quiet_s: float = QUIET_S
     max_wait_s: float = 5.0
     small_quiet_s: float = LULL_S
     """How long it must be quiet after a burst of few paths."""
@@ -80,7 +83,6 @@ class Burst:
         return min(self.last + quiet_s, self.first + self.max_wait_s)
 
     def is_due(self, now: float, work: GitWork = GitWork.NONE) -> bool:
-        """Whether the burst is over."""
         deadline = self.deadline(work)
         return deadline is not None and now >= deadline
 
@@ -124,8 +126,6 @@ class Watched:
     """Single files that runs have loaded and no root covers: from elsewhere, or ignored by git as build outputs are."""
     snapshot: Snapshot = field(default_factory=Snapshot)
     marks: dict[Mark, Snapshot] = field(default_factory=dict)
-    compared: dict[Mark, tuple[Snapshot, Snapshot, tuple[str, ...]]] = field(default_factory=dict)
-    """The last comparisons: they are asked for at every turn of the daemon's loop."""
     own: tuple[Mapping[str, Repro], frozenset[str]] | None = None
     """The repros and their files, when they were last asked for."""
     due: set[str] = field(default_factory=set)
@@ -143,8 +143,7 @@ class Watched:
     def __post_init__(self) -> None:
         self.ignore = Ignore(self.settings.ignore)
         # A build must not begin on a half-saved tree: nothing supersedes what it writes.
-        small = self.settings.quiet_s if self.settings.build else LULL_S
-        self.burst = Burst(self.settings.quiet_s, self.settings.max_wait_s, small)
+        self.burst = Burst(small_quiet_s=QUIET_S if self.settings.build else LULL_S)
         self.polling = self.settings.poll_s is not None
 
     def start(self) -> None:
@@ -161,14 +160,7 @@ class Watched:
 
     def changed_since(self, mark: Mark) -> tuple[str, ...]:
         """The watched files that differ from what they were at ``mark``; none when there is no such mark."""
-        then = self.marks.get(mark)
-        if then is None or then is self.snapshot:
-            return ()
-        now, known, found = self.compared.get(mark, (None, None, ()))
-        if now is not self.snapshot or known is not then:
-            found = self.snapshot.changes_since(then)
-            self.compared[mark] = self.snapshot, then, found
-        return found
+        return self.snapshot.changes_since(self.marks.get(mark, self.snapshot))
 
     @property
     def needs_build(self) -> bool:
@@ -179,7 +171,6 @@ class Watched:
 
     @property
     def wanted(self) -> bool:
-        """Whether there is a reason for a sweep."""
         return self.needs_build or self.wants_all or self.owing or not self.due.isdisjoint(self.repros)
 
     @property
@@ -240,7 +231,6 @@ class Watched:
             self.look(paths, everywhere=lost)
 
     def hinted(self, path: str | None) -> None:
-        """An event has arrived."""
         if path is None:
             self.burst.note(time.monotonic(), None)
         elif self.concerns(path) or self.concerns_repros(path):
@@ -257,9 +247,12 @@ class Watched:
     def look(self, paths: Sequence[str] = (), *, everywhere: bool = False) -> None:
         """See what the hinted files hold now, or all files; and which repros there are."""
         self.unlooked.clear()
+        began = time.monotonic()
         changed = self.read_files([path for path in paths if self.concerns(path)], everywhere=everywhere)
         if everywhere or any(self.concerns_repros(path) for path in paths):
             self.read_repros_again()
+        if everywhere:
+            self.look_seconds = time.monotonic() - began
         if changed and self.polling:
             for path in changed:
                 self.burst.note(time.monotonic(), path)  # it may still be being written
@@ -269,11 +262,9 @@ class Watched:
         before, hints, now_ns = self.snapshot, tuple(hints), time.time_ns()
         if everywhere or any(os.path.basename(path) == ".gitignore" for path in hints):
             self.ignore.forget()
-            began = time.monotonic()
             self.snapshot = scan(
                 self.roots, self.ignore, before, now_ns=now_ns, hinted=hints, always=self.always
             )
-            self.look_seconds = time.monotonic() - began
         else:
             self.snapshot = update(self.roots, self.ignore, before, hints, now_ns=now_ns, always=self.always)
         return self.snapshot.changes_since(before)
@@ -294,30 +285,29 @@ class Watched:
         """Those of ``files`` that are watched."""
         return tuple(sorted(path for path in set(files) if path in self.snapshot.files))
 
-    def edited(self, files: Iterable[str]) -> list[str]:
-        """Those of ``files`` whose time stamps are no longer those of the snapshot: exact, and without any event."""
-        entries = ((path, self.snapshot.files.get(path)) for path in files)
-        return [path for path, entry in entries if entry is not None and stamp(path) != entry.stamp]
+    def edited_or_touched(self, files: Iterable[str], since: float) -> bool:
+        """Read those of ``files`` again that are no longer as in the snapshot, told by their time stamps: exact, and without any event.
 
-    def written_since(self, files: Iterable[str], moment: float) -> bool:
-        """Whether one of ``files`` was written at or after ``moment``, by the kernel's own clock."""
-        limit = (moment - CLOCK_GRAIN_S) * 1e9
-        return any((found := stamp(path)) is not None and found[2] >= limit for path in files)
+        Returns whether one was written at or after the moment ``since``, by the kernel's own clock.
+        """
+        stamps = {path: stamp(path) for path in files}
+        if edited := [path for path in stamps if stamps[path] != self.snapshot.files[path].stamp]:
+            self.read_files(edited)
+        limit = (since - CLOCK_GRAIN_S) * 1e9
+        return any(found is not None and found[2] >= limit for found in stamps.values())
 
     # Repros and roots
 
     def read_repros_again(self) -> None:
-        """Notice new, edited and deleted repros."""
         before, after = self.repros, read_repros(self.paths, self.home, self.repros)
+        if before.keys() == after.keys() and all(after[name] is before[name] for name in after):
+            return  # ``files_of_repros`` knows them by their identity
         self.repros = after
         changed = {name for name in after if name not in before or before[name].digest != after[name].digest}
         for name in sorted(changed):
-            what = "repro_edited" if name in before else "repro_added"
-            self.announce(
-                "repro_damaged" if after[name].damage else what,
-                reason=after[name].damage,
-                **after[name].row(),
-            )
+            what = "edited" if name in before else "added"
+            damage = after[name].damage
+            self.announce(f"repro_{'damaged' if damage else what}", reason=damage, **after[name].row())
         for name in sorted(before.keys() - after.keys()):
             self.announce("repro_removed", repro=name)
         self.ask_for(changed)
@@ -325,7 +315,6 @@ class Watched:
             self.find_sources()
 
     def find_sources(self) -> None:
-        """Find the trees to watch, and watch them."""
         roots = source_roots(self.repros.values(), self.settings.sources)
         if self.settings.build:
             roots += [Root(root) for root in repositories_of(repositories_worth_building(roots))]
@@ -381,14 +370,10 @@ class Watched:
         if bool(why) != self.polling:
             self.polling = bool(why)
             self.next_look = 0.0
-            text = (
-                f"polling every {self.look_interval():g} s: {why}"
-                if why
-                else "events are back: no more polling"
-            )
-            self.announce("notice", text=text)
+            back = "events are back: no more polling"
+            self.announce("notice", text=f"polling every {self.look_interval():g} s: {why}" if why else back)
 
     def look_interval(self) -> float:
         """Seconds between looks at everything: often when polling, but never more than a part of the time."""
-        wish = (self.settings.poll_s or POLL_S) if self.polling else self.settings.rescan_s
+        wish = (self.settings.poll_s or POLL_S) if self.polling else RESCAN_S
         return max(wish, 10 * self.look_seconds)

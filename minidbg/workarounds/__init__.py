@@ -1,6 +1,6 @@
 """Workarounds: until a backend is mended."""
 
-from minidbg.workarounds.graph_changes import eager_around
-from minidbg.workarounds.search import Search, Workaround, best_of, find, keep
+from minidbg.workarounds.changes import eager_around
+from minidbg.workarounds.search import Workaround, WorkaroundSearch, best_of, find, keep
 
-__all__ = ["Search", "Workaround", "best_of", "eager_around", "find", "keep"]
+__all__ = ["WorkaroundSearch", "Workaround", "best_of", "eager_around", "find", "keep"]

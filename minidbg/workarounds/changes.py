@@ -1,13 +1,24 @@
-"""Changes of a program that leave its graph as it is: options and modes of its backend, symbolic sizes, one thread, another backend."""
+"""Changes of a program. Some leave its graph as it is: options and modes of its backend, symbolic sizes, one thread, another backend.
+
+Others concern the ops at fault: a copy or a cast before them, their fallback to eager inside the backend or outside of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from minidbg import _torch, references
+import torch
+from torch import fx
+from torch.fx.passes.split_module import split_module
+
+from minidbg import _torch, processes, references
 from minidbg.case import CallPath, Case
+from minidbg.graphs.copying import clone_values, copy_graph_module
+from minidbg.graphs.effects import is_call
+from minidbg.graphs.origins import location
 
 INDUCTOR_OPTIONS: Mapping[str, Any] = {
     "emulate_precision_casts": True,
@@ -64,7 +75,6 @@ def with_options(case: Case, options: Mapping[str, Any]) -> Change:
 
 
 def with_backend(case: Case, **more: Any) -> Case:
-    """The case with other options of its backend."""
     return replace(case, backend=replace(case.backend, **more), call=CallPath.TORCH_COMPILE)
 
 
@@ -109,3 +119,164 @@ def with_other_backends(case: Case) -> Iterator[Change]:
         line = f'torch.compile(..., backend=minidbg.wrap([{case.backend.expression}, "{name}"]))'
         changed = replace(case, backend=references.find(name), compiler=name, call=CallPath.TORCH_COMPILE)
         yield Change(f"{name} for this graph", (line,), WHERE, changed)
+
+
+MOST_CULPRITS = 8
+ATEN_SECONDS = 60.0
+
+
+def culprits_of(case: Case, small: Case) -> list[fx.Node]:
+    """The capture's nodes that the repro is made of: of its targets, and of its lines where those are known."""
+    wanted = {(str(node.op), repr_of(node)) for node in small.graph_module.graph.nodes if is_call(node)}
+    places = {place for node in small.graph_module.graph.nodes if (place := location(node))}
+    nodes = [
+        node
+        for node in case.graph_module.graph.nodes
+        if is_call(node) and node.target is not operator.getitem and (str(node.op), repr_of(node)) in wanted
+    ]
+    there = [node for node in nodes if location(node) in places]
+    return (there or nodes)[:MOST_CULPRITS]
+
+
+def repr_of(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else _torch.GivenCall.of(node).text
+
+
+def with_changed_inputs(case: Case, small: Case, culprits: Sequence[fx.Node]) -> Iterator[Change]:
+    """A copy or a cast of the tensors that the ops at fault take."""
+    dtypes = {value.dtype for value in small.inputs if isinstance(value, torch.Tensor)}
+    kinds: list[tuple[str, str, tuple[Any, ...]]] = [
+        ("contiguous", ".contiguous()", ()),
+        ("clone", ".clone()", ()),
+    ]
+    if dtypes & {torch.float16, torch.bfloat16}:
+        kinds.insert(0, ("to", ".float()", (torch.float32,)))
+    if torch.bool in dtypes or torch.uint8 in dtypes:
+        kinds.insert(0, ("to", ".to(torch.int64)", (torch.int64,)))
+    for method, text, arguments in kinds:
+        changed = changed_before(case, culprits, method, arguments)
+        if changed is not None:
+            names = ", ".join(dict.fromkeys(short_name(node) for node in culprits))
+            lines = tuple(
+                f"{short_name(node)}: {text} on each tensor that it takes"
+                + (", and .to(dtype) on its result" if method == "to" else "")
+                for node in culprits[:3]
+            )
+            yield Change(f"{text} before {names}", lines, places_of(culprits), changed, changes_graph=True)
+
+
+def changed_before(
+    case: Case, culprits: Sequence[fx.Node], method: str, arguments: tuple[Any, ...]
+) -> Case | None:
+    """The case in which the culprits take changed tensors; None where they write to them."""
+    graph_module = copy_graph_module(case.graph_module)
+    names = {node.name for node in culprits}
+    for node in list(graph_module.graph.nodes):
+        if node.name not in names:
+            continue
+        if node.op == "call_method" and str(node.target).endswith("_"):
+            return None
+        taken = [one for one in node.all_input_nodes if is_tensor(one, case)]
+        with graph_module.graph.inserting_before(node):
+            for one in taken:
+                node.replace_input_with(one, graph_module.graph.call_method(method, (one, *arguments)))
+        dtype = dtype_of(node)
+        if method == "to" and dtype is not None:
+            with graph_module.graph.inserting_after(node):
+                back = graph_module.graph.call_method("to", (node, dtype))
+            node.replace_all_uses_with(back, delete_user_cb=lambda user, back=back: user is not back)
+    graph_module.recompile()
+    return replace(case.with_graph(graph_module, case.inputs), call=CallPath.TORCH_COMPILE)
+
+
+def is_tensor(node: fx.Node, case: Case) -> bool:
+    if node.op == "placeholder":
+        places = [one for one in case.graph_module.graph.nodes if one.op == "placeholder"]
+        place = next((number for number, one in enumerate(places) if one.name == node.name), None)
+        return place is not None and isinstance(case.inputs[place], torch.Tensor)
+    return node.op != "get_attr" or not isinstance(node.target, str) or "body" not in node.target
+
+
+def dtype_of(node: fx.Node) -> torch.dtype | None:
+    example = node.meta.get("example_value")
+    return example.dtype if isinstance(example, torch.Tensor) else None
+
+
+def inside_the_backend(case: Case, small: Case, culprits: Sequence[fx.Node]) -> Iterator[Change]:
+    """Inductor's own fallback: it calls the kernels that eager has for the ops at fault, and compiles the rest."""
+    if case.backend.name != "inductor":
+        return
+    operators = aten_calls_of(small)
+    if not operators:
+        return
+    lines = _torch.inductor_fallback_lines(operators)
+    names = ", ".join(one.removeprefix("torch.ops.") for one in operators)
+    ref = replace(case.backend, setup=(*case.backend.setup, *lines))
+    changed = replace(case, backend=ref, compiler=None, call=CallPath.TORCH_COMPILE)
+    yield Change(
+        f"inductor's fallback for {names}", tuple(lines), "before " + WHERE.removeprefix("where "), changed
+    )
+
+
+def aten_calls_of(case: Case) -> list[str]:
+    """``torch.ops.aten.cumsum.default``: the operators that eager calls for the case, but for views, asked in a child."""
+
+    def answer() -> list[str]:
+        with _torch.aten_calls() as called:
+            case.graph_module(*clone_values(case.inputs))
+        return list(dict.fromkeys(called))
+
+    value = processes.call_in_fork(answer, seconds=ATEN_SECONDS).value
+    return [str(one) for one in value] if isinstance(value, list) else []
+
+
+def outside_the_graph(case: Case, culprits: Sequence[fx.Node]) -> Change:
+    """The ops at fault run in eager between two compiled parts: what a graph break around their lines does."""
+    names = tuple(node.name for node in culprits)
+    ops = ", ".join(dict.fromkeys(short_name(node) for node in culprits))
+    ref = case.backend
+    expression = (
+        f"minidbg.workarounds.eager_around({ref.expression}, {names!r}, {dict(ref.options)!r}, {ref.mode!r})"
+    )
+    around = replace(
+        ref, expression=expression, setup=(*ref.setup, "import minidbg.workarounds"), options={}, mode=None
+    )
+    backend = eager_around(case.compiler or references.resolve(ref), names, ref.options, ref.mode)
+    lines = (
+        "@torch.compiler.disable",
+        f"def outside(*args): ...  # the call of {ops} goes in here",
+    )
+    changed = replace(case, backend=around, compiler=backend, call=CallPath.TORCH_COMPILE)
+    return Change(f"a graph break around {ops}", lines, places_of(culprits), changed)
+
+
+def short_name(node: fx.Node) -> str:
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def places_of(nodes: Sequence[fx.Node]) -> str:
+    """``train.py:41, train.py:50``."""
+    places = dict.fromkeys(place for node in nodes if (place := location(node)))
+    return ", ".join(places) or "the lines are not known"
+
+
+def eager_around(
+    backend: Any, names: Sequence[str], options: Mapping[str, Any] | None = None, mode: str | None = None
+) -> Callable[..., Any]:
+    """A backend that compiles what stands before and after the nodes of those names with ``backend``, and runs them in eager."""
+
+    def compile_around(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        number, parts, inside = 0, {}, False
+        for node in graph_module.graph.nodes:
+            if (node.name in names) is not inside:
+                number, inside = number + 1, not inside
+            parts[node] = number
+        split: Any = split_module(graph_module, None, parts.__getitem__, keep_original_order=True)  # type: ignore[arg-type]
+        given: dict[str, Any] = {"mode": mode, "options": dict(options or {})}
+        given = {name: value for name, value in given.items() if value}
+        for name, part in list(split.named_children()):
+            if name.startswith("submod_") and not any(node.name in names for node in part.graph.nodes):
+                split.add_module(name, torch.compile(part, backend=backend, **given))
+        return split.forward  # type: ignore[no-any-return]
+
+    return compile_around

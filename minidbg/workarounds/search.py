@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from minidbg.oracle.agreement import differ
 from minidbg.oracle.embed import settings_of
 from minidbg.oracle.execute import fresh, written
 from minidbg.repro.folder import HIDDEN, hidden, replace_file
-from minidbg.workarounds import changes, graph_changes
+from minidbg.workarounds import changes
 from minidbg.workarounds.changes import Change
 
 CALL_SECONDS = 120.0
@@ -62,7 +63,7 @@ class Workaround:
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class WorkaroundSearch:
     """What was found, the cheapest first, and how many questions that took."""
 
     found: tuple[Workaround, ...]
@@ -80,7 +81,7 @@ class Search:
         }
 
 
-def find(capture: Path, reduced: Path | None, *, most_questions: int = MOST_QUESTIONS) -> Search:
+def find(capture: Path, reduced: Path | None, *, most_questions: int = MOST_QUESTIONS) -> WorkaroundSearch:
     """Changes of the program that avoid the failure of the capture; ``reduced`` is its repro, which names the ops at fault.
 
     Runs the script's code. Raises UnreadableRepro, and NotReproduced when the capture does not fail here.
@@ -102,7 +103,7 @@ def find(capture: Path, reduced: Path | None, *, most_questions: int = MOST_QUES
         found = list(asking.working(candidates(case, small, asking)))
         timed = with_costs(case, found)
     notes = () if found else ("nothing helped of what was tried: " + "; ".join(asking.tried),)
-    return Search(tuple(timed), asking.questions, time.monotonic() - began, notes)
+    return WorkaroundSearch(tuple(timed), asking.questions, time.monotonic() - began, notes)
 
 
 class Asking:
@@ -153,17 +154,17 @@ def candidates(case: Case, small: Case, asking: Asking) -> Iterator[Change]:
     """Changes to try, those first that help often and cost little."""
     yield from changes.with_one_thread(case)
     yield from option_that_helps(case, asking)
-    culprits = graph_changes.culprits_of(case, small)
+    culprits = changes.culprits_of(case, small)
     if culprits:
-        yield from graph_changes.inside_the_backend(case, small, culprits)
+        yield from changes.inside_the_backend(case, small, culprits)
     yield from changes.without_own_settings(case)
     if culprits:
-        yield graph_changes.outside_the_graph(case, culprits)
+        yield changes.outside_the_graph(case, culprits)
     yield from changes.in_lite_mode(case)
     yield from changes.with_other_sizes(case)
     yield from changes.with_other_backends(case)
     if culprits:
-        yield from graph_changes.with_changed_inputs(case, small, culprits)
+        yield from changes.with_changed_inputs(case, small, culprits)
 
 
 def option_that_helps(case: Case, asking: Asking) -> Iterator[Change]:
@@ -179,6 +180,12 @@ def option_that_helps(case: Case, asking: Asking) -> Iterator[Change]:
     yield changes.with_options(case, options)
 
 
+def made(case: Case) -> tuple[Any, tuple[Any, ...]]:
+    """The case's model and inputs, as its script makes them."""
+    source = written(case)
+    return instantiate(source, fresh(source)), tuple(clone_values(case.inputs))
+
+
 def agrees_in_eager(case: Case, changed: Case) -> bool:
     """Whether two graphs give the same results in eager, in a child: what the change costs is not its meaning."""
 
@@ -188,18 +195,11 @@ def agrees_in_eager(case: Case, changed: Case) -> bool:
         def run(
             which: Case, change: Callable[[Any], Any] = lambda made: made, seed: int = harness.SEED
         ) -> dict[str, Any]:
-            source = written(which)
-            model, inputs = (
-                change(instantiate(source, fresh(source))),
-                change(tuple(clone_values(which.inputs))),
-            )
+            model, inputs = map(change, made(which))
             with harness.entered_modes(table.get("context", {})):
                 return harness.run_once(model, model, inputs, table, seed)
 
-        return (
-            differ(run(changed), run(case), lambda *args, **kwargs: run(case, *args, **kwargs), table, [])
-            is None
-        )
+        return differ(run(changed), run(case), partial(run, case), table, []) is None
 
     return processes.call_in_fork(answer, seconds=CALL_SECONDS).value is True
 
@@ -219,8 +219,7 @@ def seconds_a_call(case: Case, compiled: Case | None) -> float | None:
     """The median time of a call of the case's graph, compiled or in eager, in a child; None where it cannot be measured."""
 
     def answer() -> float:
-        source, table = written(case), settings_of(case)
-        model, inputs = instantiate(source, fresh(source)), tuple(clone_values(case.inputs))
+        table, (model, inputs) = settings_of(case), made(case)
         function: Any = model
         if compiled is not None:
             backend = case.compiler if case.compiler is not None else references.resolve(case.backend)
@@ -253,7 +252,7 @@ def kept_file(path: Path) -> Path:
     return repro.folder_of(path) / HIDDEN / "workarounds" / f"{path.stem}.json"
 
 
-def keep(path: Path, search: Search) -> None:
+def keep(path: Path, search: WorkaroundSearch) -> None:
     """Keep what was found, for ``show`` and the reports. Raises OSError."""
     hidden(repro.folder_of(path), "workarounds")
     replace_file(kept_file(path), json.dumps(search.to_json()).encode())

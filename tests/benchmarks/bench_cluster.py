@@ -5,7 +5,7 @@
 The daemon is a real one: its sweep, its history and its client of Dask; so are Dask's scheduler and protocol. The workers are Dask
 workers in one process of their own, whose tasks sleep as long as a real run took (drawn from 100 runs of a custom backend and of
 inductor). After a first sweep a save is simulated: seconds until the first verdict of a failing repro. Printed: how busy the workers
-were between the first and the last run, runs in a second, the most memory of the daemon, and CPU seconds of daemon and scheduler.
+were between the first and the last run, runs in a second, the most memory of the daemon, and CPU milliseconds a run of each process.
 ``--faster`` divides the sleeps: what a scheduler can do is seen by shorter runs on fewer cores.
 """
 
@@ -16,12 +16,14 @@ import asyncio
 import json
 import multiprocessing
 import os
+import queue
 import random
 import resource
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,10 +64,10 @@ class Sleeper:
         self.kind, self.faster, self.busy = kind, faster, [0.0]
         self.name = "minidbg"
 
-    async def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         seconds = random.choice(REAL) / self.faster
         began = time.time()
-        await asyncio.sleep(seconds)
+        time.sleep(seconds)
         with open(self.log, "ab") as log:
             log.write(f"{began} {time.time()}\n".encode())
         failing = int(request["name"][1:-3]) % 10 == 0
@@ -86,20 +88,25 @@ class Sleeper:
     log = ""
 
 
-async def judge(request: Mapping[str, Any]) -> dict[str, Any]:
+def judge(request: Mapping[str, Any]) -> None:
     """In place of ``judges.judge``."""
     from distributed import get_worker
 
-    sleeper: Any = get_worker().plugins["minidbg"]
-    return await sleeper.answer(request)
+    worker = get_worker()
+    key = str(worker.get_current_task())
+    sleeper: Any = worker.plugins["minidbg"]
+    worker.log_event(request["topic"], {**sleeper.answer(request), "key": key})
 
 
 def serve(port: int, folder: str, columns: int, workers: int, faster: float) -> None:
     """A process with all workers."""
 
     async def run() -> None:
+        import dask
         from distributed import Worker
 
+        # On machines of their own, nothing of this would be in the way of scheduler and daemon.
+        dask.config.set({"distributed.admin.system-monitor.interval": "60s"})
         started = []
         for number in range(workers):
             kind = f"k{number % columns}"
@@ -169,8 +176,8 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     from minidbg.cluster.members import Cluster
     from minidbg.cluster.pool import ClusterPool
     from minidbg.watch.announce import Announcer, Event
-    from minidbg.watch.daemon import Daemon, Inbox, Stop
-    from minidbg.watch.events import NoEvents
+    from minidbg.watch.daemon import Daemon, Hint, Inbox, Stop
+    from minidbg.watch.events import WatchdogEvents
     from minidbg.watch.settings import load
 
     package = toy_package(folder / "src", {"op": WORKS})
@@ -185,27 +192,33 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     crew = started(serve, port, str(folder), options.columns, options.workers, options.faster)
     judges.judge = judge
     events: list[Event] = []
+    counts: Counter[str] = Counter()
     lock = threading.Condition()
 
     class View:
         def show(self, event: Event) -> None:
             with lock:
-                events.append(event)
-                lock.notify_all()
+                counts[event.name] += 1
+                if event.name != "result" or (event.data["verdict"] == "reproduces" and saved_at):
+                    events.append(event)  # not 160,000 of them: the memory of the daemon is measured
+                    lock.notify_all()
 
         def close(self) -> None: ...
 
     import dataclasses
 
     settings = dataclasses.replace(
-        load({"reduce": False, "poll_s": 0.1}, folder=folder), cluster=Cluster(f"tcp://127.0.0.1:{port}")
+        load({"reduce": False}, folder=folder), cluster=Cluster(f"tcp://127.0.0.1:{port}")
     )
+    saved_at: list[float] = []
     daemons: list[Daemon] = []
     inboxes: list[Inbox] = []
 
     def run() -> None:
-        def pool(inbox: Inbox, hidden: Path) -> ClusterPool:
-            inboxes.append(inbox)
+        inbox: Inbox = queue.SimpleQueue()
+        inboxes.append(inbox)
+
+        def pool(hidden: Path) -> ClusterPool:
             made = ClusterPool(inbox.put, settings.cluster, here=lambda: None)  # type: ignore[arg-type, return-value]
             while (
                 len(made.places) < options.columns
@@ -216,7 +229,12 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
         daemons.append(
             Daemon(
-                [repros], settings, Announcer([View()]), make_pool=pool, make_events=lambda inbox: NoEvents()
+                [repros],
+                settings,
+                Announcer([View()]),
+                inbox,
+                WatchdogEvents(lambda path: inbox.put(Hint(path))),
+                pool,
             )
         )
         daemons[0].run()
@@ -235,20 +253,21 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
                 ):
                     return found
 
-    cpu = time.process_time()
     thread = threading.Thread(target=run)
     thread.start()
+    wait_for("sweep_started", 0, 120)
+    cpu = [time.process_time(), *(sum(one.cpu_times()[:2]) for one in (boss, crew))]
     finished = wait_for("sweep_finished", 0, options.seconds)
-    spent, boss_spent = time.process_time() - cpu, sum(boss.cpu_times()[:2])
-    done = sum(event.name == "result" for event in events)
+    spent = [time.process_time(), *(sum(one.cpu_times()[:2]) for one in (boss, crew))]
+    daemon_ms, scheduler_ms, workers_ms = (
+        round(1000 * (after - before) / len(runs_in(folder)), 2)
+        for before, after in zip(cpu, spent, strict=True)
+    )
+    done = counts["result"]
     if finished is None:
         assert daemons[0].sweeper.current is not None
         daemons[0].sweeper.current.without(lambda job: True)
-    runs = [
-        tuple(map(float, line.split()))
-        for path in folder.glob("busy-*")
-        for line in path.read_text().splitlines()
-    ]
+    runs = runs_in(folder)
     first, last = min(began for began, _ in runs), max(ended for _, ended in runs)
     # The end is thin: each column has its own last runs.
     last = sorted(ended for _, ended in runs)[int(len(runs) * 0.98)]
@@ -257,6 +276,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     )
     wait_for("sweep_finished", 0, 60)
     mark, saved = len(events), time.time()
+    saved_at.append(saved)
     (package / "op.py").write_text(WORKS.format(op="op") + "# saved\n")
     verdict = wait_for("result", mark, 60, lambda event: event.data["verdict"] == "reproduces")
     inboxes[0].put(Stop("measured"))
@@ -267,10 +287,16 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "repros": options.repros, "columns": options.columns, "workers": options.workers, "faster": options.faster,
         "complete": finished is not None, "verdicts": done, "runs": len(runs), "busy": round(busy, 3),
         "runs_per_s": round(len(runs) / (last - first)), "seconds": round(last - first, 1),
-        "daemon_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024), "daemon_cpu_s": round(spent, 1),
-        "scheduler_cpu_s": round(boss_spent, 1), "workers_cpu_s": None,
+        "daemon_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024), "daemon_cpu_ms_a_run": daemon_ms,
+        "scheduler_cpu_ms_a_run": scheduler_ms, "workers_cpu_ms_a_run": workers_ms,
         "first_failing_verdict_s": round(verdict.at - saved, 2) if verdict else None, "load": round(os.getloadavg()[0], 1),
     }  # fmt: skip
+
+
+def runs_in(folder: Path) -> list[tuple[float, ...]]:
+    """When each run began and ended, as the workers wrote it down."""
+    logs = [path.read_text() for path in folder.glob("busy-*")]
+    return [tuple(map(float, line.split())) for text in logs for line in text.splitlines()]
 
 
 if __name__ == "__main__":

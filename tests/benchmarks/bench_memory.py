@@ -23,7 +23,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from minidbg.reduction.answers import Answer
+from minidbg.reduction.candidate import OracleAnswer
 from minidbg.reduction.core import reduce_graph
 
 LARGE: dict[str, Callable[[int], tuple[fx.GraphModule, list[Any]]]] = {
@@ -91,7 +91,9 @@ def peak_of_reduction(
         reduced = reduce_graph(
             graph_module,
             inputs,
-            lambda candidate, values: Answer.INTERESTING if predicate(candidate, values) else Answer.NOT,
+            lambda candidate, values: (
+                OracleAnswer.INTERESTING if predicate(candidate, values) else OracleAnswer.NOT
+            ),
         )
     given = {value.untyped_storage()._cdata for value in inputs if isinstance(value, Tensor)}
     recorded = {

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytest.importorskip("distributed", reason="the extra 'cluster' is not installed")
@@ -22,7 +23,16 @@ from watch_driver import WatchProcess, watching
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 OPS = {"relu": BROKEN, "sin": BROKEN, "cos": WORKS}
-SLOW = "def {op}(value):\n    import time\n    time.sleep(2)\n    raise ValueError('{op} is broken')\n"
+WAITS = """
+import os, time
+
+
+def {op}(value):
+    open(r"{folder}/began-%d" % os.getpid(), "w").close()
+    while not os.path.exists(r"{folder}/go"):
+        time.sleep(0.05)
+    raise ValueError("{op} is broken")
+"""
 EXPECT = {"relu": "reproduces", "sin": "reproduces", "cos": "gone"}
 
 
@@ -88,30 +98,31 @@ def test_columns_are_kinds_of_machines_and_code_travels(desk: Checkout, cluster:
         assert running.stop() == 0
 
 
-@pytest.mark.exhaustive  # on an idle machine the slow run may be over before it is looked for
 def test_a_run_whose_worker_dies_is_asked_elsewhere(desk: Checkout, cluster: Cluster) -> None:
-    (desk.package / "relu.py").write_text(SLOW.format(op="relu"))
+    (desk.package / "relu.py").write_text(WAITS.format(op="relu", folder=cluster.folder))
     workers = [cluster.worker(name, "--kind", "red", "-j", "1") for name in ("one", "two")]
     wait_until(
         lambda: "working for" in cluster.log("one") and "working for" in cluster.log("two"),
         "the workers' start",
     )
+
+    def began() -> set[int]:
+        return {int(path.name.partition("-")[2]) for path in cluster.folder.glob("began-*")}
+
     with watching(desk.folder, "minidbg_repros", *cluster.watch_options(), "--once", env=desk.env) as running:
-        running.wait_for(lambda event: event["event"] == "result" and event["repro"] == "sin.py")
-        time.sleep(0.5)
-        busy = wait_until(lambda: [one for one in workers if runs(cluster, one)], "a slow run")
-        end(busy[0])
+        (first,) = wait_until(began, "the run that waits")
+        (busy,) = [one for one in workers if first in {child.pid for child in descendants(one)}]
+        end(busy)
+        wait_until(lambda: began() - {first}, "a second run elsewhere")
+        (cluster.folder / "go").touch()
         running.wait_for_sweep(since=0)
         assert results(running, 0) == {(f"{op}.py", "cpu@red"): EXPECT[op] for op in OPS}
         assert running.process.wait(20) == 1
 
 
-def runs(cluster: Cluster, worker: object) -> bool:
-    """Whether the worker's server has a run."""
-    import psutil
-
-    every = psutil.Process(worker.pid).children(recursive=True)  # type: ignore[attr-defined]
-    return sum(1 for one in every if "minidbg.processes.server" in " ".join(one.cmdline())) > 1
+def descendants(worker: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """What the worker runs."""
+    return psutil.Process(worker.pid).children(recursive=True)
 
 
 def test_the_scheduler_restarts(desk: Checkout, cluster: Cluster) -> None:
@@ -243,6 +254,66 @@ def test_a_reduction_on_workers_has_the_same_result(tmp_path: Path) -> None:
         ]
         assert len(questions) > 3
     assert together == alone
+
+
+JOB = """
+import contextlib, sys, torch, minidbg, needy
+
+name = sys.argv[1]
+
+
+def model(x):
+    for layer in range(6):
+        x = getattr(torch, name)(x) if layer == 3 else torch.sin(x)
+    return x
+
+
+with contextlib.suppress(Exception):
+    torch.compile(model, backend=minidbg.wrap(needy.needs_none_of, reduce="later", repro_dir=sys.argv[2]))(torch.randn(3, 4))
+"""
+NEEDS_NONE_OF = """
+import torch
+
+
+def needs_none_of(gm, example_inputs):
+    for node in gm.graph.nodes:
+        if node.target in (torch.relu, torch.tanh):
+            raise ValueError(f"no kernel for {node.target.__name__}")
+    return gm.forward
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(500)
+def test_what_training_jobs_left_in_a_shared_folder_is_reduced_on_workers(tmp_path: Path) -> None:
+    """Two jobs, one capture each. Their repros are then judged on the workers like any other."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "needy.py").write_text(NEEDS_NONE_OF)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
+    shared = tmp_path / "shared"
+    for name in ("relu", "tanh"):
+        subprocess.run([sys.executable, "-c", JOB, name, str(shared)], cwd=tmp_path, env=env, check=True)
+    assert len(list(shared.glob(".minidbg/captures/*.py"))) == 2
+    with Cluster(tmp_path / "cluster") as cluster:
+        for name in ("one", "two"):
+            cluster.worker(name, "--kind", "red", "-j", "1", env={"MINIDBG__WATCH_PRELOAD": ""})
+        with watching(tmp_path, "shared", *cluster.watch_options(), env=env) as running:
+            columns(running, "cpu@red", seconds=120)
+            running.wait_for(lambda _: len(running.since(0, "reduction_finished")) == 2, seconds=250)
+            finished = running.since(0, "reduction_finished")
+            repros = {Path(event["repro"]).name for event in finished}
+            assert len(repros) == 2
+            running.wait_for(
+                lambda event: set(results(running, 0)) >= {(one, "cpu@red") for one in repros}, seconds=60
+            )
+            assert set(results(running, 0).values()) == {"reproduces"}
+        questions = [
+            path
+            for name in ("one", "two")
+            for path in (tmp_path / "cluster" / f"cache-{name}" / "blobs").iterdir()
+            if b"def forward" in path.read_bytes()
+        ]
+        assert len(questions) > 4
 
 
 @pytest.mark.skipif(bool(why_no_hosts()), reason=why_no_hosts())

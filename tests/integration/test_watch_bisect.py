@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 from toy_repros import BROKEN, WORKS, git, script, toy_package
 
-from minidbg.watch.bisecting import CannotBisect, Search, search
-from minidbg.watch.commands import bisect
+from minidbg.cli.watching import bisect
+from minidbg.watch.bisecting import Bisection, CannotBisect
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -55,7 +55,7 @@ def test_the_commit_that_broke_it_is_found_past_commits_that_cannot_be_judged(re
     bad = repository.commit(BROKEN, "bad")
     (repository.package / "relu.py").write_text("uncommitted = 1\n")
     told: list[str] = []
-    found = search(Search(good, bad, repository.repro), told.append)
+    found = Bisection(good, bad, repository.repro, told.append).run()
     assert (found.commit, found.fixed) == (culprit, False)
     assert found.subject == "optimise relu"
     assert found.text().startswith(f"{culprit} is the first that fails")
@@ -83,22 +83,21 @@ def test_a_build_runs_at_each_commit_and_where_it_fails_nothing_is_judged(reposi
     bad = repository.commit(BROKEN, "bad")
     (repository.folder / "built.txt").unlink(missing_ok=True)
     log = repository.folder.parent / "builds.txt"
-    wanted = Search(good, bad, repository.repro, build=f"pwd >> {log}; test ! -e unbuildable")
+    build = f"pwd >> {log}; test ! -e unbuildable"
     with pytest.raises(CannotBisect, match="cannot be judged"):
-        search(wanted, lambda text: None)
+        Bisection(good, bad, repository.repro, print, build=build).run()
     assert str(repository.folder) not in log.read_text().splitlines(), "builds happen in the worktree"
     repository.commit(BROKEN, "later")
-    wanted = Search(repository.commits[1], bad, repository.repro)
-    assert search(wanted, lambda text: None).commit == culprit
+    assert Bisection(repository.commits[1], bad, repository.repro, print).run().commit == culprit
 
 
 def test_wrong_ends_are_refused_before_the_search(repository: Repository) -> None:
     first = repository.commit(WORKS, "first")
     second = repository.commit(WORKS, "second")
     with pytest.raises(CannotBisect, match=r"at the bad end .* should be seen to reproduce, but: gone"):
-        search(Search(first, second, repository.repro), lambda text: None)
+        Bisection(first, second, repository.repro, print).run()
     with pytest.raises(CannotBisect, match=r"'nowhere' is no commit"):
-        search(Search("nowhere", second, repository.repro), lambda text: None)
+        Bisection("nowhere", second, repository.repro, print).run()
 
 
 def test_a_backend_outside_any_repository_is_refused_with_the_way_out(
@@ -107,4 +106,4 @@ def test_a_backend_outside_any_repository_is_refused_with_the_way_out(
     first = repository.commit(WORKS, "first")
     os.rename(repository.folder / ".git", tmp_path / "elsewhere.git")
     with pytest.raises(CannotBisect, match=r"lies in no git repository; name it with --repository"):
-        search(Search(first, first, repository.repro), lambda text: None)
+        Bisection(first, first, repository.repro, print).run()

@@ -16,7 +16,7 @@ from typing import Any
 
 Event = dict[str, Any]
 
-COMMAND = [sys.executable, "-c", "from minidbg.watch.commands import watch; watch()"]
+COMMAND = [sys.executable, "-c", "from minidbg.cli.watching import watch; watch()"]
 
 
 class WatchProcess:

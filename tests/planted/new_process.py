@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from minidbg.backend import Report
-from minidbg.backend.budget import PROCESS
+from minidbg.backend.standing import PROCESS
 from minidbg.case import Case
 from minidbg.settings import Settings
 

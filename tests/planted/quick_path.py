@@ -20,7 +20,7 @@ from fails_on import all_nodes, name_of
 
 import minidbg
 from minidbg import isolation, judge_script, processes, repro
-from minidbg.backend.budget import PROCESS
+from minidbg.backend.standing import PROCESS
 from minidbg.case import Case
 from minidbg.failure import Outcome, Verdict
 from minidbg.oracle import execute

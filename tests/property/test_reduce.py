@@ -16,7 +16,7 @@ from torch import fx
 from minidbg.errors import NotReproduced
 from minidbg.graphs.copying import clone_values
 from minidbg.graphs.size import canonical_text
-from minidbg.reduction.core import Answer, Minimized, minimize, reduce_graph
+from minidbg.reduction.core import Minimized, OracleAnswer, minimize, reduce_graph
 from minidbg.reduction.result import UNLIMITED
 
 SEEDS = range(25)
@@ -103,10 +103,10 @@ def test_several_workers_give_the_result_of_one(seed: int, jobs: int) -> None:
     fails = random_predicate(seed, graph_module, inputs)
     together: list[int] = []
 
-    def ask(candidate: fx.GraphModule, values: Sequence[Any]) -> Answer:
-        return Answer.INTERESTING if fails(candidate, clone_values(values)) else Answer.NOT
+    def ask(candidate: fx.GraphModule, values: Sequence[Any]) -> OracleAnswer:
+        return OracleAnswer.INTERESTING if fails(candidate, clone_values(values)) else OracleAnswer.NOT
 
-    def ask_together(questions: Sequence[tuple[fx.GraphModule, tuple[Any, ...]]]) -> list[Answer]:
+    def ask_together(questions: Sequence[tuple[fx.GraphModule, tuple[Any, ...]]]) -> list[OracleAnswer]:
         together.append(len(questions))
         return [ask(*question) for question in questions]
 

@@ -16,9 +16,9 @@ from minidbg.history import (
     Environment,
     Flip,
     History,
+    ReproState,
     Result,
     Revision,
-    State,
     export_history,
     import_history,
 )
@@ -51,7 +51,7 @@ def sweep(
     if before is not None and before.verdict is verdict and before.script == script:
         state = replace(before, seen=at + 0.1, runs=before.runs + 1, last_sweep=number)
     else:
-        state = State(
+        state = ReproState(
             repro, "cpu", verdict, at + 0.1, at + 0.1, script, environment, "c", last_sweep=number, runs=1
         )
         if before is not None and before.script == script:
@@ -101,10 +101,20 @@ def test_two_machines_of_a_kind_are_one_story(opened: Open, tmp_path: Path) -> N
         for at in (300.0, 700.0):
             sweep(two, at, BAD)
         new = carry(two, one, tmp_path)
-        assert new == {"sweeps": 2, "runs": 2, "flips": 0}
+        assert new == {"sweeps": 2, "runs": 2, "flips": 0, "verdicts": 1}
         state = one.states()["r.py", "cpu"]
         assert (state.since, state.seen) == (100.1, 700.1)
         assert [found.started for found in one.sweeps()] == [700.0, 500.0, 300.0, 100.0]
+
+
+def test_what_an_earlier_export_could_not_say_yet_counts_as_new(opened: Open, tmp_path: Path) -> None:
+    """It was written while the sweep went on: the merge has no more sweeps than before, and yet the import did something."""
+    with opened("one") as one, opened("two") as two:
+        number = one.start_sweep(100.0, code="c", files=[])
+        carry(one, two, tmp_path)
+        one.end_sweep(number, 101.0, "complete")
+        assert carry(one, two, tmp_path) == {"sweeps": 1, "runs": 0, "flips": 0, "verdicts": 0}
+        assert not any(carry(one, two, tmp_path).values())
 
 
 def test_a_flip_in_between_keeps_the_later_time(opened: Open, tmp_path: Path) -> None:
@@ -169,7 +179,7 @@ def test_importing_twice_changes_nothing_in_the_file(opened: Open, tmp_path: Pat
         sweep(two, 200.0, GOOD)
         carry(two, one, tmp_path)
         first, rows = document(one), list(one.connection.execute("select * from results"))
-        assert carry(two, one, tmp_path) == {"sweeps": 0, "runs": 0, "flips": 0}
+        assert carry(two, one, tmp_path) == {"sweeps": 0, "runs": 0, "flips": 0, "verdicts": 0}
         assert (document(one), list(one.connection.execute("select * from results"))) == (first, rows)
         carry(one, two, tmp_path)
         assert document(two) == first, "both know the same"
@@ -210,4 +220,9 @@ def test_a_history_of_an_older_minidbg_can_be_exported(opened: Open, tmp_path: P
         sweep(history, 100.0, BAD)
         history.connection.execute("drop table other_states")
     with History.open(tmp_path / "old.sqlite", readonly=True) as history:
-        assert export_history(history, tmp_path / "x.json") == {"sweeps": 1, "runs": 1, "flips": 0}
+        assert export_history(history, tmp_path / "x.json") == {
+            "sweeps": 1,
+            "runs": 1,
+            "flips": 0,
+            "verdicts": 1,
+        }

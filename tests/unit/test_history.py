@@ -17,9 +17,9 @@ from minidbg.history import (
     Environment,
     Flip,
     History,
+    ReproState,
     Result,
     Revision,
-    State,
     open_or_begin_anew,
 )
 
@@ -28,7 +28,7 @@ OUTCOME = Outcome(
 )
 
 
-def state(repro: str = "r.py", **changes: object) -> State:
+def state(repro: str = "r.py", **changes: object) -> ReproState:
     fields = {
         "repro": repro,
         "device": "cpu",
@@ -39,7 +39,7 @@ def state(repro: str = "r.py", **changes: object) -> State:
         "environment": "e",
         "code": "c",
     }
-    return State(**{**fields, **changes})
+    return ReproState(**{**fields, **changes})
 
 
 def result(repro: str = "r.py", **changes: object) -> Result:

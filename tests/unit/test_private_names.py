@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import minidbg
 from minidbg import _torch
-from minidbg.backend.budget import PROCESS
+from minidbg.backend.standing import PROCESS
 from minidbg.cli.root import cli
 from minidbg.errors import TorchNameMissing
 

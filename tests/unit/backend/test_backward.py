@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from minidbg import _torch
-from minidbg.backend import backward
+from minidbg.backend import dynamo_graph
 from minidbg.backend.chain import Link
 from minidbg.failure import Direction, Kind
 
@@ -38,7 +38,7 @@ def test_what_aot_autograd_checks_itself_is_nobodys_failure() -> None:
     """A second backward, or one that donated buffers forbid."""
     assert _torch.backward_phase(raised_below(None)) is None
     heard: list[Exception] = []
-    backward.heard(raised_below(None), lambda error, phase: heard.append(error))
+    dynamo_graph.heard(raised_below(None), lambda error, phase: heard.append(error))
     assert not heard
 
 
@@ -46,13 +46,13 @@ def test_a_bug_of_ours_does_not_take_the_place_of_the_users_exception() -> None:
     def broken(error: Exception, phase: str) -> None:
         raise ZeroDivisionError
 
-    backward.heard(raised_below("get_or_compile"), broken)
+    dynamo_graph.heard(raised_below("get_or_compile"), broken)
 
 
 def test_a_result_without_compiled_backward_has_nothing_to_guard() -> None:
     x = torch.ones(2, requires_grad=True)
-    assert not backward.guard((x * 2, 3, None), lambda error, phase: None)
-    assert not backward.guard(x, lambda error, phase: None)
+    assert not dynamo_graph.guard((x * 2, 3, None), lambda error, phase: None)
+    assert not dynamo_graph.guard(x, lambda error, phase: None)
 
 
 def test_a_remembered_call_keeps_no_tensor_alive() -> None:
@@ -62,7 +62,7 @@ def test_a_remembered_call_keeps_no_tensor_alive() -> None:
         graph.graph.nodes, ["example of x", "example of y", "example of n"], strict=False
     ):
         node.meta["example_value"] = example
-    call = backward.remembered(graph, Link("eager"), (x, y, 3), ())
+    call = dynamo_graph.remembered(graph, Link("eager"), (x, y, 3), ())
     del y
     gc.collect()
     failure = call.failure(ValueError("x"), "compile")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from minidbg.backend.budget import Budget, is_out_of_memory, several_ranks
+from minidbg.backend.standing import Budget, is_out_of_memory, several_ranks
 from minidbg.failure import Kind, Signature
 from minidbg.settings import Reduce, Settings
 

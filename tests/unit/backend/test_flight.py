@@ -151,10 +151,12 @@ def test_forked_child_leaves_its_parents_record_alone(record: flight.Record, rep
     record.begin(Step.COMPILE, LINK, VALUES)
     pid = os.fork()
     if pid == 0:
-        record.rest()
-        record.close()
-        flight.clear_up()
-        os._exit(0)
+        try:
+            record.quietly_move(Step.IDLE)
+            record.close()
+            flight.clear_up()
+        finally:
+            os._exit(0)
     os.waitpid(pid, 0)
     assert steps(repro_dir) == ["compile"]
 

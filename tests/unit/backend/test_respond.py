@@ -6,16 +6,29 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from minidbg import processes
 from minidbg.backend import respond
+from minidbg.backend.failures import Report
+from minidbg.case import BackendRef, Case
 from minidbg.errors import MinidbgError
-from minidbg.settings import Settings
+from minidbg.failure import Kind, Signature
+from minidbg.graphs import capture_by_dynamo
+from minidbg.settings import Reduce, Settings
+
+
+def captured_in(folder: Path) -> Report:
+    graph_module, inputs = capture_by_dynamo(torch.relu, (torch.ones(3),))
+    case = Case(graph_module, inputs, BackendRef("b", "b"), signature=Signature(Kind.COMPILE))
+    return respond.on_failure(case, Settings(repro_dir=folder, reduce=Reduce.LATER))
 
 
 def test_a_folder_that_can_be_written_stays(tmp_path: Path) -> None:
-    settings = Settings(repro_dir=tmp_path / "repros")
-    assert respond.with_folder_that_can_be_written(settings) == (settings, "")
+    report = captured_in(tmp_path / "repros")
+    assert report.line.startswith("captured, ")
+    assert report.capture is not None
+    assert report.capture.is_relative_to(tmp_path / "repros")
     assert not list((tmp_path / "repros" / ".minidbg" / "drafts").iterdir())
 
 
@@ -25,9 +38,10 @@ def test_a_folder_that_cannot_be_written_is_told_and_replaced(
     in_the_way = tmp_path / "repros"
     in_the_way.write_text("a file")
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "temporary"))
-    settings, complaint = respond.with_folder_that_can_be_written(Settings(repro_dir=in_the_way))
-    assert settings.repro_dir == tmp_path / "temporary" / f"minidbg_repros-{os.getuid()}"
-    assert complaint.startswith(f"{in_the_way} cannot be written (")
+    report = captured_in(in_the_way)
+    assert report.capture is not None
+    assert report.capture.is_relative_to(tmp_path / "temporary" / f"minidbg_repros-{os.getuid()}")
+    assert report.line.startswith(f"{in_the_way} cannot be written (")
     assert in_the_way.read_text() == "a file"
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from minidbg.backend import stats
-from minidbg.backend.budget import PROCESS
-from minidbg.backend.standing import of_new_graph, write_stats
+from minidbg.backend.standing import PROCESS, of_new_graph, write_stats
 from minidbg.run.launch import graph_lines
 
 

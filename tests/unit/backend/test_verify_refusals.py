@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import fx
 
-from minidbg.backend import verify_refusals
+from minidbg.backend import kept
+from minidbg.backend.kept import bytes_of_a_run, refusal
 from minidbg.backend.verify import calls_compared, is_settled
-from minidbg.backend.verify_refusals import bytes_of_a_run, refusal
 from minidbg.settings import Settings, Verify
 
 
@@ -64,7 +64,7 @@ def test_what_would_not_fit_beside_the_backend_is_refused(monkeypatch: pytest.Mo
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     graph = graph_of(torch.sin, values=torch.empty(4000, device="meta"))
     assert "are free" in str(refusal(graph, X, frozenset(), Settings()))
-    assert verify_refusals.free_bytes(X) == 1000
+    assert kept.free_bytes(X) == 1000
 
 
 @pytest.mark.parametrize(("grad", "values"), [(True, 3), (False, 2)])

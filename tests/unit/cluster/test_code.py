@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from minidbg.cluster.code import Code, Edited, Store, as_sent, code_of, moved, read_blob, sha_of
+from minidbg.cluster.code import BlobStore, Code, Edited, Outbox, as_sent, code_of, moved, sha_of
 from minidbg.watch.snapshot import Ignore, Root, scan
 
 
@@ -21,7 +21,7 @@ def snapshot_of(folder: Path) -> dict[str, str]:
 EMPTY = type("Nothing", (), {"files": {}})()
 
 
-def send(code: Code, store: Store) -> str:
+def send(code: Code, store: BlobStore) -> str:
     """Send all that the store lacks, as the pool does; the digest."""
     digest = sha_of(code.manifest)
     sources = {sha.rstrip("*"): path for path, sha in code.files.items()}
@@ -44,7 +44,7 @@ def package(tmp_path: Path) -> Path:
 
 
 def test_a_tree_holds_the_files_at_their_paths(package: Path, tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
+    store = BlobStore(tmp_path / "store")
     tree, why = store.tree(send(code_of(snapshot_of(package), [str(package.parent)]), store))
     assert why == ""
     for name in ("__init__.py", "lower.py", "tool.sh"):
@@ -54,7 +54,7 @@ def test_a_tree_holds_the_files_at_their_paths(package: Path, tmp_path: Path) ->
 
 
 def test_after_a_save_only_the_file_and_the_manifest_travel(package: Path, tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
+    store = BlobStore(tmp_path / "store")
     first = send(code_of(snapshot_of(package), []), store)
     store.tree(first)
     (package / "lower.py").write_text("def lower():\n    return 2\n")
@@ -67,7 +67,7 @@ def test_after_a_save_only_the_file_and_the_manifest_travel(package: Path, tmp_p
 
 
 def test_bytecode_goes_along_for_files_that_are_the_same(package: Path, tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
+    store = BlobStore(tmp_path / "store")
     first, _ = store.tree(send(code_of(snapshot_of(package), []), store))
     for name in ("__init__.py", "lower.py"):
         py_compile.compile(f"{first}{package}/{name}")
@@ -78,13 +78,13 @@ def test_bytecode_goes_along_for_files_that_are_the_same(package: Path, tmp_path
 
 
 def test_a_blob_whose_bytes_are_others_is_not_kept(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
+    store = BlobStore(tmp_path / "store")
     store.put({sha_of(b"right"): b"wrong"})
     assert store.lacking("", [sha_of(b"right")]) == [sha_of(b"right")]
 
 
 def test_a_tree_that_was_left_half_made_is_made_again(package: Path, tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
+    store = BlobStore(tmp_path / "store")
     digest = send(code_of(snapshot_of(package), []), store)
     half = tmp_path / "store" / "trees" / digest / "rest"
     half.mkdir(parents=True)
@@ -94,7 +94,7 @@ def test_a_tree_that_was_left_half_made_is_made_again(package: Path, tmp_path: P
 
 
 def test_no_file_leaves_the_tree(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
+    store = BlobStore(tmp_path / "store")
     code = Code({"/a/../../../../evil.py": sha_of(b"x")})
     store.put({sha_of(b"x"): b"x", sha_of(code.manifest): code.manifest})
     with pytest.raises(ValueError, match="no absolute path"):
@@ -102,7 +102,7 @@ def test_no_file_leaves_the_tree(tmp_path: Path) -> None:
 
 
 def test_a_build_that_fails_is_the_reason(package: Path, tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
+    store = BlobStore(tmp_path / "store")
     build = {
         "build": "echo fine; echo 'lower.cpp:3: error: no such thing' >&2; exit 4",
         "build_folder": str(package),
@@ -126,18 +126,38 @@ def test_installed_code_stays_and_must_be_the_same(tmp_path: Path, monkeypatch: 
     code = code_of(snapshot_of(inside), [str(inside)])
     assert not code.files
     assert not code.paths
-    store = Store(tmp_path / "store")
+    store = BlobStore(tmp_path / "store")
     assert store.differing(code) == ""
     (inside / "acmepack" / "__init__.py").write_text("VALUE = 222\n")
     assert "acmepack" in store.differing(code)
 
 
 def test_an_edit_while_a_file_is_sent_is_noticed(package: Path) -> None:
+    outbox = Outbox()
+    outbox.take(snapshot_of(package), [str(package)])
     sha = sha_of((package / "lower.py").read_bytes())
-    assert read_blob(str(package / "lower.py"), sha)
+    assert outbox.read([sha]) == {sha: (package / "lower.py").read_bytes()}
     (package / "lower.py").write_text("def lower():\n    return 3\n")
     with pytest.raises(Edited):
-        read_blob(str(package / "lower.py"), sha)
+        outbox.read([sha])
+
+
+def test_after_a_save_the_manifest_and_the_saved_file_are_the_latest_code(package: Path) -> None:
+    outbox = Outbox()
+    outbox.take(snapshot_of(package), [str(package)])
+    (package / "lower.py").write_text("def lower():\n    return 3\n")
+    code = outbox.take(snapshot_of(package), [str(package)])
+    assert list(outbox.latest.values()) == [code.manifest, b"def lower():\n    return 3\n"]
+
+
+def test_a_script_written_again_is_another_blob(tmp_path: Path) -> None:
+    script, outbox = tmp_path / "a.py", Outbox()
+    script.write_text("x = 1")
+    os.utime(script, (1, 1))
+    before = outbox.script(script)
+    assert before == (sha_of(b"x = 1"), "")
+    script.write_text("x = 2")
+    assert outbox.script(script) == (sha_of(b"x = 2"), "")
 
 
 def test_paths_in_a_script_point_into_the_tree() -> None:
@@ -156,7 +176,7 @@ def test_files_of_a_run_are_told_as_the_sender_knows_them() -> None:
 def test_a_worker_keeps_the_trees_that_were_used_last(package: Path, tmp_path: Path) -> None:
     from minidbg.cluster import code as room
 
-    store = Store(tmp_path / "store")
+    store = BlobStore(tmp_path / "store")
     for number in range(room.MOST_TREES + 3):
         (package / "lower.py").write_text(f"def lower():\n    return {number}\n")
         last = send(code_of(snapshot_of(package), []), store)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("distributed", reason="the extra 'cluster' is not installed")
 
+from minidbg.cluster import members
 from minidbg.cluster import pool as room
-from minidbg.cluster.members import Cluster, Members, Notice
+from minidbg.cluster.code import sha_of
+from minidbg.cluster.connection import Connection
+from minidbg.cluster.members import Cluster, Members, Notice, members_of
 from minidbg.cluster.pool import Asked, ClusterPool
 from minidbg.processes.pool import Ended, Order
 
@@ -27,10 +31,10 @@ def told() -> list[Any]:
 
 @pytest.fixture
 def pool(told: list[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[ClusterPool]:
-    async def alone(self: ClusterPool) -> None:
+    async def alone(self: Connection) -> None:
         """No connection."""
 
-    monkeypatch.setattr(ClusterPool, "stay_connected", alone)
+    monkeypatch.setattr(Connection, "stay", alone)
     made = ClusterPool(told.append, Cluster("tcp://127.0.0.1:1"), here=lambda: None)  # type: ignore[arg-type, return-value]
     yield made
     made.close()
@@ -42,7 +46,7 @@ def within(pool: ClusterPool, work: Any) -> Any:
     async def run() -> Any:
         return work()
 
-    return asyncio.run_coroutine_threadsafe(run(), pool.loop).result(10)
+    return asyncio.run_coroutine_threadsafe(run(), pool.connection.loop).result(10)
 
 
 def test_a_column_stays_for_a_while_when_its_last_worker_goes(
@@ -51,7 +55,7 @@ def test_a_column_stays_for_a_while_when_its_last_worker_goes(
     within(pool, lambda: pool.look_round({"tcp://a:1": worker(**MINE)}))
     within(pool, lambda: pool.look_round({}))
     assert [list(one.places) for one in told] == [["cpu@box"]]
-    monkeypatch.setattr(room, "LEAVE_S", 0.0)
+    monkeypatch.setattr(members, "LEAVE_S", 0.0)
     within(pool, lambda: pool.look_round({}))
     assert told[-1] == Members({})
 
@@ -63,7 +67,7 @@ def test_what_is_still_so_is_said_once_and_again_when_it_comes_back(
     full = {"tcp://a:1": worker(status="paused", **MINE), "tcp://b:1": worker(**MINE)}
     for _ in range(3):
         within(pool, lambda: pool.look_round(full))
-    within(pool, lambda: pool.full.clear())
+    within(pool, lambda: pool.roster.full.clear())
     within(pool, lambda: pool.look_round(full))
     within(pool, lambda: pool.event((0.0, {"worker": "tcp://a:1", "text": "disk full"})))
     within(pool, lambda: pool.look_round(full))
@@ -79,7 +83,10 @@ def test_the_third_worker_that_dies_under_an_order_ends_it(
         status = "running"
 
         def submit(self, *_: Any, key: str, **__: Any) -> asyncio.Future[Any]:
-            future = pool.loop.create_future()
+            future = pool.connection.loop.create_future()
+
+            async def outcome() -> None:
+                await future
 
             def die() -> None:
                 for number in range(room.MOST_DEATHS):
@@ -95,7 +102,7 @@ def test_the_third_worker_that_dies_under_an_order_ends_it(
                         )
                     )
 
-            pool.loop.call_soon(die)
+            pool.connection.loop.call_soon(die)
             cancel = future.cancel
 
             async def cancelled() -> None:
@@ -104,21 +111,38 @@ def test_the_third_worker_that_dies_under_an_order_ends_it(
             return type(
                 "Future",
                 (),
-                {"cancel": lambda self: cancelled(), "__await__": lambda self: future.__await__()},
+                {"cancel": lambda self: cancelled(), "exception": lambda self: outcome()},
             )()
 
     monkeypatch.setattr(room, "RETRY_S", 0.0)
     within(pool, lambda: pool.look_round({"tcp://a:1": worker(**MINE)}))
-    within(pool, lambda: setattr(pool, "client", Client()))
-    within(pool, pool.connected.set)
+    within(pool, lambda: setattr(pool.connection, "client", Client()))
+    within(pool, pool.connection.connected.set)
     order = Order(7, (), "fork", 1.0, place="cpu@box")
-    asyncio.run_coroutine_threadsafe(pool.answer(Asked(order, {"code": "c"}), {}), pool.loop).result(10)
+    asyncio.run_coroutine_threadsafe(
+        pool.answer(Asked(order, {"code": "c", "script": ("", "")}), {}), pool.connection.loop
+    ).result(10)
     (ended,) = [one for one in told if isinstance(one, Ended)]
     assert ended.unable == "the machine failed, not the repro: workers died under it (w0, w1, w2)"
-    within(pool, lambda: setattr(pool, "client", None))
+    within(pool, lambda: setattr(pool.connection, "client", None))
 
 
 def test_a_verdict_on_other_code_counts_for_nothing(pool: ClusterPool) -> None:
     said = {"host": "box", "code": "old", "ended": {"id": 1, "status": 1, "stdout": "{}"}}
     assert "other code" in pool.as_ended(1, said, "new").unable
     assert pool.as_ended(1, said, "old").unable == ""
+
+
+def test_new_code_and_a_new_script_go_with_the_first_orders(pool: ClusterPool, tmp_path: Path) -> None:
+    """A worker that has them need not ask, which would take two more ways there and back."""
+    (script := tmp_path / "a.py").write_text("x = 1")
+    (source := tmp_path / "b.py").write_text("y = 1")
+    pool.take({str(source): sha_of(b"y = 1")}, [])
+    request = pool.request(Order(1, (), "fork", 1.0, script=str(script)))
+    asked = Asked(Order(1, (), "fork", 1.0, place="cpu@box", script=str(script)), request)
+    place = members_of({"tcp://a:1": worker(**MINE)}, MINE["minidbg"])[0]["cpu@box"]
+    enclosed = [sorted(pool.enclosed(asked, place).values()) for _ in range(2 * place.slots + 1)]
+    manifest = pool.outbox.blobs[pool.outbox.digest]
+    assert enclosed[0] == sorted([b"x = 1", b"y = 1", manifest])
+    assert enclosed[1:-1] == [sorted([b"y = 1", manifest])] * (2 * place.slots - 1)
+    assert enclosed[-1] == []

@@ -7,7 +7,8 @@ import os
 import torch
 from torch import fx
 
-from minidbg.graphs.origins import user_line
+from minidbg.graphs.origins import location, user_line
+from minidbg.hunt import samples
 
 TORCH = os.path.join(os.path.dirname(torch.__file__), "nn", "functional.py")
 
@@ -40,3 +41,6 @@ def test_a_node_without_a_users_frame_leaves_it_to_another() -> None:
 
 def test_a_graph_that_knows_no_line_of_the_users_tells_none() -> None:
     assert user_line(graph_of(None, frame(TORCH, 99, "return sin(x)")), "") == ("", "")
+    hunt = frame(samples.__file__, 174, "return self.done(values)")
+    assert user_line(graph_of(None, hunt), "") == ("", "")
+    assert not any(map(location, graph_of(None, hunt).graph.nodes))

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.two_tensor import TwoTensor
 
-from minidbg.backend.verify_refusals import refusal
+from minidbg.backend.kept import refusal
 from minidbg.case import BackendRef, Case
 from minidbg.errors import CannotWrite
 from minidbg.graphs import describing, ranks, tensors, write_module

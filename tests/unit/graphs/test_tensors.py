@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidbg.errors import CannotWrite
+from minidbg.graphs.copying import clone_values
 from minidbg.graphs.describing import describe
 from minidbg.graphs.specs import Exactness
 from minidbg.graphs.tensors import as_scripts_do, main_device, materialise, statements
@@ -193,6 +194,16 @@ class TestSeeded:
         value = make()
         (made,) = remade(value)
         assert facts(made) == facts(value)
+
+    @pytest.mark.parametrize("view", [lambda x: x, torch.t, lambda x: x[:, 1:3]], ids=["whole", "t", "slice"])
+    def test_makes_an_activation_that_eager_can_write_to(self, view):
+        value = view(torch.randn(5, 4, requires_grad=True) * 1)
+        for made in (clone_values([value])[0], remade(value)[0]):
+            assert facts(made) == facts(value)
+            if (
+                value.is_contiguous() or not made._is_view()
+            ):  # a script keeps a slice's offset, as a view of a leaf
+                made[:1] += 1
 
     def test_keeps_inference_tensors(self):
         with torch.inference_mode():

@@ -18,13 +18,13 @@ from minidbg.errors import BadSetting
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs.size import call_targets
 from minidbg.hunt import candidates, judging, programs, samples, table, twists
-from minidbg.hunt.states import RANKS, State, Store
+from minidbg.hunt.states import RANKS, Fate, HuntFolder
 
 BACKEND = BackendRef("toy", '"toy"')
 HEAD = {"backend": "toy", "seed": 0}
 
 
-def record(op: str, state: State, dtype: str = "float32", number: int = 0, **more: Any) -> dict[str, Any]:
+def record(op: str, state: Fate, dtype: str = "float32", number: int = 0, **more: Any) -> dict[str, Any]:
     candidate = {"op": op, "dtype": dtype, "device": "cpu", "number": number}
     return {
         "candidate": candidate,
@@ -37,11 +37,11 @@ def record(op: str, state: State, dtype: str = "float32", number: int = 0, **mor
 
 def failing(op: str, key: str, dtype: str = "float32", **more: Any) -> dict[str, Any]:
     more = {"message": "wrong: 3", "family": "f", "targets": [op], "capture": f"/captures/{key}.py", **more}
-    return record(op, State.WRONG, dtype, key=key, **more)
+    return record(op, Fate.WRONG, dtype, key=key, **more)
 
 
-def store_with(folder: Path, *records: dict[str, Any]) -> Store:
-    store = Store.open(folder, BACKEND, HEAD)
+def store_with(folder: Path, *records: dict[str, Any]) -> HuntFolder:
+    store = HuntFolder.open(folder, BACKEND, HEAD)
     for one in records:
         judging.append(store.results_file, one)
     store.read()
@@ -58,32 +58,32 @@ def outcome(kind: Kind = Kind.COMPILE, message: str = "", types: tuple[str, ...]
 @pytest.mark.parametrize(
     ("found", "state"),
     [
-        (Outcome(Verdict.GONE), State.OK),
+        (Outcome(Verdict.GONE), Fate.OK),
         (
             Outcome(Verdict.GONE, reason="fallback: the backend gave the graph back as it was"),
-            State.HANDED_BACK,
+            Fate.HANDED_BACK,
         ),
-        (Outcome(Verdict.GONE, reason="output 0 is not judged: eager differs from itself"), State.SKIPPED),
-        (Outcome(Verdict.INVALID, reason="eager itself fails: RuntimeError"), State.SKIPPED),
-        (Outcome(Verdict.INVALID, reason="dynamo handed another graph to the backend: 1"), State.OK),
-        (outcome(Kind.COMPILE, "KeyError: 'x'", ("KeyError",)), State.FAILS),
-        (outcome(Kind.COMPILE, "KeyError: 'x'", ("NotImplementedError",)), State.UNSUPPORTED),
-        (outcome(Kind.RUNTIME, "RuntimeError: dtype bool is not supported"), State.UNSUPPORTED),
+        (Outcome(Verdict.GONE, reason="output 0 is not judged: eager differs from itself"), Fate.SKIPPED),
+        (Outcome(Verdict.INVALID, reason="eager itself fails: RuntimeError"), Fate.SKIPPED),
+        (Outcome(Verdict.INVALID, reason="dynamo handed another graph to the backend: 1"), Fate.OK),
+        (outcome(Kind.COMPILE, "KeyError: 'x'", ("KeyError",)), Fate.FAILS),
+        (outcome(Kind.COMPILE, "KeyError: 'x'", ("NotImplementedError",)), Fate.UNSUPPORTED),
+        (outcome(Kind.RUNTIME, "RuntimeError: dtype bool is not supported"), Fate.UNSUPPORTED),
         (
             outcome(Kind.COMPILE, "", ("torch._subclasses.fake_tensor.DataDependentOutputException",)),
-            State.HANDED_BACK,
+            Fate.HANDED_BACK,
         ),
-        (outcome(Kind.ACCURACY, "output: float"), State.WRONG),
-        (outcome(Kind.CRASH), State.CRASHED),
-        (outcome(Kind.HANG), State.HANGS),
+        (outcome(Kind.ACCURACY, "output: float"), Fate.WRONG),
+        (outcome(Kind.CRASH), Fate.CRASHED),
+        (outcome(Kind.HANG), Fate.HANGS),
     ],
 )
-def test_each_outcome_is_one_state_of_the_table(found: Outcome, state: State) -> None:
+def test_each_outcome_is_one_state_of_the_table(found: Outcome, state: Fate) -> None:
     assert judging.state_of(found) is state
 
 
 def test_every_state_has_a_rank() -> None:
-    assert sorted(RANKS) == sorted(State)
+    assert sorted(RANKS) == sorted(Fate)
 
 
 def test_a_name_stands_for_its_variants_and_a_wrong_one_is_answered_with_the_nearest() -> None:
@@ -119,13 +119,13 @@ def test_a_failure_that_does_not_show_again_is_none(tmp_path: Path) -> None:
     store.settle("a", {"refused": "the case does not show its failure here: gone"})
     assert store.cases() == []
     assert [one.first for one in store.refuted()] == ["add float32 cpu 0"]
-    assert [cell.state for cell in table.cells_of(store)] == [State.SKIPPED]
+    assert [cell.state for cell in table.cells_of(store)] == [Fate.SKIPPED]
 
 
 def test_a_random_graph_with_every_call_of_a_known_repro_is_that_failure_again(tmp_path: Path) -> None:
     store = store_with(tmp_path, failing("add", "a"))
     store.settle("a", {"path": "/repros/one.py", "targets": ["add"]})
-    graph = {"candidate": {"program": {}}, "id": "graph 1", "state": State.WRONG, "family": "f"}
+    graph = {"candidate": {"program": {}}, "id": "graph 1", "state": Fate.WRONG, "family": "f"}
     judging.append(store.results_file, {**graph, "key": "g", "targets": ["relu", "add"]})
     judging.append(store.results_file, {**graph, "id": "graph 2", "key": "h", "targets": ["relu"]})
     store.read()
@@ -133,15 +133,15 @@ def test_a_random_graph_with_every_call_of_a_known_repro_is_that_failure_again(t
 
 
 def test_a_hunt_that_was_killed_goes_on_and_a_complete_one_begins_with_what_failed(tmp_path: Path) -> None:
-    store = store_with(tmp_path, record("add", State.OK), failing("sub", "a"))
+    store = store_with(tmp_path, record("add", Fate.OK), failing("sub", "a"))
     store.settle("a", {"path": "/repros/one.py"})
     with open(store.results_file, "ab") as file:
         file.write(b'{"half a li')  # killed in a write
-    again = Store.open(tmp_path, BACKEND, HEAD)
+    again = HuntFolder.open(tmp_path, BACKEND, HEAD)
     assert again.resumed
     assert [one.repro for one in again.cases()] == [Path("/repros/one.py")]
     again.end()
-    anew = Store.open(tmp_path, BACKEND, HEAD)
+    anew = HuntFolder.open(tmp_path, BACKEND, HEAD)
     assert not anew.resumed
     assert not anew.results
     assert [one["op"] for one in anew.corpus] == ["sub"]
@@ -151,10 +151,10 @@ def test_a_changed_backend_is_hunted_anew(tmp_path: Path) -> None:
     source = tmp_path / "toy.py"
     source.write_text("one")
     backend = BackendRef("toy", "toy", files=(str(source),))
-    judging.append(Store.open(tmp_path, backend, HEAD).results_file, record("add", State.OK))
-    assert Store.open(tmp_path, backend, HEAD).resumed
+    judging.append(HuntFolder.open(tmp_path, backend, HEAD).results_file, record("add", Fate.OK))
+    assert HuntFolder.open(tmp_path, backend, HEAD).resumed
     source.write_text("another")
-    assert not Store.open(tmp_path, backend, HEAD).resumed
+    assert not HuntFolder.open(tmp_path, backend, HEAD).resumed
 
 
 # ---- the table and the baseline
@@ -163,13 +163,13 @@ def test_a_changed_backend_is_hunted_anew(tmp_path: Path) -> None:
 def test_a_cell_shows_the_worst_of_its_samples_and_the_page_all_cells(tmp_path: Path) -> None:
     store = store_with(
         tmp_path,
-        record("add", State.OK),
+        record("add", Fate.OK),
         failing("add", "a") | {"id": "add float32 cpu 1"},
-        record("<mul>", State.OK),
+        record("<mul>", Fate.OK),
     )
     cells = {cell.op: cell for cell in table.cells_of(store)}
-    assert cells["add"].state is State.WRONG
-    assert table.totals(table.cells_of(store)) == {State.OK: 1, State.WRONG: 1}
+    assert cells["add"].state is Fate.WRONG
+    assert table.totals(table.cells_of(store)) == {Fate.OK: 1, Fate.WRONG: 1}
     page = table.heat_map(store, "toy", {"torch": "2"})
     assert "add float32: wrong: wrong: 3" in page
     assert "&lt;mul&gt;" in page
@@ -178,7 +178,7 @@ def test_a_cell_shows_the_worst_of_its_samples_and_the_page_all_cells(tmp_path: 
 
 def test_a_baseline_tells_new_worse_and_fixed(tmp_path: Path) -> None:
     before = store_with(
-        tmp_path / "1", failing("add", "a"), record("mul", State.UNSUPPORTED), record("sub", State.OK)
+        tmp_path / "1", failing("add", "a"), record("mul", Fate.UNSUPPORTED), record("sub", Fate.OK)
     )
     file = tmp_path / "hunt.toml"
     table.write_baseline(file, before, "toy", "2.14")
@@ -186,8 +186,8 @@ def test_a_baseline_tells_new_worse_and_fixed(tmp_path: Path) -> None:
     assert (list(same.new), list(same.fixed)) == ([], [])
     after = store_with(
         tmp_path / "2",
-        record("add", State.OK),
-        record("mul", State.FAILS),
+        record("add", Fate.OK),
+        record("mul", Fate.FAILS),
         failing("sub", "b", message="now wrong"),
     )
     compared = table.compare(file, after, "toy")

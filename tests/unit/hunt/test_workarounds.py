@@ -17,7 +17,7 @@ from minidbg.backend import failures
 from minidbg.case import BackendRef, Case
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.reduction.publishing import with_failure
-from minidbg.workarounds import changes, graph_changes, search
+from minidbg.workarounds import changes, search
 
 SIGNATURE = Signature(Kind.COMPILE)
 
@@ -39,7 +39,7 @@ def only_relu(x: torch.Tensor) -> torch.Tensor:
 
 def test_the_op_outside_the_graph_gives_what_eager_gives() -> None:
     case = case_of(program, torch.randn(3))
-    (culprit,) = graph_changes.culprits_of(case, case_of(only_relu, torch.randn(3)))
+    (culprit,) = changes.culprits_of(case, case_of(only_relu, torch.randn(3)))
     around = workarounds.eager_around(planted.raises_on_relu, [culprit.name])
     compiled = torch.compile(case.graph_module, backend=around, fullgraph=True)
     x = torch.randn(3)
@@ -50,9 +50,9 @@ def test_the_op_outside_the_graph_gives_what_eager_gives() -> None:
 
 def test_a_cast_before_the_op_is_undone_after_it() -> None:
     case = case_of(program, torch.randn(3).half())
-    (culprit,) = graph_changes.culprits_of(case, case_of(only_relu, torch.randn(3)))
+    (culprit,) = changes.culprits_of(case, case_of(only_relu, torch.randn(3)))
     culprit.meta["example_value"] = torch.empty(3, dtype=torch.float16)
-    changed = graph_changes.changed_before(case, [culprit], "to", (torch.float32,))
+    changed = changes.changed_before(case, [culprit], "to", (torch.float32,))
     assert changed is not None
     x = case.inputs[0]
     assert changed.graph_module(x).dtype is torch.float16
@@ -65,7 +65,7 @@ def test_a_cast_before_the_op_is_undone_after_it() -> None:
 
 def test_nothing_is_copied_before_an_op_that_writes_to_its_input() -> None:
     case = case_of(lambda x: x.relu_(), torch.randn(3))
-    assert graph_changes.changed_before(case, graph_changes.culprits_of(case, case), "clone", ()) is None
+    assert changes.changed_before(case, changes.culprits_of(case, case), "clone", ()) is None
 
 
 def test_the_option_that_helps_is_found_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,8 +102,8 @@ def test_what_eager_calls_below_an_op_is_what_inductor_falls_back_for() -> None:
         case_of(lambda x: torch.cumsum(x.t(), 0), torch.ones(2, 3)),
         backend=BackendRef("inductor", '"inductor"'),
     )
-    assert graph_changes.aten_calls_of(case) == ["torch.ops.aten.cumsum.default"]
-    (change,) = graph_changes.inside_the_backend(case, case, graph_changes.culprits_of(case, case))
+    assert changes.aten_calls_of(case) == ["torch.ops.aten.cumsum.default"]
+    (change,) = changes.inside_the_backend(case, case, changes.culprits_of(case, case))
     assert "lowering.make_fallback(torch.ops.aten.cumsum.default, warn=False)" in change.lines
     assert change.case.backend.setup == change.lines
 
@@ -121,7 +121,7 @@ def test_the_best_one_is_kept_for_show(tmp_path: Path) -> None:
     path.touch()
     assert workarounds.best_of(path) == ""
     found = workarounds.Workaround("a graph break around relu", ("...",), "train.py:3", 4, 0.002, 0.001)
-    workarounds.keep(path, workarounds.Search((found,), 3, 1.0))
+    workarounds.keep(path, workarounds.WorkaroundSearch((found,), 3, 1.0))
     assert (
         workarounds.best_of(path)
         == "a graph break around relu (train.py:3); a call takes 2.00 ms, eager 1.00 ms (2.0 times)"
@@ -135,7 +135,7 @@ def test_the_warning_of_a_fallback_names_the_best_one_that_is_known(tmp_path: Pa
     report = failures.Report("4 -> 1 nodes", path=path)
     assert failures.known_workaround(report) == ""
     found = workarounds.Workaround("a graph break around relu", ("...",), "train.py:3", 4)
-    workarounds.keep(path, workarounds.Search((found,), 3, 1.0))
+    workarounds.keep(path, workarounds.WorkaroundSearch((found,), 3, 1.0))
     assert failures.known_workaround(report).startswith(
         "; until it is mended: a graph break around relu (train.py:3)"
     )

@@ -11,9 +11,9 @@ import torch
 import wrong_results as planted
 from torch import fx
 
-from minidbg import references
-from minidbg.case import Case
-from minidbg.failure import LAYOUT, Kind, Signature, Verdict
+from minidbg import references, repro
+from minidbg.case import BackendRef, Case
+from minidbg.failure import LAYOUT, Direction, Kind, Signature, Verdict
 from minidbg.graphs import capture_by_dynamo
 from minidbg.oracle import execute, harness
 from minidbg.oracle.agreement import differ, margin_for
@@ -173,3 +173,27 @@ def test_gradients_begin_with_the_same_cotangents_whatever_the_seed() -> None:
     x = torch.ones(3, requires_grad=True)
     runs = [harness.run_once(Sine(), Sine(), (x,), {"backward": True}, seed) for seed in (0, 1)]
     assert torch.equal(*(run["gradients"]["input 0"] for run in runs))
+
+
+def masked_in_place(scores: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    scores += 1
+    return torch.sin(scores) * weight
+
+
+@pytest.mark.parametrize(
+    ("backend", "verdict"), [("aot_eager", Verdict.GONE), (planted.wrong_gradient, Verdict.REPRODUCES)]
+)
+@pytest.mark.parametrize("view", [lambda x: x, lambda x: x[:, 1:3].t()], ids=["whole", "slice"])
+def test_the_gradient_of_an_activation_that_the_graph_writes_to_is_that_from_before(
+    backend: Any, verdict: Verdict, view: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Longformer: after ``+=`` eager's is that of the new value, which AOTAutograd's graph does not know."""
+    scores = view(torch.randn(4, 5, requires_grad=True) * 1)
+    graph, inputs = capture_by_dynamo(masked_in_place, (scores, torch.ones(scores.shape, requires_grad=True)))
+    signature = Signature(Kind.ACCURACY, Direction.BACKWARD, message="gradient: float")
+    case = Case(graph, inputs, BackendRef("b", "b"), compiler=backend, signature=signature, backward=True)
+    outcome = execute(case)
+    assert outcome.verdict is verdict, outcome
+    assert verdict is Verdict.GONE or "gradient of input 0" in outcome.message
+    with pytest.raises(repro.NoShortForm, match="before the write"):
+        repro.render(case)

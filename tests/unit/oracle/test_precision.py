@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from minidbg.oracle.agreement import differ, explaining_precision
-from minidbg.oracle.harness import gradients_of, left_behind
+from minidbg.oracle.harness import gradient_sources, gradients_of, left_behind
 from minidbg.oracle.precision import LowerPrecision
 
 
@@ -88,8 +88,9 @@ class Program:
 
 
 def run(function: Any, model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Any]:
+    sources = gradient_sources(model, inputs)
     outputs = (function(*inputs),)
-    return left_behind(outputs, model, inputs, gradients_of(outputs, model, inputs))
+    return left_behind(outputs, model, inputs, gradients_of(outputs, sources))
 
 
 def judged(program: Program, actual: dict[str, Any], precision: str | None = None) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from minidbg.reduction.answers import Answer
+from minidbg.reduction.candidate import OracleAnswer
 
 OPS = (torch.sin, torch.cos, torch.relu)
 
@@ -48,6 +48,8 @@ class Needs:
         return len(self.asked)
 
 
-def answers(fails: Callable[[fx.GraphModule, Sequence[Any]], bool]) -> Callable[..., Answer]:
+def answers(fails: Callable[[fx.GraphModule, Sequence[Any]], bool]) -> Callable[..., OracleAnswer]:
     """An oracle with the answers of a predicate."""
-    return lambda graph_module, inputs: Answer.INTERESTING if fails(graph_module, inputs) else Answer.NOT
+    return lambda graph_module, inputs: (
+        OracleAnswer.INTERESTING if fails(graph_module, inputs) else OracleAnswer.NOT
+    )

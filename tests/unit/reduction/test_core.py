@@ -12,7 +12,7 @@ import torch
 from graphs_to_reduce import Needs, answers, call_count, call_names, chain
 from torch import Tensor, fx
 
-from minidbg.reduction.answers import Answer
+from minidbg.reduction.candidate import OracleAnswer
 from minidbg.reduction.core import reduce_graph
 from minidbg.reduction.result import UNLIMITED
 
@@ -58,15 +58,15 @@ def test_kind_of_op_that_always_fails_is_found_as_an_island() -> None:
 def test_other_failures_do_not_count() -> None:
     """A second bug at op_10 hides the first one where both are."""
 
-    def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Answer:
+    def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> OracleAnswer:
         names = call_names(graph_module)
         if "op_150" in names:
-            return Answer.INTERESTING
-        return Answer.OTHER if "op_10" in names else Answer.NOT
+            return OracleAnswer.INTERESTING
+        return OracleAnswer.OTHER if "op_10" in names else OracleAnswer.NOT
 
     result = reduce_graph(*chain(200), ask)
     assert call_names(result.graph_module) == ["op_150"]
-    assert {attempt.answer for attempt in result.history} >= {Answer.OTHER, Answer.INTERESTING}
+    assert {attempt.answer for attempt in result.history} >= {OracleAnswer.OTHER, OracleAnswer.INTERESTING}
 
 
 def test_every_call_is_in_the_history_and_told() -> None:

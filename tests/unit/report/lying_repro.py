@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from minidbg.failure import Outcome, Verdict
-from minidbg.history import NAME, History, Result, State
+from minidbg.history import NAME, History, ReproState, Result
 from minidbg.metadata import DIVIDER
 
 HEADER = """
@@ -142,7 +142,7 @@ def watched(hidden: Path, name: str) -> None:
         sweep = history.start_sweep(1000.0, code="c", files=["no_relu.py"])
         for at, verdict in ((1000.0, Verdict.REPRODUCES), (2000.0, Verdict.GONE)):
             history.add_result(sweep, Result(name, "cpu", at, Outcome(verdict), "run", "s", "e"))
-        history.put_state(State(name, "cpu", Verdict.GONE, 2000.0, 2000.0, "s", "e", "c", runs=1))
+        history.put_state(ReproState(name, "cpu", Verdict.GONE, 2000.0, 2000.0, "s", "e", "c", runs=1))
         history.end_sweep(sweep, 2001.0, "complete")
 
 

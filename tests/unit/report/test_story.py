@@ -10,7 +10,8 @@ from lying_repro import lay
 
 from minidbg import cli
 from minidbg.errors import MinidbgError
-from minidbg.report import find_script, glance, story_of
+from minidbg.report import glance, story_of
+from minidbg.watch.repros import find_repro
 
 
 @pytest.fixture
@@ -80,6 +81,6 @@ def test_show_prints_json_with_the_same_facts(
 
 
 def test_a_repro_is_found_by_a_part_of_its_name_that_only_it_has(repro: Path) -> None:
-    assert find_script(Path("relu"), repro.parent) == repro
-    with pytest.raises(MinidbgError, match=r"no such repro; .*compile_relu_aaaaaa"):
-        find_script(Path("cumsum"), repro.parent)
+    assert find_repro(Path("relu"), repro.parent) == repro
+    with pytest.raises(MinidbgError, match=r"no repro has that in their name; .*compile_relu_aaaaaa"):
+        find_repro(Path("cumsum"), repro.parent)

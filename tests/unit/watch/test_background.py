@@ -15,8 +15,8 @@ from minidbg.processes.pool import Ended, Order
 from minidbg.watch import in_worker
 from minidbg.watch.announce import Announcer, Event
 from minidbg.watch.background import ASK_AGAIN_S, UNTOUCHED_S, Background, Flights
-from minidbg.watch.columns import Column
 from minidbg.watch.repros import Repro, read_repro
+from minidbg.watch.settings import Column
 
 SCRIPT = """# /// script
 # [tool.minidbg]
@@ -67,9 +67,9 @@ class Desk:
         assert repro is not None
         return repro
 
-    def ends(self, at: float, *status: int, **more: object) -> bool:
+    def ends(self, *status: int, **more: object) -> bool:
         """The last order ends so."""
-        return self.background.ended(Ended(self.orders[-1].id, *status, **more), at)
+        return self.background.ended(Ended(self.orders[-1].id, *status, **more))
 
     def names(self) -> list[str]:
         return [event.name for event in self.told]
@@ -93,9 +93,9 @@ def test_captures_are_reduced_one_by_one_the_oldest_first_and_none_twice(desk: D
     (desk.captures / "damaged.py").write_text("# ///")
     assert desk.background.start([])
     assert not desk.background.start([]), "one at a time"
-    assert desk.ends(5.0, 0, stdout=json.dumps({"path": "x.py"}))
+    assert desk.ends(0, stdout=json.dumps({"path": "x.py"}))
     assert desk.background.start([])
-    assert desk.ends(6.0, 125, stderr="minidbg: the case does not show its failure here")
+    assert desk.ends(125, stderr="minidbg: the case does not show its failure here")
     assert not desk.background.start([])
     assert [Path(order.argv[3]) for order in desk.orders] == [old, new]
     assert all(order.nice == 19 for order in desk.orders)
@@ -122,7 +122,7 @@ def test_a_regression_is_bisected_between_its_commits(desk: Desk) -> None:
     assert desk.orders[-1].argv == ("-m", "minidbg", "bisect", "aaaa", "bbbb", "r.py", *where, "--json")
     assert desk.orders[-1].env == {"ACME": "1"}
     found = {"commit": "c" * 40, "subject": "optimise", "author": "Ann", "date": "2026-01-01"}
-    desk.ends(5.0, 0, stdout=json.dumps(found))
+    desk.ends(0, stdout=json.dumps(found))
     assert desk.names()[-2:] == ["bisect_started", "bisect_finished"]
     assert "cccccccccc optimise (Ann)" in desk.told[-1].data["text"]
     assert "not committed" in desk.background.bisect("r.py", "aaaa", "aaaa+1234", column)
@@ -141,9 +141,9 @@ def test_a_capture_whose_failure_a_repro_shows_is_left_and_that_is_said_once(des
 def test_an_edited_capture_is_tried_again_and_so_is_one_whose_reduction_was_cut_off(desk: Desk) -> None:
     desk.capture("a.py", "A", at=1)
     assert desk.background.start([])
-    desk.ends(5.0, cancelled=True)
+    desk.ends(cancelled=True)
     assert desk.background.start([])
-    desk.ends(5.0, 125, stdout=json.dumps({"path": None, "verdict": "gone"}))
+    desk.ends(125, stdout=json.dumps({"path": None, "verdict": "gone"}))
     assert not desk.background.start([])
     desk.capture("a.py", "B", at=1)
     assert desk.background.start([])
@@ -156,13 +156,13 @@ def test_a_flight_record_that_lies_untouched_is_looked_into_before_captures(desk
     (flight / "here-1-2-3.compile.py").write_text("")
     assert desk.background.start([])
     assert desk.orders[-1].argv[2] == "reduce", "its process may be at work"
-    desk.ends(5.0, 0, stdout=json.dumps({"path": "x.py"}))
+    desk.ends(0, stdout=json.dumps({"path": "x.py"}))
     desk.now += UNTOUCHED_S
     assert desk.background.start([])
     assert desk.orders[-1].argv[1:] == ("flights", str(desk.folder))
     assert desk.orders[-1].nice == 19
     died = desk.capture("crash_1.py", "B", at=3)
-    desk.ends(6.0, 0, stdout=json.dumps({"captures": [str(died)]}))
+    desk.ends(0, stdout=json.dumps({"captures": [str(died)]}))
     assert desk.names()[-1] == "process_died"
     assert desk.background.start([])
     assert desk.orders[-1].argv[3] == str(died)

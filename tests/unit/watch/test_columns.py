@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from minidbg.watch.columns import Machine, devices_of, parse_devices, said_aloud, variants
 from minidbg.watch.in_worker import accelerators
+from minidbg.watch.settings import Machine, WatchSettings, devices_of, parse_devices, said_aloud
 
 
 def torch_with(
@@ -79,7 +79,9 @@ def test_another_driver_is_another_place_and_another_torch_is_not() -> None:
 
 
 def test_each_variable_and_each_option_is_a_column_and_nothing_is_one_too() -> None:
-    columns = variants(("cpu",), ("", "A=1 B='x y'"), ("", "{'fuse': False, 'triton.x': 2}"))
+    columns = WatchSettings(env=("", "A=1 B='x y'"), options=("", "{'fuse': False, 'triton.x': 2}")).variants(
+        ["cpu"]
+    )
     assert [str(column) for column in columns] == [
         "cpu", "cpu {fuse=False, triton.x=2}", "cpu A=1 B='x y'", "cpu A=1 B='x y' {fuse=False, triton.x=2}",
     ]  # fmt: skip
@@ -92,5 +94,5 @@ def test_a_device_of_a_cluster_is_one_of_each_kind_of_machine() -> None:
     assert devices_of("cpu", None, machine) == ("cpu@box", "cpu@gpu")
     assert devices_of("cuda", None, machine) == ("cuda:0@gpu",)
     assert devices_of("cpu", parse_devices("cuda:0,cpu@box,xpu"), machine) == ("cuda:0@gpu", "cpu@box", "xpu")
-    (column,) = variants(["cuda:0@gpu"], ["A=1"], [])
+    (column,) = WatchSettings(env=("A=1",)).variants(["cuda:0@gpu"])
     assert (column.device, column.host, str(column)) == ("cuda:0", "gpu", "cuda:0@gpu A=1")

@@ -129,11 +129,15 @@ class World:
     def start(self, **settings: object) -> Daemon:
         inbox: Inbox = queue.SimpleQueue()
         self.pool, self.events = TablePool(inbox, self.package), GivenEvents()
-        settings = {"quiet_s": 0.0, "jobs": 1, "reduce": False, **settings}
+        settings = {"jobs": 1, "reduce": False, **settings}
         self.daemon = Daemon(
-            [self.repros], WatchSettings(**settings), Announcer([self]), inbox=inbox,
-            make_pool=lambda inbox, hidden: self.pool, make_events=lambda inbox: self.events,
-        )  # fmt: skip
+            [self.repros],
+            WatchSettings(**settings),
+            Announcer([self]),
+            inbox,
+            self.events,
+            lambda hidden: self.pool,
+        )
         self.daemon.next_quiet_work = float("inf")
         self.daemon.start()
         return self.daemon
@@ -440,7 +444,8 @@ def test_each_command_gets_each_flip_and_recipes_are_no_commands(world: World, t
     world.settle()
     world.save("a", "gone")
     world.settle()
-    daemon.recorder.close()
+    for hook in daemon.recorder.hooks:
+        hook.join(timeout=60)
     for name in ("one", "two"):
         assert json.loads((tmp_path / name).read_text())["kind"] == "FIXED"
     assert not (tmp_path / "three").exists()
@@ -574,9 +579,13 @@ def test_a_second_daemon_is_told_who_holds_the_folder(world: World) -> None:
     world.start()
     with pytest.raises(AlreadyWatched, match=f"already watched by process {os.getpid()}"):
         Daemon(
-            [world.repros], WatchSettings(), Announcer([]),
-            make_pool=lambda inbox, hidden: world.pool, make_events=lambda inbox: world.events,
-        )  # fmt: skip
+            [world.repros],
+            WatchSettings(),
+            Announcer([]),
+            queue.SimpleQueue(),
+            world.events,
+            lambda hidden: world.pool,
+        )
 
 
 def test_pause_rerun_and_quit(world: World) -> None:
@@ -698,7 +707,7 @@ def test_a_fault_of_our_own_is_logged_and_survived(world: World, monkeypatch: py
 def test_the_daemon_needs_no_torch() -> None:
     import subprocess
 
-    program = "import minidbg.watch.daemon, minidbg.watch.commands, minidbg.watch.terminal, sys; sys.exit('torch' in sys.modules)"
+    program = "import minidbg.watch.daemon, minidbg.cli.watching, minidbg.watch.terminal, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
 
 

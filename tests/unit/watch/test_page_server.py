@@ -17,7 +17,7 @@ pytest.importorskip("uvicorn")
 
 from minidbg.errors import MinidbgError
 from minidbg.failure import Outcome, Verdict
-from minidbg.history import History, Result, State
+from minidbg.history import History, ReproState, Result
 from minidbg.watch.announce import Event
 from minidbg.watch.page import Live
 from minidbg.watch.repros import read_repros
@@ -211,7 +211,7 @@ def test_history_and_the_last_run_of_a_repro(serve: Serve, home: Path) -> None:
             opened.add_result(
                 number, Result("a.py", "cpu", NOW + at, outcome, "run", "s", "e", "2.14", stale)
             )
-        opened.put_state(State("a.py", "cpu", Verdict.GONE, NOW + 3, NOW + 3, "s", "e", "c", runs=1))
+        opened.put_state(ReproState("a.py", "cpu", Verdict.GONE, NOW + 3, NOW + 3, "s", "e", "c", runs=1))
     told = serve().json("/repro?repro=a.py")["columns"]["cpu"]
     assert [run[0] for run in told["runs"]] == ["gone", "stale", "reproduces"], "newest first"
     assert (told["last"]["message"], told["last"]["torch"]) == ("said 3", "2.14")

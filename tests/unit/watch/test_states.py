@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from minidbg.failure import Verdict
-from minidbg.history import State
+from minidbg.failure import Outcome, Verdict
+from minidbg.history import ReproState
 from minidbg.watch.states import (
     Ask,
+    Purpose,
     Seen,
     Settled,
-    Standing,
+    Transition,
     decide,
     is_expected,
     quiet_runs_needed,
@@ -24,23 +25,30 @@ SKIPPED, INVALID = Verdict.SKIPPED, Verdict.INVALID
 
 
 def seen(
-    verdict: Verdict, *, fresh: bool = False, code: str = "code 2", loaded: str = "loaded 2", sweep: int = 2
+    verdict: Verdict,
+    *,
+    fresh: bool = False,
+    code: str = "code 2",
+    loaded: str = "loaded 2",
+    sweep: int = 2,
+    reason: str = "",
 ) -> Seen:
-    return Seen(verdict, 20.0, sweep, "script", "machine", code, loaded, ("a.py",), 0.5, fresh)
+    outcome = Outcome(verdict, reason=reason)
+    return Seen(outcome, 20.0, sweep, "script", "machine", code, loaded, ("a.py",), 0.5, fresh)
 
 
-def state(verdict: Verdict, **changes: object) -> State:
-    known = State(
+def state(verdict: Verdict, **changes: object) -> ReproState:
+    known = ReproState(
         "r.py", "cpu", verdict, 10.0, 10.0, "script", "machine", "code 1", "loaded 1", last_sweep=1, runs=3
     )
     return replace(known, **changes)
 
 
-def answer(before: State | None, *runs: Seen, expect: Verdict = REPRODUCES) -> Ask | Settled:
+def answer(before: ReproState | None, *runs: Seen, expect: Verdict = REPRODUCES) -> Ask | Settled:
     return decide("r.py", "cpu", before, runs, expect=expect)
 
 
-def settled(before: State | None, *runs: Seen, expect: Verdict = REPRODUCES) -> Settled:
+def settled(before: ReproState | None, *runs: Seen, expect: Verdict = REPRODUCES) -> Settled:
     result = answer(before, *runs, expect=expect)
     assert isinstance(result, Settled), "the rules asked for another run"
     return result
@@ -48,7 +56,7 @@ def settled(before: State | None, *runs: Seen, expect: Verdict = REPRODUCES) -> 
 
 def test_an_expected_first_verdict_is_taken_at_once_and_is_no_flip() -> None:
     result = settled(None, seen(REPRODUCES))
-    assert (result.standing, result.flip) == (Standing.NEW, None)
+    assert (result.standing, result.flip) == (Transition.NEW, None)
     assert result.state is not None
     assert (result.state.verdict, result.state.last_sweep, result.state.since) == (REPRODUCES, 2, 20.0)
 
@@ -56,7 +64,7 @@ def test_an_expected_first_verdict_is_taken_at_once_and_is_no_flip() -> None:
 def test_an_unexpected_first_verdict_is_asked_again_and_still_no_flip() -> None:
     assert answer(None, seen(GONE)) == Ask()
     result = settled(None, seen(GONE), seen(GONE, fresh=True))
-    assert (result.standing, result.flip) == (Standing.NEW, None)
+    assert (result.standing, result.flip) == (Transition.NEW, None)
 
 
 def test_a_failure_that_only_fresh_interpreters_show_is_asked_there_from_then_on() -> None:
@@ -78,7 +86,7 @@ def test_a_first_sight_whose_fresh_runs_differ_is_flaky(last: Verdict) -> None:
 
 def test_an_unchanged_verdict_needs_no_second_run() -> None:
     result = settled(state(REPRODUCES), seen(REPRODUCES))
-    assert (result.standing, result.flip) == (Standing.STILL_FAILING, None)
+    assert (result.standing, result.flip) == (Transition.STILL_FAILING, None)
     assert result.state is not None
     assert (result.state.since, result.state.seen, result.state.code) == (10.0, 20.0, "code 2")
 
@@ -86,19 +94,19 @@ def test_an_unchanged_verdict_needs_no_second_run() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "standing"),
     [
-        (REPRODUCES, GONE, Standing.FIXED),
-        (CHANGED, GONE, Standing.FIXED),
-        (CRASHED, GONE, Standing.FIXED),
-        (GONE, REPRODUCES, Standing.REGRESSED),
-        (GONE, CRASHED, Standing.REGRESSED),
-        (REPRODUCES, CHANGED, Standing.CHANGED),
-        (REPRODUCES, CRASHED, Standing.CRASHED),
-        (REPRODUCES, TIMEOUT, Standing.TIMEOUT),
-        (CHANGED, REPRODUCES, Standing.REPRODUCES_AGAIN),
+        (REPRODUCES, GONE, Transition.FIXED),
+        (CHANGED, GONE, Transition.FIXED),
+        (CRASHED, GONE, Transition.FIXED),
+        (GONE, REPRODUCES, Transition.REGRESSED),
+        (GONE, CRASHED, Transition.REGRESSED),
+        (REPRODUCES, CHANGED, Transition.CHANGED),
+        (REPRODUCES, CRASHED, Transition.CRASHED),
+        (REPRODUCES, TIMEOUT, Transition.TIMEOUT),
+        (CHANGED, REPRODUCES, Transition.REPRODUCES_AGAIN),
     ],
 )
 def test_a_flip_counts_once_a_fresh_interpreter_agrees(
-    before: Verdict, after: Verdict, standing: Standing
+    before: Verdict, after: Verdict, standing: Transition
 ) -> None:
     assert answer(state(before), seen(after)) == Ask()
     result = settled(state(before), seen(after), seen(after, fresh=True))
@@ -117,13 +125,13 @@ def test_a_flip_counts_once_a_fresh_interpreter_agrees(
 def test_a_flip_of_a_repro_that_loads_none_of_the_changed_files_is_asked_twice() -> None:
     runs = [seen(GONE, loaded="loaded 1"), seen(GONE, fresh=True, loaded="")]
     assert answer(state(REPRODUCES), *runs) == Ask()
-    assert settled(state(REPRODUCES), *runs, seen(GONE, fresh=True)).standing is Standing.FIXED
+    assert settled(state(REPRODUCES), *runs, seen(GONE, fresh=True)).standing is Transition.FIXED
 
 
 def test_the_same_code_with_two_verdicts_in_quiet_time_is_flaky_and_never_fixed() -> None:
-    first = replace(seen(GONE, code="code 1"), unasked=True)
+    first = replace(seen(GONE, code="code 1"), purpose=Purpose.PROBE)
     result = settled(state(REPRODUCES), first, *[seen(GONE, code="code 1", fresh=True)] * 2)
-    assert result.standing is Standing.FLAKY
+    assert result.standing is Transition.FLAKY
     assert result.state is not None
     assert (result.state.failures, result.state.runs) == (1, 4)
 
@@ -133,7 +141,7 @@ def test_a_rerun_in_which_every_run_agrees_is_no_flakiness_though_no_watched_fil
     first, fresh = seen(GONE, code="code 1"), seen(GONE, code="code 1", fresh=True)
     assert [answer(state(REPRODUCES), first, *[fresh] * count) for count in range(4)] == [Ask()] * 4
     result = settled(state(REPRODUCES), first, *[fresh] * 4)
-    assert result.standing is Standing.FIXED
+    assert result.standing is Transition.FIXED
 
 
 def test_a_rerun_whose_fresh_runs_disagree_is_flaky() -> None:
@@ -142,14 +150,14 @@ def test_a_rerun_whose_fresh_runs_disagree_is_flaky() -> None:
         seen(GONE, code="code 1", fresh=True),
         seen(REPRODUCES, code="code 1", fresh=True),
     ]
-    assert settled(state(REPRODUCES), *runs).standing is Standing.FLAKY
+    assert settled(state(REPRODUCES), *runs).standing is Transition.FLAKY
 
 
 def test_a_warm_worker_contradicted_by_two_fresh_interpreters_changes_nothing() -> None:
     runs = [seen(GONE), seen(REPRODUCES, fresh=True)]
     assert answer(state(REPRODUCES), *runs) == Ask()
     result = settled(state(REPRODUCES), *runs, seen(REPRODUCES, fresh=True))
-    assert (result.standing, result.flip) == (Standing.STILL_FAILING, None)
+    assert (result.standing, result.flip) == (Transition.STILL_FAILING, None)
     assert result.state is not None
     assert not result.state.fresh, "once may be the load of the machine"
     again = settled(result.state, *runs, seen(REPRODUCES, fresh=True))
@@ -167,7 +175,7 @@ def test_a_contradicted_verdict_counts_its_runs_anew() -> None:
 def test_fresh_runs_that_disagree_make_a_repro_flaky() -> None:
     runs = [seen(GONE), seen(REPRODUCES, fresh=True), seen(GONE, fresh=True)]
     result = settled(state(REPRODUCES), *runs)
-    assert result.standing is Standing.FLAKY
+    assert result.standing is Transition.FLAKY
     assert result.flip is not None
     assert result.flip.after is FLAKY
 
@@ -188,7 +196,7 @@ def test_an_unjudged_confirmation_is_asked_again() -> None:
 def test_an_edited_repro_or_another_machine_begins_a_new_history(change: str) -> None:
     before = state(REPRODUCES, **{change: "another"})
     result = settled(before, seen(GONE), seen(GONE, fresh=True))
-    assert (result.standing, result.flip) == (Standing.NEW, None)
+    assert (result.standing, result.flip) == (Transition.NEW, None)
     assert result.state is not None
     assert result.state.verdict is GONE
 
@@ -196,13 +204,13 @@ def test_an_edited_repro_or_another_machine_begins_a_new_history(change: str) ->
 def test_one_quiet_run_of_a_flaky_repro_is_no_fix() -> None:
     before = state(FLAKY, runs=10, failures=5)
     result = settled(before, seen(GONE))
-    assert (result.standing, result.flip) == (Standing.FLAKY, None)
+    assert (result.standing, result.flip) == (Transition.FLAKY, None)
     assert result.state is not None
     assert (result.state.runs, result.state.failures, result.state.streak) == (11, 5, 1)
 
 
 def test_enough_quiet_runs_of_a_flaky_repro_are_a_fix() -> None:
-    flaky: State = state(FLAKY, runs=10, failures=5)
+    flaky: ReproState = state(FLAKY, runs=10, failures=5)
     quiet = 0
     while True:
         result = answer(flaky, seen(GONE))
@@ -211,9 +219,9 @@ def test_enough_quiet_runs_of_a_flaky_repro_are_a_fix() -> None:
             result = settled(flaky, seen(GONE), seen(GONE, fresh=True))
         assert result.state is not None
         flaky = result.state
-        if result.standing is not Standing.FLAKY:
+        if result.standing is not Transition.FLAKY:
             break
-    assert result.standing is Standing.FIXED
+    assert result.standing is Transition.FIXED
     assert quiet == quiet_runs_needed(state(FLAKY, runs=10, failures=5), GONE) == 7
 
 
@@ -236,11 +244,11 @@ def test_a_known_flaky_failure_is_what_an_expected_failure_may_be() -> None:
 
 
 @pytest.mark.parametrize("before", [None, state(REPRODUCES), state(GONE), state(FLAKY)])
-def test_a_backend_that_gave_the_graph_back_has_fixed_nothing(before: State | None) -> None:
-    result = settled(before, replace(seen(GONE), fallback=True))
-    assert (result.standing, result.state, result.flip) == (Standing.FALLBACK, before, None)
+def test_a_backend_that_gave_the_graph_back_has_fixed_nothing(before: ReproState | None) -> None:
+    result = settled(before, seen(GONE, reason="fallback: all of it"))
+    assert (result.standing, result.state, result.flip) == (Transition.FALLBACK, before, None)
 
 
 def test_a_fix_that_its_confirmation_shows_as_a_fallback_is_asked_again() -> None:
-    runs = [seen(GONE), replace(seen(GONE, fresh=True), fallback=True)]
+    runs = [seen(GONE), seen(GONE, fresh=True, reason="fallback: all of it")]
     assert answer(state(REPRODUCES), *runs) == Ask()

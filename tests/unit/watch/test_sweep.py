@@ -8,18 +8,17 @@ from pathlib import Path
 import pytest
 
 from minidbg.failure import Kind, Outcome, Verdict
-from minidbg.history import State
-from minidbg.watch.columns import Column
+from minidbg.history import ReproState
 from minidbg.watch.repros import Repro
 from minidbg.watch.runner import CanaryAnswer
-from minidbg.watch.states import Seen, Standing
+from minidbg.watch.settings import Column
+from minidbg.watch.states import Purpose, Seen, Transition
 from minidbg.watch.sweep import (
     HANDED_BACK,
     MOST_RUNS,
-    Answer,
     Job,
+    JobAnswer,
     Lane,
-    Purpose,
     Sweep,
     Task,
     Unconfirmed,
@@ -30,8 +29,8 @@ PASSES = CanaryAnswer("passes")
 GONE, REPRODUCES, SKIPPED = Verdict.GONE, Verdict.REPRODUCES, Verdict.SKIPPED
 
 
-def state(name: str, verdict: Verdict = REPRODUCES, **changes: object) -> State:
-    known = State(
+def state(name: str, verdict: Verdict = REPRODUCES, **changes: object) -> ReproState:
+    known = ReproState(
         name, "cpu", verdict, 1.0, 1.0, "script", "machine", "code 1", "loaded 1", last_sweep=1, runs=5
     )
     return replace(known, **changes)
@@ -41,22 +40,22 @@ def repro(name: str, backend: str = "b") -> Repro:
     return Repro(name, Path(name), "script", backend_source=backend)
 
 
-def sweep_over(*states: State, backends: dict[str, str] | None = None, **more: object) -> Sweep:
+def sweep_over(*states: ReproState, backends: dict[str, str] | None = None, **more: object) -> Sweep:
     repros = {one.repro: repro(one.repro, (backends or {}).get(one.repro, "b")) for one in states}
     table = {(one.repro, "cpu"): one for one in states}
     return Sweep(2, [Job(one.repro, Column("cpu")) for one in states], repros, table, **more)
 
 
-def report(sweep: Sweep, task: Task, verdict: Verdict, *, fallback: bool = False) -> list[Answer]:
+def report(sweep: Sweep, task: Task, verdict: Verdict, *, fallback: bool = False) -> list[JobAnswer]:
+    outcome = Outcome(verdict, reason="fallback: all of it" if fallback else "")
     seen = Seen(
-        verdict, 2.0, 2, "script", "machine", "code 2", "loaded 2", fresh=task.fresh, fallback=fallback,
-        unasked=sweep.probing,
-    )  # fmt: skip
-    return final(sweep.saw(task, seen, Outcome(verdict)))
+        outcome, 2.0, 2, "script", "machine", "code 2", "loaded 2", fresh=task.fresh, purpose=task.purpose
+    )
+    return final(sweep.saw(task, seen))
 
 
-def final(found: list[Answer | Unconfirmed]) -> list[Answer]:
-    return [one for one in found if isinstance(one, Answer)]
+def final(found: list[JobAnswer | Unconfirmed]) -> list[JobAnswer]:
+    return [one for one in found if isinstance(one, JobAnswer)]
 
 
 def started(sweep: Sweep, count: int) -> list[Task]:
@@ -94,7 +93,7 @@ def test_the_first_job_runs_beside_its_canary_and_its_answer_waits_for_it() -> N
     assert report(sweep, run, REPRODUCES) == []
     answers = sweep.saw_canary(canary, PASSES)
     assert [(answer.job.repro, answer.settled.standing) for answer in answers] == [
-        ("a.py", Standing.STILL_FAILING)
+        ("a.py", Transition.STILL_FAILING)
     ]
     assert sweep.finished
 
@@ -170,7 +169,7 @@ def test_a_missing_backend_skips_its_repros_with_the_reason() -> None:
     canary = started(sweep, 1)[0]
     answers = sweep.saw_canary(canary, CanaryAnswer("missing", "No module named 'x'"))
     assert [(answer.settled.standing, answer.reason) for answer in answers] == [
-        (Standing.SKIPPED, "No module named 'x'")
+        (Transition.SKIPPED, "No module named 'x'")
     ] * 2
     assert [answer.settled.state for answer in answers] == [state("a.py"), state("b.py")]
 
@@ -188,8 +187,8 @@ def test_a_flip_is_answered_only_after_its_confirmation_which_runs_beside_the_wa
         True,
     )
     (answer,) = report(sweep, confirmation, GONE)
-    assert answer.settled.standing is Standing.FIXED
-    assert [sighting.purpose for sighting in answer.sightings] == [Purpose.RUN, Purpose.CONFIRM]
+    assert answer.settled.standing is Transition.FIXED
+    assert [run.purpose for run in answer.runs] == [Purpose.RUN, Purpose.CONFIRM]
 
 
 def test_what_cannot_be_confirmed_keeps_its_state_and_ends() -> None:
@@ -248,7 +247,7 @@ def test_probing_needs_no_canary_and_finds_a_flaky_repro() -> None:
     answers = report(sweep, probe, GONE)
     while not answers:
         answers = report(sweep, started(sweep, 1)[0], GONE)
-    assert answers[0].settled.standing is Standing.FLAKY
+    assert answers[0].settled.standing is Transition.FLAKY
 
 
 def test_all_warm_runs_are_started_before_what_may_hang_and_confirmations_do_not_wait_for_it() -> None:
@@ -284,7 +283,7 @@ def test_a_backend_that_hands_every_graph_back_can_be_mended(late: bool) -> None
         assert started(sweep, 1) == []
         assert final(sweep.saw_canary(canary, hands_back)) == []
     (answer,) = report(sweep, started(sweep, 1)[0], GONE, fallback=True)
-    assert (answer.settled.standing, answer.reason) == (Standing.FIXED, HANDED_BACK)
+    assert (answer.settled.standing, answer.reason) == (Transition.FIXED, HANDED_BACK)
 
 
 def test_a_backend_that_hands_only_this_graph_back_mends_nothing() -> None:
@@ -292,7 +291,7 @@ def test_a_backend_that_hands_only_this_graph_back_mends_nothing() -> None:
     canary, run = started(sweep, 2)
     sweep.saw_canary(canary, PASSES)
     (answer,) = report(sweep, run, GONE, fallback=True)
-    assert (answer.settled.standing, answer.settled.state) == (Standing.FALLBACK, state("a.py"))
+    assert (answer.settled.standing, answer.settled.state) == (Transition.FALLBACK, state("a.py"))
 
 
 @pytest.mark.parametrize("verdicts", [[REPRODUCES], [GONE, GONE], [GONE, REPRODUCES, REPRODUCES]])
@@ -317,8 +316,8 @@ def test_what_is_to_be_confirmed_is_known_once_its_backend_works(late: bool) -> 
     sweep = sweep_over(state("a.py"))
     canary, run = started(sweep, 2)
     known = [] if late else sweep.saw_canary(canary, PASSES)
-    seen = Seen(GONE, 2.0, 2, "script", "machine", "code 2")
-    known += sweep.saw(run, seen, Outcome(GONE))
+    seen = Seen(Outcome(GONE), 2.0, 2, "script", "machine", "code 2")
+    known += sweep.saw(run, seen)
     known += sweep.saw_canary(canary, PASSES) if late else []
     assert known == [Unconfirmed(run.job, REPRODUCES, False, seen)]
 
@@ -332,6 +331,6 @@ def test_each_job_of_a_backend_that_is_not_here_is_skipped_once() -> None:
     answers = final(sweep.saw_canary(canary, CanaryAnswer("missing", "no toy here")))
     answers += [answer for task in late for answer in report(sweep, task, GONE)]
     assert sorted((one.job.repro, one.settled.standing) for one in answers) == [
-        ("a.py", Standing.SKIPPED), ("b.py", Standing.SKIPPED),
+        ("a.py", Transition.SKIPPED), ("b.py", Transition.SKIPPED),
     ]  # fmt: skip
     assert sweep.unjudged == 0

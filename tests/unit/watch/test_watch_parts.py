@@ -15,18 +15,18 @@ import pytest
 from minidbg import judge_script
 from minidbg.errors import BadSetting, MinidbgError
 from minidbg.failure import Kind, Outcome, Signature, Verdict
-from minidbg.history import State
+from minidbg.history import ReproState
 from minidbg.processes.pool import Ended, Order
 from minidbg.watch import in_worker
-from minidbg.watch.background import Builder, Built
-from minidbg.watch.columns import Column, parse_devices
+from minidbg.watch.background import Build, Built
 from minidbg.watch.lock import AlreadyWatched, Lock, living_holder
 from minidbg.watch.repros import Repro, home_of, read_repro, read_repros
 from minidbg.watch.runner import Bytecode, Runner, canary_of, judging, outcome_of
-from minidbg.watch.settings import FailOn, OnChange, WatchSettings, load
+from minidbg.watch.settings import Column, FailOn, OnChange, WatchSettings, load, parse_devices
 from minidbg.watch.snapshot import Root
 from minidbg.watch.sources import left_out_folders, module_roots, source_roots, worth_watching
-from minidbg.watch.sweep import Job, Purpose, Task
+from minidbg.watch.states import Purpose
+from minidbg.watch.sweep import Job, Task
 
 SCRIPT = """# /// script
 # dependencies = []
@@ -140,9 +140,6 @@ def test_a_folder_that_cannot_be_written_has_its_history_elsewhere(
     assert not (tmp_path / "repros").exists()
     assert living_holder(tmp_path / "repros")["pid"] == os.getpid()
     lock.release()
-
-
-# Service files
 
 
 # Repros and their sources
@@ -369,7 +366,7 @@ def test_time_limits_follow_what_runs_need(tmp_path: Path, monkeypatch: pytest.M
     assert runner.time_limit(fresh, hang, None, "prelude") == 20.0, "an interpreter must start first"
     runner.usual_seconds = 5.0
     assert runner.time_limit(task, hang, None, "fork") == 25.0
-    known = State("p.py", "cpu", Verdict.GONE, 1.0, 1.0, plain.digest, "e", "c", seconds=20.0)
+    known = ReproState("p.py", "cpu", Verdict.GONE, 1.0, 1.0, plain.digest, "e", "c", seconds=20.0)
     assert [runner.time_limit(task, plain, state, "fork") for state in (None, known)] == [180.0, 100.0]
     monkeypatch.setattr(os, "getloadavg", lambda: (4.0 * (os.cpu_count() or 1), 0.0, 0.0))
     assert runner.time_limit(fresh, plain, known, "prelude") == 240.0, (
@@ -537,33 +534,28 @@ def test_bytecode_of_other_packages_is_taken_over_and_that_of_watched_ones_is_no
     assert [path.parent.name for path in folder.rglob("*.pyc")] == ["torch_like"]
 
 
-def test_a_build_tells_its_status_and_its_last_lines(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "status", "error"),
+    [
+        ("seq 100; echo trouble >&2; exit 3", 3, "trouble"),
+        ("echo 'gcc -c x.c'; echo 'x.c:3: error: no such'; seq 500; exit 1", 1, "x.c:3: error: no such"),
+        ("seq 500; echo 'no error'", 0, ""),
+    ],
+)
+def test_a_build_tells_its_status_its_last_lines_and_its_first_error(
+    tmp_path: Path, command: str, status: int, error: str
+) -> None:
     told: queue.SimpleQueue[Built] = queue.SimpleQueue()
-    builder = Builder("seq 100; echo trouble >&2; exit 3", tmp_path, told.put)
-    builder.start()
+    build = Build(command, tmp_path, told.put)
     built = told.get(timeout=30)
-    assert builder.ended(built)
-    assert (built.status, builder.running) == (3, False)
-    assert built.output.splitlines()[-2:] == ["100", "trouble"]
+    assert (built.build, built.status, built.error) == (build, status, error)
     assert len(built.output.splitlines()) == 30
-    assert built.error == "trouble"
 
 
-def test_a_build_tells_its_first_error_also_when_hundreds_of_lines_follow(tmp_path: Path) -> None:
+def test_a_cancelled_build_ends(tmp_path: Path) -> None:
     told: queue.SimpleQueue[Built] = queue.SimpleQueue()
-    builder = Builder(
-        "echo 'gcc -c x.c'; echo 'x.c:3: error: no such thing'; seq 500; exit 1", tmp_path, told.put
-    )
-    builder.start()
-    assert told.get(timeout=30).error == "x.c:3: error: no such thing"
-
-
-def test_a_cancelled_build_is_forgotten(tmp_path: Path) -> None:
-    told: queue.SimpleQueue[Built] = queue.SimpleQueue()
-    builder = Builder("sleep 1000", tmp_path, told.put)
-    builder.start()
-    builder.cancel()
-    assert not builder.ended(told.get(timeout=30))
+    Build("sleep 1000", tmp_path, told.put).cancel()
+    assert told.get(timeout=30).status == -9
 
 
 def test_settings_have_a_sound_default() -> None:

@@ -14,11 +14,11 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from minidbg.cli.watching import accept, list_repros, status, watch
+from minidbg.cli.watching import history as history_command
 from minidbg.failure import Outcome, Verdict
-from minidbg.history import Flip, History, Result, Revision, State
+from minidbg.history import Flip, History, ReproState, Result, Revision
 from minidbg.watch.announce import Announcer, Event, JsonLines, Log, PlainLines, line_of
-from minidbg.watch.commands import accept, list_repros, status, watch
-from minidbg.watch.commands import history as history_command
 from minidbg.watch.lock import Lock
 from minidbg.watch.matrix import Matrix, clock, span
 from minidbg.watch.page import Live, Page
@@ -446,7 +446,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
             )
         opened.add_flip(Flip("a.py", "cpu", NOW + 1, "FIXED", Verdict.REPRODUCES, Verdict.GONE, 2, 1))
         for name, verdict in (("a.py", Verdict.GONE), ("b.py", Verdict.GONE)):
-            opened.put_state(State(name, "cpu", verdict, NOW, NOW, digests[name], "e", "c", runs=2))
+            opened.put_state(ReproState(name, "cpu", verdict, NOW, NOW, digests[name], "e", "c", runs=2))
         yield tmp_path
 
 
@@ -497,11 +497,11 @@ def test_a_history_is_exported_and_imported_but_not_under_a_daemon(folder: Path,
     file = tmp_path / "carried.json.gz"
     assert run(history_command, "export", file, "--folder", folder) == (
         0,
-        f"{file}: 2 sweeps, 2 runs, 1 flips\n",
+        f"{file}: 2 sweeps, 2 runs, 1 flips, 2 verdicts\n",
     )
     desk = tmp_path / "desk"
     desk.mkdir()
-    for new in ("2 sweeps, 2 runs, 1 flips", "0 sweeps, 0 runs, 0 flips"):
+    for new in ("2 sweeps, 2 runs, 1 flips, 2 verdicts", "0 sweeps, 0 runs, 0 flips, 0 verdicts"):
         assert run(history_command, "import", file, "--folder", desk) == (0, f"{file}: {new} were new\n")
     assert run(history_command, desk)[1] == run(history_command, folder)[1]
     lock = Lock(desk)

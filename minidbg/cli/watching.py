@@ -1,18 +1,19 @@
-"""The commands that belong to watch, for the command line to add: watch, status, history, list, bisect."""
+"""Commands about watching: ``watch``, ``status``, ``list``, ``history``, ``accept``, ``bisect``."""
 
 from __future__ import annotations
 
 import ast
 import enum
-import json
 import re
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from minidbg.cli.output import JSON, print_json, repro_folder, repro_named
 from minidbg.cluster.members import Cluster, cluster_options
 from minidbg.errors import MinidbgError
 from minidbg.watch.settings import FailOn, OnChange, Workers, backend_options, load
@@ -37,7 +38,6 @@ class WatchCommand(click.Command):
 
 
 FOLDER = click.argument("folder", required=False, type=click.Path(path_type=Path))
-JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -61,13 +61,6 @@ OPTIONS = click.option(
 def words(kind: type[enum.StrEnum]) -> click.Choice[str]:
     """The words of ``kind`` as a choice; click itself would offer the members' names."""
     return click.Choice([str(member) for member in kind])
-
-
-def default_paths() -> list[Path]:
-    """The repro folder of the settings."""
-    from minidbg import settings
-
-    return [settings.load().repro_dir]
 
 
 @click.command("watch", cls=WatchCommand)
@@ -141,7 +134,7 @@ def watch(
         raise click.UsageError("--allow-actions is about the page; give --serve too")
     if serve not in (None, "-") and not re.match(WITH_VALUE["--serve"], str(serve)):
         raise click.UsageError(f"--serve: {serve!r} is no address; it looks like 127.0.0.1:8765")
-    found = list(paths) or default_paths()
+    found = list(paths) or [repro_folder()]
     settings = replace(load({**options, "reduce": False if no_reduce else None}), cluster=cluster)
     from minidbg.watch.starting import Outputs, run_daemon
 
@@ -150,33 +143,34 @@ def watch(
 
 
 @click.command("status")
-@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@FOLDER
 @JSON
 def status(folder: Path | None, as_json: bool) -> None:
     """Say whether a daemon watches FOLDER, and where its repros stand. Exit status 0 when one does, else 1."""
     from minidbg.watch import reading
 
-    found = reading.status_of(folder or default_paths()[0])
-    if as_json:
-        click.echo(json.dumps(found))
-    else:
-        click.echo(reading.status_text(found))
+    found = reading.status_of(folder or repro_folder())
+    show([found], reading.status_text(found), as_json=as_json)
     sys.exit(0 if found["running"] else 1)
 
 
 @click.command("list")
-@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@FOLDER
 @JSON
 def list_repros(folder: Path | None, as_json: bool) -> None:
     """List the repros of FOLDER with what was last seen of each on each device. Nothing is run."""
     from minidbg.watch import reading
 
-    rows = reading.rows_of(folder or default_paths()[0])
-    if as_json:
-        for row in rows:
-            click.echo(json.dumps(row))
-    else:
-        click.echo(reading.list_text(rows))
+    rows = reading.rows_of(folder or repro_folder())
+    show(rows, reading.list_text(rows), as_json=as_json)
+
+
+def show(rows: Iterable[Mapping[str, Any]], text: str, *, as_json: bool) -> None:
+    """Print the text, or the rows it was made of."""
+    if not as_json:
+        click.echo(text)
+    for row in rows if as_json else ():
+        print_json(row)
 
 
 class HistoryCommands(click.Group):
@@ -203,17 +197,10 @@ def show_history(repro: Path | None, limit: int, as_json: bool) -> None:
     REPRO is its path or enough of its name in the repro folder; or a folder of repros.
     """
     from minidbg.watch import reading
-    from minidbg.watch.repros import find_repro
 
-    path = repro or default_paths()[0]
-    if repro is not None and not repro.is_dir():
-        path = find_repro(repro, default_paths()[0])
+    path = repro_folder() if repro is None else repro if repro.is_dir() else repro_named(repro)
     entries = reading.history_of(path, limit)
-    if as_json:
-        for entry in entries:
-            click.echo(json.dumps(entry))
-    else:
-        click.echo(reading.history_text(entries))
+    show(entries, reading.history_text(entries), as_json=as_json)
 
 
 FOLDER_OPTION = click.option(
@@ -231,9 +218,10 @@ def export_history(file: Path, folder: Path | None) -> None:
     from minidbg import history as store
     from minidbg.watch import reading
 
-    with reading.history_in(folder or default_paths()[0]) as found:
+    folder = folder or repro_folder()
+    with reading.history_in(folder) as found:
         if found is None:
-            raise MinidbgError(f"no history in {folder or default_paths()[0]}; 'minidbg watch' begins one")
+            raise MinidbgError(f"no history in {folder}; 'minidbg watch' begins one")
         sizes = store.export_history(found, file)
     click.echo(f"{file}: {', '.join(f'{count} {name}' for name, count in sizes.items())}")
 
@@ -248,7 +236,7 @@ def import_history(files: tuple[Path, ...], folder: Path | None) -> None:
     from minidbg import history as store
     from minidbg.watch.lock import Lock, hidden_path
 
-    home = folder or default_paths()[0]
+    home = folder or repro_folder()
     home.mkdir(parents=True, exist_ok=True)
     lock = Lock(home)
     try:
@@ -273,13 +261,12 @@ def accept(repros: tuple[Path, ...], mute: str | None, as_json: bool) -> None:
 
     REPROS are paths, or enough of their names in the repro folder. A header may name an owner and an issue as well.
     """
-    from minidbg.watch.repros import find_repro, write_in_header
+    from minidbg.watch.repros import write_in_header
 
-    folder = default_paths()[0]
-    for path in [find_repro(repro, folder) for repro in repros]:
+    for path in map(repro_named, repros):
         write_in_header(path, {"expect": "gone"} if mute is None else {"muted": mute or None})
         done = "expects gone" if mute is None else f"is muted: {mute}" if mute else "is heard again"
-        click.echo(json.dumps({"repro": str(path), "done": done}) if as_json else f"{path} {done}")
+        show([{"repro": str(path), "done": done}], f"{path} {done}", as_json=as_json)
 
 
 @click.command("bisect")
@@ -320,27 +307,21 @@ def bisect(
     if versions is not None:
         if revisions:
             raise click.UsageError("--torch takes the place of GOOD and BAD: give one or the other")
-        bisect_torch(repro, versions, environments, options["seconds"], as_json=as_json)
+        from minidbg.repro.running import search_torch
+
+        between = search_torch(repro, versions, folder=environments, seconds=options["seconds"], tell=tell)
+        show([asdict(between)], between.line, as_json=as_json)
         return
     if len(revisions) != 2:
         raise click.UsageError("give GOOD, BAD and the repro; or --torch with versions, and the repro")
-    good, bad = revisions
-    from minidbg.watch.bisecting import Search, search
+    from minidbg.watch.bisecting import Bisection
 
     settings = load({})
-    options |= {
-        "build": options["build"] or settings.build,
-        "build_folder": None if options["build"] else settings.folder,
-    }
-    found = search(Search(good, bad, repro, **options), lambda text: click.echo(text, err=True))
-    click.echo(json.dumps(found.to_json()) if as_json else found.text())
+    if not options["build"]:
+        options |= {"build": settings.build, "build_folder": settings.folder}
+    found = Bisection(*revisions, repro, tell, **options).run()
+    show([asdict(found)], found.text(), as_json=as_json)
 
 
-def bisect_torch(repro: Path, versions: str, folder: Path | None, seconds: float, *, as_json: bool) -> None:
-    """Print the versions of torch between which the verdict of ``repro`` changes."""
-    from minidbg.repro.running import search_torch
-
-    found = search_torch(
-        repro, versions, folder=folder, seconds=seconds, tell=lambda text: click.echo(text, err=True)
-    )
-    click.echo(json.dumps(asdict(found)) if as_json else found.line)
+def tell(text: str) -> None:
+    click.echo(text, err=True)
