@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from minidbg.graphs import nested
+from minidbg.graphs import nested, pieces
 from minidbg.graphs.constructed import is_constructed, plain_stand_in
 from minidbg.graphs.effects import attribute_of
 from minidbg.reduction.candidate import BudgetSpent, Candidate, OracleAnswer, OwnGraph
@@ -126,7 +126,7 @@ def _change_arguments(
     node = next((node for node in problem.best.calls if node.name == name), None)
     best = problem.best
     for changed in propose(node) if node else ():
-        graph_module = nested.rewritten(
+        graph_module = pieces.rewritten(
             best.graph_module,
             arguments=lambda other, new=changed: new if other is node else (other.args, other.kwargs),  # type: ignore[misc]
         )
@@ -194,7 +194,7 @@ def _with_sizes(problem: ReductionProblem, sizes: Mapping[int, int]) -> Candidat
 
 def _with_arguments(problem: ReductionProblem, change: Callable[[Any], Any]) -> fx.GraphModule:
     """The graph of ``best`` with changed arguments of each call."""
-    return nested.rewritten(
+    return pieces.rewritten(
         problem.best.graph_module,
         arguments=lambda node: (
             change(node.args),
