@@ -15,8 +15,7 @@ from minidbg.backend.capture import current_context
 from minidbg.case import Case, CompilerFn
 from minidbg.errors import BadSetting, NotReproduced
 from minidbg.failure import Outcome, Verdict
-from minidbg.graphs.capture import capture_by_dynamo
-from minidbg.graphs.copying import copy_graph_module
+from minidbg.graphs.copying import capture_by_dynamo, copy_graph_module
 from minidbg.reduction import publishing, reducing
 from minidbg.reduction.result import Limits, Listener, Written, silent
 

@@ -44,6 +44,11 @@ def table_in(metadata: dict[str, Any]) -> dict[str, Any]:
     table = tools.get("minidbg") if isinstance(tools, dict) else None
     if not isinstance(table, dict):
         raise ValueError("the '# /// script' block has no [tool.minidbg] table")
+    details = table.pop(
+        "details", None
+    )  # on one line; what stands on a line of its own was put there by a person
+    if isinstance(details, dict):
+        table = {**details, **table}
     signature = table.get("signature")
     if isinstance(signature, dict):
         table["signature"] = {"kind": table.get("kind"), "direction": "forward", **signature}

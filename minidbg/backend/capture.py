@@ -21,8 +21,8 @@ from minidbg.backend.chain import Link, is_symbolic_number
 from minidbg.case import BackendRef, CallPath, Case, Context, Level, Provenance, symbolic_dims
 from minidbg.errors import AccuracyError
 from minidbg.failure import Direction, Kind, Signature
-from minidbg.graphs.comments import user_line
 from minidbg.graphs.effects import is_call
+from minidbg.graphs.origins import user_line
 from minidbg.graphs.ranks import rank_note
 from minidbg.graphs.size import call_nodes, canonical_text
 from minidbg.oracle.agreement import margin_for

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from minidbg import _torch
 from minidbg.backend.flight import Record
 from minidbg.graphs.copying import copy_graph_module
-from minidbg.graphs.facts import tensors_in
+from minidbg.graphs.effects import tensors_in
 from minidbg.graphs.ranks import WAIT, collective_name, is_collective, is_shared_value
 from minidbg.oracle.harness import leaves_of
 from minidbg.oracle.randomness import Fed

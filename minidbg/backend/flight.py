@@ -33,8 +33,8 @@ from minidbg.failure import Kind
 from minidbg.graphs.contents import AT_A_GLANCE
 from minidbg.graphs.ranks import rank_note
 from minidbg.repro import Exactness, Form, flights, render
-from minidbg.repro.files import as_safetensors, for_others_to_read
 from minidbg.repro.flights import RecordName, Step
+from minidbg.repro.folder import as_safetensors, for_others_to_read
 from minidbg.settings import Settings
 
 log = logging.getLogger("minidbg")

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from minidbg import _torch, devices
 from minidbg.devices import generator_states, set_generator_state
-from minidbg.graphs import facts
+from minidbg.graphs import effects
 from minidbg.graphs.copying import storage_bytes, storage_key
 from minidbg.graphs.ranks import talks_to_others
 from minidbg.settings import Settings
@@ -98,7 +98,7 @@ def keep(
 
 def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
     """The tensors with data among ``values``, those in lists and tuples included."""
-    return [one for one in facts.tensors_in(list(values)) if not _torch.is_fake(one)]
+    return [one for one in effects.tensors_in(list(values)) if not _torch.is_fake(one)]
 
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:

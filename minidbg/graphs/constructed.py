@@ -14,9 +14,9 @@ from torch import Tensor, fx
 from minidbg import _torch
 from minidbg.errors import CannotWrite
 from minidbg.graphs.expressions import Expressions
+from minidbg.graphs.names import reference_to, walk
 from minidbg.graphs.ranks import TENSOR, imports_of
 from minidbg.graphs.specs import Exactness
-from minidbg.graphs.targets import reference_to, walk
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from minidbg import _torch
 from minidbg.devices import BROKEN
+from minidbg.graphs.expressions import number, quoted
 from minidbg.graphs.fills import Fill, How, fit, is_opaque, literal_fill
-from minidbg.graphs.literals import number, quoted
 from minidbg.graphs.specs import Exactness, StridedLayout, ViewExpression
 
 SMALL_ELEMENTS = 64
@@ -34,7 +34,7 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class ValueReader:
     """How the values of a base are looked at, which takes most of the time of describing inputs."""
 
     exact: Callable[[Tensor, str], Content]
@@ -205,7 +205,7 @@ def _has_negative_zero(data: Tensor) -> bool:
     return bool((wide.signbit() & (wide == 0)).any())
 
 
-WITH_CARE = Contents(exact_content, fitted_content)
+WITH_CARE = ValueReader(exact_content, fitted_content)
 """Short texts, fitted distributions, NaN and infinities in their places."""
 
 
@@ -247,4 +247,4 @@ def elements(value: Tensor) -> list[float | complex]:
     return list((found.float() if found.dtype.itemsize < 4 else found).tolist())
 
 
-AT_A_GLANCE = Contents(stored_content, glanced_content)
+AT_A_GLANCE = ValueReader(stored_content, glanced_content)

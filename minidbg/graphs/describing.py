@@ -14,13 +14,13 @@ from torch import Tensor
 
 from minidbg import _torch
 from minidbg.errors import CannotWrite
-from minidbg.graphs import recipes
+from minidbg.graphs import origins
 from minidbg.graphs.constructed import all_imports_of, construction_of, exactness_of_part, is_constructed
 from minidbg.graphs.contents import (
     SMALL_ELEMENTS,
     WITH_CARE,
     Content,
-    Contents,
+    ValueReader,
     base_data,
     content_without_data,
     has_data,
@@ -52,7 +52,7 @@ def describe(
     stored_sink: MutableMapping[str, Tensor] | None = None,
     *,
     dynamic_dims: Sequence[Sequence[int]] = (),
-    contents: Contents = WITH_CARE,
+    contents: ValueReader = WITH_CARE,
 ) -> tuple[InputSpec, ...]:
     """A spec for each value, in order; the values are only read. ``contents`` says how they are looked at.
 
@@ -62,7 +62,7 @@ def describe(
     # A warning of torch's about a dtype, turned into an error by the user's filters, would take the place of the failure.
     with torch.no_grad(), _torch.without_modes(), warnings.catch_warnings(action="ignore"):
         hints = [_torch.hint(value) for value in values]
-        specs = list(_describe_all(hints, usable_names(names), exactness, contents))
+        specs = list(_describe_all(hints, usable_names(names), _Look(exactness, contents), {}))
     if dynamic_dims:
         specs = [
             replace(spec, dynamic_dims=tuple(dims)) for spec, dims in zip(specs, dynamic_dims, strict=True)
@@ -98,12 +98,36 @@ def usable_names(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(usable)
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """How values are looked at."""
+
+    exactness: Exactness
+    contents: ValueReader
+
+    def recipe(self, value: Tensor) -> origins.Recipe | None:
+        return None if wanted_exact(value, self.exactness) else origins.recall(value)
+
+    def content(self, value: Tensor, view: ViewExpression, layout: StridedLayout, key: str) -> Content:
+        """What the base of ``value`` is filled with; ``key`` is for values that are stored."""
+        if not has_data(value):
+            return content_without_data(value.dtype)
+        try:
+            if wanted_exact(value, self.exactness):
+                return self.contents.exact(base_data(value, view, layout), key)
+            return self.contents.fitted(value, view, layout, key)
+        except torch.OutOfMemoryError:  # where the failure is that its device is full, it is read elsewhere
+            if value.device.type == "cpu":
+                raise
+            return self.content(value.cpu(), view, layout, key)
+
+
 def _describe_all(
-    values: Sequence[Any], names: Sequence[str], exactness: Exactness, contents: Contents
+    values: Sequence[Any], names: Sequence[str], look: _Look, made: dict[int, tuple[Any, str]]
 ) -> Iterator[InputSpec]:
-    shared = _shared_bases(values, names, exactness, contents)
+    """``made`` has the variables of parts that an earlier input brought: nested tensors share their offsets."""
+    shared = _shared_bases(values, names, look)
     first_names: dict[int, str] = {}
-    made: dict[int, tuple[Any, str]] = {}
     for index, (name, value) in enumerate(zip(names, values, strict=True)):
         if not isinstance(value, Tensor):
             try:
@@ -116,49 +140,24 @@ def _describe_all(
         first = first_names.setdefault(id(value), name)
         if first != name:
             yield replace(facts, same_as=first)
-        elif is_constructed(value):
-            yield _constructed(facts, value, names, made, exactness, contents)
         elif index in shared:
             yield _member(facts, value, shared[index])
+        elif (recipe := look.recipe(value)) is not None:
+            text = "\n".join(recipe.named(name).statements)
+            yield replace(facts, fill=Fill(How.WRITTEN, text=text), imports=all_imports_of([value]))
+        elif is_constructed(value):
+            yield _constructed(facts, value, names, look, made)
         else:
-            yield _alone(facts, value, exactness, contents)
+            layout = StridedLayout(facts.shape, facts.stride, facts.storage_offset)
+            view = view_of(layout)
+            content = look.content(_plain(value), view, layout, name)
+            facts = replace(facts, base_shape=view.base, view=view.text)
+            yield replace(facts, fill=content.fill, places=content.places, stored=content.stored)
 
 
 def _facts(name: str, value: Tensor) -> InputSpec:
     """All but the values. Raises CannotWrite for what no script could make."""
-    if is_constructed(value):
-        return _facts_of_constructed(name, value)
-    if value.is_quantized or value.is_nested or value.layout is not torch.strided:
-        what = (
-            "quantized"
-            if value.is_quantized
-            else "nested"
-            if value.is_nested
-            else f"of layout {value.layout}"
-        )
-        raise CannotWrite(f"input {name}", f"the tensor is {what}")
-    layout = _layout(value)
-    return InputSpec(
-        name=name,
-        fill=Fill(How.FULL, (0,)),
-        shape=layout.shape,
-        stride=layout.stride,
-        storage_offset=layout.offset,
-        dtype=value.dtype,
-        device=_device(value.device),
-        requires_grad=value.requires_grad,
-        is_leaf=value.is_leaf,
-        is_parameter=isinstance(value, torch.nn.Parameter),
-        is_inference=value.is_inference(),
-        is_conj=value.is_conj(),
-        is_neg=value.is_neg(),
-        base=name,
-        base_dtype=value.dtype,
-    )
-
-
-def _facts_of_constructed(name: str, value: Tensor) -> InputSpec:
-    return InputSpec(
+    facts = InputSpec(
         name=name,
         fill=Fill(How.CONSTRUCTED),
         dtype=value.dtype,
@@ -168,26 +167,31 @@ def _facts_of_constructed(name: str, value: Tensor) -> InputSpec:
         is_parameter=isinstance(value, torch.nn.Parameter),
         base=name,
     )
+    if is_constructed(value):
+        return facts
+    if value.is_quantized or value.is_nested or value.layout is not torch.strided:
+        kind = "nested" if value.is_nested else f"of layout {value.layout}"
+        what = "quantized" if value.is_quantized else kind
+        raise CannotWrite(f"input {name}", f"the tensor is {what}")
+    layout = _layout(value)
+    return replace(
+        facts,
+        fill=Fill(How.FULL, (0,)),
+        shape=layout.shape,
+        stride=layout.stride,
+        storage_offset=layout.offset,
+        is_inference=value.is_inference(),
+        is_conj=value.is_conj(),
+        is_neg=value.is_neg(),
+        base_dtype=value.dtype,
+    )
 
 
 def _constructed(
-    facts: InputSpec,
-    value: Tensor,
-    names: Sequence[str],
-    made: MutableMapping[int, tuple[Any, str]],
-    exactness: Exactness,
-    contents: Contents,
+    facts: InputSpec, value: Tensor, names: Sequence[str], look: _Look, made: dict[int, tuple[Any, str]]
 ) -> InputSpec:
-    """The spec of a tensor of a subclass, with those of its parts.
-
-    ``made`` has the variables of parts that an earlier input brought: nested tensors share their offsets.
-    """
+    """The spec of a tensor of a subclass, with those of its parts."""
     construction = construction_of(value, f"input {facts.name}")
-    imports = all_imports_of([value])
-    recipe = _recipe(value, exactness)
-    if recipe is not None:
-        text = "\n".join(recipe.named(facts.name).statements)
-        return replace(facts, fill=Fill(How.WRITTEN, text=text), imports=imports)
     wanted = [f"{facts.name}_{part}" for part in construction.parts]
     variables = dict(zip(construction.parts, usable_names([*names, *wanted])[len(names) :], strict=True))
     parts: list[InputSpec] = []
@@ -196,9 +200,11 @@ def _constructed(
             variables[name] = made[id(part)][1]
         else:
             made[id(part)] = part, variables[name]  # the part itself, so that its id stays its own
-            parts += _describe_all([part], [variables[name]], exactness_of_part(part, exactness), contents)
+            part_look = replace(look, exactness=exactness_of_part(part, look.exactness))
+            parts += _describe_all([part], [variables[name]], part_look, {})
     stored = {key: data for part in parts for key, data in part.stored.items()}
     fill = Fill(How.CONSTRUCTED, text=construction.text.format(**variables))
+    imports = all_imports_of([value])
     return replace(facts, fill=fill, parts=tuple(parts), imports=imports, stored=stored)
 
 
@@ -225,43 +231,6 @@ def _plain(value: Tensor) -> Tensor:
     return _torch.negated_view(value) if value.is_neg() else value
 
 
-def _alone(facts: InputSpec, value: Tensor, exactness: Exactness, contents: Contents) -> InputSpec:
-    """The spec of a tensor that shares its storage with no other input."""
-    recipe = _recipe(value, exactness)
-    if recipe is not None:
-        text = "\n".join(recipe.named(facts.name).statements)
-        return replace(facts, fill=Fill(How.WRITTEN, text=text))
-    layout = StridedLayout(facts.shape, facts.stride, facts.storage_offset)
-    view = view_of(layout)
-    content = _content(_plain(value), view, layout, facts.name, exactness, contents)
-    facts = replace(facts, storage_offset=layout.offset, base_shape=view.base, view=view.text)
-    return replace(facts, fill=content.fill, places=content.places, stored=content.stored)
-
-
-def _recipe(value: Tensor, exactness: Exactness) -> recipes.Recipe | None:
-    return None if wanted_exact(value, exactness) else recipes.recall(value)
-
-
-def _content(
-    value: Tensor,
-    view: ViewExpression,
-    layout: StridedLayout,
-    key: str,
-    exactness: Exactness,
-    contents: Contents,
-) -> Content:
-    if not has_data(value):
-        return content_without_data(value.dtype)
-    try:
-        if wanted_exact(value, exactness):
-            return contents.exact(base_data(value, view, layout), key)
-        return contents.fitted(value, view, layout, key)
-    except torch.OutOfMemoryError:  # where the failure is that its device is full, it is read elsewhere
-        if value.device.type == "cpu":
-            raise
-        return _content(value.cpu(), view, layout, key, exactness, contents)
-
-
 # --- inputs that share a storage ---
 
 
@@ -276,9 +245,7 @@ class _Shared:
     content: Content
 
 
-def _shared_bases(
-    values: Sequence[Any], names: Sequence[str], exactness: Exactness, contents: Contents
-) -> dict[int, _Shared]:
+def _shared_bases(values: Sequence[Any], names: Sequence[str], look: _Look) -> dict[int, _Shared]:
     """The shared base of each input that has one, by the input's index."""
     members: dict[int, list[int]] = {}
     seen: set[int] = set()
@@ -297,9 +264,9 @@ def _shared_bases(
     )
     for indexes in members.values():
         group = [values[index] for index in indexes]
-        if len(group) > 1 and not all(_recipe(value, exactness) for value in group) and not _far_apart(group):
+        if len(group) > 1 and not all(map(look.recipe, group)) and not _far_apart(group):
             plain = [_plain(value) for value in group]
-            found.update(dict.fromkeys(indexes, _shared_base(next(free), plain, exactness, contents)))
+            found.update(dict.fromkeys(indexes, _shared_base(next(free), plain, look)))
     return found
 
 
@@ -318,7 +285,7 @@ def _far_apart(group: Sequence[Tensor]) -> bool:
     return span > CROP_BYTES and span > 4 * used and not overlap
 
 
-def _shared_base(name: str, group: Sequence[Tensor], exactness: Exactness, contents: Contents) -> _Shared:
+def _shared_base(name: str, group: Sequence[Tensor], look: _Look) -> _Shared:
     largest = max(group, key=lambda value: value.numel() * value.dtype.itemsize)
     start = min(_extent(value)[0] for value in group)
     # 1024: what every dtype's alignment divides. A base begins at the storage's begin, as it was, unless that is far away.
@@ -330,11 +297,11 @@ def _shared_base(name: str, group: Sequence[Tensor], exactness: Exactness, conte
         shape = layout.shape
     if not has_data(largest):
         return _Shared(name, shape, largest.dtype, start, content_without_data(largest.dtype))
-    if any(wanted_exact(value, exactness) for value in group):
+    if any(wanted_exact(value, look.exactness) for value in group):
         data = _shared_data(group, start, size * largest.dtype.itemsize).view(largest.dtype).view(shape)
-        return _Shared(name, shape, largest.dtype, start, contents.exact(data, name))
+        return _Shared(name, shape, largest.dtype, start, look.contents.exact(data, name))
     view = view_into(shape, layout)
-    return _Shared(name, shape, largest.dtype, start, contents.fitted(largest, view, layout, name))
+    return _Shared(name, shape, largest.dtype, start, look.contents.fitted(largest, view, layout, name))
 
 
 def _shared_data(group: Sequence[Tensor], start: int, size: int) -> Tensor:

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,9 +18,7 @@ from torch import fx
 
 from minidbg import _torch
 from minidbg.graphs.copying import collector_paused, with_history
-from minidbg.graphs.effects import is_call
-from minidbg.graphs.facts import Fact, FactKind
-from minidbg.graphs.keeping import with_modes, without_orphans
+from minidbg.graphs.effects import Fact, FactKind, is_call
 from minidbg.graphs.pieces import (
     CannotExtract,
     Key,
@@ -33,51 +30,24 @@ from minidbg.graphs.pieces import (
     is_tensor,
     meta_of_part,
     part_of,
+    with_modes,
     without_arguments,
+    without_orphans,
 )
 from minidbg.graphs.record import Recording
 from minidbg.graphs.runs import EagerFailure
 
 
-@dataclass(slots=True)
-class _Plan:
-    """What goes into the new graph: found first, built after, since placeholders come before all else."""
-
-    kept: list[fx.Node] = field(default_factory=list)
-    """Calls and mode changes in order."""
-    placeholders: dict[fx.Node, None] = field(default_factory=dict)
-    lifted: dict[Key, int] = field(default_factory=dict)
-    """Recorded values that become inputs, in order of first use, with the position of that use."""
-    attributes: dict[fx.Node, None] = field(default_factory=dict)
-    outputs: list[fx.Node] = field(default_factory=list)
-    unpacked: list[tuple[fx.Node, Path]] = field(default_factory=list)
-    """Tuple values of which one part is to be an output."""
-
-
 def extract(
     recording: Recording,
     keep: Set[fx.Node],
-    *,
-    outputs: Set[fx.Node] | None = None,
-    without_modes: Set[fx.Node] = frozenset(),
-    passed_through: bool = False,
-    bypass: bool = False,
-    stand_ins: Mapping[fx.Node, fx.Node] = MappingProxyType({}),
-    without: Set[fx.Node] = frozenset(),
-    whole_tuples: bool = False,
+    **how: Any,
 ) -> Piece:
     """The graph of just the calls in ``keep``; each value that they take from elsewhere is an input with its recorded value.
 
-    Outputs are the kept ones among the original outputs (those in ``outputs``), then every other node that nothing uses.
-    Mode changes around the kept nodes stay, but for blocks entered and settings made by ``without_modes``.
-    ``passed_through`` keeps inputs that were outputs.
-    ``stand_ins`` puts other values where dropped ones were; ``bypass`` does it for every dropped value that was computed from
-    a kept one of the same shape. ``without`` takes inputs out of lists and puts None where they were a whole argument.
-    Raises CannotExtract.
+    ``how`` are fields of ``_Extraction``. Raises CannotExtract.
     """
-    return _Extraction(
-        recording, keep, outputs, without_modes, passed_through, bypass, stand_ins, without, whole_tuples
-    ).piece()
+    return _Extraction(recording, keep, **how).piece()
 
 
 @dataclass(slots=True)
@@ -86,17 +56,31 @@ class _Extraction:
 
     recording: Recording
     keep: Set[fx.Node]
-    outputs: Set[fx.Node] | None
-    without_modes: Set[fx.Node]
-    passed_through: bool
-    bypass: bool
-    given_stand_ins: Mapping[fx.Node, fx.Node]
-    without: Set[fx.Node]
-    whole_tuples: bool
-    stand_ins: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    outputs: Set[fx.Node] | None = None
+    """Which of the original outputs stay outputs, all by default; every other kept node that nothing uses becomes one."""
+    without_modes: Set[fx.Node] = frozenset()
+    """Mode changes around kept nodes that do not stay: blocks entered, settings made."""
+    passed_through: bool = False
+    """Whether inputs that were outputs stay so."""
+    bypass: bool = False
+    """Whether a kept value stands for each dropped one of the same shape that was computed from it."""
+    stand_ins: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
+    """Values that stand where dropped ones were."""
+    without: Set[fx.Node] = frozenset()
+    """Inputs to take out of lists; None stands where one was a whole argument."""
+    whole_tuples: bool = False
+    standing: dict[fx.Node, fx.Node] = field(default_factory=dict)
     """What stands for each dropped node, in the end."""
-    plan: _Plan = field(default_factory=_Plan)
-    kept: set[fx.Node] = field(default_factory=set)
+    # What goes into the new graph: found first, built after, since placeholders come before all else.
+    kept: dict[fx.Node, None] = field(default_factory=dict)
+    """Calls and mode changes in order."""
+    placeholders: dict[fx.Node, None] = field(default_factory=dict)
+    lifted: dict[Key, int] = field(default_factory=dict)
+    """Recorded values that become inputs, in order of first use, with the position of that use."""
+    attributes: dict[fx.Node, None] = field(default_factory=dict)
+    returned: list[fx.Node] = field(default_factory=list)
+    unpacked: list[tuple[fx.Node, Path]] = field(default_factory=list)
+    """Tuple values of which one part is to be an output."""
     graph: fx.Graph = field(default_factory=fx.Graph)
     new: dict[fx.Node, fx.Node] = field(default_factory=dict)
     new_parts: dict[Key, fx.Node] = field(default_factory=dict)
@@ -109,7 +93,7 @@ class _Extraction:
     @property
     def redirects(self) -> bool:
         """Whether other values stand where dropped ones were."""
-        return self.bypass or bool(self.given_stand_ins)
+        return self.bypass or bool(self.stand_ins)
 
     def piece(self) -> Piece:
         self._plan_nodes()
@@ -119,13 +103,13 @@ class _Extraction:
         self._plan_shape_symbols()
         graph_module = self._build()
         values = self._recorded()
-        plain = [self.recording.input_of[node] for node in self.plan.placeholders]
-        origins: list[Key] = [(node, 0, ()) for node in self.plan.placeholders]
-        holds = bool(self.plan.attributes) or any(node.op == "call_module" for node in self.plan.kept)
+        plain = [self.recording.input_of[node] for node in self.placeholders]
+        origins: list[Key] = [(node, 0, ()) for node in self.placeholders]
+        holds = bool(self.attributes) or any(node.op == "call_module" for node in self.kept)
         return Piece(
             graph_module,
             (*plain, *values),
-            (*origins, *self.plan.lifted),
+            (*origins, *self.lifted),
             self._is_faithful(),
             None if holds else self._build,
         )
@@ -136,11 +120,9 @@ class _Extraction:
             return False
         if not self.recording.writing:
             return True
-        if any(writes for _, writes, _ in self.plan.lifted):
+        if any(writes for _, writes, _ in self.lifted):
             return False
-        positions = [
-            (source, self._position(node)) for node in self.plan.kept for source in node.all_input_nodes
-        ]
+        positions = [(source, self._position(node)) for node in self.kept for source in node.all_input_nodes]
         if any(
             source in self.kept and self._dropped_writes(source, position) for source, position in positions
         ):
@@ -150,24 +132,23 @@ class _Extraction:
     def _writes_to_shared_input(self) -> bool:
         """Whether a kept node writes to an input that has lost the others of its storage."""
         storages = self.recording.storages
-        inputs = {*self.plan.placeholders, *(node for node, _, _ in self.plan.lifted)}
+        inputs = {*self.placeholders, *(node for node, _, _ in self.lifted)}
         seen: Counter[int] = Counter(storage for node in inputs for storage in storages.get(node, ()))
-        targets = (target for node in self.plan.kept for target in self.recording.writing.get(node, ()))
+        targets = (target for node in self.kept for target in self.recording.writing.get(node, ()))
         return any(seen[storage] > 1 for target in targets for storage in storages.get(target, ()))
 
     # --- what is kept ---
 
     def _plan_nodes(self) -> None:
         keep = without_orphans(
-            self.recording, self.keep, self.given_stand_ins.values(), whole_tuples=self.whole_tuples
+            self.recording, self.keep, self.stand_ins.values(), whole_tuples=self.whole_tuples
         )
-        self.plan.kept = with_modes(self.recording, keep, self.without_modes)
-        self.kept = set(self.plan.kept)
+        self.kept = dict.fromkeys(with_modes(self.recording, keep, self.without_modes))
 
     # --- what they take from elsewhere ---
 
     def _plan_values(self) -> None:
-        for node in self.plan.kept:
+        for node in self.kept:
             for source in self._sources(node):
                 if source not in self.kept:
                     self._need(source, self.recording.index[node])
@@ -179,30 +160,30 @@ class _Extraction:
 
     def _stand_in(self, node: fx.Node) -> fx.Node:
         """``node``, or the value that is to stand for it."""
-        return self.stand_ins.get(node, node)
+        return self.standing.get(node, node)
 
     def _plan_stand_ins(self) -> None:
         """Find what stands for each dropped node; in order, since one may stand for another."""
         for node in self.recording.nodes if self.redirects else ():
             if node in self.kept or not is_call(node):
                 continue
-            if node in self.given_stand_ins:
-                self.stand_ins[node] = self._stand_in(self.given_stand_ins[node])
+            if node in self.stand_ins:
+                self.standing[node] = self._stand_in(self.stand_ins[node])
             elif self.bypass:
                 sources = [
                     self._stand_in(source)
                     for source in node.all_input_nodes
                     if alike(self.facts, source, node)
                 ]
-                self.stand_ins[node] = next((source for source in sources if source in self.kept), node)
+                self.standing[node] = next((source for source in sources if source in self.kept), node)
 
     def _need(self, node: fx.Node, position: int) -> None:
         if node.op == "get_attr":
-            self.plan.attributes[node] = None
+            self.attributes[node] = None
             return
         dropped = self._dropped_writes(node, position)
         if node.op == "placeholder" and dropped == 0:
-            self.plan.placeholders[node] = None
+            self.placeholders[node] = None
             return
         fact = self.facts.get(node)
         if fact is None:
@@ -216,7 +197,7 @@ class _Extraction:
             for place, part in enumerate(fact.parts):
                 self._need_part((key[0], key[1], (*key[2], place)), part, position)
         elif _becomes_input(key[0], fact):
-            self.plan.lifted.setdefault(key, position)
+            self.lifted.setdefault(key, position)
 
     def _dropped_writes(self, node: fx.Node, position: int) -> int:
         """How many writes to the value of ``node`` came before ``position`` and are not kept."""
@@ -236,18 +217,18 @@ class _Extraction:
             else:
                 node = self._stand_in(node) if self.redirects else node
                 passed = node in self.kept
-            if passed and node not in self.plan.outputs:
-                self.plan.outputs.append(node)
-        used = {source for node in self.plan.kept for source in self._sources(node)}
-        returned = set(self.plan.outputs)
+            if passed and node not in self.returned:
+                self.returned.append(node)
+        used = {source for node in self.kept for source in self._sources(node)}
+        at_the_end = set(self.returned)
         self.last_read = self._reads() if self.recording.writing else {}
-        for node in self.plan.kept:
-            if node not in used and node not in returned and node not in self.recording.mode_changes:
+        for node in self.kept:
+            if node not in used and node not in at_the_end and node not in self.recording.mode_changes:
                 self._plan_unused(node)
-        for node in self.plan.outputs:
+        for node in self.returned:
             if node.op == "placeholder":
-                self.plan.placeholders[node] = None
-        if not self.plan.outputs and not self.plan.unpacked:
+                self.placeholders[node] = None
+        if not self.returned and not self.unpacked:
             self._plan_written_output()
 
     def _plan_unused(self, node: fx.Node) -> None:
@@ -258,14 +239,14 @@ class _Extraction:
         elif (
             fact is None
             or fact.kind is FactKind.TENSOR
-            or (fact.kind is FactKind.NUMBER and len(self.plan.kept) == 1)
+            or (fact.kind is FactKind.NUMBER and len(self.kept) == 1)
         ):
-            self.plan.outputs.append(node)
+            self.returned.append(node)
         elif fact.kind is FactKind.TUPLE and (path := first_tensor(fact)) is not None:
             if self.whole_tuples:
-                self.plan.outputs.append(node)
+                self.returned.append(node)
             else:
-                self.plan.unpacked.append((node, path))
+                self.unpacked.append((node, path))
 
     def _plan_written(self, node: fx.Node, fact: Fact | None) -> None:
         """Let a write that no later node reads be seen: as the value of the node, of its target, or in an input.
@@ -276,9 +257,9 @@ class _Extraction:
             return
         target = next((source for source in node.all_input_nodes if source in self.kept), None)
         if fact is not None and fact.kind is FactKind.TENSOR and (node.users or target is not None):
-            self.plan.outputs.append(node)
-        elif target is not None and target not in self.plan.outputs and is_tensor(self.facts.get(target)):
-            self.plan.outputs.append(target)
+            self.returned.append(node)
+        elif target is not None and target not in self.returned and is_tensor(self.facts.get(target)):
+            self.returned.append(target)
 
     def _written_by(self, node: fx.Node) -> set[int]:
         """Storages that ``node`` may write to."""
@@ -288,19 +269,19 @@ class _Extraction:
     def _reads(self) -> dict[int, int]:
         """Storages to the position of the last node that takes them, or of the output."""
         found: dict[int, int] = {}
-        for node in self.plan.kept:
+        for node in self.kept:
             for source in self._sources(node):
                 found |= dict.fromkeys(self.recording.storages.get(source, ()), self._position(node))
-        for node in self.plan.outputs:
+        for node in self.returned:
             found |= dict.fromkeys(self.recording.storages.get(node, ()), len(self.recording.nodes))
         return found
 
     def _plan_written_output(self) -> None:
         """A graph that only writes returns what its last writing node gives."""
-        for node in reversed(self.plan.kept):
+        for node in reversed(self.kept):
             fact = self.facts.get(node)
             if fact is not None and fact.kind is FactKind.TENSOR:
-                self.plan.outputs.append(node)
+                self.returned.append(node)
                 return
 
     def _position(self, node: fx.Node) -> int:
@@ -310,13 +291,13 @@ class _Extraction:
         """Symbolic ints that the shape of an input is made of stay inputs: a backend must be able to bind them."""
         symbols: set[str] = set()
         known = self.recording.has_symbols
-        for node in [*self.plan.placeholders, *(key[0] for key in self.plan.lifted)] if known else ():
+        for node in [*self.placeholders, *(key[0] for key in self.lifted)] if known else ():
             symbols |= _torch.symbols_in(node.meta.get("example_value"))
         if symbols:
             for node in self.recording.placeholders:
                 if _torch.symbol_of(node.meta.get("example_value")) in symbols:
-                    self.plan.placeholders[node] = None
-        self.plan.placeholders = dict.fromkeys(sorted(self.plan.placeholders, key=self._position))
+                    self.placeholders[node] = None
+        self.placeholders = dict.fromkeys(sorted(self.placeholders, key=self._position))
 
     # --- building ---
 
@@ -325,18 +306,18 @@ class _Extraction:
         self.graph = fx.Graph()
         self.new: dict[fx.Node, fx.Node] = {}
         self.new_parts: dict[Key, fx.Node] = {}
-        for node in self.plan.placeholders:
+        for node in self.placeholders:
             self.new[node] = copy_node(self.graph, node, self.new.__getitem__)
-        for key in self.plan.lifted:
+        for key in self.lifted:
             self.new_parts[key] = self._placeholder(key)
-        for node in self.plan.attributes:
+        for node in self.attributes:
             self.new[node] = copy_node(self.graph, node, self.new.__getitem__)
-        for node in self.plan.kept:
+        for node in self.kept:
             argument = partial(self._argument, position=self.recording.index[node])
             arguments = without_arguments(node, self.without) if self.without else None
             self.new[node] = copy_node(self.graph, node, argument, arguments)
-        outputs = [self.new[node] for node in self.plan.outputs]
-        outputs += [self._unpack(node, path) for node, path in self.plan.unpacked]
+        outputs = [self.new[node] for node in self.returned]
+        outputs += [self._unpack(node, path) for node, path in self.unpacked]
         self.graph.output(tuple(outputs))
         return _torch.lazy_graph_module(self.recording.graph_module, self.graph)
 
@@ -378,12 +359,12 @@ class _Extraction:
     # --- values ---
 
     def _recorded(self) -> list[Any]:
-        moments = [(position, node) for (node, _, _), position in self.plan.lifted.items()]
+        moments = [(position, node) for (node, _, _), position in self.lifted.items()]
         try:
             whole = self.recording.values(moments)
         except EagerFailure as failure:
             raise CannotExtract(str(failure)) from failure
-        values = [part_of(value, path) for value, (_, _, path) in zip(whole, self.plan.lifted, strict=True)]
+        values = [part_of(value, path) for value, (_, _, path) in zip(whole, self.lifted, strict=True)]
         return [with_history(value) for value in values] if self.recording.writing else values
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from minidbg.graphs.expressions import number, quoted, rounded
 from minidbg.graphs.fills import Fill, How
-from minidbg.graphs.literals import number, quoted, rounded
 
 _HAVE_RANDOM = (
     torch.float16,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from minidbg.graphs.literals import tensor_literal
+from minidbg.graphs.expressions import tensor_literal
 
 FEW = 8
 """Integers and booleans up to this number are written one by one."""

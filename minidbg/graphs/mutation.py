@@ -13,8 +13,7 @@ from torch import Tensor, fx, nn
 
 from minidbg import _torch
 from minidbg.graphs.attributes import lookup
-from minidbg.graphs.effects import STATISTICS, nested_graphs
-from minidbg.graphs.facts import tensors_in
+from minidbg.graphs.effects import STATISTICS, nested_graphs, tensors_in
 
 _READ_ONLY_MODULES = ("torch", "_operator", "operator", "math", "builtins")
 """Functions from here write only where name, schema or an ``inplace`` argument says so."""

@@ -19,10 +19,10 @@ from torch import fx, nn
 from minidbg import _torch
 from minidbg.errors import MinidbgError
 from minidbg.graphs.attributes import used_targets
-from minidbg.graphs.comments import INPUT_KEY, comments_by_line, stack_trace
 from minidbg.graphs.effects import FORMS, ContextForm
 from minidbg.graphs.expressions import BINARY, GET_DATA, UNARY
 from minidbg.graphs.names import Names
+from minidbg.graphs.origins import comments_by_line, stack_trace
 from minidbg.graphs.ranks import is_maker
 
 LITERAL_MAKERS: tuple[Any, ...] = (float, complex, slice, range, torch.device, torch.Size)
@@ -139,25 +139,9 @@ class ForwardReader:
             raise NotOurForm("forward takes plain parameters only", forward)
         names = args.args[1:]
         defaults = [None] * (len(names) - len(args.defaults)) + list(args.defaults)
-        said = self._said_about_inputs(forward)
         for arg, default in zip(names, defaults, strict=True):
             given = () if default is None else (self._value(default),)
-            node = self._add("placeholder", arg.arg, given, {}, arg.arg)
-            self._locals[arg.arg] = node
-            comment = said.get(arg.arg) or (
-                self._comments.get(arg.lineno) if arg.lineno > forward.lineno else None
-            )
-            if comment:
-                node.meta[INPUT_KEY] = comment
-
-    def _said_about_inputs(self, forward: ast.FunctionDef) -> dict[str, str]:
-        """Input name to comment, from the lines between ``def`` and the first statement."""
-        said: dict[str, str] = {}
-        for line in range(forward.lineno, forward.body[0].lineno):
-            name, colon, text = self._comments.get(line, "").partition(": ")
-            if colon:
-                said[name] = text
-        return said
+            self._locals[arg.arg] = self._add("placeholder", arg.arg, given, {}, arg.arg)
 
     def _read_statement(self, statement: ast.stmt) -> None:
         match statement:

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from minidbg.graphs.effects import Mode, is_call, mode_of
-from minidbg.graphs.facts import Fact, fact_of
+from minidbg.graphs.effects import Fact, Mode, fact_of, is_call, mode_of
 from minidbg.graphs.mutation import written_arguments
 from minidbg.graphs.runs import (
     Around,

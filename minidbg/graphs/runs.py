@@ -17,8 +17,17 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from minidbg import _torch
 from minidbg.graphs.copying import clone_values, storage_key
-from minidbg.graphs.effects import STATISTICS, Mode, is_loop, keeps_state, leaves_state, mode_of, op_name
-from minidbg.graphs.facts import Fact, tensors_in
+from minidbg.graphs.effects import (
+    STATISTICS,
+    Fact,
+    Mode,
+    is_loop,
+    keeps_state,
+    leaves_state,
+    mode_of,
+    op_name,
+    tensors_in,
+)
 
 
 class EagerFailure(Exception):

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from minidbg.errors import CannotWrite
 from minidbg.graphs.attributes import lookup
 from minidbg.graphs.expressions import Expressions
-from minidbg.graphs.targets import reference_to
+from minidbg.graphs.names import reference_to
 
 NOT_CALLS = frozenset({"placeholder", "get_attr", "output"})
 

@@ -11,7 +11,6 @@ import types
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -24,15 +23,15 @@ from minidbg.graphs.attributes import (
     exact_literal,
     used_targets,
 )
-from minidbg.graphs.comments import input_comment, location
 from minidbg.graphs.effects import paired
 from minidbg.graphs.expressions import Expressions
 from minidbg.graphs.names import Names, class_name
+from minidbg.graphs.origins import location
 
 __all__ = ["ModuleSource", "by_name", "exact_literal", "instantiate", "write_module"]
 
 LINE_LENGTH = 100
-"""Longest ``def forward`` line; with more inputs they stand one a line."""
+"""Longest ``def forward`` line; with more inputs they stand on lines of their own."""
 
 INDENT = "    "
 
@@ -59,18 +58,15 @@ def write_module(
     gm: fx.GraphModule,
     name: str = "Repro",
     *,
-    inputs: Sequence[Any] | None = None,
     constant_expression: ConstantExpression = exact_literal,
 ) -> ModuleSource:
     """Source of a plain ``class name(torch.nn.Module)`` that computes what ``gm`` does, one statement a node.
 
-    ``inputs`` are the values in placeholder order, for the comments that say their shapes; without them
-    the placeholders' meta is asked. ``constant_expression`` gives the expression that makes a tensor the
-    module owns. ``parse.read_module`` gives the graph back exactly. Raises CannotWrite naming the part
-    that has no form.
+    ``constant_expression`` gives the expression that makes a tensor the module owns. ``parse.read_module`` gives the
+    graph back exactly. Raises CannotWrite naming the part that has no form.
     """
     writer = _ClassWriter(constant_expression)
-    return writer.source(name, *writer.write(gm, name, "", inputs))
+    return writer.source(name, *writer.write(gm, name, ""))
 
 
 class _Writer:
@@ -96,16 +92,14 @@ class _Writer:
 class _ClassWriter(_Writer):
     """Writes a class and, inside it, the classes of nested graphs."""
 
-    def write(
-        self, gm: fx.GraphModule, name: str, path: str, inputs: Sequence[Any] | None
-    ) -> tuple[str, tuple[str, ...]]:
+    def write(self, gm: fx.GraphModule, name: str, path: str) -> tuple[str, tuple[str, ...]]:
         """The class of ``gm`` and the names of its inputs; ``path`` leads to it from the outermost module."""
         attributes = self._attributes(gm, path, "self")
         blocks = self._nested_classes(gm, attributes, path)
         if attributes.statements:
             lines = ["def __init__(self):", INDENT + "super().__init__()"]
             blocks.append("\n".join(lines + [INDENT + line for line in attributes.statements]))
-        forward = _ForwardWriter(gm.graph, inputs)
+        forward = _ForwardWriter(gm.graph)
         blocks.append(forward.text)
         self._imports |= forward.imports
         body = textwrap.indent("\n\n".join(blocks), INDENT)
@@ -118,7 +112,7 @@ class _ClassWriter(_Writer):
             inner_path = f"{path}.{target}" if path else target
             inner_name = class_name(target, used)
             used.add(inner_name)
-            text, _ = self.write(nested, inner_name, inner_path, None)
+            text, _ = self.write(nested, inner_name, inner_path)
             blocks.append(text.rstrip("\n"))
             attributes.fill(target, f"self.{inner_name}()")
         return blocks
@@ -141,10 +135,9 @@ def namings(nodes: Sequence[fx.Node], taken: set[str]) -> Iterator[tuple[Names, 
 class _ForwardWriter:
     """Writes ``forward``."""
 
-    def __init__(self, graph: fx.Graph, inputs: Sequence[Any] | None) -> None:
+    def __init__(self, graph: fx.Graph) -> None:
         _check_form(graph)
         self._graph = graph
-        self._inputs = inputs
         self._pairs = paired(graph)
         # a value that nobody uses is written without a name
         named = [
@@ -179,25 +172,9 @@ class _ForwardWriter:
 
     def _head(self) -> list[str]:
         placeholders = [node for node in self._graph.nodes if node.op == "placeholder"]
-        comments = self._input_comments(placeholders)
-        parameters = [self._parameter(node) for node in placeholders]
-        line = f"def forward({', '.join(['self', *parameters])}):"
-        if len(line) <= LINE_LENGTH:
-            said = [f"{INDENT}# {self._names[node]}: {text}" for node, text in comments.items() if text]
-            return [line, *said]
-        listed = [
-            f"{INDENT}{parameter}," + (f"  # {comments[node]}" if comments[node] else "")
-            for node, parameter in zip(placeholders, parameters, strict=True)
-        ]
-        return ["def forward(", INDENT + "self,", *listed, "):"]
-
-    def _input_comments(self, placeholders: list[fx.Node]) -> dict[fx.Node, str]:
-        if self._inputs is None:
-            return {node: input_comment(node) for node in placeholders}
-        return {
-            node: input_comment(node, value, has_value=True)
-            for node, value in zip(placeholders, self._inputs, strict=True)
-        }
+        parameters = ["self", *map(self._parameter, placeholders)]
+        line = f"def forward({', '.join(parameters)}):"
+        return [line] if len(line) <= LINE_LENGTH else ["def forward(", f"{listed(parameters)},", "):"]
 
     def _parameter(self, node: fx.Node) -> str:
         default = f"={self._expressions.value(node.args[0])}" if node.args else ""
@@ -219,6 +196,19 @@ class _ForwardWriter:
             owner, index, value = node.args
             return f"{write.value(owner)}[{write.index(index)}] = {write.value(value)}"
         return f"{self._names[node]} = {write.node(node)}" if node.users else write.node(node)
+
+
+def listed(items: Sequence[str]) -> str:
+    """The items with commas between them, in as many indented lines as it takes."""
+    filled = textwrap.fill(
+        ", ".join(item.replace(" ", "\0") for item in items),  # no line ends inside an item
+        LINE_LENGTH - 4,
+        initial_indent=INDENT,
+        subsequent_indent=INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return filled.replace("\0", " ")
 
 
 def is_item_assignment(node: fx.Node) -> bool:

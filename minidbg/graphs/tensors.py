@@ -19,27 +19,11 @@ from torch import Tensor
 
 from minidbg import _torch
 from minidbg.devices import generators_put_back, in_use
-from minidbg.graphs import recipes
-from minidbg.graphs.describing import bytes_to_store, describe, usable_names
+from minidbg.graphs import origins
+from minidbg.graphs.expressions import quoted
 from minidbg.graphs.fill_text import draws, fill_expression, grouped
-from minidbg.graphs.fills import Fill, How
-from minidbg.graphs.literals import quoted
-from minidbg.graphs.specs import Exactness, InputSpec
-
-__all__ = [
-    "Exactness",
-    "Fill",
-    "How",
-    "InputSpec",
-    "describe",
-    "expression",
-    "as_scripts_do",
-    "bytes_to_store",
-    "main_device",
-    "materialise",
-    "statements",
-    "usable_names",
-]
+from minidbg.graphs.fills import How
+from minidbg.graphs.specs import InputSpec
 
 SEED = 0
 
@@ -198,8 +182,8 @@ def materialise(specs: Sequence[InputSpec]) -> list[Any]:
     values = [namespace[spec.name] for spec in specs]
     for spec, value in zip(specs, values, strict=True):
         if isinstance(value, Tensor) and not spec.stored and not spec.same_as:
-            made = recipes.Recipe(spec.name, tuple(_statements_of(spec, main, False)))
-            recipes.remember(value, made)
+            made = origins.Recipe(spec.name, tuple(_statements_of(spec, main, False)))
+            origins.remember(value, made)
     return values
 
 

@@ -19,7 +19,7 @@ from minidbg import _torch
 from minidbg.case import Case
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Outcome, Verdict
-from minidbg.graphs.capture import capture_by_dynamo
+from minidbg.graphs.copying import capture_by_dynamo
 from minidbg.hunt import steps as kinds_of_steps
 from minidbg.hunt.steps import FLOATS, KINDS, Chooser
 from minidbg.oracle import execute

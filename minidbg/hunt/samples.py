@@ -17,8 +17,8 @@ from torch import fx
 
 from minidbg import _torch
 from minidbg.errors import BadSetting, MinidbgError, nearest
-from minidbg.graphs.capture import capture_by_dynamo
-from minidbg.graphs.facts import tensors_in
+from minidbg.graphs.copying import capture_by_dynamo
+from minidbg.graphs.effects import tensors_in
 from minidbg.hunt.twists import inverse_of, twisted, undone
 
 DTYPES = (

@@ -24,8 +24,7 @@ from filelock import FileLock, Timeout
 
 from minidbg.case import BackendRef
 from minidbg.errors import MinidbgError
-from minidbg.repro.files import replace_file
-from minidbg.repro.folder import hidden
+from minidbg.repro.folder import hidden, replace_file
 
 MOST_IN_CORPUS = 500
 

@@ -13,7 +13,7 @@ from minidbg.errors import BadSetting
 from minidbg.hunt.samples import DTYPES
 from minidbg.hunt.states import SHOWN, DistinctFailure, Fate, HuntFolder
 from minidbg.repro import templates
-from minidbg.repro.files import replace_file
+from minidbg.repro.folder import replace_file
 from minidbg.repro.header import write_lines
 
 GRAPHS = "random graphs"

@@ -1,7 +1,13 @@
 """What others wrote, as cases: programs of ``torch.export``, and the repros of torch's own minifier."""
 
-from minidbg.intake.asking import UsedBackend, backend_named, case_of, first_that_fails
-from minidbg.intake.exported import cases_of_exported, read_exported
+from minidbg.intake.asking import (
+    UsedBackend,
+    backend_named,
+    case_of,
+    cases_of_exported,
+    first_that_fails,
+    read_exported,
+)
 from minidbg.intake.torch_repros import cases_of_torch_repro, is_torch_repro
 
 __all__ = [

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import ast
 import itertools
-import linecache
-import sys
-import types
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,8 +20,9 @@ import torch
 from minidbg import _torch
 from minidbg.case import CallPath, Case, CompilerFn, Context, Level
 from minidbg.errors import BackendUnreachable, UnreadableRepro
-from minidbg.graphs.capture import capture_by_dynamo
+from minidbg.graphs.copying import capture_by_dynamo
 from minidbg.intake.asking import UsedBackend, backend_named, case_of
+from minidbg.references import run_as_module
 
 MARK = "torch._dynamo.repro.after_"
 INNER = "torch._inductor.compile_fx:compile_fx_inner"
@@ -217,15 +215,8 @@ class Source:
 def executed(found: TorchRepro) -> dict[str, Any]:
     """The names that the file defines. Raises UnreadableTorchRepro when its own ones are not among them."""
     name = f"minidbg_torch_repro_{next(_numbers)}"
-    module = types.ModuleType(name)
-    module.__file__ = str(found.path)
-    sys.modules[name] = module  # dynamo looks for it by its name
-    text = ast.unparse(found.body)
-    file = f"<{name}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     with torch.random.fork_rng([]):
-        exec(compile(text, file, "exec"), module.__dict__)
-    namespace = vars(module)
+        namespace = run_as_module(name, ast.unparse(found.body), __file__=str(found.path))
     for needed in ("mod", "load_args"):
         if needed not in namespace:
             raise UnreadableTorchRepro(f"{found.path}: it defines no {needed!r}")

@@ -31,7 +31,7 @@ from typing import Any
 
 from minidbg.case import CallPath, Case, Level
 from minidbg.failure import Kind
-from minidbg.references.literals import write_literal
+from minidbg.references.source_text import write_literal
 
 MARK = "# --- embedded from here ---\n"
 ROOM = Path(__file__).parent

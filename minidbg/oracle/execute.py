@@ -151,7 +151,7 @@ def written(case: Case) -> ModuleSource:
     """The case's graph as a repro script will hold it, so that script and oracle run the same program."""
     if case.call is CallPath.DIRECT:
         return write_graph_builder(case.graph_module, constant_expression=by_name)
-    return write_module(case.graph_module, inputs=case.inputs, constant_expression=by_name)
+    return write_module(case.graph_module, constant_expression=by_name)
 
 
 def fresh(source: ModuleSource) -> dict[str, torch.Tensor]:

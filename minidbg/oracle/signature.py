@@ -22,6 +22,8 @@ CALLS_BACKEND = ("call_user_compiler", "_call_user_compiler", "compile_directly"
 COMPILE_WRAPPER = "_TorchDynamoContext"  # what torch.compile returns, in torch._dynamo.eval_frame
 CALLS_COMPILED = ("torch._dynamo.eval_frame", "DisableContext")  # dynamo's wrapping of a backend's result
 GUARD_FAILED = "Guard failed on the same frame it was created"  # dynamo's words
+BUILDS_GUARDS = "produce_guards_verbose"  # in torch.fx.experimental.symbolic_shapes
+NO_GUARDS = "dynamo cannot build its guards"  # the message of such a failure, whichever error it is
 GENERATED = ("torch._inductor.runtime.compile_tasks", "torch_compile_debug")
 SCRIPTS = ("__main__", "__mp_main__", "minidbg_repro", __name__)
 LOADED_BY_PATH = r"\w+_[0-9a-f]{8}"  # the names that load_by_path gives to scripts
@@ -31,7 +33,7 @@ def signature_of(error: BaseException, kind: str | None = None, direction: str =
     """The failure as a table of plain values; without ``kind``, the traceback tells compile from runtime."""
     chain = exception_chain(error)
     if is_about_guards(error):  # which of three errors dynamo meets first hangs on the order of hashes
-        said = {"types": [], "frames": [], "message": "dynamo cannot build its guards"}
+        said = {"types": [], "frames": [], "message": NO_GUARDS}
         return {"kind": kind or phase_of(error, direction), "direction": direction, **said}
     return {
         "kind": kind or phase_of(error, direction),
@@ -46,7 +48,7 @@ def is_about_guards(error: BaseException) -> bool:
     """Whether dynamo failed over its guards: with no symbolic input of the program, that is the backend's doing."""
     functions = {last_name(function) for _, function in stack_of(error)}
     last = exception_chain(error)[-1]
-    return "produce_guards_verbose" in functions or text_of(last).startswith(GUARD_FAILED)
+    return BUILDS_GUARDS in functions or text_of(last).startswith(GUARD_FAILED)
 
 
 def qualified_name(error: BaseException) -> str:

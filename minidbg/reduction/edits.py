@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from minidbg.graphs import nested, rewrite
-from minidbg.graphs.effects import Mode, is_call, mode_of
-from minidbg.graphs.facts import fact_of
+from minidbg.graphs import nested, pieces
+from minidbg.graphs.effects import Mode, fact_of, is_call, mode_of
 from minidbg.graphs.pieces import alike, is_unpacking
 from minidbg.graphs.record import Recording
 from minidbg.graphs.runs import EagerFailure
@@ -162,7 +161,7 @@ def merged(problem: ReductionProblem, stand_ins: Mapping[fx.Node, fx.Node]) -> C
     best = problem.best
     left = [place for place, node in enumerate(problem.recording.placeholders) if node not in stand_ins]
     return Candidate(
-        OwnGraph(rewrite.rewritten(best.graph_module, stand_ins=stand_ins)),
+        OwnGraph(pieces.rewritten(best.graph_module, stand_ins=stand_ins)),
         tuple(best.inputs[place] for place in left),
         tuple(best.tokens[place] for place in left),
         epoch=best.epoch,

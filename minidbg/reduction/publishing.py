@@ -18,8 +18,8 @@ from minidbg.devices import devices_of
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs import describing, tensors
-from minidbg.graphs.comments import user_line
 from minidbg.graphs.constructed import is_constructed
+from minidbg.graphs.origins import user_line
 from minidbg.graphs.ranks import on_its_rank, what_was_needed
 from minidbg.graphs.size import call_nodes, call_targets, canonical_text
 from minidbg.reduction.result import Written
@@ -236,28 +236,27 @@ def verified(
         repro.write(case, draft, exactness=exactness)
     except repro.NoShortForm as refusal:
         why = str(refusal)
-        repro.write(case, draft, repro.Form.CAPTURE, exactness=exactness)
+        write_standalone(case, draft, exactness, why)
     outcomes = [judged(case, draft, seconds, session.take_standby() if session else None)]
     if outcomes[0].verdict not in SHOWN:
         return outcomes[0], None
     if session is not None and session.others and case.kind is not Kind.HANG and session.remaining():
         outcomes.append(judged(case, draft, seconds))
-    ended = None
-    if not why:
-        ended = repro.run_alone(draft, seconds=seconds, standby=session.take_standby() if session else None)
+    ended = repro.run_alone(draft, seconds=seconds, standby=session.take_standby() if session else None)
     others_shown = any(one.verdict in (Verdict.CHANGED, Verdict.GONE) for one in outcomes[1:])
-    if others_shown or (ended is not None and ended.exit_status in (0, 3)):
+    if others_shown or ended.exit_status in (0, 3):
         outcomes += [judged(case, draft, seconds) for _ in range(RUNS_IN_DOUBT)]
     outcome = of_several_runs(outcomes, case.signature)
     if outcome.verdict is Verdict.FLAKY:
         for _ in range(RUNS_IN_DOUBT):
-            if ended is not None and ended.exit_status != 1:
+            if ended.exit_status != 1:
                 ended = repro.run_alone(draft, seconds=seconds)
     if faces(outcome.signature) > faces(case.signature):
         return outcome, processes.ChildResult(exit_status=1)  # to be reduced again, with all of them
-    if ended is None or ended.exit_status != 1:
-        why = why or f"a few lines do not show the failure ({how_it_ended(ended)})" if ended else why
-        ended = verify_standalone(case, draft, exactness, why, seconds)
+    if ended.exit_status != 1 and not why:
+        why = f"a few lines do not show the failure ({how_it_ended(ended)})"
+        write_standalone(case, draft, exactness, why)
+        ended = repro.run_alone(draft, seconds=seconds)
     return outcome, ended
 
 
@@ -270,14 +269,12 @@ def judged(case: Case, draft: Path, seconds: float, standby: processes.Standby |
     )
 
 
-def verify_standalone(
-    case: Case, draft: Path, exactness: Exactness, why: str, seconds: float
-) -> processes.ChildResult:
-    """Write the draft as a standalone script that says ``why`` it is one, and run it by itself."""
+def write_standalone(case: Case, draft: Path, exactness: Exactness, why: str) -> None:
+    """Write the draft as a standalone script that says ``why`` it is one."""
     remark = f"It carries minidbg's whole judge: {why}."
     log.info("standalone_form_needed: %s", why)
     script = repro.render(case, repro.Form.STANDALONE, exactness=exactness, remark=remark)
-    return repro.run_alone(repro.write_script(script, draft), seconds=seconds)
+    repro.write_script(script, draft)
 
 
 def how_it_ended(ended: processes.ChildResult) -> str:

@@ -51,7 +51,7 @@ from minidbg.reduction.session import (
     measured,
     runs_worth_having,
 )
-from minidbg.repro.files import replace_file
+from minidbg.repro.folder import replace_file
 
 OTHERS_KEPT = 5
 """Other failures of one reduction that are kept as captures."""
@@ -171,6 +171,7 @@ def reduced_and_published(case: Case, folder: Path, session: Session, *, just_se
 
 
 def interrupted_sentence(session: Session) -> str:
+    session.keep_best()
     best = session.folder / BEST_FILE if session.folder is not None else None
     if best is None or not best.is_file():
         return "interrupted before anything smaller was found; start it again to go on"

@@ -24,7 +24,7 @@ from minidbg.failure import Outcome
 from minidbg.graphs.copying import storage_key
 from minidbg.graphs.size import canonical_text
 from minidbg.reduction.result import Written
-from minidbg.repro.files import replace_file
+from minidbg.repro.folder import replace_file
 
 SCHEMA = 1
 FILE = "replay.jsonl"

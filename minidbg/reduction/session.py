@@ -26,6 +26,8 @@ Ask: TypeAlias = Callable[[Case], Outcome]
 """One oracle call."""
 
 BEST_FILE = "best.py"
+BEST_EVERY_S = 10.0
+"""A search that ends sooner writes no script but its result; one that is killed goes on from its replay log."""
 LARGE = 100
 """Nodes above which one run may take longer than the time limit of a call."""
 
@@ -69,6 +71,8 @@ class Session:
     """One case for each other failure met, by its signature."""
     too_slow_nodes: int | None = None
     """Nodes of the smallest graph that ran into the time limit: larger ones are not asked."""
+    best_written_s: float = 0.0
+    """When the best so far was last put on disk, in seconds since the session began."""
     best: Case | None = None
     """The smallest case that was seen to fail."""
     suspects: Suspects = ()
@@ -185,7 +189,7 @@ class Session:
         answer = ANSWERS[outcome.verdict]
         if answer is OracleAnswer.INTERESTING and self.is_smaller(case):
             self.best, self.suspects = case, outcome.suspects or self.suspects
-            if not self.log.is_replaying:
+            if not self.log.is_replaying and self.elapsed() - self.best_written_s >= BEST_EVERY_S:
                 self.keep_best()
         if answer is OracleAnswer.OTHER and outcome.signature is not None:
             other = replace(case, signature=outcome.signature)
@@ -202,6 +206,7 @@ class Session:
         """Put the best so far on disk, as a script that is not verified yet."""
         if self.folder is None or self.best is None:
             return
+        self.best_written_s = self.elapsed()
         with contextlib.suppress(CannotWrite, OSError):
             repro.write(
                 self.best, self.folder / BEST_FILE, repro.Form.CAPTURE, exactness=repro.Exactness.SMALL

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from minidbg.graphs import rewrite
+from minidbg.graphs import nested, pieces
 from minidbg.graphs.constructed import is_constructed, plain_stand_in
 from minidbg.graphs.effects import attribute_of
 from minidbg.reduction.candidate import BudgetSpent, Candidate, OracleAnswer, OwnGraph
@@ -104,7 +104,7 @@ def flatten_modules(problem: ReductionProblem) -> None:
     """Try to put what a submodule does in its place. Cost: one call for each submodule."""
     for name in [node.name for node in problem.best.calls if node.op == "call_module"]:
         node = next((node for node in problem.best.calls if node.name == name), None)
-        flat = rewrite.flattened(problem.best.graph_module, node) if node else None
+        flat = nested.flattened(problem.best.graph_module, node) if node else None
         if flat is not None:
             best = problem.best
             problem.consider(
@@ -114,7 +114,7 @@ def flatten_modules(problem: ReductionProblem) -> None:
 
 def drop_arguments(problem: ReductionProblem) -> None:
     """Try each call with fewer constant arguments, then with plainer ones. Cost: one call for each that eager takes."""
-    for propose in (rewrite.shorter_arguments, rewrite.simpler_constants):
+    for propose in (nested.shorter_arguments, nested.simpler_constants):
         for name in [node.name for node in problem.best.calls]:
             while _change_arguments(problem, name, propose):
                 pass
@@ -126,7 +126,7 @@ def _change_arguments(
     node = next((node for node in problem.best.calls if node.name == name), None)
     best = problem.best
     for changed in propose(node) if node else ():
-        graph_module = rewrite.rewritten(
+        graph_module = pieces.rewritten(
             best.graph_module,
             arguments=lambda other, new=changed: new if other is node else (other.args, other.kwargs),  # type: ignore[misc]
         )
@@ -188,13 +188,13 @@ def _with_sizes(problem: ReductionProblem, sizes: Mapping[int, int]) -> Candidat
                 return None
         elif type(value) is int and value in sizes:
             changes[place] = sizes[value]
-    graph_module = _with_arguments(problem, lambda value: rewrite.with_sizes(value, sizes))
+    graph_module = _with_arguments(problem, lambda value: nested.with_sizes(value, sizes))
     return with_inputs(problem, changes, ("cropped", tuple(sorted(sizes.items()))), graph_module)
 
 
 def _with_arguments(problem: ReductionProblem, change: Callable[[Any], Any]) -> fx.GraphModule:
     """The graph of ``best`` with changed arguments of each call."""
-    return rewrite.rewritten(
+    return pieces.rewritten(
         problem.best.graph_module,
         arguments=lambda node: (
             change(node.args),
@@ -251,7 +251,7 @@ def _with_dtype(problem: ReductionProblem, old: torch.dtype) -> Candidate:
         for place, value in _tensors(problem)
         if value.dtype is old
     }
-    graph_module = _with_arguments(problem, lambda value: rewrite.with_dtype(value, old, torch.float32))
+    graph_module = _with_arguments(problem, lambda value: nested.with_dtype(value, old, torch.float32))
     return with_inputs(problem, changes, "float32", graph_module)
 
 
@@ -331,7 +331,7 @@ def plainness(candidate: Candidate) -> tuple[float, ...]:
         sum(value.dtype.is_floating_point and value.dtype is not torch.float32 for value in tensors),
         sum(value.requires_grad + isinstance(value, torch.nn.Parameter) for value in tensors),
         sum(not _is_plainly_laid(value) for value in tensors),
-        rewrite.weight_of(arguments),
+        nested.weight_of(arguments),
         sum(map(_rank, candidate.tokens)),
     )
 

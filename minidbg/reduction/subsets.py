@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 
 from torch import fx
 
-from minidbg.graphs.effects import Mode, is_call, mode_of, nesting_levels, op_name
-from minidbg.graphs.facts import Fact
+from minidbg.graphs.effects import Fact, Mode, is_call, mode_of, nesting_levels, op_name
 from minidbg.graphs.pieces import is_unpacking
 from minidbg.graphs.record import Recording
 from minidbg.reduction.candidate import Candidate, OracleAnswer

@@ -1,16 +1,25 @@
 """How a fresh process gets a backend back."""
 
 from minidbg.references.finding import find
-from minidbg.references.literals import NotALiteral, read_literal, write_literal
 from minidbg.references.operators import with_operators
-from minidbg.references.renaming import avoid_names
-from minidbg.references.resolving import Hooks, backend_function, compiler_fn, hooks, load_by_path, resolve
+from minidbg.references.resolving import (
+    Hooks,
+    avoid_names,
+    backend_function,
+    compiler_fn,
+    hooks,
+    load_by_path,
+    resolve,
+    run_as_module,
+)
+from minidbg.references.source_text import NotALiteral, read_literal, write_literal
 
 __all__ = [
     "find",
     "with_operators",
     "read_literal",
     "resolve",
+    "run_as_module",
     "backend_function",
     "avoid_names",
     "compiler_fn",

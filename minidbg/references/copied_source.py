@@ -15,11 +15,17 @@ from typing import Any
 
 import torch
 
-from minidbg.references.literals import NotALiteral, write_literal
-from minidbg.references.locations import location_of
+from minidbg.references.locations import is_registration, location_of
 from minidbg.references.modules import finds_again, is_foreign, loaded_module
-from minidbg.references.registered import is_registration
-from minidbg.references.source_text import Statement, indented, joined, read_statements, statements_of
+from minidbg.references.source_text import (
+    NotALiteral,
+    Statement,
+    indented,
+    joined,
+    read_statements,
+    statements_of,
+    write_literal,
+)
 
 LITERAL_CHARS = 4000
 """A longer constant is no constant but data."""

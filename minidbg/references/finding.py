@@ -15,13 +15,11 @@ from typing import Any
 from minidbg import _torch
 from minidbg.case import BackendRef, CompilerFn
 from minidbg.errors import BackendUnreachable, UnknownBackend
-from minidbg.references.literals import NotALiteral, write_literal
 from minidbg.references.locating import NoWay, expression_for
-from minidbg.references.locations import location_of
+from minidbg.references.locations import NEEDS, entry_point, import_for, location_of, registering_module
 from minidbg.references.modules import finds_again, is_foreign
 from minidbg.references.ref_builder import RefBuilder
-from minidbg.references.registered import NEEDS, entry_point, import_for, registering_module
-from minidbg.references.source_text import read_statements
+from minidbg.references.source_text import NotALiteral, read_statements, write_literal
 
 _WRITE = 'write "pkg.mod:name", "pkg.mod:make(level=2)" with literal arguments, or a registered name'
 
@@ -37,12 +35,6 @@ def as_statements(setup: str | Sequence[str] | None) -> tuple[str, ...]:
         except (SyntaxError, ValueError) as error:
             raise BackendUnreachable(f"setup={statement!r} is not Python: {error}") from None
     return statements
-
-
-def run_setup(statements: Sequence[str]) -> None:
-    """Run the user's setup in this process: it registers the name that was asked for."""
-    for statement in statements:
-        exec(compile(statement, "<setup>", "exec"), {"__name__": "minidbg_setup"})
 
 
 def given_reference(
@@ -210,7 +202,8 @@ def _by_itself(
 def _look_up(name: str, statements: Sequence[str]) -> CompilerFn:
     """The function behind ``name``; the user's setup is run when nobody has registered it yet."""
     if name not in _torch.known_backends() and statements:
-        run_setup(statements)
+        for statement in statements:  # it registers the name that was asked for
+            exec(compile(statement, "<setup>", "exec"), {"__name__": "minidbg_setup"})
     known = _torch.known_backends()
     if name not in known:
         raise UnknownBackend(name, known)
@@ -234,7 +227,7 @@ def _located(backend: CompilerFn, builder: RefBuilder) -> str:
 def unreachable(backend: object, error: NoWay, what: str) -> BackendUnreachable:
     """The refusal: what cannot be found again, why, and the exact words that would help."""
     return BackendUnreachable(
-        f"{what} cannot be found again by a fresh process: {error.why}. "
+        f"{what} cannot be found again by a fresh process: {error}. "
         f"Give it a global name in a module that can be imported, or say how to get it: "
         f'minidbg.wrap(backend, setup="import my_pkg", reference="{suggested(backend)}")'
     )

@@ -10,23 +10,22 @@ from typing import Any
 
 from minidbg import _torch
 from minidbg.references.copied_source import NotSelfContained
-from minidbg.references.literals import NotALiteral, write_literal
 from minidbg.references.locations import Location, location_of
 from minidbg.references.modules import file_of, finds_again, loaded_module
 from minidbg.references.ref_builder import RefBuilder, block_of
-from minidbg.references.source_text import has_main_block, statements_of
+from minidbg.references.source_text import NotALiteral, has_main_block, statements_of, write_literal
 
 
-class NotLoadable(Exception):
-    """Neither the source nor the file of a script gives an object back; the text is a clause."""
+class NoWay(Exception):
+    """No fresh process gets an object back; the text is a clause: ``it is a closure over level``."""
 
 
-class NotDefined(NotLoadable):
+class NotDefined(NoWay):
     """The name that holds the object is no definition of it: a loop variable, or source that nobody kept."""
 
 
 def from_script(location: Location, value: object, builder: RefBuilder) -> str:
-    """The expression for a global of a module that no import finds. Raises NotLoadable."""
+    """The expression for a global of a module that no import finds. Raises NoWay."""
     file = getattr(getattr(value, "__code__", None), "co_filename", None)
     if location.module != "__main__" and file_of(location.module) is not None:
         # it was loaded by path before, under a name that its frames have in signatures
@@ -45,34 +44,34 @@ def from_script(location: Location, value: object, builder: RefBuilder) -> str:
 
 
 def from_function(function: types.FunctionType, builder: RefBuilder) -> str:
-    """The expression for a local function that uses nothing local: its source is copied. Raises NotLoadable."""
+    """The expression for a local function that uses nothing local: its source is copied. Raises NoWay."""
     path = [part for part in function.__qualname__.split(".") if part != "<locals>"]
     if function.__module__ != "__main__":
-        raise NotLoadable(f"it is a local function of {function.__module__}.{path[0]}")
+        raise NoWay(f"it is a local function of {function.__module__}.{path[0]}")
     try:
         with builder.attempt():
             copy = builder.copy_of("__main__", function.__code__.co_filename)
             copy.add_function(function)
             block_of(copy)
     except NotSelfContained as error:
-        raise NotLoadable(f"it is a local function, and its source cannot be copied: {error}") from error
+        raise NoWay(f"it is a local function, and its source cannot be copied: {error}") from error
     return path[0] + "()" * (len(path) - 1)
 
 
 def check_loadable(module: str, name: str, copied: str) -> None:
-    """Raise NotLoadable where running a script again would do more than define ``name``, or not define it.
+    """Raise NoWay where running a script again would do more than define ``name``, or not define it.
 
     ``copied`` is a clause that says why its source is not copied.
     """
     if file_of(module) is None:
-        raise NotLoadable(f"{copied}, and {module} has no file")
+        raise NoWay(f"{copied}, and {module} has no file")
     if not has_main_block(module):
-        raise NotLoadable(
+        raise NoWay(
             f"{copied}, and loading its script would run the whole of it: there is no "
             f'`if __name__ == "__main__":` block'
         )
     if name in guarded_names(module):
-        raise NotLoadable(f"{copied}, and it is defined in the `__main__` block, which is not run again")
+        raise NoWay(f"{copied}, and it is defined in the `__main__` block, which is not run again")
 
 
 def _by_file(location: Location, why: str, builder: RefBuilder, name: str = "") -> str:
@@ -90,15 +89,6 @@ def guarded_names(module: str) -> frozenset[str]:
     statements = statements_of(module)
     free = {name for found in statements if not found.guarded for name in found.binds}
     return frozenset(name for found in statements if found.guarded for name in found.binds) - free
-
-
-class NoWay(Exception):
-    """No fresh process gets ``value`` back; ``why`` is a clause: ``it is a closure over level``."""
-
-    def __init__(self, value: object, why: str) -> None:
-        self.value = value
-        self.why = why
-        super().__init__(why)
 
 
 def expression_for(value: Any, builder: RefBuilder) -> str:
@@ -129,25 +119,19 @@ def _rebuilt(value: Any, builder: RefBuilder) -> str:
         return _call("functools.partial", value.args, value.keywords, builder, first=function)
     arguments = _torch.aot_autograd_arguments(value)
     if arguments is None:
-        raise NoWay(value, _why_not(value))
+        raise NoWay(_why_not(value))
     builder.setup["from torch._dynamo.backends.common import aot_autograd"] = None
     return _call("aot_autograd", (), arguments, builder)
 
 
 def _from_source(value: Any, location: Location | None, error: NoWay, builder: RefBuilder) -> str:
     """By copied source or by the path of a script; ``error`` is why nothing else worked."""
-    try:
-        if location is not None:
-            with contextlib.suppress(NotDefined):
-                return from_script(location, value, builder)
-        if (
-            isinstance(value, types.FunctionType)
-            and not value.__code__.co_freevars
-            and value.__name__ != "<lambda>"
-        ):
-            return from_function(value, builder)
-    except NotLoadable as refused:
-        raise NoWay(value, str(refused)) from refused
+    if location is not None:
+        with contextlib.suppress(NotDefined):
+            return from_script(location, value, builder)
+    is_named = isinstance(value, types.FunctionType) and value.__name__ != "<lambda>"
+    if is_named and not value.__code__.co_freevars:
+        return from_function(value, builder)
     raise error
 
 
@@ -178,11 +162,11 @@ def _argument(value: object, part: str, builder: RefBuilder) -> str:
         return write_literal(value)
     except NotALiteral as error:
         if not callable(value):
-            raise NoWay(value, f"{part} is no literal: {error}") from None
+            raise NoWay(f"{part} is no literal: {error}") from None
     try:
         return expression_for(value, builder)
     except NoWay as error:
-        raise NoWay(value, f"{part} cannot be found again: {error.why}") from None
+        raise NoWay(f"{part} cannot be found again: {error}") from None
 
 
 def _why_not(value: Any) -> str:

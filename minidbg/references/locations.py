@@ -1,15 +1,20 @@
-"""Where an object lives: the module, and the path from there, that lead to exactly this object."""
+"""Where an object lives, which import registers a backend's name, and which one brings a device or its operators."""
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any
 
-from minidbg.references.modules import top_level
+import torch
+from torch import fx
+
+from minidbg.references.modules import foreign_modules, is_foreign, source_of, top_level
 from minidbg.references.source_text import statements_of
 
 
@@ -125,3 +130,226 @@ def _is_borrowed(location: Location) -> bool:
         if isinstance(found.node, ast.Import | ast.ImportFrom)
     )
     return any(location.first in found.binds for found in imports)
+
+
+GROUP = "torch_dynamo_backends"
+"""The entry point group in which torch looks for backends."""
+
+NEEDS = {
+    "openxla": "torch_xla",
+    "openxla_eval": "torch_xla",
+    "tvm": "tvm",
+    "onnxrt": "onnxruntime",
+    "tensorrt": "torch_tensorrt",
+}
+"""Backends of torch that import another package when they are first called."""
+
+
+def entry_point(name: str) -> EntryPoint | None:
+    """The entry point that declares backend ``name``, or None."""
+    found = entry_points(group=GROUP, name=name)
+    return next(iter(found), None)
+
+
+def registering_module(name: str, first: str) -> str | None:
+    """The module whose import registers backend ``name``, as its source says; None when no source says so.
+
+    ``first`` is looked at before all others: the module of the registered function.
+    """
+    for module in dict.fromkeys((first, *_candidates())):
+        text = source_of(module)
+        # parsing takes far longer than looking for the words
+        if text and "register" in text and name in text and registers(text, name):
+            return module
+    return None
+
+
+def _candidates() -> Iterator[str]:
+    yield from sorted(module for module in sys.modules if module.startswith("torch._dynamo.backends."))
+    yield "__main__"
+    for module, _ in foreign_modules():
+        yield module
+
+
+def registers(text: str, name: str) -> bool:
+    """Whether running a module of source ``text`` registers ``name``: by a call or a decorator at its top level."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return False
+    called = set(_called_functions(tree))
+    return any(_registers(node, name) for node in _run_at_import(tree, called))
+
+
+def _called_functions(tree: ast.Module) -> Iterator[str]:
+    """Names of functions that the module itself calls: ``_register_backends()`` in its last line."""
+    for statement in tree.body:
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+            yield call.func.id
+
+
+def _run_at_import(node: ast.AST, called: set[str], *, conditions: bool = True) -> Iterator[ast.AST]:
+    """The parts of a module that an import runs; of functions the decorators only, unless called.
+
+    What stands under an ``if`` counts as run unless ``conditions`` is false.
+    """
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and not conditions:
+            continue
+        yield child
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and child.name not in called:
+            for decorator in child.decorator_list:
+                yield from ast.walk(decorator)
+        elif not isinstance(child, ast.Lambda):
+            yield from _run_at_import(child, called, conditions=conditions)
+
+
+def _registers(node: ast.AST, name: str) -> bool:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        unnamed = (part for part in node.decorator_list if is_registration(part) and not _texts(part))
+        return node.name == name and any(True for _ in unnamed)
+    if not isinstance(node, ast.Call) or not is_registration(node):
+        return False
+    texts = _texts(node)
+    if texts:
+        return name in texts
+    values = [*node.args, *(keyword.value for keyword in node.keywords)]
+    return any(isinstance(value, ast.Name) and value.id == name for value in values)
+
+
+def _texts(node: ast.expr) -> list[str]:
+    """The strings that a call is given; tags in a tuple are not among them."""
+    values = [*node.args, *(part.value for part in node.keywords)] if isinstance(node, ast.Call) else []
+    return [
+        value.value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)
+    ]
+
+
+def is_registration(node: ast.expr) -> bool:
+    """Whether an expression is ``register_backend``, one of its variants, or a call of it."""
+    function = node.func if isinstance(node, ast.Call) else node
+    last = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return last.startswith("register_") and last.endswith("backend")
+
+
+def import_for(module: str) -> str:
+    """The shortest parent package whose own import reaches ``module``: it outlives moves inside the package."""
+    top = top_level(module)
+    return top if top != module and is_foreign(top) and _reaches(top, module) else module
+
+
+MOST_IMPORTED = 200
+"""Modules of a package whose imports are followed."""
+
+
+def _reaches(top: str, module: str) -> bool:
+    """Whether importing ``top`` imports ``module``, as far as import statements at top level tell."""
+    seen, waiting = {top}, [top]
+    while waiting and len(seen) <= MOST_IMPORTED:
+        current = waiting.pop(0)
+        for imported in _imports_of(current):
+            # importing a.b.c imports a and a.b too
+            parts = imported.split(".")
+            for parent in (".".join(parts[:count]) for count in range(1, len(parts) + 1)):
+                if parent == module:
+                    return True
+                if parent not in seen and top_level(parent) == top:
+                    seen.add(parent)
+                    waiting.append(parent)
+    return False
+
+
+def _imports_of(module: str) -> Iterator[str]:
+    text = source_of(module)
+    try:
+        tree = ast.parse(text) if text else ast.Module([], [])
+    except SyntaxError:
+        return
+    for node in _run_at_import(tree, set(), conditions=False):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(module, node)
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _absolute(module: str, node: ast.ImportFrom) -> str:
+    """The full name of what ``from ..x import y`` in ``module`` imports from."""
+    if not node.level:
+        return node.module or ""
+    package = getattr(sys.modules.get(module), "__package__", None) or module
+    parts = package.split(".")
+    base = parts[: len(parts) - node.level + 1]
+    return ".".join([*base, *([node.module] if node.module else [])])
+
+
+BY_DEVICE = {
+    "gcu": "torch_gcu",
+    "hpu": "habana_frameworks.torch",
+    "mlu": "torch_mlu",
+    "musa": "torch_musa",
+    "neuron": "torch_neuronx",
+    "npu": "torch_npu",
+    "rbln": "torch_rbln",
+    "xla": "torch_xla",
+    "xpu": "intel_extension_for_pytorch",
+}
+"""The plugin of a device type, as its users import it."""
+
+FURTHER = ("torch_tensorrt", "intel_extension_for_pytorch", "torch_directml", "torch_ipu", "poptorch")
+"""Plugins that add operators or backends to a device that torch has itself, or whose device has several names."""
+
+
+def plugins_of_code(modules: Iterable[str]) -> tuple[str, ...]:
+    """The loaded plugins that the code of these modules, or of their packages, imports."""
+    loaded = [name for name in dict.fromkeys((*BY_DEVICE.values(), *FURTHER)) if name in sys.modules]
+    if not loaded:
+        return ()
+    texts = list(_source_texts(set(modules)))
+    return tuple(name for name in loaded if any(_imports(text, name) for text in texts))
+
+
+def plugins_of_devices(types: Iterable[str]) -> tuple[str, ...]:
+    """The loaded plugins that brought these device types."""
+    found = (_plugin_of(kind) for kind in dict.fromkeys(types))
+    return tuple(dict.fromkeys(name for name in found if name))
+
+
+def device_types(gm: fx.GraphModule, inputs: Iterable[Any]) -> tuple[str, ...]:
+    """Device types of a graph's values, of its constants and of ``inputs``."""
+    values: list[Any] = [*inputs, *gm.parameters(), *gm.buffers()]
+    for module in gm.modules():
+        for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
+            for value in (
+                node.meta.get("example_value"),
+                node.meta.get("val"),
+                *node.args,
+                *node.kwargs.values(),
+            ):
+                values += value if isinstance(value, tuple | list) else [value]
+    devices = (
+        value if isinstance(value, torch.device) else getattr(value, "device", None) for value in values
+    )
+    return tuple(dict.fromkeys(found.type for found in devices if isinstance(found, torch.device)))
+
+
+def _plugin_of(kind: str) -> str | None:
+    known = BY_DEVICE.get(kind)
+    if known in sys.modules:
+        return known
+    # what the plugin gave to torch._register_device_module
+    module = getattr(torch, kind, None)
+    name = getattr(module, "__name__", "") if type(module) is type(sys) else getattr(module, "__module__", "")
+    return top_level(name) if name and is_foreign(name) and top_level(name) in sys.modules else None
+
+
+def _source_texts(modules: set[str]) -> Iterator[str]:
+    packages = {top_level(name) for name in modules if is_foreign(name)}
+    names = modules | {name for name, _ in foreign_modules() if top_level(name) in packages}
+    yield from (text for name in names if (text := source_of(name)))
+
+
+def _imports(text: str, plugin: str) -> bool:
+    return re.search(rf"(?m)^\s*(?:import|from)\s+{re.escape(top_level(plugin))}\b", text) is not None

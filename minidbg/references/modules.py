@@ -163,18 +163,21 @@ def installed(module: str) -> Installed:
     found = distribution_of(module)
     folders = folders_of(module)
     if found is None:
-        return Installed(remark=_loose(module, folders), paths=folders)
+        loose = [
+            f"{top_level(module)} is not installed: it was imported from {folder}{_at_commit(folder)}"
+            for folder in folders[:1]
+        ]
+        return Installed(remark="".join(loose), paths=folders)
     origin = _origin(found)
     if _is_editable(origin):
-        return Installed(remark=_editable(module, origin))
+        folder = _folder(origin)
+        remark = f"{top_level(module)} is an editable install of {folder}{_at_commit(folder)}"
+        return Installed(remark=remark)
     if origin:
         return Installed(remark=_from_url(found, origin), paths=folders)
-    return Installed(requirement_of(found), _local_version(found), folders)
-
-
-def requirement_of(found: Distribution) -> str:
-    """``my-backend==0.3``: the public version, since no index knows a local label."""
-    return f"{found.name}=={public_version(found.version)}"
+    public = public_version(found.version)  # no index knows a local label
+    local = "" if public == found.version else f"{found.name} was {found.version} where this failed"
+    return Installed(f"{found.name}=={public}", local, folders)
 
 
 def public_version(version: str) -> str:
@@ -259,11 +262,6 @@ def _folder(origin: dict[str, object]) -> str:
     return url2pathname(urlsplit(str(origin.get("url", ""))).path)
 
 
-def _editable(module: str, origin: dict[str, object]) -> str:
-    folder = _folder(origin)
-    return f"{top_level(module)} is an editable install of {folder}{_at_commit(folder)}"
-
-
 def _from_url(found: Distribution, origin: dict[str, object]) -> str:
     """One line for an install that no index can repeat; credentials in the address are left out."""
     address = str(origin.get("url", ""))
@@ -281,18 +279,6 @@ def _from_url(found: Distribution, origin: dict[str, object]) -> str:
 def _without_credentials(address: str) -> str:
     parts = urlsplit(address)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
-
-
-def _local_version(found: Distribution) -> str:
-    public = public_version(found.version)
-    return "" if public == found.version else f"{found.name} was {found.version} where this failed"
-
-
-def _loose(module: str, folders: tuple[str, ...]) -> str:
-    """One line for a module that belongs to no distribution; nothing for what comes with Python's own folders."""
-    if not folders:
-        return ""
-    return f"{top_level(module)} is not installed: it was imported from {folders[0]}{_at_commit(folders[0])}"
 
 
 def _at_commit(folder: str) -> str:

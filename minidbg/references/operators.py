@@ -19,11 +19,10 @@ from minidbg.case import BackendRef
 from minidbg.errors import BackendUnreachable
 from minidbg.references.copied_source import NotSelfContained
 from minidbg.references.finding import as_statements
-from minidbg.references.locating import NotLoadable, NoWay, check_loadable, expression_for
-from minidbg.references.locations import location_of
+from minidbg.references.locating import NoWay, check_loadable, expression_for
+from minidbg.references.locations import device_types, location_of, plugins_of_devices
 from minidbg.references.modules import file_of, finds_again, foreign_modules, is_foreign, source_of, top_level
 from minidbg.references.ref_builder import RefBuilder
-from minidbg.references.registered import device_types, plugins_of_devices
 from minidbg.references.source_text import Statement, statements_of
 
 NOT_LOADED_BY_TORCH = ("torch.ao.", "torch.testing.", "torch.onnx.", "torch.distributed.")
@@ -284,7 +283,7 @@ def _with_part(
     try:
         with builder.attempt():
             add(part, builder)
-    except (NoWay, NotLoadable, NotSelfContained) as error:
+    except (NoWay, NotSelfContained) as error:
         if not given:
             raise BackendUnreachable(
                 f"{what} in the failing graph cannot be found again by a fresh process: {error}. Define it in a "

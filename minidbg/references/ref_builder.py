@@ -15,8 +15,8 @@ from typing import Any
 
 from minidbg.case import BackendRef
 from minidbg.references.copied_source import CopiedStatement, Copy, NotSelfContained
+from minidbg.references.locations import plugins_of_code
 from minidbg.references.modules import installed, is_foreign, top_level
-from minidbg.references.registered import plugins_of_code
 from minidbg.references.source_text import joined, read_statements
 
 

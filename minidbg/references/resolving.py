@@ -1,13 +1,14 @@
-"""From a ``BackendRef`` back to the backend: in this process, or as the text of a script's ``backend()``."""
+"""From a ``BackendRef`` back to the backend: in this process, or as the text of a script's ``backend()``, beside the script's own names."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import linecache
 import sys
 import types
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,8 @@ import torch
 from minidbg import _torch
 from minidbg.case import BackendRef, CompilerFn
 from minidbg.errors import UnknownBackend
-from minidbg.references.source_text import indented
+from minidbg.references.copied_source import bound_by, one_import
+from minidbg.references.source_text import indented, read_statements
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -99,39 +101,46 @@ def resolve(ref: BackendRef) -> str | CompilerFn:
     Raises what the setup raises, ImportError above all.
     """
     try:
-        module = _set_up(ref)
+        namespace = _set_up(ref)
     except ImportError:
         missing = [folder for folder in ref.paths if folder not in sys.path]
         if not missing:
             raise
         sys.path.extend(missing)
-        module = _set_up(ref)
-    backend: str | CompilerFn = eval(compile(ref.expression, "<backend>", "eval"), module.__dict__)
+        namespace = _set_up(ref)
+    backend: str | CompilerFn = eval(compile(ref.expression, "<backend>", "eval"), namespace)
     return backend
 
 
-def _set_up(ref: BackendRef) -> types.ModuleType:
-    """A module in which copied source and setup have run, once per process: operators are defined only once.
+def _set_up(ref: BackendRef) -> dict[str, Any]:
+    """The globals of a module in which copied source and setup have run, once per process: operators are defined only once.
 
-    Its name is one that signatures take for a script's.
+    The module's name is one that signatures take for a script's.
     """
     _, statements = _statements(ref)
     text = "\n\n".join(part for part in (ref.embedded, *statements) if part)
     name = f"minidbg_backend_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     known = sys.modules.get(name)
     if known is not None:
-        return known
-    module = types.ModuleType(name)
-    module.__dict__.update(load_by_path=load_by_path, torch=torch)  # what a script has above its backend()
+        return vars(known)
+    return run_as_module(
+        name, text, load_by_path=load_by_path, torch=torch
+    )  # what a script has above its backend()
+
+
+def run_as_module(name: str, text: str, **known: Any) -> dict[str, Any]:
+    """The globals of a new module in which ``text`` has run; dynamo looks for it by its name, tracebacks for its lines."""
+    module = sys.modules[name] = types.ModuleType(name)
+    namespace = vars(module)
+    namespace.update(known, __name__=name)
     file = f"<{name}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    sys.modules[name] = module
     try:
-        exec(compile(text, file, "exec"), module.__dict__)
+        exec(compile(text, file, "exec"), namespace)
     except BaseException:
         del sys.modules[name]
         raise
-    return module
+    return namespace
 
 
 def backend_function(ref: BackendRef) -> str:
@@ -166,3 +175,178 @@ def _as_written(expression: str) -> str:
     if expression.startswith("'") and expression.endswith("'") and not set(expression[1:-1]) & set("'\"\\"):
         return f'"{expression[1:-1]}"'
     return expression
+
+
+def avoid_names(ref: BackendRef, taken: Collection[str], imports: Iterable[str] = ()) -> BackendRef:
+    """``ref`` whose copied source leaves the names of ``taken`` to the script.
+
+    A definition keeps its own name, which is part of the failure's signature, and is used by another one:
+    ``def run(gm): ...`` and ``run_ = run``. ``imports`` are import statements of the script: a name that both
+    import from one location may stay.
+    """
+    blocks = [ref.embedded, *(text for text in ref.setup if _is_block(text))]
+    bound = {name for text in blocks for found in read_statements(text, "<copy>") for name in found.binds}
+    shared = _shared(blocks, imports)
+    used = bound | set(taken)
+    names = {}
+    for name in sorted((bound & set(taken)) - shared):
+        names[name] = _free(name, used)
+        used.add(names[name])
+    if not names:
+        return ref
+    return replace(
+        ref,
+        embedded=renamed(ref.embedded, names),
+        setup=tuple(renamed(text, names) if _is_block(text) else text for text in ref.setup),
+        expression=renamed(ref.expression, names),
+    )
+
+
+def _is_block(text: str) -> bool:
+    """Whether a setup statement is copied source."""
+    return "\n" in text
+
+
+def _shared(blocks: Iterable[str], imports: Iterable[str]) -> set[str]:
+    """Names that the blocks bind only by import statements that the script has too."""
+    theirs = set(_single_imports("\n".join(imports)))
+    ours: dict[str, set[str]] = {}
+    for text in blocks:
+        for found in read_statements(text, "<copy>"):
+            for name in found.binds:
+                ours.setdefault(name, set()).update(
+                    line for bound, line in _single_imports(found.text) if bound == name
+                )
+                if not isinstance(found.node, ast.Import | ast.ImportFrom):
+                    ours[name].add("")
+    return {name for name, lines in ours.items() if all((name, line) in theirs for line in lines)}
+
+
+def _single_imports(text: str) -> Iterator[tuple[str, str]]:
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((bound_by(alias), one_import(node, alias)) for alias in node.names)
+
+
+def _free(name: str, used: Collection[str]) -> str:
+    while name in used:
+        name += "_"
+    return name
+
+
+def renamed(text: str, names: Mapping[str, str]) -> str:
+    """``text`` in which global names are called by their new ones; layout and comments stay where they can."""
+    tree = ast.parse(text)
+    edits = _Edits(names)
+    edits.module(tree)
+    lines = text.splitlines()
+    for line, start, end, new in sorted(edits.found, reverse=True):
+        raw = lines[line - 1].encode()  # ast counts columns in bytes of UTF-8
+        lines[line - 1] = (raw[:start] + new.encode() + raw[end:]).decode()
+    written = "\n".join(lines)
+    # before Python 3.12 a name inside an f-string has no right location
+    return written if _dump(written) == ast.dump(tree) else ast.unparse(ast.fix_missing_locations(tree))
+
+
+def _dump(text: str) -> str:
+    try:
+        return ast.dump(ast.parse(text))
+    except SyntaxError:
+        return ""
+
+
+class _Edits:
+    """Changes a syntax tree, and notes in ``found`` what that means for its text: line, columns, new text."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self.names = names
+        self.found: list[tuple[int, int, int, str]] = []
+
+    def module(self, tree: ast.Module) -> None:
+        """Rename everywhere, and bind each definition to its new name after it."""
+        body = []
+        for node in tree.body:
+            self.visit(node, frozenset(), frozenset())
+            body.append(node)
+            name = getattr(node, "name", "")
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and name in self.names:
+                line = f"{self.names[name]} = {name}"
+                self.found.append(
+                    (node.end_lineno or 0, _END, _END, f"\n\n\n{line}  # the script has its own {name}")
+                )
+                body += ast.parse(line).body
+        tree.body = body
+
+    def visit(self, node: ast.AST, hidden: frozenset[str], in_class: frozenset[str]) -> None:
+        """``hidden`` are names of the functions around; ``in_class`` those of the class body this stands in."""
+        if isinstance(node, ast.Name):
+            if node.id in self.names and node.id not in hidden | in_class:
+                self._note(node, self.names[node.id])
+                node.id = self.names[node.id]
+        elif isinstance(node, ast.Global) and set(node.names) & set(self.names):
+            node.names = [self.names.get(name, name) for name in node.names]
+            self._note(node, f"global {', '.join(node.names)}")
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            self._imports(node, hidden | in_class)
+        else:
+            self._children(node, hidden, in_class)
+
+    def _children(self, node: ast.AST, hidden: frozenset[str], in_class: frozenset[str]) -> None:
+        """Decorators, defaults and annotations belong to the scope around a function, its body to itself."""
+        is_function = isinstance(node, _FUNCTIONS)
+        own = _locals(node) if is_function or isinstance(node, ast.ClassDef) else frozenset()
+        for field, child in _fields(node):
+            if is_function and field in ("body", "generators", "elt", "key", "value"):
+                self.visit(child, hidden | own, frozenset())
+            elif isinstance(node, ast.ClassDef) and field == "body":
+                self.visit(child, hidden, own)
+            else:
+                self.visit(child, hidden, in_class)
+
+    def _imports(self, node: ast.Import | ast.ImportFrom, local: frozenset[str]) -> None:
+        for alias in node.names:
+            name = bound_by(alias)
+            if name in self.names and name not in local and ("." not in alias.name or alias.asname):
+                alias.asname = self.names[name]
+                self._note(alias, f"{alias.name} as {alias.asname}")
+
+    def _note(self, node: ast.expr | ast.stmt | ast.alias, new: str) -> None:
+        self.found.append((node.lineno, node.col_offset, node.end_col_offset or 0, new))
+
+
+_END = 1_000_000
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, *_COMPREHENSIONS)
+
+
+def _fields(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    for field, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield field, child
+
+
+def _locals(function: ast.AST) -> frozenset[str]:
+    """Names that a function or comprehension binds for itself."""
+    bound: set[str] = set()
+    outside: set[str] = set()
+    arguments = getattr(function, "args", None)
+    if isinstance(arguments, ast.arguments):
+        bound |= {found.arg for found in ast.walk(arguments) if isinstance(found, ast.arg)}
+    waiting = [child for field, child in _fields(function) if field in ("body", "generators")]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Global | ast.Nonlocal):
+            outside |= set(node.names) if isinstance(node, ast.Global) else set()
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
+            bound.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            bound |= {bound_by(alias) for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.add(node.name)
+            continue
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+            bound.add(node.name)
+        if not isinstance(node, (ast.Lambda, *_COMPREHENSIONS)):
+            waiting += list(ast.iter_child_nodes(node))
+    return frozenset(bound - outside)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from minidbg.graphs.comments import comments_by_line
+from minidbg.graphs.origins import comments_by_line
 from minidbg.graphs.parse import FUNCTION_OF_SYMBOL
 
 WITH_NUMBER = re.compile(r"(.*?_\d+)(?:_|$)")
@@ -28,25 +28,29 @@ class DrawnNode:
     text: str
     """Its line, without comment."""
     comment: str = ""
-    """Where it came from (``train.py:41``), or what an input is (``float32[2, 3]``)."""
+    """Where it came from (``train.py:41``), or what an input is (``torch.randn(2, 3, device=device)``)."""
     is_input: bool = False
     module: str = ""
     """The part of the model that it most likely belongs to: told by the names of the parameters it reads."""
 
 
-def read_graph(model: str) -> tuple[DrawnNode, ...]:
-    """The nodes of ``class Repro`` or ``def graph``, in order; empty for a source of another form."""
+def read_graph(model: str, inputs: str = "") -> tuple[DrawnNode, ...]:
+    """The nodes of ``class Repro`` or ``def graph``, in order; empty for a source of another form.
+
+    ``inputs`` is the source of ``def inputs``, which says what the inputs are.
+    """
     try:
-        tree = ast.parse(model)
+        tree, made = ast.parse(model), ast.parse(inputs)
     except SyntaxError:
         return ()
     comments = comments_by_line(model)
+    described = {name: ast.unparse(value) for name, value in assignments_in(made)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and node.name == "Repro":
             functions = [
                 one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "forward"
             ]
-            return with_modules(forward_nodes(functions[0], comments)) if functions else ()
+            return with_modules(forward_nodes(functions[0], comments, described)) if functions else ()
     functions = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == "graph"]
     return with_modules(built_nodes(functions[0], comments)) if functions else ()
 
@@ -54,10 +58,19 @@ def read_graph(model: str) -> tuple[DrawnNode, ...]:
 # --- class Repro: straight-line code ---
 
 
-def forward_nodes(function: ast.FunctionDef, comments: Mapping[int, str]) -> list[DrawnNode]:
-    """The nodes of a ``forward``."""
+def assignments_in(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Name and value of each assignment to one name, at any depth."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            yield node.targets[0].id, node.value
+
+
+def forward_nodes(
+    function: ast.FunctionDef, comments: Mapping[int, str], described: Mapping[str, str]
+) -> list[DrawnNode]:
+    """The nodes of a ``forward``; ``described`` says what its inputs are, where no comment of an older script does."""
     pairs = (line.partition(": ") for line in comments.values())
-    described = {name.strip(): what.strip() for name, _, what in pairs}
+    described = {**described, **{name.strip(): what.strip() for name, found, what in pairs if found}}
     nodes = []
     for one in function.args.args[1:]:
         comment = comments.get(one.lineno, "") or described.get(one.arg, "")

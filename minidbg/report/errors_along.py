@@ -61,7 +61,7 @@ def compute(path: Path) -> ErrorsAlong:
     """As ``errors_of``, in this process."""
     case = repro.load(path)
     tapped, names = with_all_outputs(case.graph_module)
-    source = write_module(tapped, inputs=case.inputs)
+    source = write_module(tapped)
     eager = values_of(instantiate(source, source.constants), case)
     compiled = values_of(compiled_module(case, source), case)
     errors = [relative_error(actual, expected) for actual, expected in zip(compiled, eager, strict=True)]

@@ -47,7 +47,7 @@ def page(
     ``body_only``: what the page of ``minidbg watch`` does not know itself, as a part of a page: facts, graph, reduction.
     """
     original, from_capture = original_graph(story)
-    reduced = read_graph(story.parts.model)
+    reduced = read_graph(story.parts.model, story.parts.inputs)
     kept, inputs = kept_names(original, reduced)
     blocks = fold(original, kept, inputs)
     steps, chart = story.steps, ""
@@ -93,12 +93,13 @@ def original_graph(story: Story) -> tuple[Sequence[DrawnNode], bool]:
     """The graph that was captured, and whether it is that: without a capture it is the repro's own."""
     if story.capture is not None and story.capture != story.path:
         try:
-            found = read_graph(story_of(story.capture).parts.model)
+            parts = story_of(story.capture).parts
+            found = read_graph(parts.model, parts.inputs)
         except UnreadableRepro:
             found = ()
         if found:
             return found, True
-    return read_graph(story.parts.model), False
+    return read_graph(story.parts.model, story.parts.inputs), False
 
 
 def graph_note(

@@ -19,7 +19,7 @@ from minidbg.history import NAME, DamagedHistory, Flip, History, ReproState, Res
 from minidbg.printable import display_path, moment, plural
 from minidbg.repro.folder import HIDDEN
 from minidbg.repro.header import Header, header_of, script_text
-from minidbg.repro.parts import Parts, read_parts
+from minidbg.repro.loading import Parts, read_parts
 from minidbg.stages import StageReport, stages_of
 from minidbg.workarounds import best_of
 

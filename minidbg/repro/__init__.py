@@ -1,16 +1,19 @@
 """Repro scripts: written, published, read, run."""
 
 from minidbg.graphs.specs import Exactness
-from minidbg.repro.files import discard, move_script, write, write_script
 from minidbg.repro.folder import (
     captures,
+    discard,
     drafts,
     file_name,
     folder_of,
     keep_capture,
+    move_script,
     neighbours,
     publish,
     reduction_place,
+    write,
+    write_script,
 )
 from minidbg.repro.header import Header, read_header
 from minidbg.repro.loading import load

@@ -91,7 +91,7 @@ def torch_requirement(version: str) -> str:
 
 
 def table_of(case: Case, *, device: str, kind: Kind | None = None) -> dict[str, Any]:
-    """``[tool.minidbg]`` of the case: what the judge reads, and what reading the script back needs.
+    """``[tool.minidbg]`` of the case: what a person may change, and on one line all else that tools read.
 
     What reading supplies is left out: the kind and the forward direction of the signature, modes that are torch's default.
     """
@@ -99,7 +99,6 @@ def table_of(case: Case, *, device: str, kind: Kind | None = None) -> dict[str, 
     table: dict[str, Any] = {
         "schema": SCHEMA,
         "kind": str(kind or settings.pop("kind")),
-        "expect": "reproduces",
         "backend": settings.pop("backend"),
         "device": device,
         "nodes": call_nodes(case.graph_module),
@@ -120,7 +119,9 @@ def table_of(case: Case, *, device: str, kind: Kind | None = None) -> dict[str, 
         for name in ("modules", "requirements", "remarks", "files")
         if getattr(case.backend, name)
     }
-    return {**table, "reference": reference} if reference else table
+    if reference:
+        table["reference"] = reference
+    return {"expect": "reproduces", "details": table}
 
 
 IN_THE_LOG = ("oracle_calls", "seconds")
@@ -185,12 +186,14 @@ def _header(path: Path, table: Mapping[str, Any], required: tuple[str, ...]) -> 
         raise UnreadableRepro(
             f"{path}: schema {table['schema']!r}, this minidbg reads {SCHEMA}; a newer one wrote it"
         )
-    signature = table.get("signature")
+    signature, expect = table.get("signature"), table.get("expect", "reproduces")
+    if expect not in ("reproduces", "gone"):
+        raise ValueError(f"expect = {expect!r}, known are reproduces, gone")
     return Header(
         path=path,
         kind=Kind(table["kind"]),
         backend=str(table["backend"]),
-        expect=_one_of(table.get("expect", "reproduces"), ("reproduces", "gone")),
+        expect=expect,
         call=CallPath(table.get("call", CallPath.TORCH_COMPILE)),
         device=str(table.get("device", "cpu")),
         nodes=int(table.get("nodes", 0)),
@@ -201,12 +204,6 @@ def _header(path: Path, table: Mapping[str, Any], required: tuple[str, ...]) -> 
         modules=tuple(table.get("reference", {}).get("modules", ())),
         table=table,
     )
-
-
-def _one_of(value: str, known: tuple[str, ...]) -> str:
-    if value not in known:
-        raise ValueError(f"expect = {value!r}, known are {', '.join(known)}")
-    return value
 
 
 def _context(modes: Mapping[str, Any], origin: Mapping[str, Any]) -> Context:
@@ -241,8 +238,6 @@ def _provenance(origin: Mapping[str, Any]) -> Provenance:
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _SHORT_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
-DOTTED = frozenset({"signature"})
-"""Tables whose values get a line each; others are written in one line."""
 
 
 def write_lines(table: Mapping[str, Any]) -> Iterator[str]:
@@ -252,10 +247,7 @@ def write_lines(table: Mapping[str, Any]) -> Iterator[str]:
     No line holds a character that any reader takes for a line break.
     """
     for key, value in table.items():
-        if key in DOTTED and isinstance(value, Mapping) and value:
-            yield from (f"{_key(key)}.{_key(part)} = {write_value(item)}" for part, item in value.items())
-        else:
-            yield f"{_key(key)} = {write_value(value)}"
+        yield f"{_key(key)} = {write_value(value)}"
 
 
 def _key(key: str) -> str:

@@ -1,14 +1,12 @@
-"""A script back into the case it was written from; this runs its ``inputs()`` and its backend's imports."""
+"""A script back into the case it was written from: its parts by their syntax, then its ``inputs()`` and its backend, which are run."""
 
 from __future__ import annotations
 
 import ast
 import itertools
-import linecache
-import sys
-import types
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,13 +16,17 @@ from torch import Tensor, fx
 from minidbg import references
 from minidbg.case import BackendRef, CallPath, Case, Level
 from minidbg.errors import UnreadableRepro
-from minidbg.graphs import capture_by_dynamo, recipes, tensors, write_module
-from minidbg.graphs.comments import comments_by_line, stack_trace
+from minidbg.failure import Kind
+from minidbg.graphs import capture_by_dynamo, origins, tensors, write_module
 from minidbg.graphs.constructed import all_imports_of
+from minidbg.graphs.expressions import quoted
+from minidbg.graphs.origins import comments_by_line, dedented, stack_trace
 from minidbg.graphs.parse import NotOurForm, read_module
 from minidbg.graphs.source import by_name, write_graph_builder
-from minidbg.repro.header import Header, header_of, script_text
-from minidbg.repro.parts import Parts, backend_of, read_parts
+from minidbg.metadata import DIVIDER, backend_in
+from minidbg.oracle.embed import harness_names
+from minidbg.repro.header import Header, header_of, literal_options, script_text
+from minidbg.repro.render import EMBEDDED_MARK, OWN_NAMES, SCRIPT_IMPORTS
 
 _numbers = itertools.count(1)
 
@@ -74,21 +76,13 @@ def load(path: Path | str) -> Case:
 
 def _namespace(path: Path, parts: Parts, reference: BackendRef) -> dict[str, Any]:
     """The globals of the script's own definitions, in a module that can be found by its name: dynamo looks for it."""
-    name = f"minidbg_repro_{next(_numbers)}"
-    module = types.ModuleType(name)
-    namespace = module.__dict__
+    known: dict[str, Any] = {}
     if reference.embedded:
         # Evaluated where resolve has run the embedded definitions, once: operators cannot be registered twice.
-        namespace.update(
-            cast(Any, references.resolve(replace(reference, setup=(), expression="dict(globals())")))
-        )
-    namespace.update(__name__=name, __file__=str(path), torch=torch)
-    sys.modules[name] = module
+        known |= cast(Any, references.resolve(replace(reference, setup=(), expression="dict(globals())")))
+    known |= {"__file__": str(path), "torch": torch}
     text = "\n\n".join([*parts.imports, parts.stored, parts.model, parts.inputs])
-    file = f"<{name}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    exec(compile(text, file, "exec"), namespace)
-    return namespace
+    return references.run_as_module(f"minidbg_repro_{next(_numbers)}", text, **known)
 
 
 def _graph(
@@ -112,7 +106,7 @@ def _graph(
 
 
 def _remember_inputs(function: str, names: Sequence[str], values: Sequence[Any]) -> None:
-    made = recipes.read_recipes(function, names)
+    made = origins.read_recipes(function, names)
     seen: set[int] = set()
     for name, value in zip(names, values, strict=True):
         recipe = made.get(name)
@@ -123,7 +117,7 @@ def _remember_inputs(function: str, names: Sequence[str], values: Sequence[Any])
             # the file lies beside that script; what is written next has a file of its own, or none
             and not any("stored(" in text for text in recipe.statements)
         ):
-            recipes.remember(value, recipe)
+            origins.remember(value, recipe)
         seen.add(id(value))
 
 
@@ -136,9 +130,9 @@ def _remember_constants(model: str, graph_module: fx.GraphModule) -> None:
         if isinstance(owner, fx.GraphModule) and isinstance(definition, ast.FunctionDef):
             _remember_locations(maker, comments, owner)
         for name, expression, column in builds:
-            value, text = _attribute(owner, name), recipes.dedented(model, expression, column)
+            value, text = _attribute(owner, name), origins.dedented(model, expression, column)
             if isinstance(value, Tensor) and "stored(" not in text:
-                recipes.remember(value, recipes.Recipe("value", (f"value = {text}",)))
+                origins.remember(value, origins.Recipe("value", (f"value = {text}",)))
 
 
 def _attribute(owner: Any, path: str) -> Any:
@@ -216,3 +210,141 @@ def _added_imports(
     write = write_graph_builder if call is CallPath.DIRECT else write_module
     needed = {*write(graph_module, constant_expression=by_name).imports, *all_imports_of(inputs)}
     return tuple(line for line in parts.imports if line not in needed)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Source texts out of a script, as they are written there."""
+
+    model: str
+    """``class Repro``, or ``def graph``."""
+    inputs: str
+    backend: str
+    stored: str = ""
+    imports: tuple[str, ...] = ()
+    """Import statements at the top level, above the judge, without those that every script has."""
+    copied: str = ""
+    """What was embedded when the script was written."""
+    added: str = ""
+    """All other definitions above the judge: a person's."""
+
+
+def read_parts(text: str, header: Header) -> Parts:
+    """The parts of the script ``text``. Raises UnreadableRepro for a script that Python or minidbg does not understand."""
+    try:
+        nodes = ast.parse(text).body
+    except (SyntaxError, ValueError) as error:
+        raise UnreadableRepro(f"{header.path}: not a Python script any more: {error}") from error
+    named = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    model = named.get("graph" if header.call == "direct" else "Repro")
+    given = named.get("inputs")
+    if model is None or given is None:
+        missing = "inputs" if model else "graph" if header.call == "direct" else "Repro"
+        raise UnreadableRepro(f"{header.path}: no definition of {missing!r} is left in it")
+    own = named.get("backend")
+    upper = _above_judge(text, nodes, header.kind)
+    lines = text.split("\n")
+    start = lines.index(EMBEDDED_MARK) + 1 if EMBEDDED_MARK in lines else 0
+    end = _first_line(own or model)
+    others = [node for node in upper if not start < node.lineno < end] if start else upper
+    return Parts(
+        model=source_of(text, model),
+        inputs=source_of(text, given),
+        backend=source_of(text, own) if own else named_backend(text, header),
+        stored=source_of(text, named["stored"]) if "stored" in named else "",
+        imports=tuple(
+            line for line in map(ast.unparse, filter(_is_import, others)) if line not in SCRIPT_IMPORTS
+        ),
+        copied=_between(text, start, end, named.get("load_by_path")) if start else "",
+        added="\n\n\n".join(source_of(text, node) for node in others if not _is_import(node)),
+    )
+
+
+def named_backend(text: str, header: Header) -> str:
+    """``def backend()`` for a script that has none, since its backend is a name or one of its functions."""
+    return f"def backend():\n    return {backend_in(text) or quoted(header.backend)}"
+
+
+def _is_import(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Import | ast.ImportFrom)
+
+
+def _between(text: str, start: int, end: int, loader: ast.stmt | None) -> str:
+    """The lines after ``start`` and before ``end``, without our own ``load_by_path`` at their beginning."""
+    if loader is not None and start < loader.lineno < end:
+        start = loader.end_lineno or start
+    return "\n".join(text.split("\n")[start : end - 1]).strip("\n")
+
+
+def source_of(text: str, node: ast.stmt) -> str:
+    """The text of a top-level statement with its decorators."""
+    lines = text.split("\n")
+    return "\n".join(lines[_first_line(node) - 1 : node.end_lineno])
+
+
+def _first_line(node: ast.stmt) -> int:
+    decorators = node.decorator_list if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
+    return min(node.lineno, *(decorator.lineno for decorator in decorators), node.lineno)
+
+
+def _above_judge(text: str, nodes: list[ast.stmt], kind: Kind) -> list[ast.stmt]:
+    """Top-level statements that are neither our own parts nor the judge's."""
+    lines = text.split("\n")
+    end = lines.index(DIVIDER) + 1 if DIVIDER in lines else len(lines)
+    judge: frozenset[str] = harness_names(kind)
+    found = []
+    for node in nodes:
+        name = getattr(node, "name", None)
+        is_docstring = node is nodes[0] and isinstance(node, ast.Expr)
+        is_main = isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
+        if (
+            node.lineno <= end
+            and name not in OWN_NAMES
+            and name not in judge
+            and not is_docstring
+            and not is_main
+            and not (isinstance(node, ast.AugAssign) and ast.unparse(node.target) == "sys.path")
+        ):
+            found.append(node)
+    return found
+
+
+def backend_of(parts: Parts, header: Header) -> BackendRef:
+    """The reference that the script's ``def backend()`` stands for, as it is written now."""
+    table = header.table
+    reference = table.get("reference", {})
+    plain = BackendRef(
+        name=header.backend,
+        expression="",
+        embedded=_embedded(parts, parts.added),
+        files=tuple(reference.get("files", ())),
+        paths=tuple(table.get("paths", ())),
+        options=literal_options(table.get("options", {})),
+        mode=table.get("mode"),
+        requirements=tuple(reference.get("requirements", ())),
+        remarks=tuple(reference.get("remarks", ())),
+        modules=header.modules,
+    )
+    function = ast.parse(parts.backend).body[0]
+    assert isinstance(function, ast.FunctionDef)
+    comments = [
+        node for node in function.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    ]
+    *setup, last = [node for node in function.body if node not in comments] or [ast.Pass()]
+    returns = any(isinstance(part, ast.Return) for node in setup for part in ast.walk(node))
+    if isinstance(last, ast.Return) and last.value is not None and not returns:
+        lines = tuple(dedented(parts.backend, node) for node in setup)
+        return replace(plain, setup=lines, expression=dedented(parts.backend, last.value))
+    # A person made more of it than imports and a value: it is kept whole, under another name.
+    whole = re.sub(r"\bdef backend\b", "def make_backend", parts.backend, count=1)
+    added = f"{parts.added}\n\n\n{whole}".strip("\n")
+    return replace(plain, embedded=_embedded(parts, added), expression="make_backend()")
+
+
+def _embedded(parts: Parts, added: str) -> str:
+    """What was embedded, and what a person added, with the imports at the top of the script that they count on."""
+    future, torch = SCRIPT_IMPORTS[0], SCRIPT_IMPORTS[-1]
+    imports = (future, torch) if added else (future,) if parts.copied else ()
+    more = parts.imports if added else ()
+    head = "\n".join(line for line in (*imports, *more) if line not in parts.copied.split("\n"))
+    return "\n\n\n".join(part for part in (head, parts.copied, added) if part)

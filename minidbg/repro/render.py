@@ -18,11 +18,11 @@ from torch import Tensor
 from minidbg.case import BackendRef, CallPath, Case
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind
-from minidbg.graphs import recipes, source, tensors
-from minidbg.graphs.contents import WITH_CARE, Contents
+from minidbg.graphs import describing, origins, source, tensors
+from minidbg.graphs.contents import WITH_CARE, ValueReader
+from minidbg.graphs.expressions import quoted
 from minidbg.graphs.fill_text import with_generator
 from minidbg.graphs.fills import How
-from minidbg.graphs.literals import quoted
 from minidbg.graphs.mutation import mutated_placeholders
 from minidbg.graphs.ranks import with_group
 from minidbg.graphs.source import write_graph_builder
@@ -37,13 +37,15 @@ from minidbg.repro.wording import docstring
 
 SCRIPT_IMPORTS = (
     "from __future__ import annotations",
+    "import getopt, os, re, sys, traceback",
+    "import getopt, os, re, subprocess, sys, traceback",
     "import os, re, sys, traceback",
     "import os, re, subprocess, sys, traceback",
     "import sys",
     "from getopt import getopt",
     "import torch",
 )
-"""Imports that a script has for itself; the judge's annotations in a standalone one name what is defined below them."""
+"""Imports that a script has for itself, or had until minidbg wrote it otherwise; the judge's annotations in a standalone one name what is defined below them."""
 EMBEDDED_MARK = "# Copied from the program that failed:"
 VALUE_LIMIT_BYTES = 1 << 30
 OWN_NAMES = ("backend", "Repro", "graph", "inputs", "stored", "test_repro", "load_by_path", *selfcheck.NAMES)
@@ -83,7 +85,7 @@ def render(
     *,
     exactness: Exactness = Exactness.SEEDED,
     value_limit_bytes: int = VALUE_LIMIT_BYTES,
-    contents: Contents = WITH_CARE,
+    contents: ValueReader = WITH_CARE,
     kind: Kind | None = None,
     remark: str = "",
 ) -> Script:
@@ -93,10 +95,7 @@ def render(
     Raises CannotWrite naming the part of the case that has no form in a script, or values beyond ``value_limit_bytes``,
     and NoShortForm for a case that a short script cannot show.
     """
-    size = tensors.bytes_to_store(case.inputs, exactness)
-    if size > value_limit_bytes:
-        told = f"they take {size / 1e6:.1f} MB, and value_limit_bytes allows {value_limit_bytes / 1e6:.1f} MB"
-        raise CannotWrite("the values of the inputs", told)
+    check_size(case, exactness, value_limit_bytes)
     kind = case.kind or kind or Kind.COMPILE
     case = with_group(case)
     is_standalone = form is Form.STANDALONE
@@ -106,7 +105,7 @@ def render(
     stored: dict[str, Tensor] = {}
     explicit = case.context.default_dtype != "torch.float32"
     model = _model(case, exactness, stored, explicit=explicit)
-    specs = tensors.describe(
+    specs = describing.describe(
         case.inputs, model.input_names, exactness, stored, dynamic_dims=case.dynamic_dims, contents=contents
     )
     device = tensors.main_device(specs)
@@ -140,6 +139,14 @@ def render(
     text = fill(form.value, variables, functools.partial(_check_own, case=case))
     _check(text)
     return Script(text, stored)
+
+
+def check_size(case: Case, exactness: Exactness, limit_bytes: int) -> None:
+    """Raise CannotWrite where a script of ``case`` would store more than ``limit_bytes`` of values."""
+    size = describing.bytes_to_store(case.inputs, exactness)
+    if size > limit_bytes:
+        why = f"they take {size / 1e6:.1f} MB, and value_limit_bytes allows {limit_bytes / 1e6:.1f} MB"
+        raise CannotWrite("the values of the inputs", why)
 
 
 def _lines_that_judge(case: Case, header: str, model: str, plain_backend: str) -> dict[str, Any]:
@@ -183,10 +190,7 @@ def inputs_function(specs: Sequence[InputSpec], device: str, *, explicit: bool) 
     returned = f"({names[0]},)" if len(names) == 1 else ", ".join(names) if names else "()"
     line = f"return {returned}"
     if len(line) > 100:
-        listed = textwrap.fill(
-            ", ".join(names), 96, initial_indent="    ", subsequent_indent="    ", break_long_words=False
-        )
-        line = f"return (\n{listed},\n)"
+        line = f"return (\n{source.listed(names)},\n)"
     return f'def inputs(device="{device}"):\n' + textwrap.indent(f"{body}\n{line}" if body else line, "    ")
 
 
@@ -200,7 +204,7 @@ def _model(
 
     if case.call is CallPath.DIRECT:
         return write_graph_builder(case.graph_module, constant_expression=expression)
-    return source.write_module(case.graph_module, "Repro", inputs=case.inputs, constant_expression=expression)
+    return source.write_module(case.graph_module, "Repro", constant_expression=expression)
 
 
 def constant_expression(
@@ -211,13 +215,13 @@ def constant_expression(
     Integers and small tensors are part of the program, so they are exact even where inputs are seeded. Random ones are
     the same in each instance of the module. What the text reads from the file is put into ``stored``.
     """
-    recipe, plain = recipes.recall(value), value.detach()
+    recipe, plain = origins.recall(value), value.detach()
     if recipe is not None and len(recipe.statements) == 1:
-        recipes.remember(plain, recipe)
+        origins.remember(plain, recipe)
     faithful = Exactness.SMALL if exactness is Exactness.SEEDED else exactness
-    (spec,) = tensors.describe([plain], ["value"], faithful)
+    (spec,) = describing.describe([plain], ["value"], faithful)
     if spec.places or spec.is_inference:
-        (spec,) = tensors.describe([plain.clone()], ["value"], Exactness.EXACT)
+        (spec,) = describing.describe([plain.clone()], ["value"], Exactness.EXACT)
     if spec.fill.how is How.WRITTEN:
         return spec.fill.text.removeprefix("value = ")
     text = tensors.expression(spec, device="", explicit=explicit)

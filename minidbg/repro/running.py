@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -82,15 +81,6 @@ def start_ahead(backend: str) -> processes.Standby:
     """A fresh interpreter for one ``run`` of a script for ``backend`` (its name), which imports torch meanwhile."""
     modules = ["torch", "torch._dynamo", *(["torch._inductor.compile_fx"] if backend == "inductor" else [])]
     return processes.Standby(modules, env=dict.fromkeys(THREAD_VARIABLES))
-
-
-def _answer(stdout: str) -> Outcome | None:
-    """The outcome in the last line, if the script came so far."""
-    lines = [line for line in stdout.splitlines() if line.strip()]
-    try:
-        return Outcome.from_json(json.loads(lines[-1])) if lines else None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
 
 
 # --- with the torch of other interpreters ---

@@ -11,7 +11,7 @@ from minidbg.case import Case, Context
 from minidbg.failure import Kind
 from minidbg.graphs.size import call_nodes, call_targets
 from minidbg.oracle.signature import meaningful_lines
-from minidbg.references.literals import write_literal
+from minidbg.references.source_text import write_literal
 
 TITLE_WIDTH = 110
 MESSAGE_LINES = 4
@@ -85,7 +85,7 @@ def docstring(case: Case, *, values: str, remark: str = "") -> str:
         more = [first, *more]
     message = "\n".join(f"    {line}" for line in more if line)
     parts = [headline, message, "\n".join([*([remark] if remark else []), *_story(case, values), USAGE])]
-    return escaped("\n\n".join(part for part in parts if part)) + "\n"
+    return escaped("\n\n".join(part for part in parts if part))
 
 
 def escaped(text: str) -> str:

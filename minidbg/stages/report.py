@@ -13,7 +13,7 @@ from minidbg.errors import UnreadableRepro
 from minidbg.failure import Verdict
 from minidbg.metadata import BLOCK
 from minidbg.repro import Header
-from minidbg.repro.files import replace_file
+from minidbg.repro.folder import replace_file
 from minidbg.repro.header import header_of, script_text, write_value
 from minidbg.repro.wording import USAGE, escaped
 

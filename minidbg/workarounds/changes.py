@@ -16,9 +16,9 @@ from torch.fx.passes.split_module import split_module
 
 from minidbg import _torch, processes, references
 from minidbg.case import CallPath, Case
-from minidbg.graphs.comments import location
 from minidbg.graphs.copying import clone_values, copy_graph_module
 from minidbg.graphs.effects import is_call
+from minidbg.graphs.origins import location
 
 INDUCTOR_OPTIONS: Mapping[str, Any] = {
     "emulate_precision_casts": True,

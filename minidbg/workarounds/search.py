@@ -26,8 +26,7 @@ from minidbg.oracle import harness
 from minidbg.oracle.agreement import differ
 from minidbg.oracle.embed import settings_of
 from minidbg.oracle.execute import fresh, written
-from minidbg.repro.files import replace_file
-from minidbg.repro.folder import HIDDEN, hidden
+from minidbg.repro.folder import HIDDEN, hidden, replace_file
 from minidbg.workarounds import changes
 from minidbg.workarounds.changes import Change
 

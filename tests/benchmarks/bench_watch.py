@@ -142,7 +142,7 @@ def write_repros(backend: str, count: int, folder: Path, env: dict[str, str]) ->
                 changed,
                 flags=re.S,
             )
-            changed = changed.replace('# backend = "bench"', '# backend = "inductor"')
+            changed = changed.replace('backend = "bench"', 'backend = "inductor"')
             if number % 5 == 0:
                 changed = changed.replace(f"torch.{op}(x)", INDUCTOR_FAILS)
         if (op not in BROKEN) if backend == "custom" else (number % 5 != 0):
@@ -154,8 +154,8 @@ def write_hangs(model: Path, count: int) -> None:
     """That many scripts like ``model`` which hang, and say so in their headers."""
     for number in range(count):
         text = model.read_text().replace("torch.relu(", "torch.cosh(").replace("for relu", "for cosh")
-        text = text.replace('# kind = "compile"', '# kind = "hang"\n# time_limit_s = 10.0')
-        text = re.sub(r"(?m)^# signature\..*\n", "", text)
+        text = text.replace('kind = "compile"', 'kind = "hang", time_limit_s = 10.0')
+        text = re.sub(r"signature = \{[^{}]*\}, ", "", text)
         (model.parent / f"h{number}_cosh.py").write_text(text.replace("(2, 4)", f"({number + 2}, 4)"))
 
 

@@ -14,7 +14,7 @@ from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError
 from minidbg.backend import report_of, wrap
 from minidbg.case import BackendRef, Case
 from minidbg.failure import Kind, Verdict
-from minidbg.graphs.capture import capture_by_dynamo
+from minidbg.graphs.copying import capture_by_dynamo
 from minidbg.oracle import execute
 
 BROKEN = [

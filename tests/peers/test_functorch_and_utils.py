@@ -10,7 +10,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from minidbg.graphs import instantiate, write_module
-from minidbg.graphs.capture import NoGraph, capture_by_dynamo
+from minidbg.graphs.copying import NoGraph, capture_by_dynamo
 from minidbg.graphs.fills import Fill, How
 from minidbg.graphs.specs import InputSpec
 from minidbg.graphs.tensors import statements

@@ -90,7 +90,10 @@ def with_minidbg(situation: Situation, folder: Path, *, seconds: float = 600.0) 
     verdict = re.search(
         r"(?m)^(reproduces|gone|changed|crashed|timeout|skipped|invalid|flaky)\b.*", again.output
     )
-    nodes, kind = re.search(r"(?m)^# nodes = (\d+)", text), re.search(r'(?m)^# kind = "(\w+)"', text)
+    nodes, kind = (
+        re.search(r"(?m)^# .*\bdevice = \S+, nodes = (\d+)", text),
+        re.search(r'(?m)^# .*\bkind = "(\w+)"', text),
+    )
     return Result(
         ended.seconds,
         repros[0],

@@ -44,9 +44,9 @@ def forward_of(source: ModuleSource) -> list[str]:
     return [line.strip() for line in body if line.startswith("        ") and not line.strip().startswith("#")]
 
 
-def assert_round_trip(gm: fx.GraphModule, inputs: Any = None) -> ModuleSource:
+def assert_round_trip(gm: fx.GraphModule) -> ModuleSource:
     """Written, read and written again: the same text and the same graph, as a class and as a builder."""
-    source = write_module(gm, inputs=inputs, constant_expression=by_name)
+    source = write_module(gm, constant_expression=by_name)
     back = read_module(source.text, namespace_of(source))
     back.graph.lint()
     assert write_module(back, constant_expression=by_name).text == source.text

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from minidbg import _torch
 from minidbg.graphs.attributes import by_name
-from minidbg.graphs.capture import capture_by_dynamo
+from minidbg.graphs.copying import capture_by_dynamo
 from minidbg.graphs.expressions import BINARY, UNARY
 from minidbg.graphs.mutation import mutated_placeholders
 from minidbg.graphs.parse import read_module
@@ -105,9 +105,7 @@ def graph_modules(draw: st.DrawFn, depth: int = 1) -> fx.GraphModule:
 @st.composite
 def placeholders(draw: st.DrawFn, graph: fx.Graph) -> fx.Node:
     target = "a" + draw(st.text("abLx_modules.0", max_size=8))
-    node = graph.placeholder(draw(st.sampled_from([f"L_{target}_", target])))
-    node.meta["input_comment"] = draw(texts)
-    return node
+    return graph.placeholder(draw(st.sampled_from([f"L_{target}_", target])))
 
 
 def a_call(draw: st.DrawFn, graph: fx.Graph, nodes: list[fx.Node], *_: Any) -> fx.Node:

@@ -24,7 +24,7 @@ from minidbg.backend.capture import (
 from minidbg.backend.chain import Link
 from minidbg.errors import BackendUnreachable
 from minidbg.failure import Direction, Kind
-from minidbg.graphs.comments import short_path, user_line
+from minidbg.graphs.origins import short_path, user_line
 from minidbg.settings import Settings
 
 

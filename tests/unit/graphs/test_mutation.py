@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from graphs_to_write import graph_of
 from torch import Tensor, fx, nn
 
-from minidbg.graphs.capture import capture_by_dynamo
+from minidbg.graphs.copying import capture_by_dynamo
 from minidbg.graphs.mutation import mutated_placeholders, written_attributes
 
 

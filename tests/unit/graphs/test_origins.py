@@ -7,7 +7,7 @@ import os
 import torch
 from torch import fx
 
-from minidbg.graphs.comments import location, user_line
+from minidbg.graphs.origins import location, user_line
 from minidbg.hunt import samples
 
 TORCH = os.path.join(os.path.dirname(torch.__file__), "nn", "functional.py")

@@ -17,7 +17,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from minidbg.backend.kept import refusal
 from minidbg.case import BackendRef, Case
 from minidbg.errors import CannotWrite
-from minidbg.graphs import ranks, tensors, write_module
+from minidbg.graphs import describing, ranks, tensors, write_module
 from minidbg.graphs.parse import read_module
 from minidbg.graphs.specs import Exactness
 from minidbg.reduction import minimize
@@ -36,7 +36,7 @@ def group() -> Iterator[None]:
 
 def made_again(value: Any, exactness: Exactness = Exactness.EXACT) -> tuple[Any, str]:
     """What a script would make of ``value``, and its text."""
-    specs = tensors.describe([value], ["x"], exactness)
+    specs = describing.describe([value], ["x"], exactness)
     lines = [*tensors.imports_for(specs), *tensors.statements(specs)]
     return tensors.materialise(specs)[0], "\n".join(lines)
 
@@ -82,7 +82,7 @@ def test_a_subclass_is_written_by_its_own_constructor() -> None:
 
 def test_nested_tensors_that_share_their_offsets_still_do() -> None:
     one = torch.nested.nested_tensor_from_jagged(torch.randn(6, 3), torch.tensor([0, 2, 6]))
-    specs = tensors.describe([one, one.sin()], ["a", "b"], Exactness.SEEDED)
+    specs = describing.describe([one, one.sin()], ["a", "b"], Exactness.SEEDED)
     first, second = tensors.materialise(specs)
     assert (first + second).is_nested  # eager refuses to add those of other offsets
     assert first.offsets().tolist() == [0, 2, 6]
@@ -106,7 +106,7 @@ def test_a_subclass_that_cannot_be_taken_apart_is_refused_by_its_name() -> None:
 @pytest.mark.usefixtures("group")
 def test_a_mesh_among_other_inputs_leaves_their_shared_storage_alone() -> None:
     whole, mesh = torch.zeros(4), DeviceMesh("cpu", [0, 1, 2, 3])
-    specs = tensors.describe([mesh, whole, whole[:2]], ["mesh", "x", "y"])
+    specs = describing.describe([mesh, whole, whole[:2]], ["mesh", "x", "y"])
     made, x, y = tensors.materialise(specs)
     assert made == mesh
     assert x.data_ptr() == y.data_ptr()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from minidbg import _torch
-from minidbg.graphs.facts import FactKind
+from minidbg.graphs.effects import FactKind
 from minidbg.graphs.record import Recording, runs_in_eager
 from minidbg.graphs.runs import EagerFailure
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from minidbg.errors import CannotWrite
-from minidbg.graphs.targets import LOADED_WITH_TORCH, Reference, reference_to
+from minidbg.graphs.names import LOADED_WITH_TORCH, Reference, reference_to
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_what_is_not_reachable_is_refused() -> None:
     def local() -> None: ...
 
     local.__qualname__ = "reference_to"  # a name that leads elsewhere
-    local.__module__ = "minidbg.graphs.targets"
+    local.__module__ = "minidbg.graphs.names"
     for value in (local, lambda: None, torch.relu.__call__):
         with pytest.raises(CannotWrite):
             reference_to(value)

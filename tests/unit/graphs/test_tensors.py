@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from minidbg.errors import CannotWrite
 from minidbg.graphs.copying import clone_values
+from minidbg.graphs.describing import describe
 from minidbg.graphs.specs import Exactness
-from minidbg.graphs.tensors import as_scripts_do, describe, main_device, materialise, statements
+from minidbg.graphs.tensors import as_scripts_do, main_device, materialise, statements
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
 

@@ -204,10 +204,22 @@ def test_a_line_that_was_being_written_is_no_damage(tmp_path: Path, oracle: list
     assert written.certified
 
 
-def test_the_best_so_far_is_on_disk_after_each_success(
+def test_a_quick_reduction_writes_nothing_but_its_result(
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    write = repro.write
+    monkeypatch.setattr(repro, "write", lambda *a, **how: (written.append(a[1].name), write(*a, **how))[1])
+    assert reduced(with_its_failure(failing_case()), tmp_path).path is not None
+    assert written[0] == "draft.py"
+    assert not set(written) & {"best.py"}
+
+
+def test_the_best_so_far_of_a_long_search_is_on_disk(
     tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = with_its_failure(failing_case())
+    monkeypatch.setattr(session, "BEST_EVERY_S", 0.0)
     submit = session.isolation.submit
     seen: list[int] = []
 

@@ -6,7 +6,7 @@ import pytest
 
 from minidbg.case import BackendRef
 from minidbg.references import avoid_names
-from minidbg.references.renaming import renamed
+from minidbg.references.resolving import renamed
 
 PROGRAM = """
 from time import time

@@ -1,15 +1,18 @@
-"""What a script says about itself, read without running it."""
+"""What a script says about itself, read without running it; what is written as TOML is read back, whatever it holds."""
 
+import tomllib
 from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minidbg.case import BackendRef, CallPath, Context, Provenance
 from minidbg.errors import UnreadableRepro
 from minidbg.failure import Direction, Kind, Signature
 from minidbg.repro import read_header, write
-from minidbg.repro.header import torch_requirement
+from minidbg.repro.header import torch_requirement, write_lines, write_value
 
 CONTEXT = Context(
     grad=False,
@@ -57,6 +60,7 @@ def test_reading_executes_nothing(make_case, tmp_path):
         lambda text: "\ufeff" + text,
         lambda text: "# my notes\n\n" + text,
         lambda text: text.replace("def inputs", "def broken syntax ("),
+        lambda text: text.replace("# details", "# attempts = 3\n# details"),
         lambda text: text.removesuffix("# ///\n") + "#\n# [tool.minidbg.mine]\n# x = 1\n#\n# ///\n",
     ],
     ids=[
@@ -64,6 +68,7 @@ def test_reading_executes_nothing(make_case, tmp_path):
         "byte order mark",
         "a comment above",
         "code that no longer parses",
+        "a value of one's own",
         "more tables",
     ],
 )
@@ -83,12 +88,12 @@ def test_expect_gone_is_read(make_case, tmp_path):
     ("damage", "why"),
     [
         (lambda text: "print(1)\n", "no '# /// script' block"),
-        (lambda text: text[: text.index("# kind")], "no '# /// script' block"),
-        (lambda text: text.replace('# kind = "compile"', "# kind = compile"), "no TOML"),
-        (lambda text: text.replace('# kind = "compile"', '# kind = "mystery"', 1), "mystery"),
+        (lambda text: text[: text.index("# details")], "no '# /// script' block"),
+        (lambda text: text.replace('kind = "compile"', "kind = compile"), "no TOML"),
+        (lambda text: text.replace('kind = "compile"', 'kind = "mystery"', 1), "mystery"),
         (lambda text: text.replace("tool.minidbg", "tool.other"), r"no \[tool.minidbg\]"),
         (lambda text: text.replace("schema = 1", "schema = 9"), "schema 9"),
-        (lambda text: text.replace("# schema = 1\n", ""), "schema"),
+        (lambda text: text.replace("schema = 1, ", ""), "schema"),
         (lambda text: text.replace('expect = "reproduces"', 'expect = "perhaps"'), "perhaps"),
         (lambda text: text + text, "2 '# /// script' blocks"),
         (lambda text: text.replace("types = [", "types = 3 # ["), "damaged"),
@@ -150,3 +155,57 @@ def test_stored_tensors_bring_their_readers(make_case, tmp_path):
     case = make_case(inputs=(torch.randn(30, 30),))
     path = write(case, tmp_path / "r.py", exactness=Exactness.EXACT)
     assert read_header(path).dependencies == ("torch==2.13.0", "safetensors", "numpy")
+
+
+def test_what_a_person_adds_on_a_line_of_its_own_counts(make_case, tmp_path):
+    path = write(make_case(), tmp_path / "r.py")
+    path.write_text(path.read_text().replace("# details", '# device = "cuda:1"\n# details'))
+    header = read_header(path)
+    assert (header.device, header.table["device"], header.nodes) == ("cuda:1", "cuda:1", 1)
+    assert "details" not in header.table
+
+
+def test_a_header_with_a_line_for_each_value_is_read_as_before(make_case, tmp_path):
+    path = write(make_case(), tmp_path / "r.py")
+    now = read_header(path)
+    text = path.read_text()
+    start, end = text.index("# details"), text.index("# ///\n", text.index("# details"))
+    lines = "".join(
+        f"# {line}\n" for line in write_lines({k: v for k, v in now.table.items() if k != "expect"})
+    )
+    path.write_text(text[:start] + lines + text[end:])
+    assert read_header(path) == now
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+VALUES = st.recursive(
+    st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(TEXT, VALUES, max_size=5))
+def test_every_table_is_read_back(table):
+    lines = "\n".join(write_lines({"x": table, "signature": table}))
+    assert tomllib.loads(lines).get("x") == tomllib.loads(lines).get("signature") == table
+
+
+@given(st.text())
+def test_a_string_stays_on_one_line_for_every_reader(text):
+    written = write_value(text)
+    assert written.splitlines() == [written]
+    written.encode()
+
+
+@pytest.mark.parametrize(
+    "hostile", ['"""', "\\", "\\u0041", "'''", "\x00\x1b\x7f\x85\u2028\r\n", "# ///", "\ud800"]
+)
+def test_hostile_strings_are_read_back(hostile):
+    read = tomllib.loads(f"message = {write_value(hostile)}")["message"]
+    assert read == hostile.replace("\ud800", "\ufffd")
+
+
+def test_a_value_without_a_form_is_an_error():
+    with pytest.raises(TypeError, match="NoneType"):
+        write_value(None)

@@ -41,7 +41,6 @@ def test_the_model_and_its_inputs_come_first(make_case):
         "\n"
         "class Repro(torch.nn.Module):\n"
         "    def forward(self, x):\n"
-        "        # x: float32[4, 8]\n"
         "        relu = x.relu()\n"
         "        return (relu,)\n"
         "\n"
@@ -120,7 +119,7 @@ def test_options_and_config_are_written_so_that_they_are_read(make_case):
     backend = BackendRef("b", '"b"', options={"a": (1, None), "b": 'x"y'})
     text = render(make_case(backend=backend)).text
     content = "\n".join(line[2:] for line in BLOCK.search(text)["content"].splitlines())
-    options = tomllib.loads(content)["tool"]["minidbg"]["options"]
+    options = tomllib.loads(content)["tool"]["minidbg"]["details"]["options"]
     assert ast.literal_eval(options) == {"a": (1, None), "b": 'x"y'}
 
 

@@ -3,14 +3,16 @@
 import re
 import subprocess
 import sys
+import traceback
 
 import pytest
 import torch
 from torch import fx
 
-from minidbg.case import BackendRef, CallPath, Case, Level
+from minidbg.case import BackendRef, CallPath, Case, Level, Provenance
 from minidbg.failure import Direction, Kind, Signature
 from minidbg.graphs import capture_by_dynamo
+from minidbg.oracle.signature import NO_GUARDS
 from minidbg.repro import NoShortForm, load, render, write
 from minidbg.repro.selfcheck import text_pattern, written_pattern
 
@@ -202,3 +204,41 @@ def test_a_dangerous_or_flaky_repro_lives_to_tell(kind, source, status, make_cas
     path.write_text(text.replace("timeout=30", "timeout=3") if source is HANGS else text)
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=100)
     assert done.returncode == status, done.stderr
+
+
+def test_any_error_of_dynamos_guards_is_the_same_failure(make_case):
+    """Which of three dynamo raises hangs on the order of hashes, which differs from process to process."""
+    case = make_case(
+        signature=Signature(Kind.COMPILE, message=NO_GUARDS), provenance=Provenance(message="IndexError: x")
+    )
+    (line,) = [line for line in render(case).text.splitlines() if "re.search(" in line]
+    judge = compile(line.strip(), "<line>", "exec")
+
+    def produce_guards_verbose():
+        raise AssertionError("sources must not be empty for symbol s9")
+
+    def other():
+        raise AssertionError("sources must not be empty for symbol s9")
+
+    for raises, same in ((produce_guards_verbose, True), (other, False)):
+        names = {"re": re, "traceback": traceback}
+        try:
+            raises()
+        except AssertionError as error:
+            names["error"] = error
+            exec(judge, names)
+        assert bool(names["same"]) is same
+
+
+def test_gradients_of_a_nested_result_are_asked_for(tmp_path):
+    """A reduced graph may return what ``torch.linalg.lu`` gives as it is: a tuple in a tuple."""
+    graph = fx.Graph()
+    graph.output((graph.call_function(torch.linalg.lu, (graph.placeholder("x"),)),))
+    backend = BackendRef("b", "b", embedded=GRADIENTS.format(wrong="1 / 0"))
+    signature = Signature(
+        Kind.RUNTIME, Direction.BACKWARD, ("ZeroDivisionError",), message="division by zero"
+    )
+    inputs = (torch.randn(2, 2, requires_grad=True),)
+    case = Case(fx.GraphModule({}, graph), inputs, backend, signature=signature, backward=True)
+    with pytest.raises(ZeroDivisionError):
+        namespace_of(render(case).text, tmp_path)["test_repro"]()

@@ -1,13 +1,134 @@
-"""The source statements that made a tensor, kept with it, so that a script that was read is written again as it stood."""
+"""Where a node and an input come from: the user's line in a comment, the statements of a script that was read."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Sequence
+import io
+import itertools
+import os
+import re
+import sys
+import tokenize
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from torch import Tensor
+import torch
+from torch import Tensor, fx
 from torch.utils.weak import WeakTensorKeyDictionary
+
+_IPYTHON = re.compile(r"<ipython-input-(\d+)-[0-9a-f]+>")
+_KERNEL = re.compile(r"[/\\]ipykernel_\d+[/\\]\d+\.py$")
+
+
+def cell_name(file: str) -> str:
+    """``cell 3`` when ``file`` is the source of one, else an empty text.
+
+    A kernel names its cells by a hash; which one it was is asked of the shell, while it runs.
+    """
+    match = _IPYTHON.fullmatch(file)
+    if match:
+        return f"cell {match[1]}"
+    if not _KERNEL.search(file):
+        return ""
+    number = _numbers().get(file)
+    return f"cell {number}" if number is not None else "a notebook cell"
+
+
+def _numbers() -> dict[str, int]:
+    """The shell's own table: file name to the number in ``In [3]``. Empty without a shell."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    # IPython's CachingCompiler keeps it; seen in 8 and 9
+    found = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    return dict(found) if isinstance(found, dict) else {}
+
+
+_FRAME = re.compile(r' *File "(.*)", line (\d+).*')
+_LOCATION = re.compile(r"(.+):(\d+)")
+TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
+HUNTS_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "hunt", "")
+
+
+def plain(text: str) -> str:
+    """``text`` on one line, without characters that could end a comment or hide in it."""
+    return "".join(char if char.isprintable() else "?" for char in text).strip()
+
+
+def user_frames(node: fx.Node) -> Iterator[tuple[str, str, str]]:
+    """File, line number and text of each line of the user's that ``node`` came from, the innermost first."""
+    trace = node.meta.get("stack_trace")
+    lines = trace.split("\n") if isinstance(trace, str) else []
+    for line, below in reversed(list(itertools.zip_longest(lines, lines[1:], fillvalue=""))):
+        match = _FRAME.fullmatch(line)
+        if match and is_the_users(match[1]):
+            yield match[1], match[2], below.strip()
+
+
+def location(node: fx.Node) -> str:
+    """``train.py:41`` of the innermost user frame known for ``node``, or nothing."""
+    for file, line, _ in user_frames(node):
+        return f"{cell_name(file) or plain(os.path.basename(file))}:{line}"
+    return ""
+
+
+def stack_trace(comment: str) -> str | None:
+    """The stack trace that ``location`` reads as ``comment``, or None for another comment."""
+    match = _LOCATION.fullmatch(comment)
+    return f'  File "{match[1]}", line {match[2]}, in forward\n' if match else None
+
+
+def comments_by_line(source: str) -> dict[int, str]:
+    """Line number (from 1) to comment text without ``#``, of correct source."""
+    return {
+        token.start[0]: token.string.removeprefix("#").strip()
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
+
+
+def user_line(graph_module: fx.GraphModule, message: str, *, last: bool = False) -> tuple[str, str]:
+    """``train.py:41`` and that line's text: of the node that ``message`` names, else of the first or ``last`` one.
+
+    Two empty texts when the graph knows no source lines.
+    """
+    traced = [node for node in graph_module.graph.nodes if node.stack_trace]
+    if last:
+        traced.reverse()
+    named = [node for node in traced if node.op.startswith("call_") and mentions(message, node)]
+    for node in (*named, *traced):
+        for file, line, text in user_frames(node):
+            return f"{short_path(file)}:{line}", text
+    return "", ""
+
+
+def is_the_users(file: str) -> bool:
+    """Whether ``file`` is neither torch's own, nor that of minidbg's own programs in a hunt, nor generated.
+
+    A notebook's cells are the user's.
+    """
+    return cell_name(file) != "" or not file.startswith((TORCH_FOLDER, HUNTS_FOLDER, "<"))
+
+
+def mentions(message: str, node: fx.Node) -> bool:
+    """Whether the error text names the node, or the source line that it stands for."""
+    last = str(node.stack_trace).strip().splitlines()[-1].strip()
+    if f"%{node.name} " in message or f"'{node.name}'" in message or (len(last) > 8 and last in message):
+        return True
+    # a name like "add" is also a word of any message; one like "add_3" is not
+    return (
+        re.search(r"[_\d]", node.name) is not None
+        and re.search(rf"\b{re.escape(node.name)}\b", message) is not None
+    )
+
+
+def short_path(file: str) -> str:
+    """Relative to the working directory where it lies in it, else the file's name: a path may tell too much."""
+    cell = cell_name(file)
+    if cell:
+        return cell
+    relative = os.path.relpath(file)
+    return Path(file).name if relative.startswith("..") else relative
 
 
 @dataclass(frozen=True, slots=True)
