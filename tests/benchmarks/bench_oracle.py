@@ -114,8 +114,6 @@ def recorder(model: Callable[..., Any], inputs: tuple[Any, ...], times: int) -> 
 
 def gpt2() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     spec = importlib.util.spec_from_file_location("gpt2_case", GPT2)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["gpt2_case"] = module
     spec.loader.exec_module(module)

@@ -115,7 +115,6 @@ def left_behind(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str
     found = {}
     for record in records:
         name = flights.read_name(record)
-        assert name is not None
         way, step, _ = pids[name.pid]
         found[way, step] = record
     return found
@@ -142,7 +141,6 @@ def test_death_becomes_a_verified_repro_of_one_node(
     assert written.path is not None, written.line
     assert written.verdict is Verdict.REPRODUCES
     header = repro.read_header(written.path)
-    assert header.signature is not None
     kind, direction, first = DEATHS[death]
     found = (header.kind, header.signature.direction, header.signature.types[0])
     assert found == (kind, direction, first)

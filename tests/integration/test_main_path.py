@@ -129,7 +129,6 @@ def test_a_repro_loads_as_a_case_and_is_checked(folder: Path) -> None:
         torch.relu
     ]
     assert case.kind is minidbg.Kind.COMPILE
-    assert case.signature is not None
     assert case.signature.types == ("ValueError",)
     assert [tuple(value.shape) for value in case.inputs] == [(1, 1)], "sizes do not matter to this failure"
     assert case.backend.name == "no_relu"
@@ -142,7 +141,6 @@ def test_reducing_a_repro_that_was_edited_by_hand(folder: Path, tmp_path: Path) 
     edited = tmp_path / "edited.py"
     text = only_repro(folder).read_text()
     found = re.search(r"( +)(\w+) = torch\.relu\((\w+)\)", text)
-    assert found is not None
     indent, result, argument = found.groups()
     line = f"{indent}{result} = sum(torch.relu({argument}).sin() for _ in range(2))"
     edited.write_text(text.replace(found[0], line))

@@ -126,7 +126,6 @@ def test_signal_to_minidbg_reaches_the_program_once(
             number, signal.SIG_DFL
         ),  # under nohup, or in the background, it is ignored
     ) as child:
-        assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         child.send_signal(number)
         said, _ = child.communicate(timeout=60)
@@ -145,7 +144,6 @@ def test_program_does_not_outlive_minidbg(folder: Path) -> None:
         stdout=subprocess.PIPE,
         text=True,
     ) as child:
-        assert child.stdout is not None
         pid = int(child.stdout.readline())
         child.kill()
     until = time.monotonic() + 20

@@ -84,8 +84,6 @@ def test_fork_answers_after_threads_autograd_and_inductor(tmp_path: Path) -> Non
 def from_file(name: str) -> tuple[Any, tuple[Any, ...]]:
     path = next(CASES.rglob(f"{name}.py"))
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
@@ -116,7 +114,6 @@ def one_pool(kernel: int) -> tuple[Any, tuple[Any, ...]]:
 def test_lowering_failure_is_the_same_in_one_op(call: CallPath) -> None:
     large = asked(*from_file("compile_188218_fractional_pool_kernel_zero"), call).signature
     small = asked(*one_pool(0), call).signature
-    assert large is not None
     assert large.types[1:] == ("torch._inductor.exc.LoweringException", "AssertionError")
     assert large.matches(small)
 
@@ -125,7 +122,6 @@ def test_failure_in_gpt2_is_the_same_in_one_op() -> None:
     pytest.importorskip("transformers")
     large = asked(*from_file("compile_193265_gpt2_step_schedule")).signature
     small = asked(*from_file("compile_193265_cumsum_0dim")).signature
-    assert large is not None
     assert large.kind is Kind.COMPILE
     assert large.matches(small)
 
@@ -135,7 +131,6 @@ def test_failure_in_gpt2_is_the_same_in_one_op() -> None:
 def test_runtime_failure_in_densenet_is_the_same_in_one_op() -> None:
     large = asked(*from_file("runtime_190272_densenet121_fractional_pool")).signature
     small = asked(*one_pool(-1)).signature
-    assert large is not None
     assert large.kind is Kind.RUNTIME
     assert large.matches(small)
 
@@ -143,7 +138,6 @@ def test_runtime_failure_in_densenet_is_the_same_in_one_op() -> None:
 def test_generated_kernel_that_reads_too_far_is_a_crash() -> None:
     outcome = asked(*from_file("crash_own_custom_op_fake_dtype"))
     assert outcome.verdict is Verdict.REPRODUCES
-    assert outcome.signature is not None
     assert (outcome.signature.kind, outcome.signature.types) == (Kind.CRASH, ("SIGSEGV",))
     assert "runtime" not in outcome.signature.frames
     assert outcome.signature.frames[0].endswith(":call")

@@ -58,7 +58,6 @@ def name_of(node: fx.Node) -> str:
     """``relu`` of torch.relu, of ``x.relu()``, of aten.relu.default, of a ReLU module that was left as one."""
     if node.op == "call_module":
         owner = node.graph.owning_module
-        assert owner is not None
         return type(owner.get_submodule(str(node.target))).__name__.lower()
     target = getattr(node.target, "overloadpacket", node.target)
     return str(getattr(target, "__name__", target)).rpartition(".")[2]

@@ -87,8 +87,6 @@ def test_since_when_is_right_over_nightly_runs_that_start_from_nothing(opened: O
         assert (state.verdict, state.since, state.runs) == (GOOD, 400.1, 3)
         (flip,) = history.flips()
         before, after = history.sweep(flip.last_before), history.sweep(flip.sweep)
-        assert before is not None
-        assert after is not None
         assert (str(before.revisions["/src"]), str(after.revisions["/src"])) == ("commit300.", "commit400.")
         assert [number for number, _ in history.results("r.py")] == [6, 5, 4, 3, 2, 1], "newest first"
         assert history.flips(unannounced=True) == [], "another machine has told of it"

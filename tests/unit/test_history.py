@@ -66,7 +66,6 @@ def test_sweeps_results_states_and_flips_are_read_back(history: History) -> None
     history.end_sweep(number, 4.0, "complete")
 
     sweep = history.sweep(number)
-    assert sweep is not None
     assert (sweep.files, sweep.end, sweep.revisions) == (
         ("src/a.py", "src/b.py"),
         "complete",

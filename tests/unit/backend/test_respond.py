@@ -27,7 +27,6 @@ def captured_in(folder: Path) -> Report:
 def test_a_folder_that_can_be_written_stays(tmp_path: Path) -> None:
     report = captured_in(tmp_path / "repros")
     assert report.line.startswith("captured, ")
-    assert report.capture is not None
     assert report.capture.is_relative_to(tmp_path / "repros")
     assert not list((tmp_path / "repros" / ".minidbg" / "drafts").iterdir())
 
@@ -39,7 +38,6 @@ def test_a_folder_that_cannot_be_written_is_told_and_replaced(
     in_the_way.write_text("a file")
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "temporary"))
     report = captured_in(in_the_way)
-    assert report.capture is not None
     assert report.capture.is_relative_to(tmp_path / "temporary" / f"minidbg_repros-{os.getuid()}")
     assert report.line.startswith(f"{in_the_way} cannot be written (")
     assert in_the_way.read_text() == "a file"

@@ -109,7 +109,6 @@ def test_every_command_has_help_a_first_sentence_and_q_and_v(
     said = capsys.readouterr().out
     assert said.startswith(f"Usage: minidbg {name}")
     command = root.get_command(click.Context(root), name)
-    assert command is not None
     assert (command.help or "").split("\n")[0].endswith(".")
     options = {one for parameter in command.params for one in parameter.opts}
     assert {"-q", "-v"} <= options

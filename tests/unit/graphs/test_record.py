@@ -135,7 +135,6 @@ def test_modes_in_the_graph_are_in_force_and_gone_afterwards() -> None:
 
 def test_failing_graph_gives_the_values_before_the_failure() -> None:
     found = recording(lambda x: x.sin().view(7).cos(), torch.ones(3))
-    assert found.failure is not None
     assert found.failure.node.name == "view"
     assert torch.equal(value(found, "sin", "view"), torch.ones(3).sin())
     with pytest.raises(EagerFailure, match="view"):
@@ -171,7 +170,6 @@ def test_values_dead_after_the_cut_are_not_kept() -> None:
     graph.output((x,))
     found = Recording(fx.GraphModule(torch.nn.Module(), graph), (torch.ones(2),))
     found.values([(20, found.nodes[19])])
-    assert found._runs.cut is not None
     assert len(found._runs.cut.env) == 1
     again = found.values([(40, found.nodes[39])])[0]
     expected = torch.ones(2)

@@ -38,7 +38,6 @@ def test_what_a_backend_raises_is_told_by_kind_and_place(
 ) -> None:
     outcome = execute(case_of(backend, call=call))
     assert outcome.verdict is Verdict.REPRODUCES
-    assert outcome.signature is not None
     assert (outcome.signature.kind, outcome.signature.direction) == (kind, Direction.FORWARD)
     assert outcome.signature.frames == (f"planted_backends:{innermost}",)
     assert outcome.signature.types[0].partition(".")[0] in (
@@ -62,7 +61,6 @@ def test_backward_is_told_from_forward(case_of: CaseOf, call: CallPath, backend:
     forward_only = execute(case_of(backend, call=call, inputs=inputs))
     outcome = execute(case_of(backend, call=call, inputs=inputs, backward=True))
     assert forward_only.verdict is Verdict.GONE
-    assert outcome.signature is not None
     assert (outcome.signature.kind, outcome.signature.direction) == (kind, Direction.BACKWARD)
 
 
@@ -75,14 +73,12 @@ def test_healthy_backend_is_gone(case_of: CaseOf, call: CallPath, backend: Any) 
 @BOTH_PATHS
 def test_wrong_values_are_an_accuracy_failure(case_of: CaseOf, call: CallPath) -> None:
     outcome = execute(case_of(planted.adds_one_to_relu, call=call))
-    assert outcome.signature is not None
     assert outcome.signature.kind is Kind.ACCURACY
     assert outcome.figures["max_abs"] == pytest.approx(1.0)
 
 
 def test_same_signature_reproduces_and_another_one_is_changed(case_of: CaseOf) -> None:
     seen = execute(case_of(planted.raises_on_relu)).signature
-    assert seen is not None
     assert execute(case_of(planted.raises_on_relu, signature=seen)).verdict is Verdict.REPRODUCES
     for other in (
         replace(seen, message="cannot lower gelu"),

@@ -78,8 +78,6 @@ def write_script(tmp_path: Path) -> WriteScript:
 def loaded(path: Path) -> dict[str, Any]:
     """The script's globals, its main block not run."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     sys.modules[path.stem] = module

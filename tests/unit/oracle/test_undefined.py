@@ -255,7 +255,6 @@ def test_order_of_distinct_elements_is_defined() -> None:
     right = x.argsort()
     assert judged(lambda x: x.argsort(), (x,), right.flip(0)) is not None
     difference = judged(lambda x: (x.argsort(), x + 1), (x,), (ints(1, 2, 0, 1, 0, 2).reshape(2, 3), x + 2))
-    assert difference is not None
     assert difference["where"] == "output 1"
 
 
@@ -358,7 +357,6 @@ def test_an_infinity_is_not_excused_by_the_range_of_float64() -> None:
     right = torch.nextafter(x, y)
     assert judged(torch.nextafter, (x, y), right) is None
     found = judged(torch.nextafter, (x, y), torch.where(right > 2, INF, right))
-    assert found is not None
     assert found["category"] == "inf"
 
 

@@ -129,7 +129,6 @@ def test_a_library_that_another_process_is_writing_stays(cache: Path) -> None:
     mine.write_bytes(b"\x7fELF\x02")
     command = [sys.executable, "-c", WRITES, str(theirs)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
-        assert writer.stdout is not None
         assert writer.stdout.readline() == b"half\n"
         assert kernel_cache.remove_unfinished(cache) == [mine]
         writer.communicate(b"\n")

@@ -232,7 +232,6 @@ def test_nothing_outlives_a_killed_daemon(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert daemon.stdout is not None
     server = int(daemon.stdout.readline())
     pid_file = tmp_path / "pid"
     assert eventually(lambda: pid_file.exists() and pid_file.read_text() != "")

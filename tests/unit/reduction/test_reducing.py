@@ -166,7 +166,6 @@ def test_a_killed_reduction_goes_on_and_ends_the_same(
         with pytest.raises(Death):
             reduced(case, tmp_path / "killed")
     written = reduced(case, tmp_path / "killed")
-    assert written.path is not None
     assert written.path.name == undisturbed.path.name
     assert targets_of(written.path) == targets_of(undisturbed.path)
     assert written.oracle_calls == undisturbed.oracle_calls
@@ -297,8 +296,6 @@ def test_the_result_does_not_depend_on_the_number_of_jobs(
     assert not together
     many = reduced(case, tmp_path / "many", jobs=jobs)
     assert max(together) in range(2, jobs + 1)
-    assert alone.path is not None
-    assert many.path is not None
     assert alone.path.name == many.path.name
 
 
@@ -375,7 +372,6 @@ def test_the_passing_neighbour_is_kept_and_told(tmp_path: Path, oracle: list[Cas
 
     case = with_its_failure(failing_case(refuses_wide_relu))
     written = reduced(case, tmp_path)
-    assert written.path is not None
     header = repro.read_header(written.path)
     assert header.provenance.neighbour == "passes when input 0 is float32[1, 2] instead of float32[1, 3]"
     neighbour = repro.load(repro.neighbours(tmp_path) / written.path.name)
@@ -470,7 +466,6 @@ def test_a_failure_that_alternates_is_one_failure_with_two_signatures(
     assert written.path is not None
     assert written.nodes_after == 1
     signature = repro.read_header(written.path).signature
-    assert signature is not None
     assert {signature.types, *(one.types for one in signature.others)} == {("ValueError",), ("KeyError",)}
     assert any("chance" in note for note in written.notes)
     again = repro.load(written.path)
@@ -493,7 +488,6 @@ def test_several_runs_of_a_script_make_one_outcome(verdicts: Sequence[Verdict], 
         [Outcome(one, signature=signatures[one]) for one in verdicts], expected
     )
     assert outcome.verdict is verdict
-    assert outcome.signature is not None
     assert outcome.signature.matches(other) is (Verdict.CHANGED in verdicts)
 
 

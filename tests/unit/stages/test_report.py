@@ -109,7 +109,6 @@ def test_a_detail_cannot_end_the_docstring(script: Path) -> None:
     keep_stages(script, replace(REPORT, detail='""" + exit() + """ \\'))
     compile(script.read_text(), str(script), "exec")
     found = stages_of(repro.read_header(script))
-    assert found is not None
     assert found.detail == '""" + exit() + """ \\'
 
 

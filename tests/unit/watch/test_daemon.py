@@ -159,11 +159,9 @@ class World:
     def save(self, name: str, text: str) -> None:
         path = self.package / f"{name}.py"
         path.write_text(text)
-        assert self.daemon is not None
         self.daemon.inbox.put(Hint(str(path)))
 
     def hint(self, path: Path) -> None:
-        assert self.daemon is not None
         self.daemon.inbox.put(Hint(str(path)))
 
     def show(self, event: Event) -> None:
@@ -553,7 +551,6 @@ def test_a_server_that_dies_once_is_asked_again_and_one_that_dies_twice_judges_n
     world.save("a", "gone")
     world.pool.lose = 2
     world.settle()
-    assert world.daemon is not None
     assert world.daemon.sweeper.current is None
 
 
@@ -759,7 +756,6 @@ def place(kind: str, *, slots: int = 2, torch: str = "2.14.1") -> Place:
 
 def joined(world: World, *kinds: str) -> None:
     """These machines are there now."""
-    assert world.daemon is not None
     world.daemon.inbox.put(Members({f"cpu@{kind}": place(kind) for kind in kinds}))
 
 

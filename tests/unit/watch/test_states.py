@@ -57,7 +57,6 @@ def settled(before: ReproState | None, *runs: Seen, expect: Verdict = REPRODUCES
 def test_an_expected_first_verdict_is_taken_at_once_and_is_no_flip() -> None:
     result = settled(None, seen(REPRODUCES))
     assert (result.standing, result.flip) == (Transition.NEW, None)
-    assert result.state is not None
     assert (result.state.verdict, result.state.last_sweep, result.state.since) == (REPRODUCES, 2, 20.0)
 
 
@@ -71,7 +70,6 @@ def test_a_failure_that_only_fresh_interpreters_show_is_asked_there_from_then_on
     runs = [seen(GONE), seen(REPRODUCES, fresh=True)]
     assert answer(None, *runs) == Ask()
     result = settled(None, *runs, seen(REPRODUCES, fresh=True))
-    assert result.state is not None
     assert result.state.verdict is REPRODUCES
     assert result.state.fresh
 
@@ -80,14 +78,12 @@ def test_a_failure_that_only_fresh_interpreters_show_is_asked_there_from_then_on
 def test_a_first_sight_whose_fresh_runs_differ_is_flaky(last: Verdict) -> None:
     other = REPRODUCES if last is GONE else GONE
     result = settled(None, seen(GONE), seen(other, fresh=True), seen(last, fresh=True))
-    assert result.state is not None
     assert result.state.verdict is FLAKY
 
 
 def test_an_unchanged_verdict_needs_no_second_run() -> None:
     result = settled(state(REPRODUCES), seen(REPRODUCES))
     assert (result.standing, result.flip) == (Transition.STILL_FAILING, None)
-    assert result.state is not None
     assert (result.state.since, result.state.seen, result.state.code) == (10.0, 20.0, "code 2")
 
 
@@ -111,14 +107,12 @@ def test_a_flip_counts_once_a_fresh_interpreter_agrees(
     assert answer(state(before), seen(after)) == Ask()
     result = settled(state(before), seen(after), seen(after, fresh=True))
     assert result.standing is standing
-    assert result.flip is not None
     assert (result.flip.before, result.flip.after, result.flip.last_before, result.flip.sweep) == (
         before,
         after,
         1,
         2,
     )
-    assert result.state is not None
     assert (result.state.verdict, result.state.since) == (after, 20.0)
 
 
@@ -132,7 +126,6 @@ def test_the_same_code_with_two_verdicts_in_quiet_time_is_flaky_and_never_fixed(
     first = replace(seen(GONE, code="code 1"), purpose=Purpose.PROBE)
     result = settled(state(REPRODUCES), first, *[seen(GONE, code="code 1", fresh=True)] * 2)
     assert result.standing is Transition.FLAKY
-    assert result.state is not None
     assert (result.state.failures, result.state.runs) == (1, 4)
 
 
@@ -158,17 +151,14 @@ def test_a_warm_worker_contradicted_by_two_fresh_interpreters_changes_nothing() 
     assert answer(state(REPRODUCES), *runs) == Ask()
     result = settled(state(REPRODUCES), *runs, seen(REPRODUCES, fresh=True))
     assert (result.standing, result.flip) == (Transition.STILL_FAILING, None)
-    assert result.state is not None
     assert not result.state.fresh, "once may be the load of the machine"
     again = settled(result.state, *runs, seen(REPRODUCES, fresh=True))
-    assert again.state is not None
     assert again.state.fresh
 
 
 def test_a_contradicted_verdict_counts_its_runs_anew() -> None:
     runs = [seen(GONE), seen(REPRODUCES, fresh=True), seen(REPRODUCES, fresh=True)]
     result = settled(state(REPRODUCES, runs=40, failures=40), *runs)
-    assert result.state is not None
     assert (result.state.runs, result.state.failures) == (2, 2)
 
 
@@ -176,7 +166,6 @@ def test_fresh_runs_that_disagree_make_a_repro_flaky() -> None:
     runs = [seen(GONE), seen(REPRODUCES, fresh=True), seen(GONE, fresh=True)]
     result = settled(state(REPRODUCES), *runs)
     assert result.standing is Transition.FLAKY
-    assert result.flip is not None
     assert result.flip.after is FLAKY
 
 
@@ -197,7 +186,6 @@ def test_an_edited_repro_or_another_machine_begins_a_new_history(change: str) ->
     before = state(REPRODUCES, **{change: "another"})
     result = settled(before, seen(GONE), seen(GONE, fresh=True))
     assert (result.standing, result.flip) == (Transition.NEW, None)
-    assert result.state is not None
     assert result.state.verdict is GONE
 
 
@@ -205,7 +193,6 @@ def test_one_quiet_run_of_a_flaky_repro_is_no_fix() -> None:
     before = state(FLAKY, runs=10, failures=5)
     result = settled(before, seen(GONE))
     assert (result.standing, result.flip) == (Transition.FLAKY, None)
-    assert result.state is not None
     assert (result.state.runs, result.state.failures, result.state.streak) == (11, 5, 1)
 
 
@@ -233,7 +220,6 @@ def test_a_rare_failure_needs_more_quiet_runs_than_a_common_one() -> None:
 def test_a_failure_breaks_the_quiet_streak() -> None:
     before = state(FLAKY, runs=10, failures=5, streak=4, streak_verdict=GONE)
     result = settled(before, seen(REPRODUCES))
-    assert result.state is not None
     assert (result.state.streak, result.state.streak_verdict) == (1, REPRODUCES)
 
 

@@ -51,7 +51,6 @@ def written(folder: Path, name: str = "a.py", *, kind: str = "compile", option: 
     path = folder / name
     path.write_text(SCRIPT.format(kind=kind, option=option))
     repro = read_repro(path, name)
-    assert repro is not None
     assert repro.damage == ""
     return repro
 
@@ -169,14 +168,12 @@ def test_unchanged_repros_are_not_read_again(tmp_path: Path) -> None:
 def test_a_damaged_repro_is_read_as_one(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.py").write_text(text)
     repro = read_repro(tmp_path / "a.py", "a.py")
-    assert repro is not None
     assert repro.damage.startswith("damaged: ")
 
 
 def test_bytes_that_are_no_text_are_damage_and_a_missing_file_is_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_bytes(b"\xff\xfe\x00")
     repro = read_repro(tmp_path / "a.py", "a.py")
-    assert repro is not None
     assert "UnicodeDecodeError" in repro.damage
     assert read_repro(tmp_path / "b.py", "b.py") is None
 

@@ -337,7 +337,6 @@ def test_junit_fails_what_the_exit_status_counts(tmp_path: Path) -> None:
         "known.py": ["failure"], "regressed.py": ["failure"], "fixed.py": [], "quiet.py": ["failure"],
     }  # fmt: skip
     failure = suite.find("testcase/failure")
-    assert failure is not None
     assert failure.text == "no <kernel>\\x00\n for relu", "XML has no form for some characters"
 
 
@@ -549,8 +548,6 @@ def test_accept_makes_a_regression_test_and_begins_no_new_history(
     assert run(accept, "b") == (0, f"{folder / 'b.py'} expects gone\n")
     run(accept, "b.py", "--mute", 'waits for "#7"')
     after = read_repro(folder / "b.py", "b.py")
-    assert before is not None
-    assert after is not None
     assert (after.expect, after.muted) == (Verdict.GONE, 'waits for "#7"')
     assert after.digest == before.digest
     assert "header" not in next(
@@ -558,7 +555,6 @@ def test_accept_makes_a_regression_test_and_begins_no_new_history(
     )
     run(accept, "b.py", "--mute", "")
     heard = read_repro(folder / "b.py", "b.py")
-    assert heard is not None
     assert heard.muted == ""
 
 
