@@ -25,16 +25,10 @@ SKIPPED, INVALID = Verdict.SKIPPED, Verdict.INVALID
 
 
 def seen(
-    verdict: Verdict,
-    *,
-    fresh: bool = False,
-    code: str = "code 2",
-    loaded: str = "loaded 2",
-    sweep: int = 2,
-    reason: str = "",
+    verdict: Verdict, *, fresh: bool = False, code: str = "code 2", loaded: str = "loaded 2", reason: str = ""
 ) -> Seen:
     outcome = Outcome(verdict, reason=reason)
-    return Seen(outcome, 20.0, sweep, "script", "machine", code, loaded, ("a.py",), 0.5, fresh)
+    return Seen(outcome, 20.0, 2, "script", "machine", code, loaded, ("a.py",), 0.5, fresh)
 
 
 def state(verdict: Verdict, **changes: object) -> ReproState:
@@ -107,12 +101,8 @@ def test_a_flip_counts_once_a_fresh_interpreter_agrees(
     assert answer(state(before), seen(after)) == Ask()
     result = settled(state(before), seen(after), seen(after, fresh=True))
     assert result.standing is standing
-    assert (result.flip.before, result.flip.after, result.flip.last_before, result.flip.sweep) == (
-        before,
-        after,
-        1,
-        2,
-    )
+    assert (result.flip.before, result.flip.after) == (before, after)
+    assert (result.flip.last_before, result.flip.sweep) == (1, 2)
     assert (result.state.verdict, result.state.since) == (after, 20.0)
 
 
@@ -138,11 +128,7 @@ def test_a_rerun_in_which_every_run_agrees_is_no_flakiness_though_no_watched_fil
 
 
 def test_a_rerun_whose_fresh_runs_disagree_is_flaky() -> None:
-    runs = [
-        seen(GONE, code="code 1"),
-        seen(GONE, code="code 1", fresh=True),
-        seen(REPRODUCES, code="code 1", fresh=True),
-    ]
+    runs = [seen(GONE, code="code 1"), *(seen(one, code="code 1", fresh=True) for one in (GONE, REPRODUCES))]
     assert settled(state(REPRODUCES), *runs).standing is Transition.FLAKY
 
 
@@ -198,18 +184,15 @@ def test_one_quiet_run_of_a_flaky_repro_is_no_fix() -> None:
 
 def test_enough_quiet_runs_of_a_flaky_repro_are_a_fix() -> None:
     flaky: ReproState = state(FLAKY, runs=10, failures=5)
-    quiet = 0
-    while True:
+    standings = []
+    while standings[-1:] in ([], [Transition.FLAKY]):
         result = answer(flaky, seen(GONE))
-        quiet += 1
         if isinstance(result, Ask):
             result = settled(flaky, seen(GONE), seen(GONE, fresh=True))
-        assert result.state is not None
+        standings.append(result.standing)
         flaky = result.state
-        if result.standing is not Transition.FLAKY:
-            break
-    assert result.standing is Transition.FIXED
-    assert quiet == quiet_runs_needed(state(FLAKY, runs=10, failures=5), GONE) == 7
+    assert standings[-1] is Transition.FIXED
+    assert len(standings) == quiet_runs_needed(state(FLAKY, runs=10, failures=5), GONE) == 7
 
 
 def test_a_rare_failure_needs_more_quiet_runs_than_a_common_one() -> None:

@@ -62,39 +62,46 @@ def started(sweep: Sweep, count: int) -> list[Task]:
     return [task for _ in range(count) if (task := sweep.next_task()) is not None]
 
 
-def test_what_failed_in_the_saved_file_comes_first_then_failing_repros_then_touched_ones_then_the_rest_and_none_is_left_out() -> (
-    None
-):
-    table = {
-        ("rest.py", "cpu"): state("rest.py", GONE),
-        ("touched.py", "cpu"): state("touched.py", GONE, modules=("a.py",)),
-        ("failing_slow.py", "cpu"): state("failing_slow.py", seconds=9.0),
-        ("failing_quick.py", "cpu"): state("failing_quick.py", seconds=0.1),
-        ("failing_touched.py", "cpu"): state("failing_touched.py", modules=("a.py", "b.py"), seconds=1.0),
-    }
-    table["in_the_file.py", "cpu"] = state("in_the_file.py", seconds=20.0)
-    jobs = [Job("new.py", Column("cpu")), *(Job(name, Column(device)) for name, device in table)]
+def begun(*names: str, **more: object) -> tuple[Sweep, Task, Task]:
+    """A sweep over failing repros whose first canary and first run are under way."""
+    sweep = sweep_over(*map(state, names), **more)
+    canary, run = started(sweep, 2)
+    return sweep, canary, run
+
+
+def jobs_on(*columns: Column, names: str = "abcd", **more: object) -> tuple[list[Job], Sweep]:
+    """A sweep that probes repros of these names in these columns."""
+    jobs = [Job(f"{name}.py", column) for column in columns for name in names]
+    repros = {job.repro: repro(job.repro) for job in jobs}
+    return jobs, Sweep(2, jobs, repros, {}, slots=8, probing=True, **more)
+
+
+def test_the_order_is_failed_in_the_saved_file_failing_touched_the_rest_and_none_is_left_out() -> None:
+    states = [
+        state("rest.py", GONE),
+        state("touched.py", GONE, modules=("/src/pkg/a.py",)),
+        state("failing_slow.py", seconds=9.0),
+        state("failing_quick.py", seconds=0.1),
+        state("failing_touched.py", modules=("/src/pkg/a.py", "/src/pkg/b.py"), seconds=1.0),
+        state("in_the_file.py", seconds=20.0),
+    ]
+    table = {(one.repro, "cpu"): one for one in states}
+    jobs = [Job(name, Column("cpu")) for name in ("new.py", *(one.repro for one in states))]
     repros = {job.repro: repro(job.repro) for job in jobs}
     signature = {"signature": {"frames": ["pkg.a:lower", "pkg.main:run"]}}
     repros["in_the_file.py"] = replace(repros["in_the_file.py"], table=signature)
-    table = {
-        key: replace(one, modules=tuple(f"/src/pkg/{name}" for name in one.modules))
-        for key, one in table.items()
-    }
     assert [job.repro for job in in_order(jobs, table, ["/src/pkg/a.py"], repros)] == [
         "in_the_file.py", "failing_touched.py", "failing_quick.py", "failing_slow.py", "new.py", "touched.py", "rest.py",
     ]  # fmt: skip
 
 
 def test_the_first_job_runs_beside_its_canary_and_its_answer_waits_for_it() -> None:
-    sweep = sweep_over(state("a.py"))
-    canary, run = started(sweep, 2)
+    sweep, canary, run = begun("a.py")
     assert (canary.purpose, run.purpose) == (Purpose.CANARY, Purpose.RUN)
     assert report(sweep, run, REPRODUCES) == []
     answers = sweep.saw_canary(canary, PASSES)
-    assert [(answer.job.repro, answer.settled.standing) for answer in answers] == [
-        ("a.py", Transition.STILL_FAILING)
-    ]
+    found = [(answer.job.repro, answer.settled.standing) for answer in answers]
+    assert found == [("a.py", Transition.STILL_FAILING)]
     assert sweep.finished
 
 
@@ -105,18 +112,14 @@ def test_the_first_job_runs_beside_its_canary_and_its_answer_waits_for_it() -> N
 def test_a_device_runs_one_process_at_a_time_unless_told_otherwise_and_the_cpu_any_number(
     device_slots: int, devices: list[str]
 ) -> None:
-    jobs = [
-        Job(f"{name}.py", Column(device)) for device in ("acme:0", "acme:1", "acme", "cpu") for name in "ab"
-    ]
-    repros = {job.repro: repro(job.repro) for job in jobs}
-    sweep = Sweep(2, jobs, repros, {}, slots=8, device_slots=device_slots, probing=True)
+    columns = map(Column, ("acme:0", "acme:1", "acme", "cpu"))
+    _, sweep = jobs_on(*columns, names="ab", device_slots=device_slots)
     running = [task.job.column.device for task in started(sweep, 8)]
     assert sorted(running) == devices
 
 
 def test_what_waits_for_a_device_runs_when_it_is_free() -> None:
-    jobs = [Job(f"{name}.py", Column("acme:0")) for name in "abc"]
-    sweep = Sweep(2, jobs, {job.repro: repro(job.repro) for job in jobs}, {}, slots=8, probing=True)
+    jobs, sweep = jobs_on(Column("acme:0"))
     seen = []
     while tasks := started(sweep, 8):
         (task,) = tasks
@@ -126,9 +129,8 @@ def test_what_waits_for_a_device_runs_when_it_is_free() -> None:
 
 
 def test_a_place_of_a_cluster_is_given_what_it_takes_and_one_that_leaves_nothing_more() -> None:
-    jobs = [Job(f"{name}.py", Column("cpu", host=host)) for host in ("red", "blue") for name in "abcd"]
-    repros = {job.repro: repro(job.repro) for job in jobs}
-    sweep = Sweep(2, jobs, repros, {}, slots=8, room={"cpu@red": 3, "cpu@blue": 1}, probing=True)
+    columns = [Column("cpu", host=host) for host in ("red", "blue")]
+    jobs, sweep = jobs_on(*columns, room={"cpu@red": 3, "cpu@blue": 1})
     running = started(sweep, 8)
     assert sorted(task.job.column.host for task in running) == ["blue", "red", "red", "red"]
     left = sweep.without(lambda job: job.column.host == "red")
@@ -143,8 +145,7 @@ def test_a_place_of_a_cluster_is_given_what_it_takes_and_one_that_leaves_nothing
 
 
 def test_a_broken_backend_changes_no_state_and_runs_nothing_more() -> None:
-    sweep = sweep_over(state("a.py"), state("b.py"), state("c.py"))
-    canary, first = started(sweep, 2)
+    sweep, canary, first = begun("a.py", "b.py", "c.py")
     assert report(sweep, first, GONE) == []
     run, confirmation = started(sweep, 2)
     assert (run.purpose, confirmation.purpose) == (Purpose.RUN, Purpose.CONFIRM)
@@ -168,32 +169,26 @@ def test_a_missing_backend_skips_its_repros_with_the_reason() -> None:
     sweep = sweep_over(state("a.py"), state("b.py"))
     canary = started(sweep, 1)[0]
     answers = sweep.saw_canary(canary, CanaryAnswer("missing", "No module named 'x'"))
-    assert [(answer.settled.standing, answer.reason) for answer in answers] == [
-        (Transition.SKIPPED, "No module named 'x'")
-    ] * 2
+    told = [(answer.settled.standing, answer.reason) for answer in answers]
+    assert told == [(Transition.SKIPPED, "No module named 'x'")] * 2
     assert [answer.settled.state for answer in answers] == [state("a.py"), state("b.py")]
 
 
 def test_a_flip_is_answered_only_after_its_confirmation_which_runs_beside_the_warm_runs() -> None:
-    sweep = sweep_over(state("a.py"), state("b.py"), state("c.py"), state("d.py"))
-    canary, run = started(sweep, 2)
+    sweep, canary, run = begun("a.py", "b.py", "c.py", "d.py")
     sweep.saw_canary(canary, PASSES)
     assert report(sweep, run, GONE) == []
     *warm, confirmation = started(sweep, 9)
     assert [task.job.repro for task in warm] == ["b.py", "c.py"], "a confirmation takes no slot of a warm run"
-    assert (confirmation.purpose, confirmation.job.repro, confirmation.fresh) == (
-        Purpose.CONFIRM,
-        "a.py",
-        True,
-    )
+    assert (confirmation.purpose, confirmation.job.repro) == (Purpose.CONFIRM, "a.py")
+    assert confirmation.fresh
     (answer,) = report(sweep, confirmation, GONE)
     assert answer.settled.standing is Transition.FIXED
     assert [run.purpose for run in answer.runs] == [Purpose.RUN, Purpose.CONFIRM]
 
 
 def test_what_cannot_be_confirmed_keeps_its_state_and_ends() -> None:
-    sweep = sweep_over(state("a.py"))
-    canary, run = started(sweep, 2)
+    sweep, canary, run = begun("a.py")
     sweep.saw_canary(canary, PASSES)
     answers = report(sweep, run, GONE)
     for _ in range(MOST_RUNS):
@@ -206,8 +201,7 @@ def test_what_cannot_be_confirmed_keeps_its_state_and_ends() -> None:
 
 
 def test_a_change_during_the_sweep_drops_what_was_not_vouched_for() -> None:
-    sweep = sweep_over(state("a.py"), state("b.py"))
-    canary, run = started(sweep, 2)
+    sweep, canary, run = begun("a.py", "b.py")
     assert report(sweep, run, REPRODUCES) == []
     sweep.cut_short()
     assert sweep.next_task() is None
@@ -220,21 +214,16 @@ def test_slow_repros_leave_a_worker_for_the_quick_ones() -> None:
     quick = [state(f"quick{number}.py", GONE, seconds=0.2) for number in range(4)]
     sweep = sweep_over(*slow, *quick)
     sweep.canaries[sweep.keys[Job("slow0.py", Column("cpu"))]] = PASSES
-    names = []
     tasks = started(sweep, 2)
-    while tasks:
+    names = [tasks[-1].job.repro]
+    while names[-1].startswith("quick"):
+        report(sweep, tasks.pop(), GONE)
+        tasks += started(sweep, 1)
         names.append(tasks[-1].job.repro)
-        if tasks[-1].job.repro.startswith("quick"):
-            report(sweep, tasks.pop(), GONE)
-            tasks += started(sweep, 1)
-        else:
-            break
     assert names == ["quick0.py", "quick1.py", "quick2.py", "quick3.py", "slow1.py"]
 
 
-def test_a_repro_that_warm_workers_misjudge_is_asked_in_a_fresh_interpreter_until_its_script_changes() -> (
-    None
-):
+def test_a_repro_that_warm_workers_misjudge_is_asked_fresh_until_its_script_changes() -> None:
     known = state("a.py", disagreements=2)
     assert started(sweep_over(known), 2)[1].fresh
     assert not started(sweep_over(replace(known, script="edited")), 2)[1].fresh
@@ -253,12 +242,9 @@ def test_probing_needs_no_canary_and_finds_a_flaky_repro() -> None:
 def test_all_warm_runs_are_started_before_what_may_hang_and_confirmations_do_not_wait_for_it() -> None:
     hangs = [state(f"hang{number}.py") for number in range(3)]
     quick = [state(f"quick{number}.py") for number in range(3)]
-    sweep = sweep_over(*hangs, *quick)
-    sweep.repros = {
-        name: replace(one, kind=Kind.HANG) if name.startswith("hang") else one
-        for name, one in sweep.repros.items()
-    }
-    sweep = Sweep(2, sweep.jobs, sweep.repros, sweep.states)
+    plain = sweep_over(*hangs, *quick)
+    repros = {**plain.repros, **{one.repro: replace(repro(one.repro), kind=Kind.HANG) for one in hangs}}
+    sweep = Sweep(2, plain.jobs, repros, plain.states)
     sweep.canaries[sweep.keys[Job("hang0.py", Column("cpu"))]] = PASSES
     tasks = started(sweep, 9)
     assert [task.job.repro for task in tasks] == ["quick0.py", "quick1.py"]
@@ -274,8 +260,7 @@ def test_all_warm_runs_are_started_before_what_may_hang_and_confirmations_do_not
 def test_a_backend_that_hands_every_graph_back_can_be_mended(late: bool) -> None:
     """A beginner's backend does so: nothing else can be seen of a mended one."""
     hands_back = CanaryAnswer("passes", fallback=True)
-    sweep = sweep_over(state("a.py"))
-    canary, run = started(sweep, 2)
+    sweep, canary, run = begun("a.py")
     if not late:
         sweep.saw_canary(canary, hands_back)
     assert report(sweep, run, GONE, fallback=True) == []
@@ -287,8 +272,7 @@ def test_a_backend_that_hands_every_graph_back_can_be_mended(late: bool) -> None
 
 
 def test_a_backend_that_hands_only_this_graph_back_mends_nothing() -> None:
-    sweep = sweep_over(state("a.py"))
-    canary, run = started(sweep, 2)
+    sweep, canary, run = begun("a.py")
     sweep.saw_canary(canary, PASSES)
     (answer,) = report(sweep, run, GONE, fallback=True)
     assert (answer.settled.standing, answer.settled.state) == (Transition.FALLBACK, state("a.py"))
@@ -313,8 +297,7 @@ def test_every_job_gets_exactly_one_answer(verdicts: list[Verdict]) -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_what_is_to_be_confirmed_is_known_once_its_backend_works(late: bool) -> None:
-    sweep = sweep_over(state("a.py"))
-    canary, run = started(sweep, 2)
+    sweep, canary, run = begun("a.py")
     known = [] if late else sweep.saw_canary(canary, PASSES)
     seen = Seen(Outcome(GONE), 2.0, 2, "script", "machine", "code 2")
     known += sweep.saw(run, seen)
@@ -323,14 +306,12 @@ def test_what_is_to_be_confirmed_is_known_once_its_backend_works(late: bool) -> 
 
 
 def test_each_job_of_a_backend_that_is_not_here_is_skipped_once() -> None:
-    sweep = sweep_over(state("a.py"), state("b.py"), slots=2)
-    canary, run = started(sweep, 2)
+    sweep, canary, run = begun("a.py", "b.py", slots=2)
     assert report(sweep, run, GONE) == []
     late = started(sweep, 2)
     assert Purpose.CONFIRM in [task.purpose for task in late]
     answers = final(sweep.saw_canary(canary, CanaryAnswer("missing", "no toy here")))
     answers += [answer for task in late for answer in report(sweep, task, GONE)]
-    assert sorted((one.job.repro, one.settled.standing) for one in answers) == [
-        ("a.py", Transition.SKIPPED), ("b.py", Transition.SKIPPED),
-    ]  # fmt: skip
+    found = sorted((one.job.repro, one.settled.standing) for one in answers)
+    assert found == [("a.py", Transition.SKIPPED), ("b.py", Transition.SKIPPED)]
     assert sweep.unjudged == 0

@@ -65,11 +65,8 @@ def test_the_project_file_sets_and_arguments_win(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     settings = load({"jobs": 5, "fail_on": "unexpected", "sources": ()}, folder=tmp_path / "inner")
     assert (settings.build, settings.jobs, settings.on_change) == ("ninja", 5, OnChange.RESTART)
-    assert (settings.fail_on, settings.sources, settings.folder) == (
-        FailOn.UNEXPECTED,
-        (tmp_path / "csrc",),
-        tmp_path,
-    )
+    assert (settings.fail_on, settings.sources) == (FailOn.UNEXPECTED, (tmp_path / "csrc",))
+    assert settings.folder == tmp_path
 
 
 @pytest.mark.parametrize(
@@ -239,13 +236,9 @@ def test_folders_of_the_header_are_searched_when_python_finds_nothing(tmp_path: 
 
 
 def test_a_backend_of_torch_itself_means_its_compiler_trees(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text(
-        SCRIPT.format(kind="compile", option=1)
-        .replace("import toy_one.deep, torch._dynamo", "pass")
-        .replace("from toy_two import x", "pass")
-    )
+    text = SCRIPT.format(kind="compile", option=1).replace("import toy_one.deep, torch._dynamo", "pass")
+    (tmp_path / "a.py").write_text(text.replace("from toy_two import x", "pass"))
     repro = read_repro(tmp_path / "a.py", "a.py")
-    assert repro is not None
     names = {Path(root.path).name for root in source_roots([repro])}
     assert {"_inductor", "_dynamo", "lib"} <= names
     assert "torch" not in names
@@ -273,8 +266,8 @@ def test_of_loaded_files_only_those_are_watched_that_can_change_a_verdict(
     ]  # fmt: skip
     found = set(worth_watching(files, [Root(str(source))], left_out))
     assert found == {click.__file__, str(build), *inside}
-    assert list(worth_watching([str(build)], [], left_out_folders(tmp_path))) == [str(build)], (
-        "people build in /tmp too"
+    assert [*worth_watching([str(build)], [], left_out_folders(tmp_path))] == [str(build)], (
+        "people build in /tmp"
     )
 
 
@@ -287,9 +280,8 @@ def ended(**fields: object) -> Ended:
 
 def test_the_last_json_line_is_the_answer(tmp_path: Path) -> None:
     said = json.dumps(Outcome(Verdict.GONE).to_json())
-    outcome = outcome_of(
-        written(tmp_path), "cuda:1", ended(status=0, stdout=f"{{noise\nphase compile\n{said}\ntrailing")
-    )
+    run = ended(status=0, stdout=f"{{noise\nphase compile\n{said}\ntrailing")
+    outcome = outcome_of(written(tmp_path), "cuda:1", run)
     assert (outcome.verdict, outcome.device) == (Verdict.GONE, "cuda:1")
 
 
@@ -352,10 +344,8 @@ class NoPool:
 
 def test_time_limits_follow_what_runs_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 0.5, 0.5))
-    task, fresh = (
-        Task(Purpose.RUN, Job("a.py", Column("cpu"))),
-        Task(Purpose.CONFIRM, Job("a.py", Column("cpu")), fresh=True),
-    )
+    job = Job("a.py", Column("cpu"))
+    task, fresh = Task(Purpose.RUN, job), Task(Purpose.CONFIRM, job, fresh=True)
     hang, plain = written(tmp_path, "h.py", kind="hang"), written(tmp_path, "p.py")
     runner = Runner(NoPool(), WatchSettings(), Bytecode(tmp_path / "pycache"))
     assert runner.time_limit(task, hang, None, "fork") == 10.0
@@ -365,9 +355,7 @@ def test_time_limits_follow_what_runs_need(tmp_path: Path, monkeypatch: pytest.M
     known = ReproState("p.py", "cpu", Verdict.GONE, 1.0, 1.0, plain.digest, "e", "c", seconds=20.0)
     assert [runner.time_limit(task, plain, state, "fork") for state in (None, known)] == [180.0, 100.0]
     monkeypatch.setattr(os, "getloadavg", lambda: (4.0 * (os.cpu_count() or 1), 0.0, 0.0))
-    assert runner.time_limit(fresh, plain, known, "prelude") == 240.0, (
-        "a busy machine is slow to start an interpreter"
-    )
+    assert runner.time_limit(fresh, plain, known, "prelude") == 240.0, "a busy machine is slow to start one"
     limited = Runner(NoPool(), WatchSettings(seconds=7.0), runner.bytecode)
     assert limited.time_limit(task, plain, known, "fork") == 7.0
 
@@ -393,11 +381,8 @@ def test_the_canary_tells_passing_missing_and_broken_apart(
     missing = canary(tmp_path, capsys, case + "def backend():\n    import wl_never_there\n")
     assert missing == {"canary": "missing", "reason": "ModuleNotFoundError: No module named 'wl_never_there'"}
     (tmp_path / "wl_broken_one.py").write_text("def f(:\n")
-    body = (
-        case
-        + f"import sys; sys.path.insert(0, {str(tmp_path)!r})\ndef backend():\n    import wl_broken_one\n"
-    )
-    broken = canary(tmp_path, capsys, body)
+    path = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    broken = canary(tmp_path, capsys, f"{case}{path}def backend():\n    import wl_broken_one\n")
     assert broken["canary"] == "broken"
     assert "wl_broken_one.py, line 1" in broken["reason"]
 
@@ -552,7 +537,3 @@ def test_a_cancelled_build_ends(tmp_path: Path) -> None:
     told: queue.SimpleQueue[Built] = queue.SimpleQueue()
     Build("sleep 1000", tmp_path, told.put).cancel()
     assert told.get(timeout=30).status == -9
-
-
-def test_settings_have_a_sound_default() -> None:
-    assert WatchSettings().jobs >= 1
