@@ -15,12 +15,25 @@ OPS = (torch.sin, torch.cos, torch.relu)
 
 def chain(calls: int) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     """``op0``, ``op1``, ...: unary ops of three kinds in a row."""
-    graph = fx.Graph()
-    value = graph.placeholder("x")
+    return graph_of(lambda graph, x: (row(graph, x, calls, OPS)[-1],)), [torch.linspace(0, 1, 4)]
+
+
+def row(
+    graph: fx.Graph, x: fx.Node, calls: int, ops: Sequence[Callable[..., Any]] = (torch.sin,)
+) -> list[fx.Node]:
+    """``calls`` unary ops in a row, each over the one before."""
+    nodes = [x]
     for number in range(calls):
-        value = graph.create_node("call_function", OPS[number % 3], (value,), name=f"op_{number}")
-    graph.output((value,))
-    return fx.GraphModule(torch.nn.Module(), graph), [torch.linspace(0, 1, 4)]
+        target = ops[number % len(ops)]
+        nodes.append(graph.create_node("call_function", target, (nodes[-1],), name=f"op_{number}"))
+    return nodes[1:]
+
+
+def graph_of(build: Callable[[fx.Graph, fx.Node], Any]) -> fx.GraphModule:
+    """A graph over one input; ``build(graph, x)`` returns the output."""
+    graph = fx.Graph()
+    graph.output(build(graph, graph.placeholder("x")))
+    return fx.GraphModule(torch.nn.Module(), graph)
 
 
 def call_names(graph_module: fx.GraphModule) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs_to_reduce import Needs, call_count, call_names, chain
+from graphs_to_reduce import Needs, call_count, call_names, chain, graph_of, row
 from torch import fx
 
 from minidbg.errors import MinidbgError, NotReproduced
@@ -47,18 +47,17 @@ def test_whole_graph_is_not_asked_when_something_smaller_fails() -> None:
     assert max(map(len, needs.asked)) <= 60
 
 
-def test_neighbours_that_only_fail_together_are_found() -> None:
-    result = minimize(*chain(300), needs := Needs("op_149", "op_150"))
-    assert call_names(result.graph_module) == ["op_149", "op_150"]
-    assert needs.calls < 20
-
-
-def test_culprits_far_apart_end_as_a_graph_of_just_those() -> None:
-    result = minimize(*chain(300), needs := Needs("op_20", "op_140", "op_270"))
-    assert call_names(result.graph_module) == ["op_20", "op_140", "op_270"]
+@pytest.mark.parametrize(
+    ("names", "calls"),
+    [(["op_149", "op_150"], 20), (["op_20", "op_140", "op_270"], 45)],
+    ids=["neighbours", "far apart"],
+)
+def test_culprits_that_only_fail_together_end_as_a_graph_of_just_those(names: list[str], calls: int) -> None:
+    result = minimize(*chain(300), needs := Needs(*names))
+    assert call_names(result.graph_module) == names
     assert len(result.inputs) == 1, "which value each of them takes does not matter"
     assert result.certified
-    assert needs.calls < 45
+    assert needs.calls < calls
 
 
 def test_result_of_dense_culprits_costs_about_two_calls_each() -> None:
@@ -166,12 +165,7 @@ def test_grad_mode_left_behind_by_a_failing_predicate_changes_nothing() -> None:
 
 
 def test_graph_that_fails_in_eager_is_still_reduced_before_its_failure() -> None:
-    graph = fx.Graph()
-    value = graph.placeholder("x")
-    for number in range(20):
-        value = graph.create_node("call_function", torch.sin, (value,), name=f"op_{number}")
-    graph.output((graph.call_method("view", (value, 7)),))
-    graph_module = fx.GraphModule(torch.nn.Module(), graph)
+    graph_module = graph_of(lambda graph, x: (graph.call_method("view", (row(graph, x, 20)[-1], 7)),))
     result = minimize(graph_module, [torch.ones(4)], Needs("op_3"))
     assert call_names(result.graph_module) == ["op_3"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,15 +12,18 @@ from torch import Tensor, fx
 
 from minidbg.reduction.core import Minimized, minimize
 
+Predicate = Callable[[fx.GraphModule, Sequence[Any]], bool]
 
-def has(target: Any) -> Callable[[fx.GraphModule, Sequence[Any]], bool]:
-    return lambda graph_module, inputs: any(node.target == target for node in graph_module.graph.nodes)
+
+def has(target: Any, holds: Callable[[Sequence[Any]], object] = lambda inputs: True) -> Predicate:
+    """A node with this target, and inputs of which ``holds`` is true."""
+    return lambda graph_module, inputs: (
+        any(node.target == target for node in graph_module.graph.nodes) and bool(holds(inputs))
+    )
 
 
 def simplified(
-    function: Callable[..., Any] | torch.nn.Module,
-    inputs: Sequence[Any],
-    fails: Callable[[fx.GraphModule, Sequence[Any]], bool],
+    function: Callable[..., Any] | torch.nn.Module, inputs: Sequence[Any], fails: Predicate
 ) -> Minimized:
     result = minimize(fx.symbolic_trace(function), inputs, fails, simplify=True)
     assert result.certified
@@ -43,41 +47,24 @@ def test_nothing_beyond_nodes_changes_without_simplify() -> None:
     assert result.graph_module.code.count("dim = 1, dtype = torch.float64") == 1
 
 
-def test_inputs_are_merged() -> None:
-    result = simplified(lambda x, y: x * y, [torch.randn(3), torch.randn(3)], has_mul)
-    assert len(result.inputs) == 1
+@pytest.mark.parametrize("needed", [1, 2])
+def test_inputs_are_merged_where_the_failure_lets_them(needed: int) -> None:
+    fails = has(operator.mul, lambda inputs: len(inputs) >= needed)
+    result = simplified(lambda x, y: x * y, [torch.randn(3), torch.randn(3)], fails)
+    assert len(result.inputs) == needed
 
 
-def has_mul(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    return any("mul" in node.name for node in graph_module.graph.nodes)
+def tanh_only(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    return any(node.kwargs.get("approximate") == "tanh" for node in graph_module.graph.nodes)
 
 
-def test_inputs_that_must_differ_are_not_merged() -> None:
-    result = simplified(
-        lambda x, y: x * y,
-        [torch.randn(3), torch.randn(3)],
-        lambda graph_module, inputs: has_mul(graph_module, inputs) and len(inputs) == 2,
-    )
-    assert len(result.inputs) == 2
-
-
-def test_arguments_go_back_to_their_defaults() -> None:
-    result = simplified(
-        lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-        [torch.randn(3)],
-        has(torch.nn.functional.gelu),
-    )
-    assert line(result).endswith("gelu(x)")
-
-
-def test_argument_that_the_failure_needs_stays() -> None:
-    def tanh_only(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-        return any(node.kwargs.get("approximate") == "tanh" for node in graph_module.graph.nodes)
-
-    result = simplified(
-        lambda x: torch.nn.functional.gelu(x, approximate="tanh"), [torch.randn(3)], tanh_only
-    )
-    assert "approximate = 'tanh'" in line(result)
+@pytest.mark.parametrize(
+    ("fails", "left"),
+    [(has(torch.nn.functional.gelu), "gelu(x)"), (tanh_only, "gelu(x, approximate = 'tanh')")],
+)
+def test_arguments_go_back_to_their_defaults_where_the_failure_lets_them(fails: Predicate, left: str) -> None:
+    result = simplified(lambda x: torch.nn.functional.gelu(x, approximate="tanh"), [torch.randn(3)], fails)
+    assert line(result).endswith(left)
 
 
 def test_numbers_get_plain() -> None:
@@ -85,23 +72,17 @@ def test_numbers_get_plain() -> None:
     assert line(result).endswith("cumsum(0)")
 
 
-@pytest.mark.parametrize(("least", "left"), [(1, 1), (2, 2), (17, 17), (64, 64)])
-def test_sizes_shrink_to_the_smallest_that_fails(least: int, left: int) -> None:
-    result = simplified(
-        lambda x: x.sin(),
-        [torch.randn(64, 3)],
-        lambda graph_module, inputs: has("sin")(graph_module, inputs) and inputs[0].shape[0] >= least,
-    )
+@pytest.mark.parametrize(
+    ("holds", "left"),
+    [
+        *((lambda size, least=least: size >= least, least) for least in (1, 2, 17, 64)),
+        (lambda size: size % 8 == 0, 8),
+    ],
+)
+def test_sizes_shrink_to_the_smallest_that_fails(holds: Callable[[int], bool], left: int) -> None:
+    fails = has("sin", lambda inputs: holds(inputs[0].shape[0]))
+    result = simplified(lambda x: x.sin(), [torch.randn(64, 3)], fails)
     assert tuple(result.inputs[0].shape) == (left, 1)
-
-
-def test_a_threshold_stays_visible() -> None:
-    result = simplified(
-        lambda x: x.sin(),
-        [torch.randn(64, 3)],
-        lambda graph_module, inputs: has("sin")(graph_module, inputs) and inputs[0].shape[0] % 8 == 0,
-    )
-    assert tuple(result.inputs[0].shape) == (8, 1)
 
 
 def test_equal_sizes_shrink_together() -> None:
@@ -110,9 +91,7 @@ def test_equal_sizes_shrink_together() -> None:
 
 
 def test_sizes_among_the_arguments_shrink_with_the_inputs() -> None:
-    def fails(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-        return has("view")(graph_module, inputs) and inputs[0].dim() == 2
-
+    fails = has("view", lambda inputs: inputs[0].dim() == 2)
     result = simplified(lambda x: x.view(6, 5), [torch.randn(5, 6)], fails)
     assert tuple(result.inputs[0].shape) == (1, 1)
 
@@ -126,39 +105,25 @@ def test_indices_stay_inside_what_they_index() -> None:
     assert result.inputs[1].numel() <= 4
 
 
-def test_dtype_becomes_float32() -> None:
-    result = simplified(lambda x: x.sin(), [torch.randn(3, dtype=torch.bfloat16)], has("sin"))
-    assert result.inputs[0].dtype is torch.float32
-
-
-def test_dtype_that_the_failure_needs_stays() -> None:
-    result = simplified(
-        lambda x: x.sin(),
-        [torch.randn(3, dtype=torch.bfloat16)],
-        lambda graph_module, inputs: has("sin")(graph_module, inputs) and inputs[0].dtype is torch.bfloat16,
-    )
-    assert result.inputs[0].dtype is torch.bfloat16
+@pytest.mark.parametrize("needed", [torch.float32, torch.bfloat16])
+def test_a_dtype_becomes_float32_unless_the_failure_needs_it(needed: torch.dtype) -> None:
+    fails = has("sin", lambda inputs: needed in (inputs[0].dtype, torch.float32))
+    result = simplified(lambda x: x.sin(), [torch.randn(3, dtype=torch.bfloat16)], fails)
+    assert result.inputs[0].dtype is needed
 
 
 def test_gradients_parameters_and_strides_go() -> None:
     weight = torch.nn.Parameter(torch.randn(4, 6).t().detach())
-    result = simplified(
-        lambda x: x.sin(),
-        [weight],
-        lambda graph_module, inputs: has("sin")(graph_module, inputs) and inputs[0].numel() == 24,
-    )
-    (value,) = result.inputs
+    fails = has("sin", lambda inputs: inputs[0].numel() == 24)
+    (value,) = simplified(lambda x: x.sin(), [weight], fails).inputs
     assert not isinstance(value, torch.nn.Parameter)
     assert not value.requires_grad
     assert value.is_contiguous()
 
 
 def test_strides_that_the_failure_needs_stay() -> None:
-    result = simplified(
-        lambda x: x.sin(),
-        [torch.randn(4, 6).t()],
-        lambda graph_module, inputs: has("sin")(graph_module, inputs) and not inputs[0].is_contiguous(),
-    )
+    fails = has("sin", lambda inputs: not inputs[0].is_contiguous())
+    result = simplified(lambda x: x.sin(), [torch.randn(4, 6).t()], fails)
     assert not result.inputs[0].is_contiguous()
     assert result.inputs[0].numel() == 4
 
@@ -176,9 +141,7 @@ def test_strides_that_the_failure_needs_stay() -> None:
 def test_values_are_as_plain_as_the_failure_lets_them(
     values: list[float], needs: Callable[[Tensor], bool], expected: list[float]
 ) -> None:
-    def fails(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-        return has("sin")(graph_module, inputs) and inputs[0].numel() == 2 and bool(needs(inputs[0]))
-
+    fails = has("sin", lambda inputs: inputs[0].numel() == 2 and needs(inputs[0]))
     assert simplified(lambda x: x.sin(), [torch.tensor(values)], fails).inputs[0].tolist() == expected
 
 
@@ -213,33 +176,17 @@ def test_strides_of_sizes_that_are_gone_go_too() -> None:
     assert (tuple(result.inputs[0].shape), result.inputs[0].stride()) == ((1, 1), (1, 1))
 
 
-def counted(fails: Callable[[fx.GraphModule, Sequence[Any]], bool]) -> tuple[Callable[..., bool], list[int]]:
-    calls: list[int] = []
-
-    def asked(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-        calls.append(1)
-        return fails(graph_module, inputs)
-
-    return asked, calls
-
-
 def test_inputs_that_do_not_matter_cost_one_question() -> None:
     inputs = [torch.randn(48, 36, 20).transpose(0, 1), torch.randn(36, 48, 20).requires_grad_()]
     graph_module = fx.symbolic_trace(lambda x, y: x * y)
-    asked, plain_calls = counted(has_mul)
-    minimize(graph_module, inputs, asked)
-    asked, calls = counted(has_mul)
-    result = minimize(graph_module, inputs, asked, simplify=True)
+    plain = minimize(graph_module, inputs, has(operator.mul))
+    result = minimize(graph_module, inputs, has(operator.mul), simplify=True)
     assert [tuple(value.shape) for value in result.inputs] == [(1, 1, 1)]
-    assert len(calls) <= len(plain_calls) + 4, (
-        "one for all sizes, strides, gradients and values; the rest certifies"
-    )
+    assert result.oracle_calls <= plain.oracle_calls + 4, "one for all of them; the rest certifies"
 
 
 def test_as_much_of_the_way_to_plain_inputs_is_taken_as_still_fails() -> None:
-    def fails(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-        return has_mul(graph_module, inputs) and all(value.shape[-1] == 20 for value in inputs)
-
+    fails = has(operator.mul, lambda inputs: all(value.shape[-1] == 20 for value in inputs))
     result = simplified(lambda x, y: x * y, [torch.randn(48, 36, 20), torch.randn(48, 36, 20)], fails)
     assert {tuple(value.shape) for value in result.inputs} == {(1, 1, 20)}
 
@@ -249,11 +196,8 @@ def test_as_much_of_the_way_to_plain_inputs_is_taken_as_still_fails() -> None:
 def test_a_smaller_tensor_keeps_the_number_that_is_none(odd: float, place: int) -> None:
     value = torch.randn(3, 32)
     value[1, place] = odd
-    result = simplified(
-        lambda x: x.relu(),
-        [value],
-        lambda graph_module, inputs: any(not torch.isfinite(value).all() for value in inputs),
-    )
+    fails = lambda _, inputs: any(not torch.isfinite(value).all() for value in inputs)  # noqa: E731
+    result = simplified(lambda x: x.relu(), [value], fails)
     assert tuple(result.inputs[0].shape) == (1, 1)
 
 
