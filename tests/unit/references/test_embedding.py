@@ -42,41 +42,33 @@ def lines(block: CopiedBlock) -> list[str]:
 
 
 def test_everything_that_is_used_comes_along_and_nothing_else() -> None:
-    block = copied(
-        "import os, re\nA = 1\nB = 2\ndef g(): return A\ndef f(): return g(), re.I\ndef h(): return B", "f"
-    )
+    text = "import os, re\nA = 1\nB = 2\ndef g(): return A\ndef f(): return g(), re.I\ndef h(): return B"
+    used = ["import re", "A = 1", "def g(): return A", "def f(): return g(), re.I"]
+    assert lines(copied(text, "f")) == used
 
-    assert lines(block) == ["import re", "A = 1", "def g(): return A", "def f(): return g(), re.I"]
+
+@pytest.mark.parametrize(
+    ("text", "after", "first"),
+    [
+        ("A = 1\ndef f(): return A", "A = 2", "A = 2  # its value when this failed"),
+        (
+            "import os\nA = len(os.getcwd()) * 0 + 5\ndef f(): return A",
+            "",
+            "A = 5  # its value when this failed",
+        ),
+        ("seen = []\ndef f(): seen.append(1)", "seen += [1, object()]", "seen = []"),
+        ("table = list(range(5000))\ndef f(): return table", "", "table = list(range(5000))"),
+        ("def f(): return 1\ndef f(): return 2", "", "def f(): return 2"),
+        ("def f(): return later()", "", "def f(): return later()"),
+    ],
+    ids=["changed", "computed", "a list as written", "a long one", "the last definition", "no value yet"],
+)
+def test_the_first_line_of_a_copy(text: str, after: str, first: str) -> None:
+    assert lines(copied(text, "f", after=after))[0] == first
 
 
 def test_functions_that_call_each_other_come_once() -> None:
-    block = copied("def f(n): return g(n)\ndef g(n): return n and f(n - 1)", "f", "g")
-
-    assert len(lines(block)) == 2
-
-
-def test_constant_that_was_changed_has_its_new_value() -> None:
-    block = copied("A = 1\ndef f(): return A", "f", after="A = 2")
-
-    assert "A = 2  # its value when this failed" in lines(block)
-
-
-def test_computed_constant_has_its_value() -> None:
-    block = copied("import os\nA = len(os.getcwd()) * 0 + 5\ndef f(): return A", "f")
-
-    assert lines(block)[0] == "A = 5  # its value when this failed"
-
-
-def test_list_starts_as_it_was_written() -> None:
-    block = copied("seen = []\ndef f(): seen.append(1)", "f", after="seen += [1, object()]")
-
-    assert lines(block)[0] == "seen = []"
-
-
-def test_long_constant_is_left_to_its_statement() -> None:
-    block = copied("table = list(range(5000))\ndef f(): return table", "f")
-
-    assert lines(block)[0] == "table = list(range(5000))"
+    assert len(lines(copied("def f(n): return g(n)\ndef g(n): return n and f(n - 1)", "f", "g"))) == 2
 
 
 def test_call_of_a_copied_class_is_copied() -> None:
@@ -85,37 +77,16 @@ def test_call_of_a_copied_class_is_copied() -> None:
     assert "c = C(3)" in lines(block)
 
 
-def test_last_definition_of_a_name_counts() -> None:
-    block = copied("def f(): return 1\ndef f(): return 2", "f")
-
-    assert lines(block) == ["def f(): return 2"]
-
-
-def test_definition_that_is_in_use_counts_where_a_later_one_was_undone() -> None:
-    text = "def f(): return 1\nold = f\ndef f(): return 2\nf = old\ndel old"
-
-    with pytest.raises(NotSelfContained, match="no single definition"):
-        copied(text, "f")
-
-
 def test_fallback_import_is_copied_whole() -> None:
     text = "try:\n    import not_there_at_all as quick\nexcept ImportError:\n    quick = None\ndef f(): return quick"
-
     block = copied(text, "f")
-
     assert "except ImportError:" in lines(block)
     assert block.modules == ()
 
 
 def test_star_import_becomes_the_names_that_are_used() -> None:
-    assert lines(copied("from math import *\ndef f(): return floor(sin(1))", "f"))[:2] == [
-        "from math import floor",
-        "from math import sin",
-    ]
-
-
-def test_name_that_did_not_exist_yet_does_not_matter() -> None:
-    assert lines(copied("def f(): return later()", "f")) == ["def f(): return later()"]
+    found = lines(copied("from math import *\ndef f(): return floor(sin(1))", "f"))
+    assert found[:2] == ["from math import floor", "from math import sin"]
 
 
 def test_registration_is_left_out() -> None:
@@ -175,6 +146,7 @@ def test_module_that_a_function_imports_later_is_named() -> None:
         ("def f():\n    from . import x", "relative to its package"),
         ("for a in [object()]: pass\ndef f(): return a", "no single definition"),
         ("a, b = object(), 1\ndef f(): return a", "no single definition"),
+        ("def f(): return 1\nold = f\ndef f(): return 2\nf = old\ndel old", "no single definition"),
         ("with open('/dev/null') as a: pass\ndef f(): return a", "no single definition"),
     ],
 )

@@ -137,33 +137,23 @@ def test_unknown_name_is_refused_at_once(name: str) -> None:
     assert "inductor" in caught.value.known
 
 
-def test_option_that_is_no_literal_is_refused_by_its_place() -> None:
-    with pytest.raises(
-        BackendUnreachable, match=r"options\['pass'\] of backend inductor is no literal but a"
-    ):
-        find("inductor", options={"pass": compiles})
-
-
 @pytest.mark.parametrize(
-    ("reference", "part"),
+    ("given", "part"),
     [
-        ("no_such_pkg.mod:make()", "leads nowhere here"),
-        (f"{__name__}:no_such_name", "leads nowhere here"),
-        (f"{__name__}:compiles(", "cannot be read"),
-        (f"{__name__}:compiles(level=LEVEL)", "cannot be read"),
-        (f"{__name__}:[0]", "cannot be read"),
-        ("", "names no backend"),
-        ("make()", "names no backend"),
+        ({"reference": "no_such_pkg.mod:make()"}, "leads nowhere here"),
+        ({"reference": f"{__name__}:no_such_name"}, "leads nowhere here"),
+        ({"reference": f"{__name__}:compiles("}, "cannot be read"),
+        ({"reference": f"{__name__}:compiles(level=LEVEL)"}, "cannot be read"),
+        ({"reference": f"{__name__}:[0]"}, "cannot be read"),
+        ({"reference": ""}, "names no backend"),
+        ({"reference": "make()"}, "names no backend"),
+        ({"setup": "import"}, "is not Python"),
+        ({"options": {"pass": compiles}}, r"options\['pass'\] of backend .*compiles is no literal but a"),
     ],
 )
-def test_reference_that_cannot_be_right_is_refused(reference: str, part: str) -> None:
+def test_what_cannot_be_right_is_refused_by_its_place(given: dict[str, Any], part: str) -> None:
     with pytest.raises(BackendUnreachable, match=part):
-        find(compiles, reference=reference)
-
-
-def test_setup_that_is_no_python_is_refused() -> None:
-    with pytest.raises(BackendUnreachable, match="is not Python"):
-        find(compiles, setup="import")
+        find(compiles, **given)
 
 
 def test_reference_that_only_the_setup_makes_importable_is_trusted() -> None:

@@ -66,11 +66,9 @@ def test_module_of_no_distribution_is_a_remark(install: Install) -> None:
 def test_remark_names_the_commit(install: Install) -> None:
     folder = install(version=None)
     git = ["git", "-C", str(folder), "-c", "user.name=n", "-c", "user.email=e"]
-    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "m"]):
-        subprocess.run([*git, *command], check=True, capture_output=True)
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout[
-        :12
-    ]
+    for command in ("init -q", "add .", "commit -qm m", "rev-parse HEAD"):
+        said = subprocess.run([*git, *command.split()], check=True, capture_output=True, text=True).stdout
+    commit = said[:12]
 
     assert installed("some_dist").remark.endswith(f"{folder} at commit {commit}")
     (folder / "some_dist.py").write_text("changed = 1\n")
@@ -89,20 +87,22 @@ def test_editable_install_is_a_remark_without_a_path(install: Install) -> None:
     assert folder.exists()
 
 
-def test_install_from_a_repository_says_how_without_credentials(install: Install) -> None:
-    install(
-        origin={"url": "https://me:secret@host/some.git?t=1", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
-    )
-
-    assert installed("some_dist").remark == (
-        "some-dist 1.2 was installed by: pip install 'some-dist @ git+https://host/some.git@abc'"
-    )
-
-
-def test_install_from_a_folder_says_which(install: Install) -> None:
-    install(origin={"url": "file:///src/project", "dir_info": {}})
-
-    assert installed("some_dist").remark == "some-dist 1.2 was installed from /src/project"
+@pytest.mark.parametrize(
+    ("origin", "said"),
+    [
+        (
+            {"url": "https://me:secret@host/some.git?t=1", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
+            "by: pip install 'some-dist @ git+https://host/some.git@abc'",
+        ),
+        ({"url": "file:///src/project", "dir_info": {}}, "from /src/project"),
+    ],
+    ids=["a repository", "a folder"],
+)
+def test_an_install_says_where_from_without_credentials(
+    install: Install, origin: dict[str, Any], said: str
+) -> None:
+    install(origin=origin)
+    assert installed("some_dist").remark == f"some-dist 1.2 was installed {said}"
 
 
 def test_module_of_an_installed_distribution_needs_no_path() -> None:

@@ -21,42 +21,34 @@ from minidbg.references.locations import (
     registers,
 )
 
+REGISTERS = [
+    "@register_backend\ndef mine(gm, inputs): ...",
+    "@register_backend(name='mine')\ndef other(gm, inputs): ...",
+    "@torch._dynamo.register_backend(name='mine', tags=('debug',))\ndef other(gm, inputs): ...",
+    "@register_debug_backend\ndef mine(gm, inputs): ...",
+    "register_backend(mine)",
+    "register_backend(compiler_fn=mine)",
+    "register_backend(other, 'mine')",
+    "registry.register_backend(name='mine', compiler_fn=aot_autograd(fw_compiler=f))",
+    "if True:\n    try:\n        register_backend(f, name='mine')\n    except ImportError:\n        pass",
+    "def go():\n    register_backend(f, name='mine')\ngo()",
+    "class C:\n    register_backend(f, name='mine')",
+]
+REGISTERS_NOTHING = [
+    "def go():\n    register_backend(f, name='mine')",
+    "go = lambda: register_backend(f, name='mine')",
+    "register_backend(f, name='other')",
+    "register_backend(mine, name='other')",
+    "@register_backend(name='other')\ndef mine(gm, inputs): ...",
+    "lookup_backend('mine')",
+    "def mine(gm, inputs): ...",
+    "this is no Python 'mine'",
+]
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "@register_backend\ndef mine(gm, inputs): ...",
-        "@register_backend(name='mine')\ndef other(gm, inputs): ...",
-        "@torch._dynamo.register_backend(name='mine', tags=('debug',))\ndef other(gm, inputs): ...",
-        "@register_debug_backend\ndef mine(gm, inputs): ...",
-        "register_backend(mine)",
-        "register_backend(compiler_fn=mine)",
-        "register_backend(other, 'mine')",
-        "registry.register_backend(name='mine', compiler_fn=aot_autograd(fw_compiler=f))",
-        "if True:\n    try:\n        register_backend(f, name='mine')\n    except ImportError:\n        pass",
-        "def go():\n    register_backend(f, name='mine')\ngo()",
-        "class C:\n    register_backend(f, name='mine')",
-    ],
-)
-def test_source_that_registers_the_name(text: str) -> None:
-    assert registers(text, "mine")
 
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "def go():\n    register_backend(f, name='mine')",
-        "go = lambda: register_backend(f, name='mine')",
-        "register_backend(f, name='other')",
-        "register_backend(mine, name='other')",
-        "@register_backend(name='other')\ndef mine(gm, inputs): ...",
-        "lookup_backend('mine')",
-        "def mine(gm, inputs): ...",
-        "this is no Python 'mine'",
-    ],
-)
-def test_source_that_does_not_register_it(text: str) -> None:
-    assert not registers(text, "mine")
+@pytest.mark.parametrize("text", [*REGISTERS, *REGISTERS_NOTHING])
+def test_source_that_registers_the_name_is_told_from_one_that_does_not(text: str) -> None:
+    assert registers(text, "mine") is (text in REGISTERS)
 
 
 @pytest.fixture
@@ -74,13 +66,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     (home / "private.py").write_text("register_backend(1, name='m')")
     monkeypatch.syspath_prepend(tmp_path)
-    for name in (
-        "some_pkg",
-        "some_pkg.deep",
-        "some_pkg.deep.public",
-        "some_pkg.deep.registers",
-        "some_pkg.private",
-    ):
+    for part in ("", ".deep", ".deep.public", ".deep.registers", ".private"):
+        name = f"some_pkg{part}"
         monkeypatch.setitem(sys.modules, name, module_from(name, tmp_path))
     return home
 
@@ -103,12 +90,8 @@ def test_registering_module_is_found_among_the_loaded_ones() -> None:
 
 
 @pytest.mark.usefixtures("package")
-def test_package_is_imported_where_its_import_reaches_the_module() -> None:
+def test_package_is_imported_where_its_import_reaches_the_module_and_else_the_module() -> None:
     assert import_for("some_pkg.deep.registers") == "some_pkg"
-
-
-@pytest.mark.usefixtures("package")
-def test_module_is_imported_itself_where_its_package_does_not_bring_it() -> None:
     assert import_for("some_pkg.private") == "some_pkg.private"
 
 
@@ -158,9 +141,7 @@ def test_plugin_of_another_device_stays_out(monkeypatch: pytest.MonkeyPatch) -> 
     assert with_operators(BackendRef("b", "'b'"), graph_on("cpu")).setup == ()
 
 
-def test_plugin_of_a_new_device_is_the_one_that_gave_torch_its_module(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_plugin_of_a_new_device_is_what_gave_torch_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
     load(monkeypatch, "my_plugin")
     monkeypatch.setattr(torch, "maia", load(monkeypatch, "my_plugin.device"), raising=False)
 
@@ -168,26 +149,21 @@ def test_plugin_of_a_new_device_is_the_one_that_gave_torch_its_module(
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "loaded", "expected"),
     [
-        ("import torch_npu", ("torch_npu",)),
-        ("def compile():\n    from torch_npu.npu import x", ("torch_npu",)),
-        ("import torch_npu_other", ()),
-        ("# import torch_npu", ()),
+        ("import torch_npu", True, ("torch_npu",)),
+        ("def compile():\n    from torch_npu.npu import x", True, ("torch_npu",)),
+        ("import torch_npu_other", True, ()),
+        ("# import torch_npu", True, ()),
+        ("import torch_npu", False, ()),
     ],
 )
-def test_plugin_counts_when_the_backends_code_imports_it(
-    monkeypatch: pytest.MonkeyPatch, text: str, expected: tuple[str, ...]
+def test_plugin_counts_when_it_is_loaded_and_the_backends_code_imports_it(
+    monkeypatch: pytest.MonkeyPatch, text: str, loaded: bool, expected: tuple[str, ...]
 ) -> None:
     load(monkeypatch, "torch_npu")
+    if not loaded:
+        monkeypatch.delitem(sys.modules, "torch_npu")
     load(monkeypatch, "some_backend")
     load(monkeypatch, "some_backend.deep", text)
-
     assert plugins_of_code(["some_backend"]) == expected
-
-
-def test_plugin_that_is_not_loaded_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    load(monkeypatch, "some_backend", "import torch_npu")
-    monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
-
-    assert plugins_of_code(["some_backend"]) == ()

@@ -57,31 +57,31 @@ def only(text: str) -> Statement:
     return statement
 
 
-def test_function_needs_its_decorators_defaults_and_annotations_at_once_and_its_body_later() -> None:
-    found = only(
-        "@deco(level)\ndef f(a: Kind = DEFAULT) -> Result:\n    return helper(a) + [x for x in table]"
-    )
-
-    assert found.binds == {"f"}
-    assert found.needs_now == {"deco", "level", "Kind", "DEFAULT", "Result"}
-    assert found.needs_later == {"helper", "table"}
-
-
-def test_class_body_runs_at_once_and_its_methods_later() -> None:
-    found = only("class C(Base):\n    size = LIMIT\n    def m(self):\n        return self.size + other()")
-
-    assert found.needs_now == {"Base", "LIMIT"}
-    assert found.needs_later == {"other"}
-
-
-def test_comprehension_at_top_level_runs_at_once() -> None:
-    assert only("a = [f(x) for x in xs if x in ys]").needs_now == {"f", "xs", "ys"}
-
-
-def test_names_of_nested_functions_are_no_globals() -> None:
-    found = only("def f():\n    y = 1\n    def g(z):\n        return y + z + w\n    return g")
-
-    assert found.needs_now | found.needs_later == {"w"}
+@pytest.mark.parametrize(
+    ("text", "binds", "now", "later"),
+    [
+        (
+            "@deco(level)\ndef f(a: Kind = DEFAULT) -> Result:\n    return helper(a) + [x for x in table]",
+            {"f"},
+            {"deco", "level", "Kind", "DEFAULT", "Result"},
+            {"helper", "table"},
+        ),
+        (
+            "class C(Base):\n    size = LIMIT\n    def m(self):\n        return self.size + other()",
+            {"C"},
+            {"Base", "LIMIT"},
+            {"other"},
+        ),
+        ("a = [f(x) for x in xs if x in ys]", {"a"}, {"f", "xs", "ys"}, set()),
+        ("def f():\n    y = 1\n    def g(z):\n        return y + z + w\n    return g", {"f"}, set(), {"w"}),
+    ],
+    ids=["a function", "a class", "a comprehension", "a nested function"],
+)
+def test_what_a_statement_needs_at_once_and_what_later(
+    text: str, binds: set[str], now: set[str], later: set[str]
+) -> None:
+    found = only(text)
+    assert (found.binds, found.needs_now, found.needs_later) == (binds, now, later)
 
 
 def test_global_declarations_are_seen() -> None:
@@ -99,12 +99,8 @@ def test_statements_of_the_main_block_stand_in_its_place() -> None:
 
     found = read_statements(text, "<test>")
 
-    assert [(one.guarded, *one.binds) for one in found] == [
-        (False, "a"),
-        (True, "b"),
-        (True, "c"),
-        (False, "d"),
-    ]
+    guarded = [(one.guarded, *one.binds) for one in found]
+    assert guarded == [(False, "a"), (True, "b"), (True, "c"), (False, "d")]
     space: dict[str, object] = {}
     exec(found[2].text, space)
     assert space["c"] == "\n  kept\n"
