@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import python
 
 from minidbg import repro
 
@@ -47,14 +48,8 @@ for pid in children:
 @pytest.mark.timeout(400)
 def test_eight_processes_leave_one_repro(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, "train.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(PLANTED), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=380,
-        check=False,
+    done = python(
+        "train.py", cwd=tmp_path, env={"PYTHONPATH": str(PLANTED), "OMP_NUM_THREADS": "1"}, timeout=380
     )
     paths = done.stdout.split()
     assert len(paths) == 8, done.stderr

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 pytest.importorskip("distributed", reason="the extra 'cluster' is not installed")
 
 from cluster_driver import Cluster, Net, end, wait_until, why_no_hosts
+from command_line import cli, python
 from toy_repros import BROKEN, WORKS, Checkout, script
 from watch_driver import WatchProcess, watching
 
@@ -233,13 +232,12 @@ def test_a_reduction_on_workers_has_the_same_result(tmp_path: Path) -> None:
     """The worker cannot import the backend by itself, and is asked two questions at a time."""
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "needy.py").write_text(BACKEND)
-    env = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
-    subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, env=env, check=True, capture_output=True)
+    env = {"PYTHONPATH": str(tmp_path / "src")}
+    python("-c", PROGRAM, cwd=tmp_path, env=env, check=True)
     (capture,) = tmp_path.glob("minidbg_repros/.minidbg/captures/*.py")
 
     def reduced(folder: str, *options: str) -> tuple[str, str]:
-        command = [sys.executable, "-m", "minidbg", "reduce", str(capture), "--dir", folder, *options]
-        done = subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, text=True)
+        done = cli("reduce", capture, "--dir", folder, *options, cwd=tmp_path, env=env, check=True)
         return (tmp_path / done.stdout.strip()).read_text(), done.stderr
 
     alone, _ = reduced("alone")
@@ -289,10 +287,10 @@ def test_what_training_jobs_left_in_a_shared_folder_is_reduced_on_workers(tmp_pa
     """Two jobs, one capture each. Their repros are then judged on the workers like any other."""
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "needy.py").write_text(NEEDS_NONE_OF)
-    env = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
+    env = {"PYTHONPATH": str(tmp_path / "src")}
     shared = tmp_path / "shared"
     for name in ("relu", "tanh"):
-        subprocess.run([sys.executable, "-c", JOB, name, str(shared)], cwd=tmp_path, env=env, check=True)
+        python("-c", JOB, name, shared, cwd=tmp_path, env=env, check=True)
     assert len(list(shared.glob(".minidbg/captures/*.py"))) == 2
     with Cluster(tmp_path / "cluster") as cluster:
         for name in ("one", "two"):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import python
 
 pytestmark = pytest.mark.slow
 
@@ -35,14 +33,7 @@ if __name__ == "__main__":
 def failed(folder: Path, **environment: str) -> str:
     """The program's stderr, after its failure has become a repro that runs without those variables."""
     (folder / "train.py").write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, "train.py"],
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
+    done = python("train.py", cwd=folder, env=environment, timeout=250)
     assert done.returncode == 1
     assert re.search(r"minidbg: 4 -> 1 nodes, \d+ oracle calls", done.stderr), done.stderr[-3000:]
     assert "ValueError: no kernel for relu" in done.stderr

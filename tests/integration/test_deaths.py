@@ -6,14 +6,12 @@ One program forks a child for each way, as the ranks of a job would be; each lea
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
-import sys
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from command_line import python
 
 from minidbg import repro
 from minidbg.failure import Verdict
@@ -100,14 +98,12 @@ def left_behind(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str
     folder = tmp_path_factory.mktemp("deaths")
     program = folder / "train.py"
     program.write_text(textwrap.dedent(PROGRAM))
-    done = subprocess.run(
-        [sys.executable, str(program), repr(list(DEATHS)), str(4 << 30)],
+    done = python(
+        program,
+        repr(list(DEATHS)),
+        4 << 30,
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(PLANTED), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
+        env={"PYTHONPATH": str(PLANTED), "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
     pids = {int(line.split(";")[2]): line.split(";") for line in done.stdout.splitlines()}

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from command_line import cli, python
 
 import minidbg
 from minidbg import repro
@@ -90,19 +91,10 @@ def test_ctrl_c_in_the_users_program_writes_the_best_and_raises_the_programs_err
 @pytest.mark.slow
 def test_a_killed_reduce_command_goes_on_and_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM.format(reduce="later"))
-    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, timeout=120, check=False)
+    python("train.py", cwd=tmp_path, timeout=120)
     (capture,) = (tmp_path / "minidbg_repros" / ".minidbg" / "captures").glob("*.py")
     command = [sys.executable, "-m", "minidbg", "reduce", str(capture), "--json"]
-    alone = json.loads(
-        subprocess.run(
-            [*command, "--dir", "alone"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=True,
-        ).stdout
-    )
+    alone = json.loads(python(*command[1:], "--dir", "alone", cwd=tmp_path, check=True).stdout)
     asked = 0
     for more in (2, 3):
         process = started(command, tmp_path)
@@ -110,8 +102,7 @@ def test_a_killed_reduce_command_goes_on_and_ends_as_one_that_was_left_alone(tmp
         process.kill()
         process.communicate()
         asked = len(replay_log(tmp_path)) - 1
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=True)
-    written = json.loads(done.stdout)
+    written = json.loads(python(*command[1:], cwd=tmp_path, check=True).stdout)
     assert Path(written["path"]).name == Path(alone["path"]).name
     assert written["certified"]
     assert written["oracle_calls"] == alone["oracle_calls"]
@@ -121,28 +112,12 @@ def test_a_killed_reduce_command_goes_on_and_ends_as_one_that_was_left_alone(tmp
 @pytest.mark.slow
 def test_two_jobs_leave_the_same_repro(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM.format(reduce="later"))
-    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, timeout=120, check=False)
+    python("train.py", cwd=tmp_path, timeout=120)
     (capture,) = (tmp_path / "minidbg_repros" / ".minidbg" / "captures").glob("*.py")
     names = []
     for jobs in ("1", "2"):
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "minidbg",
-                "reduce",
-                str(capture),
-                "--json",
-                "--jobs",
-                jobs,
-                "--dir",
-                f"with{jobs}",
-            ],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=True,
+        done = cli(
+            "reduce", capture, "--json", "--jobs", jobs, "--dir", f"with{jobs}", cwd=tmp_path, check=True
         )
         names.append(Path(json.loads(done.stdout)["path"]).name)
     assert names[0] == names[1]

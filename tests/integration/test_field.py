@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import python
 
 FIELD = Path(__file__).parents[1] / "surveys" / "field.py"
 DOZEN = [
-    "GPT2LMHeadModel",
-    "LlamaForCausalLM",
-    "MixtralForCausalLM",
-    "Gemma2ForCausalLM",
-    "MambaForCausalLM",
-    "BertForMaskedLM",
-    "DebertaV2Model",
-    "T5ForConditionalGeneration",
-    "ViTForImageClassification",
-    "SwinModel",
-    "Wav2Vec2Model",
-    "ResNetForImageClassification",
-]
+    "GPT2LMHeadModel", "LlamaForCausalLM", "MixtralForCausalLM", "Gemma2ForCausalLM", "MambaForCausalLM",
+    "BertForMaskedLM", "DebertaV2Model", "T5ForConditionalGeneration", "ViTForImageClassification", "SwinModel",
+    "Wav2Vec2Model", "ResNetForImageClassification",
+]  # fmt: skip
 
 
 def rows_of(folder: Path, *arguments: str) -> list[dict[str, object]]:
-    command = [sys.executable, str(FIELD), *arguments, "--json", str(folder / "rows.jsonl")]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=580, check=False)
+    done = python(FIELD, *arguments, "--json", folder / "rows.jsonl", cwd=folder, timeout=580)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import python
 
 PLANTED = Path(__file__).parents[1] / "planted"
 OPS = "cumsum,hypot,trunc,frac,erfinv,add,nn.functional.relu"
@@ -29,9 +30,7 @@ def environment() -> dict[str, str]:
 
 def hunt(folder: Path, *arguments: str) -> tuple[int, list[dict[str, Any]], str]:
     """Exit status, what was printed on stdout, and stderr."""
-    done = subprocess.run(
-        command(*arguments), cwd=folder, env=environment(), capture_output=True, text=True, timeout=700
-    )
+    done = python(*command(*arguments)[1:], cwd=folder, env=environment(), timeout=700)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
@@ -67,9 +66,7 @@ def test_each_of_them_ends_as_one_verified_repro(hunted: Any) -> None:
     assert sorted(repros) == sorted((folder / "minidbg_repros").glob("*.py"))
     wrong = next(one for one in cases if one["state"] == "wrong")
     assert wrong["count"] > 1
-    done = subprocess.run(
-        [sys.executable, wrong["repro"]], env=environment(), capture_output=True, text=True, timeout=120
-    )
+    done = python(wrong["repro"], env=environment(), timeout=120)
     assert done.returncode == 1
     assert re.search("reproduces", done.stdout)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import python
 
 pytest.importorskip("IPython", reason="IPython is not installed here: pip install ipython nbclient ipykernel")
 
@@ -46,19 +45,13 @@ for cell in {cells!r}:
 
 
 def test_cells_of_ipython_give_a_repro_that_names_the_cell(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SHELL.format(cells=CELLS)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    done = python("-c", SHELL.format(cells=CELLS), cwd=tmp_path, timeout=280)
     assert "minidbg: 7 -> 1 nodes" in done.stdout, done.stderr[-3000:]
     assert "class Repro(torch.nn.Module):" in done.stdout, "the report shows the script"
     assert "# cell 2:4" in done.stdout
     assert "From cell 2:4" in done.stdout
     (path,) = (tmp_path / "minidbg_repros").glob("*.py")
-    ran = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=200)
+    ran = python(path)
     assert ran.returncode == 1
 
 
@@ -76,9 +69,7 @@ def test_a_jupyter_kernel_shows_the_repro_as_the_cells_result(tmp_path: Path) ->
     )
     assert nbclient
     nbformat.write(notebook, tmp_path / "in.ipynb")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", run], cwd=tmp_path, capture_output=True, text=True, timeout=290
-    )
+    done = python("-W", "ignore", "-c", run, cwd=tmp_path, timeout=290)
     assert done.returncode == 0, done.stderr[-3000:]
     outputs = nbformat.read(tmp_path / "out.ipynb", 4).cells[-1].outputs
     shown = next(one for one in outputs if one.output_type == "execute_result").data["text/markdown"]

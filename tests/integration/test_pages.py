@@ -11,6 +11,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
+from command_line import cli, python
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "report"))
 
@@ -128,10 +129,9 @@ if __name__ == "__main__":
 
 def test_the_first_wrong_value_is_found_along_the_graph(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(WRONG)
-    subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, timeout=200)
+    python("program.py", cwd=tmp_path)
     (capture,) = tmp_path.glob("minidbg_repros/.minidbg/captures/*.py")
-    command = [sys.executable, "-m", "minidbg", "show", str(capture), "--errors", "--html", "page.html"]
-    subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=200, check=True)
+    cli("show", capture, "--errors", "--html", "page.html", cwd=tmp_path, check=True)
     text = (tmp_path / "page.html").read_text()
     found = re.search(r"The first node above the dashed line \(3e-05\) is <b>(\w+)</b>", text)
     assert found

@@ -6,10 +6,10 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import python
 
 pytestmark = pytest.mark.slow
 
@@ -45,21 +45,8 @@ def failed(
     """The program's last lines of stderr; its own exception is among them, and it ends with status 1."""
     program = tmp_path / "train.py"
     program.write_text(PROGRAM)
-    done = subprocess.run(
-        [*before, sys.executable, str(program), lack, str(folder)],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(PLANTED),
-            "TMPDIR": str(tmp_path),
-            "OMP_NUM_THREADS": "1",
-            **(env or {}),
-        },
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
+    env = {"PYTHONPATH": str(PLANTED), "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1", **(env or {})}
+    done = python(program, lack, folder, before=before, cwd=tmp_path, env=env, timeout=250)
     assert done.returncode == 1, done.stderr
     error = "InvalidCxxCompiler" if lack == "compiler" else "ReluNotSupported: cannot lower relu"
     assert error in done.stderr

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_line import python
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 NEEDED = {
@@ -35,20 +33,8 @@ def each_program() -> Iterator[object]:
 
 def ended(folder: Path, program: str, *start: str) -> tuple[list[str], str]:
     """The results of a program that has ended well, and what it wrote to stderr."""
-    done = subprocess.run(
-        [sys.executable, *start, str(PROGRAMS / f"{program}.py")],
-        cwd=folder,
-        env={
-            **os.environ,
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-            "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
-        },
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    env = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
+    done = python(*start, PROGRAMS / f"{program}.py", cwd=folder, env=env, timeout=280)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return [line for line in done.stdout.splitlines() if line.startswith("RESULT ")], done.stderr
 
@@ -65,9 +51,7 @@ def test_program_ends_with_the_same_bits_and_in_silence(tmp_path: Path, program:
     assert len(under) > 1
     assert under == alone
     own = [line for line in said.splitlines() if line.startswith("minidbg: ")]
-    own = [
-        line for line in own if "gives another layout than eager" not in line
-    ]  # a warning, and meant as one
+    own = [line for line in own if "gives another layout than eager" not in line]  # which is a warning
     assert len(own) == 2, "\n".join(own)
     assert re.match(r"minidbg: no backend failed \(wrapped: ", own[0]), own[0]
     verified = re.match(r"minidbg: (\d+) of (\d+) graphs that ran agree with eager$", own[1])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import python
 from toy_repros import BROKEN, WORKS, script, toy_package
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -33,22 +31,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run_pytest(folder: Path, *arguments: str) -> tuple[int, str]:
-    env = {**os.environ, "PYTHONPATH": str(folder / "src"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "minidbg.pytest_plugin",
-        "-p",
-        "no:cacheprovider",
-        "-rA",
-        "--minidbg",
-        *arguments,
-    ]
-    done = subprocess.run(
-        command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=100
-    )
+    env = {"PYTHONPATH": str(folder / "src"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    words = ["-m", "pytest", "-p", "minidbg.pytest_plugin", "-p", "no:cacheprovider", "-rA", "--minidbg"]
+    done = python(*words, *arguments, cwd=folder, env=env, timeout=100)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -77,9 +62,8 @@ def test_headers_say_what_is_expected_and_anything_else_fails(folder: Path, more
 
 
 def test_a_path_named_explicitly_is_collected_once(folder: Path) -> None:
-    status, text = run_pytest(
-        folder, "minidbg_repros/cos.py", "minidbg_repros/cos.py::test_repro", "--collect-only", "-q"
-    )
+    names = "minidbg_repros/cos.py", "minidbg_repros/cos.py::test_repro"
+    status, text = run_pytest(folder, *names, "--collect-only", "-q")
     assert status == 0
     assert text.count("cos.py::test_repro[cpu]") == 1
     (folder / "minidbg_repros" / "test_like.py").write_text(script("cos", expect="gone"))
@@ -88,13 +72,10 @@ def test_a_path_named_explicitly_is_collected_once(folder: Path) -> None:
 
 
 def test_each_device_is_a_test_of_its_own(folder: Path) -> None:
-    _, text = run_pytest(
-        folder, "minidbg_repros/cos.py", "--minidbg-devices", "cpu,cuda:1", "--collect-only", "-q"
-    )
-    assert [line.partition("::")[2] for line in text.splitlines() if "::" in line] == [
-        "test_repro[cpu]",
-        "test_repro[cuda:1]",
-    ]
+    devices = "--minidbg-devices", "cpu,cuda:1"
+    _, text = run_pytest(folder, "minidbg_repros/cos.py", *devices, "--collect-only", "-q")
+    names = [line.partition("::")[2] for line in text.splitlines() if "::" in line]
+    assert names == ["test_repro[cpu]", "test_repro[cuda:1]"]
     status, text = run_pytest(folder, "minidbg_repros/cos.py", "--minidbg-devices", "cpu;x")
     assert status == 4
     assert "is no device" in text
@@ -102,9 +83,8 @@ def test_each_device_is_a_test_of_its_own(folder: Path) -> None:
 
 def test_a_missing_backend_skips_and_a_damaged_repro_is_an_error(folder: Path) -> None:
     (folder / "src" / "toy").rename(folder / "src" / "moved")
-    (folder / "minidbg_repros" / "damaged.py").write_text(
-        "# /// script\n# [tool.minidbg]\n# kind = [\n# ///\n"
-    )
+    damaged = folder / "minidbg_repros" / "damaged.py"
+    damaged.write_text("# /// script\n# [tool.minidbg]\n# kind = [\n# ///\n")
     status, text = run_pytest(folder, "minidbg_repros/cos.py", "minidbg_repros/damaged.py")
     assert status == 2
     assert "block is no TOML" in text

@@ -153,14 +153,9 @@ SECONDS = 280
 def run(command: str, folder: Path, seconds: float = SECONDS) -> subprocess.CompletedProcess[str]:
     """The command as a shell would run it, with this environment's programs first."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run(
-        ["bash", "-c", command],
-        cwd=folder,
-        env={**os.environ, "PATH": path, "PYTHONPATH": "."},
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-    )
+    env = {**os.environ, "PATH": path, "PYTHONPATH": "."}
+    line = ["bash", "-c", command]
+    return subprocess.run(line, cwd=folder, env=env, capture_output=True, text=True, timeout=seconds)
 
 
 @pytest.fixture(scope="module")

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from command_line import python
 
 CASES = Path(__file__).parents[1] / "cases"
 
@@ -103,17 +102,8 @@ def skip_unless_it_fails_here(expected: Expected, status: int | None = None) -> 
 def run_user_program(expected: Expected, folder: Path) -> subprocess.CompletedProcess[str]:
     program = folder / "train.py"
     program.write_text(PROGRAM.format(folders=[str(CASES), str(CASES / "models")], module=expected.module))
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    if expected.threads is not None:
-        environment["OMP_NUM_THREADS"] = expected.threads
-    return subprocess.run(
-        [sys.executable, str(program)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    threads = {} if expected.threads is None else {"OMP_NUM_THREADS": expected.threads}
+    return python(program, cwd=folder, env={"HF_HUB_OFFLINE": "1", **threads}, timeout=280)
 
 
 @pytest.mark.slow
@@ -140,9 +130,7 @@ def test_a_real_failure_ends_as_a_small_repro_that_fails_elsewhere(
 
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    again = subprocess.run(
-        [sys.executable, str(script)], cwd=elsewhere, capture_output=True, text=True, timeout=200
-    )
+    again = python(script, cwd=elsewhere)
     assert again.returncode == 1, again.stdout + again.stderr[-4000:]
     assert again.stdout.endswith("reproduces\n")
     assert "minidbg's whole judge" not in script.read_text()

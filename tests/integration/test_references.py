@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import python
 from fresh_interpreters import Ended, FreshInterpreters
 
 from minidbg.references import load_by_path
@@ -343,7 +342,6 @@ write(
 PROGRAM = '''
 """A user's training program."""
 import functools
-import os
 import torch
 from torch import nn
 from torch._dynamo import register_backend
@@ -619,9 +617,7 @@ def test_script_runs_under_isolated_python(world: World) -> None:
     (found,) = world.find(f"{PROGRAM}\n{FIND}\nwrite(found(with_sibling))", files={"sibling.py": SIBLING})
     script = world.write(found)
 
-    ended = subprocess.run(
-        [sys.executable, "-I", script], cwd="/", capture_output=True, text=True, timeout=200, check=True
-    )
+    ended = python("-I", script, cwd="/", check=True)
 
     assert "compiled by WITH_SIBLING" in ended.stdout
     assert "result [2.0, 2.0]" in ended.stdout

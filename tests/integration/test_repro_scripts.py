@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from command_line import python
 
 from minidbg import isolation, references
 from minidbg.case import BackendRef, Case, Context
@@ -43,10 +42,8 @@ def relu_case(**fields):
     return Case(graph_module, inputs, **{"backend": backend, "signature": SIGNATURE, **fields})
 
 
-def python(*argv, cwd):
-    done = subprocess.run(
-        [sys.executable, *map(str, argv)], cwd=cwd, capture_output=True, text=True, timeout=100
-    )
+def ended(*argv, cwd):
+    done = python(*argv, cwd=cwd, timeout=100)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -60,13 +57,13 @@ def elsewhere(tmp_path):
 
 def judged(script, *options, cwd):
     """What the installed oracle says of the script: exit status and the JSON object."""
-    status, said, _ = python(JUDGE_SCRIPT, script, "--json", *options, cwd=cwd)
+    status, said, _ = ended(JUDGE_SCRIPT, script, "--json", *options, cwd=cwd)
     return status, json.loads(said)
 
 
 def test_a_script_shows_the_traceback_says_its_verdict_and_exits_with_it(tmp_path, elsewhere):
     script = write(relu_case(), tmp_path / "r.py")
-    status, said, erred = python(script, cwd=elsewhere)
+    status, said, erred = ended(script, cwd=elsewhere)
     assert (status, said) == (1, "reproduces\n")
     assert "raise ValueError" in erred
 
@@ -91,8 +88,8 @@ def test_another_backend_can_be_asked(tmp_path, elsewhere):
 def test_another_failure_is_told_apart_and_skipped_by_git_bisect(tmp_path, elsewhere):
     other = replace(SIGNATURE, message="something else", types=("KeyError",))
     script = write(relu_case(signature=other), tmp_path / "r.py")
-    assert python(script, cwd=elsewhere)[:2] == (3, "fails differently\n")
-    assert python(script, "--bisect", cwd=elsewhere)[0] == 125
+    assert ended(script, cwd=elsewhere)[:2] == (3, "fails differently\n")
+    assert ended(script, "--bisect", cwd=elsewhere)[0] == 125
     assert judged(script, cwd=elsewhere)[0] == 3
     assert judged(script, "--bisect", cwd=elsewhere)[0] == 125
 
@@ -115,7 +112,7 @@ def test_another_failure_is_told_apart_and_skipped_by_git_bisect(tmp_path, elsew
 def test_what_cannot_be_judged_here_is_125(tmp_path, elsewhere, backend, arguments, why, form):
     script = write(relu_case(backend=backend) if backend else relu_case(), tmp_path / "r.py", form)
     for command in ((script, *arguments), (JUDGE_SCRIPT, script, *arguments)):
-        status, said, erred = python(*command, cwd=elsewhere)
+        status, said, erred = ended(*command, cwd=elsewhere)
         assert status == 125
         assert why in said + erred
 
@@ -124,7 +121,7 @@ def test_what_cannot_be_judged_here_is_125(tmp_path, elsewhere, backend, argumen
 def test_without_torch_nothing_is_judged(tmp_path, elsewhere, form):
     """``python -S`` finds no installed package; status 1 would mean that the failure reproduces."""
     script = write(relu_case(), tmp_path / "r.py", form)
-    status, _, erred = python("-S", script, cwd=elsewhere)
+    status, _, erred = ended("-S", script, cwd=elsewhere)
     assert status == 125
     assert "No module named 'torch'" in erred
 
@@ -132,12 +129,12 @@ def test_without_torch_nothing_is_judged(tmp_path, elsewhere, form):
 def test_a_torch_without_a_private_name_of_the_judge_is_125(tmp_path, elsewhere):
     script = write(relu_case(), tmp_path / "r.py", Form.STANDALONE)
     script.write_text(script.read_text().replace("import lookup_backend", "import lookup_backend_"))
-    assert python(script, cwd=elsewhere)[0] == 125
+    assert ended(script, cwd=elsewhere)[0] == 125
 
 
 def test_a_capture_says_that_it_judges_nothing(tmp_path, elsewhere):
     script = write(relu_case(), tmp_path / "r.py", Form.CAPTURE)
-    status, said, erred = python(script, cwd=elsewhere)
+    status, said, erred = ended(script, cwd=elsewhere)
     assert (status, said) == (125, "")
     assert "minidbg reduce" in erred
     assert judged(script, cwd=elsewhere)[1]["verdict"] == "reproduces"
@@ -146,7 +143,7 @@ def test_a_capture_says_that_it_judges_nothing(tmp_path, elsewhere):
 def test_a_missing_file_of_tensors_is_125_and_named(tmp_path, elsewhere):
     script = write(relu_case(), tmp_path / "r.py", exactness=Exactness.EXACT)
     script.with_suffix(".safetensors").unlink()
-    status, said, erred = python(script, cwd=elsewhere)
+    status, said, erred = ended(script, cwd=elsewhere)
     assert status == 125
     assert "r.safetensors" in said + erred
 
@@ -160,11 +157,11 @@ def test_script_and_tensors_can_move_together(tmp_path, elsewhere):
 
 def test_a_script_is_a_pytest_module(tmp_path, elsewhere):
     failing = write(relu_case(), tmp_path / "r.py")
-    status, said, _ = python("-m", "pytest", "-q", "-p", "no:cacheprovider", failing, cwd=elsewhere)
+    status, said, _ = ended("-m", "pytest", "-q", "-p", "no:cacheprovider", failing, cwd=elsewhere)
     assert status == 1
     assert "ValueError: no relu here" in said
     fixed = write(relu_case(backend=BackendRef("eager", '"eager"')), tmp_path / "fixed.py")
-    assert python("-m", "pytest", "-q", "-p", "no:cacheprovider", fixed, cwd=elsewhere)[0] == 0
+    assert ended("-m", "pytest", "-q", "-p", "no:cacheprovider", fixed, cwd=elsewhere)[0] == 0
 
 
 LOOKS = """\

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import python
 
 PLANTED = Path(__file__).parents[1] / "planted"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -31,16 +32,8 @@ def run(
     folder: Path, *arguments: str, directly: bool = False, **more: Any
 ) -> subprocess.CompletedProcess[str]:
     start = [] if directly else ["-m", "minidbg", "run"]
-    return subprocess.run(
-        [sys.executable, *start, *arguments],
-        cwd=folder,
-        env={**ENVIRONMENT, **more.pop("env", {})},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        **more,
-    )
+    env = {**ENVIRONMENT, **more.pop("env", {})}
+    return python(*start, *arguments, cwd=folder, env=env, timeout=240, **more)
 
 
 def own_lines(text: str) -> str:

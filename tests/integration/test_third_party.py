@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import python
 
 from minidbg import repro
 from minidbg.failure import Verdict
@@ -106,14 +104,7 @@ warnings.simplefilter("ignore")
 def ran(folder: Path, setup: str, backend: str, more: str = "") -> tuple[int, list[list[str]], str]:
     """Calls that went well, path and line of each report, and what minidbg said."""
     (folder / "program.py").write_text(PROGRAM.format(setup=setup, backend=backend, more=more))
-    done = subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=folder,
-        env=dict(os.environ),
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+    done = python("program.py", cwd=folder, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
     calls, paths = json.loads(done.stdout.splitlines()[-1])
     return calls, paths, "\n".join(line for line in done.stderr.splitlines() if "minidbg" in line)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from command_line import python, torchrun
 from ranks_program import SITUATIONS
 
 from minidbg.repro import flights
@@ -18,29 +18,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def run(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"MINIDBG_STAGES": "0", "OMP_NUM_THREADS": "1"}
-    command = (sys.executable, *map(str, command))
-    return subprocess.run(command, cwd=folder, env=env, text=True, capture_output=True, timeout=350)
+    env = {"MINIDBG_STAGES": "0", "OMP_NUM_THREADS": "1"}
+    return python(*command, cwd=folder, env=env, timeout=350)
 
 
-def torchrun(folder: Path, ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run(folder, *launcher(ranks), PROGRAM, *arguments)
-
-
-def launcher(ranks: int) -> tuple[object, ...]:
-    return (
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        ranks,
-        "--master-port",
-        29500 + os.getpid() % 1000,
-    )
+def in_ranks(folder: Path, ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run(folder, *torchrun(ranks, PROGRAM, *arguments))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_each_situation_is_captured_and_all_ranks_go_on(ranks: int, tmp_path: Path) -> None:
-    done = torchrun(tmp_path, ranks, ",".join(SITUATIONS))
+    done = in_ranks(tmp_path, ranks, ",".join(SITUATIONS))
     assert done.returncode == 0, done.stderr
     assert "not captured" not in done.stderr
     assert done.stdout.count(f"failed={len(SITUATIONS)}, ") == ranks, done.stdout
@@ -61,7 +49,7 @@ def test_each_situation_is_captured_and_all_ranks_go_on(ranks: int, tmp_path: Pa
 def test_what_a_rank_captured_is_reduced_by_one_process(
     situation: str, bug: str, words: str, tmp_path: Path
 ) -> None:
-    torchrun(tmp_path, 2, situation, *bug.split())
+    in_ranks(tmp_path, 2, situation, *bug.split())
     (capture,) = (tmp_path / "minidbg_repros/.minidbg/captures").glob("*.py")
     reduced = run(tmp_path, "-m", "minidbg", "reduce", capture)
     assert "-> 1 nodes" in reduced.stderr, reduced.stderr
@@ -73,7 +61,7 @@ def test_what_a_rank_captured_is_reduced_by_one_process(
 def test_a_wrong_result_on_one_rank_is_told_captured_and_reduced_there_alone(tmp_path: Path) -> None:
     """Large values are in the last rank's shard; what it gives to a collective counts, what others get from it does not."""
     situations = ("dtensor_gelu", "dtensor_in", "functional_collectives")
-    done = torchrun(tmp_path, 2, ",".join(situations), "relu", "wrong")
+    done = in_ranks(tmp_path, 2, ",".join(situations), "relu", "wrong")
     assert done.returncode == 0, done.stderr
     assert "[0] Stats(graphs=3, verified=3, failed=0," in done.stdout, done.stdout + done.stderr
     assert "[1] Stats(graphs=3, verified=0, failed=3," in done.stdout
@@ -89,12 +77,12 @@ def test_a_wrong_result_on_one_rank_is_told_captured_and_reduced_there_alone(tmp
 
 
 def test_healthy_graphs_are_verified_whatever_the_ranks_exchange(tmp_path: Path) -> None:
-    done = torchrun(tmp_path, 2, ",".join(SITUATIONS), "aot_eager", "healthy")
+    done = in_ranks(tmp_path, 2, ",".join(SITUATIONS), "aot_eager", "healthy")
     assert done.stdout.count("failed=0, not_run=0, not_verified={}") == 2, done.stdout + done.stderr
 
 
 def test_a_rank_that_dies_leaves_its_record_and_the_one_that_waits_none(tmp_path: Path) -> None:
-    done = torchrun(tmp_path, 2, "functional_collectives", "dies", "on_last_rank")
+    done = in_ranks(tmp_path, 2, "functional_collectives", "dies", "on_last_rank")
     assert done.returncode != 0
     (record,) = flights.dead_flights(tmp_path / "minidbg_repros")
     assert "(rank 1 of 2) died while running a graph for the first time" in flights.death(record)
@@ -105,12 +93,9 @@ def test_a_wait_for_another_rank_is_told_apart_from_a_compiler_that_hangs(
 ) -> None:
     monkeypatch.setattr(flights, "LONG_S", 0.0)
     folder = tmp_path / "minidbg_repros"
-    with subprocess.Popen(
-        [sys.executable, *map(str, launcher(2)), PROGRAM, "functional_collectives", "hangs", "on_last_rank"],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as job:
+    words = torchrun(2, PROGRAM, "functional_collectives", "hangs", "on_last_rank")
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([sys.executable, *map(str, words)], cwd=tmp_path, **silent) as job:
         ends = time.monotonic() + 200
         lines: list[str] = []
         while [" waiting " in line for line in lines] != [True, False]:

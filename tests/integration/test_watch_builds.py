@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 import sysconfig
 import time
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import cli, python
 from toy_repros import Checkout, git, script
 from watch_driver import WatchProcess, steady, watching
 
@@ -77,10 +76,7 @@ class Lab(Checkout):
 
     def status_of(self, op: str) -> str:
         """What a person sees who runs the repro."""
-        done = subprocess.run(
-            ["python", str(self.repros / f"{op}.py"), "--json"], env={**os.environ, **self.env}, capture_output=True, text=True,
-            check=False,
-        )  # fmt: skip
+        done = python(self.repros / f"{op}.py", "--json", env=self.env)
         return str(json.loads(done.stdout.splitlines()[-1])["verdict"])
 
 
@@ -248,24 +244,7 @@ def test_bisect_builds_as_watch_does_and_counts_every_commit_it_ran(lab: Lab) ->
         git(lab.source, "add", ".")
         git(lab.source, "commit", "-q", "-m", f"commit {number}")
         commits.append(git(lab.source, "rev-parse", "HEAD"))
-    command = [
-        sys.executable,
-        "-m",
-        "minidbg",
-        "bisect",
-        commits[0],
-        commits[-1],
-        str(lab.repros / "relu.py"),
-    ]
-    done = subprocess.run(
-        command,
-        cwd=lab.source,
-        env={**os.environ, **lab.env},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
+    done = cli("bisect", commits[0], commits[-1], lab.repros / "relu.py", cwd=lab.source, env=lab.env)
     assert done.returncode == 0, done.stderr
     first, subject, who = done.stdout.splitlines()
     ran = [line for line in done.stderr.splitlines() if any(commit[:10] in line for commit in commits)]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import cli, python
 from watch_driver import WatchProcess, watching
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -48,8 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(BACKEND)
     (package / "rules.py").write_text(RULES)
-    env = {**os.environ, "PYTHONPATH": str(made / "src")}
-    subprocess.run([sys.executable, "-c", WRITE], cwd=made, env=env, check=True, timeout=300)
+    python("-c", WRITE, cwd=made, env={"PYTHONPATH": str(made / "src")}, check=True, timeout=300)
     return made
 
 
@@ -63,9 +60,8 @@ def test_a_save_is_answered_at_once_and_confirmed_as_a_person_would_see_it(folde
         return mark
 
     def told(running: WatchProcess, mark: int, name: str) -> list[tuple[str, str]]:
-        return [
-            (event["repro"], event.get("kind") or event["verdict"]) for event in running.since(mark, name)
-        ]
+        events = running.since(mark, name)
+        return [(event["repro"], event.get("kind") or event["verdict"]) for event in events]
 
     with watching(folder, "repros", "--no-reduce", env={"PYTHONPATH": str(folder / "src")}) as running:
         running.wait_for_sweep(since=0, seconds=300)
@@ -84,28 +80,13 @@ def test_a_save_is_answered_at_once_and_confirmed_as_a_person_would_see_it(folde
         assert told(running, mark, "result") == []
 
         mark = save(running, RULES)
-        assert sorted(told(running, mark, "flip")) == [
-            ("relu.py", "reproduces again"),
-            ("tanh.py", "REGRESSED"),
-        ]
+        flips = sorted(told(running, mark, "flip"))
+        assert flips == [("relu.py", "reproduces again"), ("tanh.py", "REGRESSED")]
         assert running.stop() == 0
 
 
 def test_the_command_line_has_the_commands(folder: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "minidbg",
-        "watch",
-        "repros",
-        "--once",
-        "--fail-on",
-        "unexpected",
-        "--no-reduce",
-    ]
-    env = {**os.environ, "PYTHONPATH": str(folder / "src")}
-    done = subprocess.run(
-        command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=300
-    )
+    words = ["watch", "repros", "--once", "--fail-on", "unexpected", "--no-reduce"]
+    done = cli(*words, cwd=folder, env={"PYTHONPATH": str(folder / "src")}, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "relu.py [cpu] (reproduces)" in done.stdout

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import python
 
 from minidbg.case import BackendRef, CallPath, Case, Context
 from minidbg.failure import Kind, Outcome, Verdict
@@ -69,13 +68,8 @@ def test_fork_answers_after_threads_autograd_and_inductor(tmp_path: Path) -> Non
     """The parent has used 2 OpenMP threads: without one thread in the child, each of these questions hangs."""
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(AFTER_REAL_USE))
-    done = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning:minidbg", str(program)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env={**os.environ, "OMP_NUM_THREADS": "2"},
-        check=False,
+    done = python(
+        "-W", "error::DeprecationWarning:minidbg", program, env={"OMP_NUM_THREADS": "2"}, timeout=280
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "inside: gone \nalive\n"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from command_line import python
 
 from minidbg import repro
 from minidbg.failure import Verdict
@@ -80,25 +78,12 @@ FEW = ("wrong_relu_and_other_random_numbers", "nan_for_large", "loses_mutation",
 def test_wrong_results_end_as_the_minimal_graph_that_gives_them(expected: Expected, tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(PROGRAM.format(planted=str(PLANTED), backend=expected.backend))
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env=os.environ,
-    )
+    done = python(program, cwd=tmp_path, timeout=280)
     assert done.returncode == 1, done.stderr[-3000:]
     assert "AccuracyError" in done.stderr
     scripts = list((tmp_path / "minidbg_repros").glob("*.py"))
     assert len(scripts) == 1, done.stderr[-3000:]
-    again = subprocess.run(
-        [sys.executable, JUDGE_SCRIPT, str(scripts[0]), "--json"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    again = python(JUDGE_SCRIPT, scripts[0], "--json", cwd=tmp_path, timeout=100)
     assert again.returncode == 1, again.stdout + again.stderr[-3000:]
     found = json.loads(again.stdout)
     assert (found["verdict"], found["signature"]["message"]) == (Verdict.REPRODUCES, expected.message)

@@ -22,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TESTS / "planted"))
+from command_line import python, torchrun  # noqa: E402 - where the line above looks
+
 RANKS, DEVICE = TESTS / "integration/ranks_program.py", TESTS / "device/program.py"
 STAND_IN = TESTS / "stand_ins/acme_device"
 SAID = re.compile(
@@ -75,10 +78,8 @@ SUBCLASSES: dict[str, Callable[[Any], Any]] = {
 
 def subclass_program(name: str, op: str) -> None:
     """A small function of a tensor of the subclass; the backend refuses ``op``."""
-    import torch
-
-    sys.path[:0] = [str(TESTS / "planted")]
     import fails_on
+    import torch
 
     import minidbg
 
@@ -113,18 +114,8 @@ class Situation:
     """Whether a script that exits 1 is to come of it."""
 
 
-def torchrun(ranks: int, *arguments: str) -> tuple[object, ...]:
-    port = 29500 + os.getpid() % 1000
-    return (
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        ranks,
-        "--master-port",
-        port,
-        RANKS,
-        *arguments,
-    )
+def ranks(number: int, *arguments: str) -> tuple[object, ...]:
+    return torchrun(number, RANKS, *arguments)
 
 
 TEN = (
@@ -142,23 +133,21 @@ def situations() -> Iterator[Situation]:
     yield acme(2, "acme plain memory:gelu", "plain", "memory:gelu", due=False)
     yield acme(2, "acme out of memory", "plain", "", device="acme:1", due=False, ACME_LIMIT="300")
     for name in TEN:
-        yield Situation(6, f"ranks {name} gelu, 2 ranks", torchrun(2, name, "gelu"))
+        yield Situation(6, f"ranks {name} gelu, 2 ranks", ranks(2, name, "gelu"))
     for name in ("ddp", "fsdp", "tensor_parallel_all", "functional_collectives"):
-        yield Situation(6, f"ranks {name} gelu at run time, 2 ranks", torchrun(2, name, "gelu", "run"))
+        yield Situation(6, f"ranks {name} gelu at run time, 2 ranks", ranks(2, name, "gelu", "run"))
     for name, op in (("dtensor_in", "redistribute"), ("functional_collectives", "all_reduce")):
-        yield Situation(6, f"ranks {name} {op}, 2 ranks", torchrun(2, name, op))
-        yield Situation(6, f"ranks {name} {op} at run time, 2 ranks", torchrun(2, name, op, "run"))
+        yield Situation(6, f"ranks {name} {op}, 2 ranks", ranks(2, name, op))
+        yield Situation(6, f"ranks {name} {op} at run time, 2 ranks", ranks(2, name, op, "run"))
     for name in ("fsdp", "dtensor_gelu"):
-        yield Situation(6, f"ranks {name} gelu, 4 ranks", torchrun(4, name, "gelu"))
-    yield Situation(
-        6, "ranks ddp, the backend asks for its rank", torchrun(2, "ddp", "raises", "on_last_rank")
-    )
+        yield Situation(6, f"ranks {name} gelu, 4 ranks", ranks(4, name, "gelu"))
+    yield Situation(6, "ranks ddp, the backend asks for its rank", ranks(2, "ddp", "raises", "on_last_rank"))
     for name in ("dtensor_in", "dtensor_gelu", "functional_collectives"):
-        yield Situation(7, f"ranks {name} relu wrong on one rank", torchrun(2, name, "relu", "wrong"))
+        yield Situation(7, f"ranks {name} relu wrong on one rank", ranks(2, name, "relu", "wrong"))
     yield Situation(
         7,
         "ranks functional_collectives a rank dies",
-        torchrun(2, "functional_collectives", "dies", "on_last_rank"),
+        ranks(2, "functional_collectives", "dies", "on_last_rank"),
     )
     for name in SUBCLASSES:
         op = "tanh" if name == "torchao" else "sin"
@@ -177,9 +166,8 @@ def acme(
 
 def run(folder: Path, env: dict[str, str], *command: object) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join(filter(None, [env.get("PYTHONPATH", ""), str(TESTS.parent)]))
-    env = os.environ | {"MINIDBG_STAGES": "0", "OMP_NUM_THREADS": "1"} | env | {"PYTHONPATH": paths}
-    line = [sys.executable, *map(str, command)]
-    return subprocess.run(line, cwd=folder, env=env, text=True, capture_output=True, timeout=400)
+    env = {"MINIDBG_STAGES": "0", "OMP_NUM_THREADS": "1"} | env | {"PYTHONPATH": paths}
+    return python(*command, cwd=folder, env=env, timeout=400)
 
 
 def row(situation: Situation) -> tuple[bool, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -79,12 +80,8 @@ def test_the_callers_inputs_are_never_written(through_view: bool) -> None:
 
 def test_running_statistics_of_the_caller_are_never_written() -> None:
     mean, variance = torch.zeros(3), torch.ones(3)
-    found = recording(
-        lambda x, m, v: torch.nn.functional.batch_norm(x, m, v, None, None, True).sin(),
-        torch.randn(4, 3),
-        mean,
-        variance,
-    )
+    normalise = lambda x, m, v: torch.nn.functional.batch_norm(x, m, v, None, None, True).sin()  # noqa: E731
+    found = recording(normalise, torch.randn(4, 3), mean, variance)
     assert found.failure is None
     assert torch.equal(mean, torch.zeros(3))
     assert [writer.name for writer in found.writes_to(node(found, "m"), 99)] == ["batch_norm"]
@@ -163,19 +160,17 @@ def test_facts_tell_tensors_numbers_tuples_and_the_rest_apart() -> None:
 
 def test_values_dead_after_the_cut_are_not_kept() -> None:
     """The whole chain is never held: a later value is computed from the last one found."""
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    for _ in range(50):
-        x = graph.call_function(torch.sin, (x,))
-    graph.output((x,))
-    found = Recording(fx.GraphModule(torch.nn.Module(), graph), (torch.ones(2),))
+
+    def sines(x: Tensor, calls: int = 50) -> Tensor:
+        for _ in range(calls):
+            x = torch.sin(x)
+        return x
+
+    found = Recording(fx.symbolic_trace(sines, {"calls": 50}), (torch.ones(2),))
     found.values([(20, found.nodes[19])])
     assert len(found._runs.cut.env) == 1
     again = found.values([(40, found.nodes[39])])[0]
-    expected = torch.ones(2)
-    for _ in range(39):
-        expected = expected.sin()
-    assert torch.equal(again, expected)
+    assert torch.equal(again, sines(torch.ones(2), 39))
 
 
 def test_nothing_but_the_operators_of_python_is_needed_for_sizes() -> None:
@@ -186,14 +181,10 @@ def test_nothing_but_the_operators_of_python_is_needed_for_sizes() -> None:
 
 def test_modes_around_the_graph_are_those_asked_for() -> None:
     graph_module = fx.symbolic_trace(lambda x: torch.mm(x, x).sin())
-    found = Recording(
-        graph_module, (torch.eye(2),), around=lambda: torch.autocast("cpu", dtype=torch.bfloat16)
-    )
+    around = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)
+    found = Recording(graph_module, (torch.eye(2),), around=around)
     assert value(found, "mm", "sin").dtype is torch.bfloat16
     assert not torch.is_autocast_enabled("cpu")
-
-
-def test_grad_mode_around_the_graph_is_the_one_asked_for() -> None:
     x = torch.ones(3, requires_grad=True)
     found = Recording(fx.symbolic_trace(lambda x: x.sin().cos()), (x,), around=torch.no_grad)
     assert not value(found, "sin", "cos").requires_grad

@@ -114,40 +114,31 @@ def test_classes_and_functions_of_other_modules_are_imported_by_name() -> None:
     gm = graph_of(lambda g, x: g.call_function(foreign, (x, Pair(x, 1), Colour.RED)))
     source = assert_round_trip(gm)
     assert source.imports == (f"import {__name__}",)
-    assert (
-        forward_of(source)[0]
-        == f"foreign = {__name__}.foreign(x, {__name__}.Pair(x, 1), {__name__}.Colour.RED)"
-    )
+    called = f"{__name__}.foreign(x, {__name__}.Pair(x, 1), {__name__}.Colour.RED)"
+    assert forward_of(source)[0] == f"foreign = {called}"
 
 
 def test_keywords_that_are_no_identifiers_travel_in_a_dict() -> None:
     assert line_of(torch.sum, X, dim=0) == "torch.sum(x, dim=0)"
-    assert (
-        line_of(torch.sum, X, **{"no identifier": 1, "dim": 0})
-        == "torch.sum(x, dim=0, **{'no identifier': 1})"
-    )
+    line = line_of(torch.sum, X, **{"no identifier": 1, "dim": 0})
+    assert line == "torch.sum(x, dim=0, **{'no identifier': 1})"
 
 
-def test_item_assignment_is_a_statement() -> None:
+def test_item_assignment_is_a_statement_and_values_that_nobody_uses_get_no_name() -> None:
     def build(g: fx.Graph, x: fx.Node) -> fx.Node:
         g.call_function(operator.setitem, (x, (slice(None), 0), 3))
-        return x
-
-    assert forward_of(assert_round_trip(graph_of(build))) == ["x[:, 0] = 3", "return x"]
-
-
-def test_values_that_nobody_uses_get_no_name() -> None:
-    def build(g: fx.Graph, x: fx.Node) -> fx.Node:
         g.call_method("add_", (x, 1))
         g.call_function(torch.relu, (x,))
         return x
 
-    assert forward_of(assert_round_trip(graph_of(build))) == ["x.add_(1)", "torch.relu(x)", "return x"]
+    lines = forward_of(assert_round_trip(graph_of(build)))
+    assert lines == ["x[:, 0] = 3", "x.add_(1)", "torch.relu(x)", "return x"]
+
+
+enter, exit = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
 
 
 def test_autocast_is_a_block_where_it_nests() -> None:
-    enter, exit = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
-
     def build(g: fx.Graph, x: fx.Node) -> fx.Node:
         outer = g.call_function(enter, ("cpu", torch.bfloat16, True, None))
         inner = g.call_function(enter, ("cpu", torch.bfloat16, False, None))
@@ -167,9 +158,9 @@ def test_autocast_is_a_block_where_it_nests() -> None:
 
 def test_an_empty_block_with_a_source_line_is_still_a_block() -> None:
     def build(g: fx.Graph, x: fx.Node) -> fx.Node:
-        enter = g.call_function(torch.amp.autocast_mode._enter_autocast, ("cpu", None, True, None))
-        enter.meta["stack_trace"] = '  File "/home/me/train.py", line 41, in f\n'
-        g.call_function(torch.amp.autocast_mode._exit_autocast, (enter,))
+        opened = g.call_function(enter, ("cpu", None, True, None))
+        opened.meta["stack_trace"] = '  File "/home/me/train.py", line 41, in f\n'
+        g.call_function(exit, (opened,))
         return x
 
     assert "True, None):  # train.py:41\n            pass\n" in assert_round_trip(graph_of(build)).text
@@ -186,8 +177,6 @@ def test_a_nested_class_takes_no_name_of_an_attribute() -> None:
 
 
 def test_autocast_that_does_not_nest_or_end_stays_calls() -> None:
-    enter, exit = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
-
     def build(g: fx.Graph, x: fx.Node) -> fx.Node:
         one = g.call_function(enter, ("cpu", None, True, None))
         two = g.call_function(enter, ("cpu", None, True, None))
@@ -207,30 +196,19 @@ def test_autocast_that_does_not_nest_or_end_stays_calls() -> None:
 
 def test_names_come_from_the_users_code() -> None:
     graph = fx.Graph()
-    targets = [
-        "L_self_modules_h_modules_0_modules_ln_1_parameters_weight_",
-        "L_x_",
-        "L_self_modules_0_buffers_mean_",
-        "L_a_modules_w",
-        "L_b_modules_w",
-        "L_lambda_",
-        "L_torch_",
-        "s77",
-        "L_kwargs_input_ids_",
-    ]
-    graph.output([graph.placeholder(target) for target in targets])
-    source = assert_round_trip(module_of(graph))
-    assert source.input_names == (
-        "h_0_ln_1_weight",
-        "x",
-        "layer_0_mean",
-        "w",
-        "b_modules_w".replace("modules_", ""),
-        "lambda_",
-        "torch_",
-        "s77",
-        "kwargs_input_ids",
-    )
+    names = {
+        "L_self_modules_h_modules_0_modules_ln_1_parameters_weight_": "h_0_ln_1_weight",
+        "L_x_": "x",
+        "L_self_modules_0_buffers_mean_": "layer_0_mean",
+        "L_a_modules_w": "w",
+        "L_b_modules_w": "b_w",
+        "L_lambda_": "lambda_",
+        "L_torch_": "torch_",
+        "s77": "s77",
+        "L_kwargs_input_ids_": "kwargs_input_ids",
+    }
+    graph.output([graph.placeholder(target) for target in names])
+    assert assert_round_trip(module_of(graph)).input_names == tuple(names.values())
 
 
 def test_a_value_never_hides_an_import() -> None:
@@ -272,9 +250,8 @@ def test_hostile_strings_stay_strings() -> None:
     graph = fx.Graph()
     x = graph.placeholder(evil)
     y = graph.create_node("call_function", torch.add, (x, evil), {evil: {evil: evil}}, name=evil)
-    y.meta["stack_trace"] = (
-        f'  File "/tmp/{evil}.py", line 3, in {evil}\n  File "/tmp/a\r# b\x0c.py", line 4, in f\n'
-    )
+    frames = f'  File "/tmp/{evil}.py", line 3, in {evil}\n', '  File "/tmp/a\r# b\x0c.py", line 4, in f\n'
+    y.meta["stack_trace"] = "".join(frames)
     z = graph.call_function(getattr, (y, evil))
     graph.get_attr("holder.import os; raise SystemExit")
     graph.output({evil: z})
@@ -416,24 +393,23 @@ def test_strides_of_constants_are_kept() -> None:
     assert instantiate(write_module(gm)).table.stride() == (1, 3)
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        type("Own", (nn.Module,), {"forward": lambda self, x: x})(),
-        nn.CrossEntropyLoss(weight=torch.ones(2)),
-        nn.ParameterList([torch.ones(1)]),
-        nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)),
-        nn.TransformerEncoderLayer(4, 2),
-    ],
-    ids=lambda module: type(module).__name__,
-)
-def test_a_submodule_that_no_call_rebuilds_is_refused_by_name(module: nn.Module) -> None:
-    with pytest.raises(CannotWrite, match="'inner'"):
-        write_module(graph_of(lambda g, x: g.call_module("inner", (x,)), root={"inner": module}))
-
-
-def test_a_submodule_with_hooks_is_refused() -> None:
+def hooked() -> nn.Module:
     module = nn.Linear(2, 2)
     module.register_forward_hook(lambda *_: None)
-    with pytest.raises(CannotWrite, match="hooks"):
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (type("Own", (nn.Module,), {"forward": lambda self, x: x})(), "'inner'"),
+        (nn.CrossEntropyLoss(weight=torch.ones(2)), "'inner'"),
+        (nn.ParameterList([torch.ones(1)]), "'inner'"),
+        (nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), "'inner'"),
+        (nn.TransformerEncoderLayer(4, 2), "'inner'"),
+        (hooked(), "hooks"),
+    ],
+)
+def test_a_submodule_that_no_call_rebuilds_is_refused_by_name(module: nn.Module, why: str) -> None:
+    with pytest.raises(CannotWrite, match=why):
         write_module(graph_of(lambda g, x: g.call_module("inner", (x,)), root={"inner": module}))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from command_line import python
 
 from minidbg.case import BackendRef
 from minidbg.errors import BadSetting
@@ -374,7 +373,7 @@ def test_a_candidate_that_hangs_ends_the_process_with_its_stack() -> None:
         "import time\nfrom minidbg.hunt.judging import time_limit\n"
         "def hangs():\n    time.sleep(60)\nwith time_limit(0.1):\n    hangs()\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = python("-c", program, timeout=120)
     assert done.returncode == -signal.SIGALRM
     assert "in hangs" in done.stderr
 

@@ -27,22 +27,20 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def found(actual: Any, expected: Any, reference: Any = None, **more: Any) -> dict[str, Any]:
-    """The difference of two single outputs, which must be there."""
-    difference = mismatch(
-        outputs(actual), outputs(expected), None if reference is None else outputs(reference), **more
-    )
+def difference_of(actual: Any, expected: Any, reference: Any = None, **more: Any) -> dict[str, Any] | None:
+    """The difference of two single outputs."""
+    wide = None if reference is None else outputs(reference)
+    return mismatch(outputs(actual), outputs(expected), wide, **more)
+
+
+def found(*runs: Any, **more: Any) -> dict[str, Any]:
+    difference = difference_of(*runs, **more)
     assert difference is not None
     return difference
 
 
-def is_silent(actual: Any, expected: Any, reference: Any = None, **more: Any) -> bool:
-    return (
-        mismatch(
-            outputs(actual), outputs(expected), None if reference is None else outputs(reference), **more
-        )
-        is None
-    )
+def is_silent(*runs: Any, **more: Any) -> bool:
+    return difference_of(*runs, **more) is None
 
 
 # ---- labels ----------------------------------------------------------------------------------------------
@@ -81,12 +79,7 @@ def test_snapshot_opens_tensor_subclasses() -> None:
 @pytest.mark.parametrize(
     ("actual", "expected", "category", "signature"),
     [
-        (
-            torch.ones(2, dtype=torch.int64),
-            torch.ones(2).bfloat16(),
-            "dtype",
-            "output: dtype int64 for bfloat16",
-        ),
+        (ONES.long(), ONES.bfloat16(), "dtype", "output: dtype int64 for bfloat16"),
         (torch.ones(2), torch.ones(3), "shape", "output: shape"),
         (torch.ones(2), torch.ones(2, device="meta"), "device", "output: device"),
         (torch.ones(2), 1.0, "structure", "output: structure"),
@@ -199,32 +192,19 @@ def test_a_single_wrong_element_in_a_million_is_found() -> None:
     assert found(actual, expected, expected.double())["index"] == [999, 999]
 
 
-def test_small_gradients_are_judged_by_their_own_size() -> None:
-    small = random(100) * 1e-7
-    doubled = mismatch(snapshot((), (), {"x": 2 * small}), snapshot((), (), {"x": small}))
-    assert doubled is not None
-
-
-def test_noise_beside_large_gradients_is_no_difference() -> None:
+def test_small_gradients_are_judged_by_their_own_size_and_noise_beside_large_ones_is_no_difference() -> None:
     """The gradient of a bias before a normalisation is zero but for rounding."""
+    small = random(100) * 1e-7
+    assert mismatch(snapshot((), (), {"x": 2 * small}), snapshot((), (), {"x": small})) is not None
     large, noise = random(100), random(8, seed=1) * 1e-9
     eager = snapshot((), (), {"weight": large, "bias": noise})
     assert mismatch(snapshot((), (), {"weight": large, "bias": -7 * noise}), eager) is None
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.float8_e4m3fn,
-        torch.float8_e5m2,
-        torch.complex64,
-        torch.complex128,
-    ],
-)
+FLOATS = "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 complex64 complex128"
+
+
+@pytest.mark.parametrize("dtype", [getattr(torch, name) for name in FLOATS.split()])
 def test_every_float_dtype_is_silent_on_itself_and_finds_a_wrong_element(dtype: torch.dtype) -> None:
     expected = (random(4, 8) + 3).to(dtype)
     wrong = (random(4, 8) + 3).clone()
@@ -249,9 +229,8 @@ def test_one_rounding_step_of_float8_is_no_difference() -> None:
 
 
 def test_scalars_and_tensors_without_dimensions_have_no_index_in_the_message() -> None:
-    assert found(torch.tensor(2.0), torch.tensor(1.0))["message"].startswith(
-        "output 0 differs: relative error 1.0e+00, "
-    )
+    message = found(torch.tensor(2.0), torch.tensor(1.0))["message"]
+    assert message.startswith("output 0 differs: relative error 1.0e+00, ")
 
 
 def test_an_error_where_eager_gives_zero_is_absolute() -> None:
@@ -351,20 +330,10 @@ def test_complex_numbers_that_are_not_finite_are_the_same_kind_of_wrong() -> Non
 # ---- integers and bools ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        torch.int8,
-        torch.uint8,
-        torch.int16,
-        torch.uint16,
-        torch.int32,
-        torch.uint32,
-        torch.int64,
-        torch.uint64,
-    ],
-)
-def test_every_integer_dtype_is_exact(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("bits", [8, 16, 32, 64])
+@pytest.mark.parametrize("sign", ["", "u"])
+def test_every_integer_dtype_is_exact(sign: str, bits: int) -> None:
+    dtype = getattr(torch, f"{sign}int{bits}")
     expected = torch.arange(10).to(dtype)
     wrong = torch.arange(10)
     wrong[7] += 1
@@ -431,15 +400,10 @@ def test_rounding_noise_between_eager_runs_widens_the_tolerance_and_does_not_bli
 
 
 @pytest.mark.filterwarnings("ignore:.*quantiz.*", "ignore:.*deprecated.*")
-def test_quantized_tensors_are_refused_by_name() -> None:
+def test_quantized_tensors_are_refused_by_name_after_a_difference_elsewhere() -> None:
     quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
     with pytest.raises(CannotCompare, match=r"output 0 .*qint8"):
         mismatch(outputs(quantized), outputs(quantized))
-
-
-@pytest.mark.filterwarnings("ignore:.*quantiz.*", "ignore:.*deprecated.*")
-def test_a_difference_elsewhere_comes_before_a_refusal() -> None:
-    quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
     difference = mismatch(outputs(quantized, torch.ones(2)), outputs(quantized, torch.zeros(2)))
     assert difference["where"] == "output 1"
 

@@ -40,12 +40,8 @@ def test_what_a_backend_raises_is_told_by_kind_and_place(
     assert outcome.verdict is Verdict.REPRODUCES
     assert (outcome.signature.kind, outcome.signature.direction) == (kind, Direction.FORWARD)
     assert outcome.signature.frames == (f"planted_backends:{innermost}",)
-    assert outcome.signature.types[0].partition(".")[0] in (
-        "planted_backends",
-        "torch",
-        "SystemExit",
-        "RuntimeError",
-    )
+    module = outcome.signature.types[0].partition(".")[0]
+    assert module in ("planted_backends", "torch", "SystemExit", "RuntimeError")
 
 
 @BOTH_PATHS
@@ -95,10 +91,7 @@ def test_same_signature_reproduces_and_another_one_is_changed(case_of: CaseOf) -
 def test_model_that_fails_in_eager_is_invalid_whatever_the_backend_does(
     case_of: CaseOf, call: CallPath
 ) -> None:
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    graph.output((graph.call_function(torch.relu, (graph.call_method("view", (x, 7)),)),))
-    broken = fx.GraphModule(torch.nn.Module(), graph)
+    broken = fx.symbolic_trace(lambda x: (torch.relu(x.view(7)),))
     outcome = execute(case_of(planted.raises_on_relu, graph_module=broken, call=call))
     assert outcome.verdict is Verdict.INVALID
     assert "eager itself fails" in outcome.reason
@@ -106,10 +99,7 @@ def test_model_that_fails_in_eager_is_invalid_whatever_the_backend_does(
 
 
 def test_graph_that_never_reaches_the_backend_is_invalid(case_of: CaseOf) -> None:
-    graph = fx.Graph()
-    graph.output((graph.placeholder("x"),))
-    empty = fx.GraphModule(torch.nn.Module(), graph)
-    outcome = execute(case_of(planted.raises_on_relu, graph_module=empty))
+    outcome = execute(case_of(planted.raises_on_relu, graph_module=fx.symbolic_trace(lambda x: (x,))))
     assert outcome.verdict is Verdict.INVALID
     assert "backend" in outcome.reason
 
@@ -142,10 +132,9 @@ def test_nothing_of_the_case_or_the_process_is_changed(case_of: CaseOf, call: Ca
     graph_module, _ = capture_by_dynamo(writes, (torch.zeros(3, 4),))
     x = torch.zeros(3, 4)
     text, state, modes = canonical_text(graph_module), torch.get_rng_state(), torch.is_grad_enabled()
+    fields = {"graph_module": graph_module, "inputs": (x,), "call": call, "context": Context(grad=False)}
     for backend in (planted.mutates_its_graph, "eager"):
-        execute(
-            case_of(backend, graph_module=graph_module, inputs=(x,), call=call, context=Context(grad=False))
-        )
+        execute(case_of(backend, **fields))
     assert torch.equal(x, torch.zeros(3, 4))
     assert canonical_text(graph_module) == text
     assert torch.equal(torch.get_rng_state(), state)
@@ -178,34 +167,27 @@ def test_grad_mode_of_the_context_holds_while_compiling(case_of: CaseOf, grad: b
 
 
 def test_context_is_entered_and_left(case_of: CaseOf) -> None:
-    seen: dict[str, Any] = {}
+    import torch._inductor.config as inductor
+
+    seen: list[Any] = []
 
     def looks(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
-        import torch._inductor.config as inductor
-
         def compiled_fn(*args: Any) -> Any:
-            seen["inference"] = torch.is_inference_mode_enabled()
+            seen.append(torch.is_inference_mode_enabled())
             return graph_module(*args)
 
-        seen["autocast"] = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
-        seen["dtype"] = torch.get_default_dtype()
-        seen["deterministic"] = torch.are_deterministic_algorithms_enabled()
-        seen["precision"] = torch.get_float32_matmul_precision()
-        seen["config"] = inductor.max_fusion_size
-        seen["caches"] = inductor.fx_graph_cache
+        seen.extend(settings())
         return compiled_fn
 
-    def settings() -> tuple[Any, ...]:
-        import torch._inductor.config as inductor
-
-        return (
+    def settings() -> list[Any]:
+        return [
+            torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
             torch.get_default_dtype(),
             torch.are_deterministic_algorithms_enabled(),
             torch.get_float32_matmul_precision(),
-            torch.is_autocast_enabled("cpu"),
             inductor.max_fusion_size,
             inductor.fx_graph_cache,
-        )
+        ]
 
     context = Context(
         grad=False,
@@ -219,27 +201,15 @@ def test_context_is_entered_and_left(case_of: CaseOf) -> None:
     before = settings()
     execute(case_of(looks, context=context))
     assert settings() == before
-    assert seen == {
-        "inference": True,
-        "autocast": torch.bfloat16,
-        "dtype": torch.float64,
-        "deterministic": True,
-        "precision": "medium",
-        "config": 17,
-        "caches": False,
-    }
+    assert seen == [torch.bfloat16, torch.float64, True, "medium", 17, False, True]
 
 
 @BOTH_PATHS
 def test_symbolic_sizes_reach_the_backend(case_of: CaseOf, call: CallPath) -> None:
     inputs = (torch.randn(5, 4),)
-    still = execute(case_of(planted.raises_on_symbolic_sizes, inputs=inputs, call=call, dynamic=False))
-    moving = execute(
-        case_of(
-            planted.raises_on_symbolic_sizes, inputs=inputs, call=call, dynamic=False, dynamic_dims=((0,),)
-        )
-    )
-    assert (still.verdict, moving.verdict) == (Verdict.GONE, Verdict.REPRODUCES)
+    still = case_of(planted.raises_on_symbolic_sizes, inputs=inputs, call=call, dynamic=False)
+    assert execute(still).verdict is Verdict.GONE
+    assert execute(replace(still, dynamic_dims=((0,),))).verdict is Verdict.REPRODUCES
 
 
 def test_symbolic_number_as_input_of_a_direct_call(case_of: CaseOf) -> None:
@@ -276,10 +246,8 @@ def test_options_reach_the_backend_on_both_paths(case_of: CaseOf) -> None:
 def test_note_hears_each_part_before_it_begins(case_of: CaseOf) -> None:
     heard: list[str] = []
     inputs = (torch.randn(3, 4, requires_grad=True),)
-    execute(
-        case_of("aot_eager", inputs=inputs, backward=True, signature=Signature(Kind.RUNTIME)),
-        note=heard.append,
-    )
+    case = case_of("aot_eager", inputs=inputs, backward=True, signature=Signature(Kind.RUNTIME))
+    execute(case, note=heard.append)
     assert heard == ["eager", "compile forward", "runtime backward"]
 
 

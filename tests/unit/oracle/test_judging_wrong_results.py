@@ -29,42 +29,24 @@ def test_a_margin_asks_for_a_larger_error(case_of: MakeCase, margin: float, verd
 
 
 def test_a_margin_is_the_root_of_the_excess_between_1_and_10() -> None:
-    assert [
-        margin_for(figures) for figures in ({}, {"excess": 0.5}, {"excess": 16.0}, {"excess": "inf"})
-    ] == [
-        1.0,
-        1.0,
-        4.0,
-        10.0,
-    ]
-
-
-@pytest.mark.parametrize(
-    ("tolerances", "verdict"),
-    [
-        ({"any": (0.1, 0.1)}, Verdict.GONE),
-        ({"float32": (0.1, 0.1)}, Verdict.GONE),
-        ({"float16": (0.1, 0.1)}, Verdict.REPRODUCES),
-        ({"any": (0.1, 0.1), "float32": (1e-6, 1e-6)}, Verdict.REPRODUCES),
-    ],
-    ids=str,
-)
-def test_tolerances_of_the_case_count(
-    case_of: MakeCase, tolerances: dict[str, tuple[float, float]], verdict: Verdict
-) -> None:
-    assert execute(case_of(planted.wrong_relu, signature=WRONG, tolerances=tolerances)).verdict is verdict
+    margins = [margin_for({"excess": excess}) for excess in (0.5, 16.0, "inf")]
+    assert [margin_for({}), *margins] == [1.0, 1.0, 4.0, 10.0]
 
 
 @pytest.mark.parametrize(
     ("backend", "tolerances", "verdict"),
     [
+        (planted.wrong_relu, {"any": (0.1, 0.1)}, Verdict.GONE),
+        (planted.wrong_relu, {"float32": (0.1, 0.1)}, Verdict.GONE),
+        (planted.wrong_relu, {"float16": (0.1, 0.1)}, Verdict.REPRODUCES),
+        (planted.wrong_relu, {"any": (0.1, 0.1), "float32": (1e-6, 1e-6)}, Verdict.REPRODUCES),
         (planted.computes_in_bfloat16, {}, Verdict.REPRODUCES),
         (planted.computes_in_bfloat16, "tf32", Verdict.REPRODUCES),
         (planted.computes_in_bfloat16, "bfloat16", Verdict.GONE),
         (planted.wrong_relu, "tf32", Verdict.REPRODUCES),
     ],
 )
-def test_a_precision_by_design_is_part_of_the_case(
+def test_tolerances_and_a_precision_by_design_are_part_of_the_case(
     case_of: MakeCase, backend: Any, tolerances: Any, verdict: Verdict
 ) -> None:
     assert execute(case_of(backend, signature=WRONG, tolerances=tolerances)).verdict is verdict
@@ -74,13 +56,10 @@ def test_another_layout_is_a_failure_where_it_is_the_one_looked_for() -> None:
     graph, inputs = capture_by_dynamo(lambda x: x.transpose(0, 1) + 1, (torch.ones(3, 4),))
     backend = references.find(planted.wrong_stride)
     case = Case(graph, inputs, backend, compiler=planted.wrong_stride)
-    for signature, verdict in (
-        (Signature(Kind.ACCURACY, message=LAYOUT), Verdict.REPRODUCES),
-        (WRONG, Verdict.GONE),
-    ):
-        assert execute(replace(case, signature=signature)).verdict is verdict
-    aot = replace(case, signature=Signature(Kind.ACCURACY, message=LAYOUT), compiler="aot_eager")
-    assert execute(aot).verdict is Verdict.GONE
+    layout = replace(case, signature=Signature(Kind.ACCURACY, message=LAYOUT))
+    assert execute(layout).verdict is Verdict.REPRODUCES
+    assert execute(replace(case, signature=WRONG)).verdict is Verdict.GONE
+    assert execute(replace(layout, compiler="aot_eager")).verdict is Verdict.GONE
 
 
 def test_match_narrows_the_failure(case_of: MakeCase) -> None:
@@ -103,32 +82,17 @@ def test_a_backend_that_gives_the_graph_back_is_no_pass(case_of: MakeCase) -> No
 def test_what_eager_itself_draws_anew_is_said_to_be_unjudged() -> None:
     graph, inputs = capture_by_dynamo(lambda x: (torch.rand_like(x), x + 1), (torch.ones(3, 4),))
     given: dict[str, Any] = {"kind": "accuracy", "call": "torch.compile"}
-
-    def run() -> dict[str, Any]:
-        return harness.attempt(
-            lambda: _module(graph), lambda: inputs, planted.other_random_numbers, given, differ=differ
-        )
-
-    found = run()
+    found = harness.attempt(lambda: graph, lambda: inputs, planted.other_random_numbers, given, differ=differ)
     assert found["verdict"] == "gone"
     assert found["reason"] == "output 0 is not judged: eager differs from itself"
-
-
-def _module(graph: fx.GraphModule) -> torch.nn.Module:
-    class Draws(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> Any:
-            return torch.rand_like(x), x + 1
-
-    return Draws()
 
 
 def test_models_and_inputs_are_made_outside_the_modes_of_the_run() -> None:
     seen: list[tuple[torch.dtype, bool, bool]] = []
 
     def look() -> None:
-        seen.append(
-            (torch.get_default_dtype(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu"))
-        )
+        modes = torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
+        seen.append((torch.get_default_dtype(), *modes))
 
     class Looks(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

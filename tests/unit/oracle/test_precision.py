@@ -41,11 +41,7 @@ def attention() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Attention(), (torch.randn(2, 10, 32),)
 
 
-MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
-    "mlp": mlp,
-    "conv_net": conv_net,
-    "attention": attention,
-}
+MODELS = {made.__name__: made for made in (mlp, conv_net, attention)}
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -97,23 +93,15 @@ def judged(program: Program, actual: dict[str, Any], precision: str | None = Non
     return differ(actual, program.eager(), program.eager, {"tolerances": precision}, [])
 
 
-@pytest.mark.parametrize("precision", HALVES)
+@pytest.mark.parametrize("precision", [*HALVES, "tf32"])
 @pytest.mark.parametrize("model", MODELS)
-def test_a_backend_that_computes_in_half_precision_passes_only_where_that_is_allowed(
+def test_a_backend_that_computes_in_lower_precision_passes_only_where_that_is_allowed(
     model: str, precision: str
 ) -> None:
     program = Program(model)
-    actual = program.in_half(HALVES[precision])
+    actual = program.by_multiplying_in_tf32() if precision == "tf32" else program.in_half(HALVES[precision])
     assert judged(program, actual)
     assert judged(program, actual, precision) is None
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_so_does_one_that_multiplies_in_tf32(model: str) -> None:
-    program = Program(model)
-    actual = program.by_multiplying_in_tf32()
-    assert judged(program, actual)
-    assert judged(program, actual, "tf32") is None
 
 
 def test_bfloat16_does_not_pass_for_float16_or_tf32() -> None:
@@ -159,11 +147,8 @@ def test_a_bug_is_found_in_a_backend_that_computes_in_half_precision(
 @pytest.mark.parametrize("model", MODELS)
 def test_the_precision_that_gives_such_errors_is_named(model: str, precision: str) -> None:
     program = Program(model)
-    explained = explaining_precision(
-        program.in_half(HALVES[precision]), program.eager(), program.eager, "output 0"
-    )
-    assert explained
-    name, own, off = explained
+    half = program.in_half(HALVES[precision])
+    name, own, off = explaining_precision(half, program.eager(), program.eager, "output 0")
     assert name == precision
     assert own / 4 < off < own * 4
 

@@ -74,10 +74,8 @@ def test_a_graph_module_runs_in_float64_too() -> None:
 
 
 def test_gradients_are_of_float64() -> None:
-    run, [x] = (
-        to_float64(lambda x: (x.half() * 0.1).float().sum()),
-        to_float64([torch.ones(3, requires_grad=True)]),
-    )
+    run = to_float64(lambda x: (x.half() * 0.1).float().sum())
+    [x] = to_float64([torch.ones(3, requires_grad=True)])
     [gradient] = torch.autograd.grad(run(x), x)
     assert gradient.tolist() == [0.1, 0.1, 0.1]
 
@@ -85,13 +83,8 @@ def test_gradients_are_of_float64() -> None:
 def test_inputs_keep_strides_aliasing_and_requires_grad() -> None:
     base = torch.arange(12.0)
     parameter = torch.nn.Parameter(torch.ones(2))
-    inputs = (
-        base.view(3, 4).t(),
-        base[2:4],
-        base.as_strided((2, 2), (1, 1)),
-        parameter,
-        torch.ones(2, requires_grad=True) * 2,
-    )
+    views = base.view(3, 4).t(), base[2:4], base.as_strided((2, 2), (1, 1))
+    inputs = (*views, parameter, torch.ones(2, requires_grad=True) * 2)
     wide = to_float64(inputs)
     assert [value.stride() for value in wide] == [value.stride() for value in inputs]
     assert [value.requires_grad for value in wide] == [value.requires_grad for value in inputs]

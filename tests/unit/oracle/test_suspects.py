@@ -141,13 +141,8 @@ def refuses_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) ->
 
 
 def test_a_question_answers_with_suspects_by_the_names_of_its_own_graph() -> None:
-    case = Case(
-        chain(),
-        (torch.ones(2),),
-        BackendRef("planted", "planted"),
-        signature=Signature(Kind.COMPILE),
-        compiler=refuses_relu,
-    )
+    ref, signature = BackendRef("planted", "planted"), Signature(Kind.COMPILE)
+    case = Case(chain(), (torch.ones(2),), ref, signature=signature, compiler=refuses_relu)
     outcome = execute(case)
     assert outcome.suspects == (("x_7",),)
     assert Outcome.from_json(outcome.to_json()).suspects == outcome.suspects

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from command_line import python
 
 from minidbg.isolation import fork_refusal
 from minidbg.isolation import fork_safety as safety_module
@@ -261,9 +262,7 @@ def test_nothing_of_the_parent_is_flushed_or_run_twice(tmp_path: Path) -> None:
         """
     )
     log = tmp_path / "log"
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(log)], capture_output=True, text=True, check=True, timeout=200
-    )
+    done = python("-c", program, log, check=True)
     assert done.stdout == "before\nat exit\n"
     assert log.read_text() == "finalised "
 

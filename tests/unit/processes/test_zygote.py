@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Mapping
@@ -16,6 +14,7 @@ import planted_backends as planted
 import psutil
 import pytest
 import torch
+from command_line import python
 from torch import fx
 
 from minidbg import _torch, isolation, processes, references, repro
@@ -200,9 +199,7 @@ def test_engine_starts_before_a_cuda_build_pretends_to_have_devices() -> None:
     )
     if torch.cuda.is_available() or any(map(os.path.exists, _torch.DRIVERS)):
         pytest.skip("this machine has devices, so autograd's engine has threads for them")
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=True
-    )
+    done = python("-c", program, check=True)
     assert done.stdout == "None\n"
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import python
 from lying_repro import lay
 
 from minidbg import cli
@@ -48,7 +47,7 @@ def test_the_standalone_form_judges_by_itself(story: Story, tmp_path: Path) -> N
     assert "def same_failure" in form.text
     script = tmp_path / form.name
     script.write_text(form.text)
-    done = subprocess.run([sys.executable, script, "--json"], capture_output=True, text=True, timeout=120)
+    done = python(script, "--json", timeout=120)
     assert (done.returncode, json.loads(done.stdout)["verdict"]) == (1, "reproduces")
 
 
@@ -56,13 +55,7 @@ def test_the_standalone_form_judges_by_itself(story: Story, tmp_path: Path) -> N
 def test_the_repro_fails_in_pytest_while_the_bug_is_there(story: Story, tmp_path: Path) -> None:
     test = tmp_path / "test_it.py"
     test.write_text(forms.rewritten(story, standalone=False).text)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=tmp_path,
-    )
+    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", test, cwd=tmp_path, timeout=120)
     assert done.returncode == 1
     assert "ValueError: no kernel for relu" in done.stdout
 

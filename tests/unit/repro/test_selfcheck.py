@@ -1,12 +1,12 @@
 """The few lines by which a repro judges itself: what they let pass, and what they do not."""
 
 import re
-import subprocess
 import sys
 import traceback
 
 import pytest
 import torch
+from command_line import python
 from torch import fx
 
 from minidbg.case import BackendRef, CallPath, Case, Level, Provenance
@@ -202,7 +202,7 @@ def test_a_dangerous_or_flaky_repro_lives_to_tell(kind, source, status, make_cas
     path = write(case, tmp_path / "r.py")
     text = path.read_text().replace("no relu here", "bad luck")
     path.write_text(text.replace("timeout=30", "timeout=3") if source is HANGS else text)
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=100)
+    done = python(path, timeout=100)
     assert done.returncode == status, done.stderr
 
 

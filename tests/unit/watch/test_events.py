@@ -6,13 +6,13 @@ import errno
 import logging
 import os
 import queue
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_line import python
 
 from minidbg.watch import events
 from minidbg.watch.events import WatchdogEvents, folders_to_watch, limit_reached
@@ -180,11 +180,5 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (used, used))
 source = WatchdogEvents(lambda path: None)
 print(source.watch([Root(sys.argv[1])]))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python("-c", program, tmp_path, timeout=60)
     assert "max_user_instances" in done.stdout, done.stderr
