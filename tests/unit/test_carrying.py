@@ -218,9 +218,5 @@ def test_a_history_of_an_older_minidbg_can_be_exported(opened: Open, tmp_path: P
         sweep(history, 100.0, BAD)
         history.connection.execute("drop table other_states")
     with History.open(tmp_path / "old.sqlite", readonly=True) as history:
-        assert export_history(history, tmp_path / "x.json") == {
-            "sweeps": 1,
-            "runs": 1,
-            "flips": 0,
-            "verdicts": 1,
-        }
+        sizes = {"sweeps": 1, "runs": 1, "flips": 0, "verdicts": 1}
+        assert export_history(history, tmp_path / "x.json") == sizes

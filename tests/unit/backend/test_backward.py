@@ -58,10 +58,8 @@ def test_a_result_without_compiled_backward_has_nothing_to_guard() -> None:
 def test_a_remembered_call_keeps_no_tensor_alive() -> None:
     graph = fx.symbolic_trace(lambda x, y, n: (x * y * n,))
     x, y = torch.ones(2), torch.ones(2)
-    for node, example in zip(
-        graph.graph.nodes, ["example of x", "example of y", "example of n"], strict=False
-    ):
-        node.meta["example_value"] = example
+    for node, name in zip(graph.graph.nodes, "xyn", strict=False):
+        node.meta["example_value"] = f"example of {name}"
     call = dynamo_graph.remembered(graph, Link("eager"), (x, y, 3), ())
     del y
     gc.collect()

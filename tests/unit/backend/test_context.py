@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import torch._functorch.config
 import torch._inductor.config
@@ -21,11 +20,8 @@ def test_modes_are_those_in_force_now() -> None:
     torch.set_default_dtype(torch.float64)
     torch.set_float32_matmul_precision("high")
     try:
-        with (
-            torch.no_grad(),
-            torch.autocast("cpu", torch.bfloat16, cache_enabled=False),
-            torch.device("meta"),
-        ):
+        autocast = torch.autocast("cpu", torch.bfloat16, cache_enabled=False)
+        with torch.no_grad(), autocast, torch.device("meta"):
             found = current_context()
     finally:
         torch.use_deterministic_algorithms(False)
@@ -48,10 +44,9 @@ def test_an_inference_tensor_counts_as_inference_mode() -> None:
 
 
 def test_changed_configuration_is_kept_where_repr_gives_it_back() -> None:
+    changed = {"epilogue_fusion": False, "cpp.threads": 3, "joint_custom_pre_pass": print}
     with (
-        torch._inductor.config.patch(
-            {"epilogue_fusion": False, "cpp.threads": 3, "joint_custom_pre_pass": print}
-        ),
+        torch._inductor.config.patch(changed),
         torch._functorch.config.patch(cse=False),
         torch._dynamo.config.patch(specialize_int=True),
     ):
@@ -67,14 +62,10 @@ def test_unchanged_configuration_is_not_written() -> None:
     assert "epilogue_fusion" not in current_context().config.get("torch._inductor.config", {})
 
 
-@pytest.mark.parametrize("value", [1, "a", None, (1, [2.5]), {"a": {1, 2}}, -3, b"x"])
-def test_literals_round_trip(value: object) -> None:
-    assert round_trips(value)
-
-
-@pytest.mark.parametrize("value", [print, torch.float32, float("nan"), float("inf"), object(), {"a": len}])
-def test_other_values_do_not_round_trip(value: object) -> None:
-    assert not round_trips(value)
+def test_literals_round_trip_and_other_values_do_not() -> None:
+    assert all(map(round_trips, [1, "a", None, (1, [2.5]), {"a": {1, 2}}, -3, b"x"]))
+    others = [print, torch.float32, float("nan"), float("inf"), object(), {"a": len}]
+    assert not any(map(round_trips, others))
 
 
 def test_only_listed_variables_are_read() -> None:

@@ -16,6 +16,7 @@ from torch import fx
 import minidbg
 from minidbg.backend import flight
 from minidbg.backend.chain import Link
+from minidbg.graphs.size import call_targets
 from minidbg.repro import flights, load, read_header
 from minidbg.repro.flights import RecordName, Step
 from minidbg.settings import Settings
@@ -29,11 +30,7 @@ def graph_with_an_index() -> fx.GraphModule:
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
-VALUES = (
-    torch.randn(50, 40) * 3 + 100,
-    torch.tensor([49, 0, 7]),
-    torch.tensor([[True], [False], [True]]),
-)
+VALUES = torch.randn(50, 40) * 3 + 100, torch.tensor([49, 0, 7]), torch.tensor([[True], [False], [True]])
 
 
 @pytest.fixture
@@ -69,7 +66,6 @@ def test_record_is_there_during_a_step_and_rests_between_two(record: flight.Reco
 
 def test_record_loads_as_the_case_with_its_indices_and_masks(record: flight.Record, repro_dir: Path) -> None:
     record.begin(Step.RUN, LINK, VALUES)
-    assert record.path is not None
     capture = flights.as_capture(record.path)
     header = read_header(capture)
     case = load(capture)
@@ -80,10 +76,7 @@ def test_record_loads_as_the_case_with_its_indices_and_masks(record: flight.Reco
     assert case.inputs[0].shape == VALUES[0].shape
     assert not torch.equal(case.inputs[0], VALUES[0])
     assert 60 < float(case.inputs[0].abs().mean()) < 100, "of the same size as the values were"
-    assert [node.target for node in case.graph_module.graph.nodes if node.op == "call_function"] == [
-        torch.index_select,
-        torch.where,
-    ]
+    assert call_targets(case.graph_module) == ("torch.index_select", "torch.where")
     assert sum(path.stat().st_size for path in capture.parent.glob("*.safetensors")) < VALUES[0].nbytes
 
 
@@ -149,8 +142,7 @@ def test_other_link_of_a_chain_gets_its_own_record(record: flight.Record, repro_
 
 def test_forked_child_leaves_its_parents_record_alone(record: flight.Record, repro_dir: Path) -> None:
     record.begin(Step.COMPILE, LINK, VALUES)
-    pid = os.fork()
-    if pid == 0:
+    if not (pid := os.fork()):
         try:
             record.quietly_move(Step.IDLE)
             record.close()
@@ -205,9 +197,8 @@ def test_records_of_dead_processes_are_found_and_those_of_the_living_left(repro_
     idle = put(repro_dir, dead(2, Step.IDLE))
     own = put(repro_dir, flights.own_name(3, Step.COMPILE))
     reused = flights.own_name(4, Step.COMPILE)
-    reused_pid = put(
-        repro_dir, RecordName(reused.place, reused.pid, reused.started_ms - 60_000, 4, reused.step)
-    )
+    before = RecordName(reused.place, reused.pid, reused.started_ms - 60_000, 4, reused.step)
+    reused_pid = put(repro_dir, before)
     elsewhere = put(repro_dir, dead(5, Step.RUN, "0badcafe"))
     assert set(flights.dead_flights(repro_dir)) == {left, reused_pid}
     assert [path.exists() for path in (left, idle, own, elsewhere)] == [True, False, True, True]
@@ -235,9 +226,8 @@ def test_old_record_of_another_machine_counts_as_left_behind(
     repro_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = put(repro_dir, dead(5, Step.RUN, "0badcafe"))
-    monkeypatch.setattr(
-        flights.time, "time", lambda: flights.modified(elsewhere) + flights.FOREIGN_AFTER_S + 1
-    )
+    late = flights.modified(elsewhere) + flights.FOREIGN_AFTER_S + 1
+    monkeypatch.setattr(flights.time, "time", lambda: late)
     assert flights.dead_flights(repro_dir) == [elsewhere]
 
 

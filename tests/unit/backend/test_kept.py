@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -23,13 +27,18 @@ def test_written_tensors_and_the_rng_are_put_back() -> None:
     assert torch.equal(torch.rand(2), expected)
 
 
-def test_restoring_twice_gives_the_same() -> None:
-    x = torch.zeros(3)
-    kept = keep([x], [0], [], limit_bytes=LIMIT)
-    for _ in range(2):
-        x.add_(1)
-        assert kept.restore()
-        assert torch.equal(x, torch.zeros(3))
+@pytest.mark.parametrize(
+    "given", [lambda x: x, lambda x: x.expand(3, 4), lambda x: [x]], ids=["itself", "expanded", "in a list"]
+)
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.inference_mode])
+def test_restoring_gives_the_same_again_and_again(given: Callable[[torch.Tensor], object], mode: Any) -> None:
+    with mode():
+        x = torch.zeros(3, 1)
+        kept = keep([given(x)], [0], [], limit_bytes=LIMIT)
+        for _ in range(2):
+            x.add_(1)
+            assert kept.restore()
+            assert torch.equal(x, torch.zeros(3, 1))
 
 
 def test_attributes_of_the_graph_are_put_back_too() -> None:
@@ -38,22 +47,6 @@ def test_attributes_of_the_graph_are_put_back_too() -> None:
     counter.add_(1)
     assert kept.restore()
     assert counter == 0
-
-
-def test_an_expanded_tensor_is_put_back() -> None:
-    base = torch.zeros(3, 1)
-    kept = keep([base.expand(3, 4)], [0], [], limit_bytes=LIMIT)
-    base.add_(1)
-    assert kept.restore()
-    assert torch.equal(base, torch.zeros(3, 1))
-
-
-def test_tensors_in_lists_are_put_back() -> None:
-    x = torch.zeros(2)
-    kept = keep([[x]], [0], [], limit_bytes=LIMIT)
-    x.add_(1)
-    assert kept.restore()
-    assert torch.equal(x, torch.zeros(2))
 
 
 def test_autograd_counts_no_write_by_the_restoring() -> None:
@@ -102,22 +95,10 @@ def test_a_tensor_that_cannot_be_copied_is_unknown(monkeypatch: pytest.MonkeyPat
     assert keep([x], [0], [], limit_bytes=LIMIT) is UNKNOWN
 
 
-def test_a_freed_storage_is_left_alone() -> None:
-    x = torch.zeros(3)
-    x.untyped_storage().resize_(0)
-    assert keep([x], [0], [], limit_bytes=LIMIT).tensors == ()
-
-
-def test_fake_tensors_have_nothing_to_keep() -> None:
+def test_a_freed_storage_and_a_fake_tensor_have_nothing_to_keep() -> None:
+    freed = torch.zeros(3)
+    freed.untyped_storage().resize_(0)
     with FakeTensorMode():
-        x = torch.zeros(3)
-    assert keep([x], [0], [], limit_bytes=LIMIT).tensors == ()
-
-
-def test_inference_tensors_are_put_back_in_inference_mode() -> None:
-    with torch.inference_mode():
-        x = torch.zeros(3)
-        kept = keep([x], [0], [], limit_bytes=LIMIT)
-        x.add_(1)
-        assert kept.restore()
-        assert torch.equal(x, torch.zeros(3))
+        fake = torch.zeros(3)
+    for x in (freed, fake):
+        assert keep([x], [0], [], limit_bytes=LIMIT).tensors == ()

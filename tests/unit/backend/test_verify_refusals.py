@@ -36,16 +36,10 @@ def test_a_plain_graph_is_not_refused() -> None:
     assert refusal(graph_of(torch.sin, operator.neg), X, frozenset(), Settings()) is None
 
 
-@pytest.mark.parametrize(
-    ("target", "why"),
-    [
-        (torch.ops.aten._print.default, "effects outside the graph"),
-        (torch.ops.aten._print, "effects outside the graph"),
-    ],
-    ids=str,
-)
-def test_what_others_see_is_not_run_twice(target: Any, why: str) -> None:
-    assert why in str(refusal(graph_of(torch.sin, target), X, frozenset(), Settings()))
+@pytest.mark.parametrize("target", [torch.ops.aten._print.default, torch.ops.aten._print], ids=str)
+def test_what_others_see_is_not_run_twice(target: Any) -> None:
+    why = refusal(graph_of(torch.sin, target), X, frozenset(), Settings())
+    assert "effects outside the graph" in str(why)
 
 
 def test_a_collective_inside_a_nested_graph_is_seen() -> None:

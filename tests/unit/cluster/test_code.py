@@ -103,11 +103,9 @@ def test_no_file_leaves_the_tree(tmp_path: Path) -> None:
 
 def test_a_build_that_fails_is_the_reason(package: Path, tmp_path: Path) -> None:
     store = BlobStore(tmp_path / "store")
-    build = {
-        "build": "echo fine; echo 'lower.cpp:3: error: no such thing' >&2; exit 4",
-        "build_folder": str(package),
-    }
-    _, why = store.tree(send(code_of(snapshot_of(package), [], **build), store))
+    build = "echo fine; echo 'lower.cpp:3: error: no such thing' >&2; exit 4"
+    code = code_of(snapshot_of(package), [], build=build, build_folder=str(package))
+    _, why = store.tree(send(code, store))
     assert why == "the build failed with status 4: lower.cpp:3: error: no such thing"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,18 +90,9 @@ def test_the_third_worker_that_dies_under_an_order_ends_it(
                 await future
 
             def die() -> None:
+                gone = {"action": "remove-worker", "processing-tasks": {key}, "expected": False}
                 for number in range(room.MOST_DEATHS):
-                    pool.event(
-                        (
-                            0.0,
-                            {
-                                "action": "remove-worker",
-                                "worker": f"w{number}",
-                                "processing-tasks": {key},
-                                "expected": False,
-                            },
-                        )
-                    )
+                    pool.event((0.0, {**gone, "worker": f"w{number}"}))
 
             pool.connection.loop.call_soon(die)
             cancel = future.cancel
@@ -108,20 +100,15 @@ def test_the_third_worker_that_dies_under_an_order_ends_it(
             async def cancelled() -> None:
                 cancel()
 
-            return type(
-                "Future",
-                (),
-                {"cancel": lambda self: cancelled(), "exception": lambda self: outcome()},
-            )()
+            return SimpleNamespace(cancel=cancelled, exception=outcome)
 
     monkeypatch.setattr(room, "RETRY_S", 0.0)
     within(pool, lambda: pool.look_round({"tcp://a:1": worker(**MINE)}))
     within(pool, lambda: setattr(pool.connection, "client", Client()))
     within(pool, pool.connection.connected.set)
     order = Order(7, (), "fork", 1.0, place="cpu@box")
-    asyncio.run_coroutine_threadsafe(
-        pool.answer(Asked(order, {"code": "c", "script": ("", "")}), {}), pool.connection.loop
-    ).result(10)
+    answer = pool.answer(Asked(order, {"code": "c", "script": ("", "")}), {})
+    asyncio.run_coroutine_threadsafe(answer, pool.connection.loop).result(10)
     (ended,) = [one for one in told if isinstance(one, Ended)]
     assert ended.unable == "the machine failed, not the repro: workers died under it (w0, w1, w2)"
     within(pool, lambda: setattr(pool.connection, "client", None))

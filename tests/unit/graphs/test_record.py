@@ -161,12 +161,12 @@ def test_facts_tell_tensors_numbers_tuples_and_the_rest_apart() -> None:
 def test_values_dead_after_the_cut_are_not_kept() -> None:
     """The whole chain is never held: a later value is computed from the last one found."""
 
-    def sines(x: Tensor, calls: int = 50) -> Tensor:
+    def sines(x: Tensor, calls: int) -> Tensor:
         for _ in range(calls):
             x = torch.sin(x)
         return x
 
-    found = Recording(fx.symbolic_trace(sines, {"calls": 50}), (torch.ones(2),))
+    found = recording(lambda x: sines(x, 50), torch.ones(2))
     found.values([(20, found.nodes[19])])
     assert len(found._runs.cut.env) == 1
     again = found.values([(40, found.nodes[39])])[0]

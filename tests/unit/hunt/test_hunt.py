@@ -58,20 +58,14 @@ def outcome(kind: Kind = Kind.COMPILE, message: str = "", types: tuple[str, ...]
     ("found", "state"),
     [
         (Outcome(Verdict.GONE), Fate.OK),
-        (
-            Outcome(Verdict.GONE, reason="fallback: the backend gave the graph back as it was"),
-            Fate.HANDED_BACK,
-        ),
+        (Outcome(Verdict.GONE, reason="fallback: the backend gave the graph back"), Fate.HANDED_BACK),
         (Outcome(Verdict.GONE, reason="output 0 is not judged: eager differs from itself"), Fate.SKIPPED),
         (Outcome(Verdict.INVALID, reason="eager itself fails: RuntimeError"), Fate.SKIPPED),
         (Outcome(Verdict.INVALID, reason="dynamo handed another graph to the backend: 1"), Fate.OK),
         (outcome(Kind.COMPILE, "KeyError: 'x'", ("KeyError",)), Fate.FAILS),
         (outcome(Kind.COMPILE, "KeyError: 'x'", ("NotImplementedError",)), Fate.UNSUPPORTED),
         (outcome(Kind.RUNTIME, "RuntimeError: dtype bool is not supported"), Fate.UNSUPPORTED),
-        (
-            outcome(Kind.COMPILE, "", ("torch._subclasses.fake_tensor.DataDependentOutputException",)),
-            Fate.HANDED_BACK,
-        ),
+        (outcome(types=("torch._subclasses.fake_tensor.DataDependentOutputException",)), Fate.HANDED_BACK),
         (outcome(Kind.ACCURACY, "output: float"), Fate.WRONG),
         (outcome(Kind.CRASH), Fate.CRASHED),
         (outcome(Kind.HANG), Fate.HANGS),
@@ -160,12 +154,8 @@ def test_a_changed_backend_is_hunted_anew(tmp_path: Path) -> None:
 
 
 def test_a_cell_shows_the_worst_of_its_samples_and_the_page_all_cells(tmp_path: Path) -> None:
-    store = store_with(
-        tmp_path,
-        record("add", Fate.OK),
-        failing("add", "a") | {"id": "add float32 cpu 1"},
-        record("<mul>", Fate.OK),
-    )
+    worse = failing("add", "a") | {"id": "add float32 cpu 1"}
+    store = store_with(tmp_path, record("add", Fate.OK), worse, record("<mul>", Fate.OK))
     cells = {cell.op: cell for cell in table.cells_of(store)}
     assert cells["add"].state is Fate.WRONG
     assert table.totals(table.cells_of(store)) == {Fate.OK: 1, Fate.WRONG: 1}
@@ -176,25 +166,17 @@ def test_a_cell_shows_the_worst_of_its_samples_and_the_page_all_cells(tmp_path: 
 
 
 def test_a_baseline_tells_new_worse_and_fixed(tmp_path: Path) -> None:
-    before = store_with(
-        tmp_path / "1", failing("add", "a"), record("mul", Fate.UNSUPPORTED), record("sub", Fate.OK)
-    )
+    others = record("mul", Fate.UNSUPPORTED), record("sub", Fate.OK)
+    before = store_with(tmp_path / "1", failing("add", "a"), *others)
     file = tmp_path / "hunt.toml"
     table.write_baseline(file, before, "toy", "2.14")
     same = table.compare(file, before, "toy")
     assert (list(same.new), list(same.fixed)) == ([], [])
-    after = store_with(
-        tmp_path / "2",
-        record("add", Fate.OK),
-        record("mul", Fate.FAILS),
-        failing("sub", "b", message="now wrong"),
-    )
+    fixed = record("add", Fate.OK), record("mul", Fate.FAILS)
+    after = store_with(tmp_path / "2", *fixed, failing("sub", "b", message="now wrong"))
     compared = table.compare(file, after, "toy")
-    assert [text.partition(":")[0] for text in compared.new] == [
-        "mul float32",
-        "sub float32",
-        "new failure (sub)",
-    ]
+    new = [text.partition(":")[0] for text in compared.new]
+    assert new == ["mul float32", "sub float32", "new failure (sub)"]
     assert list(compared.fixed) == ["add float32: ok, was wrong"]
     with pytest.raises(BadSetting, match="baseline of 'toy', not of 'other'"):
         table.compare(file, after, "other")
@@ -218,14 +200,7 @@ def test_random_graphs_are_the_same_for_the_same_seed_and_run_in_eager() -> None
 @pytest.mark.parametrize("layout", [*dict.fromkeys(programs.LAYOUTS)])
 @pytest.mark.parametrize("shape", [[2, 3, 4, 2], [], [0], [1, 0, 3]])
 def test_an_input_is_the_same_tensor_each_time(layout: str, shape: list[int]) -> None:
-    spec = {
-        "dtype": "complex64",
-        "shape": shape,
-        "layout": layout,
-        "values": "normal",
-        "grad": False,
-        "seed": 1,
-    }
+    spec = {**INPUT, "dtype": "complex64", "shape": shape, "layout": layout}
     one, two = programs.made(spec), programs.made(spec)
     assert list(one.shape) == shape
     assert torch.equal(one, two)
@@ -290,17 +265,11 @@ def test_torchs_own_test_of_inductor_is_not_repeated_first() -> None:
 
 # ---- batches
 
+INPUT = {
+    "dtype": "float32", "shape": [3], "layout": "contiguous", "values": "normal", "grad": False, "seed": 0,
+}  # fmt: skip
 RELU: programs.Program = {
-    "inputs": [
-        {
-            "dtype": "float32",
-            "shape": [3],
-            "layout": "contiguous",
-            "values": "normal",
-            "grad": False,
-            "seed": 0,
-        }
-    ],
+    "inputs": [INPUT],
     "steps": [["torch.tanh", [{"v": 0}], {}], ["torch.relu", [{"v": 1}], {}]],
     "outputs": [2],
     "dynamic": False,

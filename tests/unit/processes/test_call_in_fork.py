@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -124,18 +125,18 @@ def test_death_in_the_midst_of_an_answer_is_no_answer(monkeypatch: pytest.Monkey
     assert not call_in_fork(lambda: "x" * 100, seconds=30).answered
 
 
-def test_hang_is_ended_at_the_limit_and_shows_its_stack() -> None:
-    done = call_in_fork(hang, seconds=0.5)
-    assert done.timed_out
-    assert "in hang" in done.stderr_tail
-    assert 0.5 <= done.seconds < 3
+def hang_in_c_code_that_holds_the_gil() -> None:
+    re.match(r"(a+)+b", "a" * 64)
 
 
-def test_hang_in_c_code_that_holds_the_gil_is_ended() -> None:
-    done = call_in_fork(lambda: __import__("re").match(r"(a+)+b", "a" * 64) and None, seconds=0.5)
+@pytest.mark.parametrize(
+    ("hangs", "place"), [(hang, "in hang"), (hang_in_c_code_that_holds_the_gil, "in match")]
+)
+def test_hang_is_ended_at_the_limit_and_shows_its_stack(hangs: Any, place: str) -> None:
+    done = call_in_fork(hangs, seconds=0.5)
     assert done.timed_out
-    assert "in match" in done.stderr_tail
-    assert done.seconds < 4
+    assert place in done.stderr_tail
+    assert 0.5 <= done.seconds < 4
 
 
 def test_child_that_ignores_every_signal_is_ended() -> None:
@@ -169,10 +170,8 @@ def test_memory_of_what_the_child_started_counts() -> None:
 
 def test_memory_of_the_parent_does_not_count() -> None:
     held = bytearray(os.urandom(1) * (300 << 20))
-    done = call_in_fork(
-        lambda: [sum(held[:: 1 << 20]) is None, time.sleep(0.3)], seconds=60, memory_bytes=64 << 20
-    )
-    assert done.answered
+    reads = lambda: [sum(held[:: 1 << 20]) is None, time.sleep(0.3)]  # noqa: E731
+    assert call_in_fork(reads, seconds=60, memory_bytes=64 << 20).answered
 
 
 @pytest.mark.parametrize("own_session", [False, True])
@@ -303,8 +302,9 @@ def test_handlers_of_the_program_do_not_run_in_the_child() -> None:
     assert done.seconds < 3
 
 
-def test_stdin_is_empty() -> None:
+def test_stdin_is_empty_and_no_core_file_is_written() -> None:
     assert call_in_fork(lambda: sys.stdin.read(), seconds=30).value == ""
+    assert call_in_fork(lambda: list(resource.getrlimit(resource.RLIMIT_CORE)), seconds=30).value[0] == 0
 
 
 def test_child_has_one_torch_thread_and_the_parent_keeps_its_own() -> None:
@@ -349,10 +349,6 @@ def test_last_note_outlives_the_child() -> None:
     assert call_in_fork(dies, seconds=30, note=note).note == "short"
     note("x" * 10_000)
     assert note.last() == "x" * 255
-
-
-def test_no_core_file_is_written() -> None:
-    assert call_in_fork(lambda: list(resource.getrlimit(resource.RLIMIT_CORE)), seconds=30).value[0] == 0
 
 
 def test_warning_on_fork_does_not_become_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,12 +398,7 @@ def test_refusal_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("question", "words"),
-    [
-        (hang, "did not answer"),
-        (lambda: [][0], "IndexError"),
-        (lambda: os.abort(), "Aborted"),
-    ],
+    ("question", "words"), [(hang, "did not answer"), (lambda: [][0], "IndexError"), (os.abort, "Aborted")]
 )
 def test_trivial_question_without_answer_is_a_refusal(
     monkeypatch: pytest.MonkeyPatch, question: Any, words: str

@@ -142,10 +142,8 @@ def test_what_a_run_started_ends_with_it(driver: Driver, more: str, then: str) -
 
 
 def test_runs_go_on_side_by_side_and_one_can_be_cancelled(driver: Driver) -> None:
-    slow = driver.script("import time; time.sleep(1000)", "slow.py")
-    quick = driver.script("print('quick')", "quick.py")
-    slow_number = driver.start(slow)
-    quick_number = driver.start(quick)
+    slow_number = driver.start(driver.script("import time; time.sleep(1000)", "slow.py"))
+    quick_number = driver.start(driver.script("print('quick')", "quick.py"))
     assert driver.next_end().id == quick_number
     driver.pool.cancel(slow_number)
     ended = driver.next_end()
@@ -164,7 +162,7 @@ def test_a_memory_limit_is_an_error_of_the_run_only(driver: Driver) -> None:
     assert "MemoryError" in ended.stderr
 
 
-@pytest.mark.parametrize("mode", ["fork", "prelude", "fresh"])
+@MODES
 def test_a_change_of_the_same_size_in_the_same_second_is_seen_with_a_fresh_bytecode_folder(
     driver: Driver, mode: str
 ) -> None:
@@ -196,8 +194,7 @@ def test_a_server_whose_files_change_is_replaced(tmp_path: Path, monkeypatch: py
 
 
 def test_a_server_that_is_killed_loses_its_runs_and_the_next_order_starts_another(driver: Driver) -> None:
-    slow = driver.script("import time; time.sleep(1000)", "slow.py")
-    driver.start(slow)
+    driver.start(driver.script("import time; time.sleep(1000)", "slow.py"))
     while not isinstance(driver.heard.get(timeout=30), Ready):
         pass
     pid = driver.pool.servers["warm", ()].process.pid
@@ -227,20 +224,15 @@ def test_nothing_outlives_a_killed_daemon(tmp_path: Path) -> None:
     script.write_text(
         f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(1000)"
     )
-    daemon = subprocess.Popen(
-        [sys.executable, "-c", DAEMON, str(tmp_path), str(script)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-c", DAEMON, str(tmp_path), str(script)]
+    daemon = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     server = int(daemon.stdout.readline())
     pid_file = tmp_path / "pid"
     assert eventually(lambda: pid_file.exists() and pid_file.read_text() != "")
     daemon.kill()
     daemon.wait()
     daemon.stdout.close()
-    assert eventually(
-        lambda: not psutil.pid_exists(server) and not psutil.pid_exists(int(pid_file.read_text()))
-    )
+    assert eventually(lambda: not any(map(psutil.pid_exists, (server, int(pid_file.read_text())))))
 
 
 def test_a_fresh_run_has_the_threads_a_person_would_have(

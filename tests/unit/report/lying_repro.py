@@ -118,17 +118,9 @@ def lay(home: Path) -> Path:
     passing = SMALL.format(backend=BACKEND).replace("torch.relu(tanh)", "torch.tanh(tanh)")
     write(hidden / "neighbours" / repro.name, passing + HEADER.format(nodes=1, story=reduced))
     lines = [{"schema": 1, "case": "ab", "began": 1.0}]
-    lines += [
-        {
-            "phase": "suspects",
-            "nodes": nodes,
-            "inputs": 1,
-            "answer": answer,
-            "seconds": 0.1,
-            "digest": f"d{place}",
-        }
-        for place, (nodes, answer) in enumerate(ANSWERS)
-    ]
+    asked = {"phase": "suspects", "inputs": 1, "seconds": 0.1}
+    for place, (nodes, answer) in enumerate(ANSWERS):
+        lines.append({**asked, "nodes": nodes, "answer": answer, "digest": f"d{place}"})
     lines += [{"end": "published", "written": {"path": str(repro)}}]
     log = hidden / "reductions" / capture.stem / "replay.jsonl"
     write(log, "\n".join(map(json.dumps, lines)) + "\n")
@@ -160,9 +152,8 @@ def long_capture(count: int) -> str:
         layer, place = min(number // 20, layers - 1), number % 20
         name, value = f"v_{number}", f"torch.sin({previous})"
         if place in (0, 10):
-            value = (
-                f"torch._C._nn.linear({previous}, layers_{layer}_{'attn' if place == 0 else 'mlp'}_weight)"
-            )
+            part = "attn" if place == 0 else "mlp"
+            value = f"torch._C._nn.linear({previous}, layers_{layer}_{part}_weight)"
         if number == count // 2 - 1:
             name, value = "tanh", f"torch.tanh({previous})"
         if number == count // 2:
