@@ -107,11 +107,8 @@ def test_a_backward_that_fails_to_compile_is_answered_once_and_when_it_is_needed
     """With symbolic sizes AOTAutograd compiles it early and swallows the failure."""
     wrapped = wrap_compiler(planted.raises_on_relu_backward)
     w = torch.randn(4, 4, requires_grad=True)
-    compiled = torch.compile(
-        lambda x: torch.relu(x @ w).exp() * x.shape[0],
-        backend=aot_autograd(fw_compiler=planted.works_boxed, bw_compiler=wrapped),
-        dynamic=dynamic,
-    )
+    backend = aot_autograd(fw_compiler=planted.works_boxed, bw_compiler=wrapped)
+    compiled = torch.compile(lambda x: torch.relu(x @ w).exp() * x.shape[0], backend=backend, dynamic=dynamic)
     loss = compiled(torch.randn(3, 4)).sum()
     assert not answers.cases
     with pytest.raises(planted.NoKernel) as caught:
@@ -131,17 +128,24 @@ def test_a_failing_run_has_the_inputs_that_the_callee_cleared(answers: Answers) 
     assert "minidbg: report 1" in caught.value.__notes__
 
 
-@pytest.mark.parametrize("compiler", [planted.raises_on_relu, planted.raises_in_run_on_relu])
+@pytest.mark.parametrize(
+    ("compiler", "kind"),
+    [
+        (planted.raises_on_relu, Kind.COMPILE),
+        (planted.raises_in_run_on_relu, Kind.RUNTIME),
+        (planted.adds_one_to_relu, Kind.ACCURACY),
+    ],
+)
 def test_fallback_goes_on_in_eager_with_the_same_bits(
-    compiler: Any, answers: Answers, caplog: pytest.LogCaptureFixture
+    compiler: Any, kind: Kind, answers: Answers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The graph writes to its input, which must not happen twice."""
+    """The graph writes to its input, which must not happen twice, and draws before the bug."""
     caplog.set_level(logging.WARNING)
     wrapped = wrap_compiler(compiler, on_failure="fallback")
     plain = trained(aot_autograd(fw_compiler=planted.works_boxed))
     ours = trained(aot_autograd(fw_compiler=wrapped, bw_compiler=planted.works_boxed))
     assert all(torch.equal(one, two) for one, two in zip(plain, ours, strict=True))
-    assert answers.cases
+    assert {case.kind for case in answers.cases} == {kind}
     assert "going on with eager" in caplog.text
 
 
@@ -164,24 +168,14 @@ def test_both_wrappers_around_one_failure_answer_once(answers: Answers) -> None:
 
 def test_wrong_values_are_an_accuracy_error_at_the_first_call(answers: Answers) -> None:
     """The forward's activations are compared, too; with dropout before the bug."""
-    backend = aot_autograd(
-        fw_compiler=wrap_compiler(planted.adds_one_to_relu), bw_compiler=planted.works_boxed
-    )
+    wrapped = wrap_compiler(planted.adds_one_to_relu)
+    backend = aot_autograd(fw_compiler=wrapped, bw_compiler=planted.works_boxed)
+    compiled = torch.compile(lambda x, w: torch.relu(x @ w).exp(), backend=backend)
     with pytest.raises(AccuracyError) as caught:
-        torch.compile(lambda x, w: torch.relu(x @ w).exp(), backend=backend)(
-            torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)
-        )
+        compiled(torch.randn(3, 4), torch.randn(4, 4, requires_grad=True))
     (case,) = answers.cases
     assert (case.kind, case.level) == (Kind.ACCURACY, Level.ATEN)
     assert "minidbg: report 1" in caught.value.__notes__
-
-
-def test_wrong_values_beside_dropout_are_found_and_eager_goes_on(answers: Answers) -> None:
-    wrapped = wrap_compiler(planted.adds_one_to_relu, on_failure="fallback")
-    plain = trained(aot_autograd(fw_compiler=planted.works_boxed))
-    ours = trained(aot_autograd(fw_compiler=wrapped, bw_compiler=planted.works_boxed))
-    assert all(torch.equal(one, two) for one, two in zip(plain, ours, strict=True))
-    assert {case.kind for case in answers.cases} == {Kind.ACCURACY}
 
 
 def test_the_layout_of_saved_activations_is_the_compilers_own(answers: Answers) -> None:
@@ -209,10 +203,9 @@ FORMS = {
 
 @pytest.mark.parametrize(("compiler", "told"), FORMS.values(), ids=FORMS)
 def test_compilers_of_every_form_are_found_again(compiler: Any, told: str, answers: Answers) -> None:
+    backend = aot_autograd(fw_compiler=wrap_compiler(compiler))
     with pytest.raises(BackendCompilerFailed):
-        torch.compile(lambda x: torch.relu(x) + 1, backend=aot_autograd(fw_compiler=wrap_compiler(compiler)))(
-            torch.ones(3)
-        )
+        torch.compile(lambda x: torch.relu(x) + 1, backend=backend)(torch.ones(3))
     (case,) = answers.cases
     assert told in case.backend.expression
 
@@ -243,9 +236,8 @@ def test_a_failure_becomes_a_verified_script_of_one_aten_call(tmp_path: Path) ->
 @pytest.mark.slow
 def test_a_failure_that_needs_symbolic_sizes_keeps_them(tmp_path: Path) -> None:
     compiler = minidbg.wrap_compiler(planted.raises_on_symbolic_relu, repro_dir=tmp_path)
-    compiled = torch.compile(
-        lambda x: torch.relu(torch.sin(x) * 2).exp(), backend=aot_autograd(fw_compiler=compiler), dynamic=True
-    )
+    backend = aot_autograd(fw_compiler=compiler)
+    compiled = torch.compile(lambda x: torch.relu(torch.sin(x) * 2).exp(), backend=backend, dynamic=True)
     with pytest.raises(BackendCompilerFailed) as caught:
         compiled(torch.ones(5, 3))
     report = minidbg.report_of(caught.value)
@@ -264,11 +256,7 @@ def test_a_judged_run_of_a_wrapped_backend_answers_nothing(answers: Answers) -> 
     from minidbg.oracle import execute
 
     backend = aot_autograd(fw_compiler=wrap_compiler(planted.raises_on_relu))
-    case = Case(
-        fx.symbolic_trace(lambda x: (torch.relu(x),)),
-        (torch.ones(3),),
-        references.find("aot_eager"),
-        compiler=backend,
-    )
+    graph = fx.symbolic_trace(lambda x: (torch.relu(x),))
+    case = Case(graph, (torch.ones(3),), references.find("aot_eager"), compiler=backend)
     assert execute(case).verdict is Verdict.REPRODUCES
     assert not answers.cases
