@@ -159,7 +159,7 @@ def test_a_device_that_vanishes_while_watching_is_skipped_and_never_gone(run: Ru
         assert "no device 'acme:0' here: RuntimeError: acme error 100" in told[0]["reason"]
         away.unlink()
         compiler.write_text(sound + "# once more")
-        fixed = daemon.wait_for(lambda event: event["event"] == "flip", since=begun, seconds=200)
+        fixed = daemon.wait_for_event("flip", since=begun, seconds=200)
         assert (fixed["repro"], fixed["device"]) == (name, "acme:0")
         daemon.stop()
     finally:

@@ -81,7 +81,7 @@ def test_columns_are_kinds_of_machines_and_code_travels(desk: Checkout, cluster:
         mark = running.mark()
         columns(running, "cpu@red", since=mark)
         (desk.package / "relu.py").write_text(WORKS.format(op="relu"))
-        running.wait_for(lambda event: event["event"] == "flip", since=mark)
+        running.wait_for_event("flip", since=mark)
         running.wait_for_sweep(since=mark)
         running.wait_until_quiet()
         assert running.flips() == [("FIXED", "relu.py")]
@@ -89,7 +89,7 @@ def test_columns_are_kinds_of_machines_and_code_travels(desk: Checkout, cluster:
         mark = running.mark()
         cluster.worker("two", "--kind", "blue")
         columns(running, "cpu@red", "cpu@blue", since=mark)
-        running.wait_for(lambda event: event["event"] == "flip", since=mark)
+        running.wait_for_event("flip", since=mark)
         running.wait_for_sweep(since=mark)
         running.wait_until_quiet()
         assert set(results(running, mark)) == {(f"{op}.py", "cpu@blue") for op in OPS}, "only what is owed"
@@ -136,7 +136,7 @@ def test_the_scheduler_restarts(desk: Checkout, cluster: Cluster) -> None:
         (desk.package / "relu.py").write_text(WORKS.format(op="relu"))
         time.sleep(1)
         cluster.start_scheduler()
-        running.wait_for(lambda event: event["event"] == "flip", since=mark)
+        running.wait_for_event("flip", since=mark)
         running.wait_until_quiet()
         assert running.flips() == [("FIXED", "relu.py")]
         assert running.stop(signal.SIGINT) == 0
@@ -159,12 +159,12 @@ def test_a_build_runs_on_the_worker_once_a_content(desk: Checkout, cluster: Clus
         assert not (package / "made.py").exists()
         mark = running.mark()
         (package / "made.in").write_text(WORKS.format(op="relu"))
-        running.wait_for(lambda event: event["event"] == "flip", since=mark)
+        running.wait_for_event("flip", since=mark)
         running.wait_until_quiet()
         assert count.read_text() == "x\nx\n"
         mark = running.mark()
         (package / "made.in").unlink()
-        broken = running.wait_for(lambda event: event["event"] == "backend_broken", since=mark)
+        broken = running.wait_for_event("backend_broken", since=mark)
         assert "the build failed with status" in broken["reason"]
         running.wait_until_quiet()
         assert running.flips() == [("FIXED", "relu.py")]
@@ -197,7 +197,7 @@ def test_tls_lets_only_those_in_who_have_a_certificate(desk: Checkout, tmp_path:
         others = certificates(tmp_path / "others")
         options = ["minidbg_repros", "--cluster", cluster.address, *others]
         with watching(desk.folder, *options, env=desk.env) as running:
-            said = running.wait_for(lambda event: event["event"] == "notice", seconds=40)
+            said = running.wait_for_event("notice", seconds=40)
             assert "does not answer" in said["text"]
             assert not running.since(0, "result")
 
@@ -334,14 +334,14 @@ def test_a_worker_on_a_slow_network_that_fails_for_a_while(desk: Checkout, tmp_p
                     lambda event: event["event"] in ("unconfirmed", "result"), since=mark
                 )
                 print(f"first verdict after {first['at'] - saved:.2f} s")
-                running.wait_for(lambda event: event["event"] == "flip", since=mark)
+                running.wait_for_event("flip", since=mark)
                 hosts[1].is_cut = True
                 mark = running.mark()
                 (desk.package / "sin.py").write_text(WORKS.format(op="sin"))
                 time.sleep(4)
                 assert not running.since(mark, "flip")
                 hosts[1].is_cut = False
-                running.wait_for(lambda event: event["event"] == "flip", since=mark)
+                running.wait_for_event("flip", since=mark)
                 running.wait_until_quiet()
                 assert running.flips() == [("FIXED", "relu.py"), ("FIXED", "sin.py")]
                 running.stop()

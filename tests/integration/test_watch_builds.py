@@ -99,7 +99,7 @@ def test_an_extension_that_git_ignores_is_seen_when_it_is_built_again(lab: Lab, 
     lab.write("relu", WORKS)
     mark = daemon.mark()
     lab.build()
-    flip = daemon.wait_for(lambda event: event["event"] == "flip", since=mark, seconds=20)
+    flip = daemon.wait_for_event("flip", since=mark, seconds=20)
     assert (flip["kind"], flip["repro"]) == ("FIXED", "relu.py")
     assert any(name.endswith("_relu.so") for name in flip["files"])
     daemon.wait_until_quiet()
@@ -110,18 +110,16 @@ def test_an_extension_that_is_built_while_the_first_sweep_runs_is_seen(lab: Lab)
     (lab.package / "sin.py").write_text("import time\n\n" + CALLS.format(op="sin") + "\n\ntime.sleep(1.5)\n")
     lab.write("relu", WORKS)
     with watching(lab.folder, "--jobs", "2", env=lab.env) as running:
-        running.wait_for(lambda event: event["event"] == "result" and event["repro"] == "relu.py")
+        running.wait_for_event("result", repro="relu.py")
         lab.build()
-        running.wait_for(lambda event: event["event"] == "flip" and event["kind"] == "FIXED", seconds=30)
+        running.wait_for_event("flip", kind="FIXED", seconds=30)
         assert running.stop() == 0
 
 
 def test_a_table_that_a_run_reads_is_part_of_what_it_is_judged_on(lab: Lab, daemon: WatchProcess) -> None:
     mark = daemon.mark()
     (lab.package / "table.json").write_text('{"works": true}')
-    daemon.wait_for(
-        lambda event: event["event"] == "flip" and event["repro"] == "table.py", since=mark, seconds=20
-    )
+    daemon.wait_for_event("flip", repro="table.py", since=mark, seconds=20)
     (result,) = [event for event in daemon.since(mark, "result") if event["repro"] == "table.py"]
     assert result["runs"] == 2, "one fresh run is enough where something it had loaded has changed"
 
@@ -133,14 +131,14 @@ def test_after_a_failed_build_known_code_is_built_too(lab: Lab) -> None:
         mark = running.mark()
         lab.write("relu", WORKS)
         lab.write("sin", "this is no C;")
-        failed = running.wait_for(lambda event: event["event"] == "build_failed", since=mark)
+        failed = running.wait_for_event("build_failed", since=mark)
         assert "error:" in failed["error"]
         assert "_sin.c" in failed["error"]
         time.sleep(1.0)
         assert running.since(mark, "sweep_started") == []
         mark = running.mark()
         git(lab.source, "checkout", "-q", ".")
-        running.wait_for(lambda event: event["event"] == "build_finished", since=mark, seconds=30)
+        running.wait_for_event("build_finished", since=mark, seconds=30)
         running.wait_until_quiet()
         assert last_verdict(running, "relu") == lab.status_of("relu") == "reproduces"
         assert running.since(mark, "sweep_started") == [], "the rows are of this very code"
@@ -177,9 +175,8 @@ def test_variables_and_options_are_columns_of_their_own(lab: Lab) -> None:
             "cpu": "reproduces", "cpu {fuse=False}": "reproduces",
             "cpu TOY_LEVEL=2": "gone", "cpu TOY_LEVEL=2 {fuse=False}": "gone",
         }  # fmt: skip
-        mark = running.mark()
-        (lab.package / "sin.py").write_text(CALLS.format(op="sin"))
-        running.wait_for_sweep(since=mark)
+        with running.sweep() as mark:
+            (lab.package / "sin.py").write_text(CALLS.format(op="sin"))
         flips = [(event["kind"], event["device"]) for event in running.since(mark, "flip")]
         assert sorted(flips) == [
             ("REGRESSED", "cpu TOY_LEVEL=2"),
@@ -193,7 +190,7 @@ def test_each_state_of_the_sources_is_built_once(lab: Lab) -> None:
         running.wait_for_sweep(since=0)
         mark = running.mark()
         lab.write("relu", WORKS)
-        running.wait_for(lambda event: event["event"] == "flip", since=mark)
+        running.wait_for_event("flip", since=mark)
         running.wait_until_quiet(for_s=3.0)
         assert (lab.folder / "builds.txt").read_text().split() == ["built"] * 2
         assert running.flips() == [("FIXED", "relu.py")]
@@ -224,9 +221,7 @@ def test_on_a_full_disk_it_says_so_once_and_judges_without_history(tmp_path: Pat
                 file.flush()
         mark = running.mark()
         lab.write("relu", WORKS)
-        running.wait_for(
-            lambda event: event["event"] == "flip" and event["kind"] == "FIXED", since=mark, seconds=40
-        )
+        running.wait_for_event("flip", kind="FIXED", since=mark, seconds=40)
         time.sleep(3.0)
         told: list[dict[str, Any]] = running.since(0, "disk_full")
         assert len(told) == 1

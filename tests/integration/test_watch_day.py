@@ -117,9 +117,8 @@ def test_edits_that_fix_break_and_change_are_told_once_each(desk: Desk, daemon: 
         ("sum", WORKS, "FIXED"),
         ("sum", WRONG, "REGRESSED"),
     ]:
-        mark = daemon.mark()
-        desk.save(op, source)
-        daemon.wait_for_sweep(since=mark)
+        with daemon.sweep() as mark:
+            desk.save(op, source)
         told = [(event["kind"], event["repro"]) for event in daemon.since(mark, "flip")]
         assert told == [(kind, f"{op}.py")]
     expected = {**FIRST_STATES, "cos.py": "reproduces", "sin.py": "changed", "tan.py": "crashed"}
@@ -130,7 +129,7 @@ def test_a_flip_names_the_revisions_on_both_sides(desk: Desk, daemon: WatchProce
     first = git(desk.source, "rev-parse", "HEAD")[:10]
     mark = daemon.mark()
     desk.save("relu", WORKS)
-    flip = daemon.wait_for(lambda event: event["event"] == "flip", since=mark)
+    flip = daemon.wait_for_event("flip", since=mark)
     assert flip["last_before"] == first
     assert flip["first_after"].startswith(f"{first}+")
     assert flip["files"] == ["backend/toy/relu.py"]
@@ -142,26 +141,24 @@ def test_a_syntax_error_is_a_broken_backend_and_its_revert_changes_nothing(
 ) -> None:
     mark = daemon.mark()
     desk.save("relu", "def relu(value:\n")
-    broken = daemon.wait_for(lambda event: event["event"] == "backend_broken", since=mark)
+    broken = daemon.wait_for_event("backend_broken", since=mark)
     assert "SyntaxError" in broken["reason"]
     assert "relu.py, line 1" in broken["reason"]
     daemon.wait_for_sweep(since=mark)
     assert states(desk) == FIRST_STATES
-    mark = daemon.mark()
-    desk.save("sin", BROKEN + "\n\n# still broken elsewhere\n")
-    daemon.wait_for_sweep(since=mark)
+    with daemon.sweep() as mark:
+        desk.save("sin", BROKEN + "\n\n# still broken elsewhere\n")
     assert daemon.since(mark, "backend_broken") == [], "it is said once"
     desk.save("relu", BROKEN)
-    daemon.wait_for(lambda event: event["event"] == "backend_back", since=mark)
+    daemon.wait_for_event("backend_back", since=mark)
     daemon.wait_for_sweep(since=daemon.mark() - 1)
     assert states(desk) == FIRST_STATES
     assert daemon.flips() == []
 
 
 def test_an_atomic_save_is_seen(desk: Desk, daemon: WatchProcess) -> None:
-    mark = daemon.mark()
-    desk.save_atomically("sqrt", WORKS)
-    daemon.wait_for_sweep(since=mark)
+    with daemon.sweep():
+        desk.save_atomically("sqrt", WORKS)
     assert daemon.flips() == [("FIXED", "sqrt.py")]
 
 
@@ -184,7 +181,7 @@ def test_two_edits_of_the_same_size_in_the_same_second_are_both_seen(
     mark = daemon.mark()
     desk.module("pow").write_text(other)
     status = desk.module("pow").stat()
-    daemon.wait_for(lambda event: event["event"] == "sweep_started", since=mark)
+    daemon.wait_for_event("sweep_started", since=mark)
     desk.module("pow").write_text(one)
     os.utime(desk.module("pow"), ns=(status.st_atime_ns, status.st_mtime_ns))
     end = daemon.wait_for_sweep(since=mark)
@@ -192,7 +189,7 @@ def test_two_edits_of_the_same_size_in_the_same_second_are_both_seen(
     mark = daemon.mark()
     desk.module("pow").write_text(other)
     os.utime(desk.module("pow"), ns=(status.st_atime_ns, status.st_mtime_ns))
-    daemon.wait_for(lambda event: event["event"] == "flip", since=mark)
+    daemon.wait_for_event("flip", since=mark)
     daemon.wait_for_sweep(since=mark)
     assert states(desk)["pow.py"] == "changed"
     assert end["sweep"] > 1
@@ -208,9 +205,8 @@ def test_a_branch_switch_with_hundreds_of_files_is_one_sweep(desk: Desk, daemon:
     git(desk.source, "commit", "-q", "-m", "feature")
     daemon.wait_for_sweep(since=mark)
     daemon.wait_until_quiet()
-    mark = daemon.mark()
-    git(desk.source, "switch", "-q", "main")
-    daemon.wait_for_sweep(since=mark)
+    with daemon.sweep() as mark:
+        git(desk.source, "switch", "-q", "main")
     daemon.wait_until_quiet()
     assert len(daemon.since(mark, "sweep_started")) == 1
     assert [flip["kind"] for flip in daemon.since(mark, "flip")] == ["REGRESSED"]
@@ -231,7 +227,7 @@ def test_a_rebase_is_waited_out_and_what_lies_between_is_never_judged(
     daemon.wait_until_quiet(for_s=2.0)
     mark = daemon.mark()
     git(desk.source, "rebase", "--exec", "sleep 0.7", "main")
-    daemon.wait_for(lambda event: event["event"] == "flip", since=mark)
+    daemon.wait_for_event("flip", since=mark)
     daemon.wait_until_quiet()
     assert [(flip["kind"], flip["repro"]) for flip in daemon.since(mark, "flip")] == [("FIXED", "relu.py")]
     assert len(daemon.since(mark, "sweep_started")) == 1
@@ -240,12 +236,11 @@ def test_a_rebase_is_waited_out_and_what_lies_between_is_never_judged(
 
 def test_an_edit_during_a_sweep_leaves_no_result_that_spans_it(desk: Desk, daemon: WatchProcess) -> None:
     slow = "import time\n\n\ndef {op}(value):\n    time.sleep(0.7)\n    return value + 1\n"
-    mark = daemon.mark()
-    desk.save("log", slow)
-    daemon.wait_for_sweep(since=mark)
+    with daemon.sweep() as mark:
+        desk.save("log", slow)
     mark = daemon.mark()
     desk.save("relu", WORKS)
-    daemon.wait_for(lambda event: event["event"] == "sweep_started", since=mark)
+    daemon.wait_for_event("sweep_started", since=mark)
     time.sleep(0.3)
     desk.save("log", BROKEN)
     desk.save("relu", BROKEN)
@@ -259,21 +254,19 @@ def test_an_edit_during_a_sweep_leaves_no_result_that_spans_it(desk: Desk, daemo
 
 
 def test_repros_that_come_change_and_go_are_noticed(desk: Desk, daemon: WatchProcess) -> None:
-    mark = daemon.mark()
-    (desk.repros / "second_relu.py").write_text(script("relu"))
-    daemon.wait_for_sweep(since=mark)
+    with daemon.sweep() as mark:
+        (desk.repros / "second_relu.py").write_text(script("relu"))
     assert [event["repro"] for event in daemon.since(mark, "repro_added")] == ["second_relu.py"]
     (started,) = daemon.since(mark, "sweep_started")
     assert started["repros"] == 1, "the others need not run"
-    mark = daemon.mark()
-    (desk.repros / "second_relu.py").write_text(script("cos"))
-    daemon.wait_for_sweep(since=mark)
+    with daemon.sweep() as mark:
+        (desk.repros / "second_relu.py").write_text(script("cos"))
     assert states(desk)["second_relu.py"] == "gone"
     assert daemon.flips() == [], "an edited repro begins a new history"
     mark = daemon.mark()
     (desk.repros / "second_relu.py").unlink()
     (desk.repros / "damaged.py").write_text(script("sin"))
-    daemon.wait_for(lambda event: event["event"] == "repro_removed", since=mark)
+    daemon.wait_for_event("repro_removed", since=mark)
     daemon.wait_for_sweep(since=mark)
     assert states(desk)["damaged.py"] == "reproduces"
 
@@ -281,12 +274,11 @@ def test_repros_that_come_change_and_go_are_noticed(desk: Desk, daemon: WatchPro
 def test_a_flaky_repro_is_called_flaky_and_nothing_else(desk: Desk, daemon: WatchProcess) -> None:
     mark = daemon.mark()
     desk.save("tan", FLAKY)
-    flip = daemon.wait_for(lambda event: event["event"] == "flip" and event["after"] == "flaky", since=mark)
+    flip = daemon.wait_for_event("flip", after="flaky", since=mark)
     assert flip["repro"] == "tan.py"
     for number in range(4):
-        mark = daemon.mark()
-        desk.save("tan", FLAKY + f"# edit {number}\n")
-        daemon.wait_for_sweep(since=mark)
+        with daemon.sweep() as mark:
+            desk.save("tan", FLAKY + f"# edit {number}\n")
         assert [flip["repro"] for flip in daemon.since(mark, "flip") if flip["kind"] == "FIXED"] == []
 
 
@@ -294,7 +286,7 @@ def test_kill_9_loses_nothing_but_the_running_sweep(desk: Desk) -> None:
     with watching(desk.folder, env=desk.env) as first:
         first.wait_for_sweep(since=0)
         desk.save("relu", WORKS)
-        first.wait_for(lambda event: event["event"] == "sweep_started" and event["sweep"] == 2)
+        first.wait_for_event("sweep_started", sweep=2)
         family = [process.pid for process in psutil.Process(first.process.pid).children(recursive=True)]
         first.stop(signal.SIGKILL)
     assert all_gone(family), "a process outlived the daemon"
@@ -313,7 +305,7 @@ def test_a_signal_ends_it_cleanly_within_seconds_also_during_a_hang(
     desk: Desk, number: signal.Signals
 ) -> None:
     with watching(desk.folder, env=desk.env) as running:
-        running.wait_for(lambda event: event["event"] == "sweep_started")
+        running.wait_for_event("sweep_started")
         family = [process.pid for process in psutil.Process(running.process.pid).children(recursive=True)]
         began = time.monotonic()
         assert running.stop(number) == 0
@@ -347,9 +339,8 @@ def test_spawned_workers_see_the_same(desk: Desk) -> None:
     with watching(desk.folder, "--workers", "spawn", env=desk.env) as running:
         running.wait_for_sweep(since=0, seconds=150)
         assert states(desk) == FIRST_STATES
-        mark = running.mark()
-        desk.save("relu", WORKS)
-        running.wait_for_sweep(since=mark, seconds=150)
+        with running.sweep(150):
+            desk.save("relu", WORKS)
         assert running.flips() == [("FIXED", "relu.py")]
         assert running.stop() == 0
 
@@ -357,9 +348,8 @@ def test_spawned_workers_see_the_same(desk: Desk) -> None:
 def test_the_hook_gets_each_flip_on_its_stdin(desk: Desk) -> None:
     with watching(desk.folder, "--on-flip", "cat >> flips.json; echo >> flips.json", env=desk.env) as running:
         running.wait_for_sweep(since=0)
-        mark = running.mark()
-        desk.save("relu", WORKS)
-        running.wait_for_sweep(since=mark)
+        with running.sweep():
+            desk.save("relu", WORKS)
         assert running.stop() == 0
     assert '"kind": "FIXED"' in (desk.folder / "flips.json").read_text()
 
@@ -370,19 +360,17 @@ def test_a_build_runs_first_and_its_failure_flips_nothing(desk: Desk) -> None:
     with watching(desk.folder, "--build", build, env=desk.env) as running:
         running.wait_for_sweep(since=0)
         running.wait_until_quiet()  # what loads a file that was built just before is run again
-        mark = running.mark()
-        (desk.package / "relu.src").write_text(WORKS.format(op="relu"))
-        running.wait_for_sweep(since=mark)
+        with running.sweep() as mark:
+            (desk.package / "relu.src").write_text(WORKS.format(op="relu"))
         assert running.flips() == [("FIXED", "relu.py")]
         mark = running.mark()
         (desk.package / "relu.src").unlink()
-        failed = running.wait_for(lambda event: event["event"] == "build_failed", since=mark)
+        failed = running.wait_for_event("build_failed", since=mark)
         assert "relu.src" in failed["output"]
         time.sleep(1.0)
         assert running.since(mark, "sweep_started") == []
-        mark = running.mark()
-        (desk.package / "relu.src").write_text(WORKS.format(op="relu") + "\n")
-        running.wait_for_sweep(since=mark)
+        with running.sweep() as mark:
+            (desk.package / "relu.src").write_text(WORKS.format(op="relu") + "\n")
         assert running.flips() == [("FIXED", "relu.py")]
         assert running.stop() == 0
 

@@ -148,14 +148,14 @@ def test_a_flip_is_seen_within_a_second_and_again_after_the_daemon_was_killed(
 
     def seen_after(daemon: WatchProcess, page: Any, kind: str, repro: str, verdict: str, since: int) -> float:
         """Seconds from the daemon's word to the page's."""
-        daemon.wait_for(lambda one: one["event"] == "flip" and one["kind"] == kind, since=since)
+        daemon.wait_for_event("flip", kind=kind, since=since)
         told = time.monotonic()
         sync_api.expect(cell(page, repro)).to_have_text(verdict)
         sync_api.expect(page.locator("#flips li").first).to_contain_text(f"{kind}{repro.removesuffix('.py')}")
         return time.monotonic() - told
 
     with watching(tmp_path, *arguments, env=env) as daemon:
-        address = daemon.wait_for(lambda one: one["event"] == "serving")["url"]
+        address = daemon.wait_for_event("serving")["url"]
         daemon.wait_for_sweep(since=0)
         with looking(browser, address) as page:
             sync_api.expect(page.locator("#link")).to_have_text("live")
@@ -169,7 +169,7 @@ def test_a_flip_is_seen_within_a_second_and_again_after_the_daemon_was_killed(
             mark = daemon.mark()
             cell(page, "sin.py").locator("a").focus()
             page.keyboard.press("r")
-            again = daemon.wait_for(lambda one: one["event"] == "result", since=mark)
+            again = daemon.wait_for_event("result", since=mark)
             assert again["repro"] == "sin.py"
 
             daemon.process.send_signal(signal.SIGKILL)

@@ -37,7 +37,6 @@ class WatchProcess:
 
     def read(self) -> None:
         """In a thread: collect events until the daemon closes its output."""
-        assert self.process.stdout is not None
         with self.process.stdout as lines:
             for line in lines:
                 with self.changed:
@@ -57,32 +56,34 @@ class WatchProcess:
                 left = until - time.monotonic()
                 if left <= 0 or not self.changed.wait(left):
                     told = "\n".join(map(str, self.events[since:]))
-                    raise AssertionError(
-                        f"it did not happen within {seconds} s; what was told since:\n{told}"
-                    )
+                    raise AssertionError(f"it did not happen within {seconds} s; told since:\n{told}")
+
+    def wait_for_event(self, name: str, *, since: int = 0, seconds: float = 60.0, **fields: object) -> Event:
+        """The first event of that name with these fields from number ``since`` on."""
+        wanted = {"event": name, **fields}
+        return self.wait_for(lambda event: wanted.items() <= event.items(), since=since, seconds=seconds)
 
     def wait_for_sweep(self, *, since: int, seconds: float = 60.0) -> Event:
         """The end of the first sweep that is completed from event ``since`` on."""
-        return self.wait_for(
-            lambda event: event["event"] == "sweep_finished" and event["end"] == "complete",
-            since=since,
-            seconds=seconds,
-        )
+        return self.wait_for_event("sweep_finished", end="complete", since=since, seconds=seconds)
+
+    @contextmanager
+    def sweep(self, seconds: float = 60.0) -> Iterator[int]:
+        """What the block changes is judged by one sweep; the number of the first event."""
+        mark = self.mark()
+        yield mark
+        self.wait_for_sweep(since=mark, seconds=seconds)
 
     def wait_until_quiet(self, *, for_s: float = 1.0, seconds: float = 60.0) -> None:
         """Wait until no sweep is under way and nothing has been told for ``for_s``: nothing old is still to come."""
         until = time.monotonic() + seconds
         with self.changed:
             while self.changed.wait(for_s) or self.is_sweeping():
-                assert time.monotonic() < until, (
-                    f"it does not come to rest within {seconds} s: {self.events[-5:]}"
-                )
+                assert time.monotonic() < until, f"no rest within {seconds} s: {self.events[-5:]}"
 
     def is_sweeping(self) -> bool:
         """Whether the last sweep that was told of has not ended."""
-        names = [
-            event["event"] for event in self.events if event["event"] in ("sweep_started", "sweep_finished")
-        ]
+        names = [event["event"] for event in self.events if event["event"].startswith("sweep_")]
         return names[-1:] == ["sweep_started"]
 
     def mark(self) -> int:

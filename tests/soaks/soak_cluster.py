@@ -240,7 +240,7 @@ def watchers(it: Table, seconds: float) -> None:
     )
     try:
         it.save()
-        running.wait_for(lambda event: event["event"] == "result")
+        running.wait_for_event("result")
         it.save()
         time.sleep(it.dice.uniform(0, 2))
         bad = [event for event in running.since(0, "result") if event["verdict"] not in ("gone", None)]
