@@ -73,15 +73,8 @@ def compile_relu() -> Golden:
         message="cannot lower relu",
     )
     backend = BackendRef("raises_on_relu", "raises_on_relu", embedded=RAISES_ON_RELU)
-    return Golden(
-        Case(
-            graph_module,
-            inputs,
-            backend,
-            signature=signature,
-            provenance=story("ReluNotSupported: cannot lower relu"),
-        )
-    )
+    told = story("ReluNotSupported: cannot lower relu")
+    return Golden(Case(graph_module, inputs, backend, signature=signature, provenance=told))
 
 
 def runtime_modes() -> Golden:

@@ -37,9 +37,8 @@ def test_a_result_that_is_off_by_one_rounding_step_is_silent(
     exact = values(shape, seed, size, dtype)
     step = torch.finfo(dtype).eps * (torch.rand(shape, dtype=torch.float64) - 0.5)
     reference = one_output(exact) if with_reference else None
-    assert (
-        mismatch(one_output((exact * (1 + step)).to(dtype)), one_output(exact.to(dtype)), reference) is None
-    )
+    rounded = one_output((exact * (1 + step)).to(dtype))
+    assert mismatch(rounded, one_output(exact.to(dtype)), reference) is None
 
 
 @given(SHAPES, st.integers(0, 999), SIZES, st.sampled_from(DTYPES), st.data())
@@ -95,8 +94,6 @@ def test_a_number_that_is_none_is_found_on_either_side(
     for actual, expected in (runs, runs[::-1]):
         reference = one_output(expected["output 0"].value.to(exact.dtype))
         difference = mismatch(actual, expected, reference, margin=1e6)
-        assert (difference["category"], difference["index"]) == (
-            "nan" if what == "nan" else "inf",
-            list(place),
-        )
+        category = "nan" if what == "nan" else "inf"
+        assert (difference["category"], difference["index"]) == (category, list(place))
     assert mismatch(runs[0], runs[0]) is None

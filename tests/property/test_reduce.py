@@ -32,9 +32,7 @@ def reduced(seed: int, **features: bool) -> tuple[Minimized, Predicate, int]:
     before = [value.clone() for value in inputs]
     text = graph_module.code
     result = minimize(graph_module, inputs, fails)
-    assert all(torch.equal(value, was) for value, was in zip(inputs, before, strict=True)), (
-        "inputs were written"
-    )
+    assert all(map(torch.equal, inputs, before)), "inputs were written"
     assert graph_module.code == text, "the graph was changed"
     return result, fails, len(calls(graph_module))
 

@@ -7,7 +7,7 @@ import operator
 from typing import Any
 
 import torch
-from graphs_to_write import namespace_of
+from graphs_to_write import assert_round_trip
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx
@@ -17,32 +17,17 @@ from minidbg.graphs.attributes import by_name
 from minidbg.graphs.copying import capture_by_dynamo
 from minidbg.graphs.expressions import BINARY, UNARY
 from minidbg.graphs.mutation import mutated_placeholders
-from minidbg.graphs.parse import read_module
-from minidbg.graphs.size import call_targets, canonical_text
-from minidbg.graphs.source import instantiate, write_graph_builder, write_module
+from minidbg.graphs.size import call_targets
+from minidbg.graphs.source import instantiate, write_module
 
 ENTER_AUTOCAST, EXIT_AUTOCAST = _torch.autocast_functions()
 SET_GRAD = torch._C._set_grad_enabled
 CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 
+PLAIN_NAMES = "x y L_x_ L_self_modules_h_modules_0_parameters_weight_ l_x_ x_1 relu torch self"
+ODD_NAMES = "lambda operator print __x _ 1 device match constants root g"
 names = st.one_of(
-    st.sampled_from(
-        [
-            "x",
-            "y",
-            "L_x_",
-            "L_self_modules_h_modules_0_parameters_weight_",
-            "l_x_",
-            "x_1",
-            "relu",
-            "torch",
-            "self",
-        ]
-    ),
-    st.sampled_from(
-        ["lambda", "operator", "print", "__x", "_", "1", "device", "match", "constants", "root", "g"]
-    ),
-    st.text(max_size=6),
+    st.sampled_from(PLAIN_NAMES.split()), st.sampled_from(ODD_NAMES.split()), st.text(max_size=6)
 )
 texts = st.one_of(st.sampled_from(["T", "dim", "out", "inplace", "__class__", "__x"]), st.text(max_size=5))
 leaves = st.one_of(
@@ -53,19 +38,8 @@ leaves = st.one_of(
     st.complex_numbers(),
     texts,
     st.binary(max_size=3),
-    st.sampled_from(
-        [
-            Ellipsis,
-            torch.float32,
-            torch.complex64,
-            torch.device("cuda", 1),
-            torch.strided,
-            torch.channels_last,
-            torch.relu,
-            int,
-            torch.nn.attention.SDPBackend.MATH,
-        ]
-    ),
+    st.sampled_from([Ellipsis, torch.float32, torch.complex64, torch.device("cuda", 1), torch.strided]),
+    st.sampled_from([torch.channels_last, torch.relu, int, torch.nn.attention.SDPBackend.MATH]),
 )
 
 
@@ -109,11 +83,8 @@ def placeholders(draw: st.DrawFn, graph: fx.Graph) -> fx.Node:
 
 
 def a_call(draw: st.DrawFn, graph: fx.Graph, nodes: list[fx.Node], *_: Any) -> fx.Node:
-    target = draw(
-        st.sampled_from(
-            [torch.add, torch.ops.aten.add.Tensor, operator.iadd, math.sqrt, SET_GRAD, getattr, int]
-        )
-    )
+    targets = [torch.add, torch.ops.aten.add.Tensor, operator.iadd, math.sqrt, SET_GRAD, getattr, int]
+    target = draw(st.sampled_from(targets))
     args = tuple(draw(st.lists(arguments(nodes), max_size=3)))
     kwargs = draw(st.dictionaries(texts, arguments(nodes), max_size=2))
     return graph.create_node("call_function", target, args, kwargs, name=draw(names))
@@ -145,30 +116,16 @@ def a_constant(
     return graph.get_attr(target)
 
 
-def a_block(
-    draw: st.DrawFn,
-    graph: fx.Graph,
-    nodes: list[fx.Node],
-    root: Any,
-    free: str,
-    open_blocks: list[fx.Node],
-    *_: Any,
-) -> fx.Node:
+def a_block(draw: st.DrawFn, graph: fx.Graph, *more: Any) -> fx.Node:
+    _, _, _, open_blocks, _ = more
     if open_blocks and draw(st.booleans()):
         return graph.call_function(EXIT_AUTOCAST, (open_blocks.pop(draw(st.sampled_from([0, -1]))),))
     open_blocks.append(graph.call_function(ENTER_AUTOCAST, ("cpu", torch.bfloat16, True, None)))
     return open_blocks[-1]
 
 
-def a_nested_graph(
-    draw: st.DrawFn,
-    graph: fx.Graph,
-    nodes: list[fx.Node],
-    root: dict[str, Any],
-    free: str,
-    _: Any,
-    depth: int,
-) -> fx.Node:
+def a_nested_graph(draw: st.DrawFn, graph: fx.Graph, *more: Any) -> fx.Node:
+    nodes, root, free, _, depth = more
     root[free] = draw(graph_modules(depth - 1))
     if draw(st.booleans()):
         return graph.call_module(free, (draw(st.sampled_from(nodes)),))
@@ -180,33 +137,14 @@ KINDS = [a_call, an_operator, a_method, an_assignment, a_constant, a_block, a_ne
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(graph_modules())
-def test_what_is_written_is_read_back_exactly(gm: fx.GraphModule) -> None:
-    source = write_module(gm, constant_expression=by_name)
-    back = read_module(source.text, namespace_of(source))
-    back.graph.lint()
-    assert canonical_text(back) == canonical_text(gm)
-    assert write_module(back, constant_expression=by_name).text == source.text
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(graph_modules())
-def test_a_builder_builds_the_same_graph(gm: fx.GraphModule) -> None:
-    builder = write_graph_builder(gm, constant_expression=by_name)
-    found = namespace_of(builder) | {"lazy": _torch.lazy_graph_module}
-    exec(builder.text.replace("torch.fx.GraphModule(root, g)", "lazy(root, g)"), found)
-    built = found["graph"]()
-    assert canonical_text(built) == canonical_text(gm)
+def test_what_is_written_is_read_back_exactly_and_its_builder_builds_it(gm: fx.GraphModule) -> None:
+    assert_round_trip(gm)
 
 
 def square_steps(draw: st.DrawFn) -> Any:
     """A function over two ``[4, 4]`` tensors made of random steps that all give ``[4, 4]`` tensors."""
-    steps = draw(
-        st.lists(
-            st.tuples(st.sampled_from(list(STEPS)), st.integers(0, 9), st.integers(0, 9)),
-            min_size=1,
-            max_size=8,
-        )
-    )
+    step = st.tuples(st.sampled_from(list(STEPS)), st.integers(0, 9), st.integers(0, 9))
+    steps = draw(st.lists(step, min_size=1, max_size=8))
 
     def run(x: Tensor, y: Tensor) -> list[Tensor]:
         values = [x, y]
@@ -275,12 +213,8 @@ def test_dynamo_gives_a_written_graph_back_and_it_computes_the_same(
     ours, expected_inputs = copies(inputs), copies(inputs)
     torch.testing.assert_close(module(*ours), gm(*expected_inputs), equal_nan=True)
     torch.testing.assert_close(ours, expected_inputs, equal_nan=True)
-    changed = {
-        index
-        for index, value in enumerate(before)
-        if isinstance(value, Tensor) and not same(value, ours[index])
-    }
-    assert changed <= mutated_placeholders(gm)
+    tensors = [index for index, value in enumerate(before) if isinstance(value, Tensor)]
+    assert {i for i in tensors if not same(before[i], ours[i])} <= mutated_placeholders(gm)
 
 
 def without_switches(targets: tuple[str, ...]) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import fx
 
 from minidbg.case import BackendRef, CallPath
 from minidbg.errors import CannotWrite
@@ -33,9 +34,8 @@ def publish(case, folder):
 
 
 def test_the_file_that_was_verified_is_the_one_that_is_announced(make_case, tmp_path):
-    draft = write(
-        make_case(inputs=(torch.randn(30, 30),)), drafts(tmp_path) / "draft.py", exactness=Exactness.EXACT
-    )
+    case = make_case(inputs=(torch.randn(30, 30),))
+    draft = write(case, drafts(tmp_path) / "draft.py", exactness=Exactness.EXACT)
     stamps = [file.stat().st_ino for file in (draft, draft.with_suffix(".safetensors"))]
     path = publish_draft(make_case(), draft, tmp_path)
     assert [file.stat().st_ino for file in (path, path.with_suffix(".safetensors"))] == stamps
@@ -96,11 +96,8 @@ def test_only_repros_lie_at_the_top(make_case, tmp_path):
 
 
 def test_the_folder_is_found_from_anything_in_it(make_case, tmp_path):
-    for path in (
-        publish(make_case(), tmp_path),
-        keep_capture(make_case(), tmp_path),
-        drafts(tmp_path) / "draft.py",
-    ):
+    kept = publish(make_case(), tmp_path), keep_capture(make_case(), tmp_path)
+    for path in (*kept, drafts(tmp_path) / "draft.py"):
         assert folder_of(path) == tmp_path
     assert folder_of(captures(tmp_path)) == tmp_path
 
@@ -144,14 +141,7 @@ for number in range(3):
 
 
 def test_the_name_has_the_op_that_the_error_names(make_case):
-    from torch import fx
-
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    for op in ("cumsum", "add"):
-        x = graph.call_method(op, (x, 0))
-    graph.output((x,))
-    graph_module = fx.GraphModule(torch.nn.Module(), graph)
+    graph_module = fx.symbolic_trace(lambda x: (x.cumsum(0).add(0),))
     signature = Signature(Kind.COMPILE, frames=("torch.passes:pointless_cumsum_replacement",))
     assert file_name(make_case(graph_module, signature=signature)).startswith("compile_cumsum_")
     assert file_name(make_case(graph_module)).startswith("compile_add_")
@@ -171,17 +161,12 @@ def test_files_have_the_mode_of_the_users_umask(make_case, tmp_path, umask):
 
 
 def test_each_storage_is_stored_once_as_bytes(make_case, tmp_path):
-    from torch import fx
-
-    graph = fx.Graph()
-    graph.output(tuple(graph.placeholder(name) for name in "xy"))
     base = torch.randn(20, 20)
-    case = make_case(fx.GraphModule(torch.nn.Module(), graph), (base, base.t()))
+    case = make_case(fx.symbolic_trace(lambda x, y: (x, y)), (base, base.t()))
     path = write(case, tmp_path / "r.py", exactness=Exactness.EXACT)
     stored = load_file(path.with_suffix(".safetensors"))
-    assert [(key, value.dtype, value.numel()) for key, value in stored.items()] == [
-        ("storage", torch.uint8, 1600)
-    ]
+    found = [(key, value.dtype, value.numel()) for key, value in stored.items()]
+    assert found == [("storage", torch.uint8, 1600)]
 
 
 def test_a_failed_write_leaves_what_was_there(make_case, tmp_path):

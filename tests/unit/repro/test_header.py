@@ -53,25 +53,19 @@ def test_reading_executes_nothing(make_case, tmp_path):
     assert not (tmp_path / "touched").exists()
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        lambda text: text.replace("\n", "\r\n"),
-        lambda text: "\ufeff" + text,
-        lambda text: "# my notes\n\n" + text,
-        lambda text: text.replace("def inputs", "def broken syntax ("),
-        lambda text: text.replace("# details", "# attempts = 3\n# details"),
-        lambda text: text.removesuffix("# ///\n") + "#\n# [tool.minidbg.mine]\n# x = 1\n#\n# ///\n",
-    ],
-    ids=[
-        "line ends of Windows",
-        "byte order mark",
-        "a comment above",
-        "code that no longer parses",
-        "a value of one's own",
-        "more tables",
-    ],
-)
+EDITS = {
+    "line ends of Windows": lambda text: text.replace("\n", "\r\n"),
+    "byte order mark": lambda text: "\ufeff" + text,
+    "a comment above": lambda text: "# my notes\n\n" + text,
+    "code that no longer parses": lambda text: text.replace("def inputs", "def broken syntax ("),
+    "a value of one's own": lambda text: text.replace("# details", "# attempts = 3\n# details"),
+    "more tables": lambda text: (
+        text.removesuffix("# ///\n") + "#\n# [tool.minidbg.mine]\n# x = 1\n#\n# ///\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
 def test_an_edited_script_is_still_read(make_case, tmp_path, edit):
     path = write(make_case(), tmp_path / "r.py")
     path.write_bytes(edit(path.read_text()).encode())

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import fx
+from graphs_to_write import graph_of
 
 from minidbg.case import BackendRef, CallPath, Context
 from minidbg.errors import UnreadableRepro
@@ -54,15 +54,6 @@ class WithState(torch.nn.Module):
         return torch.where(self.mask, self.norm(self.linear(x))[:3], float("-inf")).softmax(-1)
 
 
-class WithWeights(torch.nn.Module):
-    """Constants that dynamo does not lift: those of a graph that is called directly, or of an AOT compiler's."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("weight", torch.randn(30, 30))
-        self.register_buffer("table", torch.randint(0, 30, (100,)))
-
-
 def constants(x):
     return x * torch.tensor([[0.5, math.nan, -1.0, 2.0]]) + torch.tensor(2)
 
@@ -78,11 +69,14 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("exactness", Exactness)
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_write_load_write_is_the_identity(make_case, tmp_path, program, exactness):
+@pytest.mark.parametrize(
+    ("program", "call"),
+    [*((program, CallPath.TORCH_COMPILE) for program in PROGRAMS), ("state", CallPath.DIRECT)],
+)
+def test_write_load_write_is_the_identity(make_case, tmp_path, program, call, exactness):
     function, inputs = PROGRAMS[program]
     graph_module, values = capture_by_dynamo(function, inputs())
-    path = write(make_case(graph_module, values), tmp_path / "r.py", exactness=exactness)
+    path = write(make_case(graph_module, values, call=call), tmp_path / "r.py", exactness=exactness)
     loaded = load(path)
     assert canonical_text(loaded.graph_module) == canonical_text(graph_module)
     again = render(loaded, exactness=exactness)
@@ -91,12 +85,13 @@ def test_write_load_write_is_the_identity(make_case, tmp_path, program, exactnes
 
 
 def owning_weights():
-    root = WithWeights()
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    product = graph.call_function(torch.mm, (x, graph.get_attr("weight")))
-    graph.output((graph.call_function(torch.index_select, (product, 0, graph.get_attr("table"))),))
-    return fx.GraphModule(root, graph)
+    """Constants that dynamo does not lift: those of a graph that is called directly, or of an AOT compiler's."""
+
+    def build(graph, x):
+        product = graph.call_function(torch.mm, (x, graph.get_attr("weight")))
+        return (graph.call_function(torch.index_select, (product, 0, graph.get_attr("table"))),)
+
+    return graph_of(build, root={"weight": torch.randn(30, 30), "table": torch.randint(0, 30, (100,))})
 
 
 @pytest.mark.parametrize("exactness", Exactness)
@@ -153,15 +148,6 @@ def test_every_field_of_a_case_comes_back(make_case, tmp_path):
     assert callable(loaded.compiler)
 
 
-def test_the_direct_path_is_read_back(make_case, tmp_path):
-    graph_module, values = capture_by_dynamo(PROGRAMS["state"][0], (torch.randn(6, 4),))
-    case = make_case(graph_module, values, call=CallPath.DIRECT)
-    path = write(case, tmp_path / "r.py")
-    loaded = load(path)
-    assert canonical_text(loaded.graph_module) == canonical_text(graph_module)
-    assert render(loaded).text == path.read_text()
-
-
 def test_exact_values_come_back_bit_for_bit(make_case, tmp_path):
     values = (torch.randn(50, 50).t(),)
     loaded = load(write(make_case(inputs=values), tmp_path / "r.py", exactness=Exactness.EXACT))
@@ -199,16 +185,10 @@ class TestEdited:
         assert line in render(loaded).text
 
     def test_a_model_beyond_our_form_is_captured(self, make_case, tmp_path):
-        path = self.edited(
-            make_case,
-            tmp_path,
-            (
-                "        relu = x.relu()\n        return (relu,)",
-                "        return tuple(helper(x * n) for n in range(2))",
-            ),
-            ("class Repro", "def helper(value):\n    return value.relu()\n\n\nclass Repro"),
-        )
-        loaded = load(path)
+        forward = "        relu = x.relu()\n        return (relu,)"
+        other = "        return tuple(helper(x * n) for n in range(2))"
+        helper = "def helper(value):\n    return value.relu()\n\n\nclass Repro"
+        loaded = load(self.edited(make_case, tmp_path, (forward, other), ("class Repro", helper)))
         assert call_targets(loaded.graph_module).count(".relu") == 2
         assert "def helper" in loaded.backend.embedded
 
@@ -220,18 +200,11 @@ class TestEdited:
         assert "    import colorsys\n" in render(loaded).text
 
     def test_another_backend_is_the_one_that_is_loaded(self, make_case, tmp_path):
-        change = (
-            "class Repro",
-            'def backend():\n    if torch.__version__:\n        return "aot_eager"\n\n\nclass Repro',
-        )
-        loaded = load(self.edited(make_case, tmp_path, change))
-        assert loaded.compiler == "aot_eager"
-        again = tmp_path / "again.py"
-        assert load(write(loaded, again)).compiler == "aot_eager"
-
-    def test_another_name_for_torch_compile_is_the_one_that_is_loaded(self, make_case, tmp_path):
-        loaded = load(self.edited(make_case, tmp_path, ('backend="eager"', 'backend="aot_eager"')))
-        assert loaded.compiler == "aot_eager"
+        own = 'def backend():\n    if torch.__version__:\n        return "aot_eager"\n\n\nclass Repro'
+        for change in (("class Repro", own), ('backend="eager"', 'backend="aot_eager"')):
+            loaded = load(self.edited(make_case, tmp_path, change))
+            assert loaded.compiler == "aot_eager"
+            assert load(write(loaded, tmp_path / "again.py")).compiler == "aot_eager"
 
     def test_text_below_the_judge_does_not_matter(self, make_case, tmp_path):
         path = self.edited(make_case, tmp_path)
@@ -260,20 +233,18 @@ class TestEdited:
 
 
 def test_an_operator_defined_in_the_script_is_registered_once(make_case, tmp_path):
-    source = (
-        '@torch.library.custom_op("repro_loading::twice", mutates_args=())\n'
-        "def twice(x: torch.Tensor) -> torch.Tensor:\n"
-        "    return x * 2\n"
-        "\n"
-        "\n"
-        "@twice.register_fake\n"
-        "def _(x):\n"
-        "    return torch.empty_like(x)"
-    )
+    source = """\
+@torch.library.custom_op("repro_loading::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@twice.register_fake
+def _(x):
+    return torch.empty_like(x)"""
     exec("import torch\n" + source, {})
-    graph = fx.Graph()
-    graph.output((graph.call_function(torch.ops.repro_loading.twice.default, (graph.placeholder("x"),)),))
-    graph_module = fx.GraphModule(torch.nn.Module(), graph)
+    twice = torch.ops.repro_loading.twice.default
+    graph_module = graph_of(lambda graph, x: (graph.call_function(twice, (x,)),))
     backend = BackendRef("eager", '"eager"', embedded="import torch\n\n\n" + source)
     path = write(make_case(graph_module, backend=backend), tmp_path / "r.py")
     for _ in range(2):

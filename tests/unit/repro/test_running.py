@@ -29,10 +29,8 @@ def ended(make_case, tmp_path, monkeypatch):
 
 
 def line(**fields):
-    return (
-        json.dumps({"verdict": "gone", "signature": None, "repro": "r.py", "torch": "2.13.0", **fields})
-        + "\n"
-    )
+    said = {"verdict": "gone", "signature": None, "repro": "r.py", "torch": "2.13.0", **fields}
+    return json.dumps(said) + "\n"
 
 
 def test_the_scripts_own_answer_counts(ended):

@@ -83,14 +83,7 @@ WRONG = {
     "stride": (twice, torch.randn(4, 8), RESULTS, "v.t().contiguous().t()", "v", "output: stride"),
     "aliasing": (lambda x: x.view(-1), torch.randn(4, 8), RESULTS, "v.clone()", "v", "output: aliasing"),
     "input": (in_place, torch.randn(4), MUTATES, "a[0].add_(1)", "pass", "input: float"),
-    "gradient": (
-        torch.sin,
-        torch.randn(4, 8, requires_grad=True),
-        GRADIENTS,
-        "v * 2",
-        "v",
-        "gradient: float",
-    ),
+    "gradient": (torch.sin, torch.randn(4, requires_grad=True), GRADIENTS, "v * 2", "v", "gradient: float"),
 }
 
 
@@ -137,9 +130,7 @@ def test_a_precision_by_design_is_judged_by_the_whole_oracle_only(make_case):
 
 
 def aten_relu():
-    graph = fx.Graph()
-    graph.output((graph.call_function(torch.ops.aten.relu.default, (graph.placeholder("x"),)),))
-    return fx.GraphModule(torch.nn.Module(), graph), (torch.randn(4, 8),)
+    return fx.symbolic_trace(lambda x: (torch.ops.aten.relu.default(x),)), (torch.randn(4, 8),)
 
 
 SEES = "def b(gm, inputs):\n    (x,) = inputs\n    raise ValueError(f'saw {type(x).__name__} {type(x.shape[0]).__name__}')"
@@ -208,9 +199,8 @@ def test_a_dangerous_or_flaky_repro_lives_to_tell(kind, source, status, make_cas
 
 def test_any_error_of_dynamos_guards_is_the_same_failure(make_case):
     """Which of three dynamo raises hangs on the order of hashes, which differs from process to process."""
-    case = make_case(
-        signature=Signature(Kind.COMPILE, message=NO_GUARDS), provenance=Provenance(message="IndexError: x")
-    )
+    signature = Signature(Kind.COMPILE, message=NO_GUARDS)
+    case = make_case(signature=signature, provenance=Provenance(message="IndexError: x"))
     (line,) = [line for line in render(case).text.splitlines() if "re.search(" in line]
     judge = compile(line.strip(), "<line>", "exec")
 
@@ -232,13 +222,11 @@ def test_any_error_of_dynamos_guards_is_the_same_failure(make_case):
 
 def test_gradients_of_a_nested_result_are_asked_for(tmp_path):
     """A reduced graph may return what ``torch.linalg.lu`` gives as it is: a tuple in a tuple."""
-    graph = fx.Graph()
-    graph.output((graph.call_function(torch.linalg.lu, (graph.placeholder("x"),)),))
+    graph_module = fx.symbolic_trace(lambda x: (torch.linalg.lu(x),))
     backend = BackendRef("b", "b", embedded=GRADIENTS.format(wrong="1 / 0"))
-    signature = Signature(
-        Kind.RUNTIME, Direction.BACKWARD, ("ZeroDivisionError",), message="division by zero"
-    )
+    types = ("ZeroDivisionError",)
+    signature = Signature(Kind.RUNTIME, Direction.BACKWARD, types, message="division by zero")
     inputs = (torch.randn(2, 2, requires_grad=True),)
-    case = Case(fx.GraphModule({}, graph), inputs, backend, signature=signature, backward=True)
+    case = Case(graph_module, inputs, backend, signature=signature, backward=True)
     with pytest.raises(ZeroDivisionError):
         namespace_of(render(case).text, tmp_path)["test_repro"]()

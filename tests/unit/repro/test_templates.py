@@ -63,6 +63,14 @@ def test_what_a_template_makes_is_checked(folder: Path, caplog: pytest.LogCaptur
     assert "what it makes cannot be used" in caplog.text
 
 
+def test_templates_are_found_in_the_package_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "FOLDERS", (folder, folder.parent / "builtin"))
+    (folder / "note.j2").write_text("in the package")
+    (folder.parent / "builtin" / "other.j2").write_text("only beside")
+    assert templates.built_in("note.j2", {}) == "in the package"
+    assert templates.built_in("other.j2", {}) == "only beside"
+
+
 def test_a_template_may_include_a_built_in_one(folder: Path) -> None:
     (folder / "own.j2").write_text("before {% include 'note.j2' %} after")
     assert templates.fill("own.j2", {"x": 2}) == "before built in: 2 after"
