@@ -48,9 +48,8 @@ for pid in children:
 @pytest.mark.timeout(400)
 def test_eight_processes_leave_one_repro(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
-    done = python(
-        "train.py", cwd=tmp_path, env={"PYTHONPATH": str(PLANTED), "OMP_NUM_THREADS": "1"}, timeout=380
-    )
+    env = {"PYTHONPATH": str(PLANTED), "OMP_NUM_THREADS": "1"}
+    done = python("train.py", cwd=tmp_path, env=env, timeout=380)
     paths = done.stdout.split()
     assert len(paths) == 8, done.stderr
     (made,) = (tmp_path / "minidbg_repros").glob("*.py")
@@ -85,17 +84,8 @@ def test_four_processes_with_one_kernel_cache_find_the_same_repro(tmp_path: Path
         folder.mkdir()
         (folder / "train.py").write_text(REMAINDER)
     environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    programs = [
-        subprocess.Popen(
-            [sys.executable, "train.py"],
-            cwd=folder,
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for folder in folders
-    ]
+    streams = {"env": environ, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    programs = [subprocess.Popen([sys.executable, "train.py"], cwd=folder, **streams) for folder in folders]
     found = []
     for program, folder in zip(programs, folders, strict=True):
         out, err = program.communicate(timeout=480)

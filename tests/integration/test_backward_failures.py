@@ -102,13 +102,9 @@ def test_the_next_number_of_aot_autograd_is_read_without_taking_it() -> None:
 
 
 def test_what_needs_neither_backward_nor_gradients_loses_them() -> None:
-    case = Case(
-        fx.symbolic_trace(lambda x: (torch.relu(x),)),
-        (torch.randn(3, requires_grad=True),),
-        references.find(planted.raises_on_relu),
-        backward=True,
-        compiler=planted.raises_on_relu,
-    )
+    graph, inputs = fx.symbolic_trace(lambda x: (torch.relu(x),)), (torch.randn(3, requires_grad=True),)
+    backend = planted.raises_on_relu
+    case = Case(graph, inputs, references.find(backend), backward=True, compiler=backend)
     case = replace(case, signature=isolation.submit(case, seconds=60).signature)
 
     def fails(candidate: Case) -> bool:

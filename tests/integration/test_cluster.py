@@ -53,30 +53,28 @@ def results(running: WatchProcess, since: int) -> dict[tuple[str, str], str]:
 
 def columns(running: WatchProcess, *names: str, since: int = 0, seconds: float = 60.0) -> dict[str, object]:
     """The event that says there are these columns."""
-    return running.wait_for(
-        lambda event: event["event"] == "columns" and set(event["places"]) == set(names),
-        since=since,
-        seconds=seconds,
-    )
+    wanted = lambda event: event["event"] == "columns" and set(event["places"]) == set(names)  # noqa: E731
+    return running.wait_for(wanted, since=since, seconds=seconds)
+
+
+def both_work(cluster: Cluster) -> None:
+    logs = lambda: map(cluster.log, ("one", "two"))  # noqa: E731
+    wait_until(lambda: all("working for" in log for log in logs()), "the workers' start")
 
 
 def test_columns_are_kinds_of_machines_and_code_travels(desk: Checkout, cluster: Cluster) -> None:
     """The workers cannot import the backend by themselves. A worker that dies takes its column with it, and no state."""
     cluster.worker("one", "--kind", "red")
     two = cluster.worker("two", "--kind", "blue")
-    wait_until(
-        lambda: "working for" in cluster.log("one") and "working for" in cluster.log("two"),
-        "the workers' start",
-    )
+    both_work(cluster)
     with watching(desk.folder, "minidbg_repros", *cluster.watch_options(), env=desk.env) as running:
         columns(running, "cpu@red", "cpu@blue")
         running.wait_for_sweep(since=0)
         wanted = {(f"{op}.py", f"cpu@{kind}"): EXPECT[op] for op in OPS for kind in ("red", "blue")}
         assert results(running, 0) == wanted
         sent = [path.read_text() for path in (cluster.folder / "cache-one" / "blobs").iterdir()]
-        assert sorted(text for text in sent if "def " in text and "[tool" not in text) == sorted(
-            path.read_text() for path in desk.package.glob("*.py")
-        )
+        code = sorted(text for text in sent if "def " in text and "[tool" not in text)
+        assert code == sorted(path.read_text() for path in desk.package.glob("*.py"))
         end(two)
         mark = running.mark()
         columns(running, "cpu@red", since=mark)
@@ -100,10 +98,7 @@ def test_columns_are_kinds_of_machines_and_code_travels(desk: Checkout, cluster:
 def test_a_run_whose_worker_dies_is_asked_elsewhere(desk: Checkout, cluster: Cluster) -> None:
     (desk.package / "relu.py").write_text(WAITS.format(op="relu", folder=cluster.folder))
     workers = [cluster.worker(name, "--kind", "red", "-j", "1") for name in ("one", "two")]
-    wait_until(
-        lambda: "working for" in cluster.log("one") and "working for" in cluster.log("two"),
-        "the workers' start",
-    )
+    both_work(cluster)
 
     def began() -> set[int]:
         return {int(path.name.partition("-")[2]) for path in cluster.folder.glob("began-*")}
@@ -130,9 +125,8 @@ def test_the_scheduler_restarts(desk: Checkout, cluster: Cluster) -> None:
         running.wait_for_sweep(since=0)
         end(cluster.scheduler)
         mark = running.mark()
-        running.wait_for(
-            lambda event: event["event"] == "notice" and "does not answer" in event["text"], since=mark
-        )
+        said = lambda event: event["event"] == "notice" and "does not answer" in event["text"]  # noqa: E731
+        running.wait_for(said, since=mark)
         (desk.package / "relu.py").write_text(WORKS.format(op="relu"))
         time.sleep(1)
         cluster.start_scheduler()
@@ -188,9 +182,8 @@ def certificates(folder: Path) -> list[str]:
 def test_tls_lets_only_those_in_who_have_a_certificate(desk: Checkout, tmp_path: Path) -> None:
     with Cluster(tmp_path / "cluster", tls=certificates(tmp_path / "tls")) as cluster:
         cluster.worker("one", "--kind", "red")
-        with watching(
-            desk.folder, "minidbg_repros", *cluster.watch_options(), "--once", env=desk.env
-        ) as running:
+        options = ["minidbg_repros", *cluster.watch_options(), "--once"]
+        with watching(desk.folder, *options, env=desk.env) as running:
             running.wait_for_sweep(since=0)
             assert results(running, 0) == {(f"{op}.py", "cpu@red"): EXPECT[op] for op in OPS}
             assert running.process.wait(20) == 1

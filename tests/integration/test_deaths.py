@@ -98,13 +98,8 @@ def left_behind(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str
     folder = tmp_path_factory.mktemp("deaths")
     program = folder / "train.py"
     program.write_text(textwrap.dedent(PROGRAM))
-    done = python(
-        program,
-        repr(list(DEATHS)),
-        4 << 30,
-        cwd=folder,
-        env={"PYTHONPATH": str(PLANTED), "OMP_NUM_THREADS": "1"},
-    )
+    env = {"PYTHONPATH": str(PLANTED), "OMP_NUM_THREADS": "1"}
+    done = python(program, repr(list(DEATHS)), 4 << 30, cwd=folder, env=env)
     assert done.returncode == 0, done.stderr
     pids = {int(line.split(";")[2]): line.split(";") for line in done.stdout.splitlines()}
     records = flights.dead_flights(folder / "minidbg_repros")

@@ -46,9 +46,8 @@ def hunted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, list[di
 
 
 def test_the_planted_bugs_are_in_the_table_each_where_it_is(hunted: Any) -> None:
-    cells = {
-        (one["cell"]["op"], one["cell"]["dtype"]): one["cell"]["state"] for one in hunted[2] if "cell" in one
-    }
+    found = [one["cell"] for one in hunted[2] if "cell" in one]
+    cells = {(cell["op"], cell["dtype"]): cell["state"] for cell in found}
     assert cells["cumsum", "bool"] == "fails" if ("cumsum", "bool") in cells else True
     assert cells["hypot", "float32"] == "wrong"
     assert cells["trunc", "float16"] == "crashed"
@@ -82,23 +81,10 @@ def test_the_same_backend_again_is_nothing_new(hunted: Any) -> None:
 
 def test_a_hunt_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     dtypes = "float32,float16,float64,int64,bool"
-    arguments = (
-        "toy_with_bugs:toy",
-        "--ops",
-        "add,mul,sub,hypot,cos,sin,tan,exp",
-        "--dtypes",
-        dtypes,
-        "--no-graphs",
-        "--jobs",
-        "1",
-    )
-    process = subprocess.Popen(
-        command(*arguments),
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    ops = "add,mul,sub,hypot,cos,sin,tan,exp"
+    arguments = f"toy_with_bugs:toy --ops {ops} --dtypes {dtypes} --no-graphs --jobs 1".split()
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command(*arguments), cwd=tmp_path, env=environment(), **silent)
     results = tmp_path / "minidbg_repros/.minidbg/hunt"
     deadline = time.monotonic() + 200
     while time.monotonic() < deadline and not any(
@@ -114,16 +100,14 @@ def test_a_hunt_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     after = [json.loads(line)["id"] for line in file.read_text().splitlines()]
     assert after[: len(before)] == before
     assert len(after) == len(set(after))
-    assert [one["repro"] for one in said if "case" in one] == [
-        str(next((tmp_path / "minidbg_repros").glob("*.py")))
-    ]
+    (repro,) = (tmp_path / "minidbg_repros").glob("*.py")
+    assert [one["repro"] for one in said if "case" in one] == [str(repro)]
 
 
 def test_aot_eager_is_silent_over_a_slice_of_torchs_samples(tmp_path: Path) -> None:
     """Each alarm would be a bug of torch, or one of minidbg; the whole table takes minutes."""
-    status, said, stderr = hunt(
-        tmp_path, "aot_eager", "--ops", "a*,m[ae]*", "--dtypes", "float32,int64", "--no-graphs"
-    )
+    words = "aot_eager --ops a*,m[ae]* --dtypes float32,int64 --no-graphs"
+    status, said, stderr = hunt(tmp_path, *words.split())
     assert [one for one in said if "case" in one] == [], stderr
     assert status == 0
     assert sum(one["cell"]["state"] == "ok" for one in said if "cell" in one) > 40

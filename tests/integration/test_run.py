@@ -36,6 +36,11 @@ def run(
     return python(*start, *arguments, cwd=folder, env=env, timeout=240, **more)
 
 
+def started(folder: Path, name: str, **more: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "minidbg", "run", name]
+    return subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, **more)
+
+
 def own_lines(text: str) -> str:
     """What the program itself wrote to stderr."""
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("minidbg: "))
@@ -76,9 +81,8 @@ def test_program_behaves_as_if_run_directly(folder: Path, program: str, argument
 def test_module_is_run_as_python_does(folder: Path) -> None:
     (folder / "package").mkdir()
     written(folder, "print('package')", "package/__init__.py")
-    written(
-        folder, "import sys; print(__name__, __spec__.name, sys.argv[1:], sys.path[0])", "package/train.py"
-    )
+    program = "import sys; print(__name__, __spec__.name, sys.argv[1:], sys.path[0])"
+    written(folder, program, "package/train.py")
     alone, under = (run(folder, "-m", "package.train", "-m", "1", directly=one) for one in (True, False))
     assert (under.stdout, under.returncode) == (alone.stdout, 0)
 
@@ -108,17 +112,8 @@ def test_signal_to_minidbg_reaches_the_program_once(
     folder: Path, number: signal.Signals, status: int
 ) -> None:
     name = written(folder, WAITS)
-    with subprocess.Popen(
-        [sys.executable, "-m", "minidbg", "run", name],
-        cwd=folder,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(
-            number, signal.SIG_DFL
-        ),  # under nohup, or in the background, it is ignored
-    ) as child:
+    heard = lambda: signal.signal(number, signal.SIG_DFL)  # noqa: E731 - under nohup it is ignored
+    with started(folder, name, start_new_session=True, preexec_fn=heard) as child:
         assert child.stdout.readline() == "ready\n"
         child.send_signal(number)
         said, _ = child.communicate(timeout=60)
@@ -130,13 +125,7 @@ def test_program_does_not_outlive_minidbg(folder: Path) -> None:
     import psutil
 
     name = written(folder, "import os, time; print(os.getpid(), flush=True); time.sleep(60)")
-    with subprocess.Popen(
-        [sys.executable, "-m", "minidbg", "run", name],
-        cwd=folder,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as child:
+    with started(folder, name) as child:
         pid = int(child.stdout.readline())
         child.kill()
     until = time.monotonic() + 20
@@ -217,18 +206,11 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_death_in_a_backend_is_reduced_and_the_status_is_the_programs(folder: Path) -> None:
     name = written(folder, MODEL + "torch.compile(Model())(torch.randn(3))")
-    done = run(
-        folder,
-        "--backend",
-        "planted_backends:segfaults_in_run_on_relu",
-        name,
-        env={"PYTHONPATH": str(PLANTED), "MINIDBG_SECONDS": "100"},
-    )
+    env = {"PYTHONPATH": str(PLANTED), "MINIDBG_SECONDS": "100"}
+    done = run(folder, "--backend", "planted_backends:segfaults_in_run_on_relu", name, env=env)
     assert done.returncode == 128 + signal.SIGSEGV
     last = done.stderr.splitlines()[-1]
-    assert (
-        "died while running a graph for the first time (the program ended by SIGSEGV): 3 -> 1 nodes" in last
-    )
+    assert "died while running a graph for the first time (the program ended by SIGSEGV): 3 -> 1" in last
     repro = folder / last.rpartition("python ")[2]
     assert repro.parent == folder / "minidbg_repros"
     assert repro.name.startswith("crash_relu")

@@ -13,7 +13,7 @@ import torch
 
 from minidbg import isolation, processes, references
 from minidbg.case import Case
-from minidbg.failure import Kind, Outcome, Signature, Verdict
+from minidbg.failure import Outcome, Verdict
 from minidbg.graphs import capture_by_dynamo
 from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits
@@ -62,16 +62,9 @@ def test_spawned_worker_answers_as_a_fork_does_and_is_used_again(monkeypatch: py
     assert "Segmentation fault" in spawned[2].stderr
 
 
-def test_hanging_worker_and_what_it_started_are_ended() -> None:
-    outcome = asked(planted.leaves_processes_on_relu, signature=Signature(Kind.HANG))
-    assert outcome.verdict is Verdict.REPRODUCES
-    assert not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "613"]]
-
-
 def test_whole_reduction_in_spawned_workers(tmp_path: Path) -> None:
     case = case_of(planted.raises_on_relu)
     written = reducing.reduce_and_publish(case, tmp_path, limits=Limits(seconds=120))
-    assert written.path is not None
     assert read_header(written.path).nodes == 1
 
 

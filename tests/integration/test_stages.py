@@ -48,12 +48,8 @@ def test_a_detached_process_leaves_the_report_in_the_header(script: Path) -> Non
 
 
 def test_a_graph_of_aot_autograd_has_no_stages(script: Path, tmp_path: Path) -> None:
-    case = replace(
-        minidbg.load(script),
-        level=Level.ATEN,
-        call=CallPath.DIRECT,
-        backend=references.find(planted_compilers.raises_on_relu),
-    )
+    backend = references.find(planted_compilers.raises_on_relu)
+    case = replace(minidbg.load(script), level=Level.ATEN, call=CallPath.DIRECT, backend=backend)
     path = repro.write(case, tmp_path / "aten.py")
     with pytest.raises(NotReproduced, match="no stages"):
         find_stages(path)
@@ -63,9 +59,8 @@ def test_a_graph_of_aot_autograd_has_no_stages(script: Path, tmp_path: Path) -> 
 @pytest.mark.skipif(torch.__version__ >= (2, 15), reason="torch 2.15 has mended this failure")
 def test_inductor_is_bisected_down_to_one_pass(tmp_path: Path) -> None:
     """cumsum of a 0-dim full: the pattern pass of torch 2.11 to 2.14 fails on it."""
-    path = minidbg.save_repro(
-        lambda x: x + torch.full((), 5.0).cumsum(0), [torch.randn(2)], "inductor", tmp_path / "cumsum.py"
-    )
+    program = lambda x: x + torch.full((), 5.0).cumsum(0)  # noqa: E731
+    path = minidbg.save_repro(program, [torch.randn(2)], "inductor", tmp_path / "cumsum.py")
     report = find_stages(path)
     keep_stages(path, report)
     assert report.guilty == "inductor"
@@ -87,8 +82,7 @@ def test_a_busy_machine_is_waited_for_and_the_wait_costs_no_run(
     monkeypatch: pytest.MonkeyPatch, script: Path
 ) -> None:
     """Each run is begun after a wait of an hour, and has its whole time limit all the same."""
-    limits = []
-    waits: list[float] = []
+    limits, waits = [], []
 
     def submit(case: object, *, seconds: float) -> Outcome:
         limits.append(seconds)
@@ -116,9 +110,8 @@ def test_others_work_is_waited_for_but_not_for_ever(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_nothing_runs_on_when_the_folder_is_gone(tmp_path: Path) -> None:
-    path = minidbg.save_repro(
-        lambda x: torch.relu(x), [torch.randn(3)], planted.raises_on_relu, tmp_path / "r" / "relu.py"
-    )
+    backend, path = planted.raises_on_relu, tmp_path / "r" / "relu.py"
+    minidbg.save_repro(lambda x: torch.relu(x), [torch.randn(3)], backend, path)
     assert start_in_background(path)
     deadline = time.monotonic() + 60
     while not (mine := processes_for(path)) and time.monotonic() < deadline:

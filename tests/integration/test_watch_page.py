@@ -61,14 +61,12 @@ def looking(
     page.set_default_timeout(20_000)
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on(
-        "console",
-        lambda said: (
+
+    def heard(said: Any) -> None:
+        if said.type == "error" and "ERR_" not in said.text and "status of 4" not in said.text:
             errors.append(said.text)
-            if said.type == "error" and "ERR_" not in said.text and "status of 4" not in said.text
-            else None
-        ),
-    )
+
+    page.on("console", heard)
     page.goto(address)
     page.wait_for_selector("#rows tbody tr")
     try:
@@ -98,10 +96,8 @@ def filled(home: Path, *, repros: int, columns: int) -> Live:
     live, now = Live(), time.time()
     found = read_repros([home], home)
     live.repros = lambda: found
-    names = [
-        *found,
-        *(f"compile_op{number:04d}_{number * 7919 % 16**6:06x}.py" for number in range(repros - len(found))),
-    ]
+    more = range(repros - len(found))
+    names = [*found, *(f"compile_op{number:04d}_{number * 7919 % 16**6:06x}.py" for number in more)]
     states = [
         {"repro": name, "device": column, "verdict": VERDICTS[(row * 7 + place) % len(VERDICTS)], "since": now - 60 * row,
          "reason": f"LoweringException: no lowering for aten.op{row}.default" if row % 3 == 0 else ""}
@@ -219,13 +215,11 @@ def test_a_thousand_repros_by_eight_columns_are_there_at_once_and_scroll(
         sync_api.expect(cell(page, name)).to_have_text("crashed")
         live_s = time.monotonic() - began
         print(
-            f"\nfirst paint {paint:.0f} ms, {size} bytes, flip seen after {live_s * 1000:.0f} ms, scrolling {seen}"
+            f"\nfirst paint {paint:.0f} ms, {size} bytes, flip after {live_s * 1000:.0f} ms, scrolling {seen}"
         )
         assert size < 200_000
         assert live_s < 1.0
-        assert page.locator("#rows tbody tr").count() < 120, (
-            "whatever their number, only rows in view are drawn"
-        )
+        assert page.locator("#rows tbody tr").count() < 120, "only rows in view are drawn"
         page.evaluate("document.getElementById('frame').scrollTop = 1e6")
         sync_api.expect(page.locator('#rows [aria-rowindex="1001"]')).to_be_visible()
         if os.getloadavg()[0] < 1.5:  # of a browser on a busy machine the time says nothing
@@ -288,14 +282,8 @@ def test_a_repro_s_page_has_everything_in_any_light_and_width(
         page.goto(f"{address}#repro={repro.name}")
         page.wait_for_selector("#drawing svg.graph", timeout=90_000)
         text = page.locator("#repro").inner_text()
-        for wanted in (
-            "no_relu fails to compile relu",
-            "no kernel for relu",
-            "1 of 5 nodes",
-            "kept",
-            "class Repro",
-            "torch.tanh",
-        ):
+        said = "no_relu fails to compile relu", "no kernel for relu", "1 of 5 nodes", "kept"
+        for wanted in (*said, "class Repro", "torch.tanh"):
             assert wanted in text, wanted
         assert "1 kept, 1 of its values became inputs" in text, "what was removed"
         assert page.locator("#drawing svg.chart").count() == 1
@@ -316,9 +304,8 @@ def test_a_screen_reader_finds_names_rows_and_columns(browser: Any, tmp_path: Pa
         tree = page.locator("#rows").aria_snapshot()
         assert '- columnheader "cuda:0"' in tree
         assert tree.count("- rowheader") == 3
-        assert page.evaluate("[...document.querySelectorAll('#rows [tabindex=\"0\"]')].length") == 1, (
-            "one stop for Tab"
-        )
+        stops = page.evaluate("[...document.querySelectorAll('#rows [tabindex=\"0\"]')].length")
+        assert stops == 1, "one stop for Tab"
 
 
 def test_hostile_texts_are_texts(browser: Any, tmp_path: Path) -> None:

@@ -68,9 +68,8 @@ def test_fork_answers_after_threads_autograd_and_inductor(tmp_path: Path) -> Non
     """The parent has used 2 OpenMP threads: without one thread in the child, each of these questions hangs."""
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(AFTER_REAL_USE))
-    done = python(
-        "-W", "error::DeprecationWarning:minidbg", program, env={"OMP_NUM_THREADS": "2"}, timeout=280
-    )
+    env = {"OMP_NUM_THREADS": "2"}
+    done = python("-W", "error::DeprecationWarning:minidbg", program, env=env, timeout=280)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "inside: gone \nalive\n"
 
@@ -83,9 +82,7 @@ def from_file(name: str) -> tuple[Any, tuple[Any, ...]]:
     spec.loader.exec_module(module)
     here = ".".join(torch.__version__.split(".")[:2])
     if here not in module.FAILS:
-        pytest.skip(
-            f"{name} is known to fail in torch {', '.join(module.FAILS)}, and this is {torch.__version__}"
-        )
+        pytest.skip(f"{name} is known to fail in torch {', '.join(module.FAILS)}, not in {torch.__version__}")
     function, inputs = module.make()
     return function.eval() if isinstance(function, torch.nn.Module) else function, inputs
 
@@ -94,9 +91,8 @@ def asked(function: Any, inputs: tuple[Any, ...], call: CallPath = CallPath.TORC
     with torch.no_grad():
         graph, values = capture_by_dynamo(function, inputs)
     backend = BackendRef("inductor", "'inductor'")
-    return submit(
-        Case(graph, values, backend, Context(grad=False), compiler="inductor", call=call), seconds=500
-    )
+    case = Case(graph, values, backend, Context(grad=False), compiler="inductor", call=call)
+    return submit(case, seconds=500)
 
 
 def one_pool(kernel: int) -> tuple[Any, tuple[Any, ...]]:
@@ -146,15 +142,9 @@ def test_hundred_mixed_calls_leave_memory_processes_and_files_as_they_were() -> 
         return torch.relu(torch.sin(x)) + 1
 
     graph, inputs = capture_by_dynamo(model, (torch.linspace(-1, 1, 12),))
-    mixed = [
-        *(
-            planted.returns_gm_forward,
-            planted.raises_on_relu,
-            planted.segfaults_on_relu,
-            planted.exits_on_relu,
-        ),
-        *(planted.aborts_on_relu, planted.leaves_processes_on_relu, planted.adds_one_to_relu),
-    ]
+    names = ["raises", "segfaults", "exits", "aborts", "leaves_processes"]
+    mixed = [planted.returns_gm_forward, *(getattr(planted, f"{name}_on_relu") for name in names)]
+    mixed.append(planted.adds_one_to_relu)
     me = psutil.Process()
 
     def figures() -> tuple[int, int, int]:

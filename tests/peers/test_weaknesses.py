@@ -1,13 +1,13 @@
 """The measured weaknesses W1 to W16 of torch's own minifier, and minidbg without them. A number in a title is theirs.
 
-W6 (slipping to another failure) is test_after_dynamo_error of test_dynamo_suite.py; W13 (symbolic shapes) and the nested graphs
-of W12 are in the table of constructs.
+W6 (slipping to another failure) is test_after_dynamo_error of test_dynamo_suite.py; W10 (hangs) and W11 (crashes) are in
+unit/processes/test_submit.py; W13 (symbolic shapes) and the nested graphs of W12 are in the table of constructs; W16 (a healthy
+program is compiled once and called as often as it calls) is in integration/test_wrap.py and integration/test_verify.py.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,10 @@ import pytest
 import torch
 from fails_on import raises_on
 from quick_path import failing_program, judge_in_fork, take_the_quick_path
-from torch import fx
 
 import minidbg
-from minidbg import isolation
-from minidbg.case import BackendRef, CallPath, Case
 from minidbg.errors import NotReproduced
-from minidbg.failure import Direction, Kind, Verdict
+from minidbg.failure import Direction, Verdict
 
 
 @pytest.fixture
@@ -124,27 +121,9 @@ def test_w9_a_script_that_cannot_run_has_not_failed(quick: None, tmp_path: Path)
     assert judge_in_fork(broken).verdict is Verdict.INVALID
 
 
-def case_of(backend: Callable[..., Any]) -> Case:
-    graph = fx.Graph()
-    graph.output((graph.call_function(torch.relu, (graph.placeholder("x"),)),))
-    gm = fx.GraphModule(torch.nn.Module(), graph)
-    return Case(gm, square(), BackendRef("planted", "planted"), compiler=backend, call=CallPath.DIRECT)
-
-
-def test_w10_a_hang_ends_after_its_time(tmp_path: Path) -> None:
-    outcome = isolation.submit(case_of(planted_backends.hangs_on_relu), seconds=1.0)
-    assert outcome.signature.kind is Kind.HANG
-
-
-def test_w11_a_crash_is_an_answer_and_not_the_end(tmp_path: Path) -> None:
-    outcome = isolation.submit(case_of(planted_backends.segfaults_on_relu), seconds=60.0)
-    assert outcome.signature.kind is Kind.CRASH
-
-
 def test_w12_inputs_and_arguments_shrink(quick: None, tmp_path: Path) -> None:
-    found = failing_program(
-        lambda x: x.clamp(min=-1, max=1).sin(), (torch.randn(8, 8),), raises_on("clamp"), tmp_path
-    )
+    program = lambda x: x.clamp(min=-1, max=1).sin()  # noqa: E731
+    found = failing_program(program, (torch.randn(8, 8),), raises_on("clamp"), tmp_path)
     assert found.case.inputs[0].numel() == 1
     (clamp,) = [node for node in found.case.graph_module.graph.nodes if node.op == "call_method"]
     assert len(clamp.args) + len(clamp.kwargs) == 2
@@ -174,16 +153,3 @@ def test_w15_a_repro_is_complete_and_says_so_when_it_is_not(quick: None, tmp_pat
         stored.unlink()
         assert judge_in_fork(path).verdict is Verdict.SKIPPED
     assert "41.5" in found.text or "stored(" in found.text
-
-
-def test_w16_a_healthy_program_is_compiled_once_and_called_as_often_as_it_calls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(odd_backends.COUNTS, "compiled", 0)
-    monkeypatch.setitem(odd_backends.COUNTS, "called", 0)
-    compiled, (x,) = wrapped(odd_backends.counts, tmp_path), square()
-    state = torch.get_rng_state()
-    for _ in range(3):
-        compiled(x)
-    assert odd_backends.COUNTS == {"compiled": 1, "called": 3}
-    assert torch.equal(torch.get_rng_state(), state)

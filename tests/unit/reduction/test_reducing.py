@@ -32,8 +32,6 @@ from minidbg.reduction import publishing, reducing, session
 from minidbg.reduction.result import Limits, Written
 from minidbg.watch.background import reduced_digest
 
-LAYERS = 24
-
 
 class Death(BaseException):
     """What kill -9 is to the reducing process."""
@@ -64,12 +62,12 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
     return asked
 
 
-def chain(middle: Callable[[torch.Tensor], torch.Tensor] = torch.relu) -> tuple[fx.GraphModule, torch.Tensor]:
+def chain() -> tuple[fx.GraphModule, torch.Tensor]:
     """Twenty-four cheap calls, one of which is the culprit."""
 
     def forward(x: torch.Tensor) -> Any:
-        for layer in range(LAYERS):
-            x = torch.sin(x) if layer != 17 else middle(x)
+        for layer in range(24):
+            x = torch.sin(x) if layer != 17 else torch.relu(x)
             x = x + 1
         return (x,)
 
@@ -85,39 +83,41 @@ def refuses_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) ->
 
 def failing_case(compiler: Any = refuses_relu, **more: Any) -> Case:
     graph_module, x = chain()
-    return Case(
-        graph_module=graph_module,
-        inputs=(x,),
-        backend=BackendRef(
-            name="planted_backends.raises_on_relu",
-            expression="planted_backends.raises_on_relu",
-            setup=("import planted_backends",),
-        ),
-        provenance=Provenance(nodes=call_nodes(graph_module), inputs=1),
-        compiler=compiler,
-        **more,
-    )
+    name = "planted_backends.raises_on_relu"
+    backend = BackendRef(name, name, setup=("import planted_backends",))
+    provenance = Provenance(nodes=call_nodes(graph_module), inputs=1)
+    return Case(graph_module, (x,), backend, provenance=provenance, compiler=compiler, **more)
 
 
 def with_its_failure(case: Case) -> Case:
     return publishing.with_failure(case, execute(case))
 
 
+@pytest.fixture
+def case() -> Case:
+    """One that has failed, with its signature."""
+    return with_its_failure(failing_case())
+
+
 def reduced(case: Case, folder: Path, **limits: Any) -> Written:
     return reducing.reduce_and_publish(case, folder, limits=Limits(**limits))
 
 
+def before_each_question(patch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
+    """What happens in the world before each call of the oracle from here on."""
+    submit = session.isolation.submit
+    patch.setattr(session.isolation, "submit", lambda case, **how: (happens(), submit(case, **how))[1])
+
+
+def raises_if(holds: bool, error: type[BaseException]) -> None:
+    if holds:
+        raise error
+
+
 def killed_after(calls: int, case: Case, folder: Path, oracle: list[Case]) -> None:
     """A reduction that dies when it has asked so much."""
-    submit = session.isolation.submit
-
-    def dies(case: Case, **how: Any) -> Outcome:
-        if len(oracle) >= calls:
-            raise Death
-        return submit(case, **how)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session.isolation, "submit", dies)
+        before_each_question(patch, lambda: raises_if(len(oracle) >= calls, Death))
         with pytest.raises(Death):
             reduced(case, folder)
 
@@ -133,7 +133,6 @@ def log_of(folder: Path) -> list[dict[str, Any]]:
 
 def test_the_log_has_each_question_and_the_end(tmp_path: Path, oracle: list[Case]) -> None:
     written = reduced(with_its_failure(failing_case()), tmp_path)
-    assert written.path is not None
     assert written.certified
     head, *answers, end = log_of(tmp_path)
     assert head["just_seen"] is False
@@ -145,23 +144,19 @@ def test_the_log_has_each_question_and_the_end(tmp_path: Path, oracle: list[Case
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_killed_reduction_goes_on_and_ends_the_same(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, seed: int
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, seed: int, case: Case
 ) -> None:
-    case = with_its_failure(failing_case())
     undisturbed = reduced(case, tmp_path / "undisturbed")
     calls = len(oracle)
-    assert undisturbed.path is not None
     oracle.clear()
     deaths = sorted(random.Random(seed).sample(range(1, calls), 3))
-    submit = session.isolation.submit
 
-    def dies(case: Case, **how: Any) -> Outcome:
+    def dies() -> None:
         if deaths and len(oracle) >= deaths[0]:
             deaths.pop(0)
             raise Death
-        return submit(case, **how)
 
-    monkeypatch.setattr(session.isolation, "submit", dies)
+    before_each_question(monkeypatch, dies)
     for _ in range(3):
         with pytest.raises(Death):
             reduced(case, tmp_path / "killed")
@@ -190,7 +185,6 @@ def test_a_damaged_log_is_set_aside_and_named(tmp_path: Path, oracle: list[Case]
     written = reduced(case, tmp_path)
     assert any("line 4" in note and "set aside" in note for note in written.notes)
     assert path.with_name("replay.jsonl.damaged").read_text().splitlines() == lines
-    assert written.path is not None
 
 
 def test_a_line_that_was_being_written_is_no_damage(tmp_path: Path, oracle: list[Case]) -> None:
@@ -215,19 +209,16 @@ def test_a_quick_reduction_writes_nothing_but_its_result(
 
 
 def test_the_best_so_far_of_a_long_search_is_on_disk(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
-    case = with_its_failure(failing_case())
     monkeypatch.setattr(session, "BEST_EVERY_S", 0.0)
-    submit = session.isolation.submit
     seen: list[int] = []
 
-    def looks(case: Case, **how: Any) -> Outcome:
-        for path in tmp_path.glob(".minidbg/reductions/*/best.py"):
-            seen.append(repro.read_header(path).nodes)
-        return submit(case, **how)
+    def looks() -> None:
+        best = tmp_path.glob(".minidbg/reductions/*/best.py")
+        seen.extend(repro.read_header(path).nodes for path in best)
 
-    monkeypatch.setattr(session.isolation, "submit", looks)
+    before_each_question(monkeypatch, looks)
     reduced(case, tmp_path)
     assert seen == sorted(seen, reverse=True)
     assert len(set(seen)) > 1
@@ -235,22 +226,17 @@ def test_the_best_so_far_of_a_long_search_is_on_disk(
 
 
 def test_ctrl_c_leaves_the_best_as_a_repro_that_is_not_certified(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
-    case = with_its_failure(failing_case())
-    submit = session.isolation.submit
-    pressed = False
+    pressed: list[bool] = []
 
-    def interrupted_once(case: Case, **how: Any) -> Outcome:
-        nonlocal pressed
+    def interrupted_once() -> None:
         if len(oracle) == 4 and not pressed:
-            pressed = True
+            pressed.append(True)
             raise KeyboardInterrupt
-        return submit(case, **how)
 
-    monkeypatch.setattr(session.isolation, "submit", interrupted_once)
+    before_each_question(monkeypatch, interrupted_once)
     written = reduced(case, tmp_path)
-    assert written.path is not None
     assert not written.certified
     assert 1 <= written.nodes_after < call_nodes(case.graph_module)
     assert "interrupted by Ctrl-C" in written.notes
@@ -259,17 +245,9 @@ def test_ctrl_c_leaves_the_best_as_a_repro_that_is_not_certified(
 
 
 def test_a_second_ctrl_c_names_what_there_is(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
-    case = with_its_failure(failing_case())
-    submit = session.isolation.submit
-
-    def interrupted(case: Case, **how: Any) -> Outcome:
-        if len(oracle) >= 4:
-            raise KeyboardInterrupt
-        return submit(case, **how)
-
-    monkeypatch.setattr(session.isolation, "submit", interrupted)
+    before_each_question(monkeypatch, lambda: raises_if(len(oracle) >= 4, KeyboardInterrupt))
     with pytest.raises(Interrupted, match=r"best so far is .*best\.py"):
         reduced(case, tmp_path)
 
@@ -334,7 +312,6 @@ def test_a_failure_in_one_of_two_runs_is_reduced_to_its_culprit(
     monkeypatch.setattr(publishing, "verify", verify)
     case = flaky_case(0.5, seed)
     written = reduced(case, tmp_path)
-    assert written.path is not None
     assert targets_of(written.path) == ("torch.relu",)
     assert any(note.startswith("flaky: it fails in") for note in written.notes)
     assert repro.read_header(written.path).table["attempts"] > 1
@@ -379,9 +356,8 @@ def test_the_passing_neighbour_is_kept_and_told(tmp_path: Path, oracle: list[Cas
 
 
 def test_a_failure_seen_again_is_answered_by_its_repro(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
-    case = with_its_failure(failing_case())
     limits = Limits()
     first = reducing.reduce_and_publish(case, tmp_path, limits=limits, just_seen=True)
     oracle.clear()
@@ -395,10 +371,9 @@ def test_a_failure_seen_again_is_answered_by_its_repro(
 
 
 def test_a_large_capture_is_believed_and_its_whole_is_not_compiled(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
     monkeypatch.setattr(reducing, "SMALL_WHOLE", 40)
-    case = with_its_failure(failing_case())
     oracle.clear()
     written = reduced(case, tmp_path)
     assert written.certified
@@ -407,10 +382,9 @@ def test_a_large_capture_is_believed_and_its_whole_is_not_compiled(
 
 
 def test_a_large_capture_of_what_was_mended_since_is_found_out(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
     monkeypatch.setattr(reducing, "SMALL_WHOLE", 40)
-    case = with_its_failure(failing_case())
     mended = failing_case(compiler=lambda graph_module, example_inputs: graph_module.forward)
     oracle.clear()
     with pytest.raises(NotReproduced, match="does not show its failure here: gone"):
@@ -463,7 +437,6 @@ def test_a_failure_that_alternates_is_one_failure_with_two_signatures(
     RUNS.clear()
     case = with_its_failure(failing_case(refuses_relu_in_two_ways))
     written = reduced(case, tmp_path)
-    assert written.path is not None
     assert written.nodes_after == 1
     signature = repro.read_header(written.path).signature
     assert {signature.types, *(one.types for one in signature.others)} == {("ValueError",), ("KeyError",)}
