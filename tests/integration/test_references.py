@@ -91,10 +91,8 @@ class World:
         """What the user's ``program`` has given to ``write``; ``files`` lie beside it."""
         home = self.folder / "home"
         home.mkdir(exist_ok=True)
-        for path, text in {
-            **(files or {}),
-            name: f"import sys\nsys.path.append({str(STAND_INS)!r})\n{program}",
-        }.items():
+        whole = f"import sys\nsys.path.append({str(STAND_INS)!r})\n{program}"
+        for path, text in {**(files or {}), name: whole}.items():
             (home / path).parent.mkdir(parents=True, exist_ok=True)
             (home / path).write_text(text)
         module = name.removesuffix(".py").replace("/", ".") if "/" in name else None
@@ -110,13 +108,11 @@ class World:
 
     def write(self, found: dict[str, Any], calls: str = "1", **given: Any) -> Path:
         loader = inspect.getsource(load_by_path) if found["files"] else ""
-        text = RUN.format(
-            above=f"{loader}\n\n{found['embedded']}",
-            function=found["function"],
-            calls=calls,
-            paths=found["paths"],
-            given=given,
+        above, parts = (
+            f"{loader}\n\n{found['embedded']}",
+            {name: found[name] for name in ("function", "paths")},
         )
+        text = RUN.format(above=above, calls=calls, given=given, **parts)
         elsewhere = self.folder / "elsewhere"
         elsewhere.mkdir(exist_ok=True)
         (elsewhere / "repro.py").write_text(text)
@@ -213,19 +209,21 @@ def test_options_and_mode_reach_the_backend(world: World) -> None:
     assert "compiled by hidet_like None {'level': 2}" in world.run(found, options=found["options"]).output
 
 
-def test_name_that_no_import_registers_comes_back_as_its_function(world: World) -> None:
-    (found,) = world.find(f"import late_like\nlate_like.activate()\n{FIND}\nwrite(found('late_like'))")
+@pytest.mark.parametrize(
+    ("imports", "name", "expression", "said"),
+    [
+        ("import late_like\nlate_like.activate()", "late_like", "late", "compiled by late_like"),
+        ("import late_like", "computed_like", "'computed_like'", "compiled by computed"),
+    ],
+    ids=["its function", "the import of its module"],
+)
+def test_name_that_no_source_registers_comes_back_all_the_same(
+    world: World, imports: str, name: str, expression: str, said: str
+) -> None:
+    (found,) = world.find(f"{imports}\n{FIND}\nwrite(found({name!r}))")
 
-    assert found["name"] == "late_like"
-    assert found["expression"] == "late"
-    assert "compiled by late_like" in world.run(found).output
-
-
-def test_name_that_is_computed_comes_back_by_the_import_of_its_module(world: World) -> None:
-    (found,) = world.find(f"import late_like\n{FIND}\nwrite(found('computed_like'))")
-
-    assert found["expression"] == "'computed_like'"
-    assert "compiled by computed" in world.run(found).output
+    assert (found["name"], found["expression"]) == (name, expression)
+    assert said in world.run(found).output
 
 
 # --- callables ---
@@ -527,9 +525,7 @@ def test_module_of_the_scripts_folder_is_found_by_its_path_only_when_the_import_
     other = world.folder / "elsewhere" / "mine"
     other.mkdir()
     (other / "__init__.py").touch()
-    (other / "compiler.py").write_text(
-        "def compile(gm, inputs):\n    print('other')\n    return gm.forward\n"
-    )
+    (other / "compiler.py").write_text(files["mine/compiler.py"].replace("mine", "other"))
     assert "other\nresult" in world.run(found).output
 
 
@@ -601,13 +597,10 @@ write(*answer)
 
 
 def test_script_that_is_loaded_by_path_runs_once_in_a_process(world: World) -> None:
-    program = (
-        f"{PROGRAM}\nprint('loading')\n{FIND}\nif __name__ == '__main__':\n    write(found(with_weights))"
-    )
-    (found,) = world.find(program, files={"sibling.py": SIBLING})
-    found["function"] += (
-        "\n\nbackend_once = backend\ndef backend():\n    backend_once()\n    return backend_once()\n"
-    )
+    main = "if __name__ == '__main__':\n    write(found(with_weights))"
+    (found,) = world.find(f"{PROGRAM}\nprint('loading')\n{FIND}\n{main}", files={"sibling.py": SIBLING})
+    twice = "def backend():\n    backend_once()\n    return backend_once()\n"
+    found["function"] += f"\n\nbackend_once = backend\n{twice}"
 
     assert world.run(found).output.count("loading") == 1
 
@@ -687,11 +680,9 @@ def test_operators_of_a_module_come_back_with_all_modules_that_add_to_them(world
     program = f"import ops_like\nimport torch\n{FIND}\ndef model(x):\n    return {calls}\n{CAPTURED}"
     (found,) = world.find(program)
 
-    assert any(
-        line.startswith("import ops_like.schema  # defines ops_like_library::triple")
-        for line in found["setup"]
-    )
-    assert any(line.startswith("import ops_like.kernels") for line in found["setup"])
+    setup = "\n".join(found["setup"])
+    assert "import ops_like.schema  # defines ops_like_library::triple" in setup
+    assert "import ops_like.kernels" in setup
     assert "result [10.0, 10.0]" in world.run(found, calls).output
 
 
@@ -701,12 +692,9 @@ def test_operators_of_a_script_come_back_by_their_source(world: World) -> None:
     calls = "allowed(torch.ops.of_script.scaled(x) + torch.ops.of_script_library.twice(x))"
     assert "result [16.0, 16.0]" in world.run(found, calls).output
     # a second script of the same operators in one process, as pytest loads them
-    text = world.write(found, calls).read_text()
-    twice = world.folder / "elsewhere" / "both.py"
-    twice.write_text(
-        f"import runpy\nfor _ in range(2):\n    runpy.run_path({str(world.write(found, calls))!r}, run_name='__main__')\n"
-    )
-    assert text
+    script, twice = world.write(found, calls), world.folder / "elsewhere" / "both.py"
+    run = f"runpy.run_path({str(script)!r}, run_name='__main__')"
+    twice.write_text(f"import runpy\nfor _ in range(2):\n    {run}\n")
     assert world.fresh.run(twice, cwd=twice.parent).output.count("result [16.0, 16.0]") == 2
 
 

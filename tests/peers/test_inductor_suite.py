@@ -37,6 +37,12 @@ def relu_cos(x: torch.Tensor) -> torch.Tensor:
     return torch.cos(torch.relu(x))
 
 
+def two_bugs(x: torch.Tensor) -> torch.Tensor:
+    y = torch.log1p(x)
+    b = torch.logical_not(torch.logical_not(y > 0))
+    return torch.where(b, torch.relu(x), torch.relu(x))
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("bug", "kind"),
@@ -63,8 +69,20 @@ def test_after_aot_backend_passes(bug: str, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("**/*.py"))
 
 
-def test_constant_in_graph(tmp_path: Path) -> None:
-    found = failing(lambda x: torch.tensor(2) + torch.relu(x), (torch.randn(2),), tmp_path, relu="accuracy")
+@pytest.mark.parametrize(
+    ("program", "bugs"),
+    [
+        (lambda x: torch.tensor(2) + torch.relu(x), ["relu"]),
+        (lambda x: torch.relu(x.sin().sin().cos()), ["relu"]),
+        (two_bugs, ["relu", "log1p"]),
+    ],
+    ids=["constant_in_graph", "offload_to_disk", "accuracy_vs_strict_accuracy"],
+)
+def test_wrong_relu_is_found(program: Callable[..., Any], bugs: list[str], tmp_path: Path) -> None:
+    """Values are kept in memory at the cuts alone, so that nothing is to be switched on for the disk. Of two bugs the one is found
+    that shows in the result.
+    """
+    found = failing(program, (torch.rand(20) + 0.5,), tmp_path, **dict.fromkeys(bugs, "accuracy"))
     assert found.ops == ["relu"]
     assert found.case.kind is Kind.ACCURACY
 
@@ -83,12 +101,6 @@ def test_rmse_improves_over_atol(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("**/*.py"))
 
 
-def two_bugs(x: torch.Tensor) -> torch.Tensor:
-    y = torch.log1p(x)
-    b = torch.logical_not(torch.logical_not(y > 0))
-    return torch.where(b, torch.relu(x), torch.relu(x))
-
-
 def test_accuracy_of_other_than_floats(tmp_path: Path) -> None:
     """test_accuracy_vs_strict_accuracy: booleans are compared exactly, so the log1p behind the comparison is found."""
 
@@ -98,19 +110,6 @@ def test_accuracy_of_other_than_floats(tmp_path: Path) -> None:
     found = failing(only_bool, (torch.randn(20),), tmp_path, log1p="accuracy")
     assert "log1p" in found.ops
     assert found.case.kind is Kind.ACCURACY
-
-
-def test_accuracy_of_floats_finds_the_relu(tmp_path: Path) -> None:
-    """test_accuracy_vs_strict_accuracy, the other half: of both bugs the one that shows in the result."""
-    found = failing(two_bugs, (torch.rand(20) + 0.5,), tmp_path, relu="accuracy", log1p="accuracy")
-    assert found.ops == ["relu"]
-
-
-def test_offload_to_disk(tmp_path: Path) -> None:
-    """sin, sin, cos, relu. Values are kept in memory at the cuts alone, so there is nothing to switch on."""
-    program = lambda x: torch.relu(x.sin().sin().cos())  # noqa: E731 - as upstream writes its programs
-    found = failing(program, (torch.randn(20, 20),), tmp_path, relu="accuracy")
-    assert found.ops == ["relu"]
 
 
 class Exported(nn.Module):

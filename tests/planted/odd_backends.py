@@ -12,7 +12,6 @@ from torch import fx
 CompiledFn = Callable[..., Any]
 
 BROKEN = {"now": True}
-COUNTS = {"compiled": 0, "called": 0}
 
 
 def has(gm: fx.GraphModule, name: str) -> bool:
@@ -73,17 +72,6 @@ def fails_on_a_value(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compi
     def compiled_fn(*args: Any) -> Any:
         if has(gm, "sin") and any(bool((arg == 41.5).any()) for arg in args if isinstance(arg, torch.Tensor)):
             raise NotSupported("41.5 does not fit")
-        return gm(*args)
-
-    return compiled_fn
-
-
-def counts(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-    """Healthy, and counts what is asked of it."""
-    COUNTS["compiled"] += 1
-
-    def compiled_fn(*args: Any) -> Any:
-        COUNTS["called"] += 1
         return gm(*args)
 
     return compiled_fn

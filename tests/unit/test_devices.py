@@ -72,9 +72,12 @@ every_kind = pytest.mark.parametrize("module", ACCELERATORS, indirect=True)
 
 
 @every_kind
-def test_a_run_waits_for_its_own_device(module: Module) -> None:
+def test_a_run_waits_for_its_own_device_and_generators_are_put_back(module: Module) -> None:
     devices.synchronize([f"{module.name}:0"])
-    assert [call[0] for call in module.calls] == ["synchronize"]
+    with devices.generators_put_back([f"{module.name}:0"]):
+        pass
+    called = [call[0] for call in module.calls]
+    assert called == ["synchronize", module.row.get_rng_state, module.row.set_rng_state]
 
 
 @every_kind
@@ -83,13 +86,6 @@ def test_a_device_that_refuses_to_wait_is_in_error_from_then_on(module: Module) 
     assert devices.in_error([f"{module.name}:0"])
     module.error = None
     assert devices.in_error([f"{module.name}:0"])
-
-
-@every_kind
-def test_generators_are_put_back(module: Module) -> None:
-    with devices.generators_put_back([f"{module.name}:0"]):
-        pass
-    assert [call[0] for call in module.calls] == [module.row.get_rng_state, module.row.set_rng_state]
 
 
 @every_kind

@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from minidbg import cli, doctor
-from minidbg.doctor import Condition, Finding, examined, fine
+from minidbg.doctor import Condition, examined, fine
 
 
-def only(check: object) -> Finding:
-    (found,) = check()  # type: ignore[operator]
-    return found
-
-
-def test_a_missing_compiler_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    found = only(doctor.compiler)
-    assert found.state is Condition.MISSING
-    assert "no-such-compiler" in found.found
-    assert "g++" in found.advice
-
-
-def test_a_compiler_that_fails_is_told_by_its_first_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "false")
-    assert only(doctor.compiler).state is Condition.MISSING
-
-
-def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/proc/nowhere")
-    found = next(doctor.caches())
-    assert found.state is Condition.MISSING
-    assert "/proc/nowhere" in found.found
+@pytest.mark.parametrize(
+    ("check", "variable", "value", "state", "said"),
+    [
+        (doctor.compiler, "CXX", "no-such-compiler", Condition.MISSING, "no-such-compiler"),
+        (doctor.compiler, "CXX", "false", Condition.MISSING, ""),
+        (doctor.caches, "TORCHINDUCTOR_CACHE_DIR", "/proc/nowhere", Condition.MISSING, "/proc/nowhere"),
+        (doctor.configuration, "MINIDBG_VERIFI", "first", Condition.BROKEN, "'verify'"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(
+    check: Any, variable: str, value: str, state: Condition, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    found = next(check())
+    assert found.state is state
+    assert said in found.found
+    assert check is not doctor.compiler or "g++" in found.advice, "what to install"
 
 
 def test_torch_compile_switched_off_is_the_first_thing_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,13 +37,6 @@ def test_torch_compile_switched_off_is_the_first_thing_to_mend(monkeypatch: pyte
     found = {one.name: one.state for one in doctor.switches()}
     assert found["TORCH_COMPILE_DISABLE"] is Condition.BROKEN
     assert found["TORCH_LOGS"] is Condition.FINE
-
-
-def test_a_setting_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINIDBG_VERIFI", "first")
-    found = only(doctor.configuration)
-    assert found.state is Condition.BROKEN
-    assert "'verify'" in found.found
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,18 +13,13 @@ from minidbg.settings import OnFailure, Reduce, Settings, Verify
 
 
 def load(
-    tmp_path: Path,
-    *,
-    user: str = "",
-    project: str = "",
-    environ: dict[str, str] | None = None,
-    **arguments: object,
+    tmp_path: Path, *, user: str = "", project: str = "", environ: Any = None, **given: object
 ) -> Settings:
     (tmp_path / "user.toml").write_text(user)
     folder = tmp_path / "project" / "deep"
     folder.mkdir(parents=True)
     (tmp_path / "project" / "pyproject.toml").write_text(project)
-    return settings.load(arguments, environ=environ or {}, folder=folder, user_file=tmp_path / "user.toml")
+    return settings.load(given, environ=environ or {}, folder=folder, user_file=tmp_path / "user.toml")
 
 
 def test_without_any_source_the_defaults_hold(tmp_path: Path) -> None:
@@ -41,12 +37,8 @@ def test_each_source_wins_over_the_one_before(tmp_path: Path) -> None:
         seconds=4,
         verify=None,
     )
-    assert (found.seconds, found.max_calls, found.verify, found.on_failure) == (
-        4.0,
-        3,
-        Verify.ALWAYS,
-        OnFailure.FALLBACK,
-    )
+    assert (found.seconds, found.max_calls) == (4.0, 3)
+    assert (found.verify, found.on_failure) == (Verify.ALWAYS, OnFailure.FALLBACK)
 
 
 def test_a_relative_folder_in_pyproject_is_relative_to_it(tmp_path: Path) -> None:
@@ -58,17 +50,21 @@ def test_minidbg_dir_is_the_repro_folder(tmp_path: Path) -> None:
     assert load(tmp_path, environ={"MINIDBG_DIR": "/bugs"}).repro_dir == Path("/bugs")
 
 
-def test_a_misspelt_name_is_told_the_nearest_and_its_source(tmp_path: Path) -> None:
-    with pytest.raises(
-        BadSetting,
-        match=r"(?s)'on_failur' \(in \[tool\.minidbg\] of .*pyproject\.toml\); did you mean 'on_failure'",
-    ):
-        load(tmp_path, project="[tool.minidbg]\non_failur = 'raise'\n")
+IN_PYPROJECT = r"(?s)'on_failur' \(in \[tool\.minidbg\] of .*pyproject\.toml\); did you mean 'on_failure'"
 
 
-def test_a_misspelt_environment_variable_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(BadSetting, match=r"'secnds' \(in the environment\).*'seconds'"):
-        load(tmp_path, environ={"MINIDBG_SECNDS": "3"})
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ({"project": "[tool.minidbg]\non_failur = 'raise'\n"}, IN_PYPROJECT),
+        ({"environ": {"MINIDBG_SECNDS": "3"}}, r"'secnds' \(in the environment\).*'seconds'"),
+        ({"user": "seconds 3"}, r"user\.toml is no readable TOML"),
+    ],
+    ids=["pyproject.toml", "the environment", "no TOML"],
+)
+def test_a_mistake_is_told_the_nearest_and_its_source(tmp_path: Path, source: Any, told: str) -> None:
+    with pytest.raises(BadSetting, match=told):
+        load(tmp_path, **source)
 
 
 def test_two_underscores_mark_a_variable_that_is_no_setting(tmp_path: Path) -> None:
@@ -98,11 +94,6 @@ def test_a_value_that_cannot_be_is_told_with_its_choices(
 ) -> None:
     with pytest.raises(BadSetting, match=told):
         load(tmp_path, **{name: value})
-
-
-def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadSetting, match=r"user\.toml is no readable TOML"):
-        load(tmp_path, user="seconds 3")
 
 
 def test_values_arrive_in_their_own_types(tmp_path: Path) -> None:
