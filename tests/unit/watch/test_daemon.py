@@ -21,6 +21,7 @@ from minidbg.processes.pool import Ended, Order
 from minidbg.watch import watched
 from minidbg.watch.announce import Announcer, Event
 from minidbg.watch.daemon import Daemon, Hint, Inbox, Key, Stop
+from minidbg.watch.repros import AlreadyWatched
 from minidbg.watch.settings import FailOn, OnChange, WatchSettings
 from minidbg.watch.snapshot import Root
 
