@@ -154,18 +154,10 @@ def toy_package(folder: Path, ops: dict[str, str]) -> Path:
 
 def git(folder: Path, *arguments: str) -> str:
     """Run git there, as a person who has a name; its output."""
-    identity = [
-        "-c",
-        "user.name=Somebody",
-        "-c",
-        "user.email=somebody@example.com",
-        "-c",
-        "commit.gpgsign=false",
-    ]
-    done = subprocess.run(
-        ["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
+    settings = "user.name=Somebody", "user.email=somebody@example.com", "commit.gpgsign=false"
+    identity = [word for one in settings for word in ("-c", one)]
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 class Checkout:

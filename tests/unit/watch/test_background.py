@@ -99,10 +99,8 @@ def test_captures_are_reduced_one_by_one_the_oldest_first_and_none_twice(desk: D
     assert not desk.background.start([])
     assert [Path(order.argv[3]) for order in desk.orders] == [old, new]
     assert all(order.nice == 19 for order in desk.orders)
-    assert {path: result for path, (_, result) in desk.background.history.background().items()} == {
-        str(old): "x.py",
-        str(new): "minidbg: the case does not show its failure here",
-    }
+    results = {path: result for path, (_, result) in desk.background.history.background().items()}
+    assert results == {str(old): "x.py", str(new): "minidbg: the case does not show its failure here"}
 
 
 def test_a_capture_that_somebody_else_has_reduced_is_left_until_it_is_another(desk: Desk) -> None:

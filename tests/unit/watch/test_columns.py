@@ -15,27 +15,21 @@ def torch_with(
     kind: str, count: int, *, current: int = 0, names: bool = True, version: str | None = "12.8"
 ) -> Any:
     """A torch with ``count`` accelerators of one kind."""
-    module = (
-        SimpleNamespace(get_device_name=lambda index: f"{kind.upper()} number {index}")
-        if names
-        else SimpleNamespace()
-    )
+    named = {"get_device_name": lambda index: f"{kind.upper()} number {index}"} if names else {}
     accelerator = SimpleNamespace(
         is_available=lambda: count > 0,
         current_accelerator=lambda: SimpleNamespace(type=kind),
         device_count=lambda: count,
         current_device_index=lambda: current,
     )
-    return SimpleNamespace(
-        accelerator=accelerator, version=SimpleNamespace(**{kind: version}), **{kind: module}
-    )
+    module, versions = SimpleNamespace(**named), SimpleNamespace(**{kind: version})
+    return SimpleNamespace(accelerator=accelerator, version=versions, **{kind: module})
 
 
 def machine_of(torch: Any) -> Machine:
     devices = {"cpu": {"name": "a processor", "driver": ""}, **accelerators(torch)}
-    return Machine.from_json(
-        {"devices": devices, "torch": "2.13.0", "python": "3.11", "machine": "Linux", "host": "here"}
-    )
+    about = {"torch": "2.13.0", "python": "3.11", "machine": "Linux", "host": "here"}
+    return Machine.from_json({"devices": devices, **about})
 
 
 def test_each_gpu_is_found_under_its_number_and_the_current_one_by_its_kind() -> None:
@@ -43,9 +37,7 @@ def test_each_gpu_is_found_under_its_number_and_the_current_one_by_its_kind() ->
     assert machine.present() == ("cpu", "cuda:0", "cuda:1")
     assert machine.environments["cuda"].name == "CUDA number 1"
     assert "cuda 12.8" in machine.environments["cuda:0"].driver
-    assert len({one.key for one in machine.environments.values()}) == 4, (
-        "two GPUs are two places to be seen on"
-    )
+    assert len({one.key for one in machine.environments.values()}) == 4, "two GPUs are two places"
 
 
 @pytest.mark.parametrize("kind", ["mps", "xpu"])
@@ -60,9 +52,8 @@ def test_all_means_what_is_here_and_a_name_that_is_not_here_is_skipped_aloud() -
     assert devices_of("cpu", parse_devices("all"), here) == ("cpu", "xpu:0")
     wanted = devices_of("cpu", parse_devices("cpu,cuda:1,xpu"), here)
     assert [device for device in wanted if device not in here.environments] == ["cuda:1"]
-    assert said_aloud("cuda:1", 3, here).startswith(
-        "cuda:1 not present (found cpu, xpu:0); 3 repros skipped there"
-    )
+    said = said_aloud("cuda:1", 3, here)
+    assert said.startswith("cuda:1 not present (found cpu, xpu:0); 3 repros skipped there")
 
 
 def test_a_machine_without_accelerators_has_its_processor() -> None:
@@ -70,18 +61,15 @@ def test_a_machine_without_accelerators_has_its_processor() -> None:
 
 
 def test_another_driver_is_another_place_and_another_torch_is_not() -> None:
-    old, new = (
-        machine_of(torch_with("cuda", 1, version=version)).environments["cuda"]
-        for version in ("12.8", "13.0")
-    )
+    machines = (machine_of(torch_with("cuda", 1, version=version)) for version in ("12.8", "13.0"))
+    old, new = (machine.environments["cuda"] for machine in machines)
     assert old.key != new.key
     assert "2.13.0" not in old.key
 
 
 def test_each_variable_and_each_option_is_a_column_and_nothing_is_one_too() -> None:
-    columns = WatchSettings(env=("", "A=1 B='x y'"), options=("", "{'fuse': False, 'triton.x': 2}")).variants(
-        ["cpu"]
-    )
+    settings = WatchSettings(env=("", "A=1 B='x y'"), options=("", "{'fuse': False, 'triton.x': 2}"))
+    columns = settings.variants(["cpu"])
     assert [str(column) for column in columns] == [
         "cpu", "cpu {fuse=False, triton.x=2}", "cpu A=1 B='x y'", "cpu A=1 B='x y' {fuse=False, triton.x=2}",
     ]  # fmt: skip

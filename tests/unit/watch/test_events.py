@@ -94,9 +94,7 @@ def test_reading_causes_no_hint(folder: Path, heard: Heard) -> None:
     assert heard.drain() == []
 
 
-def test_a_folder_that_was_replaced_is_watched_again(
-    source: WatchdogEvents, folder: Path, heard: Heard
-) -> None:
+def test_a_replaced_folder_is_watched_again(source: WatchdogEvents, folder: Path, heard: Heard) -> None:
     os.rename(folder, folder.with_name("old"))
     (folder / "inner").mkdir(parents=True)
     assert source.watch([Root(str(folder))]) == ""

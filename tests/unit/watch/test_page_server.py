@@ -192,22 +192,17 @@ def test_a_repro_that_goes_leaves_its_row(live: Live, home: Path) -> None:
     start = live.seq
     (home / "a.py").unlink()
     live.show(Event("repro_removed", {"repro": "a.py"}, NOW))
-    told = live.since(start)
-    assert told["rows"] == [["a.py", None]]
+    assert live.since(start)["rows"] == [["a.py", None]]
 
 
 def test_history_and_the_last_run_of_a_repro(serve: Serve, home: Path) -> None:
     with History.open(home / ".minidbg" / "history.sqlite") as opened:
         number = opened.start_sweep(NOW, code="c", files=[])
-        for at, verdict, stale in (
-            (1, Verdict.REPRODUCES, False),
-            (2, Verdict.GONE, True),
-            (3, Verdict.GONE, False),
-        ):
+        verdicts = (Verdict.REPRODUCES, False), (Verdict.GONE, True), (Verdict.GONE, False)
+        for at, (verdict, stale) in enumerate(verdicts, 1):
             outcome = Outcome(verdict, message=f"said {at}", seconds=0.5)
-            opened.add_result(
-                number, Result("a.py", "cpu", NOW + at, outcome, "run", "s", "e", "2.14", stale)
-            )
+            run = Result("a.py", "cpu", NOW + at, outcome, "run", "s", "e", "2.14", stale)
+            opened.add_result(number, run)
         opened.put_state(ReproState("a.py", "cpu", Verdict.GONE, NOW + 3, NOW + 3, "s", "e", "c", runs=1))
     told = serve().json("/repro?repro=a.py")["columns"]["cpu"]
     assert [run[0] for run in told["runs"]] == ["gone", "stale", "reproduces"], "newest first"

@@ -54,19 +54,20 @@ def sweep_started(number: int = 1, jobs: int = 2) -> Event:
 
 
 def result(
-    repro: str, verdict: str, device: str = "cpu", standing: str = "still failing", reason: str = ""
+    repro: str, verdict: str | None, device: str = "cpu", standing: str = "still failing", **more: object
 ) -> Event:
     data = {
         "sweep": 1, "repro": repro, "device": device, "standing": standing, "verdict": verdict,
-        "seconds": 0.25, "runs": 1, "reason": reason,
+        "seconds": 0.25, "runs": 1, "reason": "", **more,
     }  # fmt: skip
     return Event("result", data, NOW)
 
 
-def flip(repro: str, kind: str = "FIXED", after: str = "gone") -> Event:
+def flip(repro: str, kind: str = "FIXED", after: str = "gone", **more: object) -> Event:
     data = {
         "repro": repro, "path": f"/r/{repro}", "device": "cpu", "kind": kind, "before": "reproduces", "after": after,
-        "sweep": 2, "last_before_sweep": 1, "files": ["src/x.py"], "last_before": "aaaaaaaaaa", "first_after": "aaaaaaaaaa+12345678",
+        "sweep": 2, "last_before_sweep": 1, "files": ["src/x.py"], "last_before": "aaaaaaaaaa",
+        "first_after": "aaaaaaaaaa+12345678", **more,
     }  # fmt: skip
     return Event("flip", data, NOW)
 
@@ -95,8 +96,7 @@ def broken() -> Event:
     ],
 )
 def test_a_flip_says_what_happened_before_the_revisions(before: str, after: str, text: str) -> None:
-    told = Event("flip", {**flip("a.py").data, "last_before": before, "first_after": after}, NOW)
-    assert line_of(told) == f"FIXED a [cpu]  {text}"
+    assert line_of(flip("a.py", last_before=before, first_after=after)) == f"FIXED a [cpu]  {text}"
 
 
 def test_a_flip_that_is_no_fix_and_no_regression_names_its_verdicts() -> None:
@@ -115,8 +115,8 @@ def test_unchanged_results_are_not_listed_unless_every_one_is_wanted() -> None:
 def test_of_a_muted_repro_lines_say_nothing() -> None:
     """Issue 15: seen with a real daemon, whose lines told of each flip of a repro that had been muted."""
     stream = io.StringIO()
-    for event in (result("a.py", "gone", standing="FIXED"), flip("a.py")):
-        PlainLines(stream).show(Event(event.name, {**event.data, "muted": "waits for #7"}, NOW))
+    for event in (result("a.py", "gone", standing="FIXED", muted="waits"), flip("a.py", muted="waits")):
+        PlainLines(stream).show(event)
     assert stream.getvalue() == ""
 
 
@@ -217,8 +217,7 @@ def test_a_row_keeps_its_line_when_its_verdict_changes_until_a_person_sorts(matr
 
 def test_the_error_of_the_selected_row_is_shown_in_full(matrix: Matrix) -> None:
     message = "LoweringException: " + "no lowering for aten.tanh.default " * 8
-    failed = result("b.py", "reproduces")
-    matrix.hear(Event("result", {**failed.data, "message": message}, NOW))
+    matrix.hear(result("b.py", "reproduces", message=message))
     matrix.hear(Event("repro_edited", {"repro": "b.py", "reason": "", "owner": "ann", "issue": "#12"}, NOW))
     assert "ann" not in as_text(matrix, width=80)
     matrix.select(1)
@@ -232,7 +231,7 @@ def test_the_error_of_the_selected_row_is_shown_in_full(matrix: Matrix) -> None:
 
 def test_a_muted_repro_flips_in_its_row_alone(matrix: Matrix) -> None:
     matrix.hear(Event("repro_edited", {"repro": "a.py", "reason": "", "muted": "waits for #7"}, NOW))
-    matrix.hear(Event("flip", {**flip("a.py").data, "muted": "waits for #7"}, NOW))
+    matrix.hear(flip("a.py", muted="waits for #7"))
     text = as_text(matrix)
     assert "FIXED" not in text
     assert "muted: waits for #7" in text
@@ -297,8 +296,8 @@ def results_of(folder: Path, fail_on: FailOn, *events: Event) -> tuple[ElementTr
 
 
 def outcome_of(repro: str, verdict: str, *, expected: bool = True, muted: str = "") -> Event:
-    told = result(repro, verdict, reason="no <kernel>\x00\n for relu")
-    return Event("result", {**told.data, "expected": expected, "muted": muted, "message": ""}, NOW)
+    reason = "no <kernel>\x00\n for relu"
+    return result(repro, verdict, reason=reason, expected=expected, muted=muted, message="")
 
 
 def tags_of(suite: ElementTree.Element) -> dict[str | None, list[str]]:
@@ -370,8 +369,7 @@ def test_with_failing_only_the_rest_is_not_shown_until_it_may_fail(matrix: Matri
 
 
 def test_a_repro_whose_graph_the_backend_gave_back_is_no_green_one(matrix: Matrix) -> None:
-    fallback = result("a.py", "gone", standing="fallback", reason="fallback: eager ran it")
-    matrix.hear(Event("result", {**fallback.data, "verdict": None}, NOW))
+    matrix.hear(result("a.py", None, standing="fallback", reason="fallback: eager ran it"))
     assert matrix.cells["a.py", "cpu"].verdict == "fallback"
     assert "eager ran it" in as_text(matrix)
 
