@@ -346,10 +346,10 @@ def test_a_bug_beside_what_is_undefined_is_found_and_named(answers: Answers) -> 
 class Counts(nn.Module):
     """A buffer that each call writes to."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("mean", torch.zeros(8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
@@ -372,7 +372,7 @@ HEALTHY: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "a large sum": (lambda x: (x.sum(), x.mean(), x.std()), (torch.randn(3_000_000),)),
     "chaotic": (chaotic, (torch.rand(100),)),
     "batch_norm": (nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU()), (torch.randn(16, 8),)),
-    "buffers": (Counts(8), (torch.randn(16, 8),)),
+    "buffers": (Counts(), (torch.randn(16, 8),)),
     "views": (lambda x: (x, x.view(-1), x[1:], x.T, x.expand(3, 4, 8)), (torch.randn(4, 8),)),
     "numbers": (lambda x: (x + 1, x.shape[0], None, {"a": x}), (torch.randn(4, 8),)),
     "empty": (lambda x: torch.empty_like(x), (torch.randn(4, 8),)),
@@ -410,7 +410,7 @@ def test_the_program_is_what_it_is_without_us(mode: str, draws: bool, answers: A
         torch._dynamo.reset()
         torch.manual_seed(3)
         middle = nn.Dropout(0.4) if draws else nn.Tanh()
-        model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), middle, Counts(6), nn.Linear(6, 6))
+        model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), middle, CountsCalls(), nn.Linear(6, 6))
         compiled = torch.compile(model, backend=backend, dynamic=True if mode == "dynamic" else None)
         if mode == "float64":
             model.double()
@@ -429,6 +429,18 @@ def test_the_program_is_what_it_is_without_us(mode: str, draws: bool, answers: A
     assert len(expected) == len(found)
     assert all(map(torch.equal, expected, found))
     assert not answers.cases
+
+
+class CountsCalls(nn.Module):
+    """Counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x
 
 
 def entered(mode: str) -> Any:
