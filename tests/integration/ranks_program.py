@@ -151,6 +151,10 @@ SITUATIONS = {
         functional_collectives, compiled_autograd,
     )
 }  # fmt: skip
+# the dynamo of torch 2.11 puts closures of its own into such graphs: told, and not captured
+if torch.__version__ < (2, 12):
+    for name in ("tensor_parallel", "tensor_parallel_all", "dtensor_in", "dtensor_out"):
+        del SITUATIONS[name]
 
 
 def on_last_rank(graph: Any, example_inputs: Any, *, how: str) -> Callable:

@@ -61,7 +61,7 @@ def test_inductor_is_bisected_down_to_one_pass(tmp_path: Path) -> None:
     """cumsum of a 0-dim full: the pattern pass of torch 2.11 to 2.14 fails on it."""
     program = lambda x: x + torch.full((), 5.0).cumsum(0)  # noqa: E731
     path = minidbg.save_repro(program, [torch.randn(2)], "inductor", tmp_path / "cumsum.py")
-    report = find_stages(path)
+    report = find_stages(path, seconds=250)
     keep_stages(path, report)
     assert report.guilty == "inductor"
     assert (report.subsystem, report.detail) == ("post_grad_passes", "pass_pattern_1")

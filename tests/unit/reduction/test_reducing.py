@@ -185,6 +185,7 @@ def test_a_damaged_log_is_set_aside_and_named(tmp_path: Path, oracle: list[Case]
     written = reduced(case, tmp_path)
     assert any("line 4" in note and "set aside" in note for note in written.notes)
     assert path.with_name("replay.jsonl.damaged").read_text().splitlines() == lines
+    assert written.path is not None
 
 
 def test_a_line_that_was_being_written_is_no_damage(tmp_path: Path, oracle: list[Case]) -> None:
@@ -237,6 +238,7 @@ def test_ctrl_c_leaves_the_best_as_a_repro_that_is_not_certified(
 
     before_each_question(monkeypatch, interrupted_once)
     written = reduced(case, tmp_path)
+    assert written.path is not None
     assert not written.certified
     assert 1 <= written.nodes_after < call_nodes(case.graph_module)
     assert "interrupted by Ctrl-C" in written.notes
