@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -70,14 +71,30 @@ def hint(value: Any) -> Any:
 @contextlib.contextmanager
 @seen("2.11", "2.15")
 def outside_tracing() -> Iterator[None]:
-    """A block in which no tracing context and no dispatch mode is active.
+    """A block in which no tracing context, no dispatch mode and no saved-tensor hook is active.
 
-    Work of ours inside a backend's call would overwrite dynamo's live context.
+    Work of ours inside a backend's call would overwrite dynamo's live context, and be counted by the hooks of ``checkpoint``.
     """
     from torch.utils._python_dispatch import _disable_current_modes
 
-    with torch._guards.tracing(None), _disable_current_modes():
-        yield
+    autograd, hooks = torch._C._autograd, []
+    while (pair := autograd._top_saved_tensors_default_hooks(True)) is not None:
+        autograd._pop_saved_tensors_default_hooks()
+        hooks.append(pair)
+    try:
+        with torch._guards.tracing(None), _disable_current_modes():
+            yield
+    finally:
+        for pair in reversed(hooks):
+            autograd._push_saved_tensors_default_hooks(*pair)
+
+
+@seen("2.11", "2.15", otherwise=lambda error: False)
+def is_of_a_saved_tensor_hook(error: Exception) -> bool:
+    """Whether the program's own hook raised ``error``: that of ``checkpoint`` does, once it has recomputed what it needs."""
+    pair = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    code = getattr(pair and pair[0], "__code__", None)
+    return any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 @contextlib.contextmanager
