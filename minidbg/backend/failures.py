@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -149,10 +150,12 @@ def answering(values: Sequence[Any]) -> Iterator[None]:
     """A block of our own work on ``values``: no live tracing context, no wrapper that answers, RNG streams as before."""
     token = ANSWERING.set(True)
     generators = generator_states(values)
+    python_generator = random.getstate()  # rich draws from it when it is imported
     try:
         with _torch.outside_tracing():
             yield
     finally:
+        random.setstate(python_generator)
         for device, state in generators:
             set_generator_state(device, state)
         ANSWERING.reset(token)
@@ -217,7 +220,8 @@ def eager_fails_too(failure: Failure, environ: Mapping[str, str]) -> bool:
         return False
     try:
         with answering(failure.inputs), torch.no_grad():
-            failure.graph_module.forward(*failure.inputs)
+            # a lazy forward would print what is raised
+            _torch.settled_forward(failure.graph_module.forward)(*failure.inputs)
     except Exception:  # noqa: BLE001 - whatever eager raises is the answer
         return True
     return False

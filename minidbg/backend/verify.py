@@ -341,11 +341,18 @@ def run_backward(verification: Verification, call: Callable[[list[Any]], Any], k
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """A block without warnings, whose casts autocast does not keep: they would hold on to copies until its own block ends."""
+    """A block without warnings and anomaly detection (NaN in a gradient is compared), whose casts autocast does not keep.
+
+    They would hold on to copies until its own block ends.
+    """
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
-        with _torch.outside_tracing(), warnings.catch_warnings(action="ignore"):
+        with (
+            _torch.outside_tracing(),
+            warnings.catch_warnings(action="ignore"),
+            torch.autograd.set_detect_anomaly(False),
+        ):
             yield
     finally:
         torch.set_autocast_cache_enabled(cached)
