@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import random
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -448,6 +449,46 @@ def test_the_program_is_what_it_is_without_us(mode: str, draws: bool, answers: A
     assert not answers.cases
 
 
+@pytest.mark.parametrize("verify", ["first", "always"])
+def test_hooks_on_what_autograd_saves_see_the_programs_own_calls_alone(verify: Any, answers: Answers) -> None:
+    """``checkpoint`` counts what is saved, and raises in its hook to end a recomputation early."""
+
+    def gradients(backend: Any) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        layer = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Dropout(0.5))
+        compiled = torch.compile(layer, backend=backend)
+        for _ in range(2):
+            torch.utils.checkpoint.checkpoint(
+                compiled, torch.randn(3, 4), use_reentrant=False
+            ).sum().backward()
+        return [parameter.grad for parameter in layer.parameters() if parameter.grad is not None]
+
+    expected, found = gradients("aot_eager"), gradients(wrap("aot_eager", verify=verify))
+    assert expected
+    assert all(map(torch.equal, expected, found))
+    assert not answers.cases
+
+
+def test_an_error_of_the_program_prints_nothing(answers: Answers, capfd: pytest.CaptureFixture[str]) -> None:
+    """Eager runs to see whether the backend is to blame, and fx prints what its modules raise."""
+    compiled = torch.compile(lambda x, i: x[i], backend=wrap("aot_eager"))
+    with pytest.raises(IndexError) as caught:
+        compiled(torch.ones(3), torch.tensor([7]))
+    assert report_of(caught.value) is None
+    assert not answers.cases
+    assert capfd.readouterr() == ("", "")
+
+
+def test_nan_under_anomaly_detection_is_compared(
+    answers: Answers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minidbg.backend.standing.GRAPHS", [])
+    with torch.autograd.set_detect_anomaly(True):
+        call(lambda x: x.sqrt() * 0, torch.zeros(3, requires_grad=True), backend="aot_eager")
+        assert torch.is_anomaly_enabled()
+    assert (stats().verified, stats().left_out) == (1, {})
+
+
 class Counts6(nn.Module):
     """Counts its calls in a buffer."""
 
@@ -561,6 +602,7 @@ def test_with_fallback_the_caller_gets_eagers_results_and_gradients(
     expected = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU())
     expected.load_state_dict(model.state_dict())
     compiled = torch.compile(model, backend=wrap(planted.wrong_relu, on_failure="fallback"))
+    generator = random.getstate()
     for step in range(2):
         x = torch.randn(8, 4)
         result, wanted = compiled(x), expected(x)
@@ -571,6 +613,7 @@ def test_with_fallback_the_caller_gets_eagers_results_and_gradients(
     assert all(torch.equal(one.grad, other.grad) for one, other in pairs)
     assert all(map(torch.equal, model.buffers(), expected.buffers()))
     assert len(answers.cases) == 1
+    assert random.getstate() == generator
     [text] = warnings_of(caplog)
     assert "wrong_relu gives wrong results for a graph" in text
     assert "going on with eager" in text
@@ -735,3 +778,17 @@ def test_sparse_gradients_are_compared(
     else:
         with pytest.raises(AccuracyError, match="gradient of"):
             compiled(torch.tensor([[1, 2, 2], [0, 1, 8]]))
+
+
+@pytest.mark.parametrize(("backend", "is_right"), [("aot_eager", True), (planted.wrong_gradient, False)])
+def test_gradients_of_nested_tensors_are_compared(
+    backend: Any, is_right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minidbg.backend.standing.GRAPHS", [])
+    parts = [torch.randn(2, 3), torch.randn(4, 3)]
+    words = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+    if is_right:
+        call(lambda x: x.sin() * 2, words, backend=backend)
+        assert (stats().verified, stats().left_out) == (1, {})
+    else:
+        assert mismatch(lambda x: x.sin() * 2, words, backend=backend).signature["direction"] == "backward"
