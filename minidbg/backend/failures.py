@@ -119,6 +119,7 @@ def answer(failure: Failure, settings: Settings) -> Report:
 
 def report_of_failure(failure: Failure, settings: Settings) -> Report:
     """What became of ``failure``, as ``answer`` gives it."""
+    generator = random.getstate()  # rich draws from Python's when it is imported
     try:
         with answering(failure.inputs):
             return capture_and_reduce(failure, settings)
@@ -132,6 +133,8 @@ def report_of_failure(failure: Failure, settings: Settings) -> Report:
         return Report(
             f"could not capture this failure ({type(trouble).__name__}: {trouble}); that is a bug in minidbg"
         )
+    finally:
+        random.setstate(generator)
 
 
 def kept_in_words(failure: Failure, refusal: Exception, settings: Settings) -> Report:
@@ -150,12 +153,10 @@ def answering(values: Sequence[Any]) -> Iterator[None]:
     """A block of our own work on ``values``: no live tracing context, no wrapper that answers, RNG streams as before."""
     token = ANSWERING.set(True)
     generators = generator_states(values)
-    python_generator = random.getstate()  # rich draws from it when it is imported
     try:
         with _torch.outside_tracing():
             yield
     finally:
-        random.setstate(python_generator)
         for device, state in generators:
             set_generator_state(device, state)
         ANSWERING.reset(token)

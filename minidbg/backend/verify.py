@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -348,11 +347,7 @@ def quiet() -> Iterator[None]:
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
-        with (
-            _torch.outside_tracing(),
-            warnings.catch_warnings(action="ignore"),
-            torch.autograd.set_detect_anomaly(False),
-        ):
+        with _torch.outside_tracing(), _torch.in_silence():
             yield
     finally:
         torch.set_autocast_cache_enabled(cached)
