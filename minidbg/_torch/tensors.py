@@ -71,22 +71,29 @@ def hint(value: Any) -> Any:
 @contextlib.contextmanager
 @seen("2.11", "2.15")
 def outside_tracing() -> Iterator[None]:
-    """A block in which no tracing context, no dispatch mode and no saved-tensor hook is active.
+    """A block without tracing context, and without the program's modes (a default device stays) and saved-tensor hooks.
 
-    Work of ours inside a backend's call would overwrite dynamo's live context, and be counted by the hooks of ``checkpoint``.
+    Work of ours inside a backend's call would overwrite dynamo's live context; dynamo's graph has what function modes do;
+    the hooks of ``checkpoint`` count what is saved.
     """
+    from torch.overrides import _len_torch_function_stack, _pop_mode, _push_mode
+    from torch.utils._device import DeviceContext
     from torch.utils._python_dispatch import _disable_current_modes
 
-    autograd, hooks = torch._C._autograd, []
-    while (pair := autograd._top_saved_tensors_default_hooks(True)) is not None:
-        autograd._pop_saved_tensors_default_hooks()
-        hooks.append(pair)
-    try:
+    autograd = torch._C._autograd
+    with contextlib.ExitStack() as before:
+        while (pair := autograd._top_saved_tensors_default_hooks(True)) is not None:
+            autograd._pop_saved_tensors_default_hooks()
+            before.callback(autograd._push_saved_tensors_default_hooks, *pair)
+        modes = [_pop_mode() for _ in range(_len_torch_function_stack())]
+        kept = [mode for mode in modes if isinstance(mode, DeviceContext)]
+        for mode in modes:
+            before.callback(_push_mode, mode)
+        for mode in reversed(kept):
+            _push_mode(mode)
+            before.callback(_pop_mode)
         with torch._guards.tracing(None), _disable_current_modes():
             yield
-    finally:
-        for pair in reversed(hooks):
-            autograd._push_saved_tensors_default_hooks(*pair)
 
 
 @seen("2.11", "2.15", otherwise=lambda error: False)

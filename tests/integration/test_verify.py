@@ -18,6 +18,7 @@ import torch
 import wrong_results as planted
 from new_process import Answers, as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from torch import fx, nn
+from torch.overrides import TorchFunctionMode
 
 from minidbg import AccuracyError
 from minidbg.backend import report_of, stats, wrap
@@ -466,6 +467,22 @@ def test_hooks_on_what_autograd_saves_see_the_programs_own_calls_alone(verify: A
     expected, found = gradients("aot_eager"), gradients(wrap("aot_eager", verify=verify))
     assert expected
     assert all(map(torch.equal, expected, found))
+    assert not answers.cases
+
+
+class DoublesSin(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **kwargs or {})
+        return result * 2 if function in (torch.sin, torch.Tensor.sin) else result
+
+
+def test_what_a_function_mode_does_is_done_once(answers: Answers) -> None:
+    """Dynamo's graph has the doubling; eager must not double once more, and a default device stays."""
+    with torch.device("meta"), DoublesSin():
+        found = call(lambda x: x.sin() + 1, GRID, backend="aot_eager")
+        assert torch.empty(1).sin().device.type == "meta"
+        assert torch.overrides._len_torch_function_stack() == 2
+    assert torch.equal(found, GRID.sin() * 2 + 1)
     assert not answers.cases
 
 
