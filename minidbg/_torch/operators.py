@@ -155,8 +155,7 @@ def operator_files(name: str) -> list[str]:
         before, _, place = line.partition("registered at ")
         if place and not before.startswith("alias analysis"):
             found.append(place.partition(" :: ")[0].rpartition(":")[0])
-    entry = singleton.get(name)
-    kernel = entry.fake_impl.kernel if entry is not None else None
+    kernel = singleton.find(name).fake_impl.kernel  # before 2.13 there is no ``get``
     if kernel is not None:
         found.append(kernel.source.rpartition(":")[0])
     return list(dict.fromkeys(found))

@@ -197,7 +197,9 @@ def disk(it: Table, seconds: float) -> None:
     try:
         end(it.workers["w1"])
         it.start_worker("w1", cache=small / "cache")
-        time.sleep(3)
+        it.watchers[0].wait_for(
+            lambda event: event["event"] == "columns" and event["places"].get("cpu@red") == 4, since=it.mark
+        )
         (small / "ballast").write_bytes(b"x" * (30 << 20))
         it.save()
         it.watchers[0].wait_for(
