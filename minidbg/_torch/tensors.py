@@ -76,7 +76,8 @@ def outside_tracing() -> Iterator[None]:
     Work of ours inside a backend's call would overwrite dynamo's live context; dynamo's graph has what function modes do;
     the hooks of ``checkpoint`` count what is saved.
     """
-    from torch.overrides import _len_torch_function_stack, _pop_mode, _push_mode
+    from torch._C import _len_torch_function_stack
+    from torch.overrides import _pop_mode, _push_mode
     from torch.utils._device import DeviceContext
     from torch.utils._python_dispatch import _disable_current_modes
 

@@ -9,6 +9,7 @@ import gc
 import logging
 import random
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -467,6 +468,22 @@ def test_hooks_on_what_autograd_saves_see_the_programs_own_calls_alone(verify: A
     expected, found = gradients("aot_eager"), gradients(wrap("aot_eager", verify=verify))
     assert expected
     assert all(map(torch.equal, expected, found))
+    assert not answers.cases
+
+
+def test_dynamo_traces_nothing_of_ours_in_a_backward(answers: Answers) -> None:
+    """It is active in the rest of a frame that was broken before ``autograd.grad``, and warns of what it cannot trace."""
+
+    layer = nn.Linear(12, 1)
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(layer(x).sum(), x)[0]
+
+    with warnings.catch_warnings(record=True, action="always") as heard:
+        found = call(gradient, GRID, backend="aot_eager")
+    assert torch.equal(found, layer.weight.expand(5, 12))
+    assert not [str(one.message) for one in heard if "trace" in str(one.message)]
     assert not answers.cases
 
 
