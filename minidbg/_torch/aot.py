@@ -105,7 +105,7 @@ def guard_backward(
     """
     implementation = function_class._backward_impl
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
     def guarded(*args: Any) -> Any:
         try:
             with around():
