@@ -67,7 +67,7 @@ def test_inductor_is_bisected_down_to_one_pass(tmp_path: Path) -> None:
     path = minidbg.save_repro(
         lambda x: x + torch.full((), 5.0).cumsum(0), [torch.randn(2)], "inductor", tmp_path / "cumsum.py"
     )
-    report = find_stages(path)
+    report = find_stages(path, seconds=250)
     keep_stages(path, report)
     assert report.guilty == "inductor"
     assert (report.subsystem, report.detail) == ("post_grad_passes", "pass_pattern_1")
