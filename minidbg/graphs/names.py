@@ -211,7 +211,9 @@ def reference_to(value: Any) -> Reference:
             found = walk(sys.modules.get(module) or _attribute_module(module), path)
             if found is value:
                 return _with_import(f"{module}.{path}", module)
-    is_torchs = str(getattr(value, "__module__", "")).startswith("torch.")  # dynamo's closures for DTensors in torch 2.11
+    is_torchs = str(getattr(value, "__module__", "")).startswith(
+        "torch."
+    )  # dynamo's closures for DTensors in torch 2.11
     why = "torch made it for this graph" if is_torchs else "define it in a module, by a global name"
     raise CannotWrite(_describe(value), f"no import leads to it; {why}")
 

@@ -328,7 +328,7 @@ def differences(smallest: Case, neighbour: Case) -> Iterator[str]:
     )  # a step before the last: places and texts do not match
     if not further and canonical_text(smallest.graph_module) != canonical_text(neighbour.graph_module):
         yield "passes with plainer arguments of the same calls"
-    lacking = _by_name(neighbour) if further else dict(enumerate(neighbour.inputs))
+    lacking: dict[Any, Any] = _by_name(neighbour) if further else dict(enumerate(neighbour.inputs))
     for place, (name, has) in enumerate(_by_name(smallest).items()):
         lacks = lacking.get(name if further else place, has)
         if _told(has) != _told(lacks):
@@ -336,7 +336,7 @@ def differences(smallest: Case, neighbour: Case) -> Iterator[str]:
     yield "passes with plainer values in its inputs"
 
 
-def _by_name(case: Case) -> dict[str | int, Any]:
+def _by_name(case: Case) -> dict[str, Any]:
     names = [node.name for node in case.graph_module.graph.find_nodes(op="placeholder")]
     return dict(zip(names, case.inputs, strict=False))
 
