@@ -101,10 +101,11 @@ def guard_backward(
     Each run is inside of ``around()``.
 
     The backward is compiled when it first runs, inside ``loss.backward()``, where no wrapper of the forward sees
-    it. ``_backward_impl`` is looked up on the class at each call.
+    it. ``_backward_impl`` is looked up on the class at each call. Dynamo would trace ours where a compiled frame asks for gradients.
     """
     implementation = function_class._backward_impl
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
     def guarded(*args: Any) -> Any:
         try:
             with around():

@@ -6,6 +6,9 @@ import contextlib
 import glob
 import os
 import sys
+import threading
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,6 +18,34 @@ from minidbg._torch.tensors import without_modes
 
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/dev/dri", "/dev/accel")
 """Device files of accelerators that the engine of autograd may find: NVIDIA, WSL, AMD, Intel, others."""
+
+
+silence = contextlib.ExitStack()
+"""What puts the process's warnings and anomaly detection back."""
+silent_blocks = 0
+silence_lock = threading.Lock()
+os.register_at_fork(after_in_child=silence_lock._at_fork_reinit)  # type: ignore[attr-defined]  # another thread may hold it
+
+
+@contextlib.contextmanager
+def in_silence() -> Iterator[None]:
+    """A block without warnings and anomaly detection.
+
+    Both are the process's, and threads may be in such blocks at once: the first in changes them, the last out puts them back.
+    """
+    global silent_blocks
+    with silence_lock:
+        if not silent_blocks:
+            silence.enter_context(warnings.catch_warnings(action="ignore"))
+            silence.enter_context(torch.autograd.set_detect_anomaly(False))
+        silent_blocks += 1
+    try:
+        yield
+    finally:
+        with silence_lock:
+            silent_blocks -= 1
+            if not silent_blocks:
+                silence.close()
 
 
 def forks_survive_autograd() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -70,14 +71,38 @@ def hint(value: Any) -> Any:
 @contextlib.contextmanager
 @seen("2.11", "2.15")
 def outside_tracing() -> Iterator[None]:
-    """A block in which no tracing context and no dispatch mode is active.
+    """A block without tracing context, and without the program's modes (a default device stays) and saved-tensor hooks.
 
-    Work of ours inside a backend's call would overwrite dynamo's live context.
+    Work of ours inside a backend's call would overwrite dynamo's live context; dynamo's graph has what function modes do;
+    the hooks of ``checkpoint`` count what is saved.
     """
+    from torch._C import _len_torch_function_stack
+    from torch.overrides import _pop_mode, _push_mode
+    from torch.utils._device import DeviceContext
     from torch.utils._python_dispatch import _disable_current_modes
 
-    with torch._guards.tracing(None), _disable_current_modes():
-        yield
+    autograd = torch._C._autograd
+    with contextlib.ExitStack() as before:
+        while (pair := autograd._top_saved_tensors_default_hooks(True)) is not None:
+            autograd._pop_saved_tensors_default_hooks()
+            before.callback(autograd._push_saved_tensors_default_hooks, *pair)
+        modes = [_pop_mode() for _ in range(_len_torch_function_stack())]
+        kept = [mode for mode in modes if isinstance(mode, DeviceContext)]
+        for mode in modes:
+            before.callback(_push_mode, mode)
+        for mode in reversed(kept):
+            _push_mode(mode)
+            before.callback(_pop_mode)
+        with torch._guards.tracing(None), _disable_current_modes():
+            yield
+
+
+@seen("2.11", "2.15", otherwise=lambda error: False)
+def is_of_a_saved_tensor_hook(error: Exception) -> bool:
+    """Whether the program's own hook raised ``error``: that of ``checkpoint`` does, once it has recomputed what it needs."""
+    pair = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    code = getattr(pair and pair[0], "__code__", None)
+    return any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 @contextlib.contextmanager

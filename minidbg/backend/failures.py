@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -118,6 +119,7 @@ def answer(failure: Failure, settings: Settings) -> Report:
 
 def report_of_failure(failure: Failure, settings: Settings) -> Report:
     """What became of ``failure``, as ``answer`` gives it."""
+    generator = random.getstate()  # rich draws from Python's when it is imported
     try:
         with answering(failure.inputs):
             return capture_and_reduce(failure, settings)
@@ -131,6 +133,8 @@ def report_of_failure(failure: Failure, settings: Settings) -> Report:
         return Report(
             f"could not capture this failure ({type(trouble).__name__}: {trouble}); that is a bug in minidbg"
         )
+    finally:
+        random.setstate(generator)
 
 
 def kept_in_words(failure: Failure, refusal: Exception, settings: Settings) -> Report:
@@ -217,7 +221,8 @@ def eager_fails_too(failure: Failure, environ: Mapping[str, str]) -> bool:
         return False
     try:
         with answering(failure.inputs), torch.no_grad():
-            failure.graph_module.forward(*failure.inputs)
+            # a lazy forward would print what is raised
+            _torch.settled_forward(failure.graph_module.forward)(*failure.inputs)
     except Exception:  # noqa: BLE001 - whatever eager raises is the answer
         return True
     return False

@@ -251,6 +251,8 @@ class GraphState:
         """What to call instead, or None when ``error`` is to be raised. ``kept`` is None for a settled graph."""
         if self.position >= len(self.links) or failures.is_answering():
             return None
+        if _torch.is_of_a_saved_tensor_hook(error):
+            return None
         restored = self.put_back(kept)
         if is_waiting_in_vain(error, self.untouched, args):
             self.say_why_it_is_raised(error, failures.Report(ABSENT_RANK))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -341,11 +340,14 @@ def run_backward(verification: Verification, call: Callable[[list[Any]], Any], k
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """A block without warnings, whose casts autocast does not keep: they would hold on to copies until its own block ends."""
+    """A block without warnings and anomaly detection (NaN in a gradient is compared), whose casts autocast does not keep.
+
+    They would hold on to copies until its own block ends.
+    """
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
-        with _torch.outside_tracing(), warnings.catch_warnings(action="ignore"):
+        with _torch.outside_tracing(), _torch.in_silence():
             yield
     finally:
         torch.set_autocast_cache_enabled(cached)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import keyword
-import warnings
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -60,7 +59,7 @@ def describe(
     has no form in a script (a tensor subclass, an object): it is never silently replaced by another.
     """
     # A warning of torch's about a dtype, turned into an error by the user's filters, would take the place of the failure.
-    with torch.no_grad(), _torch.without_modes(), warnings.catch_warnings(action="ignore"):
+    with torch.no_grad(), _torch.without_modes(), _torch.in_silence():
         hints = [_torch.hint(value) for value in values]
         specs = list(_describe_all(hints, usable_names(names), _Look(exactness, contents), {}))
     if dynamic_dims:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import textwrap
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -203,7 +202,7 @@ def as_scripts_do(devices: Iterable[str] = ("cpu",)) -> Iterator[None]:
     dtype = torch.get_default_dtype()
     kinds = {torch.device(name).type for name in devices} - {"cpu", "meta"}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings(action="ignore"))
+        stack.enter_context(_torch.in_silence())
         stack.enter_context(_torch.without_modes())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())

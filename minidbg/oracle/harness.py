@@ -243,6 +243,10 @@ def gradients_of(
 
 
 def cotangent_for(root: torch.Tensor, place: int) -> torch.Tensor:
+    if root.layout is torch.jagged:  # a ragged size is no number
+        made = torch.zeros_like(root.detach())
+        made.values().copy_(cotangent_for(made.values(), place))
+        return made
     random = torch.Generator().manual_seed(SEED + place)
     values = torch.randn(root.shape, generator=random, dtype=torch.float32, device="cpu")
     return values.to(root.device, root.dtype)

@@ -14,6 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 # --- embedded from here ---
 
 
+# What a subclass answers itself, where it does; most are no ops that the dispatcher knows, and an error in one ends the process.
+METADATA = """
+size sym_size stride sym_stride storage_offset sym_storage_offset numel sym_numel dim is_contiguous sym_is_contiguous
+is_strides_like_format is_non_overlapping_and_dense device layout
+"""
+
+
 class ChangedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Hands each op of an eager run to ``called``, also those in the bodies of higher-order ops.
 
@@ -41,6 +48,8 @@ class ChangedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # of higher order; the mode is off in here, so its bodies bring it
             return func(*map(self.around, args), **kwargs)
         name = func.overloadpacket.__name__.strip("_")
+        if name in METADATA.split():
+            return NotImplemented
         result = self.called(func, name, args, kwargs)
         last = result[-1] if isinstance(result, (tuple, list)) and result else result
         whole = not (isinstance(last, torch.Tensor) and (last.is_floating_point() or last.is_complex()))

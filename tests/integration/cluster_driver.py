@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from filelock import FileLock
 
 SCHEDULER = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--no-dashboard"]
 
@@ -157,7 +158,7 @@ def why_no_hosts() -> str:
     if os.geteuid() != 0 or not shutil.which("ip"):
         return "network namespaces need root and ip"
     try:
-        with Net("mdbgtry", 9) as net:
+        with FileLock("/run/minidbg-hosts.lock"), Net("mdbgtry", 9) as net:  # other tests try it too
             net.host("a")
     except (OSError, IndexError, subprocess.CalledProcessError) as error:
         return f"network namespaces with TAP devices cannot be made here: {error}"

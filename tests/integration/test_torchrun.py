@@ -15,6 +15,7 @@ from minidbg.repro import flights
 
 PROGRAM = Path(__file__).with_name("ranks_program.py")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+CLOSURES = "dynamo of torch 2.11 puts closures into the graph, which no script can name"
 
 
 def run(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
@@ -49,6 +50,8 @@ def test_each_situation_is_captured_and_all_ranks_go_on(ranks: int, tmp_path: Pa
 def test_what_a_rank_captured_is_reduced_by_one_process(
     situation: str, bug: str, words: str, tmp_path: Path
 ) -> None:
+    if situation not in SITUATIONS:
+        pytest.skip(CLOSURES)
     in_ranks(tmp_path, 2, situation, *bug.split())
     (capture,) = (tmp_path / "minidbg_repros/.minidbg/captures").glob("*.py")
     reduced = run(tmp_path, "-m", "minidbg", "reduce", capture)
@@ -61,6 +64,8 @@ def test_what_a_rank_captured_is_reduced_by_one_process(
 def test_a_wrong_result_on_one_rank_is_told_captured_and_reduced_there_alone(tmp_path: Path) -> None:
     """Large values are in the last rank's shard; what it gives to a collective counts, what others get from it does not."""
     situations = ("dtensor_gelu", "dtensor_in", "functional_collectives")
+    if not SITUATIONS.keys() >= set(situations):
+        pytest.skip(CLOSURES)
     done = in_ranks(tmp_path, 2, ",".join(situations), "relu", "wrong")
     assert done.returncode == 0, done.stderr
     assert "[0] Stats(graphs=3, verified=3, failed=0," in done.stdout, done.stdout + done.stderr

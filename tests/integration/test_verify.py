@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import random
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -17,6 +19,7 @@ import torch
 import wrong_results as planted
 from new_process import Answers, as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from torch import fx, nn
+from torch.overrides import TorchFunctionMode
 
 from minidbg import AccuracyError
 from minidbg.backend import report_of, stats, wrap
@@ -431,6 +434,78 @@ def test_the_program_is_what_it_is_without_us(mode: str, draws: bool, answers: A
     assert not answers.cases
 
 
+@pytest.mark.parametrize("verify", ["first", "always"])
+def test_hooks_on_what_autograd_saves_see_the_programs_own_calls_alone(verify: Any, answers: Answers) -> None:
+    """``checkpoint`` counts what is saved, and raises in its hook to end a recomputation early."""
+
+    def gradients(backend: Any) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        layer = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Dropout(0.5))
+        compiled = torch.compile(layer, backend=backend)
+        for _ in range(2):
+            torch.utils.checkpoint.checkpoint(
+                compiled, torch.randn(3, 4), use_reentrant=False
+            ).sum().backward()
+        return [parameter.grad for parameter in layer.parameters() if parameter.grad is not None]
+
+    expected, found = gradients("aot_eager"), gradients(wrap("aot_eager", verify=verify))
+    assert expected
+    assert all(map(torch.equal, expected, found))
+    assert not answers.cases
+
+
+def test_dynamo_traces_nothing_of_ours_in_a_backward(answers: Answers) -> None:
+    """It is active in the rest of a frame that was broken before ``autograd.grad``, and warns of what it cannot trace."""
+
+    layer = nn.Linear(12, 1)
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(layer(x).sum(), x)[0]
+
+    with warnings.catch_warnings(record=True, action="always") as heard:
+        found = call(gradient, GRID, backend="aot_eager")
+    assert torch.equal(found, layer.weight.expand(5, 12))
+    assert not [str(one.message) for one in heard if "trace" in str(one.message)]
+    assert not answers.cases
+
+
+class DoublesSin(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **kwargs or {})
+        return result * 2 if function in (torch.sin, torch.Tensor.sin) else result
+
+
+def test_what_a_function_mode_does_is_done_once(answers: Answers) -> None:
+    """Dynamo's graph has the doubling; eager must not double once more, and a default device stays."""
+    with torch.device("meta"), DoublesSin():
+        found = call(lambda x: x.sin() + 1, GRID, backend="aot_eager")
+        assert torch.empty(1).sin().device.type == "meta"
+        assert torch.overrides._len_torch_function_stack() == 2
+    assert torch.equal(found, GRID.sin() * 2 + 1)
+    assert not answers.cases
+
+
+def test_an_error_of_the_program_prints_nothing(answers: Answers, capfd: pytest.CaptureFixture[str]) -> None:
+    """Eager runs to see whether the backend is to blame, and fx prints what its modules raise."""
+    compiled = torch.compile(lambda x, i: x[i], backend=wrap("aot_eager"))
+    with pytest.raises(IndexError) as caught:
+        compiled(torch.ones(3), torch.tensor([7]))
+    assert report_of(caught.value) is None
+    assert not answers.cases
+    assert capfd.readouterr() == ("", "")
+
+
+def test_nan_under_anomaly_detection_is_compared(
+    answers: Answers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minidbg.backend.standing.GRAPHS", [])
+    with torch.autograd.set_detect_anomaly(True):
+        call(lambda x: x.sqrt() * 0, torch.zeros(3, requires_grad=True), backend="aot_eager")
+        assert torch.is_anomaly_enabled()
+    assert (stats().verified, stats().left_out) == (1, {})
+
+
 class CountsCalls(nn.Module):
     """Counts its calls in a buffer."""
 
@@ -537,6 +612,7 @@ def test_with_fallback_the_caller_gets_eagers_results_and_gradients(
     expected = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU())
     expected.load_state_dict(model.state_dict())
     compiled = torch.compile(model, backend=wrap(planted.wrong_relu, on_failure="fallback"))
+    generator = random.getstate()
     for step in range(2):
         x = torch.randn(8, 4)
         result, wanted = compiled(x), expected(x)
@@ -547,6 +623,7 @@ def test_with_fallback_the_caller_gets_eagers_results_and_gradients(
     assert all(torch.equal(one.grad, other.grad) for one, other in pairs)
     assert all(map(torch.equal, model.buffers(), expected.buffers()))
     assert len(answers.cases) == 1
+    assert random.getstate() == generator
     [text] = warnings_of(caplog)
     assert "wrong_relu gives wrong results for a graph" in text
     assert "going on with eager" in text
@@ -702,3 +779,17 @@ def test_sparse_gradients_are_compared(
     else:
         with pytest.raises(AccuracyError, match="gradient of"):
             compiled(torch.tensor([[1, 2, 2], [0, 1, 8]]))
+
+
+@pytest.mark.parametrize(("backend", "is_right"), [("aot_eager", True), (planted.wrong_gradient, False)])
+def test_gradients_of_nested_tensors_are_compared(
+    backend: Any, is_right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minidbg.backend.standing.GRAPHS", [])
+    parts = [torch.randn(2, 3), torch.randn(4, 3)]
+    words = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+    if is_right:
+        call(lambda x: x.sin() * 2, words, backend=backend)
+        assert (stats().verified, stats().left_out) == (1, {})
+    else:
+        assert mismatch(lambda x: x.sin() * 2, words, backend=backend).signature["direction"] == "backward"

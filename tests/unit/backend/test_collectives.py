@@ -221,14 +221,16 @@ def wrong_threshold(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
 
 @pytest.mark.parametrize("compiler", [wrong_threshold, wrong_results.right])
 def test_gradients_beside_collectives_are_judged_where_the_compilers_are_wrapped(
-    compiler: Any, tmp_path: Path
+    compiler: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The backward has a collective of its own, which takes place once."""
+    monkeypatch.setattr("minidbg.backend.standing.GRAPHS", [])
     wrapped = minidbg.wrap_compiler(compiler, reduce="later", repro_dir=tmp_path)
     backend = aot_autograd(fw_compiler=wrong_results.right, bw_compiler=wrapped)
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        return collectives.all_gather_tensor_autograd(x.relu() * 2, 0, distributed.group.WORLD).sum()
+        gathered = collectives.all_gather_tensor_autograd(x.relu() * 2, 0, distributed.group.WORLD)
+        return gathered.square().sum()  # of a plain sum, torch 2.11 refuses the expanded gradient
 
     x = X.clone().requires_grad_()
     result = torch.compile(function, backend=backend)(x)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 import torch._functorch.config
 import torch._inductor.config
 
+from minidbg import _torch
 from minidbg.backend.capture import ENVIRONMENT, allowed_environment, current_context, round_trips
 from minidbg.case import Context
 
@@ -77,3 +80,19 @@ def test_only_listed_variables_are_read() -> None:
 def test_no_listed_variable_looks_like_a_secret() -> None:
     words = ("TOKEN", "SECRET", "PASSW", "CREDENTIAL", "AUTH", "KEY")
     assert not [name for name in ENVIRONMENT if any(word in name for word in words)]
+
+
+def test_threads_in_silence_at_once_leave_warnings_and_anomaly_detection_as_they_were() -> None:
+    """The second is in when the first goes, as it comes with two threads that verify graphs of theirs."""
+    filters = list(warnings.filters)
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        first, second = _torch.in_silence(), _torch.in_silence()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        warnings.warn("nobody hears it", stacklevel=1)
+        assert not torch.is_anomaly_enabled()
+        second.__exit__(None, None, None)
+        assert torch.is_anomaly_enabled()
+        assert not torch.is_anomaly_check_nan_enabled()
+    assert warnings.filters == filters

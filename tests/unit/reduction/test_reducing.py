@@ -502,3 +502,13 @@ def test_the_line_names_the_repro_as_it_is_typed_from_here(
         assert line == "3 -> 1 nodes, 5 oracle calls, 1.0 s; run: python repros/r.py"
     elsewhere = Written(Path("/elsewhere/r.py"), **figures, verdict=Verdict.REPRODUCES, known_before=True)
     assert elsewhere.line.endswith("run: python /elsewhere/r.py")
+
+
+def test_a_neighbour_with_further_inputs_is_told_by_the_names_of_the_inputs() -> None:
+    """That of a nested tensor: its sizes are inputs, until a plain tensor stands for it."""
+    smallest = Case(
+        fx.symbolic_trace(lambda n: n.sin()), (torch.ones(1, requires_grad=True),), BackendRef("b", "b")
+    )
+    neighbour = Case(fx.symbolic_trace(lambda s, n: n.sin()), (2, torch.ones(1)), BackendRef("b", "b"))
+    told = next(publishing.differences(smallest, neighbour))
+    assert told == "passes when input 0 is float32[1] instead of float32[1] that requires grad"
