@@ -340,6 +340,7 @@ write(
 PROGRAM = '''
 """A user's training program."""
 import functools
+import os
 import torch
 from torch import nn
 from torch._dynamo import register_backend
