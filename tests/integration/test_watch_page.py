@@ -258,7 +258,8 @@ def test_search_filters_links_and_keys(browser: Any, tmp_path: Path) -> None:
         assert page.url.endswith(f"#repro={row}&column=cpu")
         page.keyboard.press("Escape")
         count_rows(page, failing)
-        assert page.evaluate("document.activeElement.closest('tr').dataset.name") == row, "back where one was"
+        back = f"document.activeElement.closest('tr')?.dataset.name == {row!r}"
+        page.wait_for_function(back, timeout=10_000)  # back where one was
         live.show(flip(page.locator(rows).nth(0).get_attribute("data-name"), "FIXED", "gone"))
         sync_api.expect(page.locator("#flips li")).to_have_count(1)
         count_rows(page, failing)  # a row that is mended does not vanish under the eye
