@@ -244,11 +244,14 @@ class Column:
     """The kind of machine, where there are several."""
     name: str = field(init=False, repr=False, compare=False)
     """What the column is called everywhere. It is asked for several times for each run."""
+    shared: str = field(init=False, repr=False, compare=False)
+    """The device that runs in the column share with others, by one name."""
 
     def __post_init__(self) -> None:
         options = ", ".join(f"{name}={value!r}" for name, value in self.given_options.items())
         parts = (self.place, self.env, options and f"{{{options}}}")
         object.__setattr__(self, "name", " ".join(part for part in parts if part))
+        object.__setattr__(self, "shared", self.place if self.host else whole_name(self.device))
 
     def __str__(self) -> str:
         return self.name

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from minidbg.failure import Kind, Verdict
 from minidbg.history import ReproState
 from minidbg.watch.repros import Repro, module_names
-from minidbg.watch.settings import Column, whole_name
+from minidbg.watch.settings import Column
 from minidbg.watch.states import (
     FAILING,
     NOT_JUDGED,
@@ -151,8 +151,8 @@ class Sweep:
     handed_back: dict[CanaryKey, list[tuple[Task, Seen]]] = field(default_factory=dict)
     """Runs whose graph the backend gave back; whether it does so with healthy graphs too, the canary will tell."""
     slow: frozenset[Job] = field(init=False)
-    keys: dict[Job, CanaryKey] = field(init=False)
-    """The canary that stands for each job."""
+    backends: dict[str, str] = field(init=False)
+    """The key of each repro's backend."""
     backendless: set[Job] = field(default_factory=set)
     """Jobs whose backend is broken or not here."""
     unjudged: int = 0
@@ -161,8 +161,7 @@ class Sweep:
     def __post_init__(self) -> None:
         self.pending = {lane: defaultdict(deque) for lane in Lane}
         self.slow = slow_jobs(self.jobs, self.states)
-        keys = {name: self.repros[name].backend_key for name in {job.repro for job in self.jobs}}
-        self.keys = {job: CanaryKey(keys[job.repro], job.device) for job in self.jobs}
+        self.backends = {name: self.repros[name].backend_key for name in {job.repro for job in self.jobs}}
         for number, job in enumerate(self.jobs):
             self.pending[self.lane(job)][self.queue(job)].append((number, job))
 
@@ -174,6 +173,10 @@ class Sweep:
     def waits(self, lane: Lane) -> bool:
         return any(self.pending[lane].values())
 
+    def canary(self, job: Job) -> CanaryKey:
+        """The canary that stands for the job."""
+        return CanaryKey(self.backends[job.repro], job.device)
+
     def lane(self, job: Job) -> Lane:
         """Where the job's own run belongs."""
         state, repro = self.states.get((job.repro, job.device)), self.repros[job.repro]
@@ -184,7 +187,7 @@ class Sweep:
 
     def queue(self, job: Job) -> tuple[str, bool]:
         """Which of its lane's queues the job waits in."""
-        return shared_device(job), bool(self.slow) and job in self.slow
+        return job.column.shared, bool(self.slow) and job in self.slow
 
     def next_task(self) -> Task | None:
         """What to start now, or None. It counts as running until it is reported or given up."""
@@ -196,7 +199,7 @@ class Sweep:
     def choose(self) -> Task | None:
         """Warm runs first, confirmations beside them, what may hang last. A backend without a canary sends it ahead."""
         running = Counter(task.lane for task in self.running)
-        busy = Counter(shared_device(task.job) for task in self.running)
+        busy = Counter(task.job.column.shared for task in self.running)
         warm = self.waits(Lane.WARM)
         if warm and running[Lane.WARM] < self.slots and (job := self.next_warm(busy)) is not None:
             return self.started(job)
@@ -206,7 +209,7 @@ class Sweep:
             Lane.LONG: 0 if warm else self.slots - running[Lane.LONG],
         }
         for task in self.confirmations if max(room.values()) > 0 else ():
-            if room[task.lane] > 0 and self.has_room(shared_device(task.job), busy):
+            if room[task.lane] > 0 and self.has_room(task.job.column.shared, busy):
                 self.confirmations.remove(task)
                 return task
         free = (self.first(lane, busy) for lane in room if room[lane] > 0)
@@ -228,7 +231,7 @@ class Sweep:
 
     def started(self, job: Job) -> Task:
         """The job's task, or the canary that must go first."""
-        key, lane = self.keys[job], self.lane(job)
+        key, lane = self.canary(job), self.lane(job)
         if not self.probing and key not in self.canaries:
             self.canaries[key] = None
             return Task(Purpose.CANARY, job)
@@ -244,12 +247,12 @@ class Sweep:
     def saw_canary(self, task: Task, answer: CanaryAnswer) -> list[JobAnswer | Unconfirmed]:
         """A canary has reported. Returns what waited for it, or the answers that it makes itself."""
         self.running.discard(task)
-        key = self.keys[task.job]
+        key = self.canary(task.job)
         self.canaries[key] = answer
         held, handed_back = self.held.pop(key, []), self.handed_back.pop(key, [])
         if answer.answer == "passes":
             return held + [done for one in handed_back for done in self.saw(*one)]
-        waiting = self.without(lambda job: self.keys[job] == key)
+        waiting = self.without(lambda job: self.canary(job) == key)
         ran = [one.job for one in held] + [task.job for task, _ in handed_back]
         return self.without_backend([*ran, *waiting], answer)
 
@@ -275,7 +278,7 @@ class Sweep:
     def saw(self, task: Task, seen: Seen) -> list[JobAnswer | Unconfirmed]:
         """A job has reported. Returns its answer if that is final, or what is to be confirmed if that is new."""
         self.running.discard(task)
-        job, key = task.job, self.keys[task.job]
+        job, key = task.job, self.canary(task.job)
         canary = self.canaries.get(key)
         if canary is not None and canary.answer != "passes":
             return self.without_backend([job], canary)
@@ -303,7 +306,7 @@ class Sweep:
 
     def released(self, found: JobAnswer | Unconfirmed) -> list[JobAnswer | Unconfirmed]:
         """What was found, unless it must wait for its canary."""
-        key = self.keys[found.job]
+        key = self.canary(found.job)
         if not self.probing and self.canaries.get(key) is None:
             self.held.setdefault(key, []).append(found)
             return []
@@ -324,12 +327,6 @@ class Sweep:
         self.without(lambda job: True)
         self.held.clear()
         self.handed_back.clear()
-
-
-def shared_device(job: Job) -> str:
-    """The device that the job's run shares with others, by one name."""
-    column = job.column
-    return column.place if column.host else whole_name(column.device)
 
 
 def in_order(

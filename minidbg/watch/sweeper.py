@@ -238,7 +238,7 @@ class Sweeper:
         if sweep.edited or message.lost:
             sweep.running.discard(task)
             return
-        answer, key = canary_of(message), sweep.keys[task.job]
+        answer, key = canary_of(message), sweep.canary(task.job)
         backend = sweep.repros[task.job.repro].backend
         found = sweep.saw_canary(task, answer)
         if answer.answer == "broken" and self.broken.get(key) != answer.reason:

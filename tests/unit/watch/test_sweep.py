@@ -213,7 +213,7 @@ def test_slow_repros_leave_a_worker_for_the_quick_ones() -> None:
     slow = [state(f"slow{number}.py", seconds=60.0) for number in range(3)]
     quick = [state(f"quick{number}.py", GONE, seconds=0.2) for number in range(4)]
     sweep = sweep_over(*slow, *quick)
-    sweep.canaries[sweep.keys[Job("slow0.py", Column("cpu"))]] = PASSES
+    sweep.canaries[sweep.canary(Job("slow0.py", Column("cpu")))] = PASSES
     tasks = started(sweep, 2)
     names = [tasks[-1].job.repro]
     while names[-1].startswith("quick"):
@@ -245,7 +245,7 @@ def test_all_warm_runs_are_started_before_what_may_hang_and_confirmations_do_not
     plain = sweep_over(*hangs, *quick)
     repros = {**plain.repros, **{one.repro: replace(repro(one.repro), kind=Kind.HANG) for one in hangs}}
     sweep = Sweep(2, plain.jobs, repros, plain.states)
-    sweep.canaries[sweep.keys[Job("hang0.py", Column("cpu"))]] = PASSES
+    sweep.canaries[sweep.canary(Job("hang0.py", Column("cpu")))] = PASSES
     tasks = started(sweep, 9)
     assert [task.job.repro for task in tasks] == ["quick0.py", "quick1.py"]
     for task in tasks:
