@@ -64,7 +64,8 @@ def test_inductor_is_bisected_down_to_one_pass(tmp_path: Path) -> None:
     report = find_stages(path, seconds=250)
     keep_stages(path, report)
     assert report.guilty == "inductor"
-    assert (report.subsystem, report.detail) == ("post_grad_passes", "pass_pattern_1")
+    detail = "pass_pattern_1" if torch.__version__ >= (2, 13) else ""  # before, torch names no pass
+    assert (report.subsystem, report.detail) == ("post_grad_passes", detail)
     assert repro.read_header(path).table["stages"]["number"] == report.number
 
 
