@@ -323,9 +323,8 @@ def differences(smallest: Case, neighbour: Case) -> Iterator[str]:
         yield f"passes without {' and '.join(names)}"
     if len(neighbour.inputs) < len(smallest.inputs):
         yield f"passes with {len(neighbour.inputs)} of the {len(smallest.inputs)} inputs"
-    further = len(neighbour.inputs) > len(
-        smallest.inputs
-    )  # a step before the last: places and texts do not match
+    # of a step before the last: places and texts do not match
+    further = len(neighbour.inputs) > len(smallest.inputs)
     if not further and canonical_text(smallest.graph_module) != canonical_text(neighbour.graph_module):
         yield "passes with plainer arguments of the same calls"
     lacking: dict[Any, Any] = _by_name(neighbour) if further else dict(enumerate(neighbour.inputs))
