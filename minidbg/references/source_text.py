@@ -8,6 +8,7 @@ import linecache
 import math
 import symtable
 import sys
+import sys
 import textwrap
 import tokenize
 from collections.abc import Iterable, Iterator, Sequence
@@ -70,7 +71,23 @@ class Statement:
 
     @cached_property
     def _table(self) -> symtable.SymbolTable:
-        return symtable.symtable(self.text, self.file, "exec")
+        text = self.text
+        if sys.version_info >= (3, 12):  # only generators are still scopes of their own (PEP 709)
+            text = ast.unparse(_AsGenerators().visit(ast.parse(text)))
+        return symtable.symtable(text, self.file, "exec")
+
+
+class _AsGenerators(ast.NodeTransformer):
+    """Writes comprehensions as generators over the same names."""
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        node = super().generic_visit(node)
+        match node:
+            case ast.ListComp(elt, generators) | ast.SetComp(elt, generators):
+                return ast.GeneratorExp(elt, generators)
+            case ast.DictComp(key, value, generators):
+                return ast.GeneratorExp(ast.Tuple([key, value], ast.Load()), generators)
+        return node
 
 
 def _referenced(table: symtable.SymbolTable, *, now: bool) -> Iterator[str]:

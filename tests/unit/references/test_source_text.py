@@ -73,9 +73,10 @@ def only(text: str) -> Statement:
             {"other"},
         ),
         ("a = [f(x) for x in xs if x in ys]", {"a"}, {"f", "xs", "ys"}, set()),
+        ("a = {k: {v for v in vs} for k, vs in m.items()}", {"a"}, {"m"}, set()),
         ("def f():\n    y = 1\n    def g(z):\n        return y + z + w\n    return g", {"f"}, set(), {"w"}),
     ],
-    ids=["a function", "a class", "a comprehension", "a nested function"],
+    ids=["a function", "a class", "a comprehension", "a nested comprehension", "a nested function"],
 )
 def test_what_a_statement_needs_at_once_and_what_later(
     text: str, binds: set[str], now: set[str], later: set[str]
