@@ -33,7 +33,7 @@ def worker(cluster: Cluster, jobs: int, kind: str, cache: str) -> None:
     ADDRESS is that of a Dask scheduler ('dask scheduler' starts one). Whoever reaches the scheduler runs code here as you.
     Ends with Ctrl-C; when the scheduler has gone it waits for it.
     """
-    if cluster.workers:
+    if cluster.local_runs:
         raise click.UsageError(
             f"{cluster.address}: a worker joins a scheduler, at tcp://HOST:PORT or tls://HOST:PORT"
         )

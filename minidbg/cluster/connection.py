@@ -26,7 +26,7 @@ class Connection:
         self, cluster: Cluster, slots: int, topics: Mapping[str, Callable[[Any], None]], *,
         found: Callable[[Mapping[str, Any]], None], lost: Callable[[str], None],
     ) -> None:  # fmt: skip
-        """``found`` hears who is there, ``lost`` why nobody answers; ``slots`` is for workers of ``local``. Raises MinidbgError."""
+        """``found`` hears who is there, ``lost`` why nobody answers; ``slots`` is for the worker of ``local``. Raises MinidbgError."""
         self.cluster, self.slots, self.topics, self.found, self.lost = cluster, slots, topics, found, lost
         self.security = cluster.security()
         logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)  # what matters of it we say ourselves
@@ -45,12 +45,13 @@ class Connection:
 
     async def address(self) -> str:
         """Of the scheduler; a local cluster is started first."""
-        if not self.cluster.workers:
+        if not self.cluster.local_runs:
             return self.cluster.address
         if self.local is None:
+            # One worker, however many runs: each worker would warm an interpreter of its own after a save.
             self.local = await LocalCluster(
-                n_workers=self.cluster.workers, threads_per_worker=max(1, self.slots // self.cluster.workers),
-                processes=True, host="127.0.0.1", dashboard_address=None, memory_limit=0, asynchronous=True,
+                n_workers=1, threads_per_worker=max(self.slots, self.cluster.local_runs), processes=True,
+                host="127.0.0.1", dashboard_address=None, memory_limit=0, asynchronous=True,
                 preload=["minidbg.cluster.judges"], preload_argv=["--kind", "local"], silence_logs=logging.CRITICAL + 1,
             )  # fmt: skip
         return str(self.local.scheduler_address)

@@ -151,7 +151,7 @@ class Roster:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """How to reach a cluster: ``tcp://HOST:PORT``, ``tls://HOST:PORT``, or ``local`` with the number of workers, ``local:4``."""
+    """How to reach a cluster: ``tcp://HOST:PORT``, ``tls://HOST:PORT``, or ``local`` with the number of runs at the same time, ``local:4``."""
 
     address: str
     tls_ca: str = ""
@@ -174,8 +174,8 @@ class Cluster:
             )
 
     @property
-    def workers(self) -> int:
-        """How many workers to start; 0 for a cluster that somebody else has started."""
+    def local_runs(self) -> int:
+        """How many runs at the same time a worker takes that is started here; 0 for a cluster that somebody else has started."""
         if not self.address.startswith("local"):
             return 0
         return int(self.address.partition(":")[2] or 1)

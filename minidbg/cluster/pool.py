@@ -55,7 +55,7 @@ class ClusterPool:
         self, listener: Callable[[Ended | Ready | Died | Members | Notice], None], cluster: Cluster, *,
         here: Callable[[], Pool], slots: int = 1, build: str = "", build_folder: str = "",
     ) -> None:  # fmt: skip
-        """``here`` makes the pool for orders without a place, ``slots`` is what a worker of ``local`` takes. Raises MinidbgError."""
+        """``here`` makes the pool for orders without a place, ``slots`` is what the worker of ``local`` takes. Raises MinidbgError."""
         self.listener, self.make_pool_here = listener, here
         self.here: Pool | None = None
         self.session = uuid.uuid4().hex[:8]

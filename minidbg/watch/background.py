@@ -108,7 +108,7 @@ class Background:
         found = self.next_capture(repros)
         if found is None:
             return False
-        where = self.cluster.arguments if self.cluster is not None and not self.cluster.workers else ()
+        where = self.cluster.arguments if self.cluster is not None and not self.cluster.local_runs else ()
         argv = (
             "-m",
             "minidbg",

@@ -91,7 +91,7 @@ def test_plain_tcp_beyond_the_loopback_is_refused(address: str) -> None:
     ["tcp://127.0.0.1:1", "tcp://localhost:1", "tcp://[::1]:1", "tls://192.0.2.1:1", "local", "local:4"],
 )
 def test_the_loopback_and_tls_are_fine(address: str) -> None:
-    assert Cluster(address).workers == {"local": 1, "local:4": 4}.get(address, 0)
+    assert Cluster(address).local_runs == {"local": 1, "local:4": 4}.get(address, 0)
 
 
 @pytest.mark.parametrize("address", ["", "box:8786", "tcp://box", "http://box:1", "local:x", "localhost"])
