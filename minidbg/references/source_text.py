@@ -8,7 +8,6 @@ import linecache
 import math
 import symtable
 import sys
-import sys
 import textwrap
 import tokenize
 from collections.abc import Iterable, Iterator, Sequence
