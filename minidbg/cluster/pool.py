@@ -297,7 +297,7 @@ class ClusterPool:
     def withdraw(self, asked: Asked) -> None:
         """Take an order back from Dask."""
         if asked.future is not None:
-            self.connection.loop.create_task(asked.future.cancel())
+            asked.future.release()  # not 'cancel', which waits for the scheduler, once for each order
 
 
 def died(workers: Iterable[str]) -> str:

@@ -222,16 +222,19 @@ class Daemon:
             return
         self.watched.tick(now)
         self.sweeper.notice_edits()
-        if self.sweeper.current is not None:
+        was_sweeping = self.sweeper.current is not None
+        if was_sweeping:
             self.sweeper.fill()
             self.sweeper.cancel_late()
             self.end_sweep_if_done()
-        elif self.builds.current is not None or now < self.resting_until:
+        if self.sweeper.current is not None or self.builds.current is not None:
             return
-        elif self.ready_to_sweep():
+        if self.status is not None or now < self.resting_until:
+            return
+        if self.ready_to_sweep():  # without a wait for the next message where a save has cut a sweep short
             if not self.builds.begin():
                 self.sweep()
-        elif not self.settings.once and not self.paused:
+        elif not (was_sweeping or self.settings.once or self.paused):
             self.use_quiet_time()
 
     def ready_to_sweep(self) -> bool:

@@ -198,6 +198,8 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
     class View:
         def show(self, event: Event) -> None:
+            if enough and (sweep := daemons[0].sweeper.current) is not None:  # in the daemon's thread
+                sweep.without(lambda job: True)
             with lock:
                 counts[event.name] += 1
                 if event.name != "result" or (event.data["verdict"] == "reproduces" and saved_at):
@@ -212,6 +214,8 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         load({"reduce": False}, folder=folder), cluster=Cluster(f"tcp://127.0.0.1:{port}")
     )
     saved_at: list[float] = []
+    enough: list[bool] = []
+    """Whether what is left of the first sweep is not to be run."""
     daemons: list[Daemon] = []
     inboxes: list[Inbox] = []
 
@@ -266,8 +270,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     )
     done = counts["result"]
     if finished is None:
-        assert daemons[0].sweeper.current is not None
-        daemons[0].sweeper.current.without(lambda job: True)
+        enough.append(True)
     runs = runs_in(folder)
     first, last = min(began for began, _ in runs), max(ended for _, ended in runs)
     # The end is thin: each column has its own last runs.
@@ -276,6 +279,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         options.workers * (last - first)
     )
     wait_for("sweep_finished", 0, 60)
+    enough.clear()
     mark, saved = len(events), time.time()
     saved_at.append(saved)
     (package / "op.py").write_text(WORKS.format(op="op") + "# saved\n")

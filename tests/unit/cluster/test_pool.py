@@ -95,12 +95,7 @@ def test_the_third_worker_that_dies_under_an_order_ends_it(
                     pool.event((0.0, {**gone, "worker": f"w{number}"}))
 
             pool.connection.loop.call_soon(die)
-            cancel = future.cancel
-
-            async def cancelled() -> None:
-                cancel()
-
-            return SimpleNamespace(cancel=cancelled, exception=outcome)
+            return SimpleNamespace(release=future.cancel, exception=outcome)
 
     monkeypatch.setattr(room, "RETRY_S", 0.0)
     within(pool, lambda: pool.look_round({"tcp://a:1": worker(**MINE)}))
