@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import importlib
 import os
 import sys
 import threading
@@ -74,15 +75,15 @@ def autograd_has_threads() -> bool:
 def warm_up_compiling(*, inductor: bool) -> None:
     """Compile a little here, so that processes forked from this one have every import and lazy table already.
 
-    One thread only: a child hangs where its parent had more. No autograd where children could not use it after that. Whatever
-    a broken backend raises is left for the children to meet.
+    One thread only: a child hangs where its parent had more. No autograd where children could not use it after that. No graph
+    cache: a graph found there warms nothing up. Whatever a broken backend raises is left for the children to meet.
     """
     with_autograd = forks_survive_autograd()
     torch.set_num_threads(1)
     hub: Any = torch.hub
     hub.tqdm.monitor_interval = 0  # dynamo's progress bar would start a thread, which no child would have
     for backend in ("aot_eager", *(("inductor",) if inductor else ())):
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception), without_graph_caches():
             compiled = torch.compile(lambda value: torch.relu(value) + 1, backend=backend, fullgraph=True)
             if with_autograd:
                 result: Any = compiled(torch.ones(4, requires_grad=True))
@@ -91,6 +92,19 @@ def warm_up_compiling(*, inductor: bool) -> None:
                 compiled(torch.ones(4))
     torch._dynamo.reset()
     leave_out_measurements()
+
+
+@seen("2.11", "2.15")
+@contextlib.contextmanager
+def without_graph_caches() -> Iterator[None]:
+    """A block whose compiles look for no graph of an earlier process, where this torch has such caches."""
+    caches = {"torch._inductor.config": "fx_graph_cache", "torch._functorch.config": "enable_autograd_cache"}
+    with contextlib.ExitStack() as stack:
+        for name, option in caches.items():
+            module = importlib.import_module(name)
+            if hasattr(module, option):
+                stack.enter_context(module.patch({option: False}))
+        yield
 
 
 @seen("2.11", "2.15")

@@ -226,3 +226,23 @@ def test_zygote_imports_only_what_starts_no_thread(tmp_path: Path, monkeypatch: 
     assert zygote.starts_nothing("calm_one")
     assert not zygote.starts_nothing("busy_one")
     assert not zygote.starts_nothing("no_such_module")
+
+
+def test_a_warm_up_takes_no_graph_from_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that an earlier process has left there would leave each child to fill the compiler's lazy tables."""
+    import torch._functorch.config
+    import torch._inductor.config
+
+    caches = []
+
+    def compiled(function: Any, **_: Any) -> Any:
+        caches.append((torch._inductor.config.fx_graph_cache, torch._functorch.config.enable_autograd_cache))
+        return function
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(_torch.process, "leave_out_measurements", lambda: None)
+    threads = torch.get_num_threads()
+    with torch._inductor.config.patch(fx_graph_cache=True):
+        _torch.warm_up_compiling(inductor=True)
+    torch.set_num_threads(threads)
+    assert caches == [(False, False)] * 2
