@@ -19,13 +19,12 @@ from minidbg.processes.pool import NUMBERS, Died, Ended, Order, Pool, Ready
 from minidbg.watch.announce import Announcer, Log
 from minidbg.watch.background import Background, Builds, Built
 from minidbg.watch.events import Events
-from minidbg.watch.recorder import Recorder
+from minidbg.watch.recorder import Recorder, contradictions, exit_status
 from minidbg.watch.repros import Lock, hidden_folder, home_of
 from minidbg.watch.runner import IN_WORKER, Bytecode, Runner, forks
 from minidbg.watch.settings import Column, FailOn, Machine, WatchSettings, is_recipe
 from minidbg.watch.sources import repositories_of, repositories_worth_building, revisions
 from minidbg.watch.states import FAILING, seen_too_seldom
-from minidbg.watch.sweep import contradictions, exit_status
 from minidbg.watch.sweeper import Sweeper
 from minidbg.watch.watched import Mark, Watched
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from minidbg.failure import Verdict
 from minidbg.history import Flip, History, ReproState, Result, Revision
 from minidbg.watch.announce import Announcer
 from minidbg.watch.repros import Repro
-from minidbg.watch.states import NOT_JUDGED, Seen, is_expected, is_fallback
+from minidbg.watch.states import FAILING, NOT_JUDGED, Seen, is_expected, is_fallback
 from minidbg.watch.sweep import JobAnswer
 
 HOOK_SECONDS = 60.0
@@ -164,3 +165,29 @@ def run_hook(command: str, event: Mapping[str, Any], folder: Path) -> threading.
     thread = threading.Thread(target=run, name="minidbg-hook", daemon=True)
     thread.start()
     return thread
+
+
+# What the answers of a sweep come to
+
+
+def exit_status(answers: Iterable[JobAnswer], repros: dict[str, Repro], *, unexpected_only: bool) -> int:
+    """What ``--once`` exits with: see DESIGN's table; with ``unexpected_only`` 1 when a header is contradicted."""
+    answers = list(answers)
+    verdicts = {state.verdict for answer in answers if (state := judged(answer)) is not None}
+    if not verdicts:
+        return 125
+    if unexpected_only:
+        return 1 if contradictions(answers, repros) else 0
+    return 1 if verdicts & {Verdict.REPRODUCES, Verdict.FLAKY} else 3 if verdicts & FAILING else 0
+
+
+def judged(answer: JobAnswer) -> ReproState | None:
+    """The state that an answer comes to; None when nothing could be said."""
+    return None if answer.settled.standing in NOT_JUDGED else answer.settled.state
+
+
+def contradictions(answers: Iterable[JobAnswer], repros: Mapping[str, Repro]) -> list[ReproState]:
+    """The states that are not what the repro's header expects, those of muted repros left out."""
+    states = [state for answer in answers if (state := judged(answer)) is not None]
+    heard = [state for state in states if not repros[state.repro].muted]
+    return [state for state in heard if not is_expected(state.verdict, repros[state.repro].expect)]

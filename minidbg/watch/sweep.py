@@ -7,6 +7,7 @@ Jobs need not wait for the canary: they run beside it and their answers are held
 from __future__ import annotations
 
 import enum
+import math
 import statistics
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -18,13 +19,11 @@ from minidbg.watch.repros import Repro, module_names
 from minidbg.watch.settings import Column
 from minidbg.watch.states import (
     FAILING,
-    NOT_JUDGED,
     Purpose,
     Seen,
     Settled,
     Transition,
     decide,
-    is_expected,
     is_fallback,
 )  # fmt: skip
 
@@ -142,7 +141,8 @@ class Sweep:
     """What has been stored and told."""
     pending: dict[Lane, dict[tuple[str, bool], deque[tuple[int, Job]]]] = field(init=False)
     """Of each lane, by device and whether they are slow: the jobs that wait, each with its place in the order."""
-    confirmations: deque[Task] = field(default_factory=deque)
+    confirmations: dict[tuple[Lane, str], deque[Task]] = field(default_factory=lambda: defaultdict(deque))
+    """By lane and device."""
     running: set[Task] = field(default_factory=set)
     runs: dict[Job, list[Seen]] = field(default_factory=dict)
     canaries: dict[CanaryKey, CanaryAnswer | None] = field(default_factory=dict)
@@ -168,7 +168,7 @@ class Sweep:
     @property
     def finished(self) -> bool:
         """Whether there is nothing left to run or to wait for."""
-        return not (any(map(self.waits, Lane)) or self.confirmations or self.running)
+        return not (any(map(self.waits, Lane)) or any(self.confirmations.values()) or self.running)
 
     def waits(self, lane: Lane) -> bool:
         return any(self.pending[lane].values())
@@ -197,23 +197,35 @@ class Sweep:
         return task
 
     def choose(self) -> Task | None:
-        """Warm runs first, confirmations beside them, what may hang last. A backend without a canary sends it ahead."""
+        """Warm runs, confirmations beside them, what may hang last. A backend without a canary sends it ahead."""
         running = Counter(task.lane for task in self.running)
         busy = Counter(task.job.column.shared for task in self.running)
         warm = self.waits(Lane.WARM)
-        if warm and running[Lane.WARM] < self.slots and (job := self.next_warm(busy)) is not None:
-            return self.started(job)
         fresh_slots = max(1, self.slots // 8) if warm or running[Lane.WARM] else self.slots
         room = {
             Lane.FRESH: fresh_slots - running[Lane.FRESH],
             Lane.LONG: 0 if warm else self.slots - running[Lane.LONG],
         }
-        for task in self.confirmations if max(room.values()) > 0 else ():
-            if room[task.lane] > 0 and self.has_room(task.job.column.shared, busy):
-                self.confirmations.remove(task)
-                return task
+        # Warm runs would keep a device of a few slots full to the end; of a single slot they get all.
+        if (task := self.next_confirmation(room, busy, among=lambda slots: 1 < slots < math.inf)) is not None:
+            return task
+        if warm and running[Lane.WARM] < self.slots and (job := self.next_warm(busy)) is not None:
+            return self.started(job)
+        if (task := self.next_confirmation(room, busy)) is not None:
+            return task
         free = (self.first(lane, busy) for lane in room if room[lane] > 0)
         return next((self.started(job) for job in free if job is not None), None)
+
+    def next_confirmation(
+        self, room: Mapping[Lane, int], busy: Mapping[str, int], *, among: Callable[[float], bool] = bool
+    ) -> Task | None:
+        """One whose lane and device have room; ``among`` chooses devices by their slots."""
+        for (lane, device), tasks in self.confirmations.items():
+            if tasks and room[lane] > 0 and among(self.slots_on(device)) and self.has_room(device, busy):
+                # other devices are next
+                self.confirmations[lane, device] = self.confirmations.pop((lane, device))
+                return tasks.popleft()
+        return None
 
     def first(self, lane: Lane, busy: Mapping[str, int], *, quick: bool = False) -> Job | None:
         """The first of a lane's jobs whose device has room; with ``quick`` none that is slow."""
@@ -227,7 +239,11 @@ class Sweep:
 
     def has_room(self, device: str, busy: Mapping[str, int]) -> bool:
         """Whether the device takes one more run, when so many are ``busy``."""
-        return device == "cpu" or busy.get(device, 0) < self.room.get(device, self.device_slots)
+        return busy.get(device, 0) < self.slots_on(device)
+
+    def slots_on(self, device: str) -> float:
+        """How many runs the device takes at the same time."""
+        return math.inf if device == "cpu" else self.room.get(device, self.device_slots)
 
     def started(self, job: Job) -> Task:
         """The job's task, or the canary that must go first."""
@@ -263,7 +279,8 @@ class Sweep:
             for which, jobs in queues.items():
                 taken += [one for one in jobs if is_gone(one[1])]
                 self.pending[lane][which] = deque(one for one in jobs if not is_gone(one[1]))
-        self.confirmations = deque(task for task in self.confirmations if not is_gone(task.job))
+        for key, tasks in self.confirmations.items():
+            self.confirmations[key] = deque(task for task in tasks if not is_gone(task.job))
         return [job for _, job in sorted(taken)]
 
     def without_backend(self, jobs: Iterable[Job], answer: CanaryAnswer) -> list[JobAnswer | Unconfirmed]:
@@ -298,7 +315,8 @@ class Sweep:
             reason = f"{runs[0].verdict} could not be confirmed in a fresh interpreter: {seen.reason}"
             return self.released(self.unable(job, Transition.INVALID, reason))
         lane = Lane.LONG if seen.verdict is Verdict.TIMEOUT or repro.kind is Kind.HANG else Lane.FRESH
-        self.confirmations.append(Task(Purpose.CONFIRM, job, True, lane, len(runs)))
+        again = Task(Purpose.CONFIRM, job, True, lane, len(runs))
+        self.confirmations[lane, job.column.shared].append(again)
         is_first = before is None or before.script != repro.digest
         known = repro.expect if before is None or is_first else before.verdict
         is_news = task.purpose is Purpose.RUN and seen.verdict is not known
@@ -367,29 +385,6 @@ def slow_jobs(jobs: Sequence[Job], states: Mapping[tuple[str, str], ReproState])
         return frozenset()
     limit = max(SLOW_S, SLOW_FACTOR * statistics.median(took for _, took in seconds))
     return frozenset(job for job, took in seconds if took > limit)
-
-
-def exit_status(answers: Iterable[JobAnswer], repros: dict[str, Repro], *, unexpected_only: bool) -> int:
-    """What ``--once`` exits with: see DESIGN's table; with ``unexpected_only`` 1 when a header is contradicted."""
-    answers = list(answers)
-    verdicts = {state.verdict for answer in answers if (state := judged(answer)) is not None}
-    if not verdicts:
-        return 125
-    if unexpected_only:
-        return 1 if contradictions(answers, repros) else 0
-    return 1 if verdicts & {Verdict.REPRODUCES, Verdict.FLAKY} else 3 if verdicts & FAILING else 0
-
-
-def judged(answer: JobAnswer) -> ReproState | None:
-    """The state that an answer comes to; None when nothing could be said."""
-    return None if answer.settled.standing in NOT_JUDGED else answer.settled.state
-
-
-def contradictions(answers: Iterable[JobAnswer], repros: Mapping[str, Repro]) -> list[ReproState]:
-    """The states that are not what the repro's header expects, those of muted repros left out."""
-    states = [state for answer in answers if (state := judged(answer)) is not None]
-    heard = [state for state in states if not repros[state.repro].muted]
-    return [state for state in heard if not is_expected(state.verdict, repros[state.repro].expect)]
 
 
 def count_standings(answers: Iterable[JobAnswer]) -> dict[str, int]:

@@ -256,6 +256,22 @@ def test_all_warm_runs_are_started_before_what_may_hang_and_confirmations_do_not
     ]  # fmt: skip
 
 
+def test_a_flip_is_confirmed_while_warm_runs_keep_a_machine_full() -> None:
+    box = Column("cpu", host="box")
+    states = [state(f"{name}.py", device=box.name) for name in "abcdef"]
+    jobs, repros = [Job(one.repro, box) for one in states], {one.repro: repro(one.repro) for one in states}
+    table = {(one.repro, one.device): one for one in states}
+    sweep = Sweep(2, jobs, repros, table, slots=3, room={box.place: 3})
+    sweep.canaries[sweep.canary(jobs[0])] = PASSES
+    first, second, _ = started(sweep, 9)
+    assert report(sweep, first, GONE) == []
+    (again,) = started(sweep, 9)
+    assert (again.job, again.purpose) == (first.job, Purpose.CONFIRM)
+    report(sweep, second, GONE)
+    (warm,) = started(sweep, 9)
+    assert warm.purpose is Purpose.RUN, "one fresh interpreter at a time beside warm runs"
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_a_backend_that_hands_every_graph_back_can_be_mended(late: bool) -> None:
     """A beginner's backend does so: nothing else can be seen of a mended one."""
