@@ -21,7 +21,13 @@ import torch
 from minidbg import _torch
 from minidbg.backend import capture
 from minidbg.backend.capture import Failure, default_device, enabled_autocasts
-from minidbg.backend.standing import PROCESS, chain_of, is_out_of_memory, several_ranks
+from minidbg.backend.standing import (
+    PROCESS,
+    chain_of,
+    is_of_a_signal_handler,
+    is_out_of_memory,
+    several_ranks,
+)
 from minidbg.case import Case
 from minidbg.devices import generator_states, set_generator_state
 from minidbg.errors import AccuracyError, MinidbgError, TorchNameMissing
@@ -128,6 +134,8 @@ def report_of_failure(failure: Failure, settings: Settings) -> Report:
     except OSError as error:
         return Report(f"not captured, the file system refused: {error}; repro_dir= names another folder")
     except Exception as trouble:
+        if is_of_a_signal_handler(trouble):
+            raise
         # The user's exception must arrive, whatever goes wrong here.
         log.debug("answering_failed", exc_info=True)
         return Report(
@@ -223,7 +231,9 @@ def eager_fails_too(failure: Failure, environ: Mapping[str, str]) -> bool:
         with answering(failure.inputs), torch.no_grad():
             # a lazy forward would print what is raised
             _torch.settled_forward(failure.graph_module.forward)(*failure.inputs)
-    except Exception:  # noqa: BLE001 - whatever eager raises is the answer
+    except Exception as error:
+        if is_of_a_signal_handler(error):
+            raise
         return True
     return False
 

@@ -85,7 +85,7 @@ class GraphState:
                 compiled_fn = self.compiled_by(link, gm, example_inputs)
             except Exception as error:
                 self.standing.restarted = _torch.is_control_flow(error)
-                if self.standing.restarted or self.is_put_off():
+                if self.standing.restarted or self.is_put_off() or standing.is_of_a_signal_handler(error):
                     raise
                 failure = self.failure(error, example_inputs, Kind.COMPILE)
                 report = self.report_on(failure)
@@ -251,7 +251,7 @@ class GraphState:
         """What to call instead, or None when ``error`` is to be raised. ``kept`` is None for a settled graph."""
         if self.position >= len(self.links) or failures.is_answering():
             return None
-        if _torch.is_of_a_saved_tensor_hook(error):
+        if _torch.is_of_a_saved_tensor_hook(error) or standing.is_of_a_signal_handler(error):
             return None
         restored = self.put_back(kept)
         if is_waiting_in_vain(error, self.untouched, args):
@@ -347,7 +347,9 @@ def state_of(make: Callable[[], G]) -> G | None:
     """
     try:
         return None if failures.is_answering() else make()
-    except Exception as trouble:  # noqa: BLE001 - whatever it is, it is not the user's
+    except Exception as trouble:  # whatever it is, it is not the user's
+        if standing.is_of_a_signal_handler(trouble):
+            raise
         failures.log.warning("minidbg: a graph is not wrapped (%s: %s)", type(trouble).__name__, trouble)
         failures.log.debug("wrapping_failed", exc_info=True)
         return None

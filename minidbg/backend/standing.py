@@ -11,7 +11,9 @@ import json
 import logging
 import os
 import re
+import signal
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -113,6 +115,13 @@ def chain_of(error: BaseException | None) -> Iterator[BaseException]:
             return
         yield error
         error = getattr(error, "inner_exception", None) or error.__cause__
+
+
+def is_of_a_signal_handler(error: BaseException) -> bool:
+    """Whether a handler of a signal has raised it, such as that of a time limit: the program's own word, and nobody's failure."""
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+    frames = (frame for one in chain_of(error) for frame, _ in traceback.walk_tb(one.__traceback__))
+    return any(frame.f_code in handlers for frame in frames)
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

@@ -23,7 +23,7 @@ from minidbg.backend.capture import Failure
 from minidbg.backend.chain import Link
 from minidbg.backend.collectives import Heard, Replay, alone
 from minidbg.backend.kept import Kept, refusal
-from minidbg.backend.standing import PROCESS, GraphStanding, is_out_of_memory
+from minidbg.backend.standing import PROCESS, GraphStanding, is_of_a_signal_handler, is_out_of_memory
 from minidbg.backend.verify_runs import (
     Before,
     before,
@@ -103,10 +103,11 @@ class Verification:
                 failure = None
             self.standing.verified |= failure is None
             return failure
-        except CannotCompare as refused:
-            self.standing.not_verified(str(refused))
         except Exception as trouble:  # eager's own failures included: the user's result stands
-            self.standing.not_verified(reason_of(trouble))
+            if is_of_a_signal_handler(trouble):
+                raise
+            known = isinstance(trouble, CannotCompare)
+            self.standing.not_verified(str(trouble) if known else reason_of(trouble))
             log.debug("verification_failed", exc_info=True)
         return None
 
@@ -190,7 +191,9 @@ class Verification:
         """
         try:
             drawn = draws_by(self.link, self.before, fed)
-        except Exception:  # a small graph of ours, which the user never asked for
+        except Exception as error:  # a small graph of ours, which the user never asked for
+            if is_of_a_signal_handler(error):
+                raise
             log.debug("draws_alone_failed", exc_info=True)
             return False
         if drawn is None:
@@ -306,6 +309,8 @@ def begin(
         elif state.wants_backward():
             run_backward(verification, call, kept)
     except Exception as trouble:  # a copy that cannot be made keeps nobody from his own call
+        if is_of_a_signal_handler(trouble):
+            raise
         standing.not_verified(reason_of(trouble))
         log.debug("verification_failed", exc_info=True)
         return None
@@ -321,12 +326,14 @@ def run_backward(verification: Verification, call: Callable[[list[Any]], Any], k
         with quiet():
             try:
                 outputs = call(list(inputs))
-            except Exception:  # noqa: BLE001 - the user's own call will tell
+            except Exception as error:  # the user's own call will tell
+                if is_of_a_signal_handler(error):
+                    raise
                 return
             try:
                 verification.gradients = gradients_of(outputs, sources)
             except Exception as error:  # judged when eager's backward has been seen
-                if is_out_of_memory(error):
+                if is_out_of_memory(error) or is_of_a_signal_handler(error):
                     raise
                 if _torch.is_a_check_of_aot_autograd(error):
                     verification.standing.leave_out(GRADIENTS_REFUSED)

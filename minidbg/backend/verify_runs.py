@@ -22,6 +22,7 @@ from minidbg import _torch
 from minidbg.backend.chain import Link, compile_at_run_time
 from minidbg.backend.collectives import Replay, as_seen_here
 from minidbg.backend.kept import bytes_of, bytes_of_example, free_bytes, memory_of, sharing_memory, tensors_in
+from minidbg.backend.standing import is_of_a_signal_handler
 from minidbg.devices import generator_states, set_generator_state
 from minidbg.graphs.constructed import is_constructed
 from minidbg.graphs.copying import clone_values, copy_graph_module
@@ -210,7 +211,11 @@ def first_differing_node(inside: Before, link: Link, settings: Settings) -> fx.N
             return None
         found = difference(replace(inside, graph=tapped), link, settings)
         return nodes.get(found["where"]) if found else None
-    except Exception:  # the backend's, for a graph with more outputs: a hint that cannot be had is left out
+    except (
+        Exception
+    ) as error:  # the backend's, for a graph with more outputs: a hint that cannot be had is left out
+        if is_of_a_signal_handler(error):
+            raise
         log.debug("no_first_differing_node", exc_info=True)
         return None
 

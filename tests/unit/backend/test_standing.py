@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
+import torch
+from torch._dynamo.exc import BackendCompilerFailed
 
-from minidbg.backend import stats
+import minidbg
+from minidbg.backend import failures, standing, stats, verify
 from minidbg.backend.standing import PROCESS, of_new_graph, write_stats
 from minidbg.run.launch import graph_lines
 
@@ -58,3 +62,46 @@ def test_the_end_of_minidbg_run_counts_the_graphs_of_all_processes() -> None:
         "1 verified in part: output 0",
     ]
     assert graph_lines([]) == []
+
+
+class TimeIsUp(Exception):
+    """What the handler of a program's own alarm raises."""
+
+
+@pytest.mark.parametrize("where", ["compiling", "running", "comparing", "answering"])
+def test_what_a_signal_handler_raises_is_nobodys_failure(
+    where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A time limit or the end of a job may come at any moment: the program must hear of it, and nothing is reduced."""
+
+    def alarm(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    def out_of_time(*_: object) -> None:
+        raise TimeIsUp
+
+    def backend(gm: torch.fx.GraphModule, _: object) -> object:
+        def run(*args: torch.Tensor) -> object:
+            if where == "answering":
+                raise RuntimeError("the backend's own")
+            if where == "running":
+                alarm()
+            return gm.forward(*args)
+
+        if where == "compiling":
+            alarm()
+        return run
+
+    ours = {"comparing": (verify, "run_eager"), "answering": (failures, "capture_and_reduce")}
+    if where in ours:
+        monkeypatch.setattr(*ours[where], alarm)
+    before = signal.signal(signal.SIGUSR1, out_of_time)
+    try:
+        compiled = torch.compile(torch.sin, backend=minidbg.wrap(backend, repro_dir=tmp_path))
+        with pytest.raises((TimeIsUp, BackendCompilerFailed)) as raised:
+            compiled(torch.ones(3))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert any(isinstance(one, TimeIsUp) for one in standing.chain_of(raised.value))
+    assert minidbg.report_of(raised.value) is None
+    assert list(tmp_path.rglob("*.py")) == []
