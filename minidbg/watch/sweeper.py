@@ -37,8 +37,8 @@ from minidbg.watch.watched import Mark, Watched
 MOST_FILES_TOLD = 200
 MOST_TOUCHES = 2
 JUST_BEGUN_S = 0.5
-AHEAD = 2
-"""One run in so many is given to a cluster ahead of time."""
+GIVEN = 2
+"""Runs that a cluster is given for each that it does at the same time: the next is there when one ends."""
 GRACE_S = 2.0
 """How long runs that a change has made stale may go on (``on_change = "queue"``)."""
 
@@ -129,13 +129,13 @@ class Sweeper:
 
     @property
     def slots(self) -> int:
-        """Runs at the same time: of a cluster a few more than it takes, so that no worker waits for us."""
+        """Runs at the same time: of a cluster more than it takes, so that no worker waits for us."""
         return sum(self.room.values()) or self.settings.jobs
 
     @property
     def room(self) -> dict[str, int]:
         """Of a cluster, runs that each place is given at the same time."""
-        return {place: count + max(1, count // AHEAD) for place, count in self.machine.slots.items()}
+        return {place: GIVEN * count for place, count in self.machine.slots.items()}
 
     def has_members(self, places: Mapping[str, Place]) -> None:
         """The cluster consists of these places now: columns change, and no state does."""
