@@ -83,6 +83,18 @@ def run_step(step: Sequence[Any], values: Sequence[Any]) -> Any:
     return result if place is None else result[place]
 
 
+def writes_over_itself(step: Sequence[Any], values: Sequence[Any]) -> bool:
+    """Whether a step writes to a tensor of which several elements may be one place in memory: what is there then, torch leaves open."""
+    if not parts_of(step[0])[0].endswith("_"):
+        return False
+    written, reach = with_values(step[1], values)[0], 0
+    for stride, size in sorted(zip(written.stride(), written.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
 def parts_of(target: str) -> tuple[str, int | None]:
     """The function's name and which of its results is meant; None for its only one."""
     name, bracket, rest = target.partition("[")
@@ -228,7 +240,7 @@ def program(draw: DrawFn) -> Program | None:
         if len(steps) == wanted:
             break
         step = pick(KINDS)(chooser)
-        if step is None:
+        if step is None or writes_over_itself(step, values):
             continue
         try:
             result = run_step(step, values)

@@ -256,6 +256,8 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
             return case, known
         if known.failed:
             raise NotReproduced(f"it {known}: too rarely for a reduction, so it is kept whole", said)
+    if said.verdict is Verdict.INVALID and said.reason.startswith("eager itself fails"):
+        raise NotReproduced(f"this is no failure of the backend: {said.reason}", said)
     raise NotReproduced(
         f"the case does not show its failure here: {said.verdict}{': ' + said.reason if said.reason else ''}. "
         f"Expected {case.kind or 'any failure'}; values, threads or the machine may matter",

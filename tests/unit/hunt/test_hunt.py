@@ -197,6 +197,16 @@ def test_random_graphs_are_the_same_for_the_same_seed_and_run_in_eager() -> None
         programs.as_module(one)(*map(programs.made, one["inputs"]))
 
 
+@pytest.mark.parametrize(
+    ("step", "is_undefined"), [([".exp_", [{"v": 0}], {}], True), ([".exp_", [{"v": 1}], {}], False), ([".exp", [{"v": 0}], {}], False)]
+)  # fmt: skip
+def test_no_graph_writes_to_a_tensor_that_overlaps_itself(step: list[Any], is_undefined: bool) -> None:
+    overlapping, sliced = (
+        programs.made({**INPUT, "shape": [3, 4], "layout": layout}) for layout in ("overlapping", "sliced")
+    )
+    assert programs.writes_over_itself(step, [overlapping, sliced]) is is_undefined
+
+
 @pytest.mark.parametrize("layout", [*dict.fromkeys(programs.LAYOUTS)])
 @pytest.mark.parametrize("shape", [[2, 3, 4, 2], [], [0], [1, 0, 3]])
 def test_an_input_is_the_same_tensor_each_time(layout: str, shape: list[int]) -> None:

@@ -512,3 +512,10 @@ def test_a_neighbour_with_further_inputs_is_told_by_the_names_of_the_inputs() ->
     neighbour = Case(fx.symbolic_trace(lambda s, n: n.sin()), (2, torch.ones(1)), BackendRef("b", "b"))
     told = next(publishing.differences(smallest, neighbour))
     assert told == "passes when input 0 is float32[1] instead of float32[1] that requires grad"
+
+
+def test_what_fails_in_eager_too_is_called_no_failure_of_the_backend(tmp_path: Path) -> None:
+    case = failing_case()
+    narrow = case.with_graph(case.graph_module, tuple("no tensor" for _ in case.inputs))
+    with pytest.raises(NotReproduced, match="no failure of the backend: eager itself fails"):
+        reduced(narrow, tmp_path)
