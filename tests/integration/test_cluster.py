@@ -62,6 +62,15 @@ def both_work(cluster: Cluster) -> None:
     wait_until(lambda: all("working for" in log for log in logs()), "the workers' start")
 
 
+def test_a_cluster_of_this_machine_is_one_worker_for_so_many_runs(desk: Checkout) -> None:
+    options = ["minidbg_repros", "--cluster", "local:3", "--jobs", "1", "--once"]
+    with watching(desk.folder, *options, env=desk.env) as running:
+        assert columns(running, "cpu@local")["places"] == {"cpu@local": 3}
+        running.wait_for_sweep(since=0)
+        assert results(running, 0) == {(f"{op}.py", "cpu@local"): EXPECT[op] for op in OPS}
+        assert running.process.wait(20) == 1
+
+
 def test_columns_are_kinds_of_machines_and_code_travels(desk: Checkout, cluster: Cluster) -> None:
     """The workers cannot import the backend by themselves. A worker that dies takes its column with it, and no state."""
     cluster.worker("one", "--kind", "red")
