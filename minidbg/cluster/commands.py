@@ -10,7 +10,7 @@ import tempfile
 
 import click
 
-from minidbg.cluster.members import Cluster, tls_options
+from minidbg.cluster.members import LEAN, Cluster, tls_options
 from minidbg.errors import MinidbgError
 
 
@@ -58,7 +58,7 @@ async def serve(cluster: Cluster, jobs: int, kind: str, cache: str) -> int:
     options = [*(["--kind", kind] if kind else []), *(["--cache", cache] if cache else [])]
     with (
         tempfile.TemporaryDirectory(prefix="minidbg-dask-") as folder,
-        dask.config.set({"distributed.worker.http.routes": []}),
+        dask.config.set({**LEAN, "distributed.worker.http.routes": []}),
     ):
         while True:
             found = Worker(

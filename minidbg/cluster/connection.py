@@ -10,9 +10,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any
 
+import dask
 from distributed import Client, LocalCluster
 
-from minidbg.cluster.members import LOOK_S, Cluster
+from minidbg.cluster.members import LEAN, LOOK_S, Cluster
 from minidbg.errors import MinidbgError
 
 CONNECT_S = 10.0
@@ -49,11 +50,12 @@ class Connection:
             return self.cluster.address
         if self.local is None:
             # One worker, however many runs: each worker would warm an interpreter of its own after a save.
-            self.local = await LocalCluster(
-                n_workers=1, threads_per_worker=max(self.slots, self.cluster.local_runs), processes=True,
-                host="127.0.0.1", dashboard_address=None, memory_limit=0, asynchronous=True,
-                preload=["minidbg.cluster.judges"], preload_argv=["--kind", "local"], silence_logs=logging.CRITICAL + 1,
-            )  # fmt: skip
+            with dask.config.set(LEAN):
+                self.local = await LocalCluster(
+                    n_workers=1, threads_per_worker=max(self.slots, self.cluster.local_runs), processes=True,
+                    host="127.0.0.1", dashboard_address=None, memory_limit=0, asynchronous=True,
+                    preload=["minidbg.cluster.judges"], preload_argv=["--kind", "local"], silence_logs=logging.CRITICAL + 1,
+                )  # fmt: skip
         return str(self.local.scheduler_address)
 
     async def stay(self) -> None:

@@ -149,6 +149,14 @@ class Roster:
         return sorted(notices - before)
 
 
+LEAN = {
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.system-monitor.interval": "60s",
+    "distributed.admin.tick.interval": "500ms",
+}
+"""Configuration of Dask for what we start ourselves: it measures itself less often, of which nobody sees anything here."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """How to reach a cluster: ``tcp://HOST:PORT``, ``tls://HOST:PORT``, or ``local`` with the number of runs at the same time, ``local:4``."""
