@@ -211,11 +211,10 @@ def first_differing_node(inside: Before, link: Link, settings: Settings) -> fx.N
             return None
         found = difference(replace(inside, graph=tapped), link, settings)
         return nodes.get(found["where"]) if found else None
-    except (
-        Exception
-    ) as error:  # the backend's, for a graph with more outputs: a hint that cannot be had is left out
+    except Exception as error:
         if is_of_a_signal_handler(error):
             raise
+        # It is the backend's, for a graph with more outputs: a hint that cannot be had is left out.
         log.debug("no_first_differing_node", exc_info=True)
         return None
 
