@@ -360,6 +360,7 @@ def test_a_build_runs_first_and_its_failure_flips_nothing(desk: Desk) -> None:
         with running.sweep() as mark:
             (desk.package / "relu.src").write_text(WORKS.format(op="relu"))
         assert running.flips() == [("FIXED", "relu.py")]
+        running.wait_until_quiet()
         mark = running.mark()
         (desk.package / "relu.src").unlink()
         failed = running.wait_for_event("build_failed", since=mark)
