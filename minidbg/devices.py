@@ -78,6 +78,30 @@ def in_use() -> str | None:
     return None
 
 
+def present() -> list[str]:
+    """The kinds of accelerators that are here and that no fork survives; asking may be their first use (see ``processes.zygote``)."""
+    return [
+        name for name in kinds_here() if not KINDS.get(name, DEFAULT).survives_fork and is_available(name)
+    ]
+
+
+def lost_in_fork() -> str | None:
+    """In a forked child: the kind of an accelerator that is here and that it cannot use, since its parent has looked for one.
+
+    ``torch.cuda.is_available()`` is such a look, and dynamo's first. From then on not even a graph on the CPU compiles in a fork.
+    """
+    for name in kinds_here():
+        lost = getattr(module_of(name), "_is_in_bad_fork", None)
+        if lost is not None and lost() and is_available(name):
+            return name
+    return None
+
+
+def is_available(kind: str) -> bool:
+    """What the kind's module says."""
+    return bool(getattr(module_of(kind), "is_available", bool)())
+
+
 def kinds_here() -> Iterator[str]:
     """Kinds whose modules are loaded, the one of torch's own accelerator among them; asking begins nothing."""
     yield from (name for name in KINDS if KINDS[name].synchronize and module_of(name) is not None)
@@ -112,12 +136,17 @@ BROKEN: set[torch.device] = set()
 
 def in_error(values: Iterable[Any]) -> bool:
     """Whether a device of ``values`` refuses every call, so that nothing can be run or read there."""
-    for device in devices_of(values):
-        try:
-            call(device, kind_of(device).synchronize)
-        except RuntimeError:
-            BROKEN.add(device)
-    return not BROKEN.isdisjoint(devices_of(values))
+    refused = [refuses_calls(device) for device in devices_of(values)]  # each is asked
+    return any(refused)
+
+
+def refuses_calls(device: torch.device) -> bool:
+    """Whether ``device`` refuses every call since an error."""
+    try:
+        call(device, kind_of(device).synchronize)
+    except RuntimeError:
+        BROKEN.add(device)
+    return device in BROKEN
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -141,12 +170,18 @@ def generator_states(values: Iterable[Any]) -> tuple[tuple[str, Tensor], ...]:
 
 
 def states_of(devices: Iterable[str]) -> tuple[tuple[str, Tensor], ...]:
-    """Device and state of the default generators of the CPU and of ``devices``."""
-    states = ((device, call(device, kind_of(device).get_rng_state)) for device in sorted(devices))
-    return (
-        ("cpu", torch.get_rng_state()),
-        *((device, state) for device, state in states if state is not None),
-    )
+    """Device and state of the default generators of the CPU and of those of ``devices`` that are in no error."""
+    found = [("cpu", torch.get_rng_state())]
+    for device in sorted(devices):
+        try:
+            state = call(device, kind_of(device).get_rng_state)
+        except RuntimeError:
+            if not refuses_calls(torch.device(device)):
+                raise
+            continue
+        if state is not None:
+            found.append((device, state))
+    return tuple(found)
 
 
 @contextlib.contextmanager
@@ -161,8 +196,12 @@ def generators_put_back(devices: Iterable[str] = ()) -> Iterator[None]:
 
 
 def set_generator_state(device: str, state: Tensor) -> None:
-    """Put a default generator back."""
+    """Put a default generator back, unless its device is in error."""
     if device == "cpu":
         torch.set_rng_state(state)
-    else:
+        return
+    try:
         call(device, kind_of(device).set_rng_state, state)
+    except RuntimeError:
+        if not refuses_calls(torch.device(device)):
+            raise

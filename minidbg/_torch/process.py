@@ -14,12 +14,21 @@ from typing import Any
 
 import torch
 
+from minidbg import devices
 from minidbg._torch.private_names import seen
 from minidbg._torch.tensors import without_modes
 
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/dev/dri", "/dev/accel")
 """Device files of accelerators that the engine of autograd may find: NVIDIA, WSL, AMD, Intel, others."""
 
+IMPORTED_LATE = ("torch._dynamo", "torch._functorch.aot_autograd", "torch._dynamo.backends.debugging")
+IMPORTED_LATE_BY_INDUCTOR = (
+    "torch._inductor.compile_fx", "torch._inductor.codegen.cpp", "torch._inductor.codegen.triton",
+    "torch._inductor.codegen.cuda_combined_scheduling", "torch._inductor.runtime.triton_heuristics",
+    "torch._inductor.fx_passes.joint_graph", "torch._inductor.fx_passes.post_grad", "torch._inductor.kernel.mm",
+    "triton.compiler",
+)  # fmt: skip
+"""What torch imports when it first compiles: all that can be made ready where an accelerator is."""
 
 silence = contextlib.ExitStack()
 """What puts the process's warnings and anomaly detection back."""
@@ -77,7 +86,15 @@ def warm_up_compiling(*, inductor: bool) -> None:
 
     One thread only: a child hangs where its parent had more. No autograd where children could not use it after that. No graph
     cache: a graph found there warms nothing up. Whatever a broken backend raises is left for the children to meet.
+
+    Imports alone where an accelerator is: dynamo asks it for its generator's state, and no child could use it after that.
     """
+    if devices.present():
+        for name in (*IMPORTED_LATE, *(IMPORTED_LATE_BY_INDUCTOR if inductor else ())):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        leave_out_measurements()
+        return
     with_autograd = forks_survive_autograd()
     torch.set_num_threads(1)
     hub: Any = torch.hub

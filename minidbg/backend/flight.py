@@ -14,6 +14,8 @@ import contextlib
 import itertools
 import logging
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,17 +26,18 @@ from typing import Any
 import torch
 from torch import fx
 
-from minidbg import _torch
+from minidbg import _torch, devices
 from minidbg.backend.capture import case_of_call, current_context
 from minidbg.backend.chain import Link
 from minidbg.case import Case
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind
-from minidbg.graphs.contents import AT_A_GLANCE
+from minidbg.graphs.contents import AT_A_GLANCE, SEEN_BEFORE
 from minidbg.graphs.ranks import rank_note
 from minidbg.repro import Exactness, Form, flights, render
 from minidbg.repro.flights import RecordName, Step
 from minidbg.repro.folder import as_safetensors, for_others_to_read
+from minidbg.repro.loading import inputs_on
 from minidbg.settings import Settings
 
 log = logging.getLogger("minidbg")
@@ -159,6 +162,8 @@ class Flight:
         if record.name is None:
             return
         if isinstance(error, Exception) or (error is None and self.step is Step.BACKWARD):
+            if error is not None and record.path is not None and devices.in_error(self.values):
+                remember(self.values, record.path)
             record.close()  # an exception can be answered
         elif isinstance(error, KeyboardInterrupt) and time.monotonic() - self.began < flights.LONG_S:
             record.close()
@@ -170,6 +175,27 @@ class Flight:
             record.leave()  # SystemExit, a panic
         else:
             record.quietly_move(Step.IDLE)
+
+
+def remember(values: Sequence[Any], record: Path) -> None:
+    """Have the values of ``record`` stand for those of ``values`` that can be read no more."""
+    seed = torch.manual_seed
+    torch.manual_seed = torch.default_generator.manual_seed  # not the device's too, which refuses that
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder, "record.py")
+            shutil.copy(record, copy)
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copy(flights.tensors_of(record), copy.with_suffix(".safetensors"))
+            seen = inputs_on(copy, "cpu")
+    except Exception:  # a second accelerator, no memory
+        log.debug("flight_record_unreadable", exc_info=True)
+        return
+    finally:
+        torch.manual_seed = seed
+    for value, known in zip(values, seen, strict=False):
+        if isinstance(value, torch.Tensor) and isinstance(known, torch.Tensor):
+            SEEN_BEFORE[_torch.storage_identity(value)] = known
 
 
 def case_about_to_run(

@@ -23,6 +23,7 @@ from minidbg.graphs.contents import (
     base_data,
     content_without_data,
     has_data,
+    in_place_of,
     put,
     wanted_exact,
 )
@@ -109,12 +110,13 @@ class _Look:
 
     def content(self, value: Tensor, view: ViewExpression, layout: StridedLayout, key: str) -> Content:
         """What the base of ``value`` is filled with; ``key`` is for values that are stored."""
-        if not has_data(value):
+        readable = in_place_of(value)
+        if readable is None:
             return content_without_data(value.dtype)
         try:
             if wanted_exact(value, self.exactness):
-                return self.contents.exact(base_data(value, view, layout), key)
-            return self.contents.fitted(value, view, layout, key)
+                return self.contents.exact(base_data(readable, view, layout), key)
+            return self.contents.fitted(readable, view, layout, key)
         except torch.OutOfMemoryError:  # where the failure is that its device is full, it is read elsewhere
             if value.device.type == "cpu":
                 raise

@@ -198,8 +198,8 @@ class History:
         """The latest runs with their sweeps, newest first."""
         rows = self.connection.execute(
             "select sweep, repro, device, at, outcome, purpose, script, environment, torch, stale from results"
-            " where ?1 is null or repro = ?1 order by id desc limit ?2",
-            (repro, limit),
+            " where :repro is null or repro = :repro order by id desc limit :limit",
+            {"repro": repro, "limit": limit},
         )
         return [
             (sweep, Result(name, device, at, Outcome.from_json(json.loads(outcome)), purpose, script, where, torch, bool(stale)))
@@ -251,8 +251,8 @@ class History:
     def flips(self, repro: str | None = None, *, limit: int = 50, unannounced: bool = False) -> list[Flip]:
         rows = self.connection.execute(
             "select repro, device, at, kind, before, after, sweep, last_before, id from flips"
-            " where (?1 is null or repro = ?1) and (not ?2 or announced = 0) order by id desc limit ?3",
-            (repro, unannounced, limit),
+            " where (:repro is null or repro = :repro) and (not :unannounced or announced = 0) order by id desc limit :limit",
+            {"repro": repro, "unannounced": unannounced, "limit": limit},
         )
         return [
             Flip(name, device, at, kind, Verdict(before), Verdict(after), sweep, last_before, number)

@@ -14,6 +14,8 @@ from minidbg.oracle.child import death_name, last_words
 from minidbg.processes import call_in_fork, own_kernel_cache
 
 log = logging.getLogger("minidbg")
+LOST: dict[int, str] = {}
+"""By process: the accelerator that a fork of it has found that it cannot use."""
 TRIVIAL_QUESTION_S = 20.0
 """Generous: the machine may be busy. A child that hangs does so for ever."""
 NO_AUTOGRAD = "autograd has started threads for devices in this process, and no fork of it can run autograd"
@@ -32,6 +34,8 @@ def fork_refusal(*, autograd: bool = True) -> str | None:
     if accelerator is not None:
         return f"{accelerator} is initialised in this process and cannot be used in a fork of it"
     refusal, without_autograd = answer_to_trivial_question(os.getpid())
+    if os.getpid() in LOST:
+        return f"{LOST[os.getpid()]} has been looked for in this process and cannot be used in a fork of it"
     if refusal is None and autograd and (without_autograd or _torch.autograd_has_threads()):
         return NO_AUTOGRAD
     return refusal
@@ -47,8 +51,10 @@ def answer_to_trivial_question(pid: int) -> tuple[str | None, bool]:
         answer = call_in_fork(trivial_question, seconds=TRIVIAL_QUESTION_S)
     except OSError as error:
         return f"no process can be made: {error}", False
-    if answer.answered:
-        return None, not answer.value
+    if isinstance(answer.value, dict):
+        if answer.value["lost"] is not None:
+            LOST[pid] = str(answer.value["lost"])
+        return None, not answer.value["autograd"]
     if answer.timed_out:
         return f"a forked child did not answer a trivial question in {TRIVIAL_QUESTION_S:.0f} s", False
     death = death_name(-answer.signal if answer.signal is not None else answer.exit_status or 0)
@@ -56,8 +62,8 @@ def answer_to_trivial_question(pid: int) -> tuple[str | None, bool]:
     return f"a forked child failed at a trivial question: {why}", False
 
 
-def trivial_question() -> bool:
-    """Whether autograd works here, after operators that use threads."""
+def trivial_question() -> dict[str, bool | str | None]:
+    """Whether autograd works here, after operators that use threads, and the accelerator that does not."""
     weight = torch.ones(65, 65, requires_grad=True)
     loss = (torch.ones(65, 65) @ weight).relu().sum()
     torch.nn.functional.conv2d(torch.ones(1, 1, 9, 9), torch.ones(1, 1, 3, 3)).sum().item()
@@ -66,8 +72,8 @@ def trivial_question() -> bool:
     except (
         RuntimeError
     ):  # "Unable to handle autograd's threading in combination with fork-based multiprocessing"
-        return False
-    return True
+        return {"autograd": False, "lost": devices.lost_in_fork()}
+    return {"autograd": True, "lost": devices.lost_in_fork()}
 
 
 @functools.cache

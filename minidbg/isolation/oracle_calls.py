@@ -17,13 +17,13 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from minidbg import processes
+from minidbg import devices, processes
 from minidbg.case import Case
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs import ranks
 from minidbg.graphs.effects import is_call
-from minidbg.isolation.fork_safety import fork_refusal, say_once
+from minidbg.isolation.fork_safety import LOST, fork_refusal, say_once
 from minidbg.isolation.machine_failures import unless_the_machine_failed
 from minidbg.isolation.packing import packed, warmth
 from minidbg.oracle import execute
@@ -170,14 +170,17 @@ def in_a_zygote(case: Case, seconds: float, memory_bytes: int | None, *, to_the_
 
 
 def in_a_fork(case: Case, seconds: float, memory_bytes: int | None, *, to_the_end: bool = True) -> Outcome:
-    """One run in a fork."""
+    """One run in a fork; in a fresh interpreter's when this process has lost its forks since it was last asked for one."""
     note = processes.Notes()
-    done = processes.call_in_fork(
-        lambda: execute(case, note=note, to_the_end=to_the_end).to_json(),
-        seconds=seconds,
-        memory_bytes=memory_bytes,
-        note=note,
-    )
+
+    def answer() -> dict[str, Any]:
+        lost = devices.lost_in_fork()
+        return {"lost": lost} if lost else execute(case, note=note, to_the_end=to_the_end).to_json()
+
+    done = processes.call_in_fork(answer, seconds=seconds, memory_bytes=memory_bytes, note=note)
+    if isinstance(done.value, dict) and "lost" in done.value:
+        LOST[os.getpid()] = done.value["lost"]
+        return in_a_zygote(case, seconds, memory_bytes, to_the_end=to_the_end)
     if done.answered:
         return Outcome.from_json(done.value)
     return outcome_of(case, done, memory_bytes)
@@ -254,5 +257,5 @@ def one_addition(case: Case) -> Case:
 
 def main_device(values: tuple[Any, ...]) -> torch.device:
     """Where most tensors of ``values`` are."""
-    devices = [value.device for value in values if isinstance(value, torch.Tensor)]
-    return max(devices, key=devices.count, default=torch.device("cpu"))
+    found = [value.device for value in values if isinstance(value, torch.Tensor)]
+    return max(found, key=found.count, default=torch.device("cpu"))

@@ -4,12 +4,13 @@ from minidbg.processes.child import ChildResult, kill_group
 from minidbg.processes.fork import Notes, call_in_fork
 from minidbg.processes.interpreter import Standby, run_python
 from minidbg.processes.kernel_cache import own_kernel_cache, remove_unfinished
-from minidbg.processes.zygote import call_in_zygote, end_zygote, start_zygote
+from minidbg.processes.zygote import branch_off, call_in_zygote, end_zygote, start_zygote
 
 __all__ = [
     "ChildResult",
     "Notes",
     "Standby",
+    "branch_off",
     "call_in_fork",
     "call_in_zygote",
     "end_zygote",

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from minidbg.processes.child import (
+    FORKABLE,
     PR_SET_CHILD_SUBREAPER,
     die_with_parent,
     end_of,
@@ -340,6 +341,7 @@ def main(root: str, text: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon, which tells us
     die_with_parent(signal.SIGTERM, config["parent"])
     prctl(PR_SET_CHILD_SUBREAPER, 1)
+    os.environ.update(FORKABLE)
     preload(config["preload"], warm=config["warm"])
     sys.path.reverse()  # the last one is ours; it may be on the path by itself
     sys.path.remove(root)

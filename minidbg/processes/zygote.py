@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from minidbg.processes.child import JSON, ChildResult, kill_group
+from minidbg.processes.child import FORKABLE, JSON, ChildResult, kill_group
 from minidbg.processes.fork import Notes, call_in_fork, fork
 
 MEMORY = Path("/dev/shm")
@@ -86,6 +86,13 @@ def start_zygote() -> Zygote:
         return zygote
 
 
+def branch_off() -> None:
+    """In a child of a zygote, before it has used anything: a zygote of its own at once, a fork with all imports made."""
+    with STARTING:
+        end_zygote()
+        ZYGOTES[os.getpid()] = Zygote(branch=True)
+
+
 @atexit.register
 def end_zygote() -> None:
     """End this process's zygote, if it has one, and whatever it is asked."""
@@ -97,15 +104,20 @@ def end_zygote() -> None:
 class Zygote:
     """The asker's side."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, branch: bool = False) -> None:
+        """``branch``: of this process, not of a fresh interpreter."""
         self.control, theirs = socket.socketpair()
         self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the zygote
         roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= LEAST_ROOM_BYTES
         self.folder = Path(tempfile.mkdtemp(prefix="minidbg-", dir=MEMORY if roomy else None))
         """For files that its children map. The zygote removes it, so that it goes also when the asker is killed."""
         arguments = [str(theirs.fileno()), str(self.folder)]
+        self.process: subprocess.Popen[bytes] | Branch
         try:
             with theirs:
+                if branch:
+                    self.process = Branch(theirs, self.folder, self.stderr.fileno())
+                    return
                 self.process = subprocess.Popen(
                     [sys.executable, "-X", "faulthandler", "-m", "minidbg.processes.zygote", *arguments],
                     stdin=subprocess.DEVNULL,
@@ -113,6 +125,7 @@ class Zygote:
                     stderr=self.stderr,
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,
+                    env=os.environ | FORKABLE,
                 )
         except OSError:
             self.control.close()
@@ -158,6 +171,36 @@ class Zygote:
         self.stderr.seek(max(0, self.stderr.seek(0, os.SEEK_END) - 2000))
         lines = self.stderr.read().decode(errors="replace").strip().splitlines()[-1:]
         return f": {lines[0]}" if lines else ""
+
+
+class Branch:
+    """A fork of this process that is a zygote."""
+
+    def __init__(self, control: socket.socket, folder: Path, stderr: int) -> None:
+        self.ended = False
+        self.pid = fork()
+        if self.pid == 0:
+            try:
+                os.setsid()
+                for stream in (1, 2):
+                    os.dup2(stderr, stream)
+                os.closerange(3, control.fileno())  # what others wait for the end of
+                os.closerange(control.fileno() + 1, 4096)
+                serve(control)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+                os._exit(0)
+
+    def poll(self) -> int | None:
+        """Its status, when it has ended."""
+        self.ended = self.ended or os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
+        return 0 if self.ended else None
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        if not self.ended:
+            os.waitpid(self.pid, 0)
+            self.ended = True
 
 
 def received(asked: socket.socket, deadline: float) -> dict[str, Any] | None:
@@ -211,7 +254,7 @@ def get_ready(question: Mapping[str, Any], warmed: set[str]) -> None:
     from minidbg import _torch  # late: the asker's side of this file needs no torch
 
     os.environ.clear()
-    os.environ.update(question["environ"])
+    os.environ.update(question["environ"] | FORKABLE)
     sys.path[:] = question["path"]
     with contextlib.suppress(OSError):
         os.chdir(question["cwd"])
@@ -230,16 +273,26 @@ def get_ready(question: Mapping[str, Any], warmed: set[str]) -> None:
 
 
 def starts_nothing(module: str) -> bool:
-    """Whether the import of ``module``, tried in a child, starts no thread and initialises no accelerator."""
+    """Whether the import of ``module``, tried in a child, starts no thread and leaves accelerators to forks of the child."""
 
     from minidbg import devices
 
     def imported() -> bool:
         before = threads()
         importlib.import_module(module)
-        return threads() == before and devices.in_use() is None
+        if threads() != before or devices.in_use() is not None:
+            return False
+        kinds = devices.present()
+        return not kinds or call_in_fork(lambda: used(kinds[0]), seconds=START_LIMIT_S / 8).answered
 
     return call_in_fork(imported, seconds=START_LIMIT_S / 4).value is True
+
+
+def used(kind: str) -> float:
+    """A number that has been on the accelerator. Raises where this process cannot use it."""
+    import torch
+
+    return float(torch.ones(1, device=kind).sum())
 
 
 def threads() -> int:

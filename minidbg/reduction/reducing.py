@@ -324,6 +324,7 @@ def reduce_on_stream(case: Case, folder: Path, limits: Limits, stream: TextIO) -
 
 def reduce_elsewhere(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
     """``reduce_on_stream`` in a child of a zygote."""
+    processes.branch_off()  # the case may use a device that no fork of this process could use after that
     with os.fdopen(argument["stream"], "w", encoding="utf-8", errors="replace") as stream:
         limits = Limits(**argument["limits"])
         return reduce_on_stream(repro.load(argument["path"]), Path(argument["folder"]), limits, stream)

@@ -31,6 +31,16 @@ from minidbg.repro.render import EMBEDDED_MARK, OWN_NAMES, SCRIPT_IMPORTS
 _numbers = itertools.count(1)
 
 
+def inputs_on(path: Path, device: str) -> tuple[Any, ...]:
+    """What the script's ``inputs`` makes on ``device``. Raises as ``load`` does."""
+    text = script_text(path)
+    header = header_of(text, path)
+    parts = read_parts(text, header)
+    namespace = _namespace(path, parts, backend_of(parts, header))
+    with tensors.as_scripts_do([device]):
+        return tuple(namespace["inputs"](device))
+
+
 def load(path: Path | str) -> Case:
     """The case of the script at ``path``, written by us or edited by a person.
 

@@ -3,11 +3,12 @@
     python tests/surveys/field.py --backends aot_eager --json field.jsonl
     python tests/surveys/field.py --models GPT2LMHeadModel timm/resnet18 --modes train --jobs 2
     python tests/surveys/field.py --backends aot_eager --plant          # each with a bug in its backend that must be found
+    python tests/surveys/field.py --device cuda --jobs 8                # on a GPU
 
 Each trial is a model, a mode and a backend, in processes of their own with a time limit: one runs the bare backend, one the wrapped backend, each
 with empty inductor caches (``--kernels FOLDER``: compiled kernels are kept there for all trials, which leaves first calls out of the table and much
 time of a C++ compiler out of the trial). Compared are all results (outputs, gradients, parameters, buffers, the RNG state), bit by bit, the processor seconds of the
-first call and of later ones, and the most memory that the first call took. ``--json`` names a file to which each row is appended; trials that it holds
+first call and of later ones, and the most memory that the first call took, the device's too. ``--json`` names a file to which each row is appended; trials that it holds
 already are not made again, so that an interrupted trial goes on where it was. Exit status 1 when a trial was not silent or a planted bug was missed.
 
 Modes: ``eval`` (no gradients), ``train`` (three steps of SGD), ``amp`` (the same in bfloat16 autocast), ``dynamic`` (the same with symbolic
@@ -44,6 +45,7 @@ os.environ |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRA
 import psutil
 import torch
 from torch import Tensor, fx
+from torch.utils._pytree import tree_map_only
 
 sys.path.insert(0, str(Path(__file__).parent))
 from field_models import ENTRIES, library_is_here
@@ -66,15 +68,17 @@ class Trial:
     mode: str
     backend: str
     plant: str | None = None
+    device: str = "cpu"
     kernels: str | None = None
     """A folder of compiled kernels that bare and wrapped share; None when each starts with empty caches."""
 
     @classmethod
     def of_row(cls, row: dict[str, Any]) -> Trial:
-        return cls(**{name: row.get(name) for name in cls.__slots__})
+        return cls(**{name: row[name] for name in cls.__slots__ if name in row})
 
     def __str__(self) -> str:
-        return " ".join(filter(None, (self.model, self.mode, self.backend, self.plant)))
+        device = None if self.device == "cpu" else self.device
+        return " ".join(filter(None, (self.model, self.mode, self.backend, device, self.plant)))
 
 
 # ---- the program
@@ -100,31 +104,36 @@ def loss_of(tensors: Iterable[tuple[str, Tensor]]) -> Tensor:
     return torch.stack([one.float().square().mean() for one in trained]).sum()
 
 
-def step(compiled: Any, model: torch.nn.Module, inputs: dict[str, Any], mode: str) -> dict[str, Tensor]:
-    """One step of the program; what it gives, copied."""
-    if mode == "eval":
+def step(compiled: Any, model: torch.nn.Module, inputs: dict[str, Any], trial: Trial) -> dict[str, Tensor]:
+    """One step of the program; what it gives, copied to the CPU."""
+    if trial.mode == "eval":
         with torch.no_grad():
-            return {name: one.clone() for name, one in leaves(compiled(**inputs))}
-    with torch.autocast("cpu", torch.bfloat16, enabled=mode == "amp"):
+            return {name: kept(one) for name, one in leaves(compiled(**inputs))}
+    with torch.autocast(trial.device, torch.bfloat16, enabled=trial.mode == "amp"):
         results = dict(leaves(compiled(**inputs)))
     loss_of(results.items()).backward()
-    found = {name: one.detach().clone() for name, one in results.items()}
+    found = {name: kept(one) for name, one in results.items()}
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.grad is not None:
-                found[f"gradient of {name}"] = weight.grad.clone()
+                found[f"gradient of {name}"] = kept(weight.grad)
                 weight -= 0.01 * weight.grad
                 weight.grad = None
     return found
+
+
+def kept(value: Tensor) -> Tensor:
+    """A copy on the CPU, with the same strides."""
+    return value.detach().to("cpu", copy=True)
 
 
 def run_program(trial: Trial, backend: Any, folder: Path, tool: str) -> dict[str, Any]:
     """Times, memory and an error, if any, of the trial's program; all its results are saved in ``folder``."""
     torch.manual_seed(0)
     model, make_inputs = ENTRIES[trial.model].make()
-    model.train(trial.mode != "eval")
+    model.to(trial.device).train(trial.mode != "eval")
     batches = [2, 3, 2] if trial.mode == "dynamic" else [2] * STEPS
-    inputs = [make_inputs(batch) for batch in batches]
+    inputs = [tree_map_only(Tensor, lambda one: one.to(trial.device), make_inputs(n)) for n in batches]
     compiled = torch.compile(model, backend=backend, dynamic=True if trial.mode == "dynamic" else None)
     found: dict[str, Any] = {}
     results: dict[str, Tensor] = {}
@@ -133,22 +142,24 @@ def run_program(trial: Trial, backend: Any, folder: Path, tool: str) -> dict[str
         forget_peak_memory()
         before, began = memory_bytes("VmRSS"), clocks()
         for index, one in enumerate(inputs):
-            results |= {
-                f"{index}{name}": value for name, value in step(compiled, model, one, trial.mode).items()
-            }
+            results |= {f"{index}{name}": value for name, value in step(compiled, model, one, trial).items()}
             if index == 0:
                 found["first_s"], found["first_cpu_s"] = (
                     now - then for now, then in zip(clocks(), began, strict=True)
                 )
                 found["peak_bytes"] = memory_bytes("VmHWM")
                 found["peak_added_bytes"] = found["peak_bytes"] - before
-        results |= {f"state {name}": value for name, value in model.state_dict().items()}
+                if trial.device != "cpu":
+                    found["device_peak_bytes"] = torch.get_device_module(trial.device).max_memory_allocated()
+        results |= {f"state {name}": kept(value) for name, value in model.state_dict().items()}
         results["RNG state"] = torch.get_rng_state()
+        if trial.device != "cpu":
+            results["RNG state there"] = torch.get_device_module(trial.device).get_rng_state().cpu()
         torch.save(results, folder / f"{tool}.pt")
         times = []
         for _ in range(LATER_CALLS):
             began_s = time.process_time()
-            step(compiled, model, inputs[0], trial.mode)
+            step(compiled, model, inputs[0], trial)
             times.append(time.process_time() - began_s)
         found["later_cpu_s"], found["later_median_cpu_s"] = min(times), statistics.median(times)
     except Exception as error:  # noqa: BLE001 - whatever the program raises is what the trial is about
@@ -296,6 +307,7 @@ def run_as(trial: Trial, tool: str, folder: Path, place: int = 0) -> None:
     if trial.kernels:  # each tool compiles for itself, up to the C++ compiler
         torch._inductor.config.fx_graph_cache = False
         torch._functorch.config.enable_autograd_cache = False
+    import_what_forks_need([trial.model])
     heard = Heard()
     logging.getLogger("minidbg").addHandler(heard)
     bug = (
@@ -368,7 +380,7 @@ def clearly_different(folder: Path) -> bool:
         other = right.get(name)
         if other is None or one.dtype != other.dtype or one.isnan().any() != other.isnan().any():
             return True
-        if one.is_floating_point() and one.shape == other.shape and name != "RNG state":
+        if one.is_floating_point() and one.shape == other.shape and not name.startswith("RNG state"):
             gap = (one.double() - other.double()).abs().max() if one.numel() else 0.0
             if gap > 0.02 * one.double().abs().max() + 1e-6:
                 return True
@@ -517,6 +529,7 @@ FIGURES = {
     "later (median)": "later_median_cpu_s",
     "peak memory": "peak_bytes",
     "memory added": "peak_added_bytes",
+    "on the device": "device_peak_bytes",
 }
 
 
@@ -553,7 +566,7 @@ def chosen_trials(options: argparse.Namespace) -> Iterator[Trial]:
             for number, model in enumerate(options.models):
                 kinds = KINDS[: 3 if mode == "eval" else 4]
                 plant = kinds[number % len(kinds)] if options.plant else None
-                yield Trial(model, mode, backend, plant, options.kernels)
+                yield Trial(model, mode, backend, plant, options.device, options.kernels)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -563,6 +576,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--models", nargs="*", default=list(ENTRIES), metavar="NAME", help="default: all")
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--backends", default="inductor,aot_eager")
+    parser.add_argument("--device", default="cpu", help="where models and inputs are")
     parser.add_argument(
         "--plant", action="store_true", help="plant a bug into each and look whether it is found"
     )
@@ -597,7 +611,10 @@ def main(argv: list[str] | None = None) -> int:
         for line in options.json.read_text().splitlines():
             row = json.loads(line)
             known[Trial.of_row(row)] = row
-    import_what_forks_need({trial.model for trial in trials if trial not in known})
+    if (
+        options.device == "cpu"
+    ):  # elsewhere a library that looks for a device leaves one that forks cannot use
+        import_what_forks_need({trial.model for trial in trials if trial not in known})
     for row in rows_of([trial for trial in trials if trial not in known], options.jobs, options.limit):
         known[Trial.of_row(row)] = row
         print(line_of(row), flush=True)

@@ -45,7 +45,7 @@ class Module:
             if bool(given) != self.row.by_index:
                 raise TypeError(f"torch.{self.name}.{function} got {arguments}")
             self.calls.append((function, *map(str, arguments)))
-            if function == "synchronize" and self.error is not None:
+            if self.error is not None:
                 raise self.error
             return answer
 
@@ -86,6 +86,15 @@ def test_a_device_that_refuses_to_wait_is_in_error_from_then_on(module: Module) 
     assert devices.in_error([f"{module.name}:0"])
     module.error = None
     assert devices.in_error([f"{module.name}:0"])
+
+
+@every_kind
+def test_generators_of_a_device_in_error_are_left_alone(module: Module) -> None:
+    """CUDA's cannot be read then: what was to be done about the error goes on without."""
+    device = f"{module.name}:0"
+    with devices.generators_put_back([device]):
+        module.error = RuntimeError("an illegal memory access was encountered")
+    assert [name for name, _ in devices.states_of([device])] == ["cpu"]
 
 
 @every_kind

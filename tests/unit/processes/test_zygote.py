@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import textwrap
 import time
 from collections.abc import Mapping
@@ -38,8 +39,22 @@ def sleep(argument: Mapping[str, Any], note: Any) -> None:
     time.sleep(300)
 
 
-def has_autograd(argument: Mapping[str, Any], note: Any) -> bool:
-    return fork_safety.trivial_question()
+def has_autograd(argument: Mapping[str, Any], note: Any) -> Any:
+    return fork_safety.trivial_question()["autograd"]
+
+
+def asks_its_own(argument: Mapping[str, Any], note: Any) -> Any:
+    processes.branch_off()
+    begun = time.monotonic()
+    done = [processes.call_in_zygote(HERE + "echo", {"value": one}, seconds=60) for one in (1, 2)]
+    own = processes.start_zygote()
+    return {
+        "answers": [one.value[0] for one in done],
+        "seconds": time.monotonic() - begun,
+        "pid": own.process.pid,
+        "folder": str(own.folder),
+        "imported": "torch._dynamo" in sys.modules,
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +81,18 @@ def test_answer_comes_from_the_askers_surroundings_of_now(
 def test_child_has_autograd_whatever_ran_here() -> None:
     torch.autograd.backward(torch.ones(3, requires_grad=True).sum())
     assert processes.call_in_zygote(HERE + "has_autograd", {}, seconds=60).value is True
+
+
+def test_a_child_has_a_zygote_of_its_own_at_once_which_ends_with_it() -> None:
+    """A reduction on an accelerator: it uses the device itself, and each of its questions needs a process that has not."""
+    value = processes.call_in_zygote(HERE + "asks_its_own", {}, seconds=60, warm="aot").value
+    assert value["answers"] == [1, 2]
+    assert value["imported"]
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(value["pid"]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not psutil.pid_exists(value["pid"])
+    assert not Path(value["folder"]).exists()
 
 
 def test_hang_is_ended_and_the_next_question_is_answered(tmp_path: Path) -> None:
@@ -226,6 +253,53 @@ def test_zygote_imports_only_what_starts_no_thread(tmp_path: Path, monkeypatch: 
     assert zygote.starts_nothing("calm_one")
     assert not zygote.starts_nothing("busy_one")
     assert not zygote.starts_nothing("no_such_module")
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this build of torch has no CUDA to lose")
+def test_a_process_that_has_looked_for_a_gpu_is_not_forked(tmp_path: Path) -> None:
+    """Where one is: nothing can be compiled in a fork after ``torch.cuda.is_available()``, not even for the CPU."""
+    script = tmp_path / "looks.py"
+    script.write_text(
+        textwrap.dedent("""
+        import torch
+        from minidbg.isolation import fork_refusal
+        print(fork_refusal())
+        looked = torch.cuda.is_available()  # a machine without one is not poisoned by it
+        from minidbg.isolation import fork_safety
+        fork_safety.answer_to_trivial_question.cache_clear()
+        print(fork_refusal())
+        torch.cuda.is_available = lambda: True
+        fork_safety.answer_to_trivial_question.cache_clear()
+        print(fork_refusal())
+    """)
+    )
+    done = python(script)
+    lost = "cuda has been looked for in this process and cannot be used in a fork of it"
+    assert done.stdout.splitlines() == ["None", "None", lost], done.stderr
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this build of torch has no CUDA to lose")
+def test_a_warm_up_where_a_gpu_is_leaves_it_to_the_forks(tmp_path: Path) -> None:
+    script = tmp_path / "warms.py"
+    script.write_text(
+        textwrap.dedent("""
+        import os, sys
+        from minidbg.processes.child import FORKABLE
+        os.environ.update(FORKABLE)
+        import torch
+        torch.cuda._device_count_nvml = lambda: 1  # as where a GPU is; CUDA itself would not start here
+        from minidbg import _torch, devices
+        assert devices.present() == ["cuda"]
+        _torch.warm_up_compiling(inductor=True)
+        if os.fork() == 0:
+            print("lost", devices.lost_in_fork(), flush=True)
+            os._exit(0)
+        os.wait()
+        print("torch._inductor.compile_fx" in sys.modules)
+    """)
+    )
+    done = python(script)
+    assert done.stdout.splitlines() == ["lost None", "True"], done.stderr
 
 
 def test_a_warm_up_takes_no_graph_from_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:

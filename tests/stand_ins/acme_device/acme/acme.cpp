@@ -208,7 +208,10 @@ void set_limit(int64_t device, int64_t bytes) { states.at(device).limit = bytes;
 int64_t allocated(int64_t device) { return states.at(device).used; }
 int64_t limit(int64_t device) { return states.at(device).limit; }
 void set_device(int64_t device) { Guard().setDevice({kAcme, c10::DeviceIndex(device)}); }
-at::Generator generator(int64_t device) { return default_generator(device); }
+at::Generator generator(int64_t device) {
+  check_usable(device);  // CUDA's refuse too
+  return default_generator(device);
+}
 int64_t current_device() { return current; }
 void fail_later(int64_t device, std::string text) { states.at(device).pending = text; }
 void break_device(int64_t device) { states.at(device).broken = true; }
