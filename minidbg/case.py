@@ -90,6 +90,10 @@ class Context:
     """Environment variables of the allow list that were set."""
 
 
+STAND_INS = "values: some inputs had no data when it failed (fake, freed since, or on a device in error); seeded random ones stand in"
+"""A note of a Provenance."""
+
+
 @dataclass(frozen=True, slots=True)
 class Provenance:
     """Where a case came from and what was done to it, for its docstring and the reports."""

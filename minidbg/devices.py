@@ -91,8 +91,7 @@ def lost_in_fork() -> str | None:
     ``torch.cuda.is_available()`` is such a look, and dynamo's first. From then on not even a graph on the CPU compiles in a fork.
     """
     for name in kinds_here():
-        lost = getattr(module_of(name), "_is_in_bad_fork", None)
-        if lost is not None and lost() and is_available(name):
+        if getattr(module_of(name), "_is_in_bad_fork", bool)() and is_available(name):
             return name
     return None
 

@@ -18,7 +18,7 @@ from torch import fx, nn
 
 from minidbg import _torch, devices, references
 from minidbg.backend.chain import Link, is_symbolic_number
-from minidbg.case import BackendRef, CallPath, Case, Context, Level, Provenance, symbolic_dims
+from minidbg.case import STAND_INS, BackendRef, CallPath, Case, Context, Level, Provenance, symbolic_dims
 from minidbg.errors import AccuracyError
 from minidbg.failure import Direction, Kind, Signature
 from minidbg.graphs.effects import is_call
@@ -32,7 +32,6 @@ from minidbg.settings import Settings
 
 log = logging.getLogger("minidbg")
 MESSAGE_LINES, MESSAGE_CHARACTERS = 20, 4000
-STAND_INS = "values: some inputs had no data when it failed (fake, freed since, or on a device in error); seeded random ones stand in"
 
 
 @dataclass(frozen=True, slots=True)

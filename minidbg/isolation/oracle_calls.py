@@ -152,18 +152,25 @@ def hang_in_forks(case: Case) -> str | None:
 
 
 def in_a_zygote(case: Case, seconds: float, memory_bytes: int | None, *, to_the_end: bool = True) -> Outcome:
-    """One run in a fork of a fresh interpreter. Raises OSError."""
-    try:
-        with packed(case) as path:
-            done = processes.call_in_zygote(
-                "minidbg.isolation.packing:answer",
-                {"path": str(path), "margin": case.margin, "to_the_end": to_the_end},
-                seconds=seconds,
-                memory_bytes=memory_bytes,
-                **warmth(case),
-            )
-    except CannotWrite as refusal:
-        return Outcome(Verdict.INVALID, reason=str(refusal))
+    """One run in a fork of a fresh interpreter, of another one where that has lost its accelerators. Raises OSError."""
+    for last in (False, True):
+        try:
+            with packed(case) as path:
+                done = processes.call_in_zygote(
+                    "minidbg.isolation.packing:answer",
+                    {"path": str(path), "margin": case.margin, "to_the_end": to_the_end},
+                    seconds=seconds,
+                    memory_bytes=memory_bytes,
+                    **warmth(case),
+                )
+        except CannotWrite as refusal:
+            return Outcome(Verdict.INVALID, reason=str(refusal))
+        lost = done.value.get("lost") if isinstance(done.value, dict) else None
+        if lost is None or last:
+            break
+        processes.end_zygote()
+    if lost is not None:
+        return Outcome(Verdict.INVALID, reason=f"no fork of a fresh interpreter can use {lost}")
     if done.answered:
         return Outcome.from_json(done.value).judged_against(case.signature)
     return outcome_of(case, done, memory_bytes)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minidbg import processes
+from minidbg import devices, processes
 from minidbg.case import Case
 from minidbg.graphs.contents import AT_A_GLANCE
 from minidbg.graphs.specs import Exactness
@@ -43,7 +43,9 @@ def stored(key, dtype, device="cpu"):
 
 
 def answer(argument: Mapping[str, Any], note: Callable[[str], object]) -> dict[str, Any]:
-    """In the child: the outcome of the case."""
+    """In the child: the outcome of the case, or ``{"lost": kind}`` when this process cannot use an accelerator that is here."""
+    if (lost := devices.lost_in_fork()) is not None:
+        return {"lost": lost}
     case = replace(load(argument["path"]), margin=argument["margin"])
     return execute(case, note=note, to_the_end=argument["to_the_end"]).to_json()
 

@@ -184,9 +184,8 @@ class Branch:
                 os.setsid()
                 for stream in (1, 2):
                     os.dup2(stderr, stream)
-                os.closerange(3, control.fileno())  # what others wait for the end of
-                os.closerange(control.fileno() + 1, 4096)
-                serve(control)
+                leave_to_others(keep=control.fileno())
+                serve(control, branch=True)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
                 os._exit(0)
@@ -201,6 +200,16 @@ class Branch:
         if not self.ended:
             os.waitpid(self.pid, 0)
             self.ended = True
+
+
+def leave_to_others(keep: int) -> None:
+    """Close this process's pipes and sockets but ``keep``: somebody waits for their end. Drivers have files of their own."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if int(name) not in (0, 1, 2, keep) and os.readlink(f"/proc/self/fd/{name}").startswith(
+                ("pipe:", "socket:")
+            ):
+                os.close(int(name))
 
 
 def received(asked: socket.socket, deadline: float) -> dict[str, Any] | None:
@@ -219,8 +228,8 @@ def received(asked: socket.socket, deadline: float) -> dict[str, Any] | None:
 # ---- the zygote's own side -------------------------------------------------------------------------
 
 
-def serve(control: socket.socket) -> None:
-    """Fork a supervisor for each question, until the asker has gone."""
+def serve(control: socket.socket, *, branch: bool = False) -> None:
+    """Fork a supervisor for each question, until the asker has gone. A branch has made its imports, and asks no driver anything."""
     import torch  # noqa: F401 - for the children
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the asker, who tells the supervisors
@@ -241,7 +250,7 @@ def serve(control: socket.socket) -> None:
             text = asker.recv(size, socket.MSG_WAITALL)
             if text:
                 question = json.loads(text)
-                get_ready(question, warmed)
+                get_ready(question, None if branch else warmed)
                 if fork() == 0:
                     control.close()
                     supervise(question, asker, *descriptors[1:])
@@ -249,15 +258,17 @@ def serve(control: socket.socket) -> None:
             os.close(descriptor)
 
 
-def get_ready(question: Mapping[str, Any], warmed: set[str]) -> None:
-    """Import and compile here, once, what the question's child would have to."""
-    from minidbg import _torch  # late: the asker's side of this file needs no torch
-
+def get_ready(question: Mapping[str, Any], warmed: set[str] | None) -> None:
+    """Have the asker's surroundings. Import and compile here, once, what the question's child would have to, unless ``warmed`` is None."""
     os.environ.clear()
     os.environ.update(question["environ"] | FORKABLE)
     sys.path[:] = question["path"]
     with contextlib.suppress(OSError):
         os.chdir(question["cwd"])
+    if warmed is None:
+        return
+    from minidbg import _torch  # late: the asker's side of this file needs no torch
+
     signal.alarm(int(START_LIMIT_S))  # an import that hangs ends the zygote, and the asker is told
     importlib.import_module(question["call"].partition(":")[0])
     for name in question["imports"]:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
+from minidbg.devices import devices_of
 from minidbg.errors import NotReproduced
 from minidbg.graphs.edit import extract
 from minidbg.graphs.pieces import CannotExtract
@@ -205,8 +206,13 @@ class ReductionProblem:
             self._note(candidate, key, answer, seconds)
 
     def is_valid(self, candidate: Candidate) -> bool:
-        """Whether ``candidate`` runs in eager; costs no oracle call."""
-        return candidate.faithful or runs_in_eager(candidate.graph_module, candidate.inputs, self.around)
+        """Whether ``candidate`` runs in eager; costs no oracle call.
+
+        On an accelerator the oracle finds out: an index out of range there would leave the device in error for this process.
+        """
+        if candidate.faithful or devices_of(candidate.inputs):
+            return True
+        return runs_in_eager(candidate.graph_module, candidate.inputs, self.around)
 
     def _is_smaller(self, candidate: Candidate, size: tuple[int, ...]) -> bool:
         if size != self.best.size or self.plainness is None:

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from torch import fx
 
 from minidbg import isolation, processes, repro
-from minidbg.case import CallPath, Case, Level
+from minidbg.case import STAND_INS, CallPath, Case, Level
 from minidbg.errors import Interrupted, MinidbgError, NotReproduced
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs.ranks import on_its_rank
@@ -193,10 +193,14 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
 
     A large whole is taken at its word: it was captured because it failed, and compiling it again may take longer than all that
     follows. When nothing smaller fails on the way through torch.compile, the whole is asked, and the other call path tried.
+    One that left its device in error is asked first: nobody could see whether eager would have done the same.
     Raises NotReproduced.
     """
     known = Reliability(1, 1)
-    believed = just_seen or (case.signature is not None and call_nodes(case.graph_module) > SMALL_WHOLE)
+    untried_in_eager = case.kind is Kind.RUNTIME and STAND_INS in case.provenance.notes
+    believed = not untried_in_eager and (
+        just_seen or (case.signature is not None and call_nodes(case.graph_module) > SMALL_WHOLE)
+    )
     if not believed:
         case, known = reproducing_path(case, session)
     reduced = reduce_graph_of(case, session)

@@ -15,7 +15,6 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from minidbg.backend.capture import (
     MESSAGE_CHARACTERS,
-    STAND_INS,
     Failure,
     case_of,
     digest,
@@ -23,6 +22,7 @@ from minidbg.backend.capture import (
     real_value,
 )
 from minidbg.backend.chain import Link
+from minidbg.case import STAND_INS
 from minidbg.errors import BackendUnreachable
 from minidbg.failure import Direction, Kind
 from minidbg.graphs.origins import short_path, user_line

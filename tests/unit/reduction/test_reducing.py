@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from minidbg import repro
-from minidbg.case import BackendRef, Case, Provenance
+from minidbg.case import STAND_INS, BackendRef, Case, Provenance
 from minidbg.errors import Interrupted, NotReproduced
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs.size import call_nodes, call_targets
@@ -393,6 +393,22 @@ def test_a_large_capture_of_what_was_mended_since_is_found_out(
         reduced(replace(mended, signature=case.signature), tmp_path)
     sizes = [call_nodes(asked.graph_module) for asked in oracle]
     assert sizes.index(call_nodes(case.graph_module)) < 12, "a few small questions, then the whole"
+
+
+def test_a_whole_that_left_its_device_in_error_is_asked_before_anything_smaller(
+    tmp_path: Path, oracle: list[Case]
+) -> None:
+    """An index out of range does that in eager too; nothing was run to find that out, since the device refused."""
+    failed = failing_case(signature=Signature(Kind.RUNTIME))
+    graph = fx.symbolic_trace(lambda x, index: (torch.relu(x.sin())[index],))
+    story = replace(failed.provenance, notes=(STAND_INS,))
+    case = replace(failed, graph_module=graph, inputs=(torch.randn(4), torch.tensor([4])), provenance=story)
+    oracle.clear()
+    with pytest.raises(
+        NotReproduced, match="this is no failure of the backend: eager itself fails: IndexError"
+    ):
+        reducing.reduce_and_publish(case, tmp_path, limits=Limits(), just_seen=True)
+    assert call_nodes(oracle[0].graph_module) == 3
 
 
 def test_a_large_graph_gets_longer_than_a_call(tmp_path: Path) -> None:
