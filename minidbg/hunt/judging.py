@@ -20,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,12 +158,13 @@ class Batch:
             )
             if outcome.verdict is Verdict.REPRODUCES:
                 outcome = programs.unless_unsteady(case, outcome)
-            new = outcome.signature is not None and key_of(outcome, candidate, []) not in self.known
+            lazy = is_of_lazy_inputs(case, outcome)
+            new = outcome.signature is not None and key_of(outcome, candidate, [], lazy) not in self.known
             if new and "op" in candidate:
                 case, outcome = as_dynamo_has_it(
                     case, outcome, candidate, self.backend, self.argument["seed"]
                 )
-            said = told(case, outcome, candidate, self.argument, self.known)
+            said = told(case, outcome, candidate, self.argument, self.known, lazy)
         torch.compiler.reset()
         if "key" in said or "together" not in candidate:
             record = {"candidate": candidate, "id": name_of(candidate), **said}
@@ -196,8 +198,29 @@ def as_dynamo_has_it(
     return (exact, again) if exact is not None and again.signature is not None else (case, outcome)
 
 
+def is_of_lazy_inputs(case: Case, outcome: Outcome) -> bool:
+    """Whether wrong results are due to a negation or conjugation of an input that is not carried out yet: one bug for all ops."""
+    if outcome.signature is None or outcome.signature.kind is not Kind.ACCURACY:
+        return False
+    plain = tuple(carried_out(one) if isinstance(one, torch.Tensor) else one for one in case.inputs)
+    changed = any(one is not before for one, before in zip(plain, case.inputs, strict=True))
+    return changed and execute(replace(case, inputs=plain)).verdict is Verdict.GONE
+
+
+def carried_out(value: torch.Tensor) -> torch.Tensor:
+    """``value``, or one of the same numbers and strides without those bits."""
+    if not (value.is_neg() or value.is_conj()):
+        return value
+    return value.detach().resolve_neg().resolve_conj().requires_grad_(value.requires_grad)
+
+
 def told(
-    case: Case, outcome: Outcome, candidate: Candidate, argument: Mapping[str, Any], known: set[str]
+    case: Case,
+    outcome: Outcome,
+    candidate: Candidate,
+    argument: Mapping[str, Any],
+    known: set[str],
+    lazy: bool = False,
 ) -> dict[str, Any]:
     """The part of the record that says what became of the case."""
     state = state_of(outcome)
@@ -211,7 +234,8 @@ def told(
         return record
     assert outcome.signature is not None
     targets = sorted(set(call_targets(case.graph_module)))
-    record |= {"key": key_of(outcome, candidate, targets), "family": family_of(outcome), "targets": targets}
+    key = key_of(outcome, candidate, targets, lazy)
+    record |= {"key": key, "family": family_of(outcome), "targets": targets}
     if record["key"] in known:
         return record
     known.add(record["key"])
@@ -296,11 +320,11 @@ def family_of(outcome: Outcome) -> str:
     return "\0".join([*map(str, parts), signature.message])
 
 
-def key_of(outcome: Outcome, candidate: Candidate, targets: list[str]) -> str:
+def key_of(outcome: Outcome, candidate: Candidate, targets: list[str], lazy: bool = False) -> str:
     """Ten hexadecimal digits that failures share which are one. The text of an exception tells the bug; a wrong number does not."""
     assert outcome.signature is not None
-    parts = [family_of(outcome)]
-    if outcome.signature.kind not in (Kind.COMPILE, Kind.RUNTIME):
+    parts = ["lazy inputs"] if lazy else [family_of(outcome)]
+    if not lazy and outcome.signature.kind not in (Kind.COMPILE, Kind.RUNTIME):
         parts += [candidate["op"]] if "op" in candidate else targets
     return hashlib.sha1(
         "\0".join(parts).encode("utf-8", "backslashreplace"), usedforsecurity=False

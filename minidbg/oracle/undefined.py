@@ -221,14 +221,30 @@ class OtherAnswers(ChangedEager):
 
     def pool(self, func: Any, given: dict[str, Any]) -> Any:
         """Where the largest elements are, when equal ones are told apart by chance."""
-        result, values = func(**given), given["self"]
-        rank = torch.unique(values.detach(), return_inverse=True)[1].double()
+        result, values = func(**given), given["self"].detach()
+        nan = values.isnan()
+        rank = torch.unique(torch.where(nan, 0, values), return_inverse=True)[1].double()
+        rank = torch.where(
+            nan, values.numel(), rank
+        )  # all larger than any number, and equal among themselves
         chance = torch.rand(rank.shape, generator=self.generator).to(rank)
         again = func(**{**given, "self": rank + chance / 2})[1]
         if torch.equal(again, result[1]):
             return result
         self.met["the order of equal elements"] = None
         return result[0], again
+
+    def moments(self, func: Any, given: dict[str, Any]) -> Any:
+        """The mean that comes with a spread: torch's way to it makes NaN of an infinity, others do not."""
+        spread, mean = func(**given)
+        values, dims = given["self"], given.get("dim")
+        plain = values.mean(
+            tuple(range(values.dim())) if dims is None else dims, keepdim=bool(given.get("keepdim"))
+        )
+        other = torch.where(mean.isfinite(), mean, plain)
+        if not same(other, mean):
+            self.met["the mean that comes with a variance of infinities"] = None
+        return spread, other
 
     def unique(self, func: Any, given: dict[str, Any]) -> Any:
         values, inverse, counts = func(**given)
@@ -352,6 +368,7 @@ RULES: dict[str, Callable[[OtherAnswers, Any, dict[str, Any]], Any]] = {
         ORDERED: OtherAnswers.choose,
         "cummax cummin": OtherAnswers.running,
         "max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d": OtherAnswers.pool,
+        "var_mean std_mean": OtherAnswers.moments,
         "_unique2 unique_dim": OtherAnswers.unique,
         WRITTEN: OtherAnswers.write,
         EMPTY: OtherAnswers.empty,

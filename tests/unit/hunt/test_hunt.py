@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 from command_line import python
+from torch.fx import symbolic_trace
 
-from minidbg.case import BackendRef
+from minidbg.case import BackendRef, Case
 from minidbg.errors import BadSetting
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs.size import call_targets
@@ -94,6 +95,25 @@ def test_one_exception_is_one_failure_in_all_ops_and_a_wrong_result_is_one_for_e
     raised, wrong = outcome(Kind.COMPILE, "KeyError: 'x'"), outcome(Kind.ACCURACY, "output: float")
     assert key(raised, "add") == key(raised, "mul")
     assert key(wrong, "add") != key(wrong, "mul")
+
+
+def test_what_is_wrong_with_a_negation_not_carried_out_is_one_failure_in_all_ops() -> None:
+    """As ``x.conj().imag`` gives it; inductor of torch 2.13 and 2.14 reads the memory below it."""
+
+    def deaf(graph_module: Any, example_inputs: Any) -> Any:
+        def run(*inputs: Any) -> Any:
+            return graph_module(*(torch._neg_view(one) if one.is_neg() else one for one in inputs))
+
+        return run
+
+    found = outcome(Kind.ACCURACY, "output: float")
+    values = torch.randn(4, dtype=torch.complex64).conj().imag
+    for inputs, lazy in (((values,), True), ((values.resolve_neg(),), False)):
+        case = Case(
+            symbolic_trace(lambda x: (x.exp(),)), inputs, backend=BackendRef("deaf", '"deaf"'), compiler=deaf
+        )
+        assert judging.is_of_lazy_inputs(case, found) is lazy
+    assert len({judging.key_of(found, {"op": op}, [op], lazy=True) for op in ("exp", "sin")}) == 1
 
 
 # ---- what is on disk

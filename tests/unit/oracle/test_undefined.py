@@ -146,6 +146,20 @@ KINDS = [
         (torch.zeros(1, 1, 1, 1), torch.full((1, 1, 1, 1), 2)),
     ),
     Undefined(
+        "max_pool indices of NaN",
+        lambda x: torch.nn.functional.max_pool2d(x, 2, return_indices=True)[1],
+        (torch.tensor([[[[NAN, 5.0], [NAN, math.inf]]]]),),
+        torch.full((1, 1, 1, 1), 0),
+        None,
+    ),
+    Undefined(
+        "the mean beside a variance",
+        lambda x: torch.var_mean(x, 0),
+        (torch.tensor([[1.0, 2.0], [math.inf, 4.0], [2.0, 3.0]]),),
+        (torch.tensor([NAN, 1.0]), torch.tensor([math.inf, 3.0])),
+        (torch.tensor([NAN, 1.0]), torch.tensor([math.inf, 4.0])),
+    ),
+    Undefined(
         "gradient of max_pool",
         pool_gradient,
         (POOLED,),
@@ -290,6 +304,19 @@ def test_it_holds_in_inference_mode_and_inside_higher_order_ops() -> None:
         with mode():
             assert judged(run, (TIES,), ints(4, 1, 3, 2, 0)) is None
             assert judged(run, (TIES,), ints(4, 3, 1, 2, 0)) is not None
+
+
+def test_a_draw_of_few_numbers_is_no_wrong_result_when_two_seeds_agree_by_chance() -> None:
+    def coin() -> Tensor:
+        torch.randint(0, 2, ())
+        return torch.randint(0, 2, ())
+
+    torch.manual_seed(0)
+    first = coin()
+    torch.manual_seed(1)
+    assert coin() == first, "two seeds that say nothing"
+    assert judged(lambda x: (coin(), x + 1), (TIES,), (1 - first, TIES + 1)) is None
+    assert judged(lambda x: (coin(), x + 1), (TIES,), (1 - first, TIES + 2)) is not None
 
 
 def test_random_numbers_are_those_of_eager() -> None:
