@@ -16,6 +16,7 @@ from torch.fx.passes.split_module import split_module
 
 from minidbg import _torch, processes, references
 from minidbg.case import CallPath, Case
+from minidbg.devices import devices_of
 from minidbg.graphs.copying import clone_values, copy_graph_module
 from minidbg.graphs.effects import is_call
 from minidbg.graphs.origins import location
@@ -218,6 +219,19 @@ def inside_the_backend(case: Case, small: Case, culprits: Sequence[fx.Node]) -> 
     )
 
 
+def aside(case: Case, answer: Callable[[], Any], seconds: float) -> Any:
+    """What a child of this process answers; None where it does not. Raises OSError.
+
+    No child could use the accelerator that the case is on: there this process answers itself.
+    """
+    if not devices_of(case.inputs):
+        return processes.call_in_fork(answer, seconds=seconds).value
+    try:
+        return answer()
+    except Exception:  # noqa: BLE001 - as a child's
+        return None
+
+
 def aten_calls_of(case: Case) -> list[str]:
     """``torch.ops.aten.cumsum.default``: the operators that eager calls for the case, but for views, asked in a child."""
 
@@ -226,7 +240,7 @@ def aten_calls_of(case: Case) -> list[str]:
             case.graph_module(*clone_values(case.inputs))
         return list(dict.fromkeys(called))
 
-    value = processes.call_in_fork(answer, seconds=ATEN_SECONDS).value
+    value = aside(case, answer, ATEN_SECONDS)
     return [str(one) for one in value] if isinstance(value, list) else []
 
 

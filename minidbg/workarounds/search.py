@@ -17,6 +17,7 @@ from typing import Any
 
 from minidbg import isolation, processes, references, repro
 from minidbg.case import Case, Level
+from minidbg.devices import synchronize
 from minidbg.errors import NotReproduced
 from minidbg.failure import Outcome, Verdict
 from minidbg.graphs import instantiate
@@ -201,7 +202,7 @@ def agrees_in_eager(case: Case, changed: Case) -> bool:
 
         return differ(run(changed), run(case), partial(run, case), table, []) is None
 
-    return processes.call_in_fork(answer, seconds=CALL_SECONDS).value is True
+    return changes.aside(case, answer, CALL_SECONDS) is True
 
 
 def with_costs(case: Case, found: Sequence[Change]) -> list[Workaround]:
@@ -228,17 +229,19 @@ def seconds_a_call(case: Case, compiled: Case | None) -> float | None:
             harness.patched_config(table.get("context", {}).get("config", {})),
             harness.entered_modes(table.get("context", {})),
         ):
-            function(*inputs)
             times: list[float] = []
+            function(*inputs)
             ends = time.perf_counter() + TIMED_S
             while time.perf_counter() < ends or len(times) < 3:
+                synchronize(inputs)
                 began = time.perf_counter()
                 function(*inputs)
+                synchronize(inputs)
                 times.append(time.perf_counter() - began)
         return statistics.median(times)
 
     try:
-        value = processes.call_in_fork(answer, seconds=CALL_SECONDS).value
+        value = changes.aside(case, answer, CALL_SECONDS)
     except OSError:
         return None
     return value if isinstance(value, float) else None
