@@ -193,12 +193,13 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
 
     A large whole is taken at its word: it was captured because it failed, and compiling it again may take longer than all that
     follows. When nothing smaller fails on the way through torch.compile, the whole is asked, and the other call path tried.
-    One that left its device in error is asked first: nobody could see whether eager would have done the same.
+    One that left its device in error is asked first: nobody could see whether eager would have done the same. So is a hang,
+    which a busy machine makes of a slow compile: each question about anything smaller would take the whole time limit.
     Raises NotReproduced.
     """
     known = Reliability(1, 1)
     untried_in_eager = case.kind is Kind.RUNTIME and STAND_INS in case.provenance.notes
-    believed = not untried_in_eager and (
+    believed = not (untried_in_eager or case.kind is Kind.HANG) and (
         just_seen or (case.signature is not None and call_nodes(case.graph_module) > SMALL_WHOLE)
     )
     if not believed:

@@ -411,6 +411,18 @@ def test_a_whole_that_left_its_device_in_error_is_asked_before_anything_smaller(
     assert call_nodes(oracle[0].graph_module) == 3
 
 
+def test_a_hang_that_was_a_busy_machine_is_refuted_by_few_questions_about_the_whole(
+    tmp_path: Path, oracle: list[Case]
+) -> None:
+    graph, x = chain()
+    calm = failing_case(compiler=lambda graph_module, example_inputs: graph_module.forward)
+    case = replace(calm, graph_module=graph, inputs=(x,), signature=Signature(Kind.HANG))
+    oracle.clear()
+    with pytest.raises(NotReproduced, match="does not show its failure here: gone"):
+        reducing.reduce_and_publish(case, tmp_path, limits=Limits(), just_seen=True)
+    assert {call_nodes(asked.graph_module) for asked in oracle} == {call_nodes(graph)}
+
+
 def test_a_large_graph_gets_longer_than_a_call(tmp_path: Path) -> None:
     case, hangs = failing_case(), failing_case(signature=Signature(Kind.HANG))
     asks = session.Session(Limits(seconds=300.0, call_seconds=60.0))
