@@ -37,6 +37,8 @@ thread_local c10::DeviceIndex current = 0;
 void check_usable(c10::DeviceIndex index) {
   const char* gone = std::getenv("ACME_GONE");
   TORCH_CHECK(!gone || ::access(gone, F_OK) != 0, "acme error 100: no acme device is detected");
+  static const pid_t user = ::getpid();  // the first process to use the device: as with CUDA, no fork of it can
+  TORCH_CHECK(user == ::getpid(), "acme error 3: cannot use the device in a fork of process ", int(user));
   TORCH_CHECK(!states[index].broken, "acme error 700: device acme:", int(index), " is in an error state");
 }
 
