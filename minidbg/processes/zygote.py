@@ -192,14 +192,16 @@ class Branch:
 
     def poll(self) -> int | None:
         """Its status, when it has ended."""
-        self.ended = self.ended or os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
+        with contextlib.suppress(ChildProcessError):
+            self.ended = self.ended or os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
         return 0 if self.ended else None
 
     def wait(self) -> None:
         """Until it has ended."""
-        if not self.ended:
-            os.waitpid(self.pid, 0)
-            self.ended = True
+        with contextlib.suppress(ChildProcessError):
+            if not self.ended:
+                os.waitpid(self.pid, 0)
+        self.ended = True
 
 
 def leave_to_others(keep: int) -> None:
