@@ -224,9 +224,7 @@ class OtherAnswers(ChangedEager):
         result, values = func(**given), given["self"].detach()
         nan = values.isnan()
         rank = torch.unique(torch.where(nan, 0, values), return_inverse=True)[1].double()
-        rank = torch.where(
-            nan, values.numel(), rank
-        )  # all larger than any number, and equal among themselves
+        rank = torch.where(nan, values.numel(), rank)  # the largest, and equal among themselves
         chance = torch.rand(rank.shape, generator=self.generator).to(rank)
         again = func(**{**given, "self": rank + chance / 2})[1]
         if torch.equal(again, result[1]):

@@ -611,9 +611,7 @@ def main(argv: list[str] | None = None) -> int:
         for line in options.json.read_text().splitlines():
             row = json.loads(line)
             known[Trial.of_row(row)] = row
-    if (
-        options.device == "cpu"
-    ):  # elsewhere a library that looks for a device leaves one that forks cannot use
+    if options.device == "cpu":  # elsewhere forks could not use it when a library has looked for it
         import_what_forks_need({trial.model for trial in trials if trial not in known})
     for row in rows_of([trial for trial in trials if trial not in known], options.jobs, options.limit):
         known[Trial.of_row(row)] = row

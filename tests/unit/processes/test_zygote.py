@@ -45,12 +45,10 @@ def has_autograd(argument: Mapping[str, Any], note: Any) -> Any:
 
 def asks_its_own(argument: Mapping[str, Any], note: Any) -> Any:
     processes.branch_off()
-    begun = time.monotonic()
     done = [processes.call_in_zygote(HERE + "echo", {"value": one}, seconds=60) for one in (1, 2)]
     own = processes.start_zygote()
     return {
         "answers": [one.value[0] for one in done],
-        "seconds": time.monotonic() - begun,
         "pid": own.process.pid,
         "folder": str(own.folder),
         "imported": "torch._dynamo" in sys.modules,
@@ -258,13 +256,15 @@ def test_zygote_imports_only_what_starts_no_thread(tmp_path: Path, monkeypatch: 
 @pytest.mark.skipif(torch.version.cuda is None, reason="this build of torch has no CUDA to lose")
 def test_a_process_that_has_looked_for_a_gpu_is_not_forked(tmp_path: Path) -> None:
     """Where one is: nothing can be compiled in a fork after ``torch.cuda.is_available()``, not even for the CPU."""
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is here, and this is about one that comes and goes")
     script = tmp_path / "looks.py"
     script.write_text(
         textwrap.dedent("""
         import torch
         from minidbg.isolation import fork_refusal
         print(fork_refusal())
-        looked = torch.cuda.is_available()  # a machine without one is not poisoned by it
+        torch.cuda.is_available()  # a machine without one is not poisoned by it
         from minidbg.isolation import fork_safety
         fork_safety.answer_to_trivial_question.cache_clear()
         print(fork_refusal())
