@@ -172,8 +172,8 @@ def draws_by(link: Link, inside: Before, fed: Fed) -> Fed | None:
     with torch.no_grad():
         compiled_fn = compile_at_run_time(link, graph, inputs)
         inside.set_generators()
-        values = compiled_fn(*inputs)
-    return fed.with_values(clone_values(values))
+        results = compiled_fn(*inputs)
+    return fed.with_results(clone_values(results))
 
 
 def ran(

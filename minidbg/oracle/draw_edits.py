@@ -37,6 +37,8 @@ class Drawn:
     """Gives such a value, from other numbers; None where several calls do."""
     part: int | None = None
     """Which of the call's results it is."""
+    read: Callable[[Any], Any] = lambda result: result
+    """The value, from what the call gives."""
 
 
 NewInput: TypeAlias = Callable[[Drawn], fx.Node]

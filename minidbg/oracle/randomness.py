@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -92,8 +92,10 @@ class Fed:
     switched_off: tuple[str, ...] = ()
     """Names of the nodes among ``fed`` whose drawing is switched off."""
 
-    def with_values(self, values: Sequence[Any]) -> Fed:
+    def with_results(self, results: Sequence[Any]) -> Fed:
+        """With the values that these results of the drawing calls tell, in the order of ``drawn``."""
         given = len(self.inputs) - len(self.drawn)
+        values = [one.read(result) for one, result in zip(self.drawn, results, strict=True)]
         return replace(self, inputs=(*self.inputs[:given], *values))
 
 
@@ -339,12 +341,35 @@ def stacked(turns: Sequence[Fed]) -> list[Drawn]:
     return [Drawn(torch.stack(column), None) for column in columns]
 
 
-def attention_mask(
-    query: Tensor, key: Tensor, *others: Any, result: Tensor, dropout_p: float = 0.0, **kwargs: Any
-) -> Drawn:
+def attention_mask(query: Tensor, key: Tensor, *others: Any, result: Tensor, **named: Any) -> Drawn:
     """A mask for the attention weights of that call, whose result is ``result``."""
-    probability = others[2] if len(others) > 2 else dropout_p
+    named |= dict(zip(("value", "attn_mask", "dropout_p"), others, strict=False))
+    probability = named["dropout_p"]
     dtype = torch.promote_types(result.dtype, torch.float32)  # that of the weights
     ones = torch.ones((*result.shape[:-1], key.shape[-2]), dtype=dtype, device=result.device)
-    call = DrawingCall("call_function", torch.nn.functional.dropout, (ones, probability), {})
-    return Drawn(torch.nn.functional.dropout(ones, probability), call)
+    mask = torch.nn.functional.dropout(ones, probability)
+    if result.device.type != "cpu":
+        return Drawn(
+            mask, *attention_that_shows_its_mask(mask, result.dtype, named.get("attn_mask"), probability)
+        )
+    return Drawn(mask, DrawingCall("call_function", torch.nn.functional.dropout, (ones, probability), {}))
+
+
+def attention_that_shows_its_mask(
+    mask: Tensor, dtype: torch.dtype, attn_mask: Tensor | None, probability: float
+) -> tuple[DrawingCall, None, Callable[[Tensor], Tensor]]:
+    """A call of attention whose result tells which weights it drops, and the reading of it, as parts of a ``Drawn``.
+
+    An accelerator's fused kernel draws for itself, by the place of each weight. Zeros as queries and keys make all weights
+    equal, and the identity as values hands out each by itself.
+    """
+    keys = mask.shape[-1]
+    query = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    key = torch.zeros((*mask.shape[:-2], keys, keys), dtype=dtype, device=mask.device)
+    value = key + torch.eye(keys, dtype=dtype, device=mask.device)
+    if attn_mask is not None:  # which kernel is taken hangs on it
+        blank = torch.ones_like if attn_mask.dtype is torch.bool else torch.zeros_like
+        attn_mask = blank(attn_mask)
+    arguments = (query, key, value, attn_mask, probability)
+    call = DrawingCall("call_function", torch.nn.functional.scaled_dot_product_attention, arguments, {})
+    return call, None, lambda shown: (shown != 0).to(mask.dtype) / (1 - probability)

@@ -24,6 +24,7 @@ CALLS_COMPILED = ("torch._dynamo.eval_frame", "DisableContext")  # dynamo's wrap
 GUARD_FAILED = "Guard failed on the same frame it was created"  # dynamo's words
 BUILDS_GUARDS = "produce_guards_verbose"  # in torch.fx.experimental.symbolic_shapes
 NO_GUARDS = "dynamo cannot build its guards"  # the message of such a failure, whichever error it is
+ASYNCHRONOUS = "torch.AcceleratorError"  # a kernel's failure, raised by whichever call met the device next
 GENERATED = ("torch._inductor.runtime.compile_tasks", "torch_compile_debug")
 SCRIPTS = ("__main__", "__mp_main__", "minidbg_repro", __name__)
 LOADED_BY_PATH = r"\w+_[0-9a-f]{8}"  # the names that load_by_path gives to scripts
@@ -153,7 +154,7 @@ def last_name(function: str) -> str:
 
 def innermost_frames(chain: list[BaseException], most: int = 4) -> list[str]:
     """``module:function`` below the place where the backend or its result was called, innermost first."""
-    if any(isinstance(error, RecursionError) for error in chain):
+    if any(isinstance(one, RecursionError) or qualified_name(one) == ASYNCHRONOUS for one in chain):
         return []  # where the stack ends is chance
     traced = [error for error in chain if error.__traceback__ is not None]
     names: list[str] = []

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from minidbg.failure import Signature
 from minidbg.oracle.signature import function_name, signature_of, stable_message
@@ -164,6 +165,18 @@ def test_generated_code_and_scripts_loaded_by_path_have_one_name() -> None:
     table = signature_of(raised(kernel.Runner().call), "runtime")
     assert table["frames"][:2] == ["<script>:boom", "<generated>:call"]
     assert table["types"] == ["<script>.Odd"]
+
+
+def test_a_device_in_error_tells_no_frames_since_whichever_call_came_next_raises() -> None:
+    def one_call() -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    def another() -> None:
+        one_call()
+
+    first, second = (signature_of(raised(call)) for call in (one_call, another))
+    assert first == second
+    assert first["types"] == ["torch.AcceleratorError"]
 
 
 def test_recursion_has_no_frames_since_its_end_is_chance() -> None:

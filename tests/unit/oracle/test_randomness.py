@@ -16,7 +16,7 @@ from minidbg._torch import with_shape_env
 from minidbg.graphs import call_nodes, capture_by_dynamo, copy_graph_module
 from minidbg.graphs.copying import clone_values
 from minidbg.oracle.compare import mismatch
-from minidbg.oracle.randomness import Fed, draws_alone, feed_recorded
+from minidbg.oracle.randomness import Fed, attention_that_shows_its_mask, draws_alone, feed_recorded
 from minidbg.oracle.snapshot import snapshot
 
 Program = Callable[..., Any]
@@ -136,7 +136,7 @@ def test_the_drawing_calls_alone_draw_what_the_whole_graph_draws(name: str) -> N
     one = feed_recorded(gm, inputs)
     alone = draws_alone(one)
     assert alone is not None
-    again = one.with_values(run(*alone, seed=5))
+    again = one.with_results(run(*alone, seed=5))
     wanted = snapshot(run(gm, inputs, 5))
     assert mismatch(snapshot(again.graph_module(*clone_values(again.inputs))), wanted) is None
     assert mismatch(snapshot(one.graph_module(*clone_values(one.inputs))), wanted) is not None
@@ -171,8 +171,20 @@ def test_fed_attention_rounds_as_eager_does(
         one = feed_recorded(gm, inputs)
         alone = draws_alone(one)
         assert alone is not None
-        again = one.with_values(run(*alone, seed=5))
+        again = one.with_results(run(*alone, seed=5))
         assert torch.equal(again.graph_module(*again.inputs)[0], run(gm, inputs, 5)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mask", [None, BELOW, torch.where(BELOW, 0.5, -torch.inf)])
+def test_attention_can_show_which_weights_it_drops(mask: Tensor | None, dtype: torch.dtype) -> None:
+    ones = torch.ones(2, 3, 8, 8)
+    given = mask.to(dtype) if mask is not None and mask.dtype is not torch.bool else mask
+    call, _, read = attention_that_shows_its_mask(ones, dtype, given, 0.25)
+    torch.manual_seed(5)
+    shown = read(call.target(*call.args))
+    torch.manual_seed(5)
+    assert torch.equal(shown, F.dropout(ones, 0.25))
 
 
 def test_no_call_is_tried_alone_where_others_draw_too() -> None:
