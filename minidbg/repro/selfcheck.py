@@ -12,6 +12,7 @@ import textwrap
 from typing import Any
 
 from minidbg.case import CallPath, Context
+from minidbg.devices import kind_of
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind
 from minidbg.graphs.expressions import quoted
@@ -99,7 +100,13 @@ class _Judged:
     @property
     def needs_run(self) -> bool:
         """Whether a call takes more than one expression."""
-        return bool(self.modes or self.statements or self.backward or self.leaf)
+        return bool(self.modes or self.statements or self.backward or self.leaf or self.waits)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a failing kernel may show only when its device comes to rest."""
+        late = self.header.kind in (Kind.RUNTIME, Kind.CRASH, Kind.HANG)
+        return late and bool(kind_of(self.device).synchronize)
 
     # --- the model, eager and compiled
 

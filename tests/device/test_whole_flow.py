@@ -92,7 +92,10 @@ def test_a_process_that_dies_only_there_has_left_what_its_repro_is_made_of(
 def test_a_late_error_is_one_of_the_graph_that_caused_it(run: Run, tmp_path: Path) -> None:
     done = run(HERE / "program.py", "acme:0", bug="late:gelu")
     assert "5 -> 1 nodes" in done.stdout, done.stdout + done.stderr
-    assert "gelu kernel failed" in only_repro(tmp_path).read_text()
+    path = only_repro(tmp_path)
+    assert "gelu kernel failed" in path.read_text()
+    assert len(path.read_text().splitlines()) < 120, "its own lines did not wait for the device"
+    assert run(path, bug="late:gelu").returncode == 1
 
 
 @only_stand_in
