@@ -53,6 +53,8 @@ DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "feature
 
 ATTENTION = "scaled_dot_product_attention"
 """Gets its mask as an argument of the op behind it."""
+ALIGNED = 8
+"""Fused kernels of attention take widths that are multiples of it."""
 
 DROPOUT_MODULES = frozenset({"Dropout", "Dropout1d", "Dropout2d", "Dropout3d"})
 
@@ -364,12 +366,13 @@ def attention_that_shows_its_mask(
     equal, and the identity as values hands out each by itself.
     """
     keys = mask.shape[-1]
-    query = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-    key = torch.zeros((*mask.shape[:-2], keys, keys), dtype=dtype, device=mask.device)
-    value = key + torch.eye(keys, dtype=dtype, device=mask.device)
+    width = -(-keys // ALIGNED) * ALIGNED
+    query = torch.zeros((*mask.shape[:-1], width), dtype=dtype, device=mask.device)
+    key = torch.zeros((*mask.shape[:-2], keys, width), dtype=dtype, device=mask.device)
+    value = key + torch.eye(keys, width, dtype=dtype, device=mask.device)
     if attn_mask is not None:  # which kernel is taken hangs on it
         blank = torch.ones_like if attn_mask.dtype is torch.bool else torch.zeros_like
         attn_mask = blank(attn_mask)
     arguments = (query, key, value, attn_mask, probability)
     call = DrawingCall("call_function", torch.nn.functional.scaled_dot_product_attention, arguments, {})
-    return call, None, lambda shown: (shown != 0).to(mask.dtype) / (1 - probability)
+    return call, None, lambda shown: (shown[..., :keys] != 0).to(mask.dtype) / (1 - probability)

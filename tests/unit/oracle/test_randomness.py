@@ -177,8 +177,12 @@ def test_fed_attention_rounds_as_eager_does(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("mask", [None, BELOW, torch.where(BELOW, 0.5, -torch.inf)])
-def test_attention_can_show_which_weights_it_drops(mask: Tensor | None, dtype: torch.dtype) -> None:
-    ones = torch.ones(2, 3, 8, 8)
+@pytest.mark.parametrize("keys", [5, 8])
+def test_attention_can_show_which_weights_it_drops(
+    mask: Tensor | None, dtype: torch.dtype, keys: int
+) -> None:
+    ones = torch.ones(2, 3, 8, keys)
+    mask = mask[:, :keys] if mask is not None else None
     given = mask.to(dtype) if mask is not None and mask.dtype is not torch.bool else mask
     call, _, read = attention_that_shows_its_mask(ones, dtype, given, 0.25)
     torch.manual_seed(5)
