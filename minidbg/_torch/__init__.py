@@ -8,4 +8,5 @@ from minidbg._torch.inductor import *  # noqa: F403
 from minidbg._torch.operators import *  # noqa: F403
 from minidbg._torch.private_names import *  # noqa: F403
 from minidbg._torch.process import *  # noqa: F403
-from minidbg._torch.tensors import *  # noqa: F403  # noqa: F403
+from minidbg._torch.tensors import *  # noqa: F403
+from minidbg._torch.triton_kernels import *  # noqa: F403

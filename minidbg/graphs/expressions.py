@@ -14,6 +14,7 @@ from torch import Tensor, fx
 
 from minidbg import _torch
 from minidbg.errors import CannotWrite
+from minidbg.graphs.kernels import Definitions
 from minidbg.graphs.names import is_plain_identifier, reference_to
 from minidbg.graphs.ranks import shared_text
 
@@ -131,6 +132,7 @@ class Expressions:
         self._name_of = name_of
         self.imports: set[str] = set()
         self.roots: set[str] = set()
+        self.kernels = Definitions(self.value, self.imports)
 
     def node(self, node: fx.Node) -> str:
         """The expression that computes ``node``. Raises CannotWrite naming the node and the part."""
@@ -187,11 +189,31 @@ class Expressions:
 
     def _function(self, node: fx.Node) -> str:
         target, args = node.target, node.args
+        if _torch.is_kernel_launch(node):
+            launch = _torch.launch_of(node)
+            arguments = self._arguments(launch.args, launch.kwargs)
+            return f"{self._kernel(launch.kernel)}[{self.value(launch.grid)}]({arguments})"
         if not node.kwargs and args and isinstance(target, Callable):  # type: ignore[arg-type]  # typing form
             infix = self._infix(target, args)
             if infix is not None:
                 return infix
         return f"{self.reference(target)}({self._arguments(args, node.kwargs)})"
+
+    def _kernel(self, kernel: Any) -> str:
+        name = self.kernels.name_of(kernel)
+        self.roots.add(name.partition(".")[0])
+        return name
+
+    def keywords(self, node: fx.Node) -> str:
+        """The dict of ``node``'s keyword arguments; numbers of a table of this process are looked up anew."""
+        if not _torch.is_kernel_launch(node):
+            return self.value(dict(node.kwargs))
+        kernel, constants = _torch.kernel_and_constants(node)
+        self.imports.add(f"import {_torch.TABLE.rpartition('.')[0]}")
+        texts = {key: self.value(value) for key, value in node.kwargs.items()}
+        texts["kernel_idx"] = f"{_torch.TABLE}.add_kernel({self._kernel(kernel)})"
+        texts["constant_args_idx"] = f"{_torch.TABLE}.add_constant_args({self.value(constants)})"
+        return "{" + ", ".join(f"{key!r}: {text}" for key, text in texts.items()) + "}"
 
     def _infix(self, target: Any, args: tuple[Any, ...]) -> str | None:
         """The operator form where it means exactly the call, else None."""
@@ -259,7 +281,8 @@ class Expressions:
             self.roots.add("torch")
             self.imports |= {f"import {shared[1]}"} if shared[1] else set()
             return shared[0]
-        if callable(value) or hasattr(type(value), "__members__"):
+        of_triton = type(value).__module__.startswith("triton.")  # tl.float32
+        if callable(value) or hasattr(type(value), "__members__") or of_triton:
             return self.reference(value)
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise CannotWrite(f"an argument of type {kind}", "it has no literal form")

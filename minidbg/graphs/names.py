@@ -178,7 +178,6 @@ LOADED_WITH_TORCH = frozenset(
 """Modules that ``import torch`` brings; any other is imported by name."""
 
 _HIGHER_ORDER = "torch.ops.higher_order."
-_TRITON = f"{_HIGHER_ORDER}triton_kernel_wrapper"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +221,6 @@ def _operator_reference(text: str, value: Any) -> Reference:
     parts = text.split(".")
     if not all(map(is_plain_identifier, parts)) or walk(torch, ".".join(parts[1:])) is not value:
         raise CannotWrite(_describe(value), f"{text} does not lead to it")
-    if text.startswith(_TRITON):
-        raise CannotWrite(_describe(value), "its kernel lives in a table of this process")
     if not text.startswith(_HIGHER_ORDER):
         return Reference(text)  # what defines a custom operator is known to the backend's reference
     home = type(value).__module__

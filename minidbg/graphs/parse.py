@@ -217,6 +217,8 @@ class ForwardReader:
     def _call(self, call: ast.Call, name: str | None) -> fx.Node:
         args = tuple(self._value(arg) for arg in call.args)
         kwargs = self._keywords(call)
+        if isinstance(call.func, ast.Subscript):
+            return self._launch(call.func, args, kwargs)
         path = _self_path(call.func)
         if path is not None:
             return self._add("call_module", path, args, kwargs, name)
@@ -225,6 +227,14 @@ class ForwardReader:
             if owner is not None:
                 return self._add("call_method", call.func.attr, (owner, *args), kwargs, name)
         return self._add("call_function", self._global(call.func), args, kwargs, name)
+
+    def _launch(self, at: ast.Subscript, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        """``kernel[grid](...)``, a user's Triton kernel."""
+        kernel, grid = self._global(at.value), self._value(at.slice)
+        if not _torch.is_kernel(kernel) or not isinstance(grid, tuple):
+            raise NotOurForm(f"{ast.unparse(at)} is no kernel with a grid", at)
+        target, given = _torch.launch_arguments(kernel, grid, args, kwargs)
+        return self._add("call_function", target, (), given, None)
 
     def _keywords(self, call: ast.Call) -> dict[str, Any]:
         kwargs: dict[str, Any] = {}

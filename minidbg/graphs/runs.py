@@ -84,7 +84,9 @@ def versions(node: fx.Node, targets: Iterable[fx.Node], env: dict[fx.Node, Any])
     tensors = [tensor for target in targets for tensor in tensors_in(env[target])]
     if op_name(node) in STATISTICS:
         return [(tensor, tensor.clone()) for tensor in tensors if tensor.dim() <= 1]
-    return [(tensor, None if tensor.is_inference() else tensor._version) for tensor in tensors]
+    # a Triton kernel moves no version: what it may write counts as written
+    unknown = _torch.is_kernel_launch(node)
+    return [(tensor, None if unknown or tensor.is_inference() else tensor._version) for tensor in tensors]
 
 
 def written(node: fx.Node, before: Iterable[tuple[Tensor, Any]]) -> Iterator[Tensor]:

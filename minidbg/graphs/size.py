@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from minidbg import _torch
 from minidbg.errors import CannotWrite
 from minidbg.graphs.attributes import lookup
 from minidbg.graphs.expressions import Expressions
@@ -59,6 +60,8 @@ def _lines(gm: fx.GraphModule, indent: str) -> Iterator[str]:
         numbers[node] = f"%{len(numbers)}"
         arguments = _text(write, node.args)
         keywords = ", ".join(f"{key}={_text(write, value)}" for key, value in sorted(node.kwargs.items()))
+        if _torch.is_kernel_launch(node):
+            keywords = _launch_text(write, node)
         target = ""
         if node.op in ("get_attr", "call_module"):
             value = lookup(gm, str(node.target))
@@ -106,6 +109,14 @@ def _target(node: fx.Node) -> str:
     except CannotWrite:
         # a local function has no name that another process knows, but one to compare by
         return f"{getattr(node.target, '__module__', '')}.{getattr(node.target, '__qualname__', node.target)}"
+
+
+def _launch_text(write: Expressions, node: fx.Node) -> str:
+    """The kernel and its arguments; the node has only their numbers in a table of this process."""
+    try:
+        return f"{write.keywords(node)} {write.kernels.texts}"
+    except CannotWrite:
+        return "<a Triton kernel>"
 
 
 def _text(write: Expressions, value: Any) -> str:

@@ -52,6 +52,8 @@ class ModuleSource:
     """Dotted name -> tensor that ``__init__`` makes by the constant expression."""
     name: str = "Repro"
     """The class."""
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    """Name -> statement that defines a Triton kernel, or what one looks up; they stand above ``text``, in this order."""
 
 
 def write_module(
@@ -76,10 +78,19 @@ class _Writer:
         self._constant_expression = constant_expression
         self._imports: set[str] = set()
         self._constants: dict[str, Tensor] = {}
+        self._kernels: dict[str, str] = {}
 
     def source(self, name: str, text: str, input_names: tuple[str, ...]) -> ModuleSource:
         """``text``, with all that was collected."""
-        return ModuleSource(text, tuple(sorted(self._imports)), input_names, self._constants, name)
+        imports = tuple(sorted(self._imports))
+        return ModuleSource(text, imports, input_names, self._constants, name, self._kernels)
+
+    def _take(self, write: Expressions) -> None:
+        """Collect what the text of one graph refers to."""
+        self._imports |= write.imports
+        for name, text in write.kernels.texts.items():
+            if self._kernels.setdefault(name, text) != text:
+                raise CannotWrite(f"the name {name}", "kernels of two graphs use it for different things")
 
     def _attributes(self, gm: fx.GraphModule, path: str, owner: str) -> Attributes:
         """What the graph reads and calls, written; ``path`` leads to ``gm`` from the outermost module."""
@@ -101,7 +112,7 @@ class _ClassWriter(_Writer):
             blocks.append("\n".join(lines + [INDENT + line for line in attributes.statements]))
         forward = _ForwardWriter(gm.graph)
         blocks.append(forward.text)
-        self._imports |= forward.imports
+        self._take(forward.expressions)
         body = textwrap.indent("\n\n".join(blocks), INDENT)
         return f"class {name}(torch.nn.Module):\n{body}\n", forward.input_names
 
@@ -143,9 +154,8 @@ class _ForwardWriter:
         named = [
             node for node in graph.nodes if node.op == "placeholder" or (node.op != "output" and node.users)
         ]
-        for self._names, self._expressions in namings(named, set()):
+        for self._names, self.expressions in namings(named, set()):
             self.text = self._write()
-        self.imports = self._expressions.imports
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -177,7 +187,7 @@ class _ForwardWriter:
         return [line] if len(line) <= LINE_LENGTH else ["def forward(", f"{listed(parameters)},", "):"]
 
     def _parameter(self, node: fx.Node) -> str:
-        default = f"={self._expressions.value(node.args[0])}" if node.args else ""
+        default = f"={self.expressions.value(node.args[0])}" if node.args else ""
         return self._names[node] + default
 
     def _statement(self, node: fx.Node) -> str:
@@ -186,7 +196,7 @@ class _ForwardWriter:
         return f"{text}  # {comment}" if comment else text
 
     def _code(self, node: fx.Node) -> str:
-        write = self._expressions
+        write = self.expressions
         if node.op == "output":
             return f"return {write.value(node.args[0])}"
         if node in self._pairs:
@@ -239,7 +249,7 @@ def instantiate(source: ModuleSource, constants: Mapping[str, Tensor] | None = N
     """
     name = f"minidbg_source_{next(_numbers)}"
     filename = f"<{name}>"
-    text = "\n".join(["import torch", *source.imports, "", "", source.text])
+    text = "\n".join(["import torch", *source.imports, "", *source.kernels.values(), "", source.text])
     home = types.ModuleType(name)
     home.__dict__["constants"] = source.constants if constants is None else constants
     # dynamo imports the module of a class by its name; tracebacks look for lines in linecache
@@ -307,7 +317,7 @@ class _BuilderWriter(_Writer):
         """One line a node, and the variables of the placeholders."""
         for names, write in namings(list(graph.nodes), set(_OWN_NAMES)):
             lines = [self._line(node, names, write) for node in graph.nodes]
-        self._imports |= write.imports
+        self._take(write)
         inputs = tuple(names[node] for node in graph.nodes if node.op == "placeholder")
         return lines, inputs
 
@@ -317,7 +327,7 @@ class _BuilderWriter(_Writer):
         variable = names[node]
         target = variable if node.op == "placeholder" else node.target
         written = write.value(target) if isinstance(target, str) else write.reference(target)
-        arguments = f"{written}, {write.value(node.args)}, {write.value(dict(node.kwargs))}, {variable!r}"
+        arguments = f"{written}, {write.value(node.args)}, {write.keywords(node)}, {variable!r}"
         line = f"g.create_node({node.op!r}, {arguments})"
         comment = location(node)
         line = f"{variable} = {line}" if node.users else line

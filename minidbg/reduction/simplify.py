@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from minidbg import _torch
 from minidbg.graphs import nested, pieces
 from minidbg.graphs.constructed import is_constructed, plain_stand_in
 from minidbg.graphs.effects import attribute_of
@@ -144,6 +145,8 @@ def shrink_sizes(problem: ReductionProblem) -> None:
 
     From below, since most failures do not care; and since one that needs a multiple of 8, or more than 16, then keeps 8, or 17.
     """
+    if _torch.has_kernel_launch(problem.best.graph_module):  # it would write beyond a smaller tensor
+        return
     for size in sorted(_sizes(problem), reverse=True):
         low, high = 0, size
         for step in (step for step in STEPS if step < size):
@@ -257,7 +260,10 @@ def _with_dtype(problem: ReductionProblem, old: torch.dtype) -> Candidate:
 
 def plain_tensors(problem: ReductionProblem) -> None:
     """Try inputs without gradients, that are no Parameters, and contiguous; all at once, then one by one."""
-    for change, how in ((_without_grad, "no grad"), (_contiguous, "contiguous")):
+    changing = [(_without_grad, "no grad"), (_contiguous, "contiguous")]
+    if _torch.has_kernel_launch(problem.best.graph_module):  # strides are among its arguments
+        changing.pop()
+    for change, how in changing:
         changes = {place: made for place, value in _tensors(problem) if (made := change(value)) is not None}
         _try_all_then_each(problem, changes, how)
 

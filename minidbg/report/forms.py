@@ -134,7 +134,7 @@ def variables_of(story: Story) -> dict[str, Any]:
         "imports": list(parts.imports),
         "embedded": embedded(story),
         "backend": parts.backend,
-        "model": parts.model,
+        "model": "\n\n\n".join(part for part in (parts.kernels.strip(), parts.model) if part),
         "inputs": parts.inputs,
         "stored": parts.stored,
         "functions": judge["functions"],

@@ -26,7 +26,7 @@ from minidbg.graphs.source import by_name, write_graph_builder
 from minidbg.metadata import DIVIDER, backend_in
 from minidbg.oracle.embed import harness_names
 from minidbg.repro.header import Header, header_of, literal_options, script_text
-from minidbg.repro.render import EMBEDDED_MARK, OWN_NAMES, SCRIPT_IMPORTS
+from minidbg.repro.render import EMBEDDED_MARK, KERNELS_MARK, OWN_NAMES, SCRIPT_IMPORTS
 
 _numbers = itertools.count(1)
 
@@ -91,7 +91,7 @@ def _namespace(path: Path, parts: Parts, reference: BackendRef) -> dict[str, Any
         # Evaluated where resolve has run the embedded definitions, once: operators cannot be registered twice.
         known |= cast(Any, references.resolve(replace(reference, setup=(), expression="dict(globals())")))
     known |= {"__file__": str(path), "torch": torch}
-    text = "\n\n".join([*parts.imports, parts.stored, parts.model, parts.inputs])
+    text = "\n\n".join([*parts.imports, parts.stored, parts.kernels, parts.model, parts.inputs])
     return references.run_as_module(f"minidbg_repro_{next(_numbers)}", text, **known)
 
 
@@ -231,6 +231,8 @@ class Parts:
     inputs: str
     backend: str
     stored: str = ""
+    kernels: str = ""
+    """Triton kernels of the model, with what they look up."""
     imports: tuple[str, ...] = ()
     """Import statements at the top level, above the judge, without those that every script has."""
     copied: str = ""
@@ -255,13 +257,19 @@ def read_parts(text: str, header: Header) -> Parts:
     upper = _above_judge(text, nodes, header.kind)
     lines = text.split("\n")
     start = lines.index(EMBEDDED_MARK) + 1 if EMBEDDED_MARK in lines else 0
-    end = _first_line(own or model)
-    others = [node for node in upper if not start < node.lineno < end] if start else upper
+    mark = lines.index(KERNELS_MARK) + 1 if KERNELS_MARK in lines else _first_line(model)
+    end = min(_first_line(own or model), mark)
+    others = [
+        node
+        for node in upper
+        if not (start and start < node.lineno < end) and not mark < node.lineno < _first_line(model)
+    ]
     return Parts(
         model=source_of(text, model),
         inputs=source_of(text, given),
         backend=source_of(text, own) if own else named_backend(text, header),
         stored=source_of(text, named["stored"]) if "stored" in named else "",
+        kernels="\n".join(lines[mark : _first_line(model) - 1]),
         imports=tuple(
             line for line in map(ast.unparse, filter(_is_import, others)) if line not in SCRIPT_IMPORTS
         ),

@@ -47,6 +47,7 @@ SCRIPT_IMPORTS = (
 )
 """Imports that a script has for itself, or had until minidbg wrote it otherwise; the judge's annotations in a standalone one name what is defined below them."""
 EMBEDDED_MARK = "# Copied from the program that failed:"
+KERNELS_MARK = "# Triton kernels that the graph launches:"
 VALUE_LIMIT_BYTES = 1 << 30
 OWN_NAMES = ("backend", "Repro", "graph", "inputs", "stored", "test_repro", "load_by_path", *selfcheck.NAMES)
 
@@ -101,10 +102,12 @@ def render(
     is_standalone = form is Form.STANDALONE
     imports = (*SCRIPT_IMPORTS, *(harness_imports(kind, case.call) if is_standalone else ()))
     taken = {*OWN_NAMES, *(harness_names(kind) if is_standalone else ())}
-    case = replace(case, backend=avoid_names(case.backend, taken, imports))
     stored: dict[str, Tensor] = {}
     explicit = case.context.default_dtype != "torch.float32"
     model = _model(case, exactness, stored, explicit=explicit)
+    if clashing := sorted(taken & model.kernels.keys()):
+        raise CannotWrite(f"the Triton kernel or global {clashing[0]}", "the script uses that name itself")
+    case = replace(case, backend=avoid_names(case.backend, taken | model.kernels.keys(), imports))
     specs = describing.describe(
         case.inputs, model.input_names, exactness, stored, dynamic_dims=case.dynamic_dims, contents=contents
     )
@@ -119,7 +122,7 @@ def render(
         "annotated": _has_annotations(embedded),
         "embedded_mark": EMBEDDED_MARK,
         "backend": "" if plain_backend else backend_function(case.backend).rstrip("\n"),
-        "model": model.text.rstrip("\n"),
+        "model": _with_kernels(model).rstrip("\n"),
         "inputs": inputs_function(specs, device, explicit=explicit),
         "stored": STORED.rstrip("\n") if stored else "",
         "device": device,
@@ -205,6 +208,12 @@ def _model(
     if case.call is CallPath.DIRECT:
         return write_graph_builder(case.graph_module, constant_expression=expression)
     return source.write_module(case.graph_module, "Repro", constant_expression=expression)
+
+
+def _with_kernels(model: source.ModuleSource) -> str:
+    """The class or builder, below the kernels that it launches."""
+    parts = ["\n".join([KERNELS_MARK, *model.kernels.values()])] if model.kernels else []
+    return "\n\n\n".join([*parts, model.text])
 
 
 def constant_expression(
