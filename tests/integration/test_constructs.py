@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -130,11 +133,13 @@ def test_what_no_script_can_hold_is_named_and_kept_in_words(tmp_path: Path) -> N
     assert not list(tmp_path.glob("*.py"))
 
 
-@pytest.mark.device
-@pytest.mark.skipif(
+needs_triton = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="user Triton kernels need a GPU, and there is none here"
 )
-def test_a_users_triton_kernel_is_refused_by_name(tmp_path: Path) -> None:
+
+
+def with_local_kernel() -> Any:
+    """A program whose kernel, and the modules that this looks up, are local to a function."""
     import triton
     import triton.language as tl
 
@@ -146,10 +151,104 @@ def test_a_users_triton_kernel_is_refused_by_name(tmp_path: Path) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         y = torch.empty_like(x)
         doubles[(1,)](x, y, x.numel())
-        return y.sin()
+        return y.exp().sin()
 
-    compiled = torch.compile(program, backend=minidbg.wrap(raises_on("sin"), repro_dir=tmp_path))
+    return program
+
+
+def with_tuned_kernel() -> Any:
+    """A program whose kernel has a constexpr, configs and a helper, with a launch that sets ``num_warps`` beside it."""
+    import triton
+    import triton.language as tl
+
+    factor = tl.constexpr(3)
+
+    @triton.jit
+    def scaled(value: Any) -> Any:
+        return value * factor
+
+    @triton.autotune(configs=[triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})], key=["size"])
+    @triton.jit
+    def triples(x_ptr: Any, y_ptr: Any, size: Any, BLOCK: tl.constexpr) -> None:
+        place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        inside = place < size
+        tl.store(y_ptr + place, scaled(tl.load(x_ptr + place, mask=inside)), mask=inside)
+
+    @triton.jit
+    def adds(x_ptr: Any, y_ptr: Any, size: Any, BLOCK: tl.constexpr) -> None:
+        place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        inside = place < size
+        tl.store(
+            y_ptr + place,
+            tl.load(y_ptr + place, mask=inside) + tl.load(x_ptr + place, mask=inside),
+            mask=inside,
+        )
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty_like(x)
+        triples[(2,)](x, y, x.numel())
+        adds[(triton.cdiv(x.numel(), 16),)](x, y, x.numel(), BLOCK=16, num_warps=2)
+        return y.exp().sin()
+
+    return program
+
+
+def runs_again(script: Path) -> subprocess.CompletedProcess[str]:
+    """The script, run by a fresh interpreter that finds the backends planted here."""
+    folders = [str(Path(minidbg.__file__).parents[1]), *sys.path]
+    return subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.device
+@needs_triton
+@pytest.mark.parametrize("make", [with_local_kernel, with_tuned_kernel])
+def test_a_failure_beside_a_users_triton_kernel_is_reduced_and_reproduces(make: Any, tmp_path: Path) -> None:
+    """What fails needs no kernel: the smallest graph has none."""
+    compiled = torch.compile(make(), backend=minidbg.wrap(raises_on("sin"), repro_dir=tmp_path))
     with pytest.raises(BackendCompilerFailed) as caught:
-        compiled(torch.randn(16, device="cuda"))
+        compiled(torch.randn(32, device="cuda"))
     report = minidbg.report_of(caught.value)
-    assert "its kernel lives in a table of this process" in report.line
+    assert report.path is not None, report.line
+    assert "sin" in report.path.read_text()
+    assert "@triton.jit" not in report.path.read_text(), report.line
+    again = runs_again(report.path)
+    assert again.returncode == 1, again.stdout + again.stderr
+
+
+@pytest.mark.device
+@needs_triton
+@pytest.mark.parametrize("make", [with_local_kernel, with_tuned_kernel])
+def test_a_failure_of_a_users_triton_kernel_is_written_with_the_kernel(make: Any, tmp_path: Path) -> None:
+    """The kernel is part of the script, which reproduces in an interpreter that has never seen the user's program."""
+    backend = raises_on("triton_kernel_wrapper_mutation")
+    compiled = torch.compile(make(), backend=minidbg.wrap(backend, repro_dir=tmp_path))
+    with pytest.raises(BackendCompilerFailed) as caught:
+        compiled(torch.randn(32, device="cuda"))
+    report = minidbg.report_of(caught.value)
+    assert report.path is not None, report.line
+    text = report.path.read_text()
+    assert text.count(")](") == 1, text  # one launch is enough
+    assert "@triton.jit" in text
+    assert "exp()" not in text
+    again = runs_again(report.path)
+    assert again.returncode == 1, again.stdout + again.stderr
+    assert "reproduces" in again.stdout
+
+
+@pytest.mark.device
+@needs_triton
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("make", [with_local_kernel, with_tuned_kernel])
+def test_a_healthy_graph_with_a_triton_kernel_is_verified(make: Any, backend: str, tmp_path: Path) -> None:
+    """Eager runs the kernel for the comparison, and writes what the compiled program writes."""
+    program = make()
+    x = torch.linspace(-1.0, 1.0, 32, device="cuda")
+    compiled = torch.compile(program, backend=minidbg.wrap(backend, repro_dir=tmp_path, verify="always"))
+    torch.testing.assert_close(compiled(x), program(x))
+    assert not list(tmp_path.glob("*.py"))
