@@ -17,6 +17,7 @@ import torch
 from minidbg import devices
 from minidbg._torch.private_names import seen
 from minidbg._torch.tensors import without_modes
+from minidbg._torch.triton_kernels import kernels_kept
 
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/dev/dri", "/dev/accel")
 """Device files of accelerators that the engine of autograd may find: NVIDIA, WSL, AMD, Intel, others."""
@@ -107,7 +108,8 @@ def warm_up_compiling(*, inductor: bool) -> None:
                 result.sum().backward()
             with torch.no_grad():
                 compiled(torch.ones(4))
-    torch._dynamo.reset()
+    with kernels_kept():
+        torch._dynamo.reset()
     leave_out_measurements()
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,15 @@ def table_of_kernels() -> Any:
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
     return kernel_side_table
+
+
+@contextlib.contextmanager
+def kernels_kept() -> Iterator[None]:
+    """A block in which ``torch._dynamo.reset()`` forgets no kernel: graphs that are held have their numbers."""
+    table = table_of_kernels()
+    kept = {name: getattr(table, name) for name in ("id_to_kernel", "kernel_to_id", "constant_args")}
+    yield
+    vars(table).update(kept)
 
 
 TABLE = "torch._higher_order_ops.triton_kernel_wrap.kernel_side_table"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import symtable
 import sys
@@ -15,6 +16,9 @@ from typing import Any
 from minidbg import _torch
 from minidbg.errors import CannotWrite
 from minidbg.graphs.names import is_plain_identifier, walk
+
+USUAL = {"triton": "triton", "tl": "triton.language"}
+"""What modules are called by custom: a function keeps no local name that only its decorators and annotations look up."""
 
 
 class Definitions:
@@ -58,6 +62,12 @@ class Definitions:
             for used in sorted(_looked_up(text) - {name}):
                 if used in scope:
                     self._look_up(used, scope[used])
+                elif used in USUAL:
+                    self._look_up(used, sys.modules[USUAL[used]])
+                elif not hasattr(builtins, used):
+                    raise CannotWrite(
+                        f"the name {used}", "it was local where the kernel was defined, and is gone"
+                    )
             self.texts[name] = self.texts.pop(name)  # it comes after what it looks up
         return str(name)
 
@@ -67,6 +77,10 @@ class Definitions:
             self._imports.add(f"import {value.__name__}" + (f" as {name}" if name != value.__name__ else ""))
             if self._modules.setdefault(name, value) is not value:
                 raise CannotWrite(f"the name {name}", "it stands for different modules in two kernels")
+            return
+        home = getattr(value, "__module__", None)
+        if home in sys.stdlib_module_names and getattr(sys.modules[home], name, None) is value:
+            self._imports.add(f"from {home} import {name}")
             return
         if _torch.is_kernel(value):
             text = self.name_of(value)

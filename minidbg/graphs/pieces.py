@@ -149,12 +149,12 @@ def drop_unused_attributes(graph: fx.Graph) -> None:
 def without_arguments(node: fx.Node, gone: Set[fx.Node]) -> tuple[Any, Any]:
     """Args and kwargs of ``node`` without these nodes: out of lists, and None where one was a whole argument.
 
-    Raises CannotExtract where that leaves an empty list, or for the first argument.
+    Raises CannotExtract where that leaves an empty list, or for the first argument, or any of a Triton kernel.
     """
     if not any(argument in gone for argument in node.all_input_nodes):
         return node.args, node.kwargs
-    if node.args and node.args[0] in gone:
-        raise CannotExtract(f"{node.name} needs its first argument")
+    if _torch.is_kernel_launch(node) or (node.args and node.args[0] in gone):
+        raise CannotExtract(f"{node.name} needs that argument")
     args = tuple(_without(argument, gone) for argument in node.args)
     return args, {key: _without(argument, gone) for key, argument in node.kwargs.items()}
 

@@ -30,6 +30,7 @@ from minidbg.graphs.specs import Exactness, InputSpec
 from minidbg.metadata import DIVIDER
 from minidbg.oracle.embed import harness_imports, harness_names, harness_source
 from minidbg.references import avoid_names, backend_function, load_by_path
+from minidbg.references.source_text import joined
 from minidbg.repro import selfcheck
 from minidbg.repro.header import header_of, write_header
 from minidbg.repro.templates import built_in, fill
@@ -212,7 +213,7 @@ def _model(
 
 def _with_kernels(model: source.ModuleSource) -> str:
     """The class or builder, below the kernels that it launches."""
-    parts = ["\n".join([KERNELS_MARK, *model.kernels.values()])] if model.kernels else []
+    parts = [f"{KERNELS_MARK}\n{joined(list(model.kernels.values()))}"] if model.kernels else []
     return "\n\n\n".join([*parts, model.text])
 
 

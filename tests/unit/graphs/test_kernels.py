@@ -20,6 +20,7 @@ from minidbg.graphs import capture_by_dynamo
 from minidbg.graphs.mutation import mutated_placeholders
 from minidbg.graphs.nested import shorter_arguments, simpler_constants
 from minidbg.graphs.parse import read_module
+from minidbg.graphs.pieces import CannotExtract, without_arguments
 from minidbg.graphs.size import canonical_text
 from minidbg.graphs.source import ModuleSource, instantiate, write_graph_builder, write_module
 from minidbg.repro import Form, load, render
@@ -180,6 +181,15 @@ def test_what_a_kernel_takes_counts_as_written() -> None:
 def test_reductions_leave_numbers_of_the_table_alone() -> None:
     for node in filter(_torch.is_kernel_launch, graph_of(launches).graph.nodes):
         assert not [*shorter_arguments(node), *simpler_constants(node)]
+        with pytest.raises(CannotExtract):
+            without_arguments(node, set(node.all_input_nodes[:1]))
+
+
+def test_getting_ready_to_fork_forgets_no_kernel() -> None:
+    gm = graph_of(launches)
+    with _torch.kernels_kept():
+        torch._dynamo.reset()
+    assert write_module(gm).kernels
 
 
 KERNEL = """
