@@ -153,8 +153,10 @@ def without_arguments(node: fx.Node, gone: Set[fx.Node]) -> tuple[Any, Any]:
     """
     if not any(argument in gone for argument in node.all_input_nodes):
         return node.args, node.kwargs
-    if _torch.is_kernel_launch(node) or (node.args and node.args[0] in gone):
-        raise CannotExtract(f"{node.name} needs that argument")
+    if _torch.is_kernel_launch(node):
+        raise CannotExtract(f"{node.name} needs all of its arguments")
+    if node.args and node.args[0] in gone:
+        raise CannotExtract(f"{node.name} needs its first argument")
     args = tuple(_without(argument, gone) for argument in node.args)
     return args, {key: _without(argument, gone) for key, argument in node.kwargs.items()}
 
