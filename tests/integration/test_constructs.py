@@ -145,7 +145,7 @@ def with_local_kernel() -> Any:
     import triton.language as tl
 
     @triton.jit
-    def doubles(x_ptr: Any, y_ptr: Any, size: tl.constexpr) -> None:
+    def doubles(x_ptr, y_ptr, size: tl.constexpr):
         place = tl.arange(0, size)
         tl.store(y_ptr + place, tl.load(x_ptr + place) * 2)
 
@@ -165,18 +165,18 @@ def with_tuned_kernel() -> Any:
     factor = tl.constexpr(3)
 
     @triton.jit
-    def scaled(value: Any) -> Any:
+    def scaled(value):
         return value * factor
 
     @triton.autotune(configs=[triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})], key=["size"])
     @triton.jit
-    def triples(x_ptr: Any, y_ptr: Any, size: Any, BLOCK: tl.constexpr) -> None:
+    def triples(x_ptr, y_ptr, size, BLOCK: tl.constexpr):
         place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         inside = place < size
         tl.store(y_ptr + place, scaled(tl.load(x_ptr + place, mask=inside)), mask=inside)
 
     @triton.jit
-    def adds(x_ptr: Any, y_ptr: Any, size: Any, BLOCK: tl.constexpr) -> None:
+    def adds(x_ptr, y_ptr, size, BLOCK: tl.constexpr):
         place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         inside = place < size
         tl.store(
