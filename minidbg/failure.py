@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from minidbg.metadata import same_message
+
 
 class Kind(enum.StrEnum):
     """In which way a backend fails.
@@ -97,9 +99,9 @@ class Signature:
         """
         return any(one.matches(other) for one in self.others) or (
             other is not None
-            and (self.kind, self.direction, self.types, self.message)
-            == (other.kind, other.direction, other.types, other.message)
+            and (self.kind, self.direction, self.types) == (other.kind, other.direction, other.types)
             and self.frames[:1] == other.frames[:1]
+            and same_message(self.message, other.message)
         )
 
     def to_table(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch._dynamo.backends.registry import lookup_backend
 
+from minidbg.metadata import same_message
 from minidbg.oracle.direct import compile_directly
 from minidbg.oracle.signature import exception_chain, is_about_guards, phase_of, signature_of, text_of
 
@@ -376,8 +377,8 @@ def same_failure(expected: dict[str, Any] | None, found: dict[str, Any]) -> bool
         return expected is None or bool(expected["kind"] == found["kind"])
     expected = {"direction": "forward", "types": [], "frames": [], "message": "", **expected}
     innermost = [list(one["frames"])[:1] for one in (expected, found)]
-    fields = ("kind", "direction", "types", "message")
-    same = innermost[0] == innermost[1] and all(expected[name] == found[name] for name in fields)
+    same = all(expected[name] == found[name] for name in ("kind", "direction", "types"))
+    same = same and innermost[0] == innermost[1] and same_message(expected["message"], found["message"])
     return same or any(same_failure(one, found) for one in expected.get("others", ()))
 
 

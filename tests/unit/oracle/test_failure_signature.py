@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from minidbg.failure import Signature
+from minidbg.oracle.harness import same_failure
 from minidbg.oracle.signature import function_name, signature_of, stable_message
 
 
@@ -165,6 +166,24 @@ def test_generated_code_and_scripts_loaded_by_path_have_one_name() -> None:
     table = signature_of(raised(kernel.Runner().call), "runtime")
     assert table["frames"][:2] == ["<script>:boom", "<generated>:call"]
     assert table["types"] == ["<script>.Odd"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("no truth value of 8*((s58//4)) < 8", "no truth value of 1 < s72", True),
+        ("no truth value of Max(1, s72) >= u0", "no truth value of (((s6 - 1)//4) + 1)*(s5 + 8) < 8", True),
+        ("size s3 but got 4*s3 in dim 1", "size 12 but got 4 in dim 0", True),
+        ("no truth value of 1 < s72", "no value of 1 < s72", False),
+        ("float32 + 1", "int64 + s1", False),
+        ("size s3 in dim 1", "size of dim 1", False),
+    ],
+)
+def test_a_message_is_the_same_whatever_its_symbolic_sizes_are(one: str, other: str, same: bool) -> None:
+    tables = [signature_of(TypeError(text), "compile") for text in (one, other)]
+    first, second = map(Signature.from_table, tables)
+    assert first.matches(second) is second.matches(first) is same
+    assert same_failure(tables[0], tables[1]) is same
 
 
 def test_a_device_in_error_tells_no_frames_since_whichever_call_came_next_raises() -> None:
