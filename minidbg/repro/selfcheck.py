@@ -16,7 +16,7 @@ from minidbg.devices import kind_of
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind
 from minidbg.graphs.expressions import quoted
-from minidbg.metadata import HANG_LIMIT_S
+from minidbg.metadata import EXPRESSION, HANG_LIMIT_S
 from minidbg.oracle.signature import BUILDS_GUARDS, GUARD_FAILED, NO_GUARDS, VOLATILE, meaningful_lines
 from minidbg.repro import templates
 from minidbg.repro.header import Header
@@ -255,6 +255,7 @@ def text_pattern(message: str) -> str:
     for pattern, replacement in VOLATILE:
         if "\\1" not in replacement:
             line = re.sub(pattern, "%#" if replacement.startswith("%") else "#", line)
+    line = re.sub(EXPRESSION, "#", line)
     if len(line) > PATTERN_WIDTH:
         line = line[:PATTERN_WIDTH].rpartition(" ")[0] or line[:PATTERN_WIDTH]
     pieces = [re.sub(r"\\([ &~#<>:\-])", r"\1", re.escape(piece)) for piece in re.split("#+", line)]

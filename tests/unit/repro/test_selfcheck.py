@@ -26,6 +26,11 @@ from minidbg.repro.selfcheck import text_pattern, written_pattern
             ["RuntimeError: kernel /home/u/xy/z.cpp:9 of buf3 at 0x1 got 17 of [4, 5, 6]"],
             ["RuntimeError: kernel /tmp/a/b.cpp of buf1 at 0x1 lost 3 of [4]", "RuntimeError: kernel"],
         ),
+        (
+            "TypeError: no truth value of Relational: 8*((s58//4)) < 8",
+            ["TypeError: no truth value of Relational: 1 < s72"],
+            ["TypeError: no value of Relational: 8*((s58//4)) < 8"],
+        ),
         ("KeyError: 'buf1'", ["KeyError: 'buf74'"], ["KeyError: 'x'"]),
         ("ValueError: a.b (c)* [d]?", [], ["ValueError: axb (c)* [d]?"]),
         (
