@@ -5,17 +5,18 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
-import symtable
+import os
 import sys
-import sysconfig
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from minidbg import _torch
 from minidbg.errors import CannotWrite
 from minidbg.graphs.names import is_plain_identifier, walk
+from minidbg.references.modules import is_installed
+from minidbg.references.source_text import read_statements
 
 USUAL = {"triton": "triton", "tl": "triton.language"}
 """What modules are called by custom: a function keeps no local name that only its decorators and annotations look up."""
@@ -42,7 +43,8 @@ class Definitions:
                 raise CannotWrite(f"a kernel of type {type(kernel).__qualname__}", "it has no function")
         try:
             module = sys.modules.get(function.__module__)
-            if _is_installed(module) and walk(module, function.__qualname__) is kernel:
+            place = os.path.dirname(str(getattr(module, "__file__", None) or ""))
+            if place and is_installed(place) and walk(module, function.__qualname__) is kernel:
                 self._imports.add(f"import {function.__module__}")
                 return f"{function.__module__}.{function.__qualname__}"
             return self._tuned(kernel) if hasattr(kernel, "configs") else self._defined(kernel)
@@ -59,7 +61,8 @@ class Definitions:
         name = kernel.fn.__name__
         if self._bind(name, text):
             scope = kernel.fn.__globals__ | inspect.getclosurevars(kernel.fn).nonlocals
-            for used in sorted(_looked_up(text) - {name}):
+            (statement,) = read_statements(text, "<kernel>")
+            for used in sorted((statement.needs_now | statement.needs_later) - {name}):
                 if used in scope:
                     self._look_up(used, scope[used])
                 elif used in USUAL:
@@ -133,12 +136,6 @@ class Definitions:
         return self.texts.setdefault(name, text) == text
 
 
-def _is_installed(module: ModuleType | None) -> bool:
-    """Whether every process of this interpreter can import ``module``: a script's neighbours it cannot."""
-    places = [sysconfig.get_paths()[key] for key in ("purelib", "platlib")]
-    return str(getattr(module, "__file__", None) or "").startswith(tuple(places))
-
-
 def _text_of(kernel: Any) -> str:
     """The definition of a kernel without its other decorators. Triton keeps the source of each function that it compiles."""
     source = getattr(kernel, "raw_src", None) or inspect.getsource(kernel.fn)
@@ -148,16 +145,3 @@ def _text_of(kernel: Any) -> str:
     parts = [ast.get_source_segment(text, part) or "" for part in node.decorator_list]
     jit = [part for part in parts if part.partition("(")[0].rpartition(".")[2] == "jit"]
     return "\n".join([f"@{(jit or ['triton.jit'])[0]}", *text.split("\n")[node.lineno - 1 :]]).rstrip()
-
-
-def _looked_up(text: str) -> set[str]:
-    """Names that a definition looks up outside itself: in decorators, annotations and defaults, and in its body."""
-
-    def names(table: symtable.SymbolTable) -> Iterator[str]:
-        for symbol in table.get_symbols():
-            if symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module"):
-                yield symbol.get_name()
-        for child in table.get_children():
-            yield from names(child)
-
-    return set(names(symtable.symtable(text, "<kernel>", "exec")))

@@ -116,7 +116,7 @@ def folders_of(module: str) -> tuple[str, ...]:
     found = [os.path.dirname(os.path.abspath(folder)) for folder in inside]
     if not found and file is not None:
         found = [os.path.dirname(os.path.abspath(file))]
-    return tuple(dict.fromkeys(folder for folder in found if not _is_installed(folder)))
+    return tuple(dict.fromkeys(folder for folder in found if not is_installed(folder)))
 
 
 def _location(top: str) -> tuple[list[str], str | None]:
@@ -131,7 +131,7 @@ def _location(top: str) -> tuple[list[str], str | None]:
     return list(spec.submodule_search_locations or ()), spec.origin if spec.has_location else None
 
 
-def _is_installed(folder: str) -> bool:
+def is_installed(folder: str) -> bool:
     """Whether a fresh process of this interpreter imports from ``folder`` without being told."""
     real = os.path.realpath(folder)
     return any(real == place or real.startswith(place + os.sep) for place in _installed_places())
