@@ -48,7 +48,9 @@ from minidbg.reduction.session import (
     AnswersAreStale,
     Reliability,
     Session,
+    last_sure,
     measured,
+    reliability,
     runs_worth_having,
 )
 from minidbg.repro.folder import replace_file
@@ -210,16 +212,10 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
         found, known = reproducing_path(case, session)
         if found.call is not case.call or found.backend is not case.backend or known.is_flaky:
             case, reduced = found, reduce_graph_of(found, session)
+    if reduced.steps and not known.is_flaky and session.remaining() > 0:
+        reduced, known = made_sure(case, reduced, session)
     steps = [case.with_graph(graph, inputs) for graph, inputs in reduced.steps]
     smallest = case.with_graph(reduced.graph_module, tuple(reduced.inputs))
-    if steps and not known.is_flaky and session.remaining() > 0:
-        known = measured(smallest, session, failed=1, runs=1, more=runs_worth_having(smallest))
-        if known.is_flaky:
-            # What passed on the way here may have passed by chance.
-            session.repeats = known.repeats
-            again = reduce_graph_of(smallest, session)
-            smallest = case.with_graph(again.graph_module, tuple(again.inputs))
-            reduced = replace(again, steps=(*reduced.steps, *again.steps))
     session.best = simpler = smallest
     try:
         session.phase = "settings"
@@ -234,6 +230,30 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
     neighbour = case.with_graph(*reduced.neighbour) if reduced.neighbour else None
     certified = reduced.certified and not session.interrupted
     return Reduced(simpler, (*steps, smallest), certified, notes, neighbour)
+
+
+def made_sure(case: Case, reduced: core.Minimized, session: Session) -> tuple[core.Minimized, Reliability]:
+    """``reduced``, which ends in its smallest step that fails each time, where there is one; and how often what it ends in fails.
+
+    Smaller sizes can make a sure failure one of chance: a read far beyond the end of a tensor crashes, one just beyond it finds
+    memory that is there. Where all is flaky, it is reduced again: what passed on the way may have passed by chance.
+    """
+    steps = [case.with_graph(graph, inputs) for graph, inputs in reduced.steps]
+    known = reliability(steps[-1], session)
+    if not known.is_flaky:
+        return reduced, known
+    place = last_sure(steps, session)
+    if place is None:
+        session.repeats = known.repeats
+        again = reduce_graph_of(steps[-1], session)
+        return replace(again, steps=(*reduced.steps, *again.steps)), known
+    again, before = reduce_graph_of(steps[place], session, simplify=False), reduced.steps[: place + 1]
+    if again.steps and reliability(case.with_graph(*again.steps[-1]), session).is_flaky:
+        graph_module, inputs = before[-1]
+        again = replace(
+            again, graph_module=graph_module, inputs=inputs, steps=(), certified=False, neighbour=None
+        )
+    return replace(again, steps=(*before, *again.steps)), Reliability(1, 1)
 
 
 def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
@@ -270,7 +290,7 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
     )
 
 
-def reduce_graph_of(case: Case, session: Session) -> core.Minimized:
+def reduce_graph_of(case: Case, session: Session, *, simplify: bool = True) -> core.Minimized:
     start = call_nodes(case.graph_module)
     case_suspects = tuple(tuple(group.split()) for group in case.provenance.suspects)
     context = settings_of(case)["context"]
@@ -292,7 +312,7 @@ def reduce_graph_of(case: Case, session: Session) -> core.Minimized:
         on_progress=lambda phase, nodes, rest_calls: session.tell(phase, nodes, start, rest_calls),
         on_phase=session.begin,
         ask_together=ask_together,
-        simplify=True,
+        simplify=simplify,
         around=lambda: harness.entered_modes(context),
     )
     session.interrupted |= reduced.interrupted

@@ -294,3 +294,28 @@ def runs_worth_having(case: Case) -> int:
     more with the values of the script, and again in a fresh interpreter.
     """
     return 0 if case.kind in (None, Kind.COMPILE, Kind.HANG) else RUNS_OF_SMALL
+
+
+NODES_FOR_SURE = 2
+"""More nodes that a repro may have, so that it fails each time."""
+
+
+def last_sure(steps: Sequence[Case], session: Session) -> int | None:
+    """The place of the last step that fails in each run, the very last being flaky; None when those with about its nodes all are."""
+    most = call_nodes(steps[-1].graph_module) + NODES_FOR_SURE
+    flaky = len(steps) - 1
+    sure = next(place for place, step in enumerate(steps) if call_nodes(step.graph_module) <= most)
+    if sure == flaky or reliability(steps[sure], session).is_flaky:
+        return None
+    while flaky - sure > 1 and session.remaining() > 0:
+        middle = (sure + flaky) // 2
+        if reliability(steps[middle], session).is_flaky:
+            flaky = middle
+        else:
+            sure = middle
+    return sure
+
+
+def reliability(case: Case, session: Session) -> Reliability:
+    """How often ``case`` fails, which has failed once."""
+    return measured(case, session, failed=1, runs=1, more=runs_worth_having(case))

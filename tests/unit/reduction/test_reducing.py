@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -280,24 +281,24 @@ def test_the_result_does_not_depend_on_the_number_of_jobs(
 
 
 class FailsSometimes:
-    """A backend that refuses relu in a share of its compiles; its dice are its own."""
+    """A backend whose relu fails in a share of its runs, and in each with an input of many elements; its dice are its own."""
 
-    def __init__(self, share: float, seed: int) -> None:
-        self.share, self.dice = share, random.Random(seed)
+    def __init__(self, share: float, seed: int, surely_from: float = math.inf) -> None:
+        self.share, self.dice, self.surely_from = share, random.Random(seed), surely_from
 
     def __call__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
             there = any(node.target is torch.relu for node in graph_module.graph.nodes)
-            if there and self.dice.random() < self.share:
+            if there and (args[0].numel() >= self.surely_from or self.dice.random() < self.share):
                 raise RuntimeError("it went wrong")
             return graph_module.forward(*args)
 
         return run
 
 
-def flaky_case(share: float, seed: int) -> Case:
+def flaky_case(share: float, seed: int, **more: Any) -> Case:
     always = execute(failing_case(FailsSometimes(1.0, 0)))
-    return publishing.with_failure(failing_case(FailsSometimes(share, seed)), always)
+    return publishing.with_failure(failing_case(FailsSometimes(share, seed, **more)), always)
 
 
 @pytest.mark.parametrize(
@@ -317,6 +318,17 @@ def test_a_failure_in_one_of_two_runs_is_reduced_to_its_culprit(
     assert targets_of(written.path) == ("torch.relu",)
     assert any(note.startswith("flaky: it fails in") for note in written.notes)
     assert repro.read_header(written.path).table["attempts"] > 1
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_sizes_stay_at_which_it_fails_each_time(tmp_path: Path, oracle: list[Case], seed: int) -> None:
+    """A read far beyond a tensor's end crashes; one just beyond it finds memory that is there, or does not."""
+    written = reduced(flaky_case(0.4, seed, surely_from=6), tmp_path)
+    assert targets_of(written.path) == ("torch.relu",)
+    assert written.certified
+    assert not any("flaky" in note for note in written.notes)
+    (value,) = repro.load(written.path).inputs
+    assert value.numel() >= 6
 
 
 def test_a_failure_that_is_too_rare_is_kept_whole_and_said_so(tmp_path: Path, oracle: list[Case]) -> None:
