@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch import fx
 
 from minidbg import _torch
-from minidbg.graphs.effects import Fact, FactKind, Mode, blocks, is_call, mode_of
+from minidbg.graphs.effects import Fact, FactKind, Mode, blocks, is_call, leaves_state, mode_of
 
 if TYPE_CHECKING:
     from minidbg.graphs.record import Recording
@@ -147,7 +147,7 @@ def drop_unused_attributes(graph: fx.Graph) -> None:
 
 
 def without_arguments(node: fx.Node, gone: Set[fx.Node]) -> tuple[Any, Any]:
-    """Args and kwargs of ``node`` without these nodes: out of lists, and None where one was a whole argument.
+    """Args and kwargs of ``node`` without these nodes: out of lists, and None where one was a whole argument, an end of a slice or in a dict.
 
     Raises CannotExtract where that leaves an empty list, or for the first argument, or any of a Triton kernel.
     """
@@ -164,6 +164,10 @@ def without_arguments(node: fx.Node, gone: Set[fx.Node]) -> tuple[Any, Any]:
 def _without(argument: Any, gone: Set[fx.Node]) -> Any:
     if isinstance(argument, fx.Node):
         return None if argument in gone else argument
+    if isinstance(argument, slice):
+        return slice(*(_without(part, gone) for part in (argument.start, argument.stop, argument.step)))
+    if isinstance(argument, dict):
+        return {key: _without(part, gone) for key, part in argument.items()}
     if not isinstance(argument, tuple | list):
         return argument
     left = [_without(part, gone) for part in argument if not (isinstance(part, fx.Node) and part in gone)]
@@ -241,7 +245,7 @@ def without_orphans(
 def _acts(node: fx.Node, fact: Fact) -> bool:
     """Whether the call matters though nothing uses what it gives: assertions, and what is called for an effect."""
     gives_nothing = fact.kind is FactKind.PLAIN and fact.plain is None
-    return gives_nothing or "assert" in str(node.target) or node.is_impure()
+    return gives_nothing or leaves_state(node) or "assert" in str(node.target) or node.is_impure()
 
 
 def with_modes(recording: Recording, keep: Set[fx.Node], without: Set[fx.Node]) -> list[fx.Node]:

@@ -239,6 +239,7 @@ def made_sure(case: Case, reduced: core.Minimized, session: Session) -> tuple[co
     memory that is there. Where all is flaky, it is reduced again: what passed on the way may have passed by chance.
     """
     steps = [case.with_graph(graph, inputs) for graph, inputs in reduced.steps]
+    session.begin("reliability")
     known = reliability(steps[-1], session)
     if not known.is_flaky:
         return reduced, known

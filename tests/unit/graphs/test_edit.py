@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from minidbg import _torch
 from minidbg.graphs.copying import capture_by_dynamo
 from minidbg.graphs.edit import extract
+from minidbg.graphs.effects import is_call
 from minidbg.graphs.pieces import CannotExtract, Piece
 from minidbg.graphs.record import Recording
 
@@ -120,6 +121,20 @@ def test_input_is_taken_out_of_a_list_or_gives_way_to_none() -> None:
     assert "linear(x, w, None)" in body(cut(recording, "linear", without=nodes(recording, "b")))[1]
     with pytest.raises(CannotExtract, match="first argument"):
         cut(recording, "linear", without=nodes(recording, "x"))
+
+
+def test_input_that_ends_a_slice_gives_way_to_none() -> None:
+    recording = recorded(lambda x, n: x[:, 1:n] + 1, torch.ones(2, 4), 3)
+    piece = cut(recording, "getitem", without=nodes(recording, "n"))
+    assert body(piece)[1] == "getitem = x[(slice(None, None, None), slice(1, None, None))]"
+
+
+def test_a_level_of_vmap_stays_around_what_is_inside_it() -> None:
+    """Entering it gives a number that nothing uses."""
+    x = torch.rand(3, 4)
+    recording = Recording(*capture_by_dynamo(torch.vmap(lambda row: row.sin() + 1), (x,)))
+    piece = extract(recording, set(filter(is_call, recording.nodes)))
+    assert torch.equal(piece.graph_module(*piece.inputs)[0], x.sin() + 1)
 
 
 # --- writes ---
