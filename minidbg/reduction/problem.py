@@ -101,6 +101,8 @@ class ReductionProblem:
     """Whether a pass ends when it has found nothing for a third of the budget."""
     keep_passed_through: bool = False
     """Whether inputs that the graph returns must stay outputs for the failure to show."""
+    settled_sizes: dict[int, int] = field(default_factory=dict)
+    """Sizes that an earlier round found to be needed, each with the next smaller one that it tried."""
     _known: dict[Hashable, OracleAnswer] = field(default_factory=dict)
     _passing: list[int] = field(default_factory=list)
     _bits: dict[str, int] = field(default_factory=dict)

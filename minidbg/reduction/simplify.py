@@ -136,30 +136,45 @@ def _change_arguments(
     return False
 
 
-STEPS = (1, 2, 4, 8, 16, 64, 256, 1024, 4096)
-"""Sizes that are tried on the way up: thresholds of kernels and vector units lie at powers of two."""
+STEPS = (1, 2, 4, 8, 16)
+"""Sizes that are tried first: most failures do not care, and what needs a multiple of 8 then keeps 8."""
 
 
 def shrink_sizes(problem: ReductionProblem) -> None:
-    """Make each size that occurs in a shape smaller, everywhere at once. One call for a size that does not matter, else ``2 log2(size)``.
+    """Make each size that occurs in a shape smaller, everywhere at once.
 
-    From below, since most failures do not care; and since one that needs a multiple of 8, or more than 16, then keeps 8, or 17.
+    Cost: one call for a size that does not matter, else about ``log2(size)``, and at most two in each later round.
     """
     if _torch.has_kernel_launch(problem.best.graph_module):  # it would write beyond a smaller tensor
         return
     for size in sorted(_sizes(problem), reverse=True):
+        if size in problem.settled_sizes:
+            for tried in sorted({1, problem.settled_sizes[size]}):
+                if problem.consider(_resized(problem, size, tried)):
+                    break
+            continue
         low, high = 0, size
-        for step in (step for step in STEPS if step < size):
-            if problem.consider(_resized(problem, high, step)):
-                high = step
-                break
-            low = step
-        while high - low > 1:
-            middle = (low + high) // 2
-            if problem.consider(_resized(problem, high, middle)):
-                high = middle
+        while (tried := _size_between(low, high)) is not None:
+            if problem.consider(_resized(problem, high, tried)):
+                high = tried
             else:
-                low = middle
+                low = tried
+        problem.settled_sizes[high] = low
+
+
+def _size_between(low: int, high: int) -> int | None:
+    """The size to try when ``low`` passes and ``high`` fails; None when ``high`` is as small as it gets, or at most 3 % larger.
+
+    Powers of two first, and the one above: thresholds of kernels and vector units lie there.
+    """
+    if high - low <= max(1, high // 32):
+        return None
+    following = next((step for step in STEPS if step > low), None)
+    if following is not None:
+        return following if following < high else (low + high) // 2
+    if high > 2 * low:
+        return 1 << (low.bit_length() + (high - 1).bit_length() - 1) // 2
+    return low + 1 if low.bit_count() == 1 else (low + high) // 2
 
 
 def _sizes(problem: ReductionProblem) -> set[int]:

@@ -85,6 +85,14 @@ def test_sizes_shrink_to_the_smallest_that_fails(holds: Callable[[int], bool], l
     assert tuple(result.inputs[0].shape) == (left, 1)
 
 
+@pytest.mark.parametrize(("least", "most"), [(1025, 1025), (1 << 19, 1 << 19), (300_000, 309_000)])
+def test_a_huge_size_costs_few_questions(least: int, most: int) -> None:
+    fails = has("sin", lambda inputs: inputs[0].shape[0] >= least)
+    result = simplified(lambda x: x.sin(), [torch.zeros(1 << 20)], fails)
+    assert least <= result.inputs[0].shape[0] <= most
+    assert result.oracle_calls < 24
+
+
 def test_equal_sizes_shrink_together() -> None:
     result = simplified(lambda x, y: torch.mm(x, y), [torch.randn(4, 32), torch.randn(32, 7)], has(torch.mm))
     assert {tuple(value.shape) for value in result.inputs} == {(1, 1)}
