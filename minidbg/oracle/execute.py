@@ -84,6 +84,8 @@ def last_stage_needed(case: Case) -> _torch.InductorStage | None:
 
 
 Note = Callable[[str], object]
+ANOTHER_GRAPH = "dynamo handed another graph to the backend"
+"""How the reason of an outcome begins that says nothing about the case on this call path."""
 
 
 def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = True) -> Outcome:
@@ -171,7 +173,7 @@ def unless_another_graph(
     found = [call.text for call in reached[-1]]
     first = next((pair for pair in zip_longest(wanted, found) if pair[0] != pair[1]), (None, None))
     reason = (
-        f"dynamo handed another graph to the backend: {len(reached)} of them, the last with {len(found)} calls "
+        f"{ANOTHER_GRAPH}: {len(reached)} of them, the last with {len(found)} calls "
         f"instead of {len(wanted)}; first difference: {first[1]} instead of {first[0]}"
     )
     return Outcome(Verdict.INVALID, reason=reason, seconds=outcome.seconds)

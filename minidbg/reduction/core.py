@@ -62,7 +62,7 @@ class Minimized:
     neighbour: tuple[fx.GraphModule, tuple[Any, ...]] | None = None
     """One step smaller, and passing."""
     whole_passed: bool = False
-    """Whether the whole, said to fail, was asked after all and passed: there was nothing to reduce."""
+    """Whether the whole, said to fail, did not when it was asked, or dynamo made other graphs of all that was: there was nothing to reduce."""
 
 
 FINDING: tuple[tuple[str, Pass], ...] = (

@@ -29,6 +29,7 @@ from minidbg.graphs.size import call_nodes
 from minidbg.oracle import harness
 from minidbg.oracle.agreement import margin_for
 from minidbg.oracle.embed import settings_of
+from minidbg.oracle.execute import ANOTHER_GRAPH
 from minidbg.reduction import core, surroundings
 from minidbg.reduction.candidate import OracleAnswer
 from minidbg.reduction.publishing import (
@@ -206,11 +207,12 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
     )
     if not believed:
         case, known = reproducing_path(case, session)
-    reduced = reduce_graph_of(case, session)
+    reduced = reduce_graph_of(case, session, believed=believed)
     if believed and not reduced.steps and session.remaining() > 0:
         # Nothing smaller failed. Either all of it is needed, or this path never shows the failure: ask the whole.
         found, known = reproducing_path(case, session)
-        if found.call is not case.call or found.backend is not case.backend or known.is_flaky:
+        another = found.call is not case.call or found.backend is not case.backend
+        if another or known.is_flaky or reduced.whole_passed:
             case, reduced = found, reduce_graph_of(found, session)
     if reduced.steps and not known.is_flaky and session.remaining() > 0:
         reduced, known = made_sure(case, reduced, session)
@@ -291,13 +293,25 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
     )
 
 
-def reduce_graph_of(case: Case, session: Session, *, simplify: bool = True) -> core.Minimized:
+STRAYS = 3
+"""Questions that dynamo turned into other graphs, before any failed, after which a whole that was believed is asked itself."""
+
+
+def reduce_graph_of(
+    case: Case, session: Session, *, simplify: bool = True, believed: bool = False
+) -> core.Minimized:
+    strays = 0
     start = call_nodes(case.graph_module)
     case_suspects = tuple(tuple(group.split()) for group in case.provenance.suspects)
     context = settings_of(case)["context"]
 
     def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> OracleAnswer:
-        return ANSWERS[session.ask(case.with_graph(graph_module, tuple(inputs))).verdict]
+        nonlocal strays
+        outcome = session.ask(case.with_graph(graph_module, tuple(inputs)))
+        strays += outcome.reason.startswith(ANOTHER_GRAPH)
+        if believed and strays == STRAYS and session.best is None:
+            raise NotReproduced("torch.compile makes other graphs of all of it", outcome)
+        return ANSWERS[outcome.verdict]
 
     def ask_together(questions: Sequence[tuple[fx.GraphModule, tuple[Any, ...]]]) -> list[OracleAnswer]:
         cases = [case.with_graph(graph_module, inputs) for graph_module, inputs in questions]

@@ -149,8 +149,8 @@ def shrink_sizes(problem: ReductionProblem) -> None:
         return
     for size in sorted(_sizes(problem), reverse=True):
         if size in problem.settled_sizes:
-            for tried in sorted({1, problem.settled_sizes[size]}):
-                if problem.consider(_resized(problem, size, tried)):
+            for smaller in sorted({1, problem.settled_sizes[size]}):
+                if problem.consider(_resized(problem, size, smaller)):
                     break
             continue
         low, high = 0, size

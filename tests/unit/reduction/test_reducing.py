@@ -23,11 +23,11 @@ import torch
 from torch import fx
 
 from minidbg import repro
-from minidbg.case import STAND_INS, BackendRef, Case, Provenance
+from minidbg.case import STAND_INS, BackendRef, CallPath, Case, Provenance
 from minidbg.errors import Interrupted, NotReproduced
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs.size import call_nodes, call_targets
-from minidbg.oracle import execute
+from minidbg.oracle.execute import ANOTHER_GRAPH, execute
 from minidbg.processes import ChildResult
 from minidbg.reduction import publishing, reducing, session
 from minidbg.reduction.result import Limits, Written
@@ -405,6 +405,22 @@ def test_a_large_capture_of_what_was_mended_since_is_found_out(
         reduced(replace(mended, signature=case.signature), tmp_path)
     sizes = [call_nodes(asked.graph_module) for asked in oracle]
     assert sizes.index(call_nodes(case.graph_module)) < 12, "a few small questions, then the whole"
+
+
+def test_a_path_on_which_dynamo_makes_other_graphs_is_left_after_few_questions(
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
+) -> None:
+    def submit(asked: Case, **_: Any) -> Outcome:
+        oracle.append(asked)
+        other = asked.call is CallPath.TORCH_COMPILE
+        return Outcome(Verdict.INVALID, reason=f"{ANOTHER_GRAPH}: 2 of them") if other else execute(asked)
+
+    monkeypatch.setattr(session.isolation, "submit", submit)
+    oracle.clear()
+    written = reducing.reduce_and_publish(case, tmp_path, limits=Limits(), just_seen=True)
+    assert written.certified
+    assert written.nodes_after == 1
+    assert sum(asked.call is CallPath.TORCH_COMPILE for asked in oracle) <= 5
 
 
 def test_a_whole_that_left_its_device_in_error_is_asked_before_anything_smaller(
