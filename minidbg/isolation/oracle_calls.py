@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from minidbg import devices, processes
+from minidbg import _torch, devices, processes
 from minidbg.case import Case
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Outcome, Verdict
@@ -202,8 +202,8 @@ def outcome_of(case: Case, done: ChildResult, memory_bytes: int | None) -> Outco
     outcome = Outcome.from_json({**found, "seconds": done.seconds, "signal": done.signal})
     if done.timed_out or done.out_of_memory:
         outcome = replace(outcome, signal=None)  # ours
-    names = {node.name for node in case.graph_module.graph.nodes if is_call(node)}
-    outcome = replace(outcome, suspects=suspects_in_stack(done.stderr_tail, names))
+    calls = [_torch.GivenCall.of(node) for node in case.graph_module.graph.nodes if is_call(node)]
+    outcome = replace(outcome, suspects=suspects_in_stack(done.stderr_tail, calls))
     return outcome.judged_against(case.signature)
 
 

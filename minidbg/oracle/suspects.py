@@ -24,7 +24,9 @@ MOST_IN_CONTAINER = 256
 FEW = 8
 """Nodes that may always be suspected together, however small the graph."""
 SOURCE_NODES = re.compile(r"Source Nodes: \[(?P<names>[^\]]*)\]")
-"""Inductor's comment above the code of a kernel and above its call."""
+"""Inductor's comment above a kernel's call; a C++ kernel's has none."""
+CPP_KERNEL = re.compile(r"^\s+(?P<kernel>cpp_fused_\w+)\(")
+"""The call of a C++ kernel, named after the ATen ops in it."""
 STACK_LINE = re.compile(r'(?m)^  File "(?P<file>.*)", line (?P<line>\d+) in .*$')
 """A frame as faulthandler writes it."""
 
@@ -36,15 +38,16 @@ def suspects_of(error: BaseException, calls: Iterable[_torch.GivenCall]) -> Susp
         return ()
     frames = list(traceback.walk_tb(traced[-1].__traceback__))[:-MOST_FRAMES:-1]
     known = {call.name: call for call in calls}
-    return telling((_named_by(frame, line, known) for frame, line in _of_backend(frames)), len(known))
+    groups = (group for frame, line in _of_backend(frames) for group in _named_by(frame, line, known))
+    return telling(groups, len(known))
 
 
-def suspects_in_stack(stderr: str, names: Set[str]) -> Suspects:
-    """The nodes among ``names`` that the stack of a dead process names, as faulthandler wrote it."""
+def suspects_in_stack(stderr: str, calls: Iterable[_torch.GivenCall]) -> Suspects:
+    """The nodes among ``calls`` that the stack of a dead process names, as faulthandler wrote it."""
+    known = {call.name: call for call in calls}
     current = stderr.rpartition("Current thread")[2]
     lines = [(found["file"], int(found["line"])) for found in STACK_LINE.finditer(current)]
-    groups = (frozenset(source_nodes(file, line)) & names for file, line in lines)
-    return telling(groups, len(names))
+    return telling((group for place in lines for group in of_generated_line(*place, known)), len(known))
 
 
 def telling(groups: Iterable[Set[str]], nodes: int) -> Suspects:
@@ -62,20 +65,47 @@ def renamed(suspects: Suspects, names: Mapping[str, str]) -> Suspects:
     return tuple(group for group in groups if group)
 
 
-def source_nodes(file: str, line: int) -> list[str]:
-    """The nodes that the nearest comment above a line of a file that inductor generated names."""
+def of_generated_line(file: str, line: int, known: Mapping[str, _torch.GivenCall]) -> list[Set[str]]:
+    """The nodes that a line of a file that inductor generated runs, the likeliest group first.
+
+    Those in the comment above it. The call of a C++ kernel has no comment: there, the nodes between those of the comments before
+    and after it, and first those whose op occurs in no C++ kernel that ran before.
+    """
     try:
-        lines = Path(file).read_text(errors="replace").splitlines()[:line]
+        lines = Path(file).read_text(errors="replace").splitlines()
     except OSError:
         return []
-    if not any("inductor" in text for text in lines[:60]):
+    if line > len(lines) or not any("inductor" in text for text in lines[:60]):
         return []
-    for text in reversed(lines):
-        if found := SOURCE_NODES.search(text):
-            return [name.strip() for name in found["names"].split(",")]
-        if text.lstrip().startswith("def "):
-            break
-    return []
+    start = next((at for at in range(line - 1, 0, -1) if lines[at].lstrip().startswith("def ")), 0)
+    called = CPP_KERNEL.match(lines[line - 1])
+    above = _first_comment(reversed(lines[start:line]), known)
+    if called is None:
+        return [set(above)]
+    order = list(known)
+    below = _first_comment(lines[line:], known)
+    between = order[
+        max(map(order.index, above), default=-1) + 1 : max(map(order.index, below), default=len(order)) + 1
+    ]
+    ran = [earlier["kernel"] for text in lines[start : line - 1] if (earlier := CPP_KERNEL.match(text))]
+    new = {
+        name
+        for name in between
+        if _has_op(called["kernel"], known[name]) and not any(_has_op(kernel, known[name]) for kernel in ran)
+    }
+    return [new, set(between)]
+
+
+def _first_comment(lines: Iterable[str], known: Mapping[str, _torch.GivenCall]) -> list[str]:
+    """The nodes among ``known`` in the first comment of ``lines``."""
+    comment = next(filter(None, map(SOURCE_NODES.search, lines)), None)
+    names = comment["names"].split(",") if comment else []
+    return [name for name in map(str.strip, names) if name in known]
+
+
+def _has_op(kernel: str, call: _torch.GivenCall) -> bool:
+    op = str(getattr(call.target, "__name__", call.target)).partition(".")[0]
+    return f"_{op}_" in kernel
 
 
 def _of_backend(frames: Sequence[tuple[FrameType, int]]) -> Iterator[tuple[FrameType, int]]:
@@ -86,11 +116,11 @@ def _of_backend(frames: Sequence[tuple[FrameType, int]]) -> Iterator[tuple[Frame
         yield frame, line
 
 
-def _named_by(frame: FrameType, line: int, known: Mapping[str, _torch.GivenCall]) -> Set[str]:
-    generated = source_nodes(frame.f_code.co_filename, line)
-    if generated:
-        return known.keys() & set(generated)
-    return {name for value in list(frame.f_locals.values()) for name in _names_behind(value, known)}
+def _named_by(frame: FrameType, line: int, known: Mapping[str, _torch.GivenCall]) -> list[Set[str]]:
+    generated = of_generated_line(frame.f_code.co_filename, line, known)
+    if any(generated):
+        return generated
+    return [{name for value in list(frame.f_locals.values()) for name in _names_behind(value, known)}]
 
 
 def _names_behind(value: Any, known: Mapping[str, _torch.GivenCall]) -> set[str]:

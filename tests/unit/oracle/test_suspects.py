@@ -127,8 +127,36 @@ def test_the_stack_of_a_dead_process_names_nodes_by_its_generated_line(tmp_path:
         "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most recent call first):\n"
         f'  File "{path}", line 5 in call\n  File "/lib/torch/_inductor/output_code.py", line 7 in __call__\n'
     )
-    assert suspects_in_stack(stderr, {f"x_{number}" for number in range(40)}) == (("x_3",),)
-    assert suspects_in_stack("no stack", {"x_3"}) == ()
+    calls = [_torch.GivenCall.of(node) for node in chain().graph.nodes if node.op == "call_function"]
+    assert suspects_in_stack(stderr, calls) == (("x_3",),)
+    assert suspects_in_stack("no stack", calls) == ()
+
+
+CPP_KERNELS = """
+# from torch._inductor.runtime import helpers
+def call(args):
+    cpp_fused_add_sin_0(args)
+    # Topologically Sorted Source Nodes: [x_3], Original ATen: [aten.mm]
+    buf0 = args
+    cpp_fused_relu_sin_1(args)
+    # Topologically Sorted Source Nodes: [view, x_9], Original ATen: [aten.view, aten.mm]
+    buf1 = args
+"""
+
+
+def test_a_cpp_kernel_without_a_comment_is_named_by_its_ops_and_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "generated.py"
+    path.write_text(CPP_KERNELS)
+
+    def cpp_fused_relu_sin_1(args: object) -> None:
+        raise Refused
+
+    def run(graph_module: fx.GraphModule) -> None:
+        namespace = {"cpp_fused_add_sin_0": id, "cpp_fused_relu_sin_1": cpp_fused_relu_sin_1}
+        exec(compile(CPP_KERNELS, str(path), "exec"), namespace)
+        namespace["call"]([1])
+
+    assert named(run) == (("x_7",), tuple(f"x_{number}" for number in range(4, 10)))
 
 
 def test_renaming_leaves_out_what_has_no_name() -> None:
