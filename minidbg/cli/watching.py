@@ -83,11 +83,7 @@ def words(kind: type[enum.StrEnum]) -> click.Choice[str]:
     type=click.FloatRange(min=0.05),
     help="Look every SECONDS instead of waiting for events.",
 )
-@click.option(
-    "--on-change",
-    type=words(OnChange),
-    help="A change during a sweep: end the runs or kill them.",
-)
+@click.option("--on-change", type=words(OnChange), help="A change during a sweep: end the runs or kill them.")
 @click.option("--build", help="Shell command to run before a sweep, for example 'ninja -C build'.")
 @click.option(
     "--on-flip",

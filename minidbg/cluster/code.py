@@ -15,7 +15,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -25,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
+
+from minidbg.processes.build import build_within
 
 INSTALLED = re.compile(r".*/(?:site|dist)-packages/(?P<inner>.+)")
 """A path inside an installation: such code does not travel, a worker has its own."""
@@ -358,19 +359,11 @@ def built(code: Code, folder: Path) -> str:
     """Run the build command in the tree; its first error, or nothing."""
     if not code.build:
         return ""
-    where = below(folder, code.build_folder)
     try:
-        done = subprocess.run(
-            code.build, shell=True, cwd=where, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, timeout=BUILD_SECONDS, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
+        done = build_within(BUILD_SECONDS, code.build, below(folder, code.build_folder))
+    except OSError as error:
         return f"the build failed: {error}"
-    if done.returncode == 0:
-        return ""
-    lines = [line.strip() for line in done.stdout.decode(errors="replace").splitlines() if line.strip()]
-    telling = [line for line in lines if re.search(r"(?i)\berror\b|Error\b|failed", line)]
-    return f"the build failed with status {done.returncode}: {(telling or lines or [''])[0][:300]}"
+    return f"the build failed with status {done.status}: {done.error[:300]}" if done.status else ""
 
 
 def link_or_copy(source: Path, target: Path) -> None:

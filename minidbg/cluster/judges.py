@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import psutil
 from distributed import Reschedule, Status, Worker, WorkerPlugin, get_worker
 from platformdirs import user_cache_dir
 
@@ -41,6 +40,7 @@ from minidbg.processes.pool import (
     Preload,
     ServerPool,
     busyness,
+    share_of_memory,
 )
 
 PACKAGE = Path(__file__).parents[1]
@@ -173,10 +173,9 @@ class Judges(WorkerPlugin):
             for word in request["argv"]
         ]
         paths = [str(tree) + path for path in code.paths if os.path.isdir(str(tree) + path)]
-        share = int(psutil.virtual_memory().total * 0.75 / max(1, min(self.facts["slots"], 2)))
         return Order(
             next(NUMBERS), tuple(argv), request["mode"], request["seconds"] * max(1.0, busyness() / request["busy"]),
-            memory_bytes=request["memory_bytes"] or share, nice=request["nice"], one_thread=request["one_thread"],
+            memory_bytes=request["memory_bytes"] or share_of_memory(self.facts["slots"]), nice=request["nice"], one_thread=request["one_thread"],
             env=request["env"], paths=tuple(paths),
         )  # fmt: skip
 

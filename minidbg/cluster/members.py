@@ -47,6 +47,11 @@ class Notice:
     text: str
 
 
+def whole_name(device: str) -> str:
+    """``acme:0`` for ``acme``: the first device of a kind goes by both names."""
+    return device if device == "cpu" or ":" in device else f"{device}:0"
+
+
 def slots_of(facts: Mapping[str, Any]) -> dict[str, int]:
     """By device, what a worker that says these ``facts`` of itself takes at the same time."""
     names = [name for name in facts["devices"] if name == "cpu" or ":" in name]

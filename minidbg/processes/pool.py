@@ -21,6 +21,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+import psutil
+
+from minidbg.processes.child import ChildResult
 from minidbg.processes.server import fingerprints, tail
 
 ROOT = str(Path(__file__).parents[2])
@@ -89,6 +92,14 @@ class Ended:
     unable: str = ""
     """Why the machine could not run it at all; says nothing about the script."""
 
+    @property
+    def result(self) -> ChildResult:
+        """The same, as of a child of this process."""
+        return ChildResult(
+            exit_status=self.status, signal=self.signal, timed_out=self.timed_out,
+            stdout=self.stdout, stderr_tail=self.stderr, seconds=self.seconds,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Ready:
@@ -148,6 +159,11 @@ def busyness() -> float:
     except OSError:
         return 1.0
     return min(MOST_BUSY, max(1.0, waiting))
+
+
+def share_of_memory(runs: int) -> int:
+    """Bytes that one of so many ``runs`` at the same time may have: its share of the machine, and something over."""
+    return int(psutil.virtual_memory().total * 0.75 / max(1, min(runs, 2)))
 
 
 class ServerPool:

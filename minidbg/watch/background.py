@@ -6,17 +6,10 @@ killed: one after the other, at the lowest priority.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import re
-import signal
-import subprocess
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +18,8 @@ from typing import Any
 from minidbg.cluster.members import Cluster
 from minidbg.failure import LAYOUT
 from minidbg.history import History
+from minidbg.printable import last_line
+from minidbg.processes.build import Build, Built
 from minidbg.processes.deaths import last_json
 from minidbg.processes.pool import NUMBERS, Ended, Order, Pool
 from minidbg.watch.announce import Announcer
@@ -222,55 +217,7 @@ def failure_in(table: Mapping[str, Any]) -> str:
     return repr([table.get("backend"), table.get("kind"), failure, origin.get("nodes", table.get("nodes"))])
 
 
-def last_line(text: str) -> str:
-    """The last line that is not empty."""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-
-
 # The build before a sweep
-
-OUTPUT_LINES = 30
-MOST_OUTPUT_BYTES = 1 << 20
-ERROR = re.compile(r"\b(error|fatal|failed|undefined reference|no such file)\b|Error\b", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """A build has ended. ``output``: its last lines; ``error``: the first line that tells of an error."""
-
-    build: Build
-    status: int
-    seconds: float
-    output: str
-    error: str = ""
-
-
-class Build:
-    """A build command under way, in a process group of its own; ``Built`` follows."""
-
-    def __init__(self, command: str, folder: Path, listener: Callable[[Built], None]) -> None:
-        self.listener = listener
-        self.output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the thread that waits
-        self.process = subprocess.Popen(
-            command, shell=True, cwd=folder, stdin=subprocess.DEVNULL, stdout=self.output, stderr=self.output,
-            start_new_session=True,
-        )  # fmt: skip
-        threading.Thread(target=self.wait, name="minidbg-build", daemon=True).start()
-
-    def wait(self) -> None:
-        """In a thread: tell when the build ends."""
-        began = time.monotonic()
-        status = self.process.wait()
-        with self.output as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_OUTPUT_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-        error = first_error(lines) if status else ""
-        self.listener(Built(self, status, time.monotonic() - began, "\n".join(lines[-OUTPUT_LINES:]), error))
-
-    def cancel(self) -> None:
-        """End it; its message comes as ever."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
 
 
 @dataclass(slots=True)
@@ -328,9 +275,3 @@ class Builds:
         if self.current is not None:
             self.current.cancel()
             self.current = None
-
-
-def first_error(lines: Sequence[str]) -> str:
-    """The first line that tells of an error, else the last that says anything."""
-    told = [line.strip() for line in lines if line.strip()]
-    return next((line for line in told if ERROR.search(line)), told[-1] if told else "")

@@ -13,11 +13,12 @@ from typing import TypeAlias
 
 from minidbg.cluster.members import Members, Notice, Place
 from minidbg.history import NAME, Environment, Revision, open_or_begin_anew
-from minidbg.printable import display_path
+from minidbg.printable import display_path, last_line
+from minidbg.processes.build import Built
 from minidbg.processes.deaths import last_json
 from minidbg.processes.pool import NUMBERS, Died, Ended, Order, Pool, Ready
 from minidbg.watch.announce import Announcer, Log
-from minidbg.watch.background import Background, Builds, Built
+from minidbg.watch.background import Background, Builds
 from minidbg.watch.events import Events
 from minidbg.watch.recorder import Recorder, contradictions, exit_status
 from minidbg.watch.repros import Lock, hidden_folder, home_of
@@ -327,8 +328,8 @@ class Daemon:
         try:
             machine = Machine.from_json(last_json(message.stdout) or {})
         except (KeyError, TypeError):
-            last = message.stderr.strip().rpartition("\n")[2]
-            self.announce("notice", text=f"torch could not be asked for devices; only cpu is used: {last}")
+            text = f"torch could not be asked for devices; only cpu is used: {last_line(message.stderr)}"
+            self.announce("notice", text=text)
             machine = Machine({"cpu": Environment("cpu", "unknown", "unknown")})
         self.sweeper.machine, self.recorder.torch = machine, machine.torch
         for environment in machine.environments.values():

@@ -194,10 +194,7 @@ def watches_of_this_process() -> int | None:
 
 def limit_reached(error: OSError) -> str:
     """Why there are no events, and the command that gives more."""
-    names = {
-        errno.ENOSPC: ("max_user_watches", 1048576),
-        errno.EMFILE: ("max_user_instances", 1024),
-    }
+    names = {errno.ENOSPC: ("max_user_watches", 1048576), errno.EMFILE: ("max_user_instances", 1024)}
     if error.errno not in names or sys.platform != "linux":
         return f"file events are not to be had ({error})"
     name, more = names[error.errno]

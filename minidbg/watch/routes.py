@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from minidbg.errors import MinidbgError
 from minidbg.metadata import DIVIDER
-from minidbg.printable import display_path
+from minidbg.printable import display_path, last_line
 from minidbg.processes import Standby
 from minidbg.watch import reading
 from minidbg.watch.page import SITE, Json, Live, about, flip_entry, page_html, style_text
@@ -93,7 +93,7 @@ class Drawings:
             argv = [str(PACKAGE / "__main__.py"), "show", str(path), "--html", str(file), "--body"]
             ended = spare.run(argv, seconds=DRAW_SECONDS, cwd=Path.cwd())
             if not file.exists():
-                last = ended.stderr_tail.strip().rpartition("\n")[2]
+                last = last_line(ended.stderr_tail)
                 raise MinidbgError(f"minidbg show ended with status {ended.exit_status}: {last}")
             self.get_ready()
             return file.read_text(encoding="utf-8")

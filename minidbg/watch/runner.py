@@ -12,15 +12,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import psutil
-
+from minidbg.cluster.code import link_or_copy
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.history import ReproState
 from minidbg.judge_script import JUDGE_SCRIPT
 from minidbg.metadata import HANG_LIMIT_S
-from minidbg.processes import ChildResult, deaths
+from minidbg.processes import deaths
 from minidbg.processes.deaths import last_json, signal_name
-from minidbg.processes.pool import NUMBERS, ONE_THREAD, Ended, Order, Pool, busyness
+from minidbg.processes.pool import NUMBERS, ONE_THREAD, Ended, Order, Pool, busyness, share_of_memory
 from minidbg.watch.repros import Repro, module_names
 from minidbg.watch.settings import Column, WatchSettings, Workers
 from minidbg.watch.snapshot import Root, is_inside
@@ -73,9 +72,7 @@ class Runner:
         command = judging(repro, column)
         if task.purpose is Purpose.CANARY:
             command = (IN_WORKER, "canary", str(repro.path.absolute()), column.device, column.options)
-        # by default its share of the machine, and something over
-        share = int(psutil.virtual_memory().total * 0.75 / min(self.settings.jobs, 2))
-        memory = self.settings.memory_bytes or (None if column.host else share)
+        memory = self.settings.memory_bytes or (None if column.host else share_of_memory(self.settings.jobs))
         self.pool.run(
             Order(
                 number,
@@ -177,11 +174,7 @@ def outcome_of(repro: Repro, device: str, ended: Ended) -> Outcome:
     """The outcome of a run of ``repro``: what it printed, else what its death says against what its header expects."""
     if ended.unable:
         return Outcome(Verdict.INVALID, reason=ended.unable, device=device)
-    result = ChildResult(
-        exit_status=ended.status, signal=ended.signal, timed_out=ended.timed_out,
-        stdout=ended.stdout, stderr_tail=ended.stderr, seconds=ended.seconds,
-    )  # fmt: skip
-    outcome = deaths.outcome_of(result, expected_signature(repro), limit_s=round(ended.seconds))
+    outcome = deaths.outcome_of(ended.result, expected_signature(repro), limit_s=round(ended.seconds))
     return replace(outcome, device=device)
 
 
@@ -252,7 +245,8 @@ class Bytecode:
             target = current / os.path.dirname(source).lstrip(os.sep) / cached.name
             if cached.exists() and not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
-                link_or_copy(cached, target)
+                with contextlib.suppress(OSError):
+                    link_or_copy(cached, target)
 
     def newest(self) -> Path | None:
         """The folder in use, None before the first."""
@@ -282,12 +276,3 @@ class Bytecode:
             for single in below.parent.glob(f"{below.stem}.*.pyc"):
                 single.unlink(missing_ok=True)
         return current
-
-
-def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file a second name, or a copy where links do not reach; a file that cannot be had is left out."""
-    try:
-        os.link(source, target)
-    except OSError:
-        with contextlib.suppress(OSError):
-            shutil.copyfile(source, target)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from minidbg import settings as base
 from minidbg.checks import choice, flag, number, setting, text, texts, whole
-from minidbg.cluster.members import Cluster
+from minidbg.cluster.members import Cluster, whole_name
 from minidbg.errors import BadSetting
 from minidbg.printable import plural
 
@@ -224,11 +224,6 @@ def devices_of(own: str, wanted: Sequence[str] | None, machine: Machine) -> tupl
         ]
         names = [place for name, places in here for place in places or [name]]
     return tuple(dict.fromkeys(names))
-
-
-def whole_name(device: str) -> str:
-    """``acme:0`` for ``acme``: the first device of a kind goes by both names."""
-    return device if device == "cpu" or ":" in device else f"{device}:0"
 
 
 @dataclass(frozen=True, slots=True, order=True)

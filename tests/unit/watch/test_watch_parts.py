@@ -16,9 +16,9 @@ from minidbg import judge_script
 from minidbg.errors import BadSetting, MinidbgError
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.history import ReproState
+from minidbg.processes.build import Build, Built, build_within
 from minidbg.processes.pool import Ended, Order
 from minidbg.watch import in_worker
-from minidbg.watch.background import Build, Built
 from minidbg.watch.repros import AlreadyWatched, Lock, Repro, home_of, living_holder, read_repro, read_repros
 from minidbg.watch.runner import Bytecode, Runner, canary_of, judging, outcome_of
 from minidbg.watch.settings import Column, FailOn, OnChange, WatchSettings, load, parse_devices
@@ -537,3 +537,8 @@ def test_a_cancelled_build_ends(tmp_path: Path) -> None:
     told: queue.SimpleQueue[Built] = queue.SimpleQueue()
     Build("sleep 1000", tmp_path, told.put).cancel()
     assert told.get(timeout=30).status == -9
+
+
+def test_a_build_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError, match=r"no end within 0\.1 s"):
+        build_within(0.1, "sleep 1000", tmp_path)
