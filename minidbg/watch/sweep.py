@@ -17,15 +17,7 @@ from minidbg.failure import Kind, Verdict
 from minidbg.history import ReproState
 from minidbg.watch.repros import Repro, module_names
 from minidbg.watch.settings import Column
-from minidbg.watch.states import (
-    FAILING,
-    Purpose,
-    Seen,
-    Settled,
-    Transition,
-    decide,
-    is_fallback,
-)  # fmt: skip
+from minidbg.watch.states import FAILING, Purpose, Seen, Settled, Transition, decide, is_fallback
 
 SLOW_S = 5.0
 SLOW_FACTOR = 4.0
@@ -309,7 +301,7 @@ class Sweep:
         runs.append(seen)
         before, repro = self.states.get((job.repro, job.device)), self.repros[job.repro]
         settled = decide(job.repro, job.device, before, runs, expect=repro.expect)
-        if isinstance(settled, Settled):
+        if settled is not None:
             return self.released(JobAnswer(job, settled, tuple(self.runs.pop(job)), seen.outcome.reason))
         if len(runs) == MOST_RUNS:
             reason = f"{runs[0].verdict} could not be confirmed in a fresh interpreter: {seen.reason}"

@@ -9,7 +9,6 @@ import pytest
 from minidbg.failure import Outcome, Verdict
 from minidbg.history import ReproState
 from minidbg.watch.states import (
-    Ask,
     Purpose,
     Seen,
     Settled,
@@ -38,7 +37,7 @@ def state(verdict: Verdict, **changes: object) -> ReproState:
     return replace(known, **changes)
 
 
-def answer(before: ReproState | None, *runs: Seen, expect: Verdict = REPRODUCES) -> Ask | Settled:
+def answer(before: ReproState | None, *runs: Seen, expect: Verdict = REPRODUCES) -> Settled | None:
     return decide("r.py", "cpu", before, runs, expect=expect)
 
 
@@ -55,14 +54,14 @@ def test_an_expected_first_verdict_is_taken_at_once_and_is_no_flip() -> None:
 
 
 def test_an_unexpected_first_verdict_is_asked_again_and_still_no_flip() -> None:
-    assert answer(None, seen(GONE)) == Ask()
+    assert answer(None, seen(GONE)) is None
     result = settled(None, seen(GONE), seen(GONE, fresh=True))
     assert (result.standing, result.flip) == (Transition.NEW, None)
 
 
 def test_a_failure_that_only_fresh_interpreters_show_is_asked_there_from_then_on() -> None:
     runs = [seen(GONE), seen(REPRODUCES, fresh=True)]
-    assert answer(None, *runs) == Ask()
+    assert answer(None, *runs) is None
     result = settled(None, *runs, seen(REPRODUCES, fresh=True))
     assert result.state.verdict is REPRODUCES
     assert result.state.fresh
@@ -98,7 +97,7 @@ def test_an_unchanged_verdict_needs_no_second_run() -> None:
 def test_a_flip_counts_once_a_fresh_interpreter_agrees(
     before: Verdict, after: Verdict, standing: Transition
 ) -> None:
-    assert answer(state(before), seen(after)) == Ask()
+    assert answer(state(before), seen(after)) is None
     result = settled(state(before), seen(after), seen(after, fresh=True))
     assert result.standing is standing
     assert (result.flip.before, result.flip.after) == (before, after)
@@ -108,7 +107,7 @@ def test_a_flip_counts_once_a_fresh_interpreter_agrees(
 
 def test_a_flip_of_a_repro_that_loads_none_of_the_changed_files_is_asked_twice() -> None:
     runs = [seen(GONE, loaded="loaded 1"), seen(GONE, fresh=True, loaded="")]
-    assert answer(state(REPRODUCES), *runs) == Ask()
+    assert answer(state(REPRODUCES), *runs) is None
     assert settled(state(REPRODUCES), *runs, seen(GONE, fresh=True)).standing is Transition.FIXED
 
 
@@ -122,7 +121,7 @@ def test_the_same_code_with_two_verdicts_in_quiet_time_is_flaky_and_never_fixed(
 def test_a_rerun_in_which_every_run_agrees_is_no_flakiness_though_no_watched_file_changed() -> None:
     """What changed may be a file that nobody watches; issue 15."""
     first, fresh = seen(GONE, code="code 1"), seen(GONE, code="code 1", fresh=True)
-    assert [answer(state(REPRODUCES), first, *[fresh] * count) for count in range(4)] == [Ask()] * 4
+    assert [answer(state(REPRODUCES), first, *[fresh] * count) for count in range(4)] == [None] * 4
     result = settled(state(REPRODUCES), first, *[fresh] * 4)
     assert result.standing is Transition.FIXED
 
@@ -134,7 +133,7 @@ def test_a_rerun_whose_fresh_runs_disagree_is_flaky() -> None:
 
 def test_a_warm_worker_contradicted_by_two_fresh_interpreters_changes_nothing() -> None:
     runs = [seen(GONE), seen(REPRODUCES, fresh=True)]
-    assert answer(state(REPRODUCES), *runs) == Ask()
+    assert answer(state(REPRODUCES), *runs) is None
     result = settled(state(REPRODUCES), *runs, seen(REPRODUCES, fresh=True))
     assert (result.standing, result.flip) == (Transition.STILL_FAILING, None)
     assert not result.state.fresh, "once may be the load of the machine"
@@ -164,7 +163,7 @@ def test_a_run_that_cannot_judge_keeps_the_state(verdict: Verdict) -> None:
 
 
 def test_an_unjudged_confirmation_is_asked_again() -> None:
-    assert answer(state(REPRODUCES), seen(GONE), seen(SKIPPED, fresh=True)) == Ask()
+    assert answer(state(REPRODUCES), seen(GONE), seen(SKIPPED, fresh=True)) is None
 
 
 @pytest.mark.parametrize("change", ["script", "environment"])
@@ -187,7 +186,7 @@ def test_enough_quiet_runs_of_a_flaky_repro_are_a_fix() -> None:
     standings = []
     while standings[-1:] in ([], [Transition.FLAKY]):
         result = answer(flaky, seen(GONE))
-        if isinstance(result, Ask):
+        if result is None:
             result = settled(flaky, seen(GONE), seen(GONE, fresh=True))
         standings.append(result.standing)
         flaky = result.state
@@ -220,4 +219,4 @@ def test_a_backend_that_gave_the_graph_back_has_fixed_nothing(before: ReproState
 
 def test_a_fix_that_its_confirmation_shows_as_a_fallback_is_asked_again() -> None:
     runs = [seen(GONE), seen(GONE, fresh=True, reason="fallback: all of it")]
-    assert answer(state(REPRODUCES), *runs) == Ask()
+    assert answer(state(REPRODUCES), *runs) is None
