@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -171,11 +171,10 @@ class Daemon:
         self.pool.run(Order(self.machine_order, (IN_WORKER, "devices", *no_torch), mode, 120.0))
 
     def handle(self, message: Message) -> None:
-        if not self.guarded(repr(message)[:500], lambda: self.dispatch(message)):
-            self.sweeper.give_up_unanswered()
+        self.guarded(repr(message)[:500], lambda: self.dispatch(message))
 
-    def guarded(self, what: str, job: Callable[[], None]) -> bool:
-        """Do ``job``; whether it went well. A fault of ours is logged, said once, and followed by a rest; the daemon lives."""
+    def guarded(self, what: str, job: Callable[[], None]) -> None:
+        """Do ``job``. A fault of ours is logged, said once, and followed by a rest; the daemon lives."""
         try:
             job()
         except Exception as fault:  # the fence around each job: one broken job must not end the daemon
@@ -186,15 +185,15 @@ class Daemon:
             if text not in self.told_faults:
                 self.told_faults.add(text)
                 self.announce("notice", text=text)
-            return False
-        return True
 
     def dispatch(self, message: Message) -> None:
         match message:
             case Hint(path):
                 self.watched.hinted(path)
-            case Ended():
-                self.order_ended(message)
+            case Ended(id=self.machine_order):
+                self.found_machine(message)
+            case Ended() if not self.background.ended(message):
+                self.sweeper.ended(message)
             case Ready(seconds, files):
                 self.sweeper.runner.bytecode.seed(files, self.watched.all_roots())
                 self.announce("workers_ready", seconds=round(seconds, 3))
@@ -262,20 +261,9 @@ class Daemon:
         assert self.sweeper.current is not None
         number = self.sweeper.current.number
         roots = repositories_of(repositories_worth_building(self.watched.roots))
-
-        def ask_git() -> None:
-            self.inbox.put(Revised(number, revisions(roots)))
-
-        threading.Thread(target=ask_git, name="minidbg-git", daemon=True).start()
-
-    def order_ended(self, message: Ended) -> None:
-        """A run, a reduction or the look for devices has ended."""
-        if message.id == self.machine_order:
-            self.found_machine(message)
-        elif not self.background.ended(message):
-            self.watched.peek()
-            self.sweeper.notice_edits()
-            self.sweeper.ended(message)
+        threading.Thread(
+            target=lambda: self.inbox.put(Revised(number, revisions(roots))), name="minidbg-git", daemon=True
+        ).start()
 
     def end_sweep_if_done(self) -> None:
         """End the sweep when all of it is done; with ``--once``, everything when the code stood still."""
@@ -368,16 +356,11 @@ class Daemon:
                 self.announce("paused" if self.paused else "resumed")
             case "failing":
                 states = self.recorder.states.items()
-                self.rerun({repro for (repro, _), state in states if state.verdict in FAILING})
+                self.watched.ask_for(repro for (repro, _), state in states if state.verdict in FAILING)
+            case "rerun" if key.repro:
+                self.watched.ask_for([key.repro])
             case "rerun":
-                self.rerun([key.repro] if key.repro else None)
-
-    def rerun(self, repros: Iterable[str] | None) -> None:
-        self.sweeper.stop_probing()
-        if repros is None:
-            self.watched.ask_for_all()
-        else:
-            self.watched.ask_for(repros)
+                self.watched.ask_for_all()
 
     def end(self) -> None:
         """Leave nothing behind but the history."""

@@ -43,7 +43,7 @@ LEAST_HANG_SECONDS = 10.0
 
 @dataclass(slots=True)
 class Runner:
-    """Runs tasks on this machine. A sweep knows of it only ``submit``, ``ended`` and ``cancel_all``."""
+    """Runs tasks. A pool tells how they ended in a message, which this thread reads later."""
 
     pool: Pool
     settings: WatchSettings
@@ -68,7 +68,7 @@ class Runner:
     def submit(self, task: Task, repro: Repro, state: ReproState | None) -> None:
         """Have the task run in its column; how it ended is told to the pool's listener."""
         number, mode, column = next(NUMBERS), self.mode(task), task.job.column
-        self.under_way[number] = task, time.time()
+        began = time.time()
         command = judging(repro, column)
         if task.purpose is Purpose.CANARY:
             command = (IN_WORKER, "canary", str(repro.path.absolute()), column.device, column.options)
@@ -89,6 +89,7 @@ class Runner:
                 warm="inductor" if repro.backend == "inductor" else "aot",
             )
         )
+        self.under_way[number] = task, began
 
     def time_limit(self, task: Task, repro: Repro, state: ReproState | None, mode: str) -> float:
         """Seconds that the task may take."""
@@ -111,10 +112,6 @@ class Runner:
         if task in self.lost_once or sets_threads(task):
             return "prelude"
         return mode_for(self.settings.workers, task.job.column.device, fresh=task.fresh, turn=task.turn)
-
-    def ended(self, number: int) -> tuple[Task, float] | None:
-        """The task of an order that has ended, and when it was ordered; None for an order of someone else."""
-        return self.under_way.pop(number, None)
 
     def lost(self, task: Task) -> bool:
         """The task's server died. Whether it may be tried again."""

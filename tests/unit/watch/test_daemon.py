@@ -457,6 +457,22 @@ def test_a_fault_is_said_once_and_followed_by_a_rest_and_builds_nothing(
     assert daemon.resting_until > 0.2
 
 
+def test_what_cannot_be_begun_for_once_is_asked_for_again(world: World) -> None:
+    """A server that cannot be started, such as for want of memory, must not be waited for."""
+    world.begin({"a": "reproduces"})
+
+    def refuse_once(order: Order) -> None:
+        if order.argv[1:2] != ("devices",):
+            world.pool.during = lambda order: None
+            raise OSError("no process to be had")
+
+    world.pool.during = refuse_once
+    with pytest.raises(OSError, match="no process"):
+        world.settle()
+    world.settle()
+    assert world.data("result", "verdict") == ["reproduces"]
+
+
 def test_variants_are_columns_with_their_own_variables_and_options(world: World) -> None:
     world.start(
         {"a": "gone"},
