@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +35,7 @@ RESCAN_S = 30.0
 CHECK_ROOTS_S = 2.0
 GIT_POLL_S = 0.1
 QUIET_S = 0.2
+LONGEST_BURST_S = 5.0
 LULL_S = 0.03
 """A burst of few events is over after so long: an edit that still follows supersedes the sweep that has begun."""
 LULL_PATHS = 20
@@ -49,8 +50,6 @@ SCRIPTS = (".py", ".safetensors")
 class Burst:
     """Hinted paths that arrive together, until it has been quiet for a while. Each question brings its ``now``."""
 
-    quiet_s: float = QUIET_S
-    max_wait_s: float = 5.0
     small_quiet_s: float = LULL_S
     """How long it must be quiet after a burst of few paths."""
     first: float | None = None
@@ -79,8 +78,7 @@ class Burst:
         if work is GitWork.STEPPING:
             return self.last + STEPPING_QUIET_S
         is_small = not self.lost and len(self.paths) <= LULL_PATHS
-        quiet_s = min(self.quiet_s, self.small_quiet_s) if is_small else self.quiet_s
-        return min(self.last + quiet_s, self.first + self.max_wait_s)
+        return min(self.last + (self.small_quiet_s if is_small else QUIET_S), self.first + LONGEST_BURST_S)
 
     def is_due(self, now: float, work: GitWork = GitWork.NONE) -> bool:
         deadline = self.deadline(work)
@@ -126,8 +124,8 @@ class Watched:
     """Single files that runs have loaded and no root covers: from elsewhere, or ignored by git as build outputs are."""
     snapshot: Snapshot = field(default_factory=Snapshot)
     marks: dict[Mark, Snapshot] = field(default_factory=dict)
-    own: tuple[Mapping[str, Repro], frozenset[str]] | None = None
-    """The repros and their files, when they were last asked for."""
+    own: frozenset[str] = frozenset()
+    """The real paths of the scripts and of the tensors beside them."""
     due: set[str] = field(default_factory=set)
     """Repros that are to run although the code has not changed."""
     every: bool = False
@@ -300,8 +298,6 @@ class Watched:
 
     def read_repros_again(self) -> None:
         before, after = self.repros, read_repros(self.paths, self.home, self.repros)
-        if before.keys() == after.keys() and all(after[name] is before[name] for name in after):
-            return  # ``files_of_repros`` knows them by their identity
         self.repros = after
         changed = {name for name in after if name not in before or before[name].digest != after[name].digest}
         for name in sorted(changed):
@@ -315,6 +311,9 @@ class Watched:
             self.find_sources()
 
     def find_sources(self) -> None:
+        sound = [repro.path for repro in self.repros.values() if not repro.damage]
+        both = (file for path in sound for file in (path, path.with_suffix(".safetensors")))
+        self.own = frozenset(map(os.path.realpath, both))
         roots = source_roots(self.repros.values(), self.settings.sources)
         if self.settings.build:
             roots += [Root(root) for root in repositories_of(repositories_worth_building(roots))]
@@ -326,24 +325,14 @@ class Watched:
 
     def adopt(self, files: Iterable[str]) -> None:
         """Watch also these files, which a run has loaded, where no root covers them. A repro's own files are no code."""
-        unknown = {path for path in files if path not in self.snapshot.files} - self.files_of_repros()
+        unknown = {path for path in files if path not in self.snapshot.files} - self.own
         if not unknown:  # as after most runs
             return
-        wanted = worth_watching(unknown, self.roots, left_out_folders(self.home))
-        found = set(wanted)
-        if found:
+        if found := set(worth_watching(unknown, self.roots, left_out_folders(self.home))):
             before, self.always = self.snapshot, self.always | found
             self.read_files(found)
             self.take_for_unchanged(before)
             self.watch_events()
-
-    def files_of_repros(self) -> frozenset[str]:
-        """The real paths of the scripts and of the tensors beside them."""
-        if self.own is None or self.own[0] is not self.repros:
-            sound = [repro.path for repro in self.repros.values() if not repro.damage]
-            both = (file for path in sound for file in (path, path.with_suffix(".safetensors")))
-            self.own = self.repros, frozenset(map(os.path.realpath, both))
-        return self.own[1]
 
     def take_for_unchanged(self, before: Snapshot) -> None:
         """What is watched for the first time since ``before``, or no longer, has not changed."""
