@@ -19,7 +19,7 @@ from minidbg.processes.deaths import last_json
 from minidbg.processes.pool import NUMBERS, Died, Ended, Order, Pool, Ready
 from minidbg.watch.announce import Announcer, Log
 from minidbg.watch.background import Background, Builds
-from minidbg.watch.events import Events
+from minidbg.watch.events import WatchdogEvents
 from minidbg.watch.recorder import Recorder, contradictions, exit_status
 from minidbg.watch.repros import Lock, hidden_folder, home_of
 from minidbg.watch.runner import IN_WORKER, Bytecode, Runner, forks
@@ -86,7 +86,7 @@ class Daemon:
         settings: WatchSettings,
         announce: Announcer,
         inbox: Inbox,
-        events: Events,
+        events: WatchdogEvents,
         make_pool: Callable[[Path], Pool],
     ) -> None:
         """Takes the lock and opens the history. Pool and events put messages into the inbox. Raises AlreadyWatched and MinidbgError."""

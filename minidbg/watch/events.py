@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
 
 from watchdog.events import (
     DirCreatedEvent,
@@ -48,28 +47,8 @@ NETWORK_FILE_SYSTEMS = frozenset((
 ))  # fmt: skip
 
 
-class Events(Protocol):
-    """Where hints come from. Tests have a scripted one."""
-
-    def watch(self, roots: Sequence[Root]) -> str:
-        """Watch exactly these roots. Returns why polling is needed, or an empty text when events will come."""
-
-    def stop(self) -> None:
-        """Send no more hints, and leave no thread."""
-
-
-class NoEvents(Events):
-    """No hints at all: polling was asked for, or there is but one sweep."""
-
-    def watch(self, roots: Sequence[Root]) -> str:
-        return ""
-
-    def stop(self) -> None:
-        return
-
-
 class WatchdogEvents(FileSystemEventHandler):
-    """Hints from the operating system, by watchdog."""
+    """Hints from the operating system, by watchdog. Tests have scripted ones."""
 
     def __init__(self, hint: Hint) -> None:
         self.hint = hint
@@ -79,7 +58,10 @@ class WatchdogEvents(FileSystemEventHandler):
         """By folder: the watch, and the inode it was set on, since a watch stays with a folder that was moved away."""
 
     def watch(self, roots: Sequence[Root]) -> str:
-        """See ``Events``. Cheap when nothing is new, so it can be asked every second."""
+        """Watch exactly these roots. Returns why polling is needed, or an empty text when events will come.
+
+        Cheap when nothing is new, so it can be asked every second.
+        """
         wanted = folders_to_watch(roots)
         mounts = mounted()
         network = [folder for folder in wanted if file_system_of(folder, mounts) in NETWORK_FILE_SYSTEMS]
@@ -114,7 +96,7 @@ class WatchdogEvents(FileSystemEventHandler):
             self.hint(None)  # what happened before the watch was set is not known
 
     def stop(self) -> None:
-        """See ``Events``."""
+        """Send no more hints, and leave no thread."""
         if self.observer is not None:
             self.observer.stop()
             self.observer.join()

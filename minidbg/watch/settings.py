@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -226,7 +227,7 @@ def devices_of(own: str, wanted: Sequence[str] | None, machine: Machine) -> tupl
     return tuple(dict.fromkeys(names))
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, order=True)
 class Column:
     """A device and a variant: ``cpu ACME_FUSE=1 {level=3}``. The history knows it by that name."""
 
@@ -237,24 +238,25 @@ class Column:
     """Options that are added to those of the repro's header, a Python dict as text."""
     host: str = ""
     """The kind of machine, where there are several."""
-    name: str = field(init=False, repr=False, compare=False)
-    """What the column is called everywhere. It is asked for several times for each run."""
-    shared: str = field(init=False, repr=False, compare=False)
-    """The device that runs in the column share with others, by one name."""
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def name(self) -> str:
+        """What the column is called everywhere. It is asked for several times for each run."""
         options = ", ".join(f"{name}={value!r}" for name, value in self.given_options.items())
-        parts = (self.place, self.env, options and f"{{{options}}}")
-        object.__setattr__(self, "name", " ".join(part for part in parts if part))
-        object.__setattr__(self, "shared", self.place if self.host else whole_name(self.device))
+        return " ".join(part for part in (self.place, self.env, options and f"{{{options}}}") if part)
 
-    def __str__(self) -> str:
-        return self.name
+    @cached_property
+    def shared(self) -> str:
+        """The device that runs in the column share with others, by one name."""
+        return self.place if self.host else whole_name(self.device)
 
-    @property
+    @cached_property
     def place(self) -> str:
         """The device and the kind of machine: ``cuda:0@gpubox``."""
         return f"{self.device}@{self.host}" if self.host else self.device
+
+    def __str__(self) -> str:
+        return self.name
 
     @property
     def variables(self) -> dict[str, str]:

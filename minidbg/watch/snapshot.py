@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
@@ -35,8 +35,8 @@ JUNK_FILES = re.compile("|".join(map(fnmatch.translate, JUNK.split())))
 class Ignore:
     """Whether a path counts, for the folders that are watched.
 
-    ``.gitignore`` files are read from the root of the repository around a watched folder down to the path; a change of
-    one of them is a change like any other, after which ``forget`` must be called.
+    ``.gitignore`` files are read from the root of the repository around a watched folder down to the path, and once only;
+    a change of one of them is a change like any other, after which another ``Ignore`` is needed.
     """
 
     def __init__(self, extra: Sequence[str] = ()) -> None:
@@ -44,12 +44,6 @@ class Ignore:
         self.specs = cache(read_gitignore)
         self.repository = cache(repository_of)
         self.is_ignored_itself = cache(self.root_is_ignored)
-
-    def forget(self) -> None:
-        """Look for repositories and read the ``.gitignore`` files again."""
-        self.repository.cache_clear()
-        self.specs.cache_clear()
-        self.is_ignored_itself.cache_clear()
 
     def covers(self, path: str, root: str, *, folder: bool) -> bool:
         """Whether ``path``, somewhere below the watched ``root``, is to be left out."""
@@ -159,16 +153,11 @@ class Snapshot:
 
     files: Mapping[str, Entry] = field(default_factory=dict)
 
-    def digest(self) -> str:
-        return self.digest_of(self.files)
-
-    def digest_of(self, paths: Iterable[str]) -> str:
-        """One digest of those of ``paths`` that are in the snapshot."""
+    def digest(self, paths: Iterable[str] | None = None) -> str:
+        """One digest of all files, or of those of ``paths`` that are in the snapshot."""
         total = hashlib.sha1(usedforsecurity=False)
-        for path in sorted(paths):
-            entry = self.files.get(path)
-            if entry is not None:
-                total.update(f"{path}\0{entry.digest}\0".encode())
+        for path in sorted(self.files if paths is None else self.files.keys() & set(paths)):
+            total.update(f"{path}\0{self.files[path].digest}\0".encode())
         return total.hexdigest()
 
     def changes_since(self, before: Snapshot) -> tuple[str, ...]:
@@ -188,24 +177,17 @@ def scan(
     roots: Iterable[Root],
     ignore: Ignore,
     before: Snapshot,
+    hinted: Iterable[str] = (),
     *,
     now_ns: int,
-    hinted: Iterable[str] = (),
     always: Iterable[str] = (),
 ) -> Snapshot:
     """Look at every file below ``roots``. What looks the same as ``before`` is not read again, unless hinted or racy.
 
     ``always`` are single files that count even where a rule ignores them. ``now_ns`` is the present time.
     """
-    suspects = frozenset(hinted)
-    files: dict[str, Entry] = {}
-    paths = [path for root in roots for path in walk(root, ignore)]
-    for path in (*paths, *always):
-        if path not in files:
-            entry = look(path, before.files.get(path), now_ns, read=path in suspects)
-            if entry is not None:
-                files[path] = entry
-    return Snapshot(files)
+    paths = [path for root in roots for path in below(root.path, root, ignore)]
+    return Snapshot(looked_at([*paths, *always], before, frozenset(hinted), now_ns))
 
 
 def update(
@@ -226,15 +208,22 @@ def update(
         for path, entry in before.files.items()
         if path not in hints and (not folders or folders.isdisjoint(map(str, Path(path).parents)))
     }
-    for hint in hints:
+    paths = [hint for hint in hints if hint in single]
+    for hint in (hint for hint in hints if hint not in single):
         inside = [root for root in roots if is_inside(hint, root.path)]
-        for path in (
-            [hint] if hint in single else (one for root in inside for one in below(hint, root, ignore))
-        ):
-            entry = look(path, before.files.get(path), now_ns, read=True)
-            if entry is not None:
-                files[path] = entry
-    return Snapshot(files)
+        paths += [path for root in inside for path in below(hint, root, ignore)]
+    return Snapshot(files | looked_at(paths, before, frozenset(paths), now_ns))
+
+
+def looked_at(
+    paths: Iterable[str], before: Snapshot, suspects: Collection[str], now_ns: int
+) -> dict[str, Entry]:
+    """Those of ``paths`` that are files, each as it is now; ``suspects`` are read even if they look the same as ``before``."""
+    found = {
+        path: look(path, before.files.get(path), now_ns, read=path in suspects)
+        for path in dict.fromkeys(paths)
+    }
+    return {path: entry for path, entry in found.items() if entry is not None}
 
 
 def below(path: str, root: Root, ignore: Ignore) -> Iterator[str]:
@@ -244,23 +233,8 @@ def below(path: str, root: Root, ignore: Ignore) -> Iterator[str]:
     if os.path.isdir(path):
         if root.deep or path == root.path:
             yield from walk_folder(path, root, ignore)
-    elif counts(path, root):
+    elif (root.deep or root.path in (path, os.path.dirname(path))) and path.endswith(root.suffixes or ""):
         yield path
-
-
-def counts(path: str, root: Root) -> bool:
-    """Whether a file of ``root`` has one of its suffixes and lies where it looks."""
-    if not root.deep and path != root.path and os.path.dirname(path) != root.path:
-        return False
-    return not root.suffixes or path.endswith(root.suffixes)
-
-
-def walk(root: Root, ignore: Ignore) -> Iterator[str]:
-    """The files that count at or below a root."""
-    if os.path.isdir(root.path):
-        yield from walk_folder(root.path, root, ignore)
-    else:
-        yield root.path
 
 
 def walk_folder(folder: str, root: Root, ignore: Ignore) -> Iterator[str]:

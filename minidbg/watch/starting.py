@@ -15,7 +15,7 @@ from minidbg.cluster.members import Notice
 from minidbg.processes.pool import Pool, Preload, ServerPool, preload_for
 from minidbg.watch.announce import Announcer, JsonLines, PlainLines, View
 from minidbg.watch.daemon import Daemon, Hint, Inbox, Key, Stop
-from minidbg.watch.events import Events, NoEvents, WatchdogEvents
+from minidbg.watch.events import WatchdogEvents
 from minidbg.watch.page import Live, Page, Results
 from minidbg.watch.repros import home_of, read_repros
 from minidbg.watch.runner import forks
@@ -87,7 +87,6 @@ def run_daemon(paths: list[Path], settings: WatchSettings, outputs: Outputs) -> 
     server = server_for(paths, outputs, inbox, live)
     announce = Announcer(views_of(settings, outputs, inbox, live, server))
     backends = {repro.backend for repro in read_repros(paths, Path()).values()}
-    quiet = settings.once or settings.poll_s is not None
 
     def make_pool(hidden: Path) -> Pool:
         if settings.cluster is None:
@@ -99,7 +98,7 @@ def run_daemon(paths: list[Path], settings: WatchSettings, outputs: Outputs) -> 
             slots=settings.jobs, build=settings.build or "", build_folder=str(settings.folder.resolve()),
         )  # fmt: skip
 
-    events: Events = NoEvents() if quiet else WatchdogEvents(lambda path: inbox.put(Hint(path)))
+    events = WatchdogEvents(lambda path: inbox.put(Hint(path)))
     try:
         daemon = Daemon(paths, settings, announce, inbox, events, make_pool)
     except BaseException:

@@ -287,7 +287,7 @@ class Sweeper:
             as_renamed(outcome, repro, self.watched.snapshot.files),
             at=self.clock(), sweep=sweep.number, script=repro.digest,
             environment=self.machine.environments[column.place].key, code=sweep.code,
-            loaded=self.watched.marks[Mark.SWEEP].digest_of(modules) if modules else "", modules=modules,
+            loaded=self.watched.marks[Mark.SWEEP].digest(modules) if modules else "", modules=modules,
             seconds=message.seconds, fresh=task.fresh, purpose=task.purpose,
         )  # fmt: skip
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minidbg.watch.announce import Announcer
-from minidbg.watch.events import Events
+from minidbg.watch.events import WatchdogEvents
 from minidbg.watch.repros import Repro, read_repros
 from minidbg.watch.settings import WatchSettings
 from minidbg.watch.snapshot import Ignore, Root, Snapshot, is_inside, scan, stamp, update
@@ -111,7 +111,7 @@ class Watched:
     paths: Sequence[Path]
     home: Path
     settings: WatchSettings
-    events: Events
+    events: WatchdogEvents
     announce: Announcer
     ignore: Ignore = field(init=False)
     burst: Burst = field(init=False)
@@ -258,13 +258,11 @@ class Watched:
     def read_files(self, hints: Iterable[str], *, everywhere: bool = False) -> tuple[str, ...]:
         """Read the hinted paths, or everything; the paths that hold something else than before."""
         before, hints, now_ns = self.snapshot, tuple(hints), time.time_ns()
-        if everywhere or any(os.path.basename(path) == ".gitignore" for path in hints):
-            self.ignore.forget()
-            self.snapshot = scan(
-                self.roots, self.ignore, before, now_ns=now_ns, hinted=hints, always=self.always
-            )
-        else:
-            self.snapshot = update(self.roots, self.ignore, before, hints, now_ns=now_ns, always=self.always)
+        everywhere = everywhere or any(os.path.basename(path) == ".gitignore" for path in hints)
+        if everywhere:
+            self.ignore = Ignore(self.settings.ignore)
+        find = scan if everywhere else update
+        self.snapshot = find(self.roots, self.ignore, before, hints, now_ns=now_ns, always=self.always)
         return self.snapshot.changes_since(before)
 
     def concerns(self, path: str) -> bool:
@@ -351,8 +349,8 @@ class Watched:
         return [*self.roots, *(Root(path) for path in sorted(self.always))]
 
     def watch_events(self) -> None:
-        """Have events sent for everything that is watched; poll where that cannot be."""
-        if self.settings.poll_s is not None:
+        """Have events sent for everything that is watched; poll where that cannot be. One sweep alone needs neither."""
+        if self.settings.poll_s is not None or self.settings.once:
             return
         scripts = [Root(str(one), SCRIPTS, deep=False) for one in self.paths]
         why = self.events.watch([*self.all_roots(), *scripts])

@@ -22,7 +22,7 @@ def look(
     **root: object,
 ) -> Snapshot:
     hints = [str(path) for path in hinted]
-    return scan([Root(str(folder), **root)], Ignore(), before or Snapshot(), now_ns=now_ns, hinted=hints)
+    return scan([Root(str(folder), **root)], Ignore(), before or Snapshot(), hints, now_ns=now_ns)
 
 
 def names(folder: Path, paths: object) -> list[str]:
@@ -171,5 +171,5 @@ def test_the_digest_of_some_paths_changes_with_them_alone(tree: Path) -> None:
     (tree / "a.py").write_text("a = 2\n")
     after = look(tree, before)
     a, b = str(tree / "a.py"), str(tree / "inner" / "b.py")
-    assert before.digest_of([a]) != after.digest_of([a])
-    assert before.digest_of([b]) == after.digest_of([b])
+    assert before.digest([a]) != after.digest([a])
+    assert before.digest([b]) == after.digest([b])
