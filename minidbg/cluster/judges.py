@@ -41,7 +41,7 @@ from minidbg.processes.pool import (
     ServerPool,
     busyness,
     share_of_memory,
-)
+)  # fmt: skip
 
 PACKAGE = Path(__file__).parents[1]
 NAME = "minidbg"
@@ -101,14 +101,8 @@ class Judges(WorkerPlugin):
         said = last_json(ended.stdout)
         if said is None:
             raise RuntimeError(f"torch could not be asked for devices: {ended.stderr[-500:]}")
-        packages = sorted(
-            {
-                name
-                for folder in site.getsitepackages()
-                for name in os.listdir(folder)
-                if name.endswith(".dist-info")
-            }
-        )
+        names = {name for folder in site.getsitepackages() for name in os.listdir(folder)}
+        packages = sorted(name for name in names if name.endswith(".dist-info"))
         alike = {
             "torch": said["torch"], "python": said["python"], "machine": said["machine"], "devices": said["devices"],
             "packages": sha_of("\n".join(packages).encode()), "minidbg": importlib.metadata.version("minidbg"),
@@ -118,9 +112,6 @@ class Judges(WorkerPlugin):
         self.facts = {**alike, "host": said["host"], "slots": slots, "kind": kind, "mark": mark}
 
     # As a plugin of one Dask worker
-
-    def setup(self, worker: Worker) -> None:
-        """Nothing: all of this is older than the worker."""
 
     def teardown(self, worker: Worker) -> None:
         """The scheduler has gone, and nobody waits for what still runs."""
@@ -160,10 +151,8 @@ class Judges(WorkerPlugin):
         ended = self.run(self.order(request, script, tree, code), key, request["warm"])
         if self.lacks_room():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.store.folder))
-        return {
-            **said,
-            "ended": {**asdict(ended), "files": None if ended.files is None else as_sent(ended.files, tree)},
-        }
+        files = None if ended.files is None else as_sent(ended.files, tree)
+        return {**said, "ended": {**asdict(ended), "files": files}}
 
     def order(self, request: Mapping[str, Any], script: Path, tree: Path, code: Code) -> Order:
         """What the pool is to run."""
@@ -181,9 +170,8 @@ class Judges(WorkerPlugin):
 
     def lacks_room(self) -> bool:
         """Whether the disk has no room for code, or for what runs write."""
-        return any(
-            shutil.disk_usage(path).free < LEAST_ROOM_BYTES for path in (self.store.folder, self.state)
-        )
+        free = min(shutil.disk_usage(path).free for path in (self.store.folder, self.state))
+        return free < LEAST_ROOM_BYTES
 
     def close(self) -> None:
         """End the interpreters."""
@@ -249,11 +237,9 @@ def withdraw(worker: Worker, why: str) -> None:
     if worker.status != Status.running:
         return
     worker.status = Status.paused
+    text = f"{why}; the worker there gets no runs until there is room"
     with contextlib.suppress(ValueError):
-        worker.log_event(
-            NAME,
-            {"worker": worker.address, "text": f"{why}; the worker there gets no runs until there is room"},
-        )
+        worker.log_event(NAME, {"worker": worker.address, "text": text})
     judges: Judges = worker.plugins[NAME]  # type: ignore[assignment]
 
     def look() -> None:

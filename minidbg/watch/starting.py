@@ -65,17 +65,6 @@ def views_of(
     return views
 
 
-def server_for(paths: list[Path], outputs: Outputs, inbox: Inbox, live: Live) -> WebServer | None:
-    """The web server, with its port but not yet serving. Raises MinidbgError."""
-    if not outputs.serve:
-        return None
-    from minidbg.watch.serving import WebServer
-
-    address = DEFAULT_ADDRESS if outputs.serve == "-" else outputs.serve
-    ask = (lambda repro: inbox.put(Key("rerun", repro=repro))) if outputs.allow_actions else None
-    return WebServer(address, live, home_of(paths), ask)
-
-
 def run_daemon(paths: list[Path], settings: WatchSettings, outputs: Outputs) -> int:
     """Watch until stopped; the exit status."""
     default = base.load().repro_dir
@@ -83,8 +72,13 @@ def run_daemon(paths: list[Path], settings: WatchSettings, outputs: Outputs) -> 
         if not path.exists() and path == default:
             path.mkdir(parents=True)  # the first repro may come while we watch
     inbox: Inbox = queue.SimpleQueue()
-    live = Live()
-    server = server_for(paths, outputs, inbox, live)
+    live, server = Live(), None
+    if outputs.serve:
+        from minidbg.watch.serving import WebServer
+
+        address = DEFAULT_ADDRESS if outputs.serve == "-" else outputs.serve
+        ask = (lambda repro: inbox.put(Key("rerun", repro=repro))) if outputs.allow_actions else None
+        server = WebServer(address, live, home_of(paths), ask)
     announce = Announcer(views_of(settings, outputs, inbox, live, server))
     backends = {repro.backend for repro in read_repros(paths, Path()).values()}
 
