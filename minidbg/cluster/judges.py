@@ -125,10 +125,6 @@ class Judges(WorkerPlugin):
             if number is not None:
                 self.cancel(number)
 
-    def resources(self) -> dict[str, float]:
-        """What Dask counts for us: runs at the same time on each device."""
-        return {resource_of(self.facts, name): slots for name, slots in slots_of(self.facts).items()}
-
     # Answering
 
     def answer(self, request: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -155,7 +151,6 @@ class Judges(WorkerPlugin):
         return {**said, "ended": {**asdict(ended), "files": files}}
 
     def order(self, request: Mapping[str, Any], script: Path, tree: Path, code: Code) -> Order:
-        """What the pool is to run."""
         words = {"@script": str(script)}
         argv = [
             words.get(word) or (str(PACKAGE / word[1:]) if word.startswith("/") else word)
@@ -174,7 +169,6 @@ class Judges(WorkerPlugin):
         return free < LEAST_ROOM_BYTES
 
     def close(self) -> None:
-        """End the interpreters."""
         for pool in self.pools.values():
             pool.close()
         shutil.rmtree(self.state, ignore_errors=True)
@@ -200,8 +194,9 @@ async def dask_setup(worker: Worker, kind: str, cache: str) -> None:
     if not judges.facts:
         await worker.loop.run_in_executor(None, judges.look_round, kind, worker.state.nthreads)
     worker.startup_information[NAME] = lambda _: dict(judges.facts)
-    worker.state.total_resources.update(judges.resources())
-    worker.state.available_resources.update(judges.resources())
+    slots = {resource_of(judges.facts, name): count for name, count in slots_of(judges.facts).items()}
+    worker.state.total_resources.update(slots)
+    worker.state.available_resources.update(slots)
     await worker.plugin_add(plugin=judges, name=NAME)
 
 
@@ -216,9 +211,7 @@ def judge(request: Mapping[str, Any]) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        worker.loop.add_callback(
-            withdraw, worker, f"{judges.facts['host']}: {error.strerror}: {judges.store.folder}"
-        )
+        worker.loop.add_callback(withdraw, worker, error)
         time.sleep(0.1)  # the scheduler must hear of the pause before it looks for another worker
         raise Reschedule from None
 
@@ -229,18 +222,19 @@ def receive(blobs: Mapping[str, bytes], dask_worker: Worker) -> None:
     try:
         judges.store.put(blobs)
     except OSError as error:
-        withdraw(dask_worker, f"{judges.facts['host']}: {error.strerror}: {judges.store.folder}")
+        withdraw(dask_worker, error)
 
 
-def withdraw(worker: Worker, why: str) -> None:
+def withdraw(worker: Worker, error: OSError) -> None:
     """Take no tasks until there is room on the disk again."""
     if worker.status != Status.running:
         return
     worker.status = Status.paused
+    judges: Judges = worker.plugins[NAME]  # type: ignore[assignment]
+    why = f"{judges.facts['host']}: {error.strerror}: {judges.store.folder}"
     text = f"{why}; the worker there gets no runs until there is room"
     with contextlib.suppress(ValueError):
         worker.log_event(NAME, {"worker": worker.address, "text": text})
-    judges: Judges = worker.plugins[NAME]  # type: ignore[assignment]
 
     def look() -> None:
         if judges.lacks_room():

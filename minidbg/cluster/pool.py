@@ -76,7 +76,6 @@ class ClusterPool:
 
     @property
     def places(self) -> Mapping[str, Place]:
-        """The places that there are now."""
         return self.roster.places
 
     # What the daemon calls
@@ -281,7 +280,6 @@ class ClusterPool:
             self.sending.pop(wanted, None)
 
     def give_up(self, number: int) -> None:
-        """Have an order answered as cancelled."""
         asked = self.asked.get(number)
         if asked is not None and not asked.done:
             asked.done = True

@@ -175,7 +175,6 @@ def commit_of(repository: Path, revision: str) -> str:
 
 
 def is_ancestor(repository: Path, older: str, newer: str) -> bool:
-    """Whether ``older`` is part of the history of ``newer``."""
     return run_git(repository, "merge-base", "--is-ancestor", older, newer).returncode == 0
 
 

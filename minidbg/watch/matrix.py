@@ -177,7 +177,6 @@ class Matrix:
         self.selected = names[max(0, min(place, len(names) - 1))] if names else ""
 
     def cells_of(self, name: str) -> dict[str, VerdictCell]:
-        """The repro's cells by device."""
         return {device: cell for (one, device), cell in self.cells.items() if one == name}
 
     def flip_of(self, name: str) -> Mapping[str, Any]:
@@ -310,7 +309,6 @@ def wrapped(text: str, width: int, most: int) -> list[str]:
 
 
 def clock(at: float) -> str:
-    """Hours, minutes and seconds."""
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 

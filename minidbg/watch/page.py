@@ -342,5 +342,4 @@ def add_error(suite: ElementTree.Element, name: str, where: str, text: str) -> N
 
 
 def utc(at: Any) -> str:
-    """A time as other programs read it."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(float(at)))

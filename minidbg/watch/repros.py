@@ -299,7 +299,6 @@ class Lock:
         replace_text(self.holder, json.dumps(about))
 
     def release(self) -> None:
-        """Let others watch the folder."""
         self.holder.unlink(missing_ok=True)
         self.lock.release()
 

@@ -183,7 +183,6 @@ class Site:
             self.waiting.discard(woken)
 
     def close(self) -> None:
-        """End all streams."""
         self.closing = True
         self.wake()
         self.drawings.close()
@@ -234,7 +233,6 @@ class Site:
         return path
 
     def about(self, repro: Repro) -> Json:
-        """What its header says."""
         inside = repro.path.resolve().is_relative_to(self.home)
         origin = repro.table.get("origin") if inside else None
         origin = origin if isinstance(origin, Mapping) else {}

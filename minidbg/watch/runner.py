@@ -92,7 +92,6 @@ class Runner:
         self.under_way[number] = task, began
 
     def time_limit(self, task: Task, repro: Repro, state: ReproState | None, mode: str) -> float:
-        """Seconds that the task may take."""
         if task.purpose is Purpose.CANARY:
             return CANARY_SECONDS
         fresh, fixed = mode == "prelude", self.settings.seconds
@@ -204,7 +203,7 @@ def expected_signature(repro: Repro) -> Signature | None:
 
 
 def canary_of(ended: Ended) -> CanaryAnswer:
-    """What a run of ``canary_script`` says."""
+    """What the run of a canary says."""
     if ended.unable:
         return CanaryAnswer("broken", ended.unable)
     said = last_json(ended.stdout)
@@ -251,25 +250,22 @@ class Bytecode:
 
     def renew(self, roots: Iterable[Root]) -> str:
         """A folder without bytecode of the files below ``roots``; empty when the disk is full: then there is none."""
-        with contextlib.suppress(OSError):
-            return str(self.renewed(roots))
-        return ""
-
-    def renewed(self, roots: Iterable[Root]) -> Path:
-        """As ``renew``. Raises OSError."""
-        before = self.newest()
-        self.number += 1
-        current = self.folder / f"{os.getpid()}-{self.number}"
-        if before is not None:
-            before.replace(current)
-        current.mkdir(exist_ok=True)
-        os.utime(current)
-        for old in self.folder.iterdir():
-            if old != current:
-                shutil.rmtree(old, ignore_errors=True)
-        for root in roots:
-            below = current / root.path.lstrip(os.sep)
-            shutil.rmtree(below, ignore_errors=True)
-            for single in below.parent.glob(f"{below.stem}.*.pyc"):
-                single.unlink(missing_ok=True)
-        return current
+        try:
+            before = self.newest()
+            self.number += 1
+            current = self.folder / f"{os.getpid()}-{self.number}"
+            if before is not None:
+                before.replace(current)
+            current.mkdir(exist_ok=True)
+            os.utime(current)
+            for old in self.folder.iterdir():
+                if old != current:
+                    shutil.rmtree(old, ignore_errors=True)
+            for root in roots:
+                below = current / root.path.lstrip(os.sep)
+                shutil.rmtree(below, ignore_errors=True)
+                for single in below.parent.glob(f"{below.stem}.*.pyc"):
+                    single.unlink(missing_ok=True)
+            return str(current)
+        except OSError:
+            return ""

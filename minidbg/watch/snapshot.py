@@ -271,7 +271,6 @@ def look(path: str, known: Entry | None, now_ns: int, *, read: bool) -> Entry | 
 
 
 def stamp(path: str) -> Stamp | None:
-    """The file's stamp; None without the file."""
     try:
         return stamp_in(os.stat(path))
     except OSError:

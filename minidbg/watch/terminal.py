@@ -86,7 +86,6 @@ class Terminal(View):
                 self.pressed(key)
 
     def pressed(self, key: str) -> None:
-        """Do what a key stands for."""
         message = MESSAGES.get(key, "")
         with self.lock:
             if key == "d":
