@@ -21,7 +21,6 @@ from minidbg.processes.pool import Ended, Order
 from minidbg.watch import watched
 from minidbg.watch.announce import Announcer, Event
 from minidbg.watch.daemon import Daemon, Hint, Inbox, Key, Stop
-from minidbg.watch.repros import AlreadyWatched
 from minidbg.watch.settings import FailOn, OnChange, WatchSettings
 from minidbg.watch.snapshot import Root
 
@@ -138,16 +137,12 @@ class World:
             self.repro(name, verdict)
         inbox: Inbox = queue.SimpleQueue()
         self.pool, self.events = TablePool(inbox, self.package), GivenEvents()
-        settings = {"jobs": 1, "reduce": False, **settings}
-        self.daemon = self.daemon_of(WatchSettings(**settings), inbox)
+        given = WatchSettings(**{"jobs": 1, "reduce": False, **settings})
+        views = Announcer([self])
+        self.daemon = Daemon([self.repros], given, views, inbox, self.events, lambda hidden: self.pool)
         self.daemon.next_quiet_work = float("inf")
         self.daemon.start()
         return self.daemon
-
-    def daemon_of(self, settings: WatchSettings, inbox: Inbox) -> Daemon:
-        return Daemon(
-            [self.repros], settings, Announcer([self]), inbox, self.events, lambda hidden: self.pool
-        )
 
     def settle(self) -> None:
         """Let the daemon do all that there is to do."""
@@ -535,12 +530,6 @@ def test_states_survive_the_daemon_and_a_flip_that_was_not_told_is_told_by_the_n
     world.told.clear()
     world.begin()
     assert world.flips() == [("FIXED", "a.py")]
-
-
-def test_a_second_daemon_is_told_who_holds_the_folder(world: World) -> None:
-    world.begin({"a": "gone"})
-    with pytest.raises(AlreadyWatched, match=f"already watched by process {os.getpid()}"):
-        world.daemon_of(WatchSettings(), queue.SimpleQueue())
 
 
 def test_pause_rerun_and_quit(world: World) -> None:

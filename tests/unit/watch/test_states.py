@@ -126,11 +126,6 @@ def test_a_rerun_in_which_every_run_agrees_is_no_flakiness_though_no_watched_fil
     assert result.standing is Transition.FIXED
 
 
-def test_a_rerun_whose_fresh_runs_disagree_is_flaky() -> None:
-    runs = [seen(GONE, code="code 1"), *(seen(one, code="code 1", fresh=True) for one in (GONE, REPRODUCES))]
-    assert settled(state(REPRODUCES), *runs).standing is Transition.FLAKY
-
-
 def test_a_warm_worker_contradicted_by_two_fresh_interpreters_changes_nothing() -> None:
     runs = [seen(GONE), seen(REPRODUCES, fresh=True)]
     assert answer(state(REPRODUCES), *runs) is None
@@ -147,8 +142,13 @@ def test_a_contradicted_verdict_counts_its_runs_anew() -> None:
     assert (result.state.runs, result.state.failures) == (2, 2)
 
 
-def test_fresh_runs_that_disagree_make_a_repro_flaky() -> None:
-    runs = [seen(GONE), seen(REPRODUCES, fresh=True), seen(GONE, fresh=True)]
+@pytest.mark.parametrize(
+    ("code", "fresh"),
+    [("code 1", (GONE, REPRODUCES)), ("code 2", (REPRODUCES, GONE))],
+    ids=["a rerun", "other code"],
+)
+def test_fresh_runs_that_disagree_make_a_repro_flaky(code: str, fresh: tuple[Verdict, Verdict]) -> None:
+    runs = [seen(GONE, code=code), *(seen(verdict, code=code, fresh=True) for verdict in fresh)]
     result = settled(state(REPRODUCES), *runs)
     assert result.standing is Transition.FLAKY
     assert result.flip.after is FLAKY
@@ -162,8 +162,10 @@ def test_a_run_that_cannot_judge_keeps_the_state(verdict: Verdict) -> None:
     assert str(result.standing) == str(verdict)
 
 
-def test_an_unjudged_confirmation_is_asked_again() -> None:
-    assert answer(state(REPRODUCES), seen(GONE), seen(SKIPPED, fresh=True)) is None
+@pytest.mark.parametrize("confirmation", [(SKIPPED, ""), (GONE, "fallback: all of it")])
+def test_an_unjudged_confirmation_is_asked_again(confirmation: tuple[Verdict, str]) -> None:
+    verdict, reason = confirmation
+    assert answer(state(REPRODUCES), seen(GONE), seen(verdict, fresh=True, reason=reason)) is None
 
 
 @pytest.mark.parametrize("change", ["script", "environment"])
@@ -215,8 +217,3 @@ def test_a_known_flaky_failure_is_what_an_expected_failure_may_be() -> None:
 def test_a_backend_that_gave_the_graph_back_has_fixed_nothing(before: ReproState | None) -> None:
     result = settled(before, seen(GONE, reason="fallback: all of it"))
     assert (result.standing, result.state, result.flip) == (Transition.FALLBACK, before, None)
-
-
-def test_a_fix_that_its_confirmation_shows_as_a_fallback_is_asked_again() -> None:
-    runs = [seen(GONE), seen(GONE, fresh=True, reason="fallback: all of it")]
-    assert answer(state(REPRODUCES), *runs) is None
