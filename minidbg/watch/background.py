@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from minidbg.cluster.members import Cluster
 from minidbg.failure import LAYOUT
@@ -50,9 +50,8 @@ class Flights:
         """Whether somebody should find out if the process of a record has died. ``now`` in seconds of any clock."""
         names = {path.name for path in (self.folder / HIDDEN / FOLDER).glob("*.py")}
         self.first_seen = {name: self.first_seen.get(name, now) for name in names}
-        if now - self.asked < ASK_AGAIN_S or all(
-            now - since < UNTOUCHED_S for since in self.first_seen.values()
-        ):
+        oldest = min(self.first_seen.values(), default=now)
+        if now - self.asked < ASK_AGAIN_S or now - oldest < UNTOUCHED_S:
             return False
         self.asked = now
         return True
@@ -65,12 +64,8 @@ LOWEST_PRIORITY = 19
 NO_VARIABLES: Mapping[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A capture as it was when it was chosen."""
-
-    path: Path
-    digest: str
+Waiting: TypeAlias = tuple[Path, str]
+"""A capture, and its digest when it was chosen."""
 
 
 @dataclass(slots=True)
@@ -104,18 +99,10 @@ class Background:
         if found is None:
             return False
         where = self.cluster.arguments if self.cluster is not None and not self.cluster.local_runs else ()
-        argv = (
-            "-m",
-            "minidbg",
-            "reduce",
-            str(found.path),
-            "--seconds",
-            str(REDUCE_SECONDS),
-            "--json",
-            *where,
-        )
-        self.order(argv, REDUCE_SECONDS + 60, lambda ended: self.reduced(found, ended))
-        self.announce("reduction_started", capture=str(found.path))
+        path, digest = str(found[0]), found[1]
+        argv = ("-m", "minidbg", "reduce", path, "--seconds", str(REDUCE_SECONDS), "--json", *where)
+        self.order(argv, REDUCE_SECONDS + 60, lambda ended: self.reduced(path, digest, ended))
+        self.announce("reduction_started", capture=path)
         return True
 
     def bisect(self, path: str, good: str, bad: str, column: Column) -> str:
@@ -149,7 +136,7 @@ class Background:
         for path, read in captures:
             if read is None or read[0] in (known.get(str(path), ("", ""))[0], reduced_digest(path)):
                 continue
-            found, repro = Waiting(path, read[0]), shown.get(read[1])
+            found, repro = (path, read[0]), shown.get(read[1])
             if repro is None:
                 return found
             if found not in self.told:
@@ -170,20 +157,18 @@ class Background:
 
     def bisected(self, path: str, ended: Ended) -> None:
         said = last_json(ended.stdout)
-        text = (
-            f"{said['commit'][:10]} {said['subject']} ({said['author']})" if said else last_line(ended.stderr)
-        )
+        text = last_line(ended.stderr)
+        if said:
+            text = f"{said['commit'][:10]} {said['subject']} ({said['author']})"
         self.announce("bisect_finished", repro=path, text=text, commit=said and said["commit"])
 
-    def reduced(self, found: Waiting, ended: Ended) -> None:
+    def reduced(self, capture: str, digest: str, ended: Ended) -> None:
         """A reduction has ended: remember that, and tell what came of it."""
         said = last_json(ended.stdout) or {}
         repro = said.get("path")
         reason = last_line(ended.stderr) or str(said.get("verdict") or f"status {ended.status}")
-        self.history.put_background(str(found.path), found.digest, time.time(), str(repro or reason))
-        self.announce(
-            "reduction_finished", capture=str(found.path), repro=repro, reason="" if repro else reason
-        )
+        self.history.put_background(capture, digest, time.time(), str(repro or reason))
+        self.announce("reduction_finished", capture=capture, repro=repro, reason="" if repro else reason)
 
 
 @lru_cache(maxsize=1024)
@@ -256,9 +241,8 @@ class Builds:
         snapshot, seconds = self.watched.snapshot, round(message.seconds, 3)
         if message.status != 0:
             self.watched.mark(Mark.BUILD_FAILED)
-            self.announce(
-                "build_failed", status=message.status, seconds=seconds, output=message.output, error=message.error,
-            )  # fmt: skip
+            said = {"output": message.output, "error": message.error}
+            self.announce("build_failed", status=message.status, seconds=seconds, **said)
             number = self.history.start_sweep(time.time(), code=snapshot.digest(), files=[])
             self.history.end_sweep(number, time.time(), "build_failed")
             return False

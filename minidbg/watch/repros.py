@@ -332,19 +332,17 @@ def read_holder(folder: Path) -> Mapping[str, Any]:
 
 
 def living_holder(folder: Path) -> Mapping[str, Any]:
-    """The daemon that watches the folder now; empty when there is none. A reused process number does not deceive it."""
+    """The daemon that watches the folder now, and whether its process is ``stopped`` (Ctrl-Z, SIGSTOP); empty when there is none.
+
+    A reused process number does not deceive it. Of another machine's processes nobody knows anything.
+    """
     about = read_holder(folder)
+    if not about or about["host"] != platform.node():
+        return about
     try:
-        alive = bool(about) and abs(psutil.Process(about["pid"]).create_time() - about["created"]) < 0.05
+        process = psutil.Process(about["pid"])
+        if abs(process.create_time() - about["created"]) >= 0.05:
+            return {}
+        return {**about, "stopped": process.status() == psutil.STATUS_STOPPED}
     except psutil.Error:
-        alive = False
-    return about if alive or (about and about["host"] != platform.node()) else {}
-
-
-def is_stopped(holder: Mapping[str, Any]) -> bool:
-    """Whether the daemon's process is stopped, by Ctrl-Z or SIGSTOP; of another machine's nobody knows."""
-    try:
-        here = holder["host"] == platform.node()
-        return here and psutil.Process(holder["pid"]).status() == psutil.STATUS_STOPPED
-    except psutil.Error:
-        return False
+        return {}

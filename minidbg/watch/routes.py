@@ -25,9 +25,8 @@ from minidbg.errors import MinidbgError
 from minidbg.metadata import DIVIDER
 from minidbg.printable import display_path, last_line
 from minidbg.processes import Standby
-from minidbg.watch import reading
+from minidbg.watch import recorder
 from minidbg.watch.page import SITE, Json, Live, about, flip_entry, page_html, style_text
-from minidbg.watch.recorder import flip_facts
 from minidbg.watch.repros import HIDDEN, Repro, stamp_of
 
 BETWEEN_S = 0.1
@@ -257,12 +256,12 @@ class Site:
     def past_of(self, repro: Repro) -> Json:
         """Its verdicts, runs and flips, by column, and the last run of each in full."""
         columns: dict[str, Json] = {}
-        with reading.history_in(self.folder) as history:
+        with recorder.history_in(self.folder) as history:
             if history is None:
                 return {"columns": {}, "flips": []}
             for (name, column), state in sorted(history.states().items()):
                 if name == repro.name:
-                    row = reading.row_of(repro, state)
+                    row = recorder.row_of(repro, state)
                     columns[column] = {"runs": [], "last": None, "state": row}
             for _, result in history.results(repro.name, limit=RUNS_A_COLUMN * (len(columns) + 1)):
                 known = columns.setdefault(result.device, {"runs": [], "last": None, "state": None})
@@ -271,7 +270,9 @@ class Site:
                 if known["last"] is None:
                     told = {"at": result.at, "purpose": result.purpose, "torch": result.torch}
                     known["last"] = {**told, **result.outcome.to_json()}
-            flips = [{"at": flip.at, **flip_facts(history, flip)} for flip in history.flips(repro.name)]
+            flips = [
+                {"at": flip.at, **recorder.flip_facts(history, flip)} for flip in history.flips(repro.name)
+            ]
         return {"columns": columns, "flips": [flip_entry(flip) for flip in flips]}
 
 

@@ -145,11 +145,9 @@ def is_recipe(text: str) -> bool:
 def load(arguments: Mapping[str, Any], *, folder: Path | None = None) -> WatchSettings:
     """``[tool.minidbg.watch]`` of the nearest pyproject.toml, overridden by the arguments that are given. Raises BadSetting."""
     start = folder or Path.cwd()
-    more = {name: arguments[name] for name in ("once", "cluster") if name in arguments}
-    found = load_with_origins({name: arguments[name] for name in arguments.keys() - more}, folder=start)
     project, table = base.project_table(start)
-    where = project.parent if table.get("watch") else start
-    return WatchSettings(**{origin.name: origin.value for origin in found}, **more, folder=where)
+    found = {origin.name: origin.value for origin in load_with_origins(arguments, folder=start)}
+    return WatchSettings(**found, folder=project.parent if table.get("watch") else start)
 
 
 def load_with_origins(

@@ -60,10 +60,9 @@ def git_folder(repository: str) -> Path:
 def git_work(repositories: Iterable[str]) -> GitWork:
     """The busiest state among the repositories."""
     folders = [git_folder(repository) for repository in repositories]
-    if any((folder / name).exists() for folder in folders for name in LOCKS):
-        return GitWork.LOCKED
-    if any((folder / name).exists() for folder in folders for name in UNDER_WAY):
-        return GitWork.STEPPING
+    for work, names in ((GitWork.LOCKED, LOCKS), (GitWork.STEPPING, UNDER_WAY)):
+        if any((folder / name).exists() for folder in folders for name in names):
+            return work
     return GitWork.NONE
 
 
@@ -166,13 +165,10 @@ def module_roots(name: str, paths: Sequence[str]) -> list[Root]:
         return []
     folders = list(spec.submodule_search_locations or ())
     if name == "torch":
-        real = [os.path.realpath(folder) for folder in folders]
-        trees = [
-            Root(os.path.realpath(f"{folder}/{tree}"), (".py",)) for folder in real for tree in TORCH_TREES
-        ]
-        return trees + [
-            Root(os.path.realpath(f"{folder}/lib"), (".so", ".dylib"), deep=False) for folder in real
-        ]
+        trees = [f"{folder}/{tree}" for folder in folders for tree in TORCH_TREES]
+        roots = [Root(os.path.realpath(tree), (".py",)) for tree in trees]
+        libraries = [os.path.realpath(f"{folder}/lib") for folder in folders]
+        return roots + [Root(library, (".so", ".dylib"), deep=False) for library in libraries]
     if folders:
         return [Root(os.path.realpath(folder)) for folder in folders]
     return [Root(os.path.realpath(spec.origin))] if spec.origin and os.path.exists(spec.origin) else []
@@ -210,9 +206,8 @@ def worth_watching(files: Iterable[str], roots: Sequence[Root], left_out: tuple[
 
 def site_packages() -> tuple[str, ...]:
     """The folders that packages are installed in, each with a separator at its end."""
-    return tuple(
-        os.path.realpath(folder) + os.sep for folder in (*site.getsitepackages(), site.getusersitepackages())
-    )
+    folders = (*site.getsitepackages(), site.getusersitepackages())
+    return tuple(os.path.realpath(folder) + os.sep for folder in folders)
 
 
 def left_out_folders(home: Path) -> tuple[str, ...]:

@@ -264,12 +264,11 @@ class Sweeper:
         job, repro = task.job, sweep.repros[task.job.repro]
         if job.column.place not in self.machine.environments:
             return
-        self.watched.adopt(message.files or ())
         files = message.files
         if files is None:  # a crash, or a fresh interpreter, which cannot say: what the job has loaded before
             state = self.recorder.states.get((job.repro, job.device))
             files = sweep.runs[job][0].modules if job in sweep.runs else state.modules if state else ()
-        modules = self.watched.loaded(files)
+        modules = self.watched.adopt(files)
         seen = self.seen(sweep, task, message, modules)
         if self.is_stale(sweep, job, repro, modules, started):
             self.recorder.store_run(job.repro, job.device, seen, stale=True)

@@ -277,10 +277,6 @@ class Watched:
             for one in self.paths
         )
 
-    def loaded(self, files: Iterable[str]) -> tuple[str, ...]:
-        """Those of ``files`` that are watched."""
-        return tuple(sorted(path for path in set(files) if path in self.snapshot.files))
-
     def edited_or_touched(self, files: Iterable[str], since: float) -> bool:
         """Read those of ``files`` again that are no longer as in the snapshot, told by their time stamps: exact, and without any event.
 
@@ -321,16 +317,19 @@ class Watched:
             self.take_for_unchanged(before)
         self.watch_events()
 
-    def adopt(self, files: Iterable[str]) -> None:
-        """Watch also these files, which a run has loaded, where no root covers them. A repro's own files are no code."""
-        unknown = {path for path in files if path not in self.snapshot.files} - self.own
-        if not unknown:  # as after most runs
-            return
-        if found := set(worth_watching(unknown, self.roots, left_out_folders(self.home))):
+    def adopt(self, files: Iterable[str]) -> tuple[str, ...]:
+        """Watch also these files, which a run has loaded, where no root covers them; those that are watched then.
+
+        A repro's own files are no code.
+        """
+        files = frozenset(files)
+        unknown = files - self.snapshot.files.keys() - self.own
+        if unknown and (found := set(worth_watching(unknown, self.roots, left_out_folders(self.home)))):
             before, self.always = self.snapshot, self.always | found
             self.read_files(found)
             self.take_for_unchanged(before)
             self.watch_events()
+        return tuple(sorted(files & self.snapshot.files.keys()))
 
     def take_for_unchanged(self, before: Snapshot) -> None:
         """What is watched for the first time since ``before``, or no longer, has not changed."""
