@@ -26,7 +26,6 @@ from minidbg.watch.announce import Announcer
 from minidbg.watch.repros import HIDDEN, Repro, header_table, stamp_of
 from minidbg.watch.runner import IN_WORKER
 from minidbg.watch.settings import Column
-from minidbg.watch.snapshot import Snapshot
 from minidbg.watch.watched import Mark, Watched
 
 FOLDER = "flight"
@@ -207,29 +206,25 @@ def failure_in(table: Mapping[str, Any]) -> str:
 
 @dataclass(slots=True)
 class Builds:
-    """When the build ``command`` runs, and what its end means for sweeps."""
+    """When the build command runs, and what its end means for sweeps."""
 
-    command: str
-    """Empty: there is nothing to build, and nothing to wait for."""
-    folder: Path
     listener: Callable[[Built], None]
     watched: Watched
     history: History
     announce: Announcer
     current: Build | None = None
-    base: Snapshot | None = None
-    """The code that the present build began with."""
     repeated: bool = False
     """Whether the build was begun once more because of an edit under it."""
 
     def begin(self) -> bool:
         """Start a build if the outputs may be those of other code; whether one runs now."""
-        if not self.command or not self.watched.needs_build:
+        command = self.watched.settings.build
+        if not command or not self.watched.needs_build:
             return False
-        self.base = self.watched.snapshot
+        self.watched.mark(Mark.BUILD)
         self.watched.marks.pop(Mark.BUILT, None)
-        self.current = Build(self.command, self.folder, self.listener)
-        self.announce("build_started", command=self.command)
+        self.current = Build(command, self.watched.settings.folder, self.listener)
+        self.announce("build_started", command=command)
         return True
 
     def ended(self, message: Built) -> bool:
@@ -238,17 +233,17 @@ class Builds:
             return False
         self.current = None
         self.watched.look(everywhere=True)
-        snapshot, seconds = self.watched.snapshot, round(message.seconds, 3)
+        seconds = round(message.seconds, 3)
         if message.status != 0:
             self.watched.mark(Mark.BUILD_FAILED)
             said = {"output": message.output, "error": message.error}
             self.announce("build_failed", status=message.status, seconds=seconds, **said)
-            number = self.history.start_sweep(time.time(), code=snapshot.digest(), files=[])
+            number = self.history.start_sweep(time.time(), code=self.watched.snapshot.digest(), files=[])
             self.history.end_sweep(number, time.time(), "build_failed")
             return False
         self.watched.marks.pop(Mark.BUILD_FAILED, None)
         self.announce("build_finished", seconds=seconds)
-        edited = set(snapshot.changes_since(self.base or snapshot)) - self.watched.always
+        edited = set(self.watched.changed_since(Mark.BUILD)) - self.watched.always
         self.repeated = bool(edited) and not self.repeated
         if not self.repeated:
             self.watched.mark(Mark.BUILT)

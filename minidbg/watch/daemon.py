@@ -24,7 +24,7 @@ from minidbg.watch.recorder import Recorder, contradictions, exit_status
 from minidbg.watch.repros import Lock, hidden_folder, home_of
 from minidbg.watch.runner import IN_WORKER, Bytecode, Runner, forks
 from minidbg.watch.settings import Column, FailOn, Machine, WatchSettings, is_recipe
-from minidbg.watch.sources import repositories_of, repositories_worth_building, revisions
+from minidbg.watch.sources import repositories_worth_building, revisions
 from minidbg.watch.states import FAILING, seen_too_seldom
 from minidbg.watch.sweeper import Sweeper
 from minidbg.watch.watched import Mark, Watched
@@ -103,12 +103,10 @@ class Daemon:
         self.recorder = Recorder(history, announce, commands, settings.folder, history.states())
         self.pool = make_pool(hidden)
         self.watched = Watched(self.paths, self.home, settings, events, announce)
-        self.sweeper = Sweeper(
-            settings, self.recorder, self.watched,
-            Runner(self.pool, settings, Bytecode(hidden / "pycache"), take=getattr(self.pool, "take", None)), announce,
-        )  # fmt: skip
-        command = (settings.build if settings.cluster is None else None) or ""
-        self.builds = Builds(command, settings.folder, self.inbox.put, self.watched, history, announce)
+        take = getattr(self.pool, "take", None)
+        runner = Runner(self.pool, settings, Bytecode(hidden / "pycache"), take=take)
+        self.sweeper = Sweeper(settings, self.recorder, self.watched, runner, announce)
+        self.builds = Builds(self.inbox.put, self.watched, history, announce)
         self.background = Background(self.home, history, self.pool, announce, cluster=settings.cluster)
         self.status: int | None = None
         self.machine_order = 0
@@ -260,7 +258,7 @@ class Daemon:
             raise
         assert self.sweeper.current is not None
         number = self.sweeper.current.number
-        roots = repositories_of(repositories_worth_building(self.watched.roots))
+        roots = repositories_worth_building(self.watched.roots)
         threading.Thread(
             target=lambda: self.inbox.put(Revised(number, revisions(roots))), name="minidbg-git", daemon=True
         ).start()

@@ -13,18 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from watchdog.events import (
-    DirCreatedEvent,
-    DirDeletedEvent,
-    DirMovedEvent,
-    FileClosedEvent,
-    FileCreatedEvent,
-    FileDeletedEvent,
-    FileModifiedEvent,
-    FileMovedEvent,
-    FileSystemEvent,
-    FileSystemEventHandler,
-)
+from watchdog import events
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver, ObservedWatch
 
@@ -33,9 +22,9 @@ from minidbg.watch.snapshot import JUNK_FOLDERS, Root, is_inside
 Hint = Callable[[str | None], None]
 """Called with a path, or with None when events were lost; from any thread, so it may only enqueue."""
 
-WRITES: list[type[FileSystemEvent]] = [
-    FileCreatedEvent, FileModifiedEvent, FileClosedEvent, FileMovedEvent, FileDeletedEvent,
-    DirCreatedEvent, DirMovedEvent, DirDeletedEvent,
+WRITES: list[type[events.FileSystemEvent]] = [
+    events.FileCreatedEvent, events.FileModifiedEvent, events.FileClosedEvent, events.FileMovedEvent,
+    events.FileDeletedEvent, events.DirCreatedEvent, events.DirMovedEvent, events.DirDeletedEvent,
 ]  # fmt: skip
 """Opening and reading are left out: our own runs do that, and would cause the next sweep."""
 
@@ -47,7 +36,7 @@ NETWORK_FILE_SYSTEMS = frozenset((
 ))  # fmt: skip
 
 
-class WatchdogEvents(FileSystemEventHandler):
+class WatchdogEvents(events.FileSystemEventHandler):
     """Hints from the operating system, by watchdog. Tests have scripted ones."""
 
     def __init__(self, hint: Hint) -> None:
@@ -105,7 +94,7 @@ class WatchdogEvents(FileSystemEventHandler):
             WATCHDOG_LOG.propagate = True
         self.watches.clear()
 
-    def on_any_event(self, event: FileSystemEvent) -> None:
+    def on_any_event(self, event: events.FileSystemEvent) -> None:
         """Runs in watchdog's thread: enqueues. An atomic save shows only as the destination of a move, so both ends count."""
         for path in (event.src_path, getattr(event, "dest_path", "")):
             text = os.fsdecode(path)

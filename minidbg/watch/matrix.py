@@ -100,18 +100,12 @@ class Matrix:
                 self.take_states(data["states"])
                 self.notes = {notes["repro"]: notes for notes in data.get("notes", ())}
             case "columns":
-                places = data["places"]
-                self.cells = {
-                    key: cell for key, cell in self.cells.items() if key[1].partition(" ")[0] in places
-                }
+                cells, places = self.cells.items(), data["places"]
+                self.cells = {key: cell for key, cell in cells if key[1].partition(" ")[0] in places}
                 self.take_states(data["states"])
             case "sweep_started":
-                self.activity, self.began, self.total, self.seen = (
-                    f"sweep {data['sweep']}",
-                    at,
-                    data["jobs"],
-                    0,
-                )
+                self.activity, self.began = f"sweep {data['sweep']}", at
+                self.total, self.seen = data["jobs"], 0
                 self.cause = ", ".join(data["files"][:4]) + (", ..." if data["changed"] > 4 else "")
                 for cell in self.cells.values():
                     cell.fresh, cell.maybe = False, ""

@@ -224,9 +224,9 @@ def left_out_folders(home: Path) -> tuple[str, ...]:
     return tuple(os.path.realpath(path) + os.sep for path in (*caches, *system, *standard) if path)
 
 
-def repositories_worth_building(roots: Iterable[Root]) -> list[str]:
-    """The folders of ``roots`` that are not inside an installation."""
-    return [root.path for root in roots if not root.path.startswith(site_packages())]
+def repositories_worth_building(roots: Iterable[Root]) -> tuple[str, ...]:
+    """The git working trees of those of ``roots`` that are not inside an installation."""
+    return repositories_of(root.path for root in roots if not root.path.startswith(site_packages()))
 
 
 INSTALLED = (".dist-info", ".pth", ".egg-link")

@@ -12,20 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from minidbg.watch import sources
 from minidbg.watch.announce import Announcer
 from minidbg.watch.events import WatchdogEvents
 from minidbg.watch.repros import Repro, read_repros
 from minidbg.watch.settings import WatchSettings
 from minidbg.watch.snapshot import Ignore, Root, Snapshot, is_inside, scan, stamp, update
-from minidbg.watch.sources import (
-    GitWork,
-    git_work,
-    left_out_folders,
-    repositories_of,
-    repositories_worth_building,
-    source_roots,
-    worth_watching,
-)
+from minidbg.watch.sources import GitWork
 
 CLOCK_GRAIN_S = 0.01
 """The kernel's time stamps may lag behind its clock by a tick."""
@@ -98,6 +91,8 @@ class Mark(enum.Enum):
     """The beginning of the current sweep."""
     SWEPT = enum.auto()
     """The last whole sweep that was completed."""
+    BUILD = enum.auto()
+    """The beginning of the last build."""
     BUILT = enum.auto()
     """The last build that succeeded; missing when a build failed since."""
     BUILD_FAILED = enum.auto()
@@ -220,7 +215,7 @@ class Watched:
 
     def end_burst_if_over(self, now: float) -> None:
         """When files have been quiet for long enough and git is not at work, see what has changed."""
-        work = git_work(repositories_of(root.path for root in self.roots))
+        work = sources.git_work(sources.repositories_of(root.path for root in self.roots))
         if work is GitWork.STEPPING and not self.told_stepping:
             self.announce("notice", text="a rebase or merge is under way: sweeps wait until it is quiet")
         self.told_stepping = work is GitWork.STEPPING
@@ -308,9 +303,9 @@ class Watched:
         sound = [repro.path for repro in self.repros.values() if not repro.damage]
         both = (file for path in sound for file in (path, path.with_suffix(".safetensors")))
         self.own = frozenset(map(os.path.realpath, both))
-        roots = source_roots(self.repros.values(), self.settings.sources)
+        roots = sources.source_roots(self.repros.values(), self.settings.sources)
         if self.settings.build:
-            roots += [Root(root) for root in repositories_of(repositories_worth_building(roots))]
+            roots += [Root(root) for root in sources.repositories_worth_building(roots)]
         if self.roots != (found := tuple(dict.fromkeys(roots))):
             before, self.roots = self.snapshot, found
             self.read_files((), everywhere=True)
@@ -323,13 +318,14 @@ class Watched:
         A repro's own files are no code.
         """
         files = frozenset(files)
-        unknown = files - self.snapshot.files.keys() - self.own
-        if unknown and (found := set(worth_watching(unknown, self.roots, left_out_folders(self.home)))):
+        unknown = {path for path in files if path not in self.snapshot.files} - self.own
+        left_out = sources.left_out_folders(self.home) if unknown else ()  # after most runs nothing is
+        if found := set(sources.worth_watching(unknown, self.roots, left_out)):
             before, self.always = self.snapshot, self.always | found
             self.read_files(found)
             self.take_for_unchanged(before)
             self.watch_events()
-        return tuple(sorted(files & self.snapshot.files.keys()))
+        return tuple(sorted(path for path in files if path in self.snapshot.files))
 
     def take_for_unchanged(self, before: Snapshot) -> None:
         """What is watched for the first time since ``before``, or no longer, has not changed."""
