@@ -99,9 +99,8 @@ class ClusterPool:
             self.here.cancel(number)
         self.connection.loop.call_soon_threadsafe(self.give_up, number)
 
-    def refresh(self) -> bool:
+    def refresh(self) -> None:
         """Nothing to do here: workers replace their interpreters themselves."""
-        return False
 
     def take(self, files: Mapping[str, str], paths: Iterable[str]) -> Code:
         """From now on runs are to see these files, each with its hash. Raises OSError."""

@@ -85,10 +85,8 @@ class Ended:
     stdout: str = ""
     stderr: str = ""
     seconds: float = 0.0
-    cpu_seconds: float = 0.0
     files: tuple[str, ...] | None = None
     """What it had loaded beyond the server's own files; None when it died before it could say."""
-    max_rss_bytes: int = 0
     unable: str = ""
     """Why the machine could not run it at all; says nothing about the script."""
 
@@ -142,7 +140,7 @@ class Pool(Protocol):
 
     def run(self, order: Order) -> None: ...
     def cancel(self, number: int) -> None: ...
-    def refresh(self) -> bool: ...
+    def refresh(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -224,8 +222,8 @@ class ServerPool:
         for server in self.servers.values():
             server.cancel(number)
 
-    def refresh(self) -> bool:
-        """Replace the servers that would run old code; whether the warm one was. The untouched one starts with the first call."""
+    def refresh(self) -> None:
+        """Replace the servers that would run old code. The untouched one starts with the first call."""
         before = dict(self.servers)
         for key, server in before.items():
             if server.is_stale():
@@ -235,7 +233,6 @@ class ServerPool:
             self.server_for(which, variables)
             if self.preload.modules:
                 self.server_for("untouched", variables)
-        return any(self.servers[key] is not server for key, server in before.items() if key[0] == "warm")
 
     def close(self) -> None:
         """End the servers and everything they run."""

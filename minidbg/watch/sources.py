@@ -24,7 +24,7 @@ from pathlib import Path
 
 from minidbg.history import Revision
 from minidbg.watch.repros import HIDDEN, Repro, read_repro
-from minidbg.watch.snapshot import JUNK_FOLDERS, Ignore, Root, Snapshot, repository_of, scan
+from minidbg.watch.snapshot import JUNK_FOLDERS, Ignore, Root, Snapshot, is_inside, repository_of, scan
 
 GIT_SECONDS = 20.0
 LOCKS = ("index.lock", "HEAD.lock")
@@ -129,7 +129,10 @@ def source_roots(repros: Iterable[Repro], extra: Sequence[Path] = ()) -> list[Ro
         for module in repro.modules:
             roots += module_roots(module, repro.paths)
         found.update(dict.fromkeys(roots or module_roots("torch", ())))
-    return [root for root in found if not any(covers(other, root) for other in found if other != root)]
+    wholes = [root for root in found if root.deep and not root.suffixes]
+    return [
+        root for root in found if not any(one != root and is_inside(root.path, one.path) for one in wholes)
+    ]
 
 
 def import_folders(repros: Iterable[Repro]) -> list[str]:
@@ -147,11 +150,6 @@ def code_behind(path: Path) -> tuple[dict[str, str], list[str]]:
         return {}, []
     found = scan(source_roots([repro]), Ignore(), Snapshot(), now_ns=0)
     return {name: entry.digest for name, entry in found.files.items()}, import_folders([repro])
-
-
-def covers(outer: Root, inner: Root) -> bool:
-    """Whether everything of ``inner`` is watched with ``outer``."""
-    return outer.deep and not outer.suffixes and inner.path.startswith(outer.path.rstrip(os.sep) + os.sep)
 
 
 def module_roots(name: str, paths: Sequence[str]) -> list[Root]:

@@ -60,7 +60,6 @@ class TablePool:
     """What happens in the world while an order runs."""
     lose: int = 0
     """How many of the next orders the server dies under."""
-    refreshed: int = 0
     closed: bool = False
 
     def run(self, order: Order) -> None:
@@ -85,12 +84,8 @@ class TablePool:
         files = files if order.mode != "prelude" else None
         return Ended(order.id, 0, stdout=json.dumps({"verdict": verdict, "seconds": 0.1}), files=files)
 
-    def cancel(self, number: int) -> None:
-        pass
-
-    def refresh(self) -> bool:
-        self.refreshed += 1
-        return False
+    def cancel(self, number: int) -> None: ...
+    def refresh(self) -> None: ...
 
     def close(self) -> None:
         self.closed = True
