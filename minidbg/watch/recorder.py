@@ -313,16 +313,15 @@ def history_of(path: Path, limit: int) -> list[Row]:
             for flip in found.flips(name, limit=limit)
         ]
         runs = found.results(name, limit=limit) if name is not None else []
-        return flips + [result_row(sweep, result) for sweep, result in runs]
-
-
-def result_row(sweep: int, result: Result) -> Row:
-    return {
-        "entry": "run", "at": result.at, "repro": result.repro, "device": result.device, "sweep": sweep,
-        "verdict": str(result.outcome.verdict), "purpose": result.purpose, "stale": result.stale,
-        "seconds": round(result.outcome.seconds, 3), "reason": result.outcome.reason, "environment": result.environment,
-        "torch": result.torch,
-    }  # fmt: skip
+        return flips + [
+            {
+                "entry": "run", "at": run.at, "repro": run.repro, "device": run.device, "sweep": sweep,
+                "verdict": str(run.outcome.verdict), "purpose": run.purpose, "stale": run.stale,
+                "seconds": round(run.outcome.seconds, 3), "reason": run.outcome.reason,
+                "environment": run.environment, "torch": run.torch,
+            }
+            for sweep, run in runs
+        ]  # fmt: skip
 
 
 def history_text(entries: Sequence[Row]) -> str:

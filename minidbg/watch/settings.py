@@ -19,7 +19,6 @@ from minidbg import settings as base
 from minidbg.checks import choice, flag, number, setting, text, texts, whole
 from minidbg.cluster.members import Cluster, whole_name
 from minidbg.errors import BadSetting
-from minidbg.printable import plural
 
 if TYPE_CHECKING:
     from minidbg.history import Environment
@@ -263,9 +262,3 @@ class Column:
     @property
     def given_options(self) -> dict[str, Any]:
         return dict(ast.literal_eval(self.options)) if self.options else {}
-
-
-def said_aloud(device: str, repros: int, machine: Machine) -> str:
-    """What to tell of a missing device."""
-    here = ", ".join(machine.present())
-    return f"{device} not present (found {here}); {plural(repros, 'repro')} skipped there; 'minidbg doctor' lists what is here"

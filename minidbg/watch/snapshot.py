@@ -57,13 +57,14 @@ class Ignore:
 
     def ignored_by_git(self, path: str, end: str) -> bool:
         """What the nearest ``.gitignore`` with an opinion says; git's own order, from the inside out."""
-        for above in self.parents_in_repository(os.path.dirname(path)):
+        above = os.path.dirname(path)
+        root = self.repository(above)
+        while root is not None and is_inside(above, root):
             spec = self.specs(above)
-            if spec is None:
-                continue
-            said = spec.check_file(os.path.relpath(path, above) + end).include
+            said = spec.check_file(os.path.relpath(path, above) + end).include if spec is not None else None
             if said is not None:
                 return said
+            above = os.path.dirname(above)
         return False
 
     def root_is_ignored(self, root: str) -> bool:
@@ -76,13 +77,6 @@ class Ignore:
             part for part in (root, *map(str, Path(root).parents)) if part.startswith(repository + os.sep)
         ]
         return any(self.ignored_by_git(part, "/" if folder or part != root else "") for part in parts)
-
-    def parents_in_repository(self, folder: str) -> Iterator[str]:
-        """``folder`` and the folders above it, up to the root of its repository; none outside a repository."""
-        root = self.repository(folder)
-        while root is not None and is_inside(folder, root):
-            yield folder
-            folder = os.path.dirname(folder)
 
     def covers_any_part(self, path: str, root: str) -> bool:
         """Whether ``path`` or a folder between it and ``root`` is left out."""
@@ -264,7 +258,10 @@ def look(path: str, known: Entry | None, now_ns: int, *, read: bool) -> Entry | 
         found = stamp_in(status)
         if known is not None and known.stamp == found and not read and not known.racy:
             return known
-        digest = content_digest(path, status)
+        if status.st_size >= LARGE_BYTES:
+            digest = f"{status.st_size}@{status.st_mtime_ns}"
+        else:
+            digest = hashlib.sha1(Path(path).read_bytes(), usedforsecurity=False).hexdigest()
     except OSError:
         return None
     return Entry(found, digest, racy=now_ns - max(status.st_mtime_ns, status.st_ctime_ns) < RACY_NS)
@@ -280,10 +277,3 @@ def stamp(path: str) -> Stamp | None:
 def stamp_in(status: os.stat_result) -> Stamp:
     """What no write leaves as it was."""
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
-
-
-def content_digest(path: str, status: os.stat_result) -> str:
-    """The hash of the content; of a large file, its size and time."""
-    if status.st_size >= LARGE_BYTES:
-        return f"{status.st_size}@{status.st_mtime_ns}"
-    return hashlib.sha1(Path(path).read_bytes(), usedforsecurity=False).hexdigest()

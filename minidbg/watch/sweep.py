@@ -328,10 +328,6 @@ class Sweep:
         state = self.states.get((job.repro, job.device))
         return JobAnswer(job, Settled(state, standing), tuple(self.runs.get(job, ())), reason)
 
-    def forget(self) -> None:
-        """After its end: drop all but what it was and what it came to, which of 160,000 jobs is much."""
-        self.jobs, self.states, self.runs = (), {}, {}
-
     def cut_short(self) -> None:
         """The code has changed: start nothing more, and drop what no canary has vouched for."""
         self.edited = True

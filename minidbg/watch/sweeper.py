@@ -13,7 +13,7 @@ from typing import Any
 
 from minidbg.cluster.members import Place
 from minidbg.failure import Outcome, Verdict
-from minidbg.printable import display_path
+from minidbg.printable import display_path, plural
 from minidbg.processes.pool import Ended
 from minidbg.watch.announce import Announcer
 from minidbg.watch.recorder import Recorder
@@ -26,7 +26,6 @@ from minidbg.watch.settings import (
     WatchSettings,
     devices_of,
     parse_devices,
-    said_aloud,
 )
 from minidbg.watch.snapshot import Root
 from minidbg.watch.sources import import_folders, installed_digest
@@ -184,7 +183,8 @@ class Sweeper:
                 absent.update(device for device in devices if device not in self.machine.environments)
                 jobs += [job for job in every if job.column.place not in absent]
         for device in absent.keys() - self.told_missing:
-            text = said_aloud(device, absent[device], self.machine)
+            here, missed = ", ".join(self.machine.present()), plural(absent[device], "repro")
+            text = f"{device} not present (found {here}); {missed} skipped there; 'minidbg doctor' lists what is here"
             self.announce("device_missing", device=device, text=text)
         self.told_missing |= absent.keys()
         return jobs, unable
@@ -350,7 +350,7 @@ class Sweeper:
             first_verdict_seconds=None if sweep.first_answer is None else round(sweep.first_answer - sweep.began, 3),
             standings=count_standings(sweep.answers.values()), unjudged=sweep.unjudged,
         )  # fmt: skip
-        sweep.forget()
+        sweep.jobs, sweep.states, sweep.runs = (), {}, {}  # of 160,000 jobs that is much
         self.watched.forget_missing()
         if sweep.number % 50 == 0:
             self.recorder.history.prune()
