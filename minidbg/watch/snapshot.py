@@ -59,11 +59,13 @@ class Ignore:
         """What the nearest ``.gitignore`` with an opinion says; git's own order, from the inside out."""
         above = os.path.dirname(path)
         root = self.repository(above)
-        while root is not None and is_inside(above, root):
+        while root is not None:
             spec = self.specs(above)
             said = spec.check_file(os.path.relpath(path, above) + end).include if spec is not None else None
             if said is not None:
                 return said
+            if above == root:
+                break
             above = os.path.dirname(above)
         return False
 

@@ -140,6 +140,13 @@ def test_a_watched_package_inside_an_ignored_folder_is_still_watched(repository:
     assert names(package, look(package).files) == ["p.py"]
 
 
+@pytest.mark.timeout(10)
+def test_a_repository_may_be_the_whole_disk(tree: Path) -> None:
+    ignore = Ignore()
+    ignore.repository = lambda folder: "/"
+    assert not ignore.covers(str(tree / "a.py"), str(tree), folder=False)
+
+
 def test_a_loaded_library_counts_even_where_it_is_ignored(repository: Path) -> None:
     (repository / ".gitignore").write_text("*.so\n")
     library = repository / "ext.so"
