@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import re
 import subprocess
@@ -36,11 +37,13 @@ class Build:
     def __init__(self, command: str, folder: Path, listener: Callable[[Built], None]) -> None:
         """Raises OSError where ``folder`` is none."""
         self.listener = listener
-        self.output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the thread that waits
-        self.process = subprocess.Popen(
-            command, shell=True, cwd=folder, stdin=subprocess.DEVNULL, stdout=self.output, stderr=self.output,
-            start_new_session=True,
-        )  # fmt: skip
+        with contextlib.ExitStack() as stack:
+            self.output = stack.enter_context(tempfile.TemporaryFile())
+            self.process = subprocess.Popen(
+                command, shell=True, cwd=folder, stdin=subprocess.DEVNULL, stdout=self.output, stderr=self.output,
+                start_new_session=True,
+            )  # fmt: skip
+            stack.pop_all()  # the thread that waits closes it
         threading.Thread(target=self.wait, name="minidbg-build", daemon=True).start()
 
     def wait(self) -> None:
