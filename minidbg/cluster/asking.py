@@ -22,7 +22,7 @@ from minidbg.errors import CannotWrite, MinidbgError
 from minidbg.failure import Outcome, Verdict
 from minidbg.isolation import packing
 from minidbg.processes.deaths import last_json, last_phase
-from minidbg.processes.pool import NUMBERS, Died, Ended, Ends, Order, Pool, Ready
+from minidbg.processes.pool import NUMBERS, Died, Ended, Ends, Order, Ready
 
 QUESTION = str(packing.__file__)
 JOIN_S = 120.0
@@ -90,7 +90,7 @@ def asked_on(
     with tempfile.TemporaryDirectory(prefix="minidbg-") as folder:
         asker = Asker(Path(folder), tell)
         slots = os.cpu_count() or 1
-        asker.pool = ClusterPool(asker.heard, cluster, here=no_pool_here, slots=slots)
+        asker.pool = ClusterPool(asker.heard, cluster, slots=slots)
         try:
             asker.place, count = place_for(asker.members, device)
             asker.pool.take(*code)
@@ -99,11 +99,6 @@ def asked_on(
                 yield count
         finally:
             asker.pool.close()
-
-
-def no_pool_here() -> Pool:
-    """Every question of a reduction has a place."""
-    raise AssertionError
 
 
 def place_for(members: queue.SimpleQueue[Mapping[str, Place]], device: str) -> tuple[str, int]:

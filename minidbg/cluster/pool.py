@@ -53,9 +53,9 @@ class ClusterPool:
 
     def __init__(
         self, listener: Callable[[Ended | Ready | Died | Members | Notice], None], cluster: Cluster, *,
-        here: Callable[[], Pool], slots: int = 1, build: str = "", build_folder: str = "",
+        here: Callable[[], Pool] | None = None, slots: int = 1, build: str = "", build_folder: str = "",
     ) -> None:  # fmt: skip
-        """``here`` makes the pool for orders without a place, ``slots`` is what the worker of ``local`` takes. Raises MinidbgError."""
+        """``here`` makes the pool for orders without a place, if there are any; ``slots`` is what the worker of ``local`` takes. Raises MinidbgError."""
         self.listener, self.make_pool_here = listener, here
         self.here: Pool | None = None
         self.session = uuid.uuid4().hex[:8]
@@ -83,6 +83,7 @@ class ClusterPool:
     def run(self, order: Order, blobs: Mapping[str, bytes] = NO_BLOBS) -> None:
         """Have the order run at its place; without one, in an interpreter on this machine. Its script needs the ``blobs``."""
         if not order.place:
+            assert self.make_pool_here is not None
             self.here = self.here or self.make_pool_here()
             self.here.run(order)
             return
