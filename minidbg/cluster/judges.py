@@ -157,9 +157,10 @@ class Judges(WorkerPlugin):
             for word in request["argv"]
         ]
         paths = [str(tree) + path for path in code.paths if os.path.isdir(str(tree) + path)]
+        memory = request["memory_bytes"] or share_of_memory(self.facts["slots"])
         return Order(
             next(NUMBERS), tuple(argv), request["mode"], request["seconds"] * max(1.0, busyness() / request["busy"]),
-            memory_bytes=request["memory_bytes"] or share_of_memory(self.facts["slots"]), nice=request["nice"], one_thread=request["one_thread"],
+            memory_bytes=memory, nice=request["nice"], one_thread=request["one_thread"],
             env=request["env"], paths=tuple(paths),
         )  # fmt: skip
 

@@ -72,3 +72,6 @@ def build_within(seconds: float, command: str, folder: Path) -> Built:
     except queue.Empty:
         build.cancel()
         raise TimeoutError(f"no end within {seconds:g} s") from None
+    except BaseException:  # Ctrl-C: the build is in a group of its own
+        build.cancel()
+        raise

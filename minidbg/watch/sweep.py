@@ -366,9 +366,9 @@ def rank(state: ReproState | None, changed: frozenset[str], modules: Collection[
 def slow_jobs(jobs: Sequence[Job], states: Mapping[tuple[str, str], ReproState]) -> frozenset[Job]:
     """Jobs that took so much longer than the others that they must not occupy every worker at once."""
     known = ((job, states.get((job.repro, job.device))) for job in jobs)
-    seconds = {job: state.seconds for job, state in known if state is not None}
-    limit = max(SLOW_S, SLOW_FACTOR * statistics.median(seconds.values() or [0.0]))
-    return frozenset(job for job, took in seconds.items() if took > limit)
+    seconds = [(job, state.seconds) for job, state in known if state is not None]
+    limit = max(SLOW_S, SLOW_FACTOR * statistics.median([took for _, took in seconds] or [0.0]))
+    return frozenset(job for job, took in seconds if took > limit)
 
 
 def count_standings(answers: Iterable[JobAnswer]) -> dict[str, int]:
