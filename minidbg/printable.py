@@ -28,6 +28,11 @@ def escape(character: str) -> str:
     )
 
 
+def last_line(text: str) -> str:
+    """The last line that is not empty."""
+    return text.strip().rpartition("\n")[2].strip()
+
+
 def display_path(path: str | os.PathLike[str]) -> str:
     """``path`` as a person would type it from here: relative where it lies in the working directory, else whole."""
     relative = os.path.relpath(path)

@@ -83,11 +83,7 @@ def words(kind: type[enum.StrEnum]) -> click.Choice[str]:
     type=click.FloatRange(min=0.05),
     help="Look every SECONDS instead of waiting for events.",
 )
-@click.option(
-    "--on-change",
-    type=words(OnChange),
-    help="A change during a sweep: end the runs or kill them.",
-)
+@click.option("--on-change", type=words(OnChange), help="A change during a sweep: end the runs or kill them.")
 @click.option("--build", help="Shell command to run before a sweep, for example 'ninja -C build'.")
 @click.option(
     "--on-flip",
@@ -119,6 +115,7 @@ def watch(
     serve: str | None,
     allow_actions: bool,
     cluster: Cluster | None,
+    once: bool,
     **options: Any,
 ) -> None:
     """Run the repros again on each change of their backends, and say which flipped.
@@ -126,16 +123,17 @@ def watch(
     PATHS are folders of repros or single scripts; by default the repro folder. Ends with Ctrl-C.
     """
     document = Path(json_file) if json_file not in (None, "-") else None
-    if (junit or document) and not options["once"]:
+    if (junit or document) and not once:
         raise click.UsageError("--junit FILE and --json FILE hold one sweep; give --once too")
-    if serve and options["once"]:
+    if serve and once:
         raise click.UsageError("--serve shows sweep after sweep; --once --html FILE leaves a page")
     if allow_actions and not serve:
         raise click.UsageError("--allow-actions is about the page; give --serve too")
     if serve not in (None, "-") and not re.match(WITH_VALUE["--serve"], str(serve)):
         raise click.UsageError(f"--serve: {serve!r} is no address; it looks like 127.0.0.1:8765")
     found = list(paths) or [repro_folder()]
-    settings = replace(load({**options, "reduce": False if no_reduce else None}), cluster=cluster)
+    loaded = load({**options, "reduce": False if no_reduce else None})
+    settings = replace(loaded, cluster=cluster, once=once)
     from minidbg.watch.starting import Outputs, run_daemon
 
     outputs = Outputs(json_file == "-", html, junit, document, serve, allow_actions)
@@ -147,10 +145,10 @@ def watch(
 @JSON
 def status(folder: Path | None, as_json: bool) -> None:
     """Say whether a daemon watches FOLDER, and where its repros stand. Exit status 0 when one does, else 1."""
-    from minidbg.watch import reading
+    from minidbg.watch import recorder
 
-    found = reading.status_of(folder or repro_folder())
-    show([found], reading.status_text(found), as_json=as_json)
+    found = recorder.status_of(folder or repro_folder())
+    show([found], recorder.status_text(found), as_json=as_json)
     sys.exit(0 if found["running"] else 1)
 
 
@@ -159,10 +157,10 @@ def status(folder: Path | None, as_json: bool) -> None:
 @JSON
 def list_repros(folder: Path | None, as_json: bool) -> None:
     """List the repros of FOLDER with what was last seen of each on each device. Nothing is run."""
-    from minidbg.watch import reading
+    from minidbg.watch import recorder
 
-    rows = reading.rows_of(folder or repro_folder())
-    show(rows, reading.list_text(rows), as_json=as_json)
+    rows = recorder.rows_of(folder or repro_folder())
+    show(rows, recorder.list_text(rows), as_json=as_json)
 
 
 def show(rows: Iterable[Mapping[str, Any]], text: str, *, as_json: bool) -> None:
@@ -196,11 +194,11 @@ def show_history(repro: Path | None, limit: int, as_json: bool) -> None:
 
     REPRO is its path or enough of its name in the repro folder; or a folder of repros.
     """
-    from minidbg.watch import reading
+    from minidbg.watch import recorder
 
     path = repro_folder() if repro is None else repro if repro.is_dir() else repro_named(repro)
-    entries = reading.history_of(path, limit)
-    show(entries, reading.history_text(entries), as_json=as_json)
+    entries = recorder.history_of(path, limit)
+    show(entries, recorder.history_text(entries), as_json=as_json)
 
 
 FOLDER_OPTION = click.option(
@@ -216,10 +214,10 @@ FOLDER_OPTION = click.option(
 def export_history(file: Path, folder: Path | None) -> None:
     """Write all that watch has seen to FILE, for 'minidbg history import'; a name that ends in .gz is compressed."""
     from minidbg import history as store
-    from minidbg.watch import reading
+    from minidbg.watch import recorder
 
     folder = folder or repro_folder()
-    with reading.history_in(folder) as found:
+    with recorder.history_in(folder) as found:
         if found is None:
             raise MinidbgError(f"no history in {folder}; 'minidbg watch' begins one")
         sizes = store.export_history(found, file)

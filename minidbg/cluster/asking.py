@@ -8,7 +8,7 @@ import os
 import queue
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -16,14 +16,13 @@ import torch
 from minidbg import isolation
 from minidbg.case import Case
 from minidbg.cluster.code import BLOBS, sha_of
-from minidbg.cluster.members import Cluster, Members, Notice, Place
+from minidbg.cluster.members import Cluster, Members, Notice, Place, whole_name
 from minidbg.cluster.pool import ClusterPool
 from minidbg.errors import CannotWrite, MinidbgError
 from minidbg.failure import Outcome, Verdict
 from minidbg.isolation import packing
-from minidbg.processes import ChildResult
-from minidbg.processes.deaths import last_json
-from minidbg.processes.pool import NUMBERS, Died, Ended, Ends, Order, Pool, Ready
+from minidbg.processes.deaths import last_json, last_phase
+from minidbg.processes.pool import NUMBERS, Died, Ended, Ends, Order, Ready
 
 QUESTION = str(packing.__file__)
 JOIN_S = 120.0
@@ -73,12 +72,7 @@ class Asker:
         said = last_json(ended.stdout)
         if said is not None and ended.status == 0:
             return Outcome.from_json(said).judged_against(case.signature)
-        phases = [line[6:] for line in ended.stdout.splitlines() if line.startswith("phase ")]
-        done = ChildResult(
-            exit_status=ended.status, signal=ended.signal, timed_out=ended.timed_out, note=phases[-1] if phases else "",
-            stderr_tail=ended.stderr, seconds=ended.seconds,
-        )  # fmt: skip
-        return isolation.outcome_of(case, done, None)
+        return isolation.outcome_of(case, replace(ended.result, note=last_phase(ended.stdout)), None)
 
 
 @contextlib.contextmanager
@@ -96,7 +90,7 @@ def asked_on(
     with tempfile.TemporaryDirectory(prefix="minidbg-") as folder:
         asker = Asker(Path(folder), tell)
         slots = os.cpu_count() or 1
-        asker.pool = ClusterPool(asker.heard, cluster, here=no_pool_here, slots=slots)
+        asker.pool = ClusterPool(asker.heard, cluster, slots=slots)
         try:
             asker.place, count = place_for(asker.members, device)
             asker.pool.take(*code)
@@ -107,14 +101,9 @@ def asked_on(
             asker.pool.close()
 
 
-def no_pool_here() -> Pool:
-    """Every question of a reduction has a place."""
-    raise AssertionError
-
-
 def place_for(members: queue.SimpleQueue[Mapping[str, Place]], device: str) -> tuple[str, int]:
     """The place with the most slots among those that have the device and the torch of this process. Raises MinidbgError."""
-    wanted = device if device == "cpu" or ":" in device else f"{device}:0"
+    wanted = whole_name(device)
     try:
         places = members.get(timeout=JOIN_S)
     except queue.Empty:

@@ -15,7 +15,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -25,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
+
+from minidbg.processes.build import build_within
 
 INSTALLED = re.compile(r".*/(?:site|dist)-packages/(?P<inner>.+)")
 """A path inside an installation: such code does not travel, a worker has its own."""
@@ -96,7 +97,7 @@ def code_of(
         inside = INSTALLED.match(path)
         if inside is None:
             if not (build and BUILT.search(path)):
-                known = digest if "@" not in digest else sha_of_large(path, digest)
+                known = digest if "@" not in digest else sha_of_file(path, digest)
                 sent[path] = known + ("*" if os.access(path, os.X_OK) else "")
         elif "@" not in digest:
             inner = inside["inner"]
@@ -106,11 +107,20 @@ def code_of(
     return Code(sent, tuple(where), installed, build, build_folder)
 
 
-@lru_cache(maxsize=64)
-def sha_of_large(path: str, stamp: str) -> str:
-    """The hash of a file that a snapshot knows only by size and time. Raises OSError."""
+@lru_cache(maxsize=1 << 14)
+def sha_of_file(path: str, stamp: str) -> str:
+    """The hash of a file whose size and time are as in ``stamp``. Raises OSError."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.sha1(usedforsecurity=False)).hexdigest()
+
+
+def sha_here(path: str) -> str:
+    """The hash of an installed file; empty without it."""
+    try:
+        status = os.stat(path)
+        return sha_of_file(path, f"{status.st_size}@{status.st_mtime_ns}")
+    except OSError:
+        return ""
 
 
 @lru_cache(maxsize=256)
@@ -157,16 +167,12 @@ class Outbox:
 
     def script(self, path: Path) -> tuple[str, str]:
         """The blobs of a script and of the tensors beside it, empty without tensors. Raises OSError."""
-        return self.sha(str(path)), self.sha(str(path.with_suffix(".safetensors")), missing_ok=True)
+        tensors = path.with_suffix(".safetensors")
+        return self.sha(str(path)), self.sha(str(tensors)) if tensors.exists() else ""
 
-    def sha(self, path: str, *, missing_ok: bool = False) -> str:
+    def sha(self, path: str) -> str:
         """The blob of a file. It is read again only when it was written. Raises OSError."""
-        try:
-            status = os.stat(path)
-        except FileNotFoundError:
-            if missing_ok:
-                return ""
-            raise
+        status = os.stat(path)
         stamp = status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
         known, sha = self.hashes.get(path, ((), ""))
         if known != stamp or time.time_ns() - status.st_mtime_ns < RACY_NS:
@@ -195,8 +201,6 @@ class BlobStore:
     """Blobs, and what is made of them, in one folder. Several workers of one machine may share it."""
 
     folder: Path
-    compared: dict[tuple[str, int, int], str] = field(default_factory=dict)
-    """Hashes of installed files, by path, time and size."""
     codes: dict[str, Code] = field(default_factory=dict)
     """The manifest that was read last, by its digest."""
 
@@ -240,7 +244,7 @@ class BlobStore:
             with FileLock(f"{folder}.lock"):
                 if not self.is_complete(digest):
                     shutil.rmtree(folder, ignore_errors=True)
-                    self.unpack(self.code(digest), folder, self.newest_tree())
+                    self.unpack(self.code(digest), folder, next(iter(self.complete()), None))
                     self.prune(folder)
         os.utime(folder / COMPLETE)
         return folder, (folder / COMPLETE).read_text()
@@ -277,22 +281,11 @@ class BlobStore:
                 continue  # missing: the canary will say so; another version: these workers are a kind of their own
             found = INSTALLED.match(here.origin)
             base = here.origin.removesuffix(found["inner"]) if found else os.path.dirname(here.origin)
-            other = [inner for inner, sha in files.items() if self.sha_here(os.path.join(base, inner)) != sha]
+            other = [inner for inner, sha in files.items() if sha_here(os.path.join(base, inner)) != sha]
             if other:
                 more = f" and {len(other) - 1} more" if len(other) > 1 else ""
                 return f"{top} {version} is not the same on both machines: {sorted(other)[0]}{more}; what is installed does not travel"
         return ""
-
-    def sha_here(self, path: str) -> str:
-        """The hash of an installed file; empty without it."""
-        try:
-            status = os.stat(path)
-            key = path, status.st_mtime_ns, status.st_size
-            if key not in self.compared:
-                self.compared[key] = sha_of(Path(path).read_bytes())
-            return self.compared[key]
-        except OSError:
-            return ""
 
     def script(self, name: str, sha: str, tensors: str, tree: Path, code: Code) -> Path:
         """A repro script with its tensors, whose paths into ``code`` point into the tree. Raises OSError."""
@@ -309,18 +302,14 @@ class BlobStore:
             draft.replace(path)
         return path
 
-    def newest_tree(self) -> Path | None:
-        """The complete tree that was used last."""
-        return max((path.parent for path in self.complete()), key=used, default=None)
-
     def complete(self) -> list[Path]:
-        """The marks of the complete trees."""
-        return list((self.folder / "trees").glob(f"*/{COMPLETE}"))
+        """The complete trees, the one that was used last first."""
+        marks = (self.folder / "trees").glob(f"*/{COMPLETE}")
+        return sorted((mark.parent for mark in marks), key=used, reverse=True)
 
     def prune(self, keep: Path) -> None:
         """Remove all but the trees that were used last, and old blobs and scripts."""
-        old = sorted((path.parent for path in self.complete()), key=used, reverse=True)[MOST_TREES:]
-        for tree in old:
+        for tree in self.complete()[MOST_TREES:]:
             if tree != keep:
                 (tree / COMPLETE).unlink(missing_ok=True)
                 shutil.rmtree(tree, ignore_errors=True)
@@ -358,30 +347,21 @@ def built(code: Code, folder: Path) -> str:
     """Run the build command in the tree; its first error, or nothing."""
     if not code.build:
         return ""
-    where = below(folder, code.build_folder)
     try:
-        done = subprocess.run(
-            code.build, shell=True, cwd=where, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, timeout=BUILD_SECONDS, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
+        done = build_within(BUILD_SECONDS, code.build, below(folder, code.build_folder))
+    except OSError as error:
         return f"the build failed: {error}"
-    if done.returncode == 0:
-        return ""
-    lines = [line.strip() for line in done.stdout.decode(errors="replace").splitlines() if line.strip()]
-    telling = [line for line in lines if re.search(r"(?i)\berror\b|Error\b|failed", line)]
-    return f"the build failed with status {done.returncode}: {(telling or lines or [''])[0][:300]}"
+    return f"the build failed with status {done.status}: {done.error[:300]}" if done.status else ""
 
 
 def link_or_copy(source: Path, target: Path) -> None:
     """Give a file a second name, or a copy where links do not reach. Raises OSError."""
-    with contextlib.suppress(FileExistsError):
-        try:
-            os.link(source, target)
-        except FileExistsError:
-            raise
-        except OSError:
-            shutil.copyfile(source, target)
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        pass
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def as_sent(files: Iterable[str], tree: Path) -> list[str]:

@@ -87,7 +87,6 @@ async def serve(cluster: Cluster, jobs: int, kind: str, cache: str) -> int:
 
 
 async def signalled() -> None:
-    """Returns when SIGINT, SIGTERM or SIGHUP has come."""
     import asyncio
 
     event, loop = asyncio.Event(), asyncio.get_running_loop()

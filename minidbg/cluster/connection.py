@@ -106,7 +106,6 @@ class Connection:
             self.loop.close()
 
     async def leave(self) -> None:
-        """End the client and the cluster that was started."""
         if self.client is not None:
             await self.client.close()
         if self.local is not None:

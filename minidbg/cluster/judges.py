@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import psutil
 from distributed import Reschedule, Status, Worker, WorkerPlugin, get_worker
 from platformdirs import user_cache_dir
 
@@ -41,7 +40,8 @@ from minidbg.processes.pool import (
     Preload,
     ServerPool,
     busyness,
-)
+    share_of_memory,
+)  # fmt: skip
 
 PACKAGE = Path(__file__).parents[1]
 NAME = "minidbg"
@@ -101,14 +101,8 @@ class Judges(WorkerPlugin):
         said = last_json(ended.stdout)
         if said is None:
             raise RuntimeError(f"torch could not be asked for devices: {ended.stderr[-500:]}")
-        packages = sorted(
-            {
-                name
-                for folder in site.getsitepackages()
-                for name in os.listdir(folder)
-                if name.endswith(".dist-info")
-            }
-        )
+        names = {name for folder in site.getsitepackages() for name in os.listdir(folder)}
+        packages = sorted(name for name in names if name.endswith(".dist-info"))
         alike = {
             "torch": said["torch"], "python": said["python"], "machine": said["machine"], "devices": said["devices"],
             "packages": sha_of("\n".join(packages).encode()), "minidbg": importlib.metadata.version("minidbg"),
@@ -118,9 +112,6 @@ class Judges(WorkerPlugin):
         self.facts = {**alike, "host": said["host"], "slots": slots, "kind": kind, "mark": mark}
 
     # As a plugin of one Dask worker
-
-    def setup(self, worker: Worker) -> None:
-        """Nothing: all of this is older than the worker."""
 
     def teardown(self, worker: Worker) -> None:
         """The scheduler has gone, and nobody waits for what still runs."""
@@ -133,10 +124,6 @@ class Judges(WorkerPlugin):
             number = self.numbers.get(str(key))
             if number is not None:
                 self.cancel(number)
-
-    def resources(self) -> dict[str, float]:
-        """What Dask counts for us: runs at the same time on each device."""
-        return {resource_of(self.facts, name): slots for name, slots in slots_of(self.facts).items()}
 
     # Answering
 
@@ -160,34 +147,29 @@ class Judges(WorkerPlugin):
         ended = self.run(self.order(request, script, tree, code), key, request["warm"])
         if self.lacks_room():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.store.folder))
-        return {
-            **said,
-            "ended": {**asdict(ended), "files": None if ended.files is None else as_sent(ended.files, tree)},
-        }
+        files = None if ended.files is None else as_sent(ended.files, tree)
+        return {**said, "ended": {**asdict(ended), "files": files}}
 
     def order(self, request: Mapping[str, Any], script: Path, tree: Path, code: Code) -> Order:
-        """What the pool is to run."""
         words = {"@script": str(script)}
         argv = [
             words.get(word) or (str(PACKAGE / word[1:]) if word.startswith("/") else word)
             for word in request["argv"]
         ]
         paths = [str(tree) + path for path in code.paths if os.path.isdir(str(tree) + path)]
-        share = int(psutil.virtual_memory().total * 0.75 / max(1, min(self.facts["slots"], 2)))
+        memory = request["memory_bytes"] or share_of_memory(self.facts["slots"])
         return Order(
             next(NUMBERS), tuple(argv), request["mode"], request["seconds"] * max(1.0, busyness() / request["busy"]),
-            memory_bytes=request["memory_bytes"] or share, nice=request["nice"], one_thread=request["one_thread"],
+            memory_bytes=memory, nice=request["nice"], one_thread=request["one_thread"],
             env=request["env"], paths=tuple(paths),
         )  # fmt: skip
 
     def lacks_room(self) -> bool:
         """Whether the disk has no room for code, or for what runs write."""
-        return any(
-            shutil.disk_usage(path).free < LEAST_ROOM_BYTES for path in (self.store.folder, self.state)
-        )
+        free = min(shutil.disk_usage(path).free for path in (self.store.folder, self.state))
+        return free < LEAST_ROOM_BYTES
 
     def close(self) -> None:
-        """End the interpreters."""
         for pool in self.pools.values():
             pool.close()
         shutil.rmtree(self.state, ignore_errors=True)
@@ -213,8 +195,9 @@ async def dask_setup(worker: Worker, kind: str, cache: str) -> None:
     if not judges.facts:
         await worker.loop.run_in_executor(None, judges.look_round, kind, worker.state.nthreads)
     worker.startup_information[NAME] = lambda _: dict(judges.facts)
-    worker.state.total_resources.update(judges.resources())
-    worker.state.available_resources.update(judges.resources())
+    slots = {resource_of(judges.facts, name): count for name, count in slots_of(judges.facts).items()}
+    worker.state.total_resources.update(slots)
+    worker.state.available_resources.update(slots)
     await worker.plugin_add(plugin=judges, name=NAME)
 
 
@@ -229,9 +212,7 @@ def judge(request: Mapping[str, Any]) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        worker.loop.add_callback(
-            withdraw, worker, f"{judges.facts['host']}: {error.strerror}: {judges.store.folder}"
-        )
+        worker.loop.add_callback(withdraw, worker, error)
         time.sleep(0.1)  # the scheduler must hear of the pause before it looks for another worker
         raise Reschedule from None
 
@@ -242,20 +223,19 @@ def receive(blobs: Mapping[str, bytes], dask_worker: Worker) -> None:
     try:
         judges.store.put(blobs)
     except OSError as error:
-        withdraw(dask_worker, f"{judges.facts['host']}: {error.strerror}: {judges.store.folder}")
+        withdraw(dask_worker, error)
 
 
-def withdraw(worker: Worker, why: str) -> None:
+def withdraw(worker: Worker, error: OSError) -> None:
     """Take no tasks until there is room on the disk again."""
     if worker.status != Status.running:
         return
     worker.status = Status.paused
-    with contextlib.suppress(ValueError):
-        worker.log_event(
-            NAME,
-            {"worker": worker.address, "text": f"{why}; the worker there gets no runs until there is room"},
-        )
     judges: Judges = worker.plugins[NAME]  # type: ignore[assignment]
+    why = f"{judges.facts['host']}: {error.strerror}: {judges.store.folder}"
+    text = f"{why}; the worker there gets no runs until there is room"
+    with contextlib.suppress(ValueError):
+        worker.log_event(NAME, {"worker": worker.address, "text": text})
 
     def look() -> None:
         if judges.lacks_room():

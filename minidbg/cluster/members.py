@@ -47,6 +47,11 @@ class Notice:
     text: str
 
 
+def whole_name(device: str) -> str:
+    """``acme:0`` for ``acme``: the first device of a kind goes by both names."""
+    return device if device == "cpu" or ":" in device else f"{device}:0"
+
+
 def slots_of(facts: Mapping[str, Any]) -> dict[str, int]:
     """By device, what a worker that says these ``facts`` of itself takes at the same time."""
     names = [name for name in facts["devices"] if name == "cpu" or ":" in name]
@@ -77,9 +82,8 @@ def members_of(
         said = workers[address]["minidbg"]
         who = f"the worker {address} ({host})"
         if said["minidbg"] != version:
-            notices.add(
-                f"{who} has minidbg {said['minidbg']}, not {version}: it gets no runs; install the same"
-            )
+            why = f"has minidbg {said['minidbg']}, not {version}: it gets no runs; install the same"
+            notices.add(f"{who} {why}")
             continue
         other = first.setdefault(said["kind"], said)
         if other["mark"] != said["mark"]:
@@ -200,12 +204,8 @@ class Cluster:
         from distributed.security import Security
 
         pair = {"cert": self.tls_cert, "key": self.tls_key}
-        given = {
-            f"tls_{role}_{what}": value
-            for role in ("client", "worker")
-            for what, value in pair.items()
-            if value
-        }
+        roles = ("client", "worker")
+        given = {f"tls_{role}_{what}": file for role in roles for what, file in pair.items() if file}
         if self.tls_ca:
             given["tls_ca_file"] = self.tls_ca
         if not self.address.startswith("tls://"):
@@ -239,18 +239,13 @@ def tls_options(command: Any) -> Any:
         given = {name: options.pop(name) for name in names}
         return command(*arguments, cluster=Cluster(cluster, **given) if cluster else None, **options)
 
-    for option in (
-        click.option("--insecure", is_flag=True, help="Allow tcp:// beyond this machine."),
-        click.option("--tls-key", default="", metavar="FILE", help="Its key."),
-        click.option("--tls-cert", default="", metavar="FILE", help="The certificate of this side (PEM)."),
-        click.option(
-            "--tls-ca",
-            default="",
-            metavar="FILE",
-            help="For tls://: the authority that both sides trust (PEM).",
-        ),
+    click.option("--insecure", is_flag=True, help="Allow tcp:// beyond this machine.")(with_cluster)
+    for name, text in (  # the last one is listed first
+        ("--tls-key", "Its key."),
+        ("--tls-cert", "The certificate of this side (PEM)."),
+        ("--tls-ca", "For tls://: the authority that both sides trust (PEM)."),
     ):
-        with_cluster = option(with_cluster)
+        click.option(name, default="", metavar="FILE", help=text)(with_cluster)
     return with_cluster
 
 

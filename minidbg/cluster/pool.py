@@ -24,7 +24,7 @@ from minidbg.cluster import judges
 from minidbg.cluster.code import Code, Outbox
 from minidbg.cluster.connection import RETRY_S, Connection
 from minidbg.cluster.members import Cluster, Members, Notice, Place, Roster
-from minidbg.printable import display_path
+from minidbg.printable import display_path, plural
 from minidbg.processes.pool import NUMBERS, Died, Ended, Order, Pool, Ready, busyness
 
 MOST_DEATHS = 3
@@ -53,9 +53,9 @@ class ClusterPool:
 
     def __init__(
         self, listener: Callable[[Ended | Ready | Died | Members | Notice], None], cluster: Cluster, *,
-        here: Callable[[], Pool], slots: int = 1, build: str = "", build_folder: str = "",
+        here: Callable[[], Pool] | None = None, slots: int = 1, build: str = "", build_folder: str = "",
     ) -> None:  # fmt: skip
-        """``here`` makes the pool for orders without a place, ``slots`` is what the worker of ``local`` takes. Raises MinidbgError."""
+        """``here`` makes the pool for orders without a place, if there are any; ``slots`` is what the worker of ``local`` takes. Raises MinidbgError."""
         self.listener, self.make_pool_here = listener, here
         self.here: Pool | None = None
         self.session = uuid.uuid4().hex[:8]
@@ -66,20 +66,16 @@ class ClusterPool:
         """By place: the orders that had the latest code with them."""
         self.scripts_at: dict[str, set[str]] = {}
         """By place: the scripts that orders had with them."""
-        self.sending: dict[tuple[str, tuple[str, ...]], asyncio.Task[None]] = {}
+        self.sending: dict[tuple[str, tuple[str, ...]], asyncio.Future[Any]] = {}
         self.roster = Roster(importlib.metadata.version("minidbg"))
+        # Of the answers. A scheduler keeps the last events of each topic for ever, so there are only sixteen.
+        self.topic = f"{judges.NAME}-{self.session[0]}"
         topics = {"all": self.event, judges.NAME: self.event, self.topic: self.answered}
         self.connection = Connection(cluster, slots, topics, found=self.look_round, lost=self.lost)
         self.staying = self.connection.soon(self.connection.stay())
 
     @property
-    def topic(self) -> str:
-        """Of the answers. A scheduler keeps the last events of each topic for ever, so there are only sixteen."""
-        return f"{judges.NAME}-{self.session[0]}"
-
-    @property
     def places(self) -> Mapping[str, Place]:
-        """The places that there are now."""
         return self.roster.places
 
     # What the daemon calls
@@ -87,6 +83,7 @@ class ClusterPool:
     def run(self, order: Order, blobs: Mapping[str, bytes] = NO_BLOBS) -> None:
         """Have the order run at its place; without one, in an interpreter on this machine. Its script needs the ``blobs``."""
         if not order.place:
+            assert self.make_pool_here is not None
             self.here = self.here or self.make_pool_here()
             self.here.run(order)
             return
@@ -103,9 +100,8 @@ class ClusterPool:
             self.here.cancel(number)
         self.connection.loop.call_soon_threadsafe(self.give_up, number)
 
-    def refresh(self) -> bool:
+    def refresh(self) -> None:
         """Nothing to do here: workers replace their interpreters themselves."""
-        return False
 
     def take(self, files: Mapping[str, str], paths: Iterable[str]) -> Code:
         """From now on runs are to see these files, each with its hash. Raises OSError."""
@@ -115,8 +111,7 @@ class ClusterPool:
         if is_first:
             size = sum(os.path.getsize(path) for path in code.files)
             where = ", ".join(map(display_path, code.folders())) or "no folder"
-            count = f"{len(code.files)} file{'' if len(code.files) == 1 else 's'}"
-            text = f"{count} of {where} ({size / 1000:.0f} kB) go to the workers, and the repros; nothing else of this machine does"
+            text = f"{plural(len(code.files), 'file')} of {where} ({size / 1000:.0f} kB) go to the workers, and the repros; nothing else of this machine does"
             self.listener(Notice(text))
         return code
 
@@ -277,18 +272,14 @@ class ClusterPool:
         """Send blobs to a worker, once also where several orders ask for it. Raises Edited and OSError."""
         wanted = worker, tuple(shas)
         if wanted not in self.sending:
-            self.sending[wanted] = self.connection.loop.create_task(self.send_now(client, *wanted))
+            sending = client.run(judges.receive, self.outbox.read(shas), workers=[worker], on_error="return")
+            self.sending[wanted] = asyncio.ensure_future(sending)
         try:
             await asyncio.shield(self.sending[wanted])
         finally:
             self.sending.pop(wanted, None)
 
-    async def send_now(self, client: Client, worker: str, shas: Iterable[str]) -> None:
-        blobs = self.outbox.read(shas)
-        await client.run(judges.receive, blobs, workers=[worker], on_error="return")
-
     def give_up(self, number: int) -> None:
-        """Have an order answered as cancelled."""
         asked = self.asked.get(number)
         if asked is not None and not asked.done:
             asked.done = True

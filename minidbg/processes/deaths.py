@@ -38,10 +38,15 @@ def last_json(text: str) -> Mapping[str, Any] | None:
     return None
 
 
+def last_phase(text: str) -> str:
+    """The last phase that a run has named; empty without one."""
+    phases = [line.removeprefix("phase ") for line in text.splitlines() if line.startswith("phase ")]
+    return phases[-1] if phases else ""
+
+
 def without_answer(ended: ChildResult, expected: Signature | None, limit_s: float) -> Outcome:
     """What a run that printed no verdict has shown. A run under ``--child`` has said which ``phase`` it was in."""
-    phases = [line.removeprefix("phase ") for line in ended.stdout.splitlines() if line.startswith("phase ")]
-    phase = phases[-1] if phases else ""
+    phase = last_phase(ended.stdout)
     words = ended.stderr_tail[-WORDS_KEPT:]
     dead = ended.timed_out or ended.signal is not None
     how = f"no answer within {limit_s:g} s" if ended.timed_out else f"died of {signal_name(ended.signal)}"

@@ -21,6 +21,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+import psutil
+
+from minidbg.processes.child import ChildResult
 from minidbg.processes.server import fingerprints, tail
 
 ROOT = str(Path(__file__).parents[2])
@@ -82,12 +85,18 @@ class Ended:
     stdout: str = ""
     stderr: str = ""
     seconds: float = 0.0
-    cpu_seconds: float = 0.0
     files: tuple[str, ...] | None = None
     """What it had loaded beyond the server's own files; None when it died before it could say."""
-    max_rss_bytes: int = 0
     unable: str = ""
     """Why the machine could not run it at all; says nothing about the script."""
+
+    @property
+    def result(self) -> ChildResult:
+        """The same, as of a child of this process."""
+        return ChildResult(
+            exit_status=self.status, signal=self.signal, timed_out=self.timed_out,
+            stdout=self.stdout, stderr_tail=self.stderr, seconds=self.seconds,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +140,7 @@ class Pool(Protocol):
 
     def run(self, order: Order) -> None: ...
     def cancel(self, number: int) -> None: ...
-    def refresh(self) -> bool: ...
+    def refresh(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -148,6 +157,11 @@ def busyness() -> float:
     except OSError:
         return 1.0
     return min(MOST_BUSY, max(1.0, waiting))
+
+
+def share_of_memory(runs: int) -> int:
+    """Bytes that one of so many ``runs`` at the same time may have: its share of the machine, and something over."""
+    return int(psutil.virtual_memory().total * 0.75 / max(1, min(runs, 2)))
 
 
 class ServerPool:
@@ -208,8 +222,8 @@ class ServerPool:
         for server in self.servers.values():
             server.cancel(number)
 
-    def refresh(self) -> bool:
-        """Replace the servers that would run old code; whether the warm one was. The untouched one starts with the first call."""
+    def refresh(self) -> None:
+        """Replace the servers that would run old code. The untouched one starts with the first call."""
         before = dict(self.servers)
         for key, server in before.items():
             if server.is_stale():
@@ -219,7 +233,6 @@ class ServerPool:
             self.server_for(which, variables)
             if self.preload.modules:
                 self.server_for("untouched", variables)
-        return any(self.servers[key] is not server for key, server in before.items() if key[0] == "warm")
 
     def close(self) -> None:
         """End the servers and everything they run."""

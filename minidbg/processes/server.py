@@ -5,7 +5,7 @@ Started by ``minidbg.processes.pool``. One thread; Linux or another POSIX system
     -> {"id", "argv", "mode", "seconds", "memory_bytes", "env", "unset", "pycache", "nice"}     run a script
     -> {"cancel": id}                                                                             end a run
     <- {"ready": true, "loaded": {path: [mtime_ns, size]}, "seconds"}                            once, after preloading
-    <- {"id", "status", "signal", "timed_out", "cancelled", "stdout", "stderr", "seconds", "cpu_seconds", "files"}
+    <- {"id", "status", "signal", "timed_out", "cancelled", "stdout", "stderr", "seconds", "files"}
 
 ``mode``: ``fork`` (a child of this process), ``prelude`` (a fresh interpreter that runs the script in the same way),
 ``fresh`` (``python script.py``, as a person would run it). A run is its own process group, and is ended as one. When the
@@ -154,9 +154,9 @@ class Server:
             if run is not None:
                 kill_group(ended)  # before it is reaped: its number is still its own
                 self.ended_groups.add(ended)
-            _, status, usage = os.wait4(ended, 0)
+            _, status = os.waitpid(ended, 0)
             if run is not None:
-                self.answer(run, status, usage)
+                self.answer(run, status)
         self.kill_orphans()
 
     def kill_orphans(self) -> None:
@@ -170,7 +170,7 @@ class Server:
         if not self.runs:
             self.ended_groups.clear()
 
-    def answer(self, run: Run, status: int, usage: resource.struct_rusage) -> None:
+    def answer(self, run: Run, status: int) -> None:
         """Tell the daemon how a run ended, and clean up after it."""
         self.say(
             {
@@ -183,8 +183,6 @@ class Server:
                 "stderr": tail(run.folder / "stderr"),
                 "files": read_files(run.folder / "files.json"),
                 "seconds": time.monotonic() - run.began,
-                "cpu_seconds": usage.ru_utime + usage.ru_stime,
-                "max_rss_bytes": usage.ru_maxrss * 1024,
             }
         )
         shutil.rmtree(run.folder, ignore_errors=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 import structlog
+from structlog import processors
 
 from minidbg.printable import display_path, plural, printable
 
@@ -27,10 +28,6 @@ class Event:
     name: str
     data: Mapping[str, Any] = field(default_factory=dict)
     at: float = field(default_factory=time.time)
-
-    def to_json(self) -> dict[str, Any]:
-        """One object for ``--json``."""
-        return {"event": self.name, "at": round(self.at, 3), **self.data}
 
 
 class View(Protocol):
@@ -51,7 +48,8 @@ class JsonLines(View):
         self.stream = stream
 
     def show(self, event: Event) -> None:
-        self.stream.write(json.dumps(event.to_json()) + "\n")
+        said = {"event": event.name, "at": round(event.at, 3), **event.data}
+        self.stream.write(json.dumps(said) + "\n")
         self.stream.flush()
 
 
@@ -70,13 +68,11 @@ class Log(View):
         self.log = structlog.wrap_logger(
             target,
             processors=[
-                structlog.processors.add_log_level,
-                structlog.processors.TimeStamper(fmt="iso", utc=True),
-                structlog.processors.format_exc_info,
-                structlog.processors.JSONRenderer(),
+                processors.add_log_level, processors.TimeStamper(fmt="iso", utc=True),
+                processors.format_exc_info, processors.JSONRenderer(),
             ],
             wrapper_class=structlog.BoundLogger,
-        )
+        )  # fmt: skip
 
     def show(self, event: Event) -> None:
         """Write the event, without the token of a page: others may read logs."""
@@ -146,12 +142,9 @@ def started(data: Mapping[str, Any]) -> str:
 
 
 def sweep_started(data: Mapping[str, Any]) -> str:
-    cause = (
-        f"{', '.join(data['files'][:3])}{', ...' if data['changed'] > 3 else ''} changed"
-        if data["changed"]
-        else ""
-    )
-    return f"sweep {data['sweep']}: {plural(data['jobs'], 'run')}{'; ' + cause if cause else ''}"
+    more = ", ..." if data["changed"] > 3 else ""
+    cause = f"; {', '.join(data['files'][:3])}{more} changed" if data["changed"] else ""
+    return f"sweep {data['sweep']}: {plural(data['jobs'], 'run')}{cause}"
 
 
 def sweep_finished(data: Mapping[str, Any]) -> str:
@@ -192,9 +185,8 @@ def between(data: Mapping[str, Any]) -> str:
 
 
 def columns(data: Mapping[str, Any]) -> str:
-    here = ", ".join(
-        f"{place} ({plural(slots, 'run')} at a time)" for place, slots in sorted(data["places"].items())
-    )
+    places = sorted(data["places"].items())
+    here = ", ".join(f"{place} ({plural(slots, 'run')} at a time)" for place, slots in places)
     left = f"; no longer there, and not judged: {', '.join(data['left'])}" if data["left"] else ""
     return f"machines: {here or 'none'}{left}"
 

@@ -6,32 +6,26 @@ killed: one after the other, at the lowest priority.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import re
-import signal
-import subprocess
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from minidbg.cluster.members import Cluster
 from minidbg.failure import LAYOUT
 from minidbg.history import History
+from minidbg.printable import last_line
+from minidbg.processes.build import Build, Built
 from minidbg.processes.deaths import last_json
 from minidbg.processes.pool import NUMBERS, Ended, Order, Pool
 from minidbg.watch.announce import Announcer
 from minidbg.watch.repros import HIDDEN, Repro, header_table, stamp_of
 from minidbg.watch.runner import IN_WORKER
 from minidbg.watch.settings import Column
-from minidbg.watch.snapshot import Snapshot
 from minidbg.watch.watched import Mark, Watched
 
 FOLDER = "flight"
@@ -55,9 +49,8 @@ class Flights:
         """Whether somebody should find out if the process of a record has died. ``now`` in seconds of any clock."""
         names = {path.name for path in (self.folder / HIDDEN / FOLDER).glob("*.py")}
         self.first_seen = {name: self.first_seen.get(name, now) for name in names}
-        if now - self.asked < ASK_AGAIN_S or all(
-            now - since < UNTOUCHED_S for since in self.first_seen.values()
-        ):
+        oldest = min(self.first_seen.values(), default=now)
+        if now - self.asked < ASK_AGAIN_S or now - oldest < UNTOUCHED_S:
             return False
         self.asked = now
         return True
@@ -70,12 +63,8 @@ LOWEST_PRIORITY = 19
 NO_VARIABLES: Mapping[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A capture as it was when it was chosen."""
-
-    path: Path
-    digest: str
+Waiting: TypeAlias = tuple[Path, str]
+"""A capture, and its digest when it was chosen."""
 
 
 @dataclass(slots=True)
@@ -109,18 +98,10 @@ class Background:
         if found is None:
             return False
         where = self.cluster.arguments if self.cluster is not None and not self.cluster.local_runs else ()
-        argv = (
-            "-m",
-            "minidbg",
-            "reduce",
-            str(found.path),
-            "--seconds",
-            str(REDUCE_SECONDS),
-            "--json",
-            *where,
-        )
-        self.order(argv, REDUCE_SECONDS + 60, lambda ended: self.reduced(found, ended))
-        self.announce("reduction_started", capture=str(found.path))
+        path, digest = str(found[0]), found[1]
+        argv = ("-m", "minidbg", "reduce", path, "--seconds", str(REDUCE_SECONDS), "--json", *where)
+        self.order(argv, REDUCE_SECONDS + 60, lambda ended: self.reduced(path, digest, ended))
+        self.announce("reduction_started", capture=path)
         return True
 
     def bisect(self, path: str, good: str, bad: str, column: Column) -> str:
@@ -154,7 +135,7 @@ class Background:
         for path, read in captures:
             if read is None or read[0] in (known.get(str(path), ("", ""))[0], reduced_digest(path)):
                 continue
-            found, repro = Waiting(path, read[0]), shown.get(read[1])
+            found, repro = (path, read[0]), shown.get(read[1])
             if repro is None:
                 return found
             if found not in self.told:
@@ -175,20 +156,18 @@ class Background:
 
     def bisected(self, path: str, ended: Ended) -> None:
         said = last_json(ended.stdout)
-        text = (
-            f"{said['commit'][:10]} {said['subject']} ({said['author']})" if said else last_line(ended.stderr)
-        )
+        text = last_line(ended.stderr)
+        if said:
+            text = f"{said['commit'][:10]} {said['subject']} ({said['author']})"
         self.announce("bisect_finished", repro=path, text=text, commit=said and said["commit"])
 
-    def reduced(self, found: Waiting, ended: Ended) -> None:
+    def reduced(self, capture: str, digest: str, ended: Ended) -> None:
         """A reduction has ended: remember that, and tell what came of it."""
         said = last_json(ended.stdout) or {}
         repro = said.get("path")
         reason = last_line(ended.stderr) or str(said.get("verdict") or f"status {ended.status}")
-        self.history.put_background(str(found.path), found.digest, time.time(), str(repro or reason))
-        self.announce(
-            "reduction_finished", capture=str(found.path), repro=repro, reason="" if repro else reason
-        )
+        self.history.put_background(capture, digest, time.time(), str(repro or reason))
+        self.announce("reduction_finished", capture=capture, repro=repro, reason="" if repro else reason)
 
 
 @lru_cache(maxsize=1024)
@@ -222,82 +201,30 @@ def failure_in(table: Mapping[str, Any]) -> str:
     return repr([table.get("backend"), table.get("kind"), failure, origin.get("nodes", table.get("nodes"))])
 
 
-def last_line(text: str) -> str:
-    """The last line that is not empty."""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-
-
 # The build before a sweep
-
-OUTPUT_LINES = 30
-MOST_OUTPUT_BYTES = 1 << 20
-ERROR = re.compile(r"\b(error|fatal|failed|undefined reference|no such file)\b|Error\b", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """A build has ended. ``output``: its last lines; ``error``: the first line that tells of an error."""
-
-    build: Build
-    status: int
-    seconds: float
-    output: str
-    error: str = ""
-
-
-class Build:
-    """A build command under way, in a process group of its own; ``Built`` follows."""
-
-    def __init__(self, command: str, folder: Path, listener: Callable[[Built], None]) -> None:
-        self.listener = listener
-        self.output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the thread that waits
-        self.process = subprocess.Popen(
-            command, shell=True, cwd=folder, stdin=subprocess.DEVNULL, stdout=self.output, stderr=self.output,
-            start_new_session=True,
-        )  # fmt: skip
-        threading.Thread(target=self.wait, name="minidbg-build", daemon=True).start()
-
-    def wait(self) -> None:
-        """In a thread: tell when the build ends."""
-        began = time.monotonic()
-        status = self.process.wait()
-        with self.output as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_OUTPUT_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-        error = first_error(lines) if status else ""
-        self.listener(Built(self, status, time.monotonic() - began, "\n".join(lines[-OUTPUT_LINES:]), error))
-
-    def cancel(self) -> None:
-        """End it; its message comes as ever."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
 
 
 @dataclass(slots=True)
 class Builds:
-    """When the build ``command`` runs, and what its end means for sweeps."""
+    """When the build command runs, and what its end means for sweeps."""
 
-    command: str
-    """Empty: there is nothing to build, and nothing to wait for."""
-    folder: Path
     listener: Callable[[Built], None]
     watched: Watched
     history: History
     announce: Announcer
     current: Build | None = None
-    base: Snapshot | None = None
-    """The code that the present build began with."""
     repeated: bool = False
     """Whether the build was begun once more because of an edit under it."""
 
     def begin(self) -> bool:
         """Start a build if the outputs may be those of other code; whether one runs now."""
-        if not self.command or not self.watched.needs_build:
+        command = self.watched.settings.build
+        if not command or not self.watched.needs_build:
             return False
-        self.base = self.watched.snapshot
+        self.watched.mark(Mark.BUILD)
         self.watched.marks.pop(Mark.BUILT, None)
-        self.current = Build(self.command, self.folder, self.listener)
-        self.announce("build_started", command=self.command)
+        self.current = Build(command, self.watched.settings.folder, self.listener)
+        self.announce("build_started", command=command)
         return True
 
     def ended(self, message: Built) -> bool:
@@ -306,18 +233,17 @@ class Builds:
             return False
         self.current = None
         self.watched.look(everywhere=True)
-        snapshot, seconds = self.watched.snapshot, round(message.seconds, 3)
+        seconds = round(message.seconds, 3)
         if message.status != 0:
             self.watched.mark(Mark.BUILD_FAILED)
-            self.announce(
-                "build_failed", status=message.status, seconds=seconds, output=message.output, error=message.error,
-            )  # fmt: skip
-            number = self.history.start_sweep(time.time(), code=snapshot.digest(), files=[])
+            said = {"output": message.output, "error": message.error}
+            self.announce("build_failed", status=message.status, seconds=seconds, **said)
+            number = self.history.start_sweep(time.time(), code=self.watched.snapshot.digest(), files=[])
             self.history.end_sweep(number, time.time(), "build_failed")
             return False
         self.watched.marks.pop(Mark.BUILD_FAILED, None)
         self.announce("build_finished", seconds=seconds)
-        edited = set(snapshot.changes_since(self.base or snapshot)) - self.watched.always
+        edited = set(self.watched.changed_since(Mark.BUILD)) - self.watched.always
         self.repeated = bool(edited) and not self.repeated
         if not self.repeated:
             self.watched.mark(Mark.BUILT)
@@ -328,9 +254,3 @@ class Builds:
         if self.current is not None:
             self.current.cancel()
             self.current = None
-
-
-def first_error(lines: Sequence[str]) -> str:
-    """The first line that tells of an error, else the last that says anything."""
-    told = [line.strip() for line in lines if line.strip()]
-    return next((line for line in told if ERROR.search(line)), told[-1] if told else "")

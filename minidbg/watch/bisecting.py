@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import re
 import shlex
 import subprocess
@@ -17,9 +16,10 @@ from pathlib import Path
 
 from minidbg.errors import MinidbgError
 from minidbg.failure import EXIT_STATUS, Outcome, Verdict
+from minidbg.printable import last_line
 from minidbg.processes import deaths, run_python
+from minidbg.processes.build import build_within
 from minidbg.processes.pool import COMPILER_ENVIRONMENT
-from minidbg.watch.background import Build, Built, last_line
 from minidbg.watch.repros import Repro, read_repro
 from minidbg.watch.runner import as_renamed, expected_signature, judging
 from minidbg.watch.settings import Column
@@ -114,8 +114,13 @@ class Bisection:
 
     def judge(self, repository: Path, tree: Path) -> tuple[int, str]:
         """Build, run the repro against the code in ``tree``; 0 gone, 1 reproduces, 125 cannot be judged; and why."""
-        if self.build and (error := self.built(tree / below(self.build_folder, repository))):
+        try:
+            where = tree / below(self.build_folder, repository)
+            built = build_within(self.seconds, self.build, where) if self.build else None
+        except OSError as error:
             return CANNOT_JUDGE, f"the build fails: {error}"
+        if built and built.status:
+            return CANNOT_JUDGE, f"the build fails: {built.error or f'exit status {built.status}'}"
         repro = readable(self.path)
         env = environment_for(tree, repro, repository)
         if misplaced := imported_from_elsewhere(tree, repro, env):
@@ -128,17 +133,6 @@ class Bisection:
         reason = ": ".join(part for part in (str(outcome.verdict), outcome.reason or first_line) if part)
         is_clear = outcome.verdict in (Verdict.GONE, Verdict.REPRODUCES)
         return EXIT_STATUS[outcome.verdict] if is_clear else CANNOT_JUDGE, reason
-
-    def built(self, folder: Path) -> str:
-        """Run the build command in ``folder``; the error of one that fails, else nothing."""
-        ended: queue.SimpleQueue[Built] = queue.SimpleQueue()
-        build = Build(str(self.build), folder, ended.put)
-        try:
-            built = ended.get(timeout=self.seconds)
-        except queue.Empty:
-            build.cancel()
-            return f"no end within {self.seconds:g} s"
-        return built.error or f"exit status {built.status}" if built.status else ""
 
     def outcome(self, repro: Repro, env: dict[str, str]) -> Outcome:
         """What the repro does in a fresh interpreter, from an empty folder."""
@@ -181,7 +175,6 @@ def commit_of(repository: Path, revision: str) -> str:
 
 
 def is_ancestor(repository: Path, older: str, newer: str) -> bool:
-    """Whether ``older`` is part of the history of ``newer``."""
     return run_git(repository, "merge-base", "--is-ancestor", older, newer).returncode == 0
 
 

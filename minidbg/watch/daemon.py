@@ -6,24 +6,25 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from minidbg.cluster.members import Members, Notice, Place
 from minidbg.history import NAME, Environment, Revision, open_or_begin_anew
-from minidbg.printable import display_path
+from minidbg.printable import display_path, last_line
+from minidbg.processes.build import Built
 from minidbg.processes.deaths import last_json
 from minidbg.processes.pool import NUMBERS, Died, Ended, Order, Pool, Ready
 from minidbg.watch.announce import Announcer, Log
-from minidbg.watch.background import Background, Builds, Built
-from minidbg.watch.events import Events
+from minidbg.watch.background import Background, Builds
+from minidbg.watch.events import WatchdogEvents
 from minidbg.watch.recorder import Recorder, contradictions, exit_status
 from minidbg.watch.repros import Lock, hidden_folder, home_of
 from minidbg.watch.runner import IN_WORKER, Bytecode, Runner, forks
 from minidbg.watch.settings import Column, FailOn, Machine, WatchSettings, is_recipe
-from minidbg.watch.sources import repositories_of, repositories_worth_building, revisions
+from minidbg.watch.sources import repositories_worth_building, revisions
 from minidbg.watch.states import FAILING, seen_too_seldom
 from minidbg.watch.sweeper import Sweeper
 from minidbg.watch.watched import Mark, Watched
@@ -85,7 +86,7 @@ class Daemon:
         settings: WatchSettings,
         announce: Announcer,
         inbox: Inbox,
-        events: Events,
+        events: WatchdogEvents,
         make_pool: Callable[[Path], Pool],
     ) -> None:
         """Takes the lock and opens the history. Pool and events put messages into the inbox. Raises AlreadyWatched and MinidbgError."""
@@ -102,12 +103,10 @@ class Daemon:
         self.recorder = Recorder(history, announce, commands, settings.folder, history.states())
         self.pool = make_pool(hidden)
         self.watched = Watched(self.paths, self.home, settings, events, announce)
-        self.sweeper = Sweeper(
-            settings, self.recorder, self.watched,
-            Runner(self.pool, settings, Bytecode(hidden / "pycache"), take=getattr(self.pool, "take", None)), announce,
-        )  # fmt: skip
-        command = (settings.build if settings.cluster is None else None) or ""
-        self.builds = Builds(command, settings.folder, self.inbox.put, self.watched, history, announce)
+        take = getattr(self.pool, "take", None)
+        runner = Runner(self.pool, settings, Bytecode(hidden / "pycache"), take=take)
+        self.sweeper = Sweeper(settings, self.recorder, self.watched, runner, announce)
+        self.builds = Builds(self.inbox.put, self.watched, history, announce)
         self.background = Background(self.home, history, self.pool, announce, cluster=settings.cluster)
         self.status: int | None = None
         self.machine_order = 0
@@ -170,11 +169,10 @@ class Daemon:
         self.pool.run(Order(self.machine_order, (IN_WORKER, "devices", *no_torch), mode, 120.0))
 
     def handle(self, message: Message) -> None:
-        if not self.guarded(repr(message)[:500], lambda: self.dispatch(message)):
-            self.sweeper.give_up_unanswered()
+        self.guarded(repr(message)[:500], lambda: self.dispatch(message))
 
-    def guarded(self, what: str, job: Callable[[], None]) -> bool:
-        """Do ``job``; whether it went well. A fault of ours is logged, said once, and followed by a rest; the daemon lives."""
+    def guarded(self, what: str, job: Callable[[], None]) -> None:
+        """Do ``job``. A fault of ours is logged, said once, and followed by a rest; the daemon lives."""
         try:
             job()
         except Exception as fault:  # the fence around each job: one broken job must not end the daemon
@@ -185,15 +183,15 @@ class Daemon:
             if text not in self.told_faults:
                 self.told_faults.add(text)
                 self.announce("notice", text=text)
-            return False
-        return True
 
     def dispatch(self, message: Message) -> None:
         match message:
             case Hint(path):
                 self.watched.hinted(path)
-            case Ended():
-                self.order_ended(message)
+            case Ended(id=self.machine_order):
+                self.found_machine(message)
+            case Ended() if not self.background.ended(message):
+                self.sweeper.ended(message)
             case Ready(seconds, files):
                 self.sweeper.runner.bytecode.seed(files, self.watched.all_roots())
                 self.announce("workers_ready", seconds=round(seconds, 3))
@@ -260,21 +258,10 @@ class Daemon:
             raise
         assert self.sweeper.current is not None
         number = self.sweeper.current.number
-        roots = repositories_of(repositories_worth_building(self.watched.roots))
-
-        def ask_git() -> None:
-            self.inbox.put(Revised(number, revisions(roots)))
-
-        threading.Thread(target=ask_git, name="minidbg-git", daemon=True).start()
-
-    def order_ended(self, message: Ended) -> None:
-        """A run, a reduction or the look for devices has ended."""
-        if message.id == self.machine_order:
-            self.found_machine(message)
-        elif not self.background.ended(message):
-            self.watched.peek()
-            self.sweeper.notice_edits()
-            self.sweeper.ended(message)
+        roots = repositories_worth_building(self.watched.roots)
+        threading.Thread(
+            target=lambda: self.inbox.put(Revised(number, revisions(roots))), name="minidbg-git", daemon=True
+        ).start()
 
     def end_sweep_if_done(self) -> None:
         """End the sweep when all of it is done; with ``--once``, everything when the code stood still."""
@@ -327,8 +314,8 @@ class Daemon:
         try:
             machine = Machine.from_json(last_json(message.stdout) or {})
         except (KeyError, TypeError):
-            last = message.stderr.strip().rpartition("\n")[2]
-            self.announce("notice", text=f"torch could not be asked for devices; only cpu is used: {last}")
+            text = f"torch could not be asked for devices; only cpu is used: {last_line(message.stderr)}"
+            self.announce("notice", text=text)
             machine = Machine({"cpu": Environment("cpu", "unknown", "unknown")})
         self.sweeper.machine, self.recorder.torch = machine, machine.torch
         for environment in machine.environments.values():
@@ -367,16 +354,11 @@ class Daemon:
                 self.announce("paused" if self.paused else "resumed")
             case "failing":
                 states = self.recorder.states.items()
-                self.rerun({repro for (repro, _), state in states if state.verdict in FAILING})
+                self.watched.ask_for(repro for (repro, _), state in states if state.verdict in FAILING)
+            case "rerun" if key.repro:
+                self.watched.ask_for([key.repro])
             case "rerun":
-                self.rerun([key.repro] if key.repro else None)
-
-    def rerun(self, repros: Iterable[str] | None) -> None:
-        self.sweeper.stop_probing()
-        if repros is None:
-            self.watched.ask_for_all()
-        else:
-            self.watched.ask_for(repros)
+                self.watched.ask_for_all()
 
     def end(self) -> None:
         """Leave nothing behind but the history."""

@@ -12,20 +12,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
 
-from watchdog.events import (
-    DirCreatedEvent,
-    DirDeletedEvent,
-    DirMovedEvent,
-    FileClosedEvent,
-    FileCreatedEvent,
-    FileDeletedEvent,
-    FileModifiedEvent,
-    FileMovedEvent,
-    FileSystemEvent,
-    FileSystemEventHandler,
-)
+from watchdog import events
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver, ObservedWatch
 
@@ -34,9 +22,9 @@ from minidbg.watch.snapshot import JUNK_FOLDERS, Root, is_inside
 Hint = Callable[[str | None], None]
 """Called with a path, or with None when events were lost; from any thread, so it may only enqueue."""
 
-WRITES: list[type[FileSystemEvent]] = [
-    FileCreatedEvent, FileModifiedEvent, FileClosedEvent, FileMovedEvent, FileDeletedEvent,
-    DirCreatedEvent, DirMovedEvent, DirDeletedEvent,
+WRITES: list[type[events.FileSystemEvent]] = [
+    events.FileCreatedEvent, events.FileModifiedEvent, events.FileClosedEvent, events.FileMovedEvent,
+    events.FileDeletedEvent, events.DirCreatedEvent, events.DirMovedEvent, events.DirDeletedEvent,
 ]  # fmt: skip
 """Opening and reading are left out: our own runs do that, and would cause the next sweep."""
 
@@ -48,28 +36,8 @@ NETWORK_FILE_SYSTEMS = frozenset((
 ))  # fmt: skip
 
 
-class Events(Protocol):
-    """Where hints come from. Tests have a scripted one."""
-
-    def watch(self, roots: Sequence[Root]) -> str:
-        """Watch exactly these roots. Returns why polling is needed, or an empty text when events will come."""
-
-    def stop(self) -> None:
-        """Send no more hints, and leave no thread."""
-
-
-class NoEvents(Events):
-    """No hints at all: polling was asked for, or there is but one sweep."""
-
-    def watch(self, roots: Sequence[Root]) -> str:
-        return ""
-
-    def stop(self) -> None:
-        return
-
-
-class WatchdogEvents(FileSystemEventHandler):
-    """Hints from the operating system, by watchdog."""
+class WatchdogEvents(events.FileSystemEventHandler):
+    """Hints from the operating system, by watchdog. Tests have scripted ones."""
 
     def __init__(self, hint: Hint) -> None:
         self.hint = hint
@@ -79,7 +47,10 @@ class WatchdogEvents(FileSystemEventHandler):
         """By folder: the watch, and the inode it was set on, since a watch stays with a folder that was moved away."""
 
     def watch(self, roots: Sequence[Root]) -> str:
-        """See ``Events``. Cheap when nothing is new, so it can be asked every second."""
+        """Watch exactly these roots. Returns why polling is needed, or an empty text when events will come.
+
+        Cheap when nothing is new, so it can be asked every second.
+        """
         wanted = folders_to_watch(roots)
         mounts = mounted()
         network = [folder for folder in wanted if file_system_of(folder, mounts) in NETWORK_FILE_SYSTEMS]
@@ -114,7 +85,7 @@ class WatchdogEvents(FileSystemEventHandler):
             self.hint(None)  # what happened before the watch was set is not known
 
     def stop(self) -> None:
-        """See ``Events``."""
+        """Send no more hints, and leave no thread."""
         if self.observer is not None:
             self.observer.stop()
             self.observer.join()
@@ -123,7 +94,7 @@ class WatchdogEvents(FileSystemEventHandler):
             WATCHDOG_LOG.propagate = True
         self.watches.clear()
 
-    def on_any_event(self, event: FileSystemEvent) -> None:
+    def on_any_event(self, event: events.FileSystemEvent) -> None:
         """Runs in watchdog's thread: enqueues. An atomic save shows only as the destination of a move, so both ends count."""
         for path in (event.src_path, getattr(event, "dest_path", "")):
             text = os.fsdecode(path)
@@ -194,10 +165,7 @@ def watches_of_this_process() -> int | None:
 
 def limit_reached(error: OSError) -> str:
     """Why there are no events, and the command that gives more."""
-    names = {
-        errno.ENOSPC: ("max_user_watches", 1048576),
-        errno.EMFILE: ("max_user_instances", 1024),
-    }
+    names = {errno.ENOSPC: ("max_user_watches", 1048576), errno.EMFILE: ("max_user_instances", 1024)}
     if error.errno not in names or sys.platform != "linux":
         return f"file events are not to be had ({error})"
     name, more = names[error.errno]

@@ -53,6 +53,13 @@ class VerdictCell:
     flip: dict[str, Any] = field(default_factory=dict)
     """The last flip that was told of while this view was open."""
 
+    def take_result(self, event: Event) -> None:
+        data, verdict = event.data, event.data["verdict"] or event.data["standing"]
+        if data.get("since") or self.verdict != verdict:
+            self.since = data.get("since", event.at)
+        self.verdict, self.seconds, self.fresh, self.maybe = verdict, data["seconds"], True, ""
+        self.note = data["reason"] or data.get("message", "")
+
 
 @dataclass(slots=True)
 class Matrix:
@@ -86,11 +93,59 @@ class Matrix:
     """The first error of the build that failed last, and when."""
 
     def hear(self, event: Event) -> None:
-        change = getattr(self, f"on_{event.name}", None)
-        if change is not None:
-            change(event)
-        elif event.name in TOLD and (not self.notices or self.notices[-1][1] != line_of(event)):
-            self.notices.append((event.at, line_of(event)))
+        data, at = event.data, event.at
+        match event.name:
+            case "started":
+                self.home = data["home"]
+                self.take_states(data["states"])
+                self.notes = {notes["repro"]: notes for notes in data.get("notes", ())}
+            case "columns":
+                cells, places = self.cells.items(), data["places"]
+                self.cells = {key: cell for key, cell in cells if key[1].partition(" ")[0] in places}
+                self.take_states(data["states"])
+            case "sweep_started":
+                self.activity, self.began = f"sweep {data['sweep']}", at
+                self.total, self.seen = data["jobs"], 0
+                self.cause = ", ".join(data["files"][:4]) + (", ..." if data["changed"] > 4 else "")
+                for cell in self.cells.values():
+                    cell.fresh, cell.maybe = False, ""
+            case "result":
+                self.seen += 1
+                self.cell(event).take_result(event)
+            case "unconfirmed":
+                self.cell(event).maybe = data["verdict"]
+            case "flip":  # it may come without a result of a sweep
+                cell = self.cell(event)
+                cell.verdict, cell.since, cell.flip = data["after"], at, dict(data)
+                if not data.get("muted"):
+                    self.flips.appendleft((at, data["kind"], line_of(event)))
+                    self.last_repro = data["path"]
+            case "sweep_finished":
+                self.activity = f"waiting; sweep {data['sweep']} took {data['seconds']:.2f} s"
+                if data["first_verdict_seconds"]:
+                    self.activity += f", first verdict after {data['first_verdict_seconds']:.2f} s"
+                self.began = None
+                self.rows = self.names(every=True)
+            case "backend_broken":
+                self.broken[data["backend"], data["device"]] = data["reason"]
+            case "backend_back":
+                self.broken.pop((data["backend"], data["device"]), None)
+            case "repro_added" | "repro_edited":  # its header may say something else now
+                names = ("repro", "owner", "issue", "muted")
+                self.notes[data["repro"]] = {name: data[name] for name in names if data.get(name)}
+            case "repro_removed":
+                self.cells = {key: cell for key, cell in self.cells.items() if key[0] != data["repro"]}
+            case "build_started":
+                self.activity, self.began, self.total = f"building: {data['command']}", at, 0
+            case "build_failed":  # nothing is judged until a build succeeds
+                self.activity, self.began = f"build failed {clock(at)}, rows are from before it", None
+                self.build_failure = data["error"]
+            case "build_finished":
+                self.activity, self.began, self.build_failure = "waiting; built", None, ""
+            case "paused" | "resumed":
+                self.paused = event.name == "paused"
+            case told if told in TOLD and (not self.notices or self.notices[-1][1] != line_of(event)):
+                self.notices.append((at, line_of(event)))
 
     def cell(self, event: Event) -> VerdictCell:
         return self.cells.setdefault((event.data["repro"], event.data["device"]), VerdictCell())
@@ -99,83 +154,6 @@ class Matrix:
         for state in states:
             cell = VerdictCell(state["verdict"], state["since"], note=state.get("reason", ""))
             self.cells[state["repro"], state["device"]] = cell
-
-    def on_started(self, event: Event) -> None:
-        self.home = event.data["home"]
-        self.take_states(event.data["states"])
-        self.notes = {notes["repro"]: notes for notes in event.data.get("notes", ())}
-
-    def on_columns(self, event: Event) -> None:
-        places = event.data["places"]
-        self.cells = {key: cell for key, cell in self.cells.items() if key[1].partition(" ")[0] in places}
-        self.take_states(event.data["states"])
-
-    def on_sweep_started(self, event: Event) -> None:
-        data = event.data
-        self.activity, self.began, self.total, self.seen = f"sweep {data['sweep']}", event.at, data["jobs"], 0
-        self.cause = ", ".join(data["files"][:4]) + (", ..." if data["changed"] > 4 else "")
-        for cell in self.cells.values():
-            cell.fresh, cell.maybe = False, ""
-
-    def on_result(self, event: Event) -> None:
-        data, cell = event.data, self.cell(event)
-        verdict = data["verdict"] or data["standing"]
-        if data.get("since") or cell.verdict != verdict:
-            cell.since = data.get("since", event.at)
-        cell.verdict, cell.seconds, cell.fresh, cell.maybe = verdict, data["seconds"], True, ""
-        cell.note = data["reason"] or data.get("message", "")
-        self.seen += 1
-
-    def on_unconfirmed(self, event: Event) -> None:
-        self.cell(event).maybe = event.data["verdict"]
-
-    def on_flip(self, event: Event) -> None:
-        """A flip goes on top, unless nobody wants to hear of it; it may come without a result of a sweep."""
-        data, cell = event.data, self.cell(event)
-        cell.verdict, cell.since, cell.flip = data["after"], event.at, dict(data)
-        if not data.get("muted"):
-            self.flips.appendleft((event.at, data["kind"], line_of(event)))
-            self.last_repro = data["path"]
-
-    def on_sweep_finished(self, event: Event) -> None:
-        data = event.data
-        self.activity = f"waiting; sweep {data['sweep']} took {data['seconds']:.2f} s"
-        if data["first_verdict_seconds"]:
-            self.activity += f", first verdict after {data['first_verdict_seconds']:.2f} s"
-        self.began = None
-        self.rows = self.names(every=True)
-
-    def on_backend_broken(self, event: Event) -> None:
-        self.broken[event.data["backend"], event.data["device"]] = event.data["reason"]
-
-    def on_backend_back(self, event: Event) -> None:
-        self.broken.pop((event.data["backend"], event.data["device"]), None)
-
-    def on_repro_edited(self, event: Event) -> None:
-        """Its header may say something else now."""
-        names = ("repro", "owner", "issue", "muted")
-        self.notes[event.data["repro"]] = {name: event.data[name] for name in names if event.data.get(name)}
-
-    on_repro_added = on_repro_edited
-
-    def on_repro_removed(self, event: Event) -> None:
-        self.cells = {key: cell for key, cell in self.cells.items() if key[0] != event.data["repro"]}
-
-    def on_build_started(self, event: Event) -> None:
-        self.activity, self.began, self.total = f"building: {event.data['command']}", event.at, 0
-
-    def on_build_failed(self, event: Event) -> None:
-        """Nothing is judged until a build succeeds."""
-        self.activity, self.began = f"build failed {clock(event.at)}, rows are from before it", None
-        self.build_failure = event.data["error"]
-
-    def on_build_finished(self, event: Event) -> None:
-        self.activity, self.began, self.build_failure = "waiting; built", None, ""
-
-    def on_paused(self, event: Event) -> None:
-        self.paused = event.name == "paused"
-
-    on_resumed = on_paused
 
     def next_device(self) -> None:
         """Show the next single device, or all again after the last."""
@@ -193,7 +171,6 @@ class Matrix:
         self.selected = names[max(0, min(place, len(names) - 1))] if names else ""
 
     def cells_of(self, name: str) -> dict[str, VerdictCell]:
-        """The repro's cells by device."""
         return {device: cell for (one, device), cell in self.cells.items() if one == name}
 
     def flip_of(self, name: str) -> Mapping[str, Any]:
@@ -326,7 +303,6 @@ def wrapped(text: str, width: int, most: int) -> list[str]:
 
 
 def clock(at: float) -> str:
-    """Hours, minutes and seconds."""
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 

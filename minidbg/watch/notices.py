@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import html
 import json
 import os
@@ -210,6 +209,5 @@ def desktop_command(title: str, text: str) -> list[str] | None:
 def to_desktop(flips: Flips) -> None:
     """Show a message. Raises OSError or SubprocessError."""
     command = desktop_command(f"minidbg: {subject(flips)}", "\n".join(lines(flips)[:6]))
-    with contextlib.suppress(TypeError):
-        if command is not None:
-            subprocess.run(command, check=True, capture_output=True, timeout=POST_SECONDS)
+    if command is not None:
+        subprocess.run(command, check=True, capture_output=True, timeout=POST_SECONDS)

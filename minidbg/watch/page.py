@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 from minidbg.errors import MinidbgError
 from minidbg.printable import display_path, in_one_line, printable
-from minidbg.watch import reading
+from minidbg.watch import recorder
 from minidbg.watch.announce import Event, View, between
 from minidbg.watch.matrix import Matrix, VerdictCell
 from minidbg.watch.repros import Repro, replace_text
@@ -67,7 +67,7 @@ class Live(View):
             match event.name:
                 case "started":
                     with contextlib.suppress(MinidbgError):  # there is no history yet
-                        past = reading.history_of(Path(data["home"]), SHOWN_FLIPS)
+                        past = recorder.history_of(Path(data["home"]), SHOWN_FLIPS)
                         self.flips.extend((self.seq, flip_entry(entry)) for entry in reversed(past))
                 case "machine":
                     self.machine = {"torch": data["torch"], "devices": data["devices"]}
@@ -261,7 +261,7 @@ class Results(View):
 
     def document(self) -> str:
         home = Path(self.live.matrix.home) if self.live.matrix.home else None
-        status = reading.status_of(home) if home is not None else {}
+        status = recorder.status_of(home) if home is not None else {}
         found = {
             "schema": 1, "at": self.began, "exit_status": self.status, "revision": status.get("revision", ""),
             **self.live.machine, "sweep": self.sweep, "broken": self.broken(),
@@ -342,5 +342,4 @@ def add_error(suite: ElementTree.Element, name: str, where: str, text: str) -> N
 
 
 def utc(at: Any) -> str:
-    """A time as other programs read it."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(float(at)))

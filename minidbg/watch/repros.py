@@ -28,6 +28,7 @@ import psutil
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Verdict
 from minidbg.metadata import backend_in, metadata_of, table_in
+from minidbg.watch.snapshot import stamp
 
 FOR_PEOPLE = re.compile(rb"(?m)^# (expect|owner|issue|muted) = .*\n")
 """What somebody may write into a header without its being another repro."""
@@ -138,53 +139,36 @@ def read_repros(
 
 def stamp_of(path: Path) -> tuple[int, ...]:
     """Size, times and inode of a script and of the tensors beside it; other numbers when they were written again."""
-    numbers: list[int] = []
-    script = str(path)
-    for file in (script, os.path.splitext(script)[0] + ".safetensors"):  # asked for after each run: no Path
-        try:
-            status = os.stat(file)
-            numbers += [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-        except OSError:
-            numbers += [0, 0, 0, 0]
-    return tuple(numbers)
+    script = str(path)  # asked for after each run: no Path
+    files = script, os.path.splitext(script)[0] + ".safetensors"
+    return tuple(number for file in files for number in stamp(file) or (0, 0, 0, 0))
 
 
 def read_repro(path: Path, name: str) -> Repro | None:
     """The repro at ``path``, or None when it has just gone. Nothing in it is run."""
-    stamp = stamp_of(path)  # before reading: a change in between is seen at the next look
+    now = stamp_of(path)  # before reading: a change in between is seen at the next look
     try:
-        total = digest_of_files(path)
-        text = path.read_bytes()
+        data = path.read_bytes()
+        total = digest_of_files(path, data)
     except FileNotFoundError:
         return None
     except OSError as error:
-        return Repro(name, path, "", stamp, damage=f"cannot be read: {error.strerror or error}")
+        return Repro(name, path, "", now, damage=f"cannot be read: {error.strerror or error}")
     try:
-        return parsed(name, path, total, stamp, text.decode("utf-8-sig"))
+        text = data.decode("utf-8-sig")
+        table = header_table(text)
+        return Repro(
+            name, path, total, now, kind=Kind(table["kind"]), expect=Verdict(table.get("expect", "reproduces")),
+            backend=str(table.get("backend", "")), device=str(table.get("device", "cpu")), table=table,
+            backend_source=function_source(text, "backend") or backend_in(text) or "",
+        )  # fmt: skip
     except (KeyError, ValueError, TypeError, SyntaxError, AttributeError) as error:
-        return Repro(name, path, total, stamp, damage=f"damaged: {type(error).__name__}: {error}")
+        return Repro(name, path, total, now, damage=f"damaged: {type(error).__name__}: {error}")
 
 
-def parsed(name: str, path: Path, digest: str, stamp: tuple[int, ...], text: str) -> Repro:
-    """The repro of a script's text. Raises what damage can raise."""
-    table = header_table(text)
-    return Repro(
-        name,
-        path,
-        digest,
-        stamp,
-        kind=Kind(table["kind"]),
-        expect=Verdict(table.get("expect", "reproduces")),
-        backend=str(table.get("backend", "")),
-        device=str(table.get("device", "cpu")),
-        table=table,
-        backend_source=function_source(text, "backend") or backend_in(text) or "",
-    )
-
-
-def digest_of_files(path: Path) -> str:
+def digest_of_files(path: Path, script: bytes) -> str:
     """Of a script and of the tensors beside it, without what the header says to people. Raises OSError."""
-    total = hashlib.sha1(FOR_PEOPLE.sub(b"", path.read_bytes()), usedforsecurity=False)
+    total = hashlib.sha1(FOR_PEOPLE.sub(b"", script), usedforsecurity=False)
     with contextlib.suppress(FileNotFoundError), path.with_suffix(".safetensors").open("rb") as tensors:
         while piece := tensors.read(1 << 20):
             total.update(piece)
@@ -315,7 +299,6 @@ class Lock:
         replace_text(self.holder, json.dumps(about))
 
     def release(self) -> None:
-        """Let others watch the folder."""
         self.holder.unlink(missing_ok=True)
         self.lock.release()
 
@@ -349,19 +332,17 @@ def read_holder(folder: Path) -> Mapping[str, Any]:
 
 
 def living_holder(folder: Path) -> Mapping[str, Any]:
-    """The daemon that watches the folder now; empty when there is none. A reused process number does not deceive it."""
+    """The daemon that watches the folder now, and whether its process is ``stopped`` (Ctrl-Z, SIGSTOP); empty when there is none.
+
+    A reused process number does not deceive it. Of another machine's processes nobody knows anything.
+    """
     about = read_holder(folder)
+    if not about or about["host"] != platform.node():
+        return about
     try:
-        alive = bool(about) and abs(psutil.Process(about["pid"]).create_time() - about["created"]) < 0.05
+        process = psutil.Process(about["pid"])
+        if abs(process.create_time() - about["created"]) >= 0.05:
+            return {}
+        return {**about, "stopped": process.status() == psutil.STATUS_STOPPED}
     except psutil.Error:
-        alive = False
-    return about if alive or (about and about["host"] != platform.node()) else {}
-
-
-def is_stopped(holder: Mapping[str, Any]) -> bool:
-    """Whether the daemon's process is stopped, by Ctrl-Z or SIGSTOP; of another machine's nobody knows."""
-    try:
-        here = holder["host"] == platform.node()
-        return here and psutil.Process(holder["pid"]).status() == psutil.STATUS_STOPPED
-    except psutil.Error:
-        return False
+        return {}

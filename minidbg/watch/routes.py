@@ -23,11 +23,10 @@ from starlette.routing import Route
 
 from minidbg.errors import MinidbgError
 from minidbg.metadata import DIVIDER
-from minidbg.printable import display_path
+from minidbg.printable import display_path, last_line
 from minidbg.processes import Standby
-from minidbg.watch import reading
+from minidbg.watch import recorder
 from minidbg.watch.page import SITE, Json, Live, about, flip_entry, page_html, style_text
-from minidbg.watch.recorder import flip_facts
 from minidbg.watch.repros import HIDDEN, Repro, stamp_of
 
 BETWEEN_S = 0.1
@@ -93,7 +92,7 @@ class Drawings:
             argv = [str(PACKAGE / "__main__.py"), "show", str(path), "--html", str(file), "--body"]
             ended = spare.run(argv, seconds=DRAW_SECONDS, cwd=Path.cwd())
             if not file.exists():
-                last = ended.stderr_tail.strip().rpartition("\n")[2]
+                last = last_line(ended.stderr_tail)
                 raise MinidbgError(f"minidbg show ended with status {ended.exit_status}: {last}")
             self.get_ready()
             return file.read_text(encoding="utf-8")
@@ -183,7 +182,6 @@ class Site:
             self.waiting.discard(woken)
 
     def close(self) -> None:
-        """End all streams."""
         self.closing = True
         self.wake()
         self.drawings.close()
@@ -234,7 +232,6 @@ class Site:
         return path
 
     def about(self, repro: Repro) -> Json:
-        """What its header says."""
         inside = repro.path.resolve().is_relative_to(self.home)
         origin = repro.table.get("origin") if inside else None
         origin = origin if isinstance(origin, Mapping) else {}
@@ -259,12 +256,12 @@ class Site:
     def past_of(self, repro: Repro) -> Json:
         """Its verdicts, runs and flips, by column, and the last run of each in full."""
         columns: dict[str, Json] = {}
-        with reading.history_in(self.folder) as history:
+        with recorder.history_in(self.folder) as history:
             if history is None:
                 return {"columns": {}, "flips": []}
             for (name, column), state in sorted(history.states().items()):
                 if name == repro.name:
-                    row = reading.row_of(repro, state)
+                    row = recorder.row_of(repro, state)
                     columns[column] = {"runs": [], "last": None, "state": row}
             for _, result in history.results(repro.name, limit=RUNS_A_COLUMN * (len(columns) + 1)):
                 known = columns.setdefault(result.device, {"runs": [], "last": None, "state": None})
@@ -273,7 +270,9 @@ class Site:
                 if known["last"] is None:
                     told = {"at": result.at, "purpose": result.purpose, "torch": result.torch}
                     known["last"] = {**told, **result.outcome.to_json()}
-            flips = [{"at": flip.at, **flip_facts(history, flip)} for flip in history.flips(repro.name)]
+            flips = [
+                {"at": flip.at, **recorder.flip_facts(history, flip)} for flip in history.flips(repro.name)
+            ]
         return {"columns": columns, "flips": [flip_entry(flip) for flip in flips]}
 
 

@@ -12,15 +12,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import psutil
-
+from minidbg.cluster.code import link_or_copy
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.history import ReproState
 from minidbg.judge_script import JUDGE_SCRIPT
 from minidbg.metadata import HANG_LIMIT_S
-from minidbg.processes import ChildResult, deaths
+from minidbg.processes import deaths
 from minidbg.processes.deaths import last_json, signal_name
-from minidbg.processes.pool import NUMBERS, ONE_THREAD, Ended, Order, Pool, busyness
+from minidbg.processes.pool import NUMBERS, ONE_THREAD, Ended, Order, Pool, busyness, share_of_memory
 from minidbg.watch.repros import Repro, module_names
 from minidbg.watch.settings import Column, WatchSettings, Workers
 from minidbg.watch.snapshot import Root, is_inside
@@ -44,7 +43,7 @@ LEAST_HANG_SECONDS = 10.0
 
 @dataclass(slots=True)
 class Runner:
-    """Runs tasks on this machine. A sweep knows of it only ``submit``, ``ended`` and ``cancel_all``."""
+    """Runs tasks. A pool tells how they ended in a message, which this thread reads later."""
 
     pool: Pool
     settings: WatchSettings
@@ -69,13 +68,11 @@ class Runner:
     def submit(self, task: Task, repro: Repro, state: ReproState | None) -> None:
         """Have the task run in its column; how it ended is told to the pool's listener."""
         number, mode, column = next(NUMBERS), self.mode(task), task.job.column
-        self.under_way[number] = task, time.time()
+        began = time.time()
         command = judging(repro, column)
         if task.purpose is Purpose.CANARY:
             command = (IN_WORKER, "canary", str(repro.path.absolute()), column.device, column.options)
-        # by default its share of the machine, and something over
-        share = int(psutil.virtual_memory().total * 0.75 / min(self.settings.jobs, 2))
-        memory = self.settings.memory_bytes or (None if column.host else share)
+        memory = self.settings.memory_bytes or (None if column.host else share_of_memory(self.settings.jobs))
         self.pool.run(
             Order(
                 number,
@@ -92,9 +89,9 @@ class Runner:
                 warm="inductor" if repro.backend == "inductor" else "aot",
             )
         )
+        self.under_way[number] = task, began
 
     def time_limit(self, task: Task, repro: Repro, state: ReproState | None, mode: str) -> float:
-        """Seconds that the task may take."""
         if task.purpose is Purpose.CANARY:
             return CANARY_SECONDS
         fresh, fixed = mode == "prelude", self.settings.seconds
@@ -114,10 +111,6 @@ class Runner:
         if task in self.lost_once or sets_threads(task):
             return "prelude"
         return mode_for(self.settings.workers, task.job.column.device, fresh=task.fresh, turn=task.turn)
-
-    def ended(self, number: int) -> tuple[Task, float] | None:
-        """The task of an order that has ended, and when it was ordered; None for an order of someone else."""
-        return self.under_way.pop(number, None)
 
     def lost(self, task: Task) -> bool:
         """The task's server died. Whether it may be tried again."""
@@ -177,11 +170,7 @@ def outcome_of(repro: Repro, device: str, ended: Ended) -> Outcome:
     """The outcome of a run of ``repro``: what it printed, else what its death says against what its header expects."""
     if ended.unable:
         return Outcome(Verdict.INVALID, reason=ended.unable, device=device)
-    result = ChildResult(
-        exit_status=ended.status, signal=ended.signal, timed_out=ended.timed_out,
-        stdout=ended.stdout, stderr_tail=ended.stderr, seconds=ended.seconds,
-    )  # fmt: skip
-    outcome = deaths.outcome_of(result, expected_signature(repro), limit_s=round(ended.seconds))
+    outcome = deaths.outcome_of(ended.result, expected_signature(repro), limit_s=round(ended.seconds))
     return replace(outcome, device=device)
 
 
@@ -214,7 +203,7 @@ def expected_signature(repro: Repro) -> Signature | None:
 
 
 def canary_of(ended: Ended) -> CanaryAnswer:
-    """What a run of ``canary_script`` says."""
+    """What the run of a canary says."""
     if ended.unable:
         return CanaryAnswer("broken", ended.unable)
     said = last_json(ended.stdout)
@@ -252,7 +241,8 @@ class Bytecode:
             target = current / os.path.dirname(source).lstrip(os.sep) / cached.name
             if cached.exists() and not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
-                link_or_copy(cached, target)
+                with contextlib.suppress(OSError):
+                    link_or_copy(cached, target)
 
     def newest(self) -> Path | None:
         """The folder in use, None before the first."""
@@ -260,34 +250,22 @@ class Bytecode:
 
     def renew(self, roots: Iterable[Root]) -> str:
         """A folder without bytecode of the files below ``roots``; empty when the disk is full: then there is none."""
-        with contextlib.suppress(OSError):
-            return str(self.renewed(roots))
-        return ""
-
-    def renewed(self, roots: Iterable[Root]) -> Path:
-        """As ``renew``. Raises OSError."""
-        before = self.newest()
-        self.number += 1
-        current = self.folder / f"{os.getpid()}-{self.number}"
-        if before is not None:
-            before.replace(current)
-        current.mkdir(exist_ok=True)
-        os.utime(current)
-        for old in self.folder.iterdir():
-            if old != current:
-                shutil.rmtree(old, ignore_errors=True)
-        for root in roots:
-            below = current / root.path.lstrip(os.sep)
-            shutil.rmtree(below, ignore_errors=True)
-            for single in below.parent.glob(f"{below.stem}.*.pyc"):
-                single.unlink(missing_ok=True)
-        return current
-
-
-def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file a second name, or a copy where links do not reach; a file that cannot be had is left out."""
-    try:
-        os.link(source, target)
-    except OSError:
-        with contextlib.suppress(OSError):
-            shutil.copyfile(source, target)
+        try:
+            before = self.newest()
+            self.number += 1
+            current = self.folder / f"{os.getpid()}-{self.number}"
+            if before is not None:
+                before.replace(current)
+            current.mkdir(exist_ok=True)
+            os.utime(current)
+            for old in self.folder.iterdir():
+                if old != current:
+                    shutil.rmtree(old, ignore_errors=True)
+            for root in roots:
+                below = current / root.path.lstrip(os.sep)
+                shutil.rmtree(below, ignore_errors=True)
+                for single in below.parent.glob(f"{below.stem}.*.pyc"):
+                    single.unlink(missing_ok=True)
+            return str(current)
+        except OSError:
+            return ""

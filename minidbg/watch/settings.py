@@ -11,14 +11,14 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minidbg import settings as base
 from minidbg.checks import choice, flag, number, setting, text, texts, whole
-from minidbg.cluster.members import Cluster
+from minidbg.cluster.members import Cluster, whole_name
 from minidbg.errors import BadSetting
-from minidbg.printable import plural
 
 if TYPE_CHECKING:
     from minidbg.history import Environment
@@ -144,11 +144,9 @@ def is_recipe(text: str) -> bool:
 def load(arguments: Mapping[str, Any], *, folder: Path | None = None) -> WatchSettings:
     """``[tool.minidbg.watch]`` of the nearest pyproject.toml, overridden by the arguments that are given. Raises BadSetting."""
     start = folder or Path.cwd()
-    more = {name: arguments[name] for name in ("once", "cluster") if name in arguments}
-    found = load_with_origins({name: arguments[name] for name in arguments.keys() - more}, folder=start)
     project, table = base.project_table(start)
-    where = project.parent if table.get("watch") else start
-    return WatchSettings(**{origin.name: origin.value for origin in found}, **more, folder=where)
+    found = {origin.name: origin.value for origin in load_with_origins(arguments, folder=start)}
+    return WatchSettings(**found, folder=project.parent if table.get("watch") else start)
 
 
 def load_with_origins(
@@ -226,12 +224,7 @@ def devices_of(own: str, wanted: Sequence[str] | None, machine: Machine) -> tupl
     return tuple(dict.fromkeys(names))
 
 
-def whole_name(device: str) -> str:
-    """``acme:0`` for ``acme``: the first device of a kind goes by both names."""
-    return device if device == "cpu" or ":" in device else f"{device}:0"
-
-
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, order=True)
 class Column:
     """A device and a variant: ``cpu ACME_FUSE=1 {level=3}``. The history knows it by that name."""
 
@@ -242,24 +235,25 @@ class Column:
     """Options that are added to those of the repro's header, a Python dict as text."""
     host: str = ""
     """The kind of machine, where there are several."""
-    name: str = field(init=False, repr=False, compare=False)
-    """What the column is called everywhere. It is asked for several times for each run."""
-    shared: str = field(init=False, repr=False, compare=False)
-    """The device that runs in the column share with others, by one name."""
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def name(self) -> str:
+        """What the column is called everywhere. It is asked for several times for each run."""
         options = ", ".join(f"{name}={value!r}" for name, value in self.given_options.items())
-        parts = (self.place, self.env, options and f"{{{options}}}")
-        object.__setattr__(self, "name", " ".join(part for part in parts if part))
-        object.__setattr__(self, "shared", self.place if self.host else whole_name(self.device))
+        return " ".join(part for part in (self.place, self.env, options and f"{{{options}}}") if part)
 
-    def __str__(self) -> str:
-        return self.name
+    @cached_property
+    def shared(self) -> str:
+        """The device that runs in the column share with others, by one name."""
+        return self.place if self.host else whole_name(self.device)
 
-    @property
+    @cached_property
     def place(self) -> str:
         """The device and the kind of machine: ``cuda:0@gpubox``."""
         return f"{self.device}@{self.host}" if self.host else self.device
+
+    def __str__(self) -> str:
+        return self.name
 
     @property
     def variables(self) -> dict[str, str]:
@@ -268,9 +262,3 @@ class Column:
     @property
     def given_options(self) -> dict[str, Any]:
         return dict(ast.literal_eval(self.options)) if self.options else {}
-
-
-def said_aloud(device: str, repros: int, machine: Machine) -> str:
-    """What to tell of a missing device."""
-    here = ", ".join(machine.present())
-    return f"{device} not present (found {here}); {plural(repros, 'repro')} skipped there; 'minidbg doctor' lists what is here"

@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
@@ -35,8 +35,8 @@ JUNK_FILES = re.compile("|".join(map(fnmatch.translate, JUNK.split())))
 class Ignore:
     """Whether a path counts, for the folders that are watched.
 
-    ``.gitignore`` files are read from the root of the repository around a watched folder down to the path; a change of
-    one of them is a change like any other, after which ``forget`` must be called.
+    ``.gitignore`` files are read from the root of the repository around a watched folder down to the path, and once only;
+    a change of one of them is a change like any other, after which another ``Ignore`` is needed.
     """
 
     def __init__(self, extra: Sequence[str] = ()) -> None:
@@ -44,12 +44,6 @@ class Ignore:
         self.specs = cache(read_gitignore)
         self.repository = cache(repository_of)
         self.is_ignored_itself = cache(self.root_is_ignored)
-
-    def forget(self) -> None:
-        """Look for repositories and read the ``.gitignore`` files again."""
-        self.repository.cache_clear()
-        self.specs.cache_clear()
-        self.is_ignored_itself.cache_clear()
 
     def covers(self, path: str, root: str, *, folder: bool) -> bool:
         """Whether ``path``, somewhere below the watched ``root``, is to be left out."""
@@ -63,13 +57,16 @@ class Ignore:
 
     def ignored_by_git(self, path: str, end: str) -> bool:
         """What the nearest ``.gitignore`` with an opinion says; git's own order, from the inside out."""
-        for above in self.parents_in_repository(os.path.dirname(path)):
+        above = os.path.dirname(path)
+        root = self.repository(above)
+        while root is not None:
             spec = self.specs(above)
-            if spec is None:
-                continue
-            said = spec.check_file(os.path.relpath(path, above) + end).include
+            said = spec.check_file(os.path.relpath(path, above) + end).include if spec is not None else None
             if said is not None:
                 return said
+            if above == root:
+                break
+            above = os.path.dirname(above)
         return False
 
     def root_is_ignored(self, root: str) -> bool:
@@ -82,13 +79,6 @@ class Ignore:
             part for part in (root, *map(str, Path(root).parents)) if part.startswith(repository + os.sep)
         ]
         return any(self.ignored_by_git(part, "/" if folder or part != root else "") for part in parts)
-
-    def parents_in_repository(self, folder: str) -> Iterator[str]:
-        """``folder`` and the folders above it, up to the root of its repository; none outside a repository."""
-        root = self.repository(folder)
-        while root is not None and is_inside(folder, root):
-            yield folder
-            folder = os.path.dirname(folder)
 
     def covers_any_part(self, path: str, root: str) -> bool:
         """Whether ``path`` or a folder between it and ``root`` is left out."""
@@ -159,16 +149,11 @@ class Snapshot:
 
     files: Mapping[str, Entry] = field(default_factory=dict)
 
-    def digest(self) -> str:
-        return self.digest_of(self.files)
-
-    def digest_of(self, paths: Iterable[str]) -> str:
-        """One digest of those of ``paths`` that are in the snapshot."""
+    def digest(self, paths: Iterable[str] | None = None) -> str:
+        """One digest of all files, or of those of ``paths`` that are in the snapshot."""
         total = hashlib.sha1(usedforsecurity=False)
-        for path in sorted(paths):
-            entry = self.files.get(path)
-            if entry is not None:
-                total.update(f"{path}\0{entry.digest}\0".encode())
+        for path in sorted(self.files if paths is None else self.files.keys() & set(paths)):
+            total.update(f"{path}\0{self.files[path].digest}\0".encode())
         return total.hexdigest()
 
     def changes_since(self, before: Snapshot) -> tuple[str, ...]:
@@ -188,24 +173,17 @@ def scan(
     roots: Iterable[Root],
     ignore: Ignore,
     before: Snapshot,
+    hinted: Iterable[str] = (),
     *,
     now_ns: int,
-    hinted: Iterable[str] = (),
     always: Iterable[str] = (),
 ) -> Snapshot:
     """Look at every file below ``roots``. What looks the same as ``before`` is not read again, unless hinted or racy.
 
     ``always`` are single files that count even where a rule ignores them. ``now_ns`` is the present time.
     """
-    suspects = frozenset(hinted)
-    files: dict[str, Entry] = {}
-    paths = [path for root in roots for path in walk(root, ignore)]
-    for path in (*paths, *always):
-        if path not in files:
-            entry = look(path, before.files.get(path), now_ns, read=path in suspects)
-            if entry is not None:
-                files[path] = entry
-    return Snapshot(files)
+    paths = [path for root in roots for path in below(root.path, root, ignore)]
+    return Snapshot(looked_at([*paths, *always], before, frozenset(hinted), now_ns))
 
 
 def update(
@@ -226,15 +204,22 @@ def update(
         for path, entry in before.files.items()
         if path not in hints and (not folders or folders.isdisjoint(map(str, Path(path).parents)))
     }
-    for hint in hints:
+    paths = [hint for hint in hints if hint in single]
+    for hint in (hint for hint in hints if hint not in single):
         inside = [root for root in roots if is_inside(hint, root.path)]
-        for path in (
-            [hint] if hint in single else (one for root in inside for one in below(hint, root, ignore))
-        ):
-            entry = look(path, before.files.get(path), now_ns, read=True)
-            if entry is not None:
-                files[path] = entry
-    return Snapshot(files)
+        paths += [path for root in inside for path in below(hint, root, ignore)]
+    return Snapshot(files | looked_at(paths, before, frozenset(paths), now_ns))
+
+
+def looked_at(
+    paths: Iterable[str], before: Snapshot, suspects: Collection[str], now_ns: int
+) -> dict[str, Entry]:
+    """Those of ``paths`` that are files, each as it is now; ``suspects`` are read even if they look the same as ``before``."""
+    found = {
+        path: look(path, before.files.get(path), now_ns, read=path in suspects)
+        for path in dict.fromkeys(paths)
+    }
+    return {path: entry for path, entry in found.items() if entry is not None}
 
 
 def below(path: str, root: Root, ignore: Ignore) -> Iterator[str]:
@@ -244,23 +229,8 @@ def below(path: str, root: Root, ignore: Ignore) -> Iterator[str]:
     if os.path.isdir(path):
         if root.deep or path == root.path:
             yield from walk_folder(path, root, ignore)
-    elif counts(path, root):
+    elif (root.deep or root.path in (path, os.path.dirname(path))) and path.endswith(root.suffixes or ""):
         yield path
-
-
-def counts(path: str, root: Root) -> bool:
-    """Whether a file of ``root`` has one of its suffixes and lies where it looks."""
-    if not root.deep and path != root.path and os.path.dirname(path) != root.path:
-        return False
-    return not root.suffixes or path.endswith(root.suffixes)
-
-
-def walk(root: Root, ignore: Ignore) -> Iterator[str]:
-    """The files that count at or below a root."""
-    if os.path.isdir(root.path):
-        yield from walk_folder(root.path, root, ignore)
-    else:
-        yield root.path
 
 
 def walk_folder(folder: str, root: Root, ignore: Ignore) -> Iterator[str]:
@@ -290,14 +260,16 @@ def look(path: str, known: Entry | None, now_ns: int, *, read: bool) -> Entry | 
         found = stamp_in(status)
         if known is not None and known.stamp == found and not read and not known.racy:
             return known
-        digest = content_digest(path, status)
+        if status.st_size >= LARGE_BYTES:
+            digest = f"{status.st_size}@{status.st_mtime_ns}"
+        else:
+            digest = hashlib.sha1(Path(path).read_bytes(), usedforsecurity=False).hexdigest()
     except OSError:
         return None
     return Entry(found, digest, racy=now_ns - max(status.st_mtime_ns, status.st_ctime_ns) < RACY_NS)
 
 
 def stamp(path: str) -> Stamp | None:
-    """The file's stamp; None without the file."""
     try:
         return stamp_in(os.stat(path))
     except OSError:
@@ -307,10 +279,3 @@ def stamp(path: str) -> Stamp | None:
 def stamp_in(status: os.stat_result) -> Stamp:
     """What no write leaves as it was."""
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
-
-
-def content_digest(path: str, status: os.stat_result) -> str:
-    """The hash of the content; of a large file, its size and time."""
-    if status.st_size >= LARGE_BYTES:
-        return f"{status.st_size}@{status.st_mtime_ns}"
-    return hashlib.sha1(Path(path).read_bytes(), usedforsecurity=False).hexdigest()

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from minidbg.history import Revision
 from minidbg.watch.repros import HIDDEN, Repro, read_repro
-from minidbg.watch.snapshot import JUNK_FOLDERS, Ignore, Root, Snapshot, repository_of, scan
+from minidbg.watch.snapshot import JUNK_FOLDERS, Ignore, Root, Snapshot, is_inside, repository_of, scan
 
 GIT_SECONDS = 20.0
 LOCKS = ("index.lock", "HEAD.lock")
@@ -60,10 +60,9 @@ def git_folder(repository: str) -> Path:
 def git_work(repositories: Iterable[str]) -> GitWork:
     """The busiest state among the repositories."""
     folders = [git_folder(repository) for repository in repositories]
-    if any((folder / name).exists() for folder in folders for name in LOCKS):
-        return GitWork.LOCKED
-    if any((folder / name).exists() for folder in folders for name in UNDER_WAY):
-        return GitWork.STEPPING
+    for work, names in ((GitWork.LOCKED, LOCKS), (GitWork.STEPPING, UNDER_WAY)):
+        if any((folder / name).exists() for folder in folders for name in names):
+            return work
     return GitWork.NONE
 
 
@@ -130,7 +129,10 @@ def source_roots(repros: Iterable[Repro], extra: Sequence[Path] = ()) -> list[Ro
         for module in repro.modules:
             roots += module_roots(module, repro.paths)
         found.update(dict.fromkeys(roots or module_roots("torch", ())))
-    return [root for root in found if not any(covers(other, root) for other in found if other != root)]
+    wholes = [root for root in found if root.deep and not root.suffixes]
+    return [
+        root for root in found if not any(one != root and is_inside(root.path, one.path) for one in wholes)
+    ]
 
 
 def import_folders(repros: Iterable[Repro]) -> list[str]:
@@ -150,11 +152,6 @@ def code_behind(path: Path) -> tuple[dict[str, str], list[str]]:
     return {name: entry.digest for name, entry in found.files.items()}, import_folders([repro])
 
 
-def covers(outer: Root, inner: Root) -> bool:
-    """Whether everything of ``inner`` is watched with ``outer``."""
-    return outer.deep and not outer.suffixes and inner.path.startswith(outer.path.rstrip(os.sep) + os.sep)
-
-
 def module_roots(name: str, paths: Sequence[str]) -> list[Root]:
     """The trees of a top-level module: a package's folders, a module's file; links followed, so edits are seen.
 
@@ -166,13 +163,10 @@ def module_roots(name: str, paths: Sequence[str]) -> list[Root]:
         return []
     folders = list(spec.submodule_search_locations or ())
     if name == "torch":
-        real = [os.path.realpath(folder) for folder in folders]
-        trees = [
-            Root(os.path.realpath(f"{folder}/{tree}"), (".py",)) for folder in real for tree in TORCH_TREES
-        ]
-        return trees + [
-            Root(os.path.realpath(f"{folder}/lib"), (".so", ".dylib"), deep=False) for folder in real
-        ]
+        trees = [f"{folder}/{tree}" for folder in folders for tree in TORCH_TREES]
+        roots = [Root(os.path.realpath(tree), (".py",)) for tree in trees]
+        libraries = [os.path.realpath(f"{folder}/lib") for folder in folders]
+        return roots + [Root(library, (".so", ".dylib"), deep=False) for library in libraries]
     if folders:
         return [Root(os.path.realpath(folder)) for folder in folders]
     return [Root(os.path.realpath(spec.origin))] if spec.origin and os.path.exists(spec.origin) else []
@@ -210,9 +204,8 @@ def worth_watching(files: Iterable[str], roots: Sequence[Root], left_out: tuple[
 
 def site_packages() -> tuple[str, ...]:
     """The folders that packages are installed in, each with a separator at its end."""
-    return tuple(
-        os.path.realpath(folder) + os.sep for folder in (*site.getsitepackages(), site.getusersitepackages())
-    )
+    folders = (*site.getsitepackages(), site.getusersitepackages())
+    return tuple(os.path.realpath(folder) + os.sep for folder in folders)
 
 
 def left_out_folders(home: Path) -> tuple[str, ...]:
@@ -229,9 +222,9 @@ def left_out_folders(home: Path) -> tuple[str, ...]:
     return tuple(os.path.realpath(path) + os.sep for path in (*caches, *system, *standard) if path)
 
 
-def repositories_worth_building(roots: Iterable[Root]) -> list[str]:
-    """The folders of ``roots`` that are not inside an installation."""
-    return [root.path for root in roots if not root.path.startswith(site_packages())]
+def repositories_worth_building(roots: Iterable[Root]) -> tuple[str, ...]:
+    """The git working trees of those of ``roots`` that are not inside an installation."""
+    return repositories_of(root.path for root in roots if not root.path.startswith(site_packages()))
 
 
 INSTALLED = (".dist-info", ".pth", ".egg-link")

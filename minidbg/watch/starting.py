@@ -15,7 +15,7 @@ from minidbg.cluster.members import Notice
 from minidbg.processes.pool import Pool, Preload, ServerPool, preload_for
 from minidbg.watch.announce import Announcer, JsonLines, PlainLines, View
 from minidbg.watch.daemon import Daemon, Hint, Inbox, Key, Stop
-from minidbg.watch.events import Events, NoEvents, WatchdogEvents
+from minidbg.watch.events import WatchdogEvents
 from minidbg.watch.page import Live, Page, Results
 from minidbg.watch.repros import home_of, read_repros
 from minidbg.watch.runner import forks
@@ -65,17 +65,6 @@ def views_of(
     return views
 
 
-def server_for(paths: list[Path], outputs: Outputs, inbox: Inbox, live: Live) -> WebServer | None:
-    """The web server, with its port but not yet serving. Raises MinidbgError."""
-    if not outputs.serve:
-        return None
-    from minidbg.watch.serving import WebServer
-
-    address = DEFAULT_ADDRESS if outputs.serve == "-" else outputs.serve
-    ask = (lambda repro: inbox.put(Key("rerun", repro=repro))) if outputs.allow_actions else None
-    return WebServer(address, live, home_of(paths), ask)
-
-
 def run_daemon(paths: list[Path], settings: WatchSettings, outputs: Outputs) -> int:
     """Watch until stopped; the exit status."""
     default = base.load().repro_dir
@@ -83,11 +72,15 @@ def run_daemon(paths: list[Path], settings: WatchSettings, outputs: Outputs) -> 
         if not path.exists() and path == default:
             path.mkdir(parents=True)  # the first repro may come while we watch
     inbox: Inbox = queue.SimpleQueue()
-    live = Live()
-    server = server_for(paths, outputs, inbox, live)
+    live, server = Live(), None
+    if outputs.serve:
+        from minidbg.watch.serving import WebServer
+
+        address = DEFAULT_ADDRESS if outputs.serve == "-" else outputs.serve
+        ask = (lambda repro: inbox.put(Key("rerun", repro=repro))) if outputs.allow_actions else None
+        server = WebServer(address, live, home_of(paths), ask)
     announce = Announcer(views_of(settings, outputs, inbox, live, server))
     backends = {repro.backend for repro in read_repros(paths, Path()).values()}
-    quiet = settings.once or settings.poll_s is not None
 
     def make_pool(hidden: Path) -> Pool:
         if settings.cluster is None:
@@ -99,7 +92,7 @@ def run_daemon(paths: list[Path], settings: WatchSettings, outputs: Outputs) -> 
             slots=settings.jobs, build=settings.build or "", build_folder=str(settings.folder.resolve()),
         )  # fmt: skip
 
-    events: Events = NoEvents() if quiet else WatchdogEvents(lambda path: inbox.put(Hint(path)))
+    events = WatchdogEvents(lambda path: inbox.put(Hint(path)))
     try:
         daemon = Daemon(paths, settings, announce, inbox, events, make_pool)
     except BaseException:

@@ -54,14 +54,9 @@ class Transition(enum.StrEnum):
 
 
 UNCHANGED: Mapping[Verdict, Transition] = {
+    **{verdict: Transition(verdict) for verdict in Verdict if str(verdict) in list(Transition)},
     Verdict.GONE: Transition.STILL_GONE,
     Verdict.REPRODUCES: Transition.STILL_FAILING,
-    Verdict.CHANGED: Transition.CHANGED,
-    Verdict.CRASHED: Transition.CRASHED,
-    Verdict.TIMEOUT: Transition.TIMEOUT,
-    Verdict.FLAKY: Transition.FLAKY,
-    Verdict.SKIPPED: Transition.SKIPPED,
-    Verdict.INVALID: Transition.INVALID,
 }
 """What people call a verdict that is no flip."""
 NOT_JUDGED = frozenset({Transition.SKIPPED, Transition.INVALID, Transition.FALLBACK})
@@ -119,11 +114,6 @@ def is_fallback(outcome: Outcome) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """The job must run once more in a fresh interpreter before anything can be said."""
-
-
-@dataclass(frozen=True, slots=True)
 class Settled:
     """The answer of a job: its new state (None when it was never judged), and the flip if there was one."""
 
@@ -134,10 +124,11 @@ class Settled:
 
 def decide(
     repro: str, device: str, before: ReproState | None, runs: Sequence[Seen], *, expect: Verdict
-) -> Ask | Settled:
+) -> Settled | None:
     """What ``runs`` of one job mean after ``before``; the first is the job's own, the others confirm it.
 
-    ``expect`` is the header's expectation: a history that begins with anything else is asked twice.
+    None: it must run once more in a fresh interpreter before anything can be said. ``expect`` is the header's expectation:
+    a history that begins with anything else is asked twice.
     """
     first = runs[0]
     if not first.judges:
@@ -154,26 +145,23 @@ def decide(
     return after_difference(before, runs)
 
 
-def begin(repro: str, device: str, runs: Sequence[Seen], expect: Verdict) -> Ask | Settled:
+def begin(repro: str, device: str, runs: Sequence[Seen], expect: Verdict) -> Settled | None:
     first, last = runs[0], runs[-1]
     verdict, disagreements = first.verdict, 0
     if all(run.verdict is first.verdict for run in runs):
         if len(runs) == 1 and first.verdict not in (expect, Verdict.FLAKY):
-            return Ask()
+            return None
     elif len(runs) < 3:
-        return Ask()
+        return None
     else:
         only_warm_differs = not first.fresh and runs[1].verdict is last.verdict
         verdict = last.verdict if only_warm_differs else Verdict.FLAKY
         disagreements = 2 if only_warm_differs else 0
-    state = ReproState(
-        repro, device, verdict, first.at, last.at, first.script, first.environment, first.code,
-        disagreements=disagreements,
-    )  # fmt: skip
-    return Settled(carried_on(state, runs), Transition.NEW)
+    now = repro, device, verdict, first.at, last.at, first.script, first.environment, first.code
+    return Settled(carried_on(ReproState(*now, disagreements=disagreements), runs), Transition.NEW)
 
 
-def after_difference(before: ReproState, runs: Sequence[Seen]) -> Ask | Settled:
+def after_difference(before: ReproState, runs: Sequence[Seen]) -> Settled | None:
     """The first run was unlike the last verdict: ask until it is a flip, noise or flakiness."""
     first, fresh = runs[0], runs[1:]
     same_code = before.code == first.code
@@ -183,10 +171,10 @@ def after_difference(before: ReproState, runs: Sequence[Seen]) -> Ask | Settled:
         if same_code and first.purpose is Purpose.PROBE and len(fresh) >= 2:
             return became_flaky(before, runs)
         if len(fresh) < (SAME_CODE_RUNS if same_code else 2 if unaffected else 1):
-            return Ask()
+            return None
         return flipped(before, first.verdict, runs)
     if len(fresh) < 2:
-        return Ask()
+        return None
     if votes[before.verdict] == len(fresh):
         # The odd one out was the warm worker, or the load of the machine: nothing has changed.
         # Its runs count anew, so that quiet times ask it as often as one that was never seen: it may be flaky.
@@ -196,7 +184,7 @@ def after_difference(before: ReproState, runs: Sequence[Seen]) -> Ask | Settled:
     return became_flaky(before, runs)
 
 
-def after_flaky(before: ReproState, runs: Sequence[Seen]) -> Ask | Settled:
+def after_flaky(before: ReproState, runs: Sequence[Seen]) -> Settled | None:
     """Count the runs of a flaky repro; it settles on a verdict that comes often enough in a row."""
     state = before
     for run in runs:
@@ -204,7 +192,7 @@ def after_flaky(before: ReproState, runs: Sequence[Seen]) -> Ask | Settled:
         state = replace(state, streak=streak, streak_verdict=run.verdict)
     if runs[-1].verdict is not Verdict.FLAKY and state.streak >= quiet_runs_needed(before, runs[-1].verdict):
         if not any(run.fresh for run in runs):
-            return Ask()
+            return None
         return flipped(before, runs[-1].verdict, runs)
     return Settled(carried_on(state, runs), Transition.FLAKY)
 
@@ -228,12 +216,14 @@ def became_flaky(before: ReproState, runs: Sequence[Seen]) -> Settled:
 
 def flipped(before: ReproState, verdict: Verdict, runs: Sequence[Seen]) -> Settled:
     """A confirmed new verdict."""
-    standing = standing_after(before.verdict, verdict)
+    if Verdict.GONE in (before.verdict, verdict):
+        standing = Transition.FIXED if verdict is Verdict.GONE else Transition.REGRESSED
+    else:
+        standing = Transition.REPRODUCES_AGAIN if verdict is Verdict.REPRODUCES else UNCHANGED[verdict]
     state = replace(
-        before, verdict=verdict, since=runs[0].at, runs=0, failures=0, streak=0, streak_verdict=None,
-    )  # fmt: skip
-    flip = flip_between(before, verdict, standing, runs)
-    return Settled(carried_on(state, runs), standing, flip)
+        before, verdict=verdict, since=runs[0].at, runs=0, failures=0, streak=0, streak_verdict=None
+    )
+    return Settled(carried_on(state, runs), standing, flip_between(before, verdict, standing, runs))
 
 
 def carried_on(state: ReproState, runs: Sequence[Seen]) -> ReproState:
@@ -241,20 +231,12 @@ def carried_on(state: ReproState, runs: Sequence[Seen]) -> ReproState:
     last = runs[-1]
     known = next((run for run in reversed(runs) if run.loaded), None)
     return replace(
-        state,
-        seen=last.at,
-        script=last.script,
-        environment=last.environment,
-        code=last.code,
-        loaded=known.loaded if known else "",
-        modules=known.modules if known else state.modules,
-        seconds=runs[0].seconds,
-        last_sweep=last.sweep,
-        runs=state.runs + len(runs),
+        state, seen=last.at, script=last.script, environment=last.environment, code=last.code,
+        loaded=known.loaded if known else "", modules=known.modules if known else state.modules,
+        seconds=runs[0].seconds, last_sweep=last.sweep, reason=last.reason, runs=state.runs + len(runs),
         failures=state.failures + sum(run.failed for run in runs),
         disagreements=state.disagreements if last.fresh else max(0, state.disagreements - 1),
-        reason=last.reason,
-    )
+    )  # fmt: skip
 
 
 def flip_between(before: ReproState, after: Verdict, standing: Transition, runs: Sequence[Seen]) -> Flip:
@@ -265,13 +247,6 @@ def flip_between(before: ReproState, after: Verdict, standing: Transition, runs:
     )  # fmt: skip
 
 
-def standing_after(before: Verdict, after: Verdict) -> Transition:
-    """What people call the step from one verdict to another."""
-    if Verdict.GONE in (before, after):
-        return Transition.FIXED if after is Verdict.GONE else Transition.REGRESSED
-    return Transition.REPRODUCES_AGAIN if after is Verdict.REPRODUCES else UNCHANGED[after]
-
-
 def is_expected(verdict: Verdict, expect: Verdict) -> bool:
     """Whether a header that expects ``expect`` is content with ``verdict``; a flaky failure is a known failure."""
     return verdict is expect or (expect is Verdict.REPRODUCES and verdict is Verdict.FLAKY)
@@ -279,15 +254,13 @@ def is_expected(verdict: Verdict, expect: Verdict) -> bool:
 
 def usual_seconds(states: Iterable[ReproState], repros: Mapping[str, Repro]) -> float:
     """The longest that a repro which came back has taken."""
-    return max(
-        (
-            state.seconds
-            for state in states
-            if (repro := repros.get(state.repro)) and repro.kind is not Kind.HANG
-            and state.verdict is not Verdict.TIMEOUT
-        ),
-        default=0.0,
-    )  # fmt: skip
+    known = ((state, repros[state.repro]) for state in states if state.repro in repros)
+    came_back = (
+        state.seconds
+        for state, repro in known
+        if repro.kind is not Kind.HANG and state.verdict is not Verdict.TIMEOUT
+    )
+    return max(came_back, default=0.0)
 
 
 def seen_too_seldom(states: Iterable[ReproState], repros: Mapping[str, Repro], *, runs: int) -> list[str]:

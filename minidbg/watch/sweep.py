@@ -12,20 +12,13 @@ import statistics
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from minidbg.failure import Kind, Verdict
 from minidbg.history import ReproState
 from minidbg.watch.repros import Repro, module_names
 from minidbg.watch.settings import Column
-from minidbg.watch.states import (
-    FAILING,
-    Purpose,
-    Seen,
-    Settled,
-    Transition,
-    decide,
-    is_fallback,
-)  # fmt: skip
+from minidbg.watch.states import FAILING, Purpose, Seen, Settled, Transition, decide, is_fallback
 
 SLOW_S = 5.0
 SLOW_FACTOR = 4.0
@@ -110,6 +103,10 @@ class CanaryKey:
     device: str
 
 
+Queue: TypeAlias = tuple[Lane, str, bool]
+"""Of jobs that share a lane and a device, and are slow or not."""
+
+
 @dataclass(slots=True)
 class Sweep:
     """The jobs of one sweep, in order. ``probing``: no canary, all jobs asked once more for reliability.
@@ -139,8 +136,8 @@ class Sweep:
     first_answer: float | None = None
     answers: dict[Job, JobAnswer] = field(default_factory=dict)
     """What has been stored and told."""
-    pending: dict[Lane, dict[tuple[str, bool], deque[tuple[int, Job]]]] = field(init=False)
-    """Of each lane, by device and whether they are slow: the jobs that wait, each with its place in the order."""
+    pending: dict[Queue, deque[tuple[int, Job]]] = field(default_factory=lambda: defaultdict(deque))
+    """The jobs that wait, each with its place in the order."""
     confirmations: dict[tuple[Lane, str], deque[Task]] = field(default_factory=lambda: defaultdict(deque))
     """By lane and device."""
     running: set[Task] = field(default_factory=set)
@@ -159,35 +156,32 @@ class Sweep:
     """Jobs without an answer because their backend is broken."""
 
     def __post_init__(self) -> None:
-        self.pending = {lane: defaultdict(deque) for lane in Lane}
         self.slow = slow_jobs(self.jobs, self.states)
         self.backends = {name: self.repros[name].backend_key for name in {job.repro for job in self.jobs}}
         for number, job in enumerate(self.jobs):
-            self.pending[self.lane(job)][self.queue(job)].append((number, job))
+            self.pending[self.queue(job)].append((number, job))
 
     @property
     def finished(self) -> bool:
         """Whether there is nothing left to run or to wait for."""
-        return not (any(map(self.waits, Lane)) or any(self.confirmations.values()) or self.running)
+        return not (any(self.pending.values()) or any(self.confirmations.values()) or self.running)
 
     def waits(self, lane: Lane) -> bool:
-        return any(self.pending[lane].values())
+        return any(jobs for (one, _, _), jobs in self.pending.items() if one is lane)
 
     def canary(self, job: Job) -> CanaryKey:
         """The canary that stands for the job."""
         return CanaryKey(self.backends[job.repro], job.device)
 
-    def lane(self, job: Job) -> Lane:
-        """Where the job's own run belongs."""
+    def queue(self, job: Job) -> Queue:
+        """Where the job waits for its own run."""
         state, repro = self.states.get((job.repro, job.device)), self.repros[job.repro]
+        lane = Lane.WARM
         if repro.kind is Kind.HANG or (state is not None and state.verdict is Verdict.TIMEOUT):
-            return Lane.LONG
-        fresh = state is not None and state.fresh and state.script == repro.digest
-        return Lane.FRESH if fresh else Lane.WARM
-
-    def queue(self, job: Job) -> tuple[str, bool]:
-        """Which of its lane's queues the job waits in."""
-        return job.column.shared, bool(self.slow) and job in self.slow
+            lane = Lane.LONG
+        elif state is not None and state.fresh and state.script == repro.digest:
+            lane = Lane.FRESH
+        return lane, job.column.shared, bool(self.slow) and job in self.slow
 
     def next_task(self) -> Task | None:
         """What to start now, or None. It counts as running until it is reported or given up."""
@@ -229,11 +223,10 @@ class Sweep:
 
     def first(self, lane: Lane, busy: Mapping[str, int], *, quick: bool = False) -> Job | None:
         """The first of a lane's jobs whose device has room; with ``quick`` none that is slow."""
-        waiting = self.pending[lane].items()
         heads = [
             jobs[0]
-            for (device, slow), jobs in waiting
-            if jobs and not (quick and slow) and self.has_room(device, busy)
+            for (one, device, slow), jobs in self.pending.items()
+            if jobs and one is lane and not (quick and slow) and self.has_room(device, busy)
         ]
         return min(heads)[1] if heads else None
 
@@ -247,11 +240,12 @@ class Sweep:
 
     def started(self, job: Job) -> Task:
         """The job's task, or the canary that must go first."""
-        key, lane = self.canary(job), self.lane(job)
+        key, queue = self.canary(job), self.queue(job)
         if not self.probing and key not in self.canaries:
             self.canaries[key] = None
             return Task(Purpose.CANARY, job)
-        self.pending[lane][self.queue(job)].popleft()
+        self.pending[queue].popleft()
+        lane = queue[0]
         return Task(Purpose.PROBE if self.probing else Purpose.RUN, job, lane is Lane.FRESH, lane)
 
     def next_warm(self, busy: Mapping[str, int]) -> Job | None:
@@ -275,10 +269,9 @@ class Sweep:
     def without(self, is_gone: Callable[[Job], bool]) -> list[Job]:
         """Start none of these jobs any more; those that had not been started."""
         taken = []
-        for lane, queues in self.pending.items():
-            for which, jobs in queues.items():
-                taken += [one for one in jobs if is_gone(one[1])]
-                self.pending[lane][which] = deque(one for one in jobs if not is_gone(one[1]))
+        for queue, jobs in self.pending.items():
+            taken += [one for one in jobs if is_gone(one[1])]
+            self.pending[queue] = deque(one for one in jobs if not is_gone(one[1]))
         for key, tasks in self.confirmations.items():
             self.confirmations[key] = deque(task for task in tasks if not is_gone(task.job))
         return [job for _, job in sorted(taken)]
@@ -309,7 +302,7 @@ class Sweep:
         runs.append(seen)
         before, repro = self.states.get((job.repro, job.device)), self.repros[job.repro]
         settled = decide(job.repro, job.device, before, runs, expect=repro.expect)
-        if isinstance(settled, Settled):
+        if settled is not None:
             return self.released(JobAnswer(job, settled, tuple(self.runs.pop(job)), seen.outcome.reason))
         if len(runs) == MOST_RUNS:
             reason = f"{runs[0].verdict} could not be confirmed in a fresh interpreter: {seen.reason}"
@@ -334,10 +327,6 @@ class Sweep:
         """The answer for a job that cannot be judged: its state stays."""
         state = self.states.get((job.repro, job.device))
         return JobAnswer(job, Settled(state, standing), tuple(self.runs.get(job, ())), reason)
-
-    def forget(self) -> None:
-        """After its end: drop all but what it was and what it came to, which of 160,000 jobs is much."""
-        self.jobs, self.states, self.runs = (), {}, {}
 
     def cut_short(self) -> None:
         """The code has changed: start nothing more, and drop what no canary has vouched for."""
@@ -368,22 +357,17 @@ def rank(state: ReproState | None, changed: frozenset[str], modules: Collection[
     """Failed in a changed file (one of ``modules``), failing and loads one, failing, new, loads one, the rest."""
     if state is None:
         return 3
-    if state.verdict in FAILING and any(module in modules for module in repro.failing_modules):
+    failing, touched = state.verdict in FAILING, not changed.isdisjoint(state.modules)
+    if failing and any(module in modules for module in repro.failing_modules):
         return 0
-    touched = not changed.isdisjoint(state.modules)
-    return {(True, True): 1, (True, False): 2, (False, True): 3, (False, False): 4}[
-        state.verdict in FAILING, touched
-    ]
+    return (1 if failing else 3) + (0 if touched else 1)
 
 
 def slow_jobs(jobs: Sequence[Job], states: Mapping[tuple[str, str], ReproState]) -> frozenset[Job]:
     """Jobs that took so much longer than the others that they must not occupy every worker at once."""
-    seconds = [
-        (job, state.seconds) for job in jobs if (state := states.get((job.repro, job.device))) is not None
-    ]
-    if not seconds:
-        return frozenset()
-    limit = max(SLOW_S, SLOW_FACTOR * statistics.median(took for _, took in seconds))
+    known = ((job, states.get((job.repro, job.device))) for job in jobs)
+    seconds = [(job, state.seconds) for job, state in known if state is not None]
+    limit = max(SLOW_S, SLOW_FACTOR * statistics.median([took for _, took in seconds] or [0.0]))
     return frozenset(job for job, took in seconds if took > limit)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from minidbg.cluster.members import Place
 from minidbg.failure import Outcome, Verdict
-from minidbg.printable import display_path
+from minidbg.printable import display_path, plural
 from minidbg.processes.pool import Ended
 from minidbg.watch.announce import Announcer
 from minidbg.watch.recorder import Recorder
@@ -26,7 +26,6 @@ from minidbg.watch.settings import (
     WatchSettings,
     devices_of,
     parse_devices,
-    said_aloud,
 )
 from minidbg.watch.snapshot import Root
 from minidbg.watch.sources import import_folders, installed_digest
@@ -46,13 +45,11 @@ GRACE_S = 2.0
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
     """Look for no garbage: of 160,000 new jobs that are all kept, that takes longer than planning them."""
-    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        gc.enable()
 
 
 @dataclass(slots=True)
@@ -175,16 +172,19 @@ class Sweeper:
             devices, columns = by_device[repro.device]
             every = [Job(name, column) for column in columns]
             if repro.damage:
-                states = [self.recorder.states.get((name, job.device)) for job in every]
+                states = self.recorder.states
                 unable += [
-                    JobAnswer(job, Settled(state, Transition.INVALID), (), repro.damage)
-                    for job, state in zip(every, states, strict=True)
+                    JobAnswer(
+                        job, Settled(states.get((name, job.device)), Transition.INVALID), (), repro.damage
+                    )
+                    for job in every
                 ]
             else:
                 absent.update(device for device in devices if device not in self.machine.environments)
                 jobs += [job for job in every if job.column.place not in absent]
         for device in absent.keys() - self.told_missing:
-            text = said_aloud(device, absent[device], self.machine)
+            here, missed = ", ".join(self.machine.present()), plural(absent[device], "repro")
+            text = f"{device} not present (found {here}); {missed} skipped there; 'minidbg doctor' lists what is here"
             self.announce("device_missing", device=device, text=text)
         self.told_missing |= absent.keys()
         return jobs, unable
@@ -197,7 +197,12 @@ class Sweeper:
 
     def submit(self, sweep: Sweep, task: Task) -> None:
         state = self.recorder.states.get((task.job.repro, task.job.device))
-        self.runner.submit(task, sweep.repros[task.job.repro], state)
+        try:
+            self.runner.submit(task, sweep.repros[task.job.repro], state)
+        except Exception:
+            sweep.running.discard(task)
+            self.watched.every = True  # others may wait for it in vain, if it is a canary
+            raise
 
     def notice_edits(self) -> None:
         """Supersede the current sweep when the code is no longer what it began with, and a probing when anything is to be judged."""
@@ -222,46 +227,34 @@ class Sweeper:
             sweep.cancel_at = None
             self.runner.cancel_all()
 
-    def stop_probing(self) -> None:
-        """There is something better to do."""
-        if self.current is not None and self.current.probing:
-            self.supersede(self.current)
-
     def ended(self, message: Ended) -> None:
         """Hear of a run of ours, or of somebody else's."""
-        found, sweep = self.runner.ended(message.id), self.current
+        found, sweep = self.runner.under_way.pop(message.id, None), self.current
         if found is None or sweep is None:
             return
         task, started = found
-        if message.cancelled:
-            sweep.running.discard(task)
-        elif message.lost and not sweep.edited and self.runner.lost(task):
+        sweep.running.discard(task)  # first: after a fault of our own nobody must wait for it
+        self.watched.peek()
+        self.notice_edits()
+        if message.lost and not sweep.edited and self.runner.lost(task):
+            sweep.running.add(task)
             self.submit(sweep, task)
-        elif task.purpose is Purpose.CANARY:
-            self.canary_ended(sweep, task, message)
-        else:
+        elif task.purpose is not Purpose.CANARY and not message.cancelled:
             self.job_ended(sweep, task, message, started)
+        elif not (message.cancelled or message.lost or sweep.edited):
+            self.canary_ended(sweep, task, message)
         self.fill()
-
-    def give_up_unanswered(self) -> None:
-        """After a fault of our own: let no task be waited for that will not report."""
-        if self.current is not None:
-            self.current.running &= {task for task, _ in self.runner.under_way.values()}
 
     def canary_ended(self, sweep: Sweep, task: Task, message: Ended) -> None:
         """A canary has reported; once is said when a backend breaks or is back."""
-        if sweep.edited or message.lost:
-            sweep.running.discard(task)
-            return
         answer, key = canary_of(message), sweep.canary(task.job)
         backend = sweep.repros[task.job.repro].backend
         found = sweep.saw_canary(task, answer)
         if answer.answer == "broken" and self.broken.get(key) != answer.reason:
             self.broken[key] = answer.reason
             count = sum(repro.backend_key == key.backend for repro in self.repros.values())
-            self.announce(
-                "backend_broken", backend=backend, device=key.device, reason=answer.reason, repros=count,
-            )  # fmt: skip
+            about = {"backend": backend, "device": key.device, "reason": answer.reason, "repros": count}
+            self.announce("backend_broken", **about)
         elif answer.answer != "broken" and self.broken.pop(key, None) is not None:
             self.announce("backend_back", backend=backend, device=key.device)
         self.take(sweep, found)
@@ -270,23 +263,17 @@ class Sweeper:
         """A run has reported: judge it if the code stood still meanwhile."""
         job, repro = task.job, sweep.repros[task.job.repro]
         if job.column.place not in self.machine.environments:
-            sweep.running.discard(task)
             return
-        self.watched.adopt(message.files or ())
-        modules = self.watched.loaded(
-            message.files if message.files is not None else self.known_files(sweep, job)
-        )
+        files = message.files
+        if files is None:  # a crash, or a fresh interpreter, which cannot say: what the job has loaded before
+            state = self.recorder.states.get((job.repro, job.device))
+            files = sweep.runs[job][0].modules if job in sweep.runs else state.modules if state else ()
+        modules = self.watched.adopt(files)
         seen = self.seen(sweep, task, message, modules)
         if self.is_stale(sweep, job, repro, modules, started):
             self.recorder.store_run(job.repro, job.device, seen, stale=True)
-            sweep.running.discard(task)
         else:
             self.take(sweep, sweep.saw(task, seen))
-
-    def known_files(self, sweep: Sweep, job: Job) -> tuple[str, ...]:
-        """What the job has loaded before, for a run that cannot say: a crash, or a fresh interpreter."""
-        state = self.recorder.states.get((job.repro, job.device))
-        return sweep.runs[job][0].modules if job in sweep.runs else state.modules if state else ()
 
     def seen(self, sweep: Sweep, task: Task, message: Ended, modules: tuple[str, ...]) -> Seen:
         """What the run showed, and on what."""
@@ -299,7 +286,7 @@ class Sweeper:
             as_renamed(outcome, repro, self.watched.snapshot.files),
             at=self.clock(), sweep=sweep.number, script=repro.digest,
             environment=self.machine.environments[column.place].key, code=sweep.code,
-            loaded=self.watched.marks[Mark.SWEEP].digest_of(modules) if modules else "", modules=modules,
+            loaded=self.watched.marks[Mark.SWEEP].digest(modules) if modules else "", modules=modules,
             seconds=message.seconds, fresh=task.fresh, purpose=task.purpose,
         )  # fmt: skip
 
@@ -363,7 +350,7 @@ class Sweeper:
             first_verdict_seconds=None if sweep.first_answer is None else round(sweep.first_answer - sweep.began, 3),
             standings=count_standings(sweep.answers.values()), unjudged=sweep.unjudged,
         )  # fmt: skip
-        sweep.forget()
+        sweep.jobs, sweep.states, sweep.runs = (), {}, {}  # of 160,000 jobs that is much
         self.watched.forget_missing()
         if sweep.number % 50 == 0:
             self.recorder.history.prune()

@@ -27,7 +27,6 @@ from minidbg.watch.matrix import Matrix
 
 ENTER = "\r\n"
 KEY = re.compile(r"\x1b[\[O].|.", re.DOTALL)
-MESSAGES = {"p": "pause", "q": "quit"}
 ARROWS = {"\x1b[A": -1, "\x1b[B": 1, "\x1bOA": -1, "\x1bOB": 1, "k": -1, "j": 1}
 REFRESHES_A_SECOND = 4
 
@@ -86,8 +85,7 @@ class Terminal(View):
                 self.pressed(key)
 
     def pressed(self, key: str) -> None:
-        """Do what a key stands for."""
-        message = MESSAGES.get(key, "")
+        message = {"p": "pause", "q": "quit"}.get(key, "")
         with self.lock:
             if key == "d":
                 self.matrix.next_device()

@@ -8,24 +8,17 @@ from __future__ import annotations
 import enum
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from minidbg.watch import sources
 from minidbg.watch.announce import Announcer
-from minidbg.watch.events import Events
+from minidbg.watch.events import WatchdogEvents
 from minidbg.watch.repros import Repro, read_repros
 from minidbg.watch.settings import WatchSettings
 from minidbg.watch.snapshot import Ignore, Root, Snapshot, is_inside, scan, stamp, update
-from minidbg.watch.sources import (
-    GitWork,
-    git_work,
-    left_out_folders,
-    repositories_of,
-    repositories_worth_building,
-    source_roots,
-    worth_watching,
-)
+from minidbg.watch.sources import GitWork
 
 CLOCK_GRAIN_S = 0.01
 """The kernel's time stamps may lag behind its clock by a tick."""
@@ -35,6 +28,7 @@ RESCAN_S = 30.0
 CHECK_ROOTS_S = 2.0
 GIT_POLL_S = 0.1
 QUIET_S = 0.2
+LONGEST_BURST_S = 5.0
 LULL_S = 0.03
 """A burst of few events is over after so long: an edit that still follows supersedes the sweep that has begun."""
 LULL_PATHS = 20
@@ -49,8 +43,6 @@ SCRIPTS = (".py", ".safetensors")
 class Burst:
     """Hinted paths that arrive together, until it has been quiet for a while. Each question brings its ``now``."""
 
-    quiet_s: float = QUIET_S
-    max_wait_s: float = 5.0
     small_quiet_s: float = LULL_S
     """How long it must be quiet after a burst of few paths."""
     first: float | None = None
@@ -79,8 +71,7 @@ class Burst:
         if work is GitWork.STEPPING:
             return self.last + STEPPING_QUIET_S
         is_small = not self.lost and len(self.paths) <= LULL_PATHS
-        quiet_s = min(self.quiet_s, self.small_quiet_s) if is_small else self.quiet_s
-        return min(self.last + quiet_s, self.first + self.max_wait_s)
+        return min(self.last + (self.small_quiet_s if is_small else QUIET_S), self.first + LONGEST_BURST_S)
 
     def is_due(self, now: float, work: GitWork = GitWork.NONE) -> bool:
         deadline = self.deadline(work)
@@ -100,6 +91,8 @@ class Mark(enum.Enum):
     """The beginning of the current sweep."""
     SWEPT = enum.auto()
     """The last whole sweep that was completed."""
+    BUILD = enum.auto()
+    """The beginning of the last build."""
     BUILT = enum.auto()
     """The last build that succeeded; missing when a build failed since."""
     BUILD_FAILED = enum.auto()
@@ -113,7 +106,7 @@ class Watched:
     paths: Sequence[Path]
     home: Path
     settings: WatchSettings
-    events: Events
+    events: WatchdogEvents
     announce: Announcer
     ignore: Ignore = field(init=False)
     burst: Burst = field(init=False)
@@ -126,8 +119,8 @@ class Watched:
     """Single files that runs have loaded and no root covers: from elsewhere, or ignored by git as build outputs are."""
     snapshot: Snapshot = field(default_factory=Snapshot)
     marks: dict[Mark, Snapshot] = field(default_factory=dict)
-    own: tuple[Mapping[str, Repro], frozenset[str]] | None = None
-    """The repros and their files, when they were last asked for."""
+    own: frozenset[str] = frozenset()
+    """The real paths of the scripts and of the tensors beside them."""
     due: set[str] = field(default_factory=set)
     """Repros that are to run although the code has not changed."""
     every: bool = False
@@ -222,7 +215,7 @@ class Watched:
 
     def end_burst_if_over(self, now: float) -> None:
         """When files have been quiet for long enough and git is not at work, see what has changed."""
-        work = git_work(repositories_of(root.path for root in self.roots))
+        work = sources.git_work(sources.repositories_of(root.path for root in self.roots))
         if work is GitWork.STEPPING and not self.told_stepping:
             self.announce("notice", text="a rebase or merge is under way: sweeps wait until it is quiet")
         self.told_stepping = work is GitWork.STEPPING
@@ -260,13 +253,11 @@ class Watched:
     def read_files(self, hints: Iterable[str], *, everywhere: bool = False) -> tuple[str, ...]:
         """Read the hinted paths, or everything; the paths that hold something else than before."""
         before, hints, now_ns = self.snapshot, tuple(hints), time.time_ns()
-        if everywhere or any(os.path.basename(path) == ".gitignore" for path in hints):
-            self.ignore.forget()
-            self.snapshot = scan(
-                self.roots, self.ignore, before, now_ns=now_ns, hinted=hints, always=self.always
-            )
-        else:
-            self.snapshot = update(self.roots, self.ignore, before, hints, now_ns=now_ns, always=self.always)
+        everywhere = everywhere or any(os.path.basename(path) == ".gitignore" for path in hints)
+        if everywhere:
+            self.ignore = Ignore(self.settings.ignore)
+        find = scan if everywhere else update
+        self.snapshot = find(self.roots, self.ignore, before, hints, now_ns=now_ns, always=self.always)
         return self.snapshot.changes_since(before)
 
     def concerns(self, path: str) -> bool:
@@ -280,10 +271,6 @@ class Watched:
             or (one.is_dir() and os.path.dirname(path) == str(one) and path.endswith(SCRIPTS))
             for one in self.paths
         )
-
-    def loaded(self, files: Iterable[str]) -> tuple[str, ...]:
-        """Those of ``files`` that are watched."""
-        return tuple(sorted(path for path in set(files) if path in self.snapshot.files))
 
     def edited_or_touched(self, files: Iterable[str], since: float) -> bool:
         """Read those of ``files`` again that are no longer as in the snapshot, told by their time stamps: exact, and without any event.
@@ -300,8 +287,6 @@ class Watched:
 
     def read_repros_again(self) -> None:
         before, after = self.repros, read_repros(self.paths, self.home, self.repros)
-        if before.keys() == after.keys() and all(after[name] is before[name] for name in after):
-            return  # ``files_of_repros`` knows them by their identity
         self.repros = after
         changed = {name for name in after if name not in before or before[name].digest != after[name].digest}
         for name in sorted(changed):
@@ -315,35 +300,32 @@ class Watched:
             self.find_sources()
 
     def find_sources(self) -> None:
-        roots = source_roots(self.repros.values(), self.settings.sources)
+        sound = [repro.path for repro in self.repros.values() if not repro.damage]
+        both = (file for path in sound for file in (path, path.with_suffix(".safetensors")))
+        self.own = frozenset(map(os.path.realpath, both))
+        roots = sources.source_roots(self.repros.values(), self.settings.sources)
         if self.settings.build:
-            roots += [Root(root) for root in repositories_of(repositories_worth_building(roots))]
+            roots += [Root(root) for root in sources.repositories_worth_building(roots)]
         if self.roots != (found := tuple(dict.fromkeys(roots))):
             before, self.roots = self.snapshot, found
             self.read_files((), everywhere=True)
             self.take_for_unchanged(before)
         self.watch_events()
 
-    def adopt(self, files: Iterable[str]) -> None:
-        """Watch also these files, which a run has loaded, where no root covers them. A repro's own files are no code."""
-        unknown = {path for path in files if path not in self.snapshot.files} - self.files_of_repros()
-        if not unknown:  # as after most runs
-            return
-        wanted = worth_watching(unknown, self.roots, left_out_folders(self.home))
-        found = set(wanted)
-        if found:
+    def adopt(self, files: Iterable[str]) -> tuple[str, ...]:
+        """Watch also these files, which a run has loaded, where no root covers them; those that are watched then.
+
+        A repro's own files are no code.
+        """
+        files = frozenset(files)
+        unknown = {path for path in files if path not in self.snapshot.files} - self.own
+        left_out = sources.left_out_folders(self.home) if unknown else ()  # after most runs nothing is
+        if found := set(sources.worth_watching(unknown, self.roots, left_out)):
             before, self.always = self.snapshot, self.always | found
             self.read_files(found)
             self.take_for_unchanged(before)
             self.watch_events()
-
-    def files_of_repros(self) -> frozenset[str]:
-        """The real paths of the scripts and of the tensors beside them."""
-        if self.own is None or self.own[0] is not self.repros:
-            sound = [repro.path for repro in self.repros.values() if not repro.damage]
-            both = (file for path in sound for file in (path, path.with_suffix(".safetensors")))
-            self.own = self.repros, frozenset(map(os.path.realpath, both))
-        return self.own[1]
+        return tuple(sorted(path for path in files if path in self.snapshot.files))
 
     def take_for_unchanged(self, before: Snapshot) -> None:
         """What is watched for the first time since ``before``, or no longer, has not changed."""
@@ -362,8 +344,8 @@ class Watched:
         return [*self.roots, *(Root(path) for path in sorted(self.always))]
 
     def watch_events(self) -> None:
-        """Have events sent for everything that is watched; poll where that cannot be."""
-        if self.settings.poll_s is not None:
+        """Have events sent for everything that is watched; poll where that cannot be. One sweep alone needs neither."""
+        if self.settings.poll_s is not None or self.settings.once:
             return
         scripts = [Root(str(one), SCRIPTS, deep=False) for one in self.paths]
         why = self.events.watch([*self.all_roots(), *scripts])

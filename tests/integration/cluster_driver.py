@@ -16,7 +16,6 @@ import random
 import select
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -28,14 +27,9 @@ from typing import Any
 
 import psutil
 from filelock import FileLock
+from watch_driver import free_port
 
 SCHEDULER = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--no-dashboard"]
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def wait_until(done: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
@@ -74,9 +68,8 @@ def tap_in(namespace: str) -> int:
             if libc.setns(there.fileno(), 0x40000000):
                 raise OSError(ctypes.get_errno(), "setns")
         device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-        fcntl.ioctl(
-            device, 0x400454CA, struct.pack("16sH", b"eth0", 0x1002)
-        )  # TUNSETIFF, IFF_TAP | IFF_NO_PI
+        # TUNSETIFF, IFF_TAP | IFF_NO_PI
+        fcntl.ioctl(device, 0x400454CA, struct.pack("16sH", b"eth0", 0x1002))
         found.append(device)
 
     thread = threading.Thread(target=make)
@@ -124,9 +117,8 @@ class Net:
                     target = known.get(frame[:6])
                     for host in [target] if target else [one for one in hosts if one is not source]:
                         if not (lost(source) or lost(host)):
-                            heapq.heappush(
-                                late, (now + delay(source) + delay(host), next(numbers), host, frame)
-                            )
+                            due = now + delay(source) + delay(host)
+                            heapq.heappush(late, (due, next(numbers), host, frame))
 
     def __exit__(self, *_: object) -> None:
         self.ended = True
@@ -202,44 +194,19 @@ class Cluster:
     def start_scheduler(self) -> None:
         where = self.host.address if self.host else "127.0.0.1"
         tls = [{"--tls-ca": "--tls-ca-file"}.get(word, word) for word in self.tls]
-        self.scheduler = self.start(
-            "scheduler",
-            [
-                *SCHEDULER,
-                "--host",
-                self.address.replace(f":{self.port}", "") if tls else where,
-                "--port",
-                str(self.port),
-                *tls,
-            ],
-            self.host,
-        )
+        host = self.address.replace(f":{self.port}", "") if tls else where
+        command = [*SCHEDULER, "--host", host, "--port", str(self.port), *tls]
+        self.scheduler = self.start("scheduler", command, self.host)
 
     def worker(
-        self,
-        name: str,
-        *options: str,
-        host: Host | None = None,
-        env: dict[str, str] | None = None,
-        cache: Path | None = None,
-        python: str = sys.executable,
-    ) -> subprocess.Popen[bytes]:
+        self, name: str, *options: str, host: Host | None = None, env: dict[str, str] | None = None,
+        cache: Path | None = None, python: str = sys.executable,
+    ) -> subprocess.Popen[bytes]:  # fmt: skip
         """A worker that holds no torch unless ``env`` says so; its code lies in ``cache``."""
         cache = cache or self.folder / f"cache-{name}"
         given = {"MINIDBG__WATCH_PRELOAD": "none", "XDG_CACHE_HOME": str(self.folder / "home"), **(env or {})}
-        command = [
-            python,
-            "-m",
-            "minidbg",
-            "worker",
-            self.address,
-            "--cache",
-            str(cache),
-            *self.tls,
-            *self.insecure,
-            *options,
-        ]
-        return self.start(name, command, host, given)
+        command = [python, "-m", "minidbg", "worker", self.address, "--cache", str(cache)]
+        return self.start(name, [*command, *self.tls, *self.insecure, *options], host, given)
 
     def watch_options(self) -> list[str]:
         return ["--cluster", self.address, *self.tls, *self.insecure]

@@ -92,6 +92,15 @@ def test_a_build_runs_at_each_commit_and_where_it_fails_nothing_is_judged(reposi
     assert Bisection(repository.commits[1], bad, repository.repro, print).run().commit == culprit
 
 
+def test_a_commit_without_the_folder_of_the_build_cannot_be_judged(repository: Repository) -> None:
+    good, tools = repository.commit(WORKS, "good"), repository.folder / "tools"
+    tools.mkdir()
+    (tools / "build.sh").write_text("")
+    bad = repository.commit(BROKEN, "bad")
+    with pytest.raises(CannotBisect, match=r"at the good end .* but: the build fails: .*No such file"):
+        Bisection(good, bad, repository.repro, print, build="sh build.sh", build_folder=tools).run()
+
+
 def test_wrong_ends_are_refused_before_the_search(repository: Repository) -> None:
     first = repository.commit(WORKS, "first")
     second = repository.commit(WORKS, "second")

@@ -146,14 +146,6 @@ def test_after_a_failed_build_known_code_is_built_too(lab: Lab) -> None:
         assert running.stop() == 0
 
 
-def test_an_edited_repro_runs_alone(lab: Lab, daemon: WatchProcess) -> None:
-    mark, path = daemon.mark(), lab.repros / "sin.py"
-    path.write_text(path.read_text() + "\n# edited by hand\n")
-    daemon.wait_for_sweep(since=mark)
-    (began,) = daemon.since(mark, "sweep_started")
-    assert (began["jobs"], began["changed"]) == (1, 0)
-
-
 def test_variables_and_options_are_columns_of_their_own(lab: Lab) -> None:
     """A save flips the repro only where it matters; the variable is there when the backend is imported."""
     imports = "import os\n\nLEVEL = os.environ.get('TOY_LEVEL', '1')\n\n\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -24,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "report"))
 
 # ruff: noqa: E402 - what is missing is said first, aloud
 from lying_repro import lay
-from toy_repros import BROKEN, WORKS, script, toy_package
-from watch_driver import WatchProcess, watching
+from toy_repros import BROKEN, WORKS, Checkout, script
+from watch_driver import WatchProcess, free_port, watching
 
 from minidbg.watch.announce import Event
 from minidbg.watch.page import Live, Page
@@ -124,23 +123,14 @@ def count_rows(page: Any, count: int) -> None:
     sync_api.expect(page.locator("#rows")).to_have_attribute("aria-rowcount", str(count + 1))
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 @pytest.mark.timeout(200)
 def test_a_flip_is_seen_within_a_second_and_again_after_the_daemon_was_killed(
     browser: Any, tmp_path: Path
 ) -> None:
-    package = toy_package(tmp_path / "src", {"relu": BROKEN, "sin": WORKS})
-    (tmp_path / "repros").mkdir()
-    for op in ("relu", "sin"):
-        expect = "reproduces" if op == "relu" else "gone"
-        (tmp_path / "repros" / f"{op}.py").write_text(script(op, expect=expect))
-    env = {"MINIDBG__WATCH_PRELOAD": "none", "PYTHONPATH": str(tmp_path / "src")}
-    arguments = ("--serve", f"127.0.0.1:{free_port()}", "--allow-actions", "--jobs", "2", "repros")
+    scripts = {"relu": script("relu"), "sin": script("sin", expect="gone")}
+    desk = Checkout(tmp_path, {"relu": BROKEN, "sin": WORKS}, scripts)
+    package, env = desk.package, desk.env
+    arguments = ("--serve", f"127.0.0.1:{free_port()}", "--allow-actions", "--jobs", "2")
 
     def seen_after(daemon: WatchProcess, page: Any, kind: str, repro: str, verdict: str, since: int) -> float:
         """Seconds from the daemon's word to the page's."""
@@ -315,11 +305,8 @@ def test_hostile_texts_are_texts(browser: Any, tmp_path: Path) -> None:
     repro = lay(home)
     repro.write_text(repro.read_text().replace("no kernel for relu", evil).replace("one note", evil))
     live = filled(home, repros=3, columns=1)
-    data = {
-        "repro": f"{evil}.py", "device": evil, "verdict": "gone", "standing": "new", "seconds": 1.0,
-        "reason": evil,
-    }  # fmt: skip
-    live.show(Event("result", data, 1.0))
+    data = {"repro": f"{evil}.py", "device": evil, "verdict": "gone", "standing": "new", "seconds": 1.0}
+    live.show(Event("result", {**data, "reason": evil}, 1.0))
     live.show(Event("notice", {"text": evil}, 1.0))
     with serving(home, live) as address, looking(browser, address) as page:
         sync_api.expect(page.locator("#rows")).to_contain_text(evil)

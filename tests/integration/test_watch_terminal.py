@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from toy_repros import BROKEN, WORKS, script, toy_package
+from toy_repros import BROKEN, WORKS, Checkout, script
 from watch_driver import COMMAND
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -42,25 +42,22 @@ class Screen:
 
 
 def test_the_matrix_is_drawn_keys_work_and_the_terminal_is_given_back(tmp_path: Path) -> None:
-    package = toy_package(tmp_path / "src", {"relu": BROKEN, "sin": WORKS})
-    repros = tmp_path / "repros"
-    repros.mkdir()
-    for op in ("relu", "sin"):
-        (repros / f"{op}.py").write_text(script(op, expect="reproduces" if op == "relu" else "gone"))
+    scripts = {"relu": script("relu"), "sin": script("sin", expect="gone")}
+    desk = Checkout(tmp_path, {"relu": BROKEN, "sin": WORKS}, scripts)
+    package = desk.package
     (tmp_path / "opened").mkdir()
     leader, follower = pty.openpty()
     termios.tcsetwinsize(follower, (30, 140))
     before = termios.tcgetattr(follower)
     env = {
         **os.environ,
-        "MINIDBG__WATCH_PRELOAD": "none",
-        "PYTHONPATH": str(tmp_path / "src"),
+        **desk.env,
         "TERM": "xterm-256color",
         "COLUMNS": "140",  # a test runner may say otherwise
         "EDITOR": f"cp -t {tmp_path / 'opened'}",
     }
     process = subprocess.Popen(
-        [*COMMAND, "repros"], cwd=tmp_path, env=env, stdin=follower, stdout=follower, stderr=follower, start_new_session=True,
+        COMMAND, cwd=tmp_path, env=env, stdin=follower, stdout=follower, stderr=follower, start_new_session=True,
     )  # fmt: skip
     screen = Screen(leader)
     try:
@@ -74,7 +71,7 @@ def test_the_matrix_is_drawn_keys_work_and_the_terminal_is_given_back(tmp_path: 
         screen.press("\r")
         screen.wait_for("waiting; sweep 3")
         screen.press("o")
-        screen.wait_for("minidbg watch repros")
+        screen.wait_for("minidbg watch minidbg_repros")
         assert [path.name for path in (tmp_path / "opened").iterdir()] == ["relu.py"], "what flipped last"
         screen.press("d")
         screen.press("f")

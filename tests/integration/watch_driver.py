@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +18,12 @@ from typing import Any
 Event = dict[str, Any]
 
 COMMAND = [sys.executable, "-c", "from minidbg.cli.watching import watch; watch()"]
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 class WatchProcess:

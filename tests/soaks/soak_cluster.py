@@ -67,6 +67,19 @@ class Table:
         self.watchers.append(running)
         return running
 
+    def wait_for_places(self, *, count: int = 1, since: int = 0) -> None:
+        """Until there are so many columns, and both red workers."""
+        wanted = lambda event: (  # noqa: E731
+            event["event"] == "columns"
+            and len(event["places"]) >= count
+            and event["places"].get("cpu@red") == 4
+        )
+        self.watchers[0].wait_for(wanted, since=since)
+
+    def wait_for_notice(self, text: str) -> None:
+        wanted = lambda event: event["event"] == "notice" and text in event["text"]  # noqa: E731
+        self.watchers[0].wait_for(wanted, since=self.mark, seconds=30)
+
     def save(self) -> None:
         """Break or mend one op."""
         op = self.dice.choice(OPS)
@@ -106,27 +119,25 @@ class Table:
         return {key: verdict for key, verdict in shown.items() if key[1] in columns}
 
 
+def checkout(folder: Path) -> Checkout:
+    return Checkout(
+        folder, {op: LASTS + WORKS.partition("\n")[2] for op in OPS}, {op: script(op) for op in OPS}
+    )
+
+
 @contextmanager
 def table(folder: Path, seed: int, net_name: str) -> Iterator[Table]:
     with ExitStack() as stack:
         net = stack.enter_context(Net(net_name))
         hosts = {name: net.host(name) for name in ("sched", "w1", "w2", "w3", "desk")}
         cluster = stack.enter_context(Cluster(folder / "cluster", host=hosts["sched"]))
-        scripts = {op: script(op) for op in OPS}
-        desk = Checkout(folder, {op: LASTS + WORKS.partition("\n")[2] for op in OPS}, scripts)
-        found = Table(folder, net, desk, cluster, hosts, dice=random.Random(seed))
+        found = Table(folder, net, checkout(folder), cluster, hosts, dice=random.Random(seed))
         found.saves.append((time.time(), set()))
         for name in ("w1", "w2", "w3"):
             found.start_worker(name)
         found.start_watcher()
         try:
-            found.watchers[0].wait_for(
-                lambda event: (
-                    event["event"] == "columns"
-                    and len(event["places"]) == 2
-                    and event["places"]["cpu@red"] == 4
-                )
-            )
+            found.wait_for_places(count=2)
             assert not (why := found.check({"cpu@red", "cpu@blue"})), why
             yield found
         finally:
@@ -180,9 +191,7 @@ def other(it: Table, seconds: float) -> None:
     end(it.workers["w2"])
     it.start_worker("w2", python=str(python))
     it.save()
-    it.watchers[0].wait_for(
-        lambda event: event["event"] == "notice" and "is not like" in event["text"], since=it.mark, seconds=30
-    )
+    it.wait_for_notice("is not like")
     it.save()
     time.sleep(1)
     end(it.workers["w2"])
@@ -197,16 +206,10 @@ def disk(it: Table, seconds: float) -> None:
     try:
         end(it.workers["w1"])
         it.start_worker("w1", cache=small / "cache")
-        it.watchers[0].wait_for(
-            lambda event: event["event"] == "columns" and event["places"].get("cpu@red") == 4, since=it.mark
-        )
+        it.wait_for_places(since=it.mark)
         (small / "ballast").write_bytes(b"x" * (30 << 20))
         it.save()
-        it.watchers[0].wait_for(
-            lambda event: event["event"] == "notice" and "no runs until" in event["text"],
-            since=it.mark,
-            seconds=30,
-        )
+        it.wait_for_notice("no runs until")
         it.save()
         time.sleep(2)
     finally:
@@ -228,18 +231,9 @@ def loss(it: Table, seconds: float) -> None:
 
 def watchers(it: Table, seconds: float) -> None:
     """Somebody else watches other repros on the same cluster, with other code, and stops in mid-sweep."""
-    other = Checkout(
-        it.folder / f"other{len(it.saves)}",
-        {op: LASTS + WORKS.partition("\n")[2] for op in OPS},
-        {op: script(op) for op in OPS},
-    )
-    running = WatchProcess(
-        other.folder,
-        "minidbg_repros",
-        *it.cluster.watch_options(),
-        env=other.env,
-        prefix=it.hosts["sched"].prefix,
-    )
+    other = checkout(it.folder / f"other{len(it.saves)}")
+    options, prefix = it.cluster.watch_options(), it.hosts["sched"].prefix
+    running = WatchProcess(other.folder, "minidbg_repros", *options, env=other.env, prefix=prefix)
     try:
         it.save()
         running.wait_for_event("result")

@@ -19,26 +19,14 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
-from toy_repros import BROKEN, WORKS, git, script, toy_package
+from toy_repros import BROKEN, WORKS, Checkout, script
 from watch_driver import WatchProcess
 
-GROWTH = {
-    "daemon_mb": 1.1,
-    "server_mb": 1.1,
-    "descriptors": 1.0,
-    "threads": 1.0,
-    "processes": 1.0,
-    "scratch_files": 1.0,
-}
-"""How many times as much as after the warm-up is still flat."""
-SLACK = {
-    "daemon_mb": 4.0,
-    "server_mb": 4.0,
-    "descriptors": 2,
-    "threads": 2,
-    "processes": 3,
-    "scratch_files": 8,
-}
+FLAT = {
+    "daemon_mb": (1.1, 4.0), "server_mb": (1.1, 4.0), "descriptors": (1.0, 2), "threads": (1.0, 2),
+    "processes": (1.0, 3), "scratch_files": (1.0, 8),
+}  # fmt: skip
+"""How many times as much as after the warm-up is still flat, and how much more."""
 WARM_UP = 0.1
 
 
@@ -55,20 +43,9 @@ def main() -> int:
 def soak(folder: Path, sweeps: int, repros: int) -> int:
     """Save and wait for the sweep, that many times; 1 when something grew after the first tenth."""
     ops = {f"op{number}": WORKS for number in range(repros)}
-    package = toy_package(folder / "src", ops)
-    (folder / "repros").mkdir()
-    for op in ops:
-        (folder / "repros" / f"{op}.py").write_text(script(op, expect="gone"))
-    git(folder / "src", "init", "-q")
-    git(folder / "src", "add", ".")
-    git(folder / "src", "commit", "-q", "-m", "first")
-    running = WatchProcess(
-        folder,
-        "repros",
-        "--jobs",
-        "2",
-        env={"MINIDBG__WATCH_PRELOAD": "none", "PYTHONPATH": str(folder / "src")},
-    )
+    desk = Checkout(folder, ops, {op: script(op, expect="gone") for op in ops})
+    desk.commit(ignored="")
+    running = WatchProcess(folder, "--jobs", "2", env=desk.env)
     began, baseline, last = time.monotonic(), {}, {}
     try:
         running.wait_for_sweep(since=0)
@@ -76,24 +53,22 @@ def soak(folder: Path, sweeps: int, repros: int) -> int:
             mark = running.mark()
             broken = number % 20 >= 10
             source = (BROKEN if broken else WORKS) + "# save {number}\n"
-            (package / "op0.py").write_text(source.format(op="op0", number=number))
+            (desk.package / "op0.py").write_text(source.format(op="op0", number=number))
             running.wait_for_sweep(since=mark, seconds=120)
             running.events.clear()
             if number == int(sweeps * WARM_UP):
-                baseline = sizes(running, folder)
+                baseline = sizes(running, desk.repros)
             if number % max(1, sweeps // 20) == 0:
-                last = sizes(running, folder)
-                print(
-                    json.dumps({"sweep": number, "seconds": round(time.monotonic() - began), **last}),
-                    flush=True,
-                )
+                last = sizes(running, desk.repros)
+                seconds = round(time.monotonic() - began)
+                print(json.dumps({"sweep": number, "seconds": seconds, **last}), flush=True)
         status = running.stop()
     finally:
         running.close()
     grown = {
         name: (baseline[name], last[name])
-        for name in GROWTH
-        if last[name] > baseline[name] * GROWTH[name] + SLACK[name]
+        for name, (times, more) in FLAT.items()
+        if last[name] > baseline[name] * times + more
     }
     each = round((last["daemon_mb"] - baseline["daemon_mb"]) * 1e6 / (sweeps * (1 - WARM_UP)))
     print(
@@ -102,12 +77,12 @@ def soak(folder: Path, sweeps: int, repros: int) -> int:
     return 1 if grown or status else 0
 
 
-def sizes(running: WatchProcess, folder: Path) -> dict[str, float]:
+def sizes(running: WatchProcess, repros: Path) -> dict[str, float]:
     """What the daemon and its server hold now."""
     time.sleep(0.3)
     daemon = psutil.Process(running.process.pid)
     children = daemon.children()
-    hidden = folder / "repros" / ".minidbg"
+    hidden = repros / ".minidbg"
     return {
         "daemon_mb": round(daemon.memory_info().rss / 1e6, 1),
         "server_mb": round(max((child.memory_info().rss for child in children), default=0) / 1e6, 1),

@@ -10,15 +10,12 @@ from pathlib import Path
 import pytest
 
 from minidbg.cluster.code import BlobStore, Code, Edited, Outbox, as_sent, code_of, moved, sha_of
-from minidbg.watch.snapshot import Ignore, Root, scan
+from minidbg.watch.snapshot import Ignore, Root, Snapshot, scan
 
 
 def snapshot_of(folder: Path) -> dict[str, str]:
-    found = scan([Root(str(folder))], Ignore(), before=scan([], Ignore(), EMPTY, now_ns=0), now_ns=0)
+    found = scan([Root(str(folder))], Ignore(), Snapshot(), now_ns=0)
     return {path: entry.digest for path, entry in found.files.items()}
-
-
-EMPTY = type("Nothing", (), {"files": {}})()
 
 
 def send(code: Code, store: BlobStore) -> str:
@@ -33,6 +30,11 @@ def send(code: Code, store: BlobStore) -> str:
 
 
 @pytest.fixture
+def store(tmp_path: Path) -> BlobStore:
+    return BlobStore(tmp_path / "store")
+
+
+@pytest.fixture
 def package(tmp_path: Path) -> Path:
     found = tmp_path / "home" / "acme"
     found.mkdir(parents=True)
@@ -43,8 +45,7 @@ def package(tmp_path: Path) -> Path:
     return found
 
 
-def test_a_tree_holds_the_files_at_their_paths(package: Path, tmp_path: Path) -> None:
-    store = BlobStore(tmp_path / "store")
+def test_a_tree_holds_the_files_at_their_paths(package: Path, store: BlobStore) -> None:
     tree, why = store.tree(send(code_of(snapshot_of(package), [str(package.parent)]), store))
     assert why == ""
     for name in ("__init__.py", "lower.py", "tool.sh"):
@@ -53,8 +54,7 @@ def test_a_tree_holds_the_files_at_their_paths(package: Path, tmp_path: Path) ->
         assert os.access(there, os.X_OK) == (name == "tool.sh")
 
 
-def test_after_a_save_only_the_file_and_the_manifest_travel(package: Path, tmp_path: Path) -> None:
-    store = BlobStore(tmp_path / "store")
+def test_after_a_save_only_the_file_and_the_manifest_travel(package: Path, store: BlobStore) -> None:
     first = send(code_of(snapshot_of(package), []), store)
     store.tree(first)
     (package / "lower.py").write_text("def lower():\n    return 2\n")
@@ -66,8 +66,7 @@ def test_after_a_save_only_the_file_and_the_manifest_travel(package: Path, tmp_p
     assert store.lacking(second) == [sha_of((package / "lower.py").read_bytes())]
 
 
-def test_bytecode_goes_along_for_files_that_are_the_same(package: Path, tmp_path: Path) -> None:
-    store = BlobStore(tmp_path / "store")
+def test_bytecode_goes_along_for_files_that_are_the_same(package: Path, store: BlobStore) -> None:
     first, _ = store.tree(send(code_of(snapshot_of(package), []), store))
     for name in ("__init__.py", "lower.py"):
         py_compile.compile(f"{first}{package}/{name}")
@@ -77,14 +76,14 @@ def test_bytecode_goes_along_for_files_that_are_the_same(package: Path, tmp_path
     assert cached == ["__init__"]
 
 
-def test_a_blob_whose_bytes_are_others_is_not_kept(tmp_path: Path) -> None:
-    store = BlobStore(tmp_path / "store")
+def test_a_blob_whose_bytes_are_others_is_not_kept(store: BlobStore) -> None:
     store.put({sha_of(b"right"): b"wrong"})
     assert store.lacking("", [sha_of(b"right")]) == [sha_of(b"right")]
 
 
-def test_a_tree_that_was_left_half_made_is_made_again(package: Path, tmp_path: Path) -> None:
-    store = BlobStore(tmp_path / "store")
+def test_a_tree_that_was_left_half_made_is_made_again(
+    package: Path, tmp_path: Path, store: BlobStore
+) -> None:
     digest = send(code_of(snapshot_of(package), []), store)
     half = tmp_path / "store" / "trees" / digest / "rest"
     half.mkdir(parents=True)
@@ -93,16 +92,14 @@ def test_a_tree_that_was_left_half_made_is_made_again(package: Path, tmp_path: P
     assert Path(f"{tree}{package}/lower.py").exists()
 
 
-def test_no_file_leaves_the_tree(tmp_path: Path) -> None:
-    store = BlobStore(tmp_path / "store")
+def test_no_file_leaves_the_tree(store: BlobStore) -> None:
     code = Code({"/a/../../../../evil.py": sha_of(b"x")})
     store.put({sha_of(b"x"): b"x", sha_of(code.manifest): code.manifest})
     with pytest.raises(ValueError, match="no absolute path"):
         store.tree(sha_of(code.manifest))
 
 
-def test_a_build_that_fails_is_the_reason(package: Path, tmp_path: Path) -> None:
-    store = BlobStore(tmp_path / "store")
+def test_a_build_that_fails_is_the_reason(package: Path, store: BlobStore) -> None:
     build = "echo fine; echo 'lower.cpp:3: error: no such thing' >&2; exit 4"
     code = code_of(snapshot_of(package), [], build=build, build_folder=str(package))
     _, why = store.tree(send(code, store))
@@ -115,7 +112,9 @@ def test_what_a_build_makes_does_not_travel(package: Path) -> None:
     assert f"{package}/native.so" not in code_of(snapshot_of(package), [], build="make").files
 
 
-def test_installed_code_stays_and_must_be_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_code_stays_and_must_be_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: BlobStore
+) -> None:
     """A worker with the same version and another file judges nothing: its verdict would not be on this code."""
     inside = tmp_path / "lib" / "site-packages"
     (inside / "acmepack").mkdir(parents=True)
@@ -124,7 +123,6 @@ def test_installed_code_stays_and_must_be_the_same(tmp_path: Path, monkeypatch: 
     code = code_of(snapshot_of(inside), [str(inside)])
     assert not code.files
     assert not code.paths
-    store = BlobStore(tmp_path / "store")
     assert store.differing(code) == ""
     (inside / "acmepack" / "__init__.py").write_text("VALUE = 222\n")
     assert "acmepack" in store.differing(code)
@@ -171,10 +169,9 @@ def test_files_of_a_run_are_told_as_the_sender_knows_them() -> None:
     assert as_sent(files, Path("/c/trees/d")) == ["/home/u/acme/a.py", "torch/fx/node.py"]
 
 
-def test_a_worker_keeps_the_trees_that_were_used_last(package: Path, tmp_path: Path) -> None:
+def test_a_worker_keeps_the_trees_that_were_used_last(package: Path, store: BlobStore) -> None:
     from minidbg.cluster import code as room
 
-    store = BlobStore(tmp_path / "store")
     for number in range(room.MOST_TREES + 3):
         (package / "lower.py").write_text(f"def lower():\n    return {number}\n")
         last = send(code_of(snapshot_of(package), []), store)

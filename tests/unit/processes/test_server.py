@@ -180,14 +180,17 @@ def test_a_change_of_the_same_size_in_the_same_second_is_seen_with_a_fresh_bytec
 def test_a_server_whose_files_change_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = tmp_path / "preloaded_library.py"
     library.write_text("VALUE = 1")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     driver = Driver(tmp_path, Preload(modules=("preloaded_library",), warm=""))
     try:
         print_value = "import preloaded_library; print(preloaded_library.VALUE)"
         assert driver.run(print_value).stdout == "1\n"
-        assert not driver.pool.refresh()
+        server = driver.pool.servers["warm", ()]
+        driver.pool.refresh()
+        assert driver.pool.servers["warm", ()] is server
         library.write_text("VALUE = 2  # another size")
-        assert driver.pool.refresh()
+        driver.pool.refresh()
+        assert driver.pool.servers["warm", ()] is not server
         assert driver.run(print_value).stdout == "2\n"
     finally:
         driver.pool.close()

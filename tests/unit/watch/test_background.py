@@ -47,9 +47,7 @@ class Desk:
         self.orders.append(order)
 
     def cancel(self, number: int) -> None: ...
-    def refresh(self) -> bool:
-        return False
-
+    def refresh(self) -> None: ...
     def close(self) -> None: ...
     def show(self, event: Event) -> None:
         self.told.append(event)

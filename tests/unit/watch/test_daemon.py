@@ -21,7 +21,6 @@ from minidbg.processes.pool import Ended, Order
 from minidbg.watch import watched
 from minidbg.watch.announce import Announcer, Event
 from minidbg.watch.daemon import Daemon, Hint, Inbox, Key, Stop
-from minidbg.watch.repros import AlreadyWatched
 from minidbg.watch.settings import FailOn, OnChange, WatchSettings
 from minidbg.watch.snapshot import Root
 
@@ -61,7 +60,6 @@ class TablePool:
     """What happens in the world while an order runs."""
     lose: int = 0
     """How many of the next orders the server dies under."""
-    refreshed: int = 0
     closed: bool = False
 
     def run(self, order: Order) -> None:
@@ -86,12 +84,8 @@ class TablePool:
         files = files if order.mode != "prelude" else None
         return Ended(order.id, 0, stdout=json.dumps({"verdict": verdict, "seconds": 0.1}), files=files)
 
-    def cancel(self, number: int) -> None:
-        pass
-
-    def refresh(self) -> bool:
-        self.refreshed += 1
-        return False
+    def cancel(self, number: int) -> None: ...
+    def refresh(self) -> None: ...
 
     def close(self) -> None:
         self.closed = True
@@ -138,16 +132,12 @@ class World:
             self.repro(name, verdict)
         inbox: Inbox = queue.SimpleQueue()
         self.pool, self.events = TablePool(inbox, self.package), GivenEvents()
-        settings = {"jobs": 1, "reduce": False, **settings}
-        self.daemon = self.daemon_of(WatchSettings(**settings), inbox)
+        given = WatchSettings(**{"jobs": 1, "reduce": False, **settings})
+        views = Announcer([self])
+        self.daemon = Daemon([self.repros], given, views, inbox, self.events, lambda hidden: self.pool)
         self.daemon.next_quiet_work = float("inf")
         self.daemon.start()
         return self.daemon
-
-    def daemon_of(self, settings: WatchSettings, inbox: Inbox) -> Daemon:
-        return Daemon(
-            [self.repros], settings, Announcer([self]), inbox, self.events, lambda hidden: self.pool
-        )
 
     def settle(self) -> None:
         """Let the daemon do all that there is to do."""
@@ -457,6 +447,22 @@ def test_a_fault_is_said_once_and_followed_by_a_rest_and_builds_nothing(
     assert daemon.resting_until > 0.2
 
 
+def test_what_cannot_be_begun_for_once_is_asked_for_again(world: World) -> None:
+    """A server that cannot be started, such as for want of memory, must not be waited for."""
+    world.begin({"a": "reproduces"})
+
+    def refuse_once(order: Order) -> None:
+        if order.argv[1:2] != ("devices",):
+            world.pool.during = lambda order: None
+            raise OSError("no process to be had")
+
+    world.pool.during = refuse_once
+    with pytest.raises(OSError, match="no process"):
+        world.settle()
+    world.settle()
+    assert world.data("result", "verdict") == ["reproduces"]
+
+
 def test_variants_are_columns_with_their_own_variables_and_options(world: World) -> None:
     world.start(
         {"a": "gone"},
@@ -519,12 +525,6 @@ def test_states_survive_the_daemon_and_a_flip_that_was_not_told_is_told_by_the_n
     world.told.clear()
     world.begin()
     assert world.flips() == [("FIXED", "a.py")]
-
-
-def test_a_second_daemon_is_told_who_holds_the_folder(world: World) -> None:
-    world.begin({"a": "gone"})
-    with pytest.raises(AlreadyWatched, match=f"already watched by process {os.getpid()}"):
-        world.daemon_of(WatchSettings(), queue.SimpleQueue())
 
 
 def test_pause_rerun_and_quit(world: World) -> None:

@@ -22,7 +22,7 @@ def look(
     **root: object,
 ) -> Snapshot:
     hints = [str(path) for path in hinted]
-    return scan([Root(str(folder), **root)], Ignore(), before or Snapshot(), now_ns=now_ns, hinted=hints)
+    return scan([Root(str(folder), **root)], Ignore(), before or Snapshot(), hints, now_ns=now_ns)
 
 
 def names(folder: Path, paths: object) -> list[str]:
@@ -140,6 +140,13 @@ def test_a_watched_package_inside_an_ignored_folder_is_still_watched(repository:
     assert names(package, look(package).files) == ["p.py"]
 
 
+@pytest.mark.timeout(10)
+def test_a_repository_may_be_the_whole_disk(tree: Path) -> None:
+    ignore = Ignore()
+    ignore.repository = lambda folder: "/"
+    assert not ignore.covers(str(tree / "a.py"), str(tree), folder=False)
+
+
 def test_a_loaded_library_counts_even_where_it_is_ignored(repository: Path) -> None:
     (repository / ".gitignore").write_text("*.so\n")
     library = repository / "ext.so"
@@ -171,5 +178,5 @@ def test_the_digest_of_some_paths_changes_with_them_alone(tree: Path) -> None:
     (tree / "a.py").write_text("a = 2\n")
     after = look(tree, before)
     a, b = str(tree / "a.py"), str(tree / "inner" / "b.py")
-    assert before.digest_of([a]) != after.digest_of([a])
-    assert before.digest_of([b]) == after.digest_of([b])
+    assert before.digest([a]) != after.digest([a])
+    assert before.digest([b]) == after.digest([b])

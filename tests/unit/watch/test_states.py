@@ -9,7 +9,6 @@ import pytest
 from minidbg.failure import Outcome, Verdict
 from minidbg.history import ReproState
 from minidbg.watch.states import (
-    Ask,
     Purpose,
     Seen,
     Settled,
@@ -38,7 +37,7 @@ def state(verdict: Verdict, **changes: object) -> ReproState:
     return replace(known, **changes)
 
 
-def answer(before: ReproState | None, *runs: Seen, expect: Verdict = REPRODUCES) -> Ask | Settled:
+def answer(before: ReproState | None, *runs: Seen, expect: Verdict = REPRODUCES) -> Settled | None:
     return decide("r.py", "cpu", before, runs, expect=expect)
 
 
@@ -55,14 +54,14 @@ def test_an_expected_first_verdict_is_taken_at_once_and_is_no_flip() -> None:
 
 
 def test_an_unexpected_first_verdict_is_asked_again_and_still_no_flip() -> None:
-    assert answer(None, seen(GONE)) == Ask()
+    assert answer(None, seen(GONE)) is None
     result = settled(None, seen(GONE), seen(GONE, fresh=True))
     assert (result.standing, result.flip) == (Transition.NEW, None)
 
 
 def test_a_failure_that_only_fresh_interpreters_show_is_asked_there_from_then_on() -> None:
     runs = [seen(GONE), seen(REPRODUCES, fresh=True)]
-    assert answer(None, *runs) == Ask()
+    assert answer(None, *runs) is None
     result = settled(None, *runs, seen(REPRODUCES, fresh=True))
     assert result.state.verdict is REPRODUCES
     assert result.state.fresh
@@ -98,7 +97,7 @@ def test_an_unchanged_verdict_needs_no_second_run() -> None:
 def test_a_flip_counts_once_a_fresh_interpreter_agrees(
     before: Verdict, after: Verdict, standing: Transition
 ) -> None:
-    assert answer(state(before), seen(after)) == Ask()
+    assert answer(state(before), seen(after)) is None
     result = settled(state(before), seen(after), seen(after, fresh=True))
     assert result.standing is standing
     assert (result.flip.before, result.flip.after) == (before, after)
@@ -108,7 +107,7 @@ def test_a_flip_counts_once_a_fresh_interpreter_agrees(
 
 def test_a_flip_of_a_repro_that_loads_none_of_the_changed_files_is_asked_twice() -> None:
     runs = [seen(GONE, loaded="loaded 1"), seen(GONE, fresh=True, loaded="")]
-    assert answer(state(REPRODUCES), *runs) == Ask()
+    assert answer(state(REPRODUCES), *runs) is None
     assert settled(state(REPRODUCES), *runs, seen(GONE, fresh=True)).standing is Transition.FIXED
 
 
@@ -122,19 +121,14 @@ def test_the_same_code_with_two_verdicts_in_quiet_time_is_flaky_and_never_fixed(
 def test_a_rerun_in_which_every_run_agrees_is_no_flakiness_though_no_watched_file_changed() -> None:
     """What changed may be a file that nobody watches; issue 15."""
     first, fresh = seen(GONE, code="code 1"), seen(GONE, code="code 1", fresh=True)
-    assert [answer(state(REPRODUCES), first, *[fresh] * count) for count in range(4)] == [Ask()] * 4
+    assert [answer(state(REPRODUCES), first, *[fresh] * count) for count in range(4)] == [None] * 4
     result = settled(state(REPRODUCES), first, *[fresh] * 4)
     assert result.standing is Transition.FIXED
 
 
-def test_a_rerun_whose_fresh_runs_disagree_is_flaky() -> None:
-    runs = [seen(GONE, code="code 1"), *(seen(one, code="code 1", fresh=True) for one in (GONE, REPRODUCES))]
-    assert settled(state(REPRODUCES), *runs).standing is Transition.FLAKY
-
-
 def test_a_warm_worker_contradicted_by_two_fresh_interpreters_changes_nothing() -> None:
     runs = [seen(GONE), seen(REPRODUCES, fresh=True)]
-    assert answer(state(REPRODUCES), *runs) == Ask()
+    assert answer(state(REPRODUCES), *runs) is None
     result = settled(state(REPRODUCES), *runs, seen(REPRODUCES, fresh=True))
     assert (result.standing, result.flip) == (Transition.STILL_FAILING, None)
     assert not result.state.fresh, "once may be the load of the machine"
@@ -148,8 +142,13 @@ def test_a_contradicted_verdict_counts_its_runs_anew() -> None:
     assert (result.state.runs, result.state.failures) == (2, 2)
 
 
-def test_fresh_runs_that_disagree_make_a_repro_flaky() -> None:
-    runs = [seen(GONE), seen(REPRODUCES, fresh=True), seen(GONE, fresh=True)]
+@pytest.mark.parametrize(
+    ("code", "fresh"),
+    [("code 1", (GONE, REPRODUCES)), ("code 2", (REPRODUCES, GONE))],
+    ids=["a rerun", "other code"],
+)
+def test_fresh_runs_that_disagree_make_a_repro_flaky(code: str, fresh: tuple[Verdict, Verdict]) -> None:
+    runs = [seen(GONE, code=code), *(seen(verdict, code=code, fresh=True) for verdict in fresh)]
     result = settled(state(REPRODUCES), *runs)
     assert result.standing is Transition.FLAKY
     assert result.flip.after is FLAKY
@@ -163,8 +162,10 @@ def test_a_run_that_cannot_judge_keeps_the_state(verdict: Verdict) -> None:
     assert str(result.standing) == str(verdict)
 
 
-def test_an_unjudged_confirmation_is_asked_again() -> None:
-    assert answer(state(REPRODUCES), seen(GONE), seen(SKIPPED, fresh=True)) == Ask()
+@pytest.mark.parametrize("confirmation", [(SKIPPED, ""), (GONE, "fallback: all of it")])
+def test_an_unjudged_confirmation_is_asked_again(confirmation: tuple[Verdict, str]) -> None:
+    verdict, reason = confirmation
+    assert answer(state(REPRODUCES), seen(GONE), seen(verdict, fresh=True, reason=reason)) is None
 
 
 @pytest.mark.parametrize("change", ["script", "environment"])
@@ -187,7 +188,7 @@ def test_enough_quiet_runs_of_a_flaky_repro_are_a_fix() -> None:
     standings = []
     while standings[-1:] in ([], [Transition.FLAKY]):
         result = answer(flaky, seen(GONE))
-        if isinstance(result, Ask):
+        if result is None:
             result = settled(flaky, seen(GONE), seen(GONE, fresh=True))
         standings.append(result.standing)
         flaky = result.state
@@ -216,8 +217,3 @@ def test_a_known_flaky_failure_is_what_an_expected_failure_may_be() -> None:
 def test_a_backend_that_gave_the_graph_back_has_fixed_nothing(before: ReproState | None) -> None:
     result = settled(before, seen(GONE, reason="fallback: all of it"))
     assert (result.standing, result.state, result.flip) == (Transition.FALLBACK, before, None)
-
-
-def test_a_fix_that_its_confirmation_shows_as_a_fallback_is_asked_again() -> None:
-    runs = [seen(GONE), seen(GONE, fresh=True, reason="fallback: all of it")]
-    assert answer(state(REPRODUCES), *runs) == Ask()

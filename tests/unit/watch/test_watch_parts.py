@@ -16,9 +16,9 @@ from minidbg import judge_script
 from minidbg.errors import BadSetting, MinidbgError
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.history import ReproState
-from minidbg.processes.pool import Ended, Order
+from minidbg.processes.build import Build, Built, build_within
+from minidbg.processes.pool import Ended
 from minidbg.watch import in_worker
-from minidbg.watch.background import Build, Built
 from minidbg.watch.repros import AlreadyWatched, Lock, Repro, home_of, living_holder, read_repro, read_repros
 from minidbg.watch.runner import Bytecode, Runner, canary_of, judging, outcome_of
 from minidbg.watch.settings import Column, FailOn, OnChange, WatchSettings, load, parse_devices
@@ -331,23 +331,12 @@ def test_workers_judge_crashes_in_their_own_process(tmp_path: Path) -> None:
     assert [judging(repro, Column("cpu"))[-1] for repro in (crash, plain)] == ["--child", "--json"]
 
 
-class NoPool:
-    """A pool that runs nothing."""
-
-    def run(self, order: Order) -> None: ...
-    def cancel(self, number: int) -> None: ...
-    def refresh(self) -> bool:
-        return False
-
-    def close(self) -> None: ...
-
-
 def test_time_limits_follow_what_runs_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 0.5, 0.5))
     job = Job("a.py", Column("cpu"))
     task, fresh = Task(Purpose.RUN, job), Task(Purpose.CONFIRM, job, fresh=True)
     hang, plain = written(tmp_path, "h.py", kind="hang"), written(tmp_path, "p.py")
-    runner = Runner(NoPool(), WatchSettings(), Bytecode(tmp_path / "pycache"))
+    runner = Runner(None, WatchSettings(), Bytecode(tmp_path / "pycache"))
     assert runner.time_limit(task, hang, None, "fork") == 10.0
     assert runner.time_limit(fresh, hang, None, "prelude") == 20.0, "an interpreter must start first"
     runner.usual_seconds = 5.0
@@ -356,7 +345,7 @@ def test_time_limits_follow_what_runs_need(tmp_path: Path, monkeypatch: pytest.M
     assert [runner.time_limit(task, plain, state, "fork") for state in (None, known)] == [180.0, 100.0]
     monkeypatch.setattr(os, "getloadavg", lambda: (4.0 * (os.cpu_count() or 1), 0.0, 0.0))
     assert runner.time_limit(fresh, plain, known, "prelude") == 240.0, "a busy machine is slow to start one"
-    limited = Runner(NoPool(), WatchSettings(seconds=7.0), runner.bytecode)
+    limited = Runner(None, WatchSettings(seconds=7.0), runner.bytecode)
     assert limited.time_limit(task, plain, known, "fork") == 7.0
 
 
@@ -537,3 +526,8 @@ def test_a_cancelled_build_ends(tmp_path: Path) -> None:
     told: queue.SimpleQueue[Built] = queue.SimpleQueue()
     Build("sleep 1000", tmp_path, told.put).cancel()
     assert told.get(timeout=30).status == -9
+
+
+def test_a_build_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError, match=r"no end within 0\.1 s"):
+        build_within(0.1, "sleep 1000", tmp_path)
