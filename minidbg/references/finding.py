@@ -203,7 +203,8 @@ def _look_up(name: str, statements: Sequence[str]) -> CompilerFn:
     """The function behind ``name``; the user's setup is run when nobody has registered it yet."""
     if name not in _torch.known_backends() and statements:
         for statement in statements:  # it registers the name that was asked for
-            exec(compile(statement, "<setup>", "exec"), {"__name__": "minidbg_setup"})
+            code = compile(statement, "<setup>", "exec", dont_inherit=True)
+            exec(code, {"__name__": "minidbg_setup"})
     known = _torch.known_backends()
     if name not in known:
         raise UnknownBackend(name, known)

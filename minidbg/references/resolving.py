@@ -136,7 +136,7 @@ def run_as_module(name: str, text: str, **known: Any) -> dict[str, Any]:
     file = f"<{name}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     try:
-        exec(compile(text, file, "exec"), namespace)
+        exec(compile(text, file, "exec", dont_inherit=True), namespace)  # not our annotations as text
     except BaseException:
         del sys.modules[name]
         raise

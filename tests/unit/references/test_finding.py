@@ -110,6 +110,12 @@ def test_table_of_decompositions_is_made_again(table: Any) -> None:
     assert again.kwargs["decompositions"].keys() == table.keys()  # type: ignore[union-attr]
 
 
+def test_annotations_of_copied_source_are_values_as_in_its_script() -> None:
+    """Those of our own modules are text."""
+    backend: Any = resolve(BackendRef("b", "mine", embedded="def mine(gm: int): ..."))
+    assert backend.__annotations__ == {"gm": int}
+
+
 def test_global_declarations_of_copied_source_come_first() -> None:
     ref = BackendRef("b", "a", setup=("import a", "global a, b\nimport a\nb = a", "global c\nimport c"))
 
