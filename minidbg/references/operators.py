@@ -19,10 +19,9 @@ from minidbg.case import BackendRef
 from minidbg.errors import BackendUnreachable
 from minidbg.references.copied_source import NotSelfContained
 from minidbg.references.finding import as_statements
-from minidbg.references.locating import NoWay, check_loadable, expression_for
 from minidbg.references.locations import device_types, location_of, plugins_of_devices
 from minidbg.references.modules import file_of, finds_again, foreign_modules, is_foreign, source_of, top_level
-from minidbg.references.ref_builder import RefBuilder
+from minidbg.references.ref_builder import NoWay, RefBuilder, check_loadable, expression_for
 from minidbg.references.source_text import Statement, statements_of
 
 NOT_LOADED_BY_TORCH = ("torch.ao.", "torch.testing.", "torch.onnx.", "torch.distributed.")
@@ -92,22 +91,15 @@ def statements_of_operator(name: str, module: str) -> tuple[Statement, ...]:
 
 def _says(node: ast.stmt, name: str) -> bool:
     """Whether a statement, besides the bodies of its functions, says ``"ns::name"`` to ``torch.library``."""
-    calls = (
-        part for part in _outside_functions(node) if isinstance(part, ast.Call) and _is_definer(part.func)
-    )
-    texts = (value.value for call in calls for value in call.args if isinstance(value, ast.Constant))
+    calls = (part for part in _outside_functions(node) if isinstance(part, ast.Call))
+    given = (value for call in calls if _is_definer(call.func) for value in call.args)
+    texts = (value.value for value in given if isinstance(value, ast.Constant))
     return any(isinstance(text, str) and re.match(rf"{re.escape(name)}(?![\w:])", text) for text in texts)
 
 
 def _is_definer(function: ast.expr) -> bool:
-    last = _last(function)
-    return last.startswith("register_") or last in (
-        "custom_op",
-        "triton_op",
-        "define",
-        "impl",
-        "impl_abstract",
-    )
+    known = ("custom_op", "triton_op", "define", "impl", "impl_abstract")
+    return _last(function).startswith("register_") or _last(function) in known
 
 
 def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
@@ -178,8 +170,7 @@ def native_libraries(name: str) -> tuple[str | None, str | None]:
     for library in sorted(torch.ops.loaded_libraries):
         if _holds(library, words):
             return library, _package_around(library)
-    by_name = [module for module, _ in foreign_modules() if module == namespace]
-    return None, by_name[0] if by_name else None
+    return None, next((module for module, _ in foreign_modules() if module == namespace), None)
 
 
 def _holds(file: str, words: tuple[bytes, ...]) -> bool:
@@ -192,12 +183,10 @@ def _holds(file: str, words: tuple[bytes, ...]) -> bool:
 
 def _package_around(library: str) -> str | None:
     """The top-level package in whose folder a library lies."""
+    real = os.path.realpath(library)
     for name, module in foreign_modules():
-        folders = getattr(module, "__path__", None) if "." not in name else None
-        if any(
-            os.path.realpath(library).startswith(os.path.realpath(folder) + os.sep)
-            for folder in folders or ()
-        ):
+        folders = getattr(module, "__path__", ()) if "." not in name else ()
+        if any(real.startswith(os.path.realpath(folder) + os.sep) for folder in folders):
             return name
     return None
 
@@ -207,17 +196,8 @@ BUILT_IN = frozenset(
         *("aten", "prim", "prims", "inductor_prims", "debugprims", "rngprims", "higher_order", "inductor"),
         *("quantized", "_quantized", "quantization", "sparse", "onednn", "mkl", "mkldnn", "mkldnn_prepacked"),
         *("xnnpack", "cuda", "c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd"),
-        *(
-            "_dtensor",
-            "symm_mem",
-            "profiler",
-            "debug_mode_ops",
-            "export",
-            "onnx",
-            "static_runtime",
-            "_native",
-            "_test",
-        ),
+        *("_dtensor", "symm_mem", "profiler", "debug_mode_ops", "export", "onnx", "static_runtime"),
+        *("_native", "_test"),
     }
 )
 """Namespaces of operators that torch brings along. Seen in 2.13."""
@@ -239,11 +219,8 @@ def with_operators(
     builder = RefBuilder(ref)
     builder.plugins |= dict.fromkeys(plugins_of_devices(device_types(gm, inputs)))
     given = bool(as_statements(setup))
-    names = [
-        name
-        for name in operators_of(gm)
-        if not any(mentions(text, name) for text in (ref.embedded, *ref.setup))
-    ]
+    texts = (ref.embedded, *ref.setup)
+    names = [name for name in operators_of(gm) if not any(mentions(text, name) for text in texts)]
     for name in names:
         _with_part(f"the operator {name}", _operator, name, builder, given)
     of_script = [name for name in names if statements_of_operator(name, "__main__")]
@@ -256,25 +233,19 @@ def with_operators(
 
 def operators_of(gm: fx.GraphModule) -> tuple[str, ...]:
     """``ns::name.overload`` of the custom operators in a graph and the graphs inside it, in order."""
-    names = (_torch.operator_name(node.target) for node in _nodes(gm))
+    names = (_torch.operator_name(target) for target in _called(gm))
     return tuple(dict.fromkeys(name for name in names if name and name.partition("::")[0] not in BUILT_IN))
 
 
 def functions_of(gm: fx.GraphModule) -> tuple[types.FunctionType, ...]:
     """Python functions that neither torch nor Python has: those of ``torch.fx.wrap`` and ``allow_in_graph``."""
-    found = (node.target for node in _nodes(gm) if isinstance(node.target, types.FunctionType))
-    foreign = (function for function in found if is_foreign(function.__module__) or _is_main(function))
+    found = (target for target in _called(gm) if isinstance(target, types.FunctionType))
+    foreign = (one for one in found if is_foreign(one.__module__) or _main_once(one.__module__) == "__main__")
     return tuple(dict.fromkeys(foreign))
 
 
-def _nodes(gm: fx.GraphModule) -> Iterator[fx.Node]:
-    for module in gm.modules():
-        if isinstance(module, fx.GraphModule):
-            yield from (node for node in module.graph.nodes if node.op == "call_function")
-
-
-def _is_main(function: types.FunctionType) -> bool:
-    return function.__module__ in ("__main__", "__mp_main__")
+def _called(gm: fx.GraphModule) -> Iterator[object]:
+    return (node.target for node in _torch.all_nodes(gm) if node.op == "call_function")
 
 
 def _with_part(
@@ -310,9 +281,8 @@ def _operators_of_script(names: Sequence[str], builder: RefBuilder) -> None:
     statements = {found.line: found for name in names for found in statements_of_operator(name, "__main__")}
     try:
         with builder.attempt():
-            builder.copy_of("__main__").add_operators(
-                names, [statements[line] for line in sorted(statements)]
-            )
+            ordered = [statements[line] for line in sorted(statements)]
+            builder.copy_of("__main__").add_operators(names, ordered)
     except NotSelfContained as error:
         check_loadable("__main__", "", f"its source cannot be copied ({error})")
         builder.uses("__main__")
