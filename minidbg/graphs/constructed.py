@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from minidbg import _torch
 from minidbg.errors import CannotWrite
@@ -30,23 +30,21 @@ class Construction:
 
 def is_constructed(value: Any) -> bool:
     """Whether ``value`` is a tensor of a subclass, a parameter of one included."""
-    return isinstance(value, Tensor) and (
-        type(value) not in (Tensor, torch.nn.Parameter) and not _torch.is_fake(value)
-    )
+    is_plain = type(value) in (Tensor, torch.nn.Parameter)
+    return isinstance(value, Tensor) and not is_plain and not _torch.is_fake(value)
 
 
 def construction_of(value: Tensor, part: str) -> Construction:
     """How to make ``value`` again, a tensor of a subclass. Raises CannotWrite, with ``part``, that names the class."""
-    kind = type(value)
-    made = CONSTRUCTORS.get(f"{kind.__module__}.{kind.__qualname__}", _by_unflatten)
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
     try:
-        return made(value)
+        return CONSTRUCTORS.get(kind, _by_unflatten)(value)
     except CannotWrite as refusal:
-        raise CannotWrite(part, f"a {kind.__module__}.{kind.__qualname__}: {refusal}") from refusal
+        raise CannotWrite(part, f"a {kind}: {refusal}") from refusal
     except (AttributeError, NotImplementedError, TypeError) as error:
         raise CannotWrite(
             part,
-            f"a {kind.__module__}.{kind.__qualname__} is a tensor subclass that cannot be taken apart "
+            f"a {kind} is a tensor subclass that cannot be taken apart "
             f"({type(error).__name__}: {error}); __tensor_flatten__ and __tensor_unflatten__ would let it be written",
         ) from error
 
@@ -60,10 +58,8 @@ def _dtensor(value: Any) -> Construction:
     keywords = ["run_check=False"]
     if plain.shape != value.shape or plain.stride() != value.stride():  # shards of unequal size
         keywords += [f"shape=torch.Size({list(value.shape)})", f"stride={tuple(value.stride())}"]
-    text = (
-        f"{TENSOR}.DTensor.from_local({{local}}, {{mesh}}, {write.value(list(value.placements))}, "
-        f"{', '.join(keywords)})"
-    )
+    given = ", ".join(["{local}", "{mesh}", write.value(list(value.placements)), *keywords])
+    text = f"{TENSOR}.DTensor.from_local({given})"
     imports = (f"import {TENSOR}", *imports_of([value.device_mesh, *value.placements]))
     return Construction({"local": local, "mesh": value.device_mesh}, text, imports)
 
@@ -111,9 +107,6 @@ CONSTRUCTORS: Mapping[str, Callable[[Any], Construction]] = {
 class _Values(Expressions):
     """Writes what a subclass keeps beside its tensors; plain dataclasses by their constructor."""
 
-    def __init__(self) -> None:
-        super().__init__(self._no_node)
-
     def reference(self, value: Any) -> str:
         """The dotted name of ``value``, or its last part, imported from its module where an attribute hides that."""
         found = reference_to(value)
@@ -123,9 +116,6 @@ class _Values(Expressions):
             self.imports.add(f"from {module} import {name.partition('.')[0]}")
             return name
         return super().reference(value)
-
-    def _no_node(self, node: fx.Node) -> str:
-        raise CannotWrite(f"node {node.name}", "it stands inside a tensor subclass")
 
     def _torch_value(self, value: Any) -> str:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -146,10 +136,8 @@ def plain_stand_in(value: Tensor) -> Tensor | None:
             if type(found) is Tensor:
                 return found.detach().clone()
     names, _ = value.__tensor_flatten__() if hasattr(value, "__tensor_flatten__") else ([], None)
-    same = (getattr(value, name) for name in names)
-    return next(
-        (one.detach().clone() for one in same if type(one) is Tensor and one.shape == value.shape), None
-    )
+    plain = (one for one in (getattr(value, name) for name in names) if type(one) is Tensor)
+    return next((one.detach().clone() for one in plain if one.shape == value.shape), None)
 
 
 def exactness_of_part(value: Any, exactness: Exactness) -> Exactness:
