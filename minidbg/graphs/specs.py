@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -32,20 +33,14 @@ class StridedLayout:
         """Elements of storage from its beginning to the last one used."""
         if 0 in self.shape:
             return self.offset
-        return (
-            self.offset
-            + 1
-            + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
-        )
+        last = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+        return self.offset + last + 1
 
     @property
     def contiguous_stride(self) -> tuple[int, ...]:
         """The strides that a new tensor of this shape would have."""
-        steps, step = [], 1
-        for size in reversed(self.shape):
-            steps.append(step)
-            step *= max(size, 1)
-        return tuple(reversed(steps))
+        sizes = (max(size, 1) for size in reversed(self.shape[1:]))
+        return tuple(itertools.accumulate(sizes, operator.mul, initial=1))[::-1] if self.shape else ()
 
     def cropped(self, itemsize: int) -> StridedLayout:
         """This layout without the unused gigabytes before it."""
@@ -67,19 +62,14 @@ def view_of(layout: StridedLayout) -> ViewExpression:
     """The most readable base and view that give exactly ``layout``."""
     if layout.offset == 0 and layout.stride == layout.contiguous_stride:
         return ViewExpression(layout.shape, "")
-    for view in _candidates(layout):
-        if _gives(view, layout):
-            return view
-    return generic_view(layout)
+    return next((view for view in _candidates(layout) if _gives(view, layout)), generic_view(layout))
 
 
 def generic_view(layout: StridedLayout, base: tuple[int, ...] | None = None) -> ViewExpression:
     """``as_strided`` of a flat base (or of ``base``): right for every layout."""
-    return ViewExpression(
-        base or (max(layout.span, 1),) if 0 not in layout.shape else base or (layout.span,),
-        f".as_strided({tuple(layout.shape)}, {tuple(layout.stride)}"
-        + (f", {layout.offset})" if layout.offset else ")"),
-    )
+    offset = f", {layout.offset}" if layout.offset else ""
+    text = f".as_strided({tuple(layout.shape)}, {tuple(layout.stride)}{offset})"
+    return ViewExpression(base or (layout.span if 0 in layout.shape else max(layout.span, 1),), text)
 
 
 def view_into(base: tuple[int, ...], layout: StridedLayout) -> ViewExpression:
@@ -90,39 +80,26 @@ def view_into(base: tuple[int, ...], layout: StridedLayout) -> ViewExpression:
         flat = "" if len(base) == 1 else ".flatten()"
         part = f"{flat}[{layout.offset or ''}:{layout.span}]"
         texts.append(part if len(layout.shape) == 1 else f"{part}.view({size})")
-    for text in texts:
-        view = ViewExpression(base, text)
-        if _gives(view, layout):
-            return view
-    return generic_view(layout, base)
+    views = (ViewExpression(base, text) for text in texts)
+    return next((view for view in views if _gives(view, layout)), generic_view(layout, base))
 
 
 def _gives(view: ViewExpression, layout: StridedLayout) -> bool:
     """Whether ``view`` really has ``layout``, tried on a tensor without data."""
     base = torch.empty(view.base, device="meta")
     try:
-        found = _apply(base, view.text)
+        found: Tensor = eval(f"base{view.text}", {"torch": torch, "base": base})
     except (RuntimeError, IndexError):
         return False
-    return (tuple(found.shape), found.stride(), found.storage_offset()) == (
-        layout.shape,
-        layout.stride,
-        layout.offset,
-    )
-
-
-def _apply(base: Tensor, text: str) -> Tensor:
-    found: Tensor = eval(f"base{text}", {"torch": torch, "base": base})
-    return found
+    return StridedLayout(tuple(found.shape), found.stride(), int(found.storage_offset())) == layout
 
 
 def _candidates(layout: StridedLayout) -> Iterator[ViewExpression]:
     shape = layout.shape
     yield ViewExpression(shape, "")
-    if len(shape) == 4:
-        yield ViewExpression(shape, ".to(memory_format=torch.channels_last)")
-    if len(shape) == 5:
-        yield ViewExpression(shape, ".to(memory_format=torch.channels_last_3d)")
+    if len(shape) in (4, 5):
+        kind = "channels_last" if len(shape) == 4 else "channels_last_3d"
+        yield ViewExpression(shape, f".to(memory_format=torch.{kind})")
     if len(shape) > 1:
         yield _permuted(layout)
     if 0 in layout.stride:
@@ -163,9 +140,8 @@ def _slice_texts(base: Sequence[int], layout: StridedLayout) -> list[str]:
     if len(base) != len(layout.shape) or not base or math.prod(base) == 0:
         return []
     parts, rest = [], layout.offset
-    for size, whole, step in zip(
-        layout.shape, base, StridedLayout(tuple(base), ()).contiguous_stride, strict=True
-    ):
+    steps = StridedLayout(tuple(base), ()).contiguous_stride
+    for size, whole, step in zip(layout.shape, base, steps, strict=True):
         start, rest = divmod(rest, step)
         stop = start + size
         parts.append(":" if (start, stop) == (0, whole) else f"{start or ''}:{'' if stop == whole else stop}")
