@@ -170,28 +170,12 @@ def test_registered_name_comes_back_with_the_import_that_registers_it(
     assert "compiled by" in ended.output
 
 
-def test_requirements_name_public_versions_only(world: World) -> None:
-    openvino, hidet = world.find(
-        f"import hidet_like\n{FIND}\nwrite(found('openvino_like'), found('hidet_like'))"
-    )
-
-    assert openvino["requirements"] == ["openvino-like==2025.1.0"]
-    assert hidet["requirements"] == ["hidet-like==0.3"]
-    assert hidet["remarks"] == ["hidet-like was 0.3+cu121 where this failed"]
-
-
 def test_device_plugin_of_the_backend_is_imported_first(world: World) -> None:
     (found,) = world.find(f"import torch_xla, tt_like\n{FIND}\nwrite(found('tt_like'))")
 
     assert found["setup"][0] == "import torch_xla"
     output = world.run(found).output
     assert output.index("torch_xla imported") < output.index("compiled by tt_like on xla")
-
-
-def test_plugin_that_is_loaded_but_not_used_stays_out(world: World) -> None:
-    (found,) = world.find(f"import torch_npu, rbln_like\n{FIND}\nwrite(found('rbln_like'))")
-
-    assert not any("torch_npu" in line for line in found["setup"])
 
 
 def test_backend_of_torch_that_is_built_on_a_package_imports_it(world: World) -> None:
