@@ -14,7 +14,6 @@ from torch import Tensor
 from minidbg import _torch
 from minidbg.errors import CannotWrite
 from minidbg.graphs import origins
-from minidbg.graphs.constructed import all_imports_of, construction_of, exactness_of_part, is_constructed
 from minidbg.graphs.contents import (
     SMALL_ELEMENTS,
     WITH_CARE,
@@ -36,7 +35,11 @@ from minidbg.graphs.specs import (
     InputSpec,
     StridedLayout,
     ViewExpression,
+    all_imports_of,
+    construction_of,
+    exactness_of_part,
     generic_view,
+    is_constructed,
     view_into,
     view_of,
 )
