@@ -18,7 +18,7 @@ from torch import fx
 
 from minidbg import _torch
 from minidbg.references.modules import foreign_modules, is_foreign, is_main, source_of, top_level
-from minidbg.references.source_text import statements_of
+from minidbg.references.source_text import last_name, statements_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +214,7 @@ def _texts(node: ast.expr) -> list[str]:
 
 def is_registration(node: ast.expr) -> bool:
     """Whether an expression is ``register_backend``, one of its variants, or a call of it."""
-    function = node.func if isinstance(node, ast.Call) else node
-    last = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    last = last_name(node.func if isinstance(node, ast.Call) else node)
     return last.startswith("register_") and last.endswith("backend")
 
 

@@ -22,7 +22,7 @@ from minidbg.references.finding import as_statements
 from minidbg.references.locations import device_types, location_of, plugins_of_devices
 from minidbg.references.modules import file_of, finds_again, foreign_modules, is_foreign, source_of, top_level
 from minidbg.references.ref_builder import NoWay, RefBuilder, check_loadable, expression_for
-from minidbg.references.source_text import Statement, statements_of
+from minidbg.references.source_text import Statement, last_name, parts_of, statements_of
 
 NOT_LOADED_BY_TORCH = ("torch.ao.", "torch.testing.", "torch.onnx.", "torch.distributed.")
 """Parts of torch with operators of their own that ``import torch`` does not bring."""
@@ -44,7 +44,7 @@ def modules_of_operator(name: str) -> tuple[str, ...]:
     ]
     if not wanted:
         wanted = [module for module, _ in foreign_modules() if mentions(source_of(module) or "", plain)]
-    if "__main__" not in wanted and statements_of_operator(name, "__main__"):
+    if "__main__" not in wanted and statements_of_operator(name):
         wanted.append("__main__")
     return tuple(wanted)
 
@@ -76,14 +76,14 @@ def mentions(text: str, name: str) -> bool:
 # --- statements of a script ---
 
 
-def statements_of_operator(name: str, module: str) -> tuple[Statement, ...]:
-    """The top-level statements of a script that define ``ns::name`` or add to it, in order."""
+def statements_of_operator(name: str) -> tuple[Statement, ...]:
+    """The top-level statements of the script that define ``ns::name`` or add to it, in order."""
     plain = name.partition(".")[0]
-    statements = statements_of(module)
+    statements = statements_of("__main__")
     direct = [found for found in statements if _says(found.node, plain)]
     libraries = _library_names(statements, plain.partition("::")[0])
     of_library = [found for found in statements if _uses_library(found, libraries, plain.partition("::")[2])]
-    names = {bound for found in direct for bound in found.binds if _is_definition(module, bound, plain)}
+    names = {bound for found in direct for bound in found.binds if _is_definition(bound, plain)}
     further = [found for found in statements if _registers_on(found.node, names)]
     chosen = {id(found) for found in (*direct, *of_library, *further)}
     return tuple(found for found in statements if id(found) in chosen)
@@ -99,28 +99,25 @@ def _says(node: ast.stmt, name: str) -> bool:
 
 def _is_definer(function: ast.expr) -> bool:
     known = ("custom_op", "triton_op", "define", "impl", "impl_abstract")
-    return _last(function).startswith("register_") or _last(function) in known
+    return last_name(function).startswith("register_") or last_name(function) in known
 
 
 def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
     yield node
-    for field, value in ast.iter_fields(node):
-        if field == "body" and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST):
-                yield from _outside_functions(child)
+    is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    for field, child in parts_of(node):
+        if field != "body" or not is_function:
+            yield from _outside_functions(child)
 
 
 def _library_names(statements: tuple[Statement, ...], namespace: str) -> set[str]:
     """Names bound by ``lib = torch.library.Library("ns", ...)``."""
     names: set[str] = set()
     for found in statements:
-        value = getattr(found.node, "value", None)
-        if isinstance(value, ast.Call) and _last(value.func) == "Library" and value.args:
-            first = value.args[0]
-            if isinstance(first, ast.Constant) and first.value == namespace:
-                names |= found.binds
+        match getattr(found.node, "value", None):
+            case ast.Call(func=function, args=[ast.Constant(value=str() as first), *_]):
+                if last_name(function) == "Library" and first == namespace:
+                    names |= found.binds
     return names
 
 
@@ -140,19 +137,15 @@ def _registers_on(node: ast.stmt, names: set[str]) -> bool:
         values: list[ast.expr] = []
         if isinstance(part, ast.Attribute) and part.attr.startswith("register_"):
             values = [part.value]
-        elif isinstance(part, ast.Call) and _last(part.func).startswith("register_"):
+        elif isinstance(part, ast.Call) and last_name(part.func).startswith("register_"):
             values = part.args
         if any(isinstance(value, ast.Name) and value.id in names for value in values):
             return True
     return False
 
 
-def _last(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-
-
-def _is_definition(module: str, name: str, operator: str) -> bool:
-    found = getattr(sys.modules.get(module), name, None)
+def _is_definition(name: str, operator: str) -> bool:
+    found = getattr(sys.modules["__main__"], name, None)
     return found is not None and found is _torch.operator_definition(operator)
 
 
@@ -223,7 +216,7 @@ def with_operators(
     names = [name for name in operators_of(gm) if not any(mentions(text, name) for text in texts)]
     for name in names:
         _with_part(f"the operator {name}", _operator, name, builder, given)
-    of_script = [name for name in names if statements_of_operator(name, "__main__")]
+    of_script = [name for name in names if statements_of_operator(name)]
     if of_script:
         _with_part(f"the operator {of_script[0]}", _operators_of_script, of_script, builder, given)
     for function in functions_of(gm):
@@ -278,7 +271,7 @@ def _operator(name: str, builder: RefBuilder) -> None:
 
 def _operators_of_script(names: Sequence[str], builder: RefBuilder) -> None:
     """Copy the statements that define operators in ``__main__``, those of all at once: they may share a Library."""
-    statements = {found.line: found for name in names for found in statements_of_operator(name, "__main__")}
+    statements = {found.line: found for name in names for found in statements_of_operator(name)}
     try:
         with builder.attempt():
             ordered = [statements[line] for line in sorted(statements)]

@@ -9,7 +9,7 @@ import itertools
 import linecache
 import sys
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from minidbg import _torch
 from minidbg.case import BackendRef, CompilerFn
 from minidbg.errors import UnknownBackend
 from minidbg.references.copied_source import bound_by, single_imports
-from minidbg.references.source_text import edited, indented, read_statements
+from minidbg.references.source_text import edited, indented, parts_of, read_statements
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -271,7 +271,7 @@ class _Edits:
         """Decorators, defaults and annotations belong to the scope around a function, its body to itself."""
         is_function = isinstance(node, _FUNCTIONS)
         own = _locals(node) if is_function or isinstance(node, ast.ClassDef) else frozenset()
-        for field, child in _fields(node):
+        for field, child in parts_of(node):
             if is_function and field in ("body", "generators", "elt", "key", "value"):
                 self.visit(child, hidden | own, frozenset())
             elif isinstance(node, ast.ClassDef) and field == "body":
@@ -295,13 +295,6 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, *_COMPREHENSIONS)
 
 
-def _fields(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    for field, value in ast.iter_fields(node):
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST):
-                yield field, child
-
-
 def _locals(function: ast.AST) -> frozenset[str]:
     """Names that a function or comprehension binds for itself."""
     bound: set[str] = set()
@@ -309,7 +302,7 @@ def _locals(function: ast.AST) -> frozenset[str]:
     arguments = getattr(function, "args", None)
     if isinstance(arguments, ast.arguments):
         bound |= {found.arg for found in ast.walk(arguments) if isinstance(found, ast.arg)}
-    waiting = [child for field, child in _fields(function) if field in ("body", "generators")]
+    waiting = [child for field, child in parts_of(function) if field in ("body", "generators")]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Global | ast.Nonlocal):

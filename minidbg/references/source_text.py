@@ -123,6 +123,19 @@ def _statements(body: list[ast.stmt], lines: list[str], file: str, *, guarded: b
             yield Statement(node, _text_of(node, lines), file, guarded)
 
 
+def parts_of(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    """The nodes right below ``node``, each with the field that holds it."""
+    for field, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield field, child
+
+
+def last_name(node: ast.expr) -> str:
+    """``c`` of ``a.b.c`` and of ``c``; empty for any other expression."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
 def edited(text: str, changes: Iterable[tuple[int, int, int, str]]) -> str:
     """``text`` after the changes: each a line, first and last column as ``ast`` counts them, and what stands there instead."""
     lines = text.encode().split(b"\n")
@@ -192,7 +205,7 @@ def has_main_block(module: str = "__main__") -> bool:
     return any(found.guarded for found in statements_of(module))
 
 
-def indented(text: str, prefix: str = "    ") -> str:
+def indented(text: str) -> str:
     """``text`` one level deeper; the inner lines of strings stay as they are, since they are values.
 
     Docstrings are indented like code.
@@ -207,7 +220,7 @@ def indented(text: str, prefix: str = "    ") -> str:
         before = token.type
     lines = text.splitlines()
     return "\n".join(
-        prefix + line if line.strip() and number not in inside else line
+        f"    {line}" if line.strip() and number not in inside else line
         for number, line in enumerate(lines, 1)
     )
 
