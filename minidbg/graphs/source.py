@@ -8,7 +8,6 @@ import linecache
 import operator
 import sys
 import textwrap
-import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from minidbg.graphs.effects import paired
 from minidbg.graphs.expressions import Expressions
 from minidbg.graphs.names import Names, class_name
 from minidbg.graphs.origins import location
+from minidbg.references import run_as_module
 
 __all__ = ["ModuleSource", "by_name", "exact_literal", "instantiate", "write_module"]
 
@@ -247,27 +247,21 @@ def instantiate(source: ModuleSource, constants: Mapping[str, Tensor] | None = N
     tensors. The module that holds the class is importable as long as the instance lives.
     """
     name = f"minidbg_source_{next(_numbers)}"
-    filename = f"<{name}>"
     text = "\n".join(["import torch", *source.imports, "", *source.kernels.values(), "", source.text])
-    home = types.ModuleType(name)
-    home.__dict__["constants"] = source.constants if constants is None else constants
-    # dynamo imports the module of a class by its name; tracebacks look for lines in linecache
-    sys.modules[name] = home
-    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     try:
-        exec(compile(text, filename, "exec", dont_inherit=True), home.__dict__)
+        made = run_as_module(name, text, constants=source.constants if constants is None else constants)
         with torch.random.fork_rng(devices=[]):
-            module: nn.Module = home.__dict__[source.name]()
+            module: nn.Module = made[source.name]()
     except BaseException:
-        _forget(name, filename)
+        _forget(name)
         raise
-    weakref.finalize(module, _forget, name, filename).atexit = False
+    weakref.finalize(module, _forget, name).atexit = False
     return module
 
 
-def _forget(name: str, filename: str) -> None:
+def _forget(name: str) -> None:
     sys.modules.pop(name, None)
-    linecache.cache.pop(filename, None)
+    linecache.cache.pop(f"<{name}>", None)
 
 
 # --- a function that builds the graph node by node, for backends that are called directly ---
