@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
@@ -211,16 +210,6 @@ def loop_functions() -> dict[str, Callable[..., Any]]:
     return {"map": map, "scan": scan, "while_loop": while_loop}
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """``kernel[grid](*args, **kwargs)``."""
-
-    kernel: Any
-    grid: tuple[Any, ...]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-
 @seen("2.11", "2.15")
 def table_of_kernels() -> Any:
     """Where dynamo keeps kernels (``add_kernel``, ``get_kernel``) and their constant arguments."""
@@ -263,8 +252,11 @@ def kernel_and_constants(node: fx.Node) -> tuple[Any, dict[str, Any]]:
         raise CannotWrite("a Triton kernel", why) from error
 
 
-def launch_of(node: fx.Node) -> Launch:
-    """The call that dynamo turned into the launch ``node``. Raises CannotWrite where no plain call becomes that again."""
+def launch_of(node: fx.Node) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], Mapping[str, Any]]:
+    """Kernel, grid, args and kwargs of the call that dynamo turned into the launch ``node``.
+
+    Raises CannotWrite where no plain call becomes that again.
+    """
     given: Any = node.kwargs
     kernel, constants = kernel_and_constants(node)
     grids = list(dict.fromkeys(map(tuple, given["grid"])))
@@ -284,7 +276,7 @@ def launch_of(node: fx.Node) -> Launch:
         (at for at, name in enumerate(kernel.arg_names) if name not in values or name in by_keyword), None
     )
     args = tuple(values.pop(name) for name in kernel.arg_names[:end])
-    return Launch(kernel, grid, args, {name: values[name] for name in (*by_keyword, *values)})
+    return kernel, grid, args, {name: values[name] for name in (*by_keyword, *values)}
 
 
 @seen("2.11", "2.15")

@@ -273,14 +273,13 @@ class _Extraction:
 
     def _plan_shape_symbols(self) -> None:
         """Symbolic ints that the shape of an input is made of stay inputs: a backend must be able to bind them."""
-        symbols: set[str] = set()
-        known = self.recording.has_symbols
-        for node in [*self.placeholders, *(key[0] for key in self.lifted)] if known else ():
-            symbols |= _torch.symbols_in(node.meta.get("example_value"))
+        examples = {node: node.meta.get("example_value") for node in self.recording.placeholders}
+        has_sizes = any(isinstance(value, torch.SymInt) for value in examples.values())
+        taken = [*self.placeholders, *(node for node, _, _ in self.lifted)] if has_sizes else []
+        symbols = set[str]().union(*(_torch.symbols_in(node.meta.get("example_value")) for node in taken))
         if symbols:
-            for node in self.recording.placeholders:
-                if _torch.symbol_of(node.meta.get("example_value")) in symbols:
-                    self.placeholders[node] = None
+            bound = (node for node, value in examples.items() if _torch.symbol_of(value) in symbols)
+            self.placeholders |= dict.fromkeys(bound)
         self.placeholders = dict.fromkeys(sorted(self.placeholders, key=self._position))
 
     # --- building ---

@@ -197,9 +197,8 @@ class Expressions:
     def _function(self, node: fx.Node) -> str:
         target, args = node.target, node.args
         if _torch.is_kernel_launch(node):
-            launch = _torch.launch_of(node)
-            arguments = self._arguments(launch.args, launch.kwargs)
-            return f"{self._kernel(launch.kernel)}[{self.value(launch.grid)}]({arguments})"
+            kernel, grid, given, by_name = _torch.launch_of(node)
+            return f"{self._kernel(kernel)}[{self.value(grid)}]({self._arguments(given, by_name)})"
         if not node.kwargs and args and isinstance(target, Callable):  # type: ignore[arg-type]  # typing form
             infix = self._infix(target, args)
             if infix is not None:

@@ -46,11 +46,6 @@ TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 HUNTS_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "hunt", "")
 
 
-def plain(text: str) -> str:
-    """``text`` on one line, without characters that could end a comment or hide in it."""
-    return "".join(char if char.isprintable() else "?" for char in text).strip()
-
-
 def user_frames(node: fx.Node) -> Iterator[tuple[str, str, str]]:
     """File, line number and text of each line of the user's that ``node`` came from, the innermost first."""
     trace = node.meta.get("stack_trace")
@@ -64,7 +59,9 @@ def user_frames(node: fx.Node) -> Iterator[tuple[str, str, str]]:
 def location(node: fx.Node) -> str:
     """``train.py:41`` of the innermost user frame known for ``node``, or nothing."""
     for file, line, _ in user_frames(node):
-        return f"{cell_name(file) or plain(os.path.basename(file))}:{line}"
+        # without characters that could end a comment or hide in it
+        name = "".join(char if char.isprintable() else "?" for char in os.path.basename(file)).strip()
+        return f"{cell_name(file) or name}:{line}"
     return ""
 
 

@@ -54,11 +54,34 @@ def read_module(class_source: str, namespace: Mapping[str, Any]) -> fx.GraphModu
         raise NotOurForm("it is not exactly one class")
     definition = body[0]
     _check_init(definition)
-    own = dict(namespace)
+    own, comments = dict(namespace), comments_by_line(text)
     exec(compile(text, "<repro class>", "exec", dont_inherit=True), own)
     with torch.random.fork_rng(devices=[]):
-        instance = own[definition.name]()
-    return _ClassReader(own, comments_by_line(text)).read(definition, instance)
+        outermost = own[definition.name]()
+    made: dict[int, fx.GraphModule] = {}
+
+    def read(definition: ast.ClassDef, instance: nn.Module) -> fx.GraphModule:
+        """The graph module of ``instance``, an instance of the class ``definition``; one for each instance."""
+        if id(instance) in made:
+            return made[id(instance)]
+        nested = {item.name: item for item in definition.body if isinstance(item, ast.ClassDef)}
+        functions = {item.name: item for item in definition.body if isinstance(item, ast.FunctionDef)}
+        if "forward" not in functions:
+            raise NotOurForm("it has no forward", definition)
+        graph = _ForwardReader(functions["forward"], own, comments).graph
+        root: dict[str, Any] = {}
+        for target in used_targets(graph):
+            try:
+                value: Any = operator.attrgetter(target)(instance)
+            except AttributeError:
+                raise NotOurForm(f"forward uses self.{target}, which __init__ does not make") from None
+            inner = nested.get(type(value).__name__) if isinstance(value, nn.Module) else None
+            is_ours = type(value).__qualname__ == f"{type(instance).__qualname__}.{type(value).__name__}"
+            root[target] = read(inner, value) if inner is not None and is_ours else value
+        made[id(instance)] = _torch.lazy_graph_module(root, graph)
+        return made[id(instance)]
+
+    return read(definition, outermost)
 
 
 def _check_init(definition: ast.ClassDef) -> None:
@@ -74,37 +97,7 @@ def _check_init(definition: ast.ClassDef) -> None:
             raise NotOurForm("a class holds only nested classes, __init__ and forward", item)
 
 
-class _ClassReader:
-    """Reads a class and the classes nested in it; one graph module for each instance."""
-
-    def __init__(self, namespace: Mapping[str, Any], comments: Mapping[int, str]) -> None:
-        self._namespace = namespace
-        self._comments = comments
-        self._read: dict[int, fx.GraphModule] = {}
-
-    def read(self, definition: ast.ClassDef, instance: nn.Module) -> fx.GraphModule:
-        """The graph module of ``instance``, an instance of the class ``definition``."""
-        if id(instance) in self._read:
-            return self._read[id(instance)]
-        nested = {item.name: item for item in definition.body if isinstance(item, ast.ClassDef)}
-        functions = {item.name: item for item in definition.body if isinstance(item, ast.FunctionDef)}
-        if "forward" not in functions:
-            raise NotOurForm("it has no forward", definition)
-        graph = ForwardReader(functions["forward"], self._namespace, self._comments).graph
-        root: dict[str, Any] = {}
-        for target in used_targets(graph):
-            try:
-                value: Any = operator.attrgetter(target)(instance)
-            except AttributeError:
-                raise NotOurForm(f"forward uses self.{target}, which __init__ does not make") from None
-            inner = nested.get(type(value).__name__) if isinstance(value, nn.Module) else None
-            is_ours = type(value).__qualname__ == f"{type(instance).__qualname__}.{type(value).__name__}"
-            root[target] = self.read(inner, value) if inner is not None and is_ours else value
-        made = self._read[id(instance)] = _torch.lazy_graph_module(root, graph)
-        return made
-
-
-class ForwardReader:
+class _ForwardReader:
     """Reads one ``forward`` into ``graph``."""
 
     def __init__(

@@ -58,7 +58,7 @@ class Recording:
         self.index = {node: position for position, node in enumerate(self.nodes)}
         self.placeholders = graph_module.graph.find_nodes(op="placeholder")
         self.input_of = dict(zip(self.placeholders, self.inputs, strict=True))
-        harmless = parent.names - {node.name for node in parent.writing} if parent else frozenset()
+        harmless = {node.name for node in parent.nodes if node not in parent.writing} if parent else set()
         self.writing: dict[fx.Node, list[fx.Node]] = {
             node: targets
             for node in self.nodes
@@ -92,11 +92,6 @@ class Recording:
         """Where the graph fails in eager, if it does."""
         return self._survey.failure
 
-    @property
-    def names(self) -> frozenset[str]:
-        """The names of all nodes."""
-        return frozenset(node.name for node in self.nodes)
-
     def _inherited(self, parent: Recording) -> Survey | None:
         """What the same nodes of ``parent`` showed; None when one is not known there."""
         at = {node.name: position for position, node in enumerate(self.nodes)}
@@ -125,11 +120,6 @@ class Recording:
     def writes(self) -> dict[int, list[int]]:
         """Serial number of a storage to the positions that write to it."""
         return self._survey.writes
-
-    @property
-    def has_symbols(self) -> bool:
-        """Whether a symbolic int is among the inputs."""
-        return any(isinstance(node.meta.get("example_value"), torch.SymInt) for node in self.placeholders)
 
     def writes_to(self, node: fx.Node, before: int) -> list[fx.Node]:
         """The nodes before position ``before`` that write to the value of ``node``."""

@@ -80,7 +80,7 @@ def _weak_storage(tensor: Tensor) -> Callable[[], Any]:
     return lambda: None if reference.expired() else reference
 
 
-def versions(node: fx.Node, targets: Iterable[fx.Node], env: dict[fx.Node, Any]) -> list[tuple[Tensor, Any]]:
+def versions(node: fx.Node, targets: Iterable[fx.Node], env: Env) -> list[tuple[Tensor, Any]]:
     """Each tensor that may be written with what tells whether it was: its version, or a copy of small statistics."""
     tensors = [tensor for target in targets for tensor in tensors_in(env[target])]
     if op_name(node) in STATISTICS:
@@ -102,6 +102,11 @@ def written(node: fx.Node, before: Iterable[tuple[Tensor, Any]]) -> Iterator[Ten
 Moment: TypeAlias = tuple[int, fx.Node]
 """A position in the graph and the node whose value is wanted as it is just before that position runs."""
 
+Env: TypeAlias = dict[fx.Node, Any]
+"""The values of nodes that are alive."""
+
+Visit: TypeAlias = Callable[[int, Env], None]
+Wrote: TypeAlias = Callable[[int, Iterable[Tensor]], None]
 
 Around: TypeAlias = Callable[[], AbstractContextManager[Any]]
 """Makes the block in which a graph runs."""
@@ -126,7 +131,7 @@ class Cut:
     """All that is needed to run on from ``position``."""
 
     position: int
-    env: dict[fx.Node, Any]
+    env: Env
     random_state: Tensor
     grad: bool
 
@@ -182,12 +187,7 @@ class Runs:
     # --- running ---
 
     def run(
-        self,
-        stop: int,
-        visit: Callable[[int, dict[fx.Node, Any]], None],
-        held: dict[Moment, Any],
-        cut: Cut | None,
-        wrote: Callable[[int, Iterable[Tensor]], None] | None = None,
+        self, stop: int, visit: Visit, held: dict[Moment, Any], cut: Cut | None, wrote: Wrote | None = None
     ) -> None:
         """Run from ``cut``, or the start, up to ``stop``; ``visit`` sees each position's values before it runs.
 
@@ -204,12 +204,7 @@ class Runs:
         return self._run(stop, visit, held, cut, wrote)
 
     def _run(
-        self,
-        stop: int,
-        visit: Callable[[int, dict[fx.Node, Any]], None],
-        held: dict[Moment, Any],
-        cut: Cut | None,
-        wrote: Callable[[int, Iterable[Tensor]], None] | None,
+        self, stop: int, visit: Visit, held: dict[Moment, Any], cut: Cut | None, wrote: Wrote | None
     ) -> None:
         start, env = (cut.position, cut.env) if cut else (0, {})
         with self._surroundings(cut, env):
@@ -230,7 +225,7 @@ class Runs:
             visit(stop, env)
             self._remember_cut(stop, env)
 
-    def _execute(self, node: fx.Node, env: dict[fx.Node, Any], modules: dict[str, torch.nn.Module]) -> Any:
+    def _execute(self, node: fx.Node, env: Env, modules: dict[str, torch.nn.Module]) -> Any:
         if node.op == "get_attr":
             return self._attribute(node)
         args: Any = fx.map_arg(node.args, env.__getitem__)
@@ -277,9 +272,7 @@ class Runs:
                     own.setdefault(storage_key(tensor), set()).add(node.name)
         return own
 
-    def _protect(
-        self, node: fx.Node, env: dict[fx.Node, Any], held: dict[Moment, Any], own: dict[int, set[str]]
-    ) -> None:
+    def _protect(self, node: fx.Node, env: Env, held: dict[Moment, Any], own: dict[int, set[str]]) -> None:
         """Before ``node`` writes: held values that share a storage with its arguments move to one of their own."""
         touched = {
             storage_key(tensor) for argument in self.writing[node] for tensor in tensors_in(env[argument])
@@ -294,7 +287,7 @@ class Runs:
         }
         held |= zip(endangered, clone_values([*endangered.values()]), strict=True)
 
-    def _remember_cut(self, position: int, env: dict[fx.Node, Any]) -> None:
+    def _remember_cut(self, position: int, env: Env) -> None:
         """Keep what is alive here, unless a later run could write to it."""
         self.cut = None
         if not self._can_be_cut or position >= len(self.nodes) - 1:
@@ -303,7 +296,7 @@ class Runs:
         self.cut = Cut(position, alive, torch.get_rng_state(), torch.is_grad_enabled())
 
     @contextmanager
-    def _surroundings(self, cut: Cut | None, env: dict[fx.Node, Any]) -> Iterator[None]:
+    def _surroundings(self, cut: Cut | None, env: Env) -> Iterator[None]:
         """Modes and random state as they are where the run begins; all as it was when the block ends."""
         outer_grad, outer_random = torch.is_grad_enabled(), torch.get_rng_state()
         torch.set_rng_state(cut.random_state if cut else self._random_state)
@@ -320,7 +313,7 @@ class Runs:
             torch.set_grad_enabled(outer_grad)
             torch.set_rng_state(outer_random)
 
-    def _leave_blocks(self, env: dict[fx.Node, Any]) -> None:
+    def _leave_blocks(self, env: Env) -> None:
         """Run the exits of the blocks that are still open, innermost first."""
         for node in sorted(env, key=self.index.__getitem__, reverse=True):
             exits = (user for user in node.users if mode_of(user) is Mode.EXIT)
