@@ -3,10 +3,7 @@
 from minidbg._torch.aot import *  # noqa: F403
 from minidbg._torch.backends import *  # noqa: F403
 from minidbg._torch.dynamo import *  # noqa: F403
-from minidbg._torch.guards import *  # noqa: F403
-from minidbg._torch.inductor import *  # noqa: F403
 from minidbg._torch.operators import *  # noqa: F403
 from minidbg._torch.private_names import *  # noqa: F403
 from minidbg._torch.process import *  # noqa: F403
 from minidbg._torch.tensors import *  # noqa: F403
-from minidbg._torch.triton_kernels import *  # noqa: F403

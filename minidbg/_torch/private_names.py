@@ -55,12 +55,12 @@ def seen(
         name = function.__name__
         needs = NEEDS[name] = functools.cache(lambda: needs_of(function, first, last))
 
-        def missing(error: ImportError | AttributeError | None = None) -> str | None:
-            if error is not None:
-                return missing_name(error, function)
-            return next(iter(TAKEN_AWAY.intersection(needs().names)), None) if TAKEN_AWAY else None
-
-        def stand_in(name: str) -> Callable[..., Any]:
+        def stand_in(error: ImportError | AttributeError | None = None) -> Callable[..., Any] | None:
+            """What is called in place of ``function`` where torch lacks a name; None where it lacks none."""
+            taken = iter(TAKEN_AWAY.intersection(needs().names)) if TAKEN_AWAY else iter(())
+            name = missing_name(error, function) if error is not None else next(taken, None)
+            if name is None:
+                return None
             refusal = TorchNameMissing(name, needs().purpose, torch.__version__)
             if otherwise is None:
                 raise refusal
@@ -69,27 +69,24 @@ def seen(
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            if TAKEN_AWAY and (name := missing()):
-                return cast(R, stand_in(name)(*args, **kwargs))
-            try:
-                return function(*args, **kwargs)
-            except (ImportError, AttributeError) as error:
-                if (name := missing(error)) is None:
-                    raise
-                return cast(R, stand_in(name)(*args, **kwargs))
+            if (other := stand_in() if TAKEN_AWAY else None) is None:
+                try:
+                    return function(*args, **kwargs)
+                except (ImportError, AttributeError) as error:
+                    if (other := stand_in(error)) is None:
+                        raise
+            return cast(R, other(*args, **kwargs))
 
         @functools.wraps(function)
         def generate(*args: P.args, **kwargs: P.kwargs) -> Any:
-            if TAKEN_AWAY and (name := missing()):
-                yield from stand_in(name)(*args, **kwargs)
-                return
-            try:
-                yield from cast(Any, function(*args, **kwargs))
-                return
-            except (ImportError, AttributeError) as error:
-                if (name := missing(error)) is None:
-                    raise
-            yield from stand_in(name)(*args, **kwargs)
+            if (other := stand_in() if TAKEN_AWAY else None) is None:
+                try:
+                    yield from cast(Any, function(*args, **kwargs))
+                    return
+                except (ImportError, AttributeError) as error:
+                    if (other := stand_in(error)) is None:
+                        raise
+            yield from other(*args, **kwargs)
 
         return cast(Callable[P, R], generate) if inspect.isgeneratorfunction(function) else call
 

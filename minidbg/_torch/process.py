@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from minidbg import devices
+from minidbg._torch.operators import kernels_kept
 from minidbg._torch.private_names import seen
 from minidbg._torch.tensors import without_modes
-from minidbg._torch.triton_kernels import kernels_kept
 
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/dev/dri", "/dev/accel")
 """Device files of accelerators that the engine of autograd may find: NVIDIA, WSL, AMD, Intel, others."""

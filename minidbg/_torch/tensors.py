@@ -24,6 +24,13 @@ def lazy_graph_module(
     return _LazyGraphModule(root, graph, class_name)
 
 
+def all_nodes(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    """The nodes of ``gm`` and of the graphs inside it."""
+    for module in gm.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            yield from module.graph.nodes
+
+
 @seen("2.11", "2.15")
 def append_node(
     graph: torch.fx.Graph, like: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]

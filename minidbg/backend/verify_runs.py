@@ -24,13 +24,13 @@ from minidbg.backend.collectives import Replay, as_seen_here
 from minidbg.backend.kept import bytes_of, bytes_of_example, free_bytes, memory_of, sharing_memory, tensors_in
 from minidbg.backend.standing import is_of_a_signal_handler
 from minidbg.devices import generator_states, set_generator_state
-from minidbg.graphs.constructed import is_constructed
 from minidbg.graphs.copying import clone_values, copy_graph_module
 from minidbg.graphs.edit import extract
 from minidbg.graphs.effects import is_call
 from minidbg.graphs.mutation import mutated_placeholders, written_arguments, written_attributes
 from minidbg.graphs.pieces import CannotExtract, Piece
 from minidbg.graphs.record import Recording
+from minidbg.graphs.specs import is_constructed
 from minidbg.oracle import compare
 from minidbg.oracle.agreement import differ
 from minidbg.oracle.arithmetic import are_close

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import itertools
 import operator
@@ -29,25 +30,24 @@ def exact_literal(name: str, value: Tensor) -> str:
 
     Raises CannotWrite for larger ones and for tensors that are not plain strided ones with data.
     """
-    if (
-        type(value) not in (Tensor, nn.Parameter, nn.Buffer)
-        or value.layout is not torch.strided
-        or value.is_quantized
-    ):
-        raise CannotWrite(
-            f"the constant {name!r}", f"a {type(value).__name__} of this layout has no literal form"
-        )
+    part = f"the constant {name!r}"
+    if not is_plain(value):
+        raise CannotWrite(part, f"a {type(value).__name__} of this layout has no literal form")
     if value.numel() > LARGEST_LITERAL:
-        raise CannotWrite(
-            f"the constant {name!r}", f"its {value.numel()} elements are too many for a literal"
-        )
-    device = "" if value.device.type == "cpu" else f", device={str(value.device)!r}"
+        raise CannotWrite(part, f"its {value.numel()} elements are too many for a literal")
+    kind = f"dtype={value.dtype}" + (f", device={str(value.device)!r}" if value.device.type != "cpu" else "")
     if value.numel() == 0 or value.is_meta:
-        return f"torch.empty({tuple(value.shape)}, dtype={value.dtype}{device})"
-    literal = f"torch.tensor({tensor_literal(value)}, dtype={value.dtype}{device})"
+        return f"torch.empty({tuple(value.shape)}, {kind})"
+    literal = f"torch.tensor({tensor_literal(value)}, {kind})"
     if value.is_contiguous():
         return literal
-    return f"torch.empty_strided({tuple(value.shape)}, {value.stride()}, dtype={value.dtype}{device}).copy_({literal})"
+    return f"torch.empty_strided({tuple(value.shape)}, {value.stride()}, {kind}).copy_({literal})"
+
+
+def is_plain(value: Tensor) -> bool:
+    """Whether ``value`` is a strided tensor of torch's own classes, whose elements are all that it is."""
+    is_known = type(value) in (Tensor, nn.Parameter, nn.Buffer)
+    return is_known and value.layout is torch.strided and not value.is_quantized
 
 
 def by_name(name: str, value: Tensor) -> str:
@@ -57,9 +57,8 @@ def by_name(name: str, value: Tensor) -> str:
 
 def used_targets(graph: fx.Graph) -> list[str]:
     """The attributes that ``graph`` reads or calls, each once, in order of first use."""
-    return list(
-        dict.fromkeys(str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module"))
-    )
+    targets = (str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module"))
+    return list(dict.fromkeys(targets))
 
 
 def lookup(module: nn.Module, target: str) -> Any:
@@ -103,12 +102,11 @@ class Attributes:
             raise CannotWrite(f"the attribute {target!r}", "torch.nn.Module has an attribute of this name")
         value = lookup(self._module, target)
         self._open_containers(target)
-        same = self._written.get(id(value)) if isinstance(value, Tensor | nn.Module) else None
-        if same is not None:
+        is_shared = isinstance(value, Tensor | nn.Module)
+        same = self._written.setdefault(id(value), target) if is_shared else target
+        if same != target:
             self._assign(target, attribute_path(self._owner, same))
-            return
-        self._written[id(value)] = target
-        if isinstance(value, fx.GraphModule):
+        elif isinstance(value, fx.GraphModule):
             self.nested[target] = value
             self.statements.append(target)
         elif isinstance(value, Tensor):
@@ -126,33 +124,38 @@ class Attributes:
         self.statements = held[:position] + self.statements + held[position + 1 :]
 
     def _open_containers(self, target: str) -> None:
-        parts = target.split(".")[:-1]
-        for length in range(1, len(parts) + 1):
-            container = ".".join(parts[:length])
+        for container in itertools.accumulate(target.split(".")[:-1], "{}.{}".format):
             if container not in self._containers:
                 self._containers.add(container)
                 self._assign(container, "torch.nn.Module()")
 
     def _assign(self, target: str, expression: str) -> None:
+        path, field = self._owner_of(target)
+        plain = is_plain_identifier(field)
+        self.statements.append(
+            f"{path}.{field} = {expression}" if plain else f"setattr({path}, {field!r}, {expression})"
+        )
+
+    def _owner_of(self, target: str) -> tuple[str, str]:
+        """The expression for what holds ``target``, and what it is called there."""
         owner, _, field = target.rpartition(".")
-        path = attribute_path(self._owner, owner) if owner else self._owner
-        if is_plain_identifier(field):
-            self.statements.append(f"{path}.{field} = {expression}")
-        else:
-            self.statements.append(f"setattr({path}, {field!r}, {expression})")
+        return attribute_path(self._owner, owner) if owner else self._owner, field
 
     def _constant(self, target: str, value: Tensor) -> str:
         name = f"{self._path}.{target}" if self._path else target
         self.constants[name] = value
-        return self._constant_expression(name, value)
+        expression = self._constant_expression(name, value)
+        if not isinstance(value, nn.Parameter):
+            return expression
+        flag = "" if value.requires_grad else ", requires_grad=False"
+        return f"torch.nn.Parameter({expression}{flag})"
 
     def _tensor(self, target: str, value: Tensor) -> None:
         expression = self._constant(target, value)
         if isinstance(value, nn.Parameter):
-            self._assign(target, _parameter(expression, value))
+            self._assign(target, expression)
             return
-        owner, _, field = target.rpartition(".")
-        path = attribute_path(self._owner, owner) if owner else self._owner
+        path, field = self._owner_of(target)
         # also for a plain tensor attribute: a GraphModule makes a buffer of it
         self.statements.append(f"{path}.register_buffer({field!r}, {expression})")
 
@@ -164,18 +167,8 @@ class Attributes:
         for name, value in tensors:
             path = f"{target}.{name}"
             tied = self._written.setdefault(id(value), path)
-            if tied != path:
-                self._assign(path, attribute_path(self._owner, tied))
-                continue
-            expression = self._constant(path, value)
-            self._assign(
-                path, _parameter(expression, value) if isinstance(value, nn.Parameter) else expression
-            )
-
-
-def _parameter(expression: str, value: Tensor) -> str:
-    flag = "" if value.requires_grad else ", requires_grad=False"
-    return f"torch.nn.Parameter({expression}{flag})"
+            is_first = tied == path
+            self._assign(path, self._constant(path, value) if is_first else attribute_path(self._owner, tied))
 
 
 def constructor(module: nn.Module, part: str) -> str:
@@ -198,10 +191,8 @@ def _call(module: nn.Module, part: str, *, one_mode: bool) -> str:
     if getattr(nn, kind.__name__, None) is not kind and not is_quantizing(module):
         raise _refusal(part, module, "only modules of torch.nn can be rebuilt")
     if kind is nn.Sequential:  # and no subclass: fused modules are such
-        children = [
-            _call(child, part, one_mode=True) if one_mode else constructor(child, part)
-            for child in module.children()
-        ]
+        write = functools.partial(_call, one_mode=True) if one_mode else constructor
+        children = (write(child, part) for child in module.children())
         return f"torch.nn.Sequential({', '.join(children)})"
     for arguments in _argument_lists(module):
         if _builds(_text(kind, arguments), module, with_modes=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,6 @@ FEW_PLACES = 8
 """NaN and infinities up to this number are written one by one, more of them as a stored mask."""
 
 _EXACT_AS_FITTED = (How.FULL, How.LOWER, How.UPPER, How.LITERAL)
-_EXACT_IF_INTEGER = (How.COUNT,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,8 @@ def in_place_of(value: Tensor) -> Tensor | None:
     if has_data(value):
         return value
     seen = SEEN_BEFORE.get(_torch.storage_identity(value)) if value.device in BROKEN else None
-    if seen is None or (seen.shape, seen.stride()) != (value.shape, value.stride()):
-        return None
-    return seen
+    fits = seen is not None and (seen.shape, seen.stride()) == (value.shape, value.stride())
+    return seen if fits else None
 
 
 def wanted_exact(value: Tensor, exactness: Exactness) -> bool:
@@ -88,7 +87,7 @@ def fitted_content(value: Tensor, view: ViewExpression, layout: StridedLayout, k
     fill = fit(seen, literal=is_small) if seen is not None else fit(value, structured=False, literal=is_small)
     if fill.how is How.LITERAL or (is_small and value.numel() <= FEW_PLACES and not all_finite(value)):
         return Content(literal_fill(base_data(value, view, layout)))
-    if all_finite(value) or not all(_is_finite(part) for part in fill.numbers):
+    if _holds_all(fill, value):
         return Content(fill)
     return _with_places(fill, base_data(value, view, layout), key)
 
@@ -106,21 +105,18 @@ def _seen_base(value: Tensor, view: ViewExpression, layout: StridedLayout) -> Te
 
 def exact_content(data: Tensor, key: str) -> Content:
     """The values of ``data``, the whole base: in the text when they are few or follow a rule, else stored under ``key``."""
-    opaque = is_opaque(data.dtype)
-    if not opaque:
-        fill = fit(data)
-        ruled = fill.how in _EXACT_AS_FITTED or (
-            fill.how in _EXACT_IF_INTEGER and not data.is_floating_point()
-        )
-        if (
-            ruled
-            and not _has_negative_zero(data)
-            and (all_finite(data) or not all(map(_is_finite, fill.numbers)))
-        ):
-            return Content(fill)
-    if not opaque and data.numel() <= SMALL_ELEMENTS:
-        return Content(literal_fill(data))
-    return Content(Fill(How.STORED, text=key), stored={key: as_bytes(data)})
+    if is_opaque(data.dtype):
+        return stored_content(data, key)
+    fill = fit(data)
+    ruled = fill.how in _EXACT_AS_FITTED or (fill.how is How.COUNT and not data.is_floating_point())
+    if ruled and not _has_negative_zero(data) and _holds_all(fill, data):
+        return Content(fill)
+    return Content(literal_fill(data)) if data.numel() <= SMALL_ELEMENTS else stored_content(data, key)
+
+
+def _holds_all(fill: Fill, value: Tensor) -> bool:
+    """Whether ``fill`` says where NaN and infinities are: ``value`` has none, or it is made of them."""
+    return all_finite(value) or not all(map(cmath.isfinite, fill.numbers))
 
 
 def as_bytes(data: Tensor) -> Tensor:
@@ -148,9 +144,8 @@ def put(flat: Tensor, value: Tensor, layout: StridedLayout) -> None:
     if value.numel() == 0:
         return
     # By index: copy_ refuses a target in which two elements share their memory.
-    places = torch.arange(flat.numel(), device=flat.device).as_strided(
-        layout.shape, layout.stride, layout.offset
-    )
+    numbers = torch.arange(flat.numel(), device=flat.device)
+    places = numbers.as_strided(layout.shape, layout.stride, layout.offset)
     target, source = flat, value
     if flat.dtype.itemsize == 1 or is_opaque(flat.dtype):
         target, source = flat.view(torch.uint8), value.contiguous().view(torch.uint8)
@@ -197,7 +192,7 @@ def _with_places(fill: Fill, data: Tensor, key: str) -> Content:
 
 def _with_stored_places(fill: Fill, data: Tensor, mask: Tensor, key: str) -> Content:
     if data.is_complex():
-        return Content(Fill(How.STORED, text=key), stored={key: as_bytes(data)})
+        return stored_content(data, key)
     places, stored, wide = [], {}, _wide(data)
     for name, found in (("nan", wide.isnan()), ("inf", wide.isposinf()), ("-inf", wide.isneginf())):
         if bool(found.any()):
@@ -206,10 +201,6 @@ def _with_stored_places(fill: Fill, data: Tensor, mask: Tensor, key: str) -> Con
             shape = ", ".join(map(str, wide.shape))
             places.append((f"stored({quoted(mask_key)}, torch.bool).view({shape})", f'float("{name}")'))
     return Content(fill, tuple(places), stored)
-
-
-def _is_finite(part: complex) -> bool:
-    return part == part and abs(part) != float("inf")
 
 
 def _has_negative_zero(data: Tensor) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -13,20 +14,20 @@ from torch import Tensor, fx
 
 from minidbg import _torch
 from minidbg.errors import MinidbgError
+from minidbg.graphs.effects import tensors_in
 from minidbg.graphs.pieces import copy_node
 
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
     """A block in which Python's collector of cycles does not run: over thousands of new nodes it takes longer than making them."""
-    if not gc.isenabled():
-        yield
-        return
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager
@@ -64,7 +65,7 @@ def clone_values(values: Sequence[Any]) -> list[Any]:
     What is no tensor is passed on as it is, tuples and lists are opened. No autograd history is kept: what was no leaf
     gets a short history of its own.
     """
-    return _Cloner(values).clones()
+    return list(map(_Cloner(values).clone, values))
 
 
 def with_history(value: Any) -> Any:
@@ -77,28 +78,15 @@ def with_history(value: Any) -> Any:
 
 class _Cloner:
     def __init__(self, values: Sequence[Any]) -> None:
-        self._values = values
+        tensors = list(tensors_in(list(values)))
+        self._keys = {id(value): storage_key(value) for value in tensors}
+        self._members = Counter(self._keys[id(value)] for value in tensors)
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._seen: dict[int, Any] = {}
-        self._members: dict[int, int] = {}
-        self._keys: dict[int, int] = {}
-        self._count(values)
 
-    def clones(self) -> list[Any]:
-        return [self._clone(value) for value in self._values]
-
-    def _count(self, values: Sequence[Any]) -> None:
-        for value in values:
-            if isinstance(value, Tensor):
-                key = storage_key(value)
-                self._members[key] = self._members.get(key, 0) + 1
-                self._keys[id(value)] = key
-            elif type(value) in (tuple, list):
-                self._count(value)
-
-    def _clone(self, value: Any) -> Any:
+    def clone(self, value: Any) -> Any:
         if type(value) in (tuple, list):
-            return type(value)(map(self._clone, value))
+            return type(value)(map(self.clone, value))
         if not isinstance(value, Tensor):
             return value
         if id(value) not in self._seen:
@@ -106,18 +94,13 @@ class _Cloner:
         return self._seen[id(value)]
 
     def _clone_tensor(self, value: Tensor) -> Tensor:
-        plain = _has_plain_storage(value)
-        if plain and self._is_simple(value):
-            clone = value.detach().clone()
-        elif value.is_conj() or value.is_neg():
+        if value.is_conj() or value.is_neg():
             clone = _clone_of_lazy(value.detach())
-        elif not plain:
+        elif not _has_plain_storage(value) or self._is_simple(value):
             clone = value.detach().clone()
-        elif value.is_inference():
-            with torch.inference_mode():
-                clone = self._on_new_storage(value)
         else:
-            with torch.no_grad():
+            mode: Any = torch.inference_mode if value.is_inference() else torch.no_grad
+            with mode():
                 clone = self._on_new_storage(value)
         if _is_parameter(value) and not _is_parameter(clone):
             return torch.nn.Parameter(clone, requires_grad=value.requires_grad)
@@ -136,7 +119,7 @@ class _Cloner:
         )
 
     def _on_new_storage(self, value: Tensor) -> Tensor:
-        key = storage_key(value)
+        key = self._keys[id(value)]
         if key not in self._storages:
             self._storages[key] = value.untyped_storage().clone()  # type: ignore[no-untyped-call]
         empty = torch.empty(0, dtype=value.dtype, device=value.device)
@@ -145,7 +128,7 @@ class _Cloner:
     def _with_history(self, leaf: Tensor, value: Tensor) -> Tensor:
         """A tensor like ``leaf`` that is none; it may be written in place unless it shares its storage."""
         with torch.enable_grad():
-            if self._members[storage_key(value)] > 1:
+            if self._members[self._keys[id(value)]] > 1:
                 return leaf.view_as(leaf)
             copied = leaf.clone()
             if copied.stride() == leaf.stride():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import keyword
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch import Tensor
 from minidbg import _torch
 from minidbg.errors import CannotWrite
 from minidbg.graphs import origins
-from minidbg.graphs.constructed import all_imports_of, construction_of, exactness_of_part, is_constructed
 from minidbg.graphs.contents import (
     SMALL_ELEMENTS,
     WITH_CARE,
@@ -36,7 +35,11 @@ from minidbg.graphs.specs import (
     InputSpec,
     StridedLayout,
     ViewExpression,
+    all_imports_of,
+    construction_of,
+    exactness_of_part,
     generic_view,
+    is_constructed,
     view_into,
     view_of,
 )
@@ -64,9 +67,8 @@ def describe(
         hints = [_torch.hint(value) for value in values]
         specs = list(_describe_all(hints, usable_names(names), _Look(exactness, contents), {}))
     if dynamic_dims:
-        specs = [
-            replace(spec, dynamic_dims=tuple(dims)) for spec, dims in zip(specs, dynamic_dims, strict=True)
-        ]
+        dims = map(tuple, dynamic_dims)
+        specs = [replace(spec, dynamic_dims=some) for spec, some in zip(specs, dims, strict=True)]
     if stored_sink is not None:
         for spec in specs:
             stored_sink.update(spec.stored)
@@ -78,9 +80,8 @@ def bytes_to_store(values: Sequence[Any], exactness: Exactness) -> int:
     sizes: dict[int, int] = {}
     for value in values:
         if is_constructed(value):
-            sizes[id(value)] = bytes_to_store(
-                list(construction_of(value, "an input").parts.values()), exactness
-            )
+            parts = construction_of(value, "an input").parts
+            sizes[id(value)] = bytes_to_store(list(parts.values()), exactness)
         elif isinstance(value, Tensor) and value.layout is torch.strided and wanted_exact(value, exactness):
             size = value.numel() * value.dtype.itemsize if value.numel() > SMALL_ELEMENTS else 0
             storage = _torch.storage_identity(value)
@@ -172,8 +173,7 @@ def _facts(name: str, value: Tensor) -> InputSpec:
         return facts
     if value.is_quantized or value.is_nested or value.layout is not torch.strided:
         kind = "nested" if value.is_nested else f"of layout {value.layout}"
-        what = "quantized" if value.is_quantized else kind
-        raise CannotWrite(f"input {name}", f"the tensor is {what}")
+        raise CannotWrite(f"input {name}", f"the tensor is {'quantized' if value.is_quantized else kind}")
     layout = _layout(value)
     return replace(
         facts,
@@ -215,12 +215,8 @@ def _device(device: torch.device) -> str:
 
 
 def _layout(value: Tensor) -> StridedLayout:
-    def sizes(numbers: Iterable[Any]) -> tuple[int, ...]:
-        return tuple(int(_torch.hint(number)) for number in numbers)
-
-    layout = StridedLayout(
-        sizes(value.shape), sizes(value.stride()), int(_torch.hint(value.storage_offset()))
-    )
+    shape, stride = (tuple(int(_torch.hint(one)) for one in many) for many in (value.shape, value.stride()))
+    layout = StridedLayout(shape, stride, int(_torch.hint(value.storage_offset())))
     return layout.cropped(value.dtype.itemsize)
 
 
@@ -249,20 +245,13 @@ class _Shared:
 def _shared_bases(values: Sequence[Any], names: Sequence[str], look: _Look) -> dict[int, _Shared]:
     """The shared base of each input that has one, by the input's index."""
     members: dict[int, list[int]] = {}
-    seen: set[int] = set()
-    for index, value in enumerate(values):
-        has_storage = (
-            isinstance(value, Tensor) and value.layout is torch.strided and not is_constructed(value)
-        )
-        if has_storage and id(value) not in seen:
-            seen.add(id(value))
-            members.setdefault(_torch.storage_identity(value), []).append(index)
+    first = {id(value): index for index, value in reversed([*enumerate(values)]) if isinstance(value, Tensor)}
+    for index in sorted(first.values()):
+        if values[index].layout is torch.strided and not is_constructed(values[index]):
+            members.setdefault(_torch.storage_identity(values[index]), []).append(index)
     found: dict[int, _Shared] = {}
-    free = (
-        name
-        for name in itertools.chain(["storage"], map("storage_{}".format, itertools.count(2)))
-        if name not in names
-    )
+    numbered = itertools.chain(["storage"], map("storage_{}".format, itertools.count(2)))
+    free = (name for name in numbered if name not in names)
     for indexes in members.values():
         group = [values[index] for index in indexes]
         if len(group) > 1 and not all(map(look.recipe, group)) and not _far_apart(group):
@@ -297,12 +286,13 @@ def _shared_base(name: str, group: Sequence[Tensor], look: _Look) -> _Shared:
     if layout == StridedLayout(layout.shape, layout.contiguous_stride) and layout.span == size:
         shape = layout.shape
     if not has_data(largest):
-        return _Shared(name, shape, largest.dtype, start, content_without_data(largest.dtype))
-    if any(wanted_exact(value, look.exactness) for value in group):
+        content = content_without_data(largest.dtype)
+    elif any(wanted_exact(value, look.exactness) for value in group):
         data = _shared_data(group, start, size * largest.dtype.itemsize).view(largest.dtype).view(shape)
-        return _Shared(name, shape, largest.dtype, start, look.contents.exact(data, name))
-    view = view_into(shape, layout)
-    return _Shared(name, shape, largest.dtype, start, look.contents.fitted(largest, view, layout, name))
+        content = look.contents.exact(data, name)
+    else:
+        content = look.contents.fitted(largest, view_into(shape, layout), layout, name)
+    return _Shared(name, shape, largest.dtype, start, content)
 
 
 def _shared_data(group: Sequence[Tensor], start: int, size: int) -> Tensor:

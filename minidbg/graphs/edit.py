@@ -6,6 +6,7 @@ Node names stay, so that a node can be followed through a reduction; so does ``n
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
@@ -38,11 +39,7 @@ from minidbg.graphs.record import Recording
 from minidbg.graphs.runs import EagerFailure
 
 
-def extract(
-    recording: Recording,
-    keep: Set[fx.Node],
-    **how: Any,
-) -> Piece:
+def extract(recording: Recording, keep: Set[fx.Node], **how: Any) -> Piece:
     """The graph of just the calls in ``keep``; each value that they take from elsewhere is an input with its recorded value.
 
     ``how`` are fields of ``_Extraction``. Raises CannotExtract.
@@ -122,10 +119,8 @@ class _Extraction:
             return True
         if any(writes for _, writes, _ in self.lifted):
             return False
-        positions = [(source, self._position(node)) for node in self.kept for source in node.all_input_nodes]
-        if any(
-            source in self.kept and self._dropped_writes(source, position) for source, position in positions
-        ):
+        read = ((source, self._position(node)) for node in self.kept for source in node.all_input_nodes)
+        if any(self._dropped_writes(source, position) for source, position in read if source in self.kept):
             return False
         return not self._writes_to_shared_input()
 
@@ -170,11 +165,8 @@ class _Extraction:
             if node in self.stand_ins:
                 self.standing[node] = self._stand_in(self.stand_ins[node])
             elif self.bypass:
-                sources = [
-                    self._stand_in(source)
-                    for source in node.all_input_nodes
-                    if alike(self.facts, source, node)
-                ]
+                alike_ones = (one for one in node.all_input_nodes if alike(self.facts, one, node))
+                sources = map(self._stand_in, alike_ones)
                 self.standing[node] = next((source for source in sources if source in self.kept), node)
 
     def _need(self, node: fx.Node, position: int) -> None:
@@ -208,10 +200,9 @@ class _Extraction:
     # --- what comes out ---
 
     def _plan_outputs(self) -> None:
-        wanted = self.outputs
-        for node in (
-            self.recording.outputs if wanted is None else [n for n in self.recording.outputs if n in wanted]
-        ):
+        for node in self.recording.outputs:
+            if self.outputs is not None and node not in self.outputs:
+                continue
             if node.op == "placeholder":
                 passed = self.passed_through and node not in self.without
             else:
@@ -236,11 +227,7 @@ class _Extraction:
         fact = self.facts.get(node)
         if node in self.recording.writing:
             self._plan_written(node, fact)
-        elif (
-            fact is None
-            or fact.kind is FactKind.TENSOR
-            or (fact.kind is FactKind.NUMBER and len(self.kept) == 1)
-        ):
+        elif fact is None or is_tensor(fact) or (fact.kind is FactKind.NUMBER and len(self.kept) == 1):
             self.returned.append(node)
         elif fact.kind is FactKind.TUPLE and (path := first_tensor(fact)) is not None:
             if self.whole_tuples:
@@ -256,7 +243,7 @@ class _Extraction:
         if any(self.last_read.get(storage, -1) > self._position(node) for storage in self._written_by(node)):
             return
         target = next((source for source in node.all_input_nodes if source in self.kept), None)
-        if fact is not None and fact.kind is FactKind.TENSOR and (node.users or target is not None):
+        if is_tensor(fact) and (node.users or target is not None):
             self.returned.append(node)
         elif target is not None and target not in self.returned and is_tensor(self.facts.get(target)):
             self.returned.append(target)
@@ -278,25 +265,21 @@ class _Extraction:
 
     def _plan_written_output(self) -> None:
         """A graph that only writes returns what its last writing node gives."""
-        for node in reversed(self.kept):
-            fact = self.facts.get(node)
-            if fact is not None and fact.kind is FactKind.TENSOR:
-                self.returned.append(node)
-                return
+        tensors = (node for node in reversed(self.kept) if is_tensor(self.facts.get(node)))
+        self.returned += itertools.islice(tensors, 1)
 
     def _position(self, node: fx.Node) -> int:
         return self.recording.index[node]
 
     def _plan_shape_symbols(self) -> None:
         """Symbolic ints that the shape of an input is made of stay inputs: a backend must be able to bind them."""
-        symbols: set[str] = set()
-        known = self.recording.has_symbols
-        for node in [*self.placeholders, *(key[0] for key in self.lifted)] if known else ():
-            symbols |= _torch.symbols_in(node.meta.get("example_value"))
+        examples = {node: node.meta.get("example_value") for node in self.recording.placeholders}
+        has_sizes = any(isinstance(value, torch.SymInt) for value in examples.values())
+        taken = [*self.placeholders, *(node for node, _, _ in self.lifted)] if has_sizes else []
+        symbols = set[str]().union(*(_torch.symbols_in(node.meta.get("example_value")) for node in taken))
         if symbols:
-            for node in self.recording.placeholders:
-                if _torch.symbol_of(node.meta.get("example_value")) in symbols:
-                    self.placeholders[node] = None
+            bound = (node for node, value in examples.items() if _torch.symbol_of(value) in symbols)
+            self.placeholders |= dict.fromkeys(bound)
         self.placeholders = dict.fromkeys(sorted(self.placeholders, key=self._position))
 
     # --- building ---
@@ -304,16 +287,14 @@ class _Extraction:
     @collector_paused()
     def _build(self) -> fx.GraphModule:
         self.graph = fx.Graph()
-        self.new: dict[fx.Node, fx.Node] = {}
-        self.new_parts: dict[Key, fx.Node] = {}
+        self.new = {}
         for node in self.placeholders:
             self.new[node] = copy_node(self.graph, node, self.new.__getitem__)
-        for key in self.lifted:
-            self.new_parts[key] = self._placeholder(key)
+        self.new_parts = {key: self._placeholder(key) for key in self.lifted}
         for node in self.attributes:
             self.new[node] = copy_node(self.graph, node, self.new.__getitem__)
         for node in self.kept:
-            argument = partial(self._argument, position=self.recording.index[node])
+            argument = partial(self._argument, position=self._position(node))
             arguments = without_arguments(node, self.without) if self.without else None
             self.new[node] = copy_node(self.graph, node, argument, arguments)
         outputs = [self.new[node] for node in self.returned]

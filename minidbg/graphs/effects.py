@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from minidbg import _torch
+from minidbg.graphs.names import walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +23,11 @@ class ContextForm:
     manager: Callable[..., Any]
 
 
-def context_forms() -> tuple[ContextForm, ...]:
-    """The known kinds of blocks."""
-    enter_autocast, exit_autocast = _torch.autocast_functions()
-    enter_inference, exit_inference = _torch.inference_mode_functions()
-    return (
-        ContextForm(enter_autocast, exit_autocast, torch.autocast),
-        ContextForm(enter_inference, exit_inference, torch.inference_mode),
-    )
-
-
-FORMS = context_forms()
+FORMS = (
+    ContextForm(*_torch.autocast_functions(), torch.autocast),
+    ContextForm(*_torch.inference_mode_functions(), torch.inference_mode),
+)
+"""The known kinds of blocks."""
 FORM_OF_ENTER: Mapping[Any, ContextForm] = {form.enter: form for form in FORMS}
 FORM_OF_EXIT: Mapping[Any, ContextForm] = {form.exit: form for form in FORMS}
 
@@ -138,18 +133,20 @@ def keeps_state(module: torch.nn.Module) -> bool:
 
 def attribute_of(node: fx.Node) -> Any:
     """What a get_attr node gives; None when its graph has no module, or the module no such attribute."""
-    value: Any = node.graph.owning_module
-    for part in str(node.target).split("."):
-        value = getattr(value, part, None)
-    return value
+    return walk(node.graph.owning_module, str(node.target))
+
+
+def is_graph(value: Any) -> bool:
+    """Whether ``value`` is a get_attr node that gives a graph."""
+    is_attribute = isinstance(value, fx.Node) and value.op == "get_attr"
+    return is_attribute and isinstance(attribute_of(value), fx.GraphModule)
 
 
 def nested_graphs(node: fx.Node) -> Iterator[fx.GraphModule]:
     """The graphs that are arguments of a higher-order op, in order."""
     for argument in node.all_input_nodes:
-        value = attribute_of(argument) if argument.op == "get_attr" else None
-        if isinstance(value, fx.GraphModule):
-            yield value
+        if is_graph(argument):
+            yield attribute_of(argument)
 
 
 def blocks(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
@@ -188,15 +185,8 @@ class FactKind(enum.Enum):
 
 
 PLAIN_TYPES = (
-    str,
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    type(None),
-    slice,
-    range,
-    type(...),
+    *(str, type(None), slice, range, type(...)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
 
 
@@ -241,12 +231,8 @@ def _tensor_fact(value: Tensor) -> Fact:
         return Fact(FactKind.OPAQUE, traits="functorch level")
     shape = tuple(map(_torch.hint, value.shape))
     if value.layout is not torch.strided or value.is_nested:
-        return Fact(
-            FactKind.TENSOR,
-            (shape, value.dtype, value.device, value.layout),
-            (value.dtype, value.layout),
-            nbytes=0,
-        )
+        like = (shape, value.dtype, value.device, value.layout)
+        return Fact(FactKind.TENSOR, like, (value.dtype, value.layout))
     traits = (
         value.dtype,
         value.device.type,
@@ -255,12 +241,7 @@ def _tensor_fact(value: Tensor) -> Fact:
         value.requires_grad,
         tuple(size if size < 2 else 2 for size in shape),
     )
-    return Fact(
-        FactKind.TENSOR,
-        (shape, value.dtype, value.device),
-        traits,
-        nbytes=value.numel() * value.element_size(),
-    )
+    return Fact(FactKind.TENSOR, (shape, value.dtype, value.device), traits, nbytes=value.nbytes)
 
 
 def _order_of(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> Hashable:
@@ -278,11 +259,13 @@ def _order_of(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> Hashable:
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """The tensors in ``value``, tuples, lists and dicts opened."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from tensors_in(part)
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from tensors_in(part)
+    found: list[Any] = []
+    fx.node.map_aggregate(value, found.append)
+    return (part for part in found if isinstance(part, Tensor))
+
+
+def nodes_in(value: Any) -> list[fx.Node]:
+    """The nodes in an argument, tuples, lists, dicts and slices opened."""
+    found: list[fx.Node] = []
+    fx.map_arg(value, found.append)
+    return found

@@ -125,10 +125,14 @@ GET_DATA = _torch.get_data_function()
 """What dynamo calls for ``x.data``, the only form that it takes back."""
 
 
+def _no_name(node: fx.Node) -> str:
+    raise CannotWrite(f"node {node.name!r}", "it stands where only constants can")
+
+
 class Expressions:
     """Writes the nodes of one graph; ``imports`` and ``roots`` collect what the text refers to."""
 
-    def __init__(self, name_of: Callable[[fx.Node], str]) -> None:
+    def __init__(self, name_of: Callable[[fx.Node], str] = _no_name) -> None:
         self._name_of = name_of
         self.imports: set[str] = set()
         self.roots: set[str] = set()
@@ -140,9 +144,8 @@ class Expressions:
             if node.op == "get_attr":
                 return attribute_path("self", str(node.target))
             if node.op == "call_module":
-                return (
-                    f"{attribute_path('self', str(node.target))}({self._arguments(node.args, node.kwargs)})"
-                )
+                called = attribute_path("self", str(node.target))
+                return f"{called}({self._arguments(node.args, node.kwargs)})"
             if node.op == "call_method":
                 return self._method(node)
             return self._function(node)
@@ -154,12 +157,17 @@ class Expressions:
         """``value`` as an expression that gives an equal one. Raises CannotWrite naming its type."""
         if isinstance(value, fx.Node):
             return self._name_of(value)
-        if value is None or value is Ellipsis or isinstance(value, bool):
-            return "..." if value is Ellipsis else repr(value)
+        if value is None or isinstance(value, bool):
+            return repr(value)
+        if value is Ellipsis:
+            return "..."
         if isinstance(value, enum.Enum):
             return self.reference(value)
-        if isinstance(value, int | float | complex | str | bytes):
-            return _number_or_text(value)
+        if isinstance(value, float | complex):
+            return number(complex(value) if isinstance(value, complex) else float(value))
+        for kind in (int, str, bytes):
+            if isinstance(value, kind):  # by the plain type's repr: a subclass may have one of its own
+                return kind.__repr__(value)
         if isinstance(value, tuple | list | dict | set | slice | range):
             return self._container(value)
         return self._torch_value(value)
@@ -182,17 +190,15 @@ class Expressions:
     def _index_part(self, value: Any) -> str:
         if not isinstance(value, slice):
             return self.value(value)
-        start, stop, step = (
-            "" if part is None else self.value(part) for part in (value.start, value.stop, value.step)
-        )
+        parts = (value.start, value.stop, value.step)
+        start, stop, step = ("" if part is None else self.value(part) for part in parts)
         return f"{start}:{stop}:{step}" if step else f"{start}:{stop}"
 
     def _function(self, node: fx.Node) -> str:
         target, args = node.target, node.args
         if _torch.is_kernel_launch(node):
-            launch = _torch.launch_of(node)
-            arguments = self._arguments(launch.args, launch.kwargs)
-            return f"{self._kernel(launch.kernel)}[{self.value(launch.grid)}]({arguments})"
+            kernel, grid, given, by_name = _torch.launch_of(node)
+            return f"{self._kernel(kernel)}[{self.value(grid)}]({self._arguments(given, by_name)})"
         if not node.kwargs and args and isinstance(target, Callable):  # type: ignore[arg-type]  # typing form
             infix = self._infix(target, args)
             if infix is not None:
@@ -235,11 +241,11 @@ class Expressions:
         return None
 
     def _method(self, node: fx.Node) -> str:
-        if not node.args or not isinstance(node.args[0], fx.Node):
+        owner, *rest = node.args or (None,)
+        if not isinstance(owner, fx.Node):
             raise CannotWrite(f"method {node.target!r}", "it is called on something that is not a node")
         if not _is_attribute(node.target):
             raise CannotWrite(f"method {node.target!r}", "its name is not an identifier")
-        owner, *rest = node.args
         return f"{self.value(owner)}.{node.target}({self._arguments(rest, node.kwargs)})"
 
     def _arguments(self, args: Any, kwargs: Mapping[str, Any]) -> str:
@@ -276,7 +282,10 @@ class Expressions:
         if isinstance(value, torch.Generator):
             return f"torch.Generator({str(value.device)!r}).manual_seed({value.initial_seed()})"
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-            return self._symbolic(value)
+            if isinstance(value, torch.SymInt) and (constant := value.node.maybe_as_int()) is not None:
+                return repr(constant)
+            what = f"the symbolic number {value}"
+            raise CannotWrite(what, "it stands in an argument and is no node of the graph")
         if (shared := shared_text(value)) is not None:
             self.roots.add("torch")
             self.imports |= {f"import {shared[1]}"} if shared[1] else set()
@@ -287,14 +296,6 @@ class Expressions:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise CannotWrite(f"an argument of type {kind}", "it has no literal form")
 
-    def _symbolic(self, value: Any) -> str:
-        constant = value.node.maybe_as_int() if isinstance(value, torch.SymInt) else None
-        if constant is None:
-            raise CannotWrite(
-                f"the symbolic number {value}", "it stands in an argument and is no node of the graph"
-            )
-        return repr(constant)
-
 
 def _stands_between(target: Any, args: tuple[Any, ...]) -> bool:
     """Whether the operator form computes something at run time and compiles without a warning."""
@@ -303,27 +304,13 @@ def _stands_between(target: Any, args: tuple[Any, ...]) -> bool:
     return any(isinstance(arg, fx.Node) for arg in args)
 
 
-def _number_or_text(value: Any) -> str:
-    """Numbers and strings by the plain type's repr: a subclass (numpy.float64) has one of its own."""
-    if isinstance(value, float | complex):
-        return number(complex(value)) if isinstance(value, complex) else number(float(value))
-    for kind in (int, str, bytes):
-        if isinstance(value, kind):
-            return kind.__repr__(value)
-    raise CannotWrite(type(value).__name__, "it has no literal form")
-
-
 def _is_attribute(name: Any) -> bool:
     return isinstance(name, str) and is_plain_identifier(name)
 
 
 def literal(value: Any) -> str:
     """``value`` as an expression in which ``torch`` is the only name. Raises CannotWrite naming its type."""
-
-    def refuse(node: fx.Node) -> str:
-        raise CannotWrite(f"node {node.name!r}", "it stands where only constants can")
-
-    write = Expressions(refuse)
+    write = Expressions()
     text = write.value(value)
     if write.imports:
         raise CannotWrite(text, "it takes an import, and stands where only constants can")

@@ -23,11 +23,8 @@ ENOUGH = 200
 SAMPLE = 1 << 16
 """Elements looked at to fit a distribution."""
 
-_OPAQUE = {
-    getattr(torch, name)
-    for name in ("bits8", "bits16", "bits1x8", "bits2x4", "bits4x2", "float4_e2m1fn_x2")
-    if hasattr(torch, name)
-}
+_OPAQUE_NAMES = ("bits8", "bits16", "bits1x8", "bits2x4", "bits4x2", "float4_e2m1fn_x2")
+_OPAQUE = {getattr(torch, name) for name in _OPAQUE_NAMES if hasattr(torch, name)}
 """Dtypes without numbers: made from bytes."""
 
 
@@ -107,11 +104,8 @@ def fit(value: Tensor, *, structured: bool = True, literal: bool = True) -> Fill
     if value.numel() == 1:
         return Fill(How.FULL, (value.item(),)) if value.ndim or not literal else literal_fill(value)
     if literal and value.numel() <= FEW and not value.is_floating_point() and not value.is_complex():
-        return (
-            literal_fill(value)
-            if bool((value != value.flatten()[0]).any())
-            else Fill(How.FULL, (value.flatten()[0].item(),))
-        )
+        first = value.flatten()[0]
+        return literal_fill(value) if bool((value != first).any()) else Fill(How.FULL, (first.item(),))
     if value.dtype is torch.bool:
         return _fit_bools(value, structured)
     if value.is_complex():
@@ -123,8 +117,12 @@ def _fit_bools(value: Tensor, structured: bool) -> Fill:
     share = value.float().mean().item()
     if share in (0.0, 1.0):
         return Fill(How.FULL, (share == 1.0,))
-    found = _triangle(value, True) if structured else None
-    return found or Fill(How.BOOLS, (_two_digits(min(max(share, 0.01), 0.99)),))
+    return (_triangle(value, True) if structured else None) or Fill(How.BOOLS, (_share(share),))
+
+
+def _share(share: float) -> float:
+    """``share`` of the values, in two digits; neither all nor none of them."""
+    return _two_digits(min(max(share, 0.01), 0.99))
 
 
 def _fit_integers(value: Tensor, structured: bool) -> Fill:
@@ -175,14 +173,11 @@ def _fit_few_values(value: Tensor, structured: bool) -> Fill | None:
     if len(distinct) != 2:
         return None
     first, second = distinct
-    if structured and 0 in distinct:
-        triangle = _triangle(value, second if first == 0 else first)
-        if triangle is not None:
-            return triangle
+    if structured and 0 in distinct and (found := _triangle(value, second if first == 0 else first)):
+        return found
     if value.numel() < 16 or not (math.isfinite(first) and math.isfinite(second)):
         return None
-    share = (value == first).double().mean().item()
-    return Fill(How.TWO_VALUES, (_two_digits(min(max(share, 0.01), 0.99)), first, second))
+    return Fill(How.TWO_VALUES, (_share((value == first).double().mean().item()), first, second))
 
 
 def _triangle(value: Tensor, inside: complex) -> Fill | None:

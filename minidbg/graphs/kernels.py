@@ -68,9 +68,8 @@ class Definitions:
                 elif used in USUAL:
                     self._look_up(used, sys.modules[USUAL[used]])
                 elif not hasattr(builtins, used):
-                    raise CannotWrite(
-                        f"the name {used}", "it was local where the kernel was defined, and is gone"
-                    )
+                    why = "it was local where the kernel was defined, and is gone"
+                    raise CannotWrite(f"the name {used}", why)
             self.texts[name] = self.texts.pop(name)  # it comes after what it looks up
         return str(name)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from minidbg import _torch
 from minidbg.graphs.attributes import lookup
-from minidbg.graphs.effects import STATISTICS, nested_graphs, tensors_in
+from minidbg.graphs.effects import STATISTICS, nested_graphs, nodes_in, tensors_in
 
 _READ_ONLY_MODULES = ("torch", "_operator", "operator", "math", "builtins")
 """Functions from here write only where name, schema or an ``inplace`` argument says so."""
@@ -40,6 +40,9 @@ _IN_PLACE = frozenset(
         *("and", "or", "xor", "lshift", "rshift", "concat"),
     )
 ) | {operator.setitem, operator.delitem}
+
+_GIVES_ITS_FIRST = _IN_PLACE | {getattr, operator.getitem}
+"""Functions that return their first argument or a view of it."""
 
 _TAKES_OVER = frozenset({"set_", "_set_data_attr", "swap_tensors"})
 """Functions after which their arguments may share memory."""
@@ -98,7 +101,7 @@ class _Memory:
 
     def add(self, node: fx.Node) -> None:
         """Find out what a computed node holds, after its arguments."""
-        if _computes_no_tensor(node):
+        if isinstance(_known_value(node), _NUMBERS):
             self._of[node] = frozenset()
             return
         known = bool(_storages(node))
@@ -119,7 +122,7 @@ class _Memory:
 def written_arguments(gm: fx.GraphModule, node: fx.Node) -> Iterator[fx.Node]:
     """The nodes among ``node``'s arguments whose values it may write to."""
     if node.kwargs.get("out") is not None:
-        yield from _nodes_in(node.kwargs["out"])
+        yield from nodes_in(node.kwargs["out"])
     if node.op == "call_module":
         yield from _written_by_module(lookup(gm, str(node.target)), node)
     elif nested := list(nested_graphs(node)):
@@ -150,13 +153,14 @@ def _written_by_name(node: fx.Node) -> Iterator[fx.Node]:
     """Arguments written by convention: ``add_``, ``__iadd__``, ``x[i] = y``, ``inplace=True``, statistics."""
     name = _name(node)
     if node.target in _IN_PLACE or _is_in_place_name(name):
-        yield from _nodes_in(node.args[:1])
+        yield from nodes_in(node.args[:1])
     if _argument(node, "inplace", _INPLACE_POSITIONS.get(name), default=False) is not False:
-        yield from _nodes_in(node.args[:1])
+        yield from nodes_in(node.args[:1])
     if name in STATISTICS and _says_training(node):
-        yield from _nodes_in((*node.args[1:], *node.kwargs.values()))
-    if name in _RENORMALISED and _gives_max_norm(node):
-        yield from _nodes_in((*node.args, *node.kwargs.values()))
+        yield from nodes_in((*node.args[1:], *node.kwargs.values()))
+    # embedding(input, weight, padding_idx, max_norm), embedding_bag(input, weight, offsets, max_norm)
+    if name in _RENORMALISED and _argument(node, "max_norm", 3, default=None) is not None:
+        yield from node.all_input_nodes
 
 
 def _is_in_place_name(name: str) -> bool:
@@ -168,11 +172,6 @@ def _is_in_place_name(name: str) -> bool:
 def _says_training(node: fx.Node) -> bool:
     key = "use_input_stats" if "use_input_stats" in node.kwargs else "training"
     return _argument(node, key, _STATISTICS_FLAG, default=True) is not False
-
-
-def _gives_max_norm(node: fx.Node) -> bool:
-    # embedding(input, weight, padding_idx, max_norm), embedding_bag(input, weight, offsets, max_norm)
-    return _argument(node, "max_norm", 3, default=None) is not None
 
 
 def _argument(node: fx.Node, key: str, position: int | None, *, default: Any) -> Any:
@@ -187,7 +186,7 @@ def _written_by_schema(node: fx.Node) -> Iterator[fx.Node]:
             # a list function of TorchScript shares its name with one of tensors: sort
             of_lists = str(argument.type) == "List[Tensor]" and isinstance(given, fx.Node)
             if "Tensor" in str(argument.type) and not of_lists:
-                yield from _nodes_in(given)
+                yield from nodes_in(given)
 
 
 def _is_written(argument: Any) -> bool:
@@ -211,9 +210,9 @@ def _written_by_module(module: Any, node: fx.Node) -> Iterator[fx.Node]:
         named = bool(node.kwargs)
         for position, argument in enumerate(node.args):
             if named or position in written:
-                yield from _nodes_in(argument)
+                yield from nodes_in(argument)
         if written:
-            yield from _nodes_in(tuple(node.kwargs.values()))
+            yield from nodes_in(tuple(node.kwargs.values()))
     elif not isinstance(module, nn.Module) or not _is_plain_module(module):
         yield from node.all_input_nodes
 
@@ -234,30 +233,25 @@ def _returned_arguments(node: fx.Node) -> list[fx.Node] | None:
     A schema tells what the layout decides too (``reshape`` is a view or a copy), which meta recorded for
     another layout would not.
     """
-    if (
-        node.target in (getattr, operator.getitem)
-        or node.target in _IN_PLACE
-        or _is_in_place_name(_name(node))
-    ):
-        return list(_nodes_in(node.args[:1]))
+    if node.target in _GIVES_ITS_FIRST or _is_in_place_name(_name(node)):
+        return nodes_in(node.args[:1])
     found: list[fx.Node] = []
     if "dropout" in _name(node):
         # eager returns the input itself when nothing is dropped; FakeTensors say it is new
-        found += _nodes_in(node.args[:1])
+        found += nodes_in(node.args[:1])
     for schema in _schemas(node):
         if any(value.alias_info for value in schema.returns):
             for _, given in _given(schema, node, lambda argument: argument.alias_info is not None):
-                found += _nodes_in(given)
+                found += nodes_in(given)
     return found or None
 
 
-def _computes_no_tensor(node: fx.Node) -> bool:
-    for key in ("example_value", "val"):
-        if key in node.meta:
-            return isinstance(
-                node.meta[key], bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
-            )
-    return False
+def _known_value(node: fx.Node) -> Any:
+    """The value that dynamo or AOTAutograd recorded for ``node``; None where none did."""
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
+_NUMBERS = bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
 
 
 def _name(node: fx.Node) -> str:
@@ -271,10 +265,8 @@ def _name(node: fx.Node) -> str:
 
 def _schemas(node: fx.Node) -> tuple[Any, ...]:
     """The operator schemas that ``node`` may stand for; of a torch function those of the same name in aten."""
-    path = _torch.operator_path(node.target)
-    if path is None:
-        name = _name(node)
-        path = f"torch.ops.aten.{name}" if name.isidentifier() else ""
+    name = _name(node)
+    path = _torch.operator_path(node.target) or (f"torch.ops.aten.{name}" if name.isidentifier() else "")
     # an overload that writes to out= stands for no call without out=
     return tuple(
         schema
@@ -288,19 +280,10 @@ def _known_schemas(path: str) -> tuple[Any, ...]:
     return _torch.operator_schemas(path) if path else ()
 
 
-def _nodes_in(value: Any) -> Iterable[fx.Node]:
-    found: list[fx.Node] = []
-    fx.map_arg(value, found.append)
-    return found
-
-
 def _storages(node: fx.Node) -> frozenset[int]:
     """Identities of the memory behind a node's known value; empty when nothing is known."""
-    for key in ("example_value", "val"):
-        if key in node.meta:
-            return frozenset(
-                _torch.storage_identity(tensor)
-                for tensor in tensors_in(node.meta[key])
-                if tensor.layout is torch.strided and not _torch.is_inside_functorch(tensor)
-            )
-    return frozenset()
+    return frozenset(
+        _torch.storage_identity(tensor)
+        for tensor in tensors_in(_known_value(node))
+        if tensor.layout is torch.strided and not _torch.is_inside_functorch(tensor)
+    )

@@ -7,13 +7,13 @@ a node's name is text from a stranger.
 from __future__ import annotations
 
 import builtins
-import enum
+import itertools
 import keyword
 import pkgutil
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -24,22 +24,10 @@ from torch import fx
 from minidbg import _torch
 from minidbg.errors import CannotWrite
 
-RESERVED = frozenset(
-    {
-        *keyword.kwlist,
-        *dir(builtins),
-        "self",
-        "torch",
-        "constants",
-        # fx renames nodes that are called like these, so a name read back would not be the name written
-        "inf",
-        "nan",
-        "NoneType",
-        "device",
-        "fx_pytree",
-        "pytree",
-    }
-)
+_RENAMED_BY_FX = ("inf", "nan", "NoneType", "device", "fx_pytree", "pytree")
+"""Nodes that are called like these get another name, so a name read back would not be the name written."""
+
+RESERVED = frozenset({*keyword.kwlist, *dir(builtins), "self", "torch", "constants", *_RENAMED_BY_FX})
 """Names that no value of a written graph may have."""
 
 _FROM_SOURCE = re.compile(r"[LG]_(.+?)_?|[lg]_(.+?)_")
@@ -114,14 +102,8 @@ class Names:
 
     def unique(self, *candidates: str) -> str:
         """The first free candidate, else the last one with the next free number."""
-        for name in candidates:
-            if name not in self._used:
-                self._used.add(name)
-                return name
-        number = 1
-        while f"{candidates[-1]}_{number}" in self._used:
-            number += 1
-        name = f"{candidates[-1]}_{number}"
+        free = (name for name in candidates if name not in self._used)
+        name = next(free, None) or numbered(candidates[-1], self._used)
         self._used.add(name)
         return name
 
@@ -131,48 +113,42 @@ def class_name(attribute: str, used: set[str]) -> str:
     words = _NOT_IN_NAMES.sub("_", attribute).split("_")
     base = "".join(word[:1].upper() + word[1:] for word in words)
     base = base if base and not base[0].isdigit() else f"Graph{base}"
-    name, number = base, 1
-    while name in used or name in RESERVED:
-        name, number = f"{base}_{number}", number + 1
-    return name
+    return numbered(base, used | RESERVED)
+
+
+def numbered(name: str, used: Set[str]) -> str:
+    """``name``, or ``name_1``, ``name_2``...: the first that is not in ``used``."""
+    further = (f"{name}_{number}" for number in itertools.count(1))
+    return next(one for one in itertools.chain([name], further) if one not in used)
 
 
 _PUBLIC_HOMES = (
-    "builtins",
-    "operator",
-    "math",
-    "torch",
-    "torch.nn.functional",
-    "torch.linalg",
-    "torch.fft",
-    "torch.special",
-    "torch.sparse",
-    "torch.nested",
-    "torch.Tensor",
-    "torch.nn",
-    "torch._C._nn",
-    "torch._C",
+    *("builtins", "operator", "math", "torch", "torch.nn.functional", "torch.linalg", "torch.fft"),
+    *(
+        "torch.special",
+        "torch.sparse",
+        "torch.nested",
+        "torch.Tensor",
+        "torch.nn",
+        "torch._C._nn",
+        "torch._C",
+    ),
 )
 """Where functions are looked for by identity, the best name first."""
 
 LOADED_WITH_TORCH = frozenset(
     {
-        "torch",
-        "torch.amp",
-        "torch.amp.autocast_mode",
-        "torch.autograd",
-        "torch.autograd.function",
-        "torch.autograd.grad_mode",
-        "torch.fft",
-        "torch.functional",
-        "torch.linalg",
-        "torch.nested",
-        "torch.nn",
-        "torch.nn.functional",
-        "torch.special",
-        "torch.sparse",
-        "torch.utils.checkpoint",
-        "torch._C",
+        *(
+            "torch",
+            "torch._C",
+            "torch.functional",
+            "torch.nn",
+            "torch.nn.functional",
+            "torch.utils.checkpoint",
+        ),
+        *("torch.amp", "torch.amp.autocast_mode"),
+        *("torch.autograd", "torch.autograd.function", "torch.autograd.grad_mode"),
+        *("torch.fft", "torch.linalg", "torch.nested", "torch.special", "torch.sparse"),
     }
 )
 """Modules that ``import torch`` brings; any other is imported by name."""
@@ -199,11 +175,9 @@ def reference_to(value: Any) -> Reference:
     Every answer was looked up again and gave ``value`` itself. Raises CannotWrite for what no name reaches:
     lambdas, local functions, functions of ``__main__``.
     """
-    operator_path = _torch.operator_path(value)
-    if operator_path is not None:
+    if (operator_path := _torch.operator_path(value)) is not None:
         return _operator_reference(operator_path, value)
-    known = _index().get(id(value))
-    if known is not None:
+    if (known := _index().get(id(value))) is not None:
         return _with_import(known)
     for module, path in _places(value):
         if module != "__main__" and all(map(is_plain_identifier, [*module.split("."), *path.split(".")])):
@@ -245,20 +219,17 @@ def _attribute_module(name: str) -> Any:
 
 def _places(value: Any) -> Iterator[tuple[str, str]]:
     """Module and dotted path where ``value`` may live."""
-    if isinstance(value, enum.Enum):
-        yield type(value).__module__, f"{type(value).__qualname__}.{value.name}"
-    elif hasattr(type(value), "__members__"):  # an enum of pybind11
+    kind, home = type(value).__qualname__, type(value).__module__
+    if hasattr(type(value), "__members__"):  # an enum of Python or of pybind11
         name = getattr(value, "name", "")
-        yield type(value).__module__, f"{type(value).__qualname__}.{name}"
-        yield type(value).__module__, f"{type(value).__qualname__.lstrip('_')}.{name}"
+        yield home, f"{kind}.{name}"
+        yield home, f"{kind.lstrip('_')}.{name}"
     module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if isinstance(module, str) and isinstance(path, str):
         yield module, path
         yield module, path.rpartition(".")[2]
-    home = sys.modules.get(type(value).__module__)
-    for name, found in list(vars(home).items()) if home is not None else ():
-        if found is value:
-            yield type(value).__module__, name
+    globals_of_home = dict(getattr(sys.modules.get(home), "__dict__", {}))
+    yield from ((home, name) for name, found in globals_of_home.items() if found is value)
 
 
 def _with_import(text: str, module: str = "") -> Reference:
@@ -276,22 +247,17 @@ def _with_import(text: str, module: str = "") -> Reference:
 @cache
 def _index() -> dict[int, str]:
     """Identity of each public function to its name. The functions live as long as their modules: ids stay valid."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecated names warn when they are looked at
-        return _look_through_homes()
-
-
-def _look_through_homes() -> dict[int, str]:
     names: dict[int, str] = {}
-    for home in _PUBLIC_HOMES:
-        owner = pkgutil.resolve_name(home)
-        for name in dir(owner):
-            if name.startswith("__"):
-                continue  # operator.__add__ is operator.add
-            value = getattr(owner, name, None)
-            # a name that is bound anew at each look-up leads to no lasting object
-            if callable(value) and is_plain_identifier(name) and getattr(owner, name) is value:
-                names.setdefault(id(value), f"{home}.{name}")
+    with warnings.catch_warnings(action="ignore"):  # deprecated names warn when they are looked at
+        for home in _PUBLIC_HOMES:
+            owner = pkgutil.resolve_name(home)
+            for name in dir(owner):
+                if name.startswith("__"):
+                    continue  # operator.__add__ is operator.add
+                value = getattr(owner, name, None)
+                # a name that is bound anew at each look-up leads to no lasting object
+                if callable(value) and is_plain_identifier(name) and getattr(owner, name) is value:
+                    names.setdefault(id(value), f"{home}.{name}")
     return names
 
 

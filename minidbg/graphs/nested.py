@@ -13,16 +13,15 @@ import torch
 from torch import fx
 
 from minidbg import _torch
-from minidbg.graphs.effects import Mode, attribute_of, mode_of, nested_graphs, op_name
+from minidbg.graphs.effects import Mode, attribute_of, is_graph, mode_of, nested_graphs, nodes_in, op_name
 from minidbg.graphs.pieces import drop_unused_attributes, rewritten, with_graph_inlined
 
 
 def holders(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
     """The calls that run a nested graph, in order: higher-order ops, and submodules that are graph modules."""
     for node in graph_module.graph.nodes:
-        if (node.op == "call_function" and any(nested_graphs(node))) or (
-            node.op == "call_module" and isinstance(attribute_of(node), fx.GraphModule)
-        ):
+        is_submodule = node.op == "call_module" and isinstance(attribute_of(node), fx.GraphModule)
+        if is_submodule or (node.op == "call_function" and any(nested_graphs(node))):
             yield node
 
 
@@ -30,28 +29,34 @@ def branches(node: fx.Node) -> list[tuple[str, fx.GraphModule]]:
     """Attribute path and graph of each graph that ``node`` runs, each once."""
     if node.op == "call_module":
         return [(str(node.target), attribute_of(node))]
-    found = {}
-    for argument in node.all_input_nodes:
-        value = attribute_of(argument) if argument.op == "get_attr" else None
-        if isinstance(value, fx.GraphModule):
-            found[str(argument.target)] = value
+    found = {str(one.target): attribute_of(one) for one in node.all_input_nodes if is_graph(one)}
     return list(found.items())
 
 
 def operands(node: fx.Node, branch: fx.GraphModule) -> list[Any] | None:
     """What ``node`` hands to each input of ``branch``; None when it has too few arguments for that."""
-    count = sum(inner.op == "placeholder" for inner in branch.graph.nodes)
-    given = [value for value in _flat(node.args) if not _is_graph(value)]
+    count, given = len(branch.graph.find_nodes(op="placeholder")), _operands(node)
     return given[len(given) - count :] if count <= len(given) else None
+
+
+def _operands(node: fx.Node) -> list[Any]:
+    """The leaves of ``node``'s arguments that are no graphs."""
+    return [value for value in _flat(node.args) if not is_graph(value)]
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple | list):
+        for part in value:
+            yield from _flat(part)
+    else:
+        yield value
 
 
 def inlined(graph_module: fx.GraphModule, node: fx.Node, path: str) -> fx.GraphModule | None:
     """``graph_module`` with the nested graph at ``path`` in the place of ``node``; None when its operands do not fit."""
     branch = dict(branches(node))[path]
     given = operands(node, branch)
-    if given is None:
-        return None
-    return with_graph_inlined(graph_module, node, branch, path, given)
+    return None if given is None else with_graph_inlined(graph_module, node, branch, path, given)
 
 
 def with_branch(graph_module: fx.GraphModule, path: str, branch: fx.GraphModule) -> fx.GraphModule:
@@ -99,7 +104,7 @@ def values_like_examples(branch: fx.GraphModule) -> list[Any] | None:
 def without_operand(graph_module: fx.GraphModule, node: fx.Node, place: int) -> fx.GraphModule | None:
     """``graph_module`` without the operand of ``node`` that is input ``place`` of its graphs; None when one uses it."""
     nested = branches(node)
-    counts = {sum(inner.op == "placeholder" for inner in branch.graph.nodes) for _, branch in nested}
+    counts = {len(branch.graph.find_nodes(op="placeholder")) for _, branch in nested}
     given = operands(node, nested[0][1])
     if given is None or len(counts) != 1 or node.kwargs:
         return None
@@ -109,7 +114,7 @@ def without_operand(graph_module: fx.GraphModule, node: fx.Node, place: int) -> 
         if smaller is None:
             return None
         made = with_branch(made, path, smaller)
-    position = len([value for value in _flat(node.args) if not _is_graph(value)]) - len(given) + place
+    position = len(_operands(node)) - len(given) + place
     edited = next(other for other in made.graph.nodes if other.name == node.name)
     edited.args = _without_flat(edited.args, position)
     drop_unused_attributes(made.graph)
@@ -117,7 +122,7 @@ def without_operand(graph_module: fx.GraphModule, node: fx.Node, place: int) -> 
 
 
 def _without_input(branch: fx.GraphModule, place: int) -> fx.GraphModule | None:
-    gone = [node for node in branch.graph.nodes if node.op == "placeholder"][place]
+    gone = branch.graph.find_nodes(op="placeholder")[place]
     if gone.users or isinstance(gone.meta.get("example_value"), torch.SymInt):
         return None
     return rewritten(branch, without={gone})
@@ -131,7 +136,7 @@ def _without_flat(args: Any, position: int) -> Any:
         nonlocal seen
         if isinstance(value, tuple | list):
             return type(value)(part for item in value if (part := visit(item)) is not GONE)
-        if not _is_graph(value):
+        if not is_graph(value):
             seen += 1
             return GONE if seen == position else value
         return value
@@ -142,31 +147,15 @@ def _without_flat(args: Any, position: int) -> Any:
 GONE = object()
 
 
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, tuple | list):
-        for part in value:
-            yield from _flat(part)
-    else:
-        yield value
-
-
-def _is_graph(value: Any) -> bool:
-    return (
-        isinstance(value, fx.Node)
-        and value.op == "get_attr"
-        and isinstance(attribute_of(value), fx.GraphModule)
-    )
-
-
 def shorter_arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:
     """``node``'s arguments with one left out: the last ones first, then keyword ones. Values of nodes stay."""
     if _torch.is_kernel_launch(node):  # numbers in a table; and a kernel checks nothing that it is given
         return
     for count in range(1, len(node.args)):
-        if not any(_holds_node(argument) for argument in node.args[count:]):
+        if not nodes_in(node.args[count:]):
             yield node.args[:count], node.kwargs
     for key, value in node.kwargs.items():
-        if not _holds_node(value):
+        if not nodes_in(value):
             yield node.args, {other: kept for other, kept in node.kwargs.items() if other != key}
 
 
@@ -207,26 +196,14 @@ def weight_of(value: Any) -> float:
 
 def with_sizes(value: Any, sizes: Mapping[int, int]) -> Any:
     """``value`` with each int that is a key replaced, tuples and lists opened; for shapes among the arguments."""
-    if isinstance(value, bool | fx.Node):
-        return value
-    if isinstance(value, int):
-        return sizes.get(value, value)
     if isinstance(value, tuple | list):
         return type(value)(with_sizes(part, sizes) for part in value)
-    return value
+    return sizes.get(value, value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def with_dtype(value: Any, old: torch.dtype, new: torch.dtype) -> Any:
     """``value`` with one dtype replaced by another, tuples and lists opened."""
-    if isinstance(value, tuple | list):
-        return type(value)(with_dtype(part, old, new) for part in value)
-    return new if value is old else value
-
-
-def _holds_node(value: Any) -> bool:
-    found: list[fx.Node] = []
-    fx.map_arg(value, lambda node: found.append(node))
-    return bool(found)
+    return fx.node.map_aggregate(value, lambda part: new if part is old else part)
 
 
 UNTRACEABLE = (fx.proxy.TraceError, TypeError, ValueError, RuntimeError, AttributeError, LookupError)
@@ -249,17 +226,7 @@ def flattened(graph_module: fx.GraphModule, node: fx.Node) -> fx.GraphModule | N
 
 def _bound(inner: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
     """What each placeholder of ``inner`` is given; None when one is given nothing."""
-    values = list(args)
-    found: list[Any] = []
-    for node in inner.graph.nodes:
-        if node.op != "placeholder":
-            continue
-        if values:
-            found.append(values.pop(0))
-        elif node.target in kwargs:
-            found.append(kwargs[str(node.target)])
-        elif node.args:
-            found.append(node.args[0])
-        else:
-            return None
-    return found
+    rest = inner.graph.find_nodes(op="placeholder")[len(args) :]
+    if not all(node.target in kwargs or node.args for node in rest):
+        return None
+    return [*args, *(kwargs[node.target] if node.target in kwargs else node.args[0] for node in rest)]

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from minidbg.references.source_text import edited
+
 _IPYTHON = re.compile(r"<ipython-input-(\d+)-[0-9a-f]+>")
 _KERNEL = re.compile(r"[/\\]ipykernel_\d+[/\\]\d+\.py$")
 
@@ -26,33 +28,22 @@ def cell_name(file: str) -> str:
 
     A kernel names its cells by a hash; which one it was is asked of the shell, while it runs.
     """
-    match = _IPYTHON.fullmatch(file)
-    if match:
+    if match := _IPYTHON.fullmatch(file):
         return f"cell {match[1]}"
     if not _KERNEL.search(file):
         return ""
-    number = _numbers().get(file)
-    return f"cell {number}" if number is not None else "a notebook cell"
-
-
-def _numbers() -> dict[str, int]:
-    """The shell's own table: file name to the number in ``In [3]``. Empty without a shell."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    # IPython's CachingCompiler keeps it; seen in 8 and 9
-    found = getattr(getattr(shell, "compile", None), "_filename_map", {})
-    return dict(found) if isinstance(found, dict) else {}
+    # IPython's CachingCompiler keeps file names and the numbers in ``In [3]``; seen in 8 and 9
+    numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    number = numbers.get(file) if isinstance(numbers, dict) else None
+    return f"cell {number}" if number is not None else "a notebook cell"
 
 
 _FRAME = re.compile(r' *File "(.*)", line (\d+).*')
 _LOCATION = re.compile(r"(.+):(\d+)")
 TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 HUNTS_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "hunt", "")
-
-
-def plain(text: str) -> str:
-    """``text`` on one line, without characters that could end a comment or hide in it."""
-    return "".join(char if char.isprintable() else "?" for char in text).strip()
 
 
 def user_frames(node: fx.Node) -> Iterator[tuple[str, str, str]]:
@@ -68,7 +59,9 @@ def user_frames(node: fx.Node) -> Iterator[tuple[str, str, str]]:
 def location(node: fx.Node) -> str:
     """``train.py:41`` of the innermost user frame known for ``node``, or nothing."""
     for file, line, _ in user_frames(node):
-        return f"{cell_name(file) or plain(os.path.basename(file))}:{line}"
+        # without characters that could end a comment or hide in it
+        name = "".join(char if char.isprintable() else "?" for char in os.path.basename(file)).strip()
+        return f"{cell_name(file) or name}:{line}"
     return ""
 
 
@@ -124,11 +117,8 @@ def mentions(message: str, node: fx.Node) -> bool:
 
 def short_path(file: str) -> str:
     """Relative to the working directory where it lies in it, else the file's name: a path may tell too much."""
-    cell = cell_name(file)
-    if cell:
-        return cell
     relative = os.path.relpath(file)
-    return Path(file).name if relative.startswith("..") else relative
+    return cell_name(file) or (Path(file).name if relative.startswith("..") else relative)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,17 +167,13 @@ def read_recipes(function_source: str, names: Sequence[str]) -> dict[str, Recipe
     body = [node for node in function.body[:-1] if not _is_frame(node)]
     if not all(isinstance(node, ast.Assign | ast.Expr | ast.With | ast.AugAssign) for node in body):
         return {}
-    steps = [_Step(dedented(function_source, node), _bound(node), _used(node)) for node in body]
+    steps = [_Step(dedented(function_source, node), _names(node, ast.Store), _used(node)) for node in body]
     returned = function.body[-1].value
     values = returned.elts if isinstance(returned, ast.Tuple | ast.List) else []
     if len(values) != len(names):
         return {}
-    made = {}
-    for name, value in zip(names, values, strict=True):
-        recipe = _recipe(steps, name, value, function_source)
-        if recipe is not None:
-            made[name] = recipe
-    return made
+    made = (_recipe(steps, name, value, function_source) for name, value in zip(names, values, strict=True))
+    return {name: recipe for name, recipe in zip(names, made, strict=True) if recipe is not None}
 
 
 def _recipe(steps: Sequence[_Step], name: str, value: ast.expr, source: str) -> Recipe | None:
@@ -201,8 +187,8 @@ def _recipe(steps: Sequence[_Step], name: str, value: ast.expr, source: str) -> 
 def _closed(recipe: Recipe) -> Recipe | None:
     """``recipe`` if it runs wherever ``inputs`` does, and makes the name it says."""
     tree = ast.parse("\n".join(recipe.statements))
-    free = _names(tree, ast.Load) - _names(tree, ast.Store) - _GIVEN
-    return None if free or recipe.name not in _names(tree, ast.Store) else recipe
+    bound = _names(tree, ast.Store)
+    return recipe if _names(tree, ast.Load) <= bound | _GIVEN and recipe.name in bound else None
 
 
 _GIVEN = frozenset(
@@ -244,14 +230,10 @@ def _names(node: ast.AST, context: type[ast.expr_context]) -> frozenset[str]:
     )
 
 
-def _bound(node: ast.stmt) -> frozenset[str]:
-    return _names(node, ast.Store)
-
-
 def _used(node: ast.stmt) -> frozenset[str]:
     used = _names(node, ast.Load) - _GIVEN
     # x += 1 and x[0] = nan need the value that was there.
-    return used | (_bound(node) if isinstance(node, ast.AugAssign | ast.With) else frozenset())
+    return used | _names(node, ast.Store) if isinstance(node, ast.AugAssign | ast.With) else used
 
 
 def dedented(source: str, node: ast.stmt | ast.expr, indent: int | None = None) -> str:
@@ -284,9 +266,5 @@ def _string_lines(node: ast.AST) -> set[int]:
 
 def _renamed(text: str, old: str, new: str) -> str:
     """``text`` with the variable ``old`` called ``new``, everything else as it is written."""
-    places = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name) and node.id == old]
-    lines = [line.encode() for line in text.split("\n")]
-    for node in sorted(places, key=lambda node: (node.lineno, node.col_offset), reverse=True):
-        line = lines[node.lineno - 1]
-        lines[node.lineno - 1] = line[: node.col_offset] + new.encode() + line[node.end_col_offset :]
-    return b"\n".join(lines).decode()
+    names = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name) and node.id == old)
+    return edited(text, ((node.lineno, node.col_offset, node.end_col_offset or 0, new) for node in names))

@@ -10,7 +10,7 @@ import ast
 import builtins
 import operator
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch import fx, nn
 from minidbg import _torch
 from minidbg.errors import MinidbgError
 from minidbg.graphs.attributes import used_targets
-from minidbg.graphs.effects import FORMS, ContextForm
+from minidbg.graphs.effects import FORMS
 from minidbg.graphs.expressions import BINARY, GET_DATA, UNARY
 from minidbg.graphs.names import Names
 from minidbg.graphs.origins import comments_by_line, stack_trace
@@ -54,11 +54,34 @@ def read_module(class_source: str, namespace: Mapping[str, Any]) -> fx.GraphModu
         raise NotOurForm("it is not exactly one class")
     definition = body[0]
     _check_init(definition)
-    own = dict(namespace)
+    own, comments = dict(namespace), comments_by_line(text)
     exec(compile(text, "<repro class>", "exec", dont_inherit=True), own)
     with torch.random.fork_rng(devices=[]):
-        instance = own[definition.name]()
-    return _ClassReader(own, comments_by_line(text)).read(definition, instance)
+        outermost = own[definition.name]()
+    made: dict[int, fx.GraphModule] = {}
+
+    def read(definition: ast.ClassDef, instance: nn.Module) -> fx.GraphModule:
+        """The graph module of ``instance``, an instance of the class ``definition``; one for each instance."""
+        if id(instance) in made:
+            return made[id(instance)]
+        nested = {item.name: item for item in definition.body if isinstance(item, ast.ClassDef)}
+        functions = {item.name: item for item in definition.body if isinstance(item, ast.FunctionDef)}
+        if "forward" not in functions:
+            raise NotOurForm("it has no forward", definition)
+        graph = _ForwardReader(functions["forward"], own, comments).graph
+        root: dict[str, Any] = {}
+        for target in used_targets(graph):
+            try:
+                value: Any = operator.attrgetter(target)(instance)
+            except AttributeError:
+                raise NotOurForm(f"forward uses self.{target}, which __init__ does not make") from None
+            inner = nested.get(type(value).__name__) if isinstance(value, nn.Module) else None
+            is_ours = type(value).__qualname__ == f"{type(instance).__qualname__}.{type(value).__name__}"
+            root[target] = read(inner, value) if inner is not None and is_ours else value
+        made[id(instance)] = _torch.lazy_graph_module(root, graph)
+        return made[id(instance)]
+
+    return read(definition, outermost)
 
 
 def _check_init(definition: ast.ClassDef) -> None:
@@ -74,47 +97,7 @@ def _check_init(definition: ast.ClassDef) -> None:
             raise NotOurForm("a class holds only nested classes, __init__ and forward", item)
 
 
-class _ClassReader:
-    """Reads a class and the classes nested in it; one graph module for each instance."""
-
-    def __init__(self, namespace: Mapping[str, Any], comments: Mapping[int, str]) -> None:
-        self._namespace = namespace
-        self._comments = comments
-        self._read: dict[int, fx.GraphModule] = {}
-
-    def read(self, definition: ast.ClassDef, instance: nn.Module) -> fx.GraphModule:
-        """The graph module of ``instance``, an instance of the class ``definition``."""
-        if id(instance) in self._read:
-            return self._read[id(instance)]
-        nested = {item.name: item for item in definition.body if isinstance(item, ast.ClassDef)}
-        forward = next(
-            (
-                item
-                for item in definition.body
-                if isinstance(item, ast.FunctionDef) and item.name == "forward"
-            ),
-            None,
-        )
-        if forward is None:
-            raise NotOurForm("it has no forward", definition)
-        graph = ForwardReader(forward, self._namespace, self._comments).graph
-        root: dict[str, Any] = {}
-        for target in used_targets(graph):
-            try:
-                value: Any = operator.attrgetter(target)(instance)
-            except AttributeError:
-                raise NotOurForm(f"forward uses self.{target}, which __init__ does not make") from None
-            inner = nested.get(type(value).__name__) if isinstance(value, nn.Module) else None
-            is_ours = (
-                inner is not None
-                and type(value).__qualname__ == f"{type(instance).__qualname__}.{inner.name}"
-            )
-            root[target] = self.read(inner, value) if inner is not None and is_ours else value
-        made = self._read[id(instance)] = _torch.lazy_graph_module(root, graph)
-        return made
-
-
-class ForwardReader:
+class _ForwardReader:
     """Reads one ``forward`` into ``graph``."""
 
     def __init__(
@@ -124,7 +107,8 @@ class ForwardReader:
         self._namespace = namespace
         self._comments = comments
         self._locals: dict[str, fx.Node] = {}
-        self._free_names = Names(_assigned_names(forward))
+        names = (item for item in ast.walk(forward) if isinstance(item, ast.arg | ast.Name))
+        self._free_names = Names(one.arg if isinstance(one, ast.arg) else one.id for one in names)
         self._read_parameters(forward)
         *statements, last = forward.body
         for statement in statements:
@@ -163,7 +147,10 @@ class ForwardReader:
 
     def _read_block(self, call: ast.Call, body: list[ast.stmt]) -> fx.Node:
         """The node that enters the block, after all that it holds has been read."""
-        form = self._context_form(call)
+        manager = self._global(call.func)
+        form = next((form for form in FORMS if form.manager is manager), None)
+        if form is None or call.keywords:
+            raise NotOurForm(f"a block of {ast.unparse(call.func)}", call)
         enter = self._add("call_function", form.enter, tuple(map(self._value, call.args)), {}, None)
         for statement in body:
             if not isinstance(statement, ast.Pass):
@@ -171,17 +158,8 @@ class ForwardReader:
         self._add("call_function", form.exit, (enter,), {}, None)
         return enter
 
-    def _context_form(self, call: ast.Call) -> ContextForm:
-        manager = self._global(call.func)
-        for form in FORMS:
-            if form.manager is manager and not call.keywords:
-                return form
-        raise NotOurForm(f"a block of {ast.unparse(call.func)}", call)
-
     def _located(self, node: fx.Node, statement: ast.stmt) -> fx.Node:
-        comment = self._comments.get(statement.lineno)
-        trace = stack_trace(comment) if comment else None
-        if trace:
+        if trace := stack_trace(self._comments.get(statement.lineno, "")):
             node.meta["stack_trace"] = trace
         return node
 
@@ -316,27 +294,16 @@ class ForwardReader:
 def _self_path(expression: ast.expr) -> str | None:
     """``a.b`` of ``self.a.b`` and of ``getattr(self.a, 'b')``; None for what does not start at self."""
     match expression:
-        case ast.Attribute(value=ast.Name(id="self"), attr=attr):
-            return attr
         case ast.Attribute(value=owner, attr=attr):
-            path = _self_path(owner)
-            return None if path is None else f"{path}.{attr}"
-        case ast.Call(
-            func=ast.Name(id="getattr"), args=[owner, ast.Constant(value=str() as attr)], keywords=[]
-        ):
-            if isinstance(owner, ast.Name):
-                return attr if owner.id == "self" else None
-            path = _self_path(owner)
-            return None if path is None else f"{path}.{attr}"
-    return None
-
-
-def _assigned_names(forward: ast.FunctionDef) -> Iterator[str]:
-    for item in ast.walk(forward):
-        if isinstance(item, ast.arg):
-            yield item.arg
-        elif isinstance(item, ast.Name):
-            yield item.id
+            pass
+        case ast.Call(ast.Name(id="getattr"), args=[owner, ast.Constant(value=str() as attr)], keywords=[]):
+            pass
+        case _:
+            return None
+    if isinstance(owner, ast.Name):
+        return attr if owner.id == "self" else None
+    path = _self_path(owner)
+    return None if path is None else f"{path}.{attr}"
 
 
 def _symbols() -> dict[tuple[type, int], Callable[..., Any]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from torch import fx
 
@@ -44,20 +45,17 @@ class CannotExtract(Exception):
 def alike(facts: Mapping[fx.Node, Fact], one: fx.Node, other: fx.Node) -> bool:
     """Whether both are tensors of the same shape, dtype and device."""
     first, second = facts.get(one), facts.get(other)
-    if first is None or second is None or first.kind is not FactKind.TENSOR:
-        return False
-    return second.kind is FactKind.TENSOR and first.like == second.like
+    return is_tensor(first) and is_tensor(second) and first.like == second.like
+
+
+def is_tensor(fact: Fact | None) -> TypeGuard[Fact]:
+    return fact is not None and fact.kind is FactKind.TENSOR
 
 
 def is_unpacking(node: fx.Node, facts: Mapping[fx.Node, Fact]) -> bool:
     """Whether ``node`` only takes a part out of a tuple value."""
-    if (
-        node.op != "call_function"
-        or node.target is not operator.getitem
-        or not isinstance(node.args[0], fx.Node)
-    ):
-        return False
-    fact = facts.get(node.args[0])
+    whole = node.args[0] if node.target is operator.getitem else None
+    fact = facts.get(whole) if isinstance(whole, fx.Node) else None
     return fact is not None and fact.kind is FactKind.TUPLE
 
 
@@ -72,9 +70,8 @@ def copy_node(
     ``argument`` gives what stands for a node of the old graph in ``arguments``, by default the node's own args and kwargs.
     """
     args, kwargs = arguments or (node.args, node.kwargs)
-    return _torch.append_node(
-        graph, node, fx.map_arg(args, argument), fx.map_arg(kwargs, argument) if kwargs else {}
-    )
+    new_kwargs = fx.map_arg(kwargs, argument) if kwargs else {}
+    return _torch.append_node(graph, node, fx.map_arg(args, argument), new_kwargs)
 
 
 def rewritten(
@@ -111,7 +108,7 @@ def with_graph_inlined(
     for old in graph_module.graph.nodes:
         if old is node:
             new[old] = _append_graph(graph, inner, path, fx.map_arg(list(given), new.__getitem__))
-        elif _takes_part_of(old, node) and isinstance(new[node], tuple | list):
+        elif old.target is operator.getitem and old.args[0] is node and isinstance(new[node], tuple | list):
             new[old] = new[node][old.args[1]]
         else:
             new[old] = copy_node(graph, old, new.__getitem__)
@@ -135,14 +132,10 @@ def _append_graph(graph: fx.Graph, inner: fx.GraphModule, path: str, given: Sequ
     raise AssertionError("a graph has an output node")
 
 
-def _takes_part_of(node: fx.Node, whole: fx.Node) -> bool:
-    return node.op == "call_function" and node.target is operator.getitem and node.args[0] is whole
-
-
 def drop_unused_attributes(graph: fx.Graph) -> None:
     """Erase the get_attr nodes that nothing uses."""
-    for node in list(graph.nodes):
-        if node.op == "get_attr" and not node.users:
+    for node in graph.find_nodes(op="get_attr"):
+        if not node.users:
             graph.erase_node(node)
 
 
@@ -174,10 +167,6 @@ def _without(argument: Any, gone: Set[fx.Node]) -> Any:
     if not left and argument:
         raise CannotExtract("a list would be empty")
     return type(argument)(left)
-
-
-def is_tensor(fact: Fact | None) -> bool:
-    return fact is not None and fact.kind is FactKind.TENSOR
 
 
 def first_tensor(fact: Fact) -> Path | None:
@@ -223,20 +212,11 @@ def without_orphans(
             found.add(node)
     for node in reversed([node for node in recording.nodes if node in found]):
         fact = facts.get(node)
-        if (
-            fact is None
-            or node in recording.writing
-            or node in kept_for
-            or any(user in found for user in node.users)
-        ):
+        if fact is None or node in recording.writing or node in kept_for or not found.isdisjoint(node.users):
             continue
         if fact.kind is FactKind.TUPLE and not whole_tuples:
-            part = next(
-                (user for user in node.users if is_unpacking(user, facts) and is_tensor(facts.get(user))),
-                None,
-            )
-            if part is not None:
-                found.add(part)
+            parts = (user for user in node.users if is_unpacking(user, facts))
+            found |= set(itertools.islice((part for part in parts if is_tensor(facts.get(part))), 1))
         elif fact.kind in (FactKind.NUMBER, FactKind.PLAIN) and len(found) > 1 and not _acts(node, fact):
             found.discard(node)
     return found
@@ -264,10 +244,7 @@ def with_modes(recording: Recording, keep: Set[fx.Node], without: Set[fx.Node]) 
 
 def _grad_changes(recording: Recording, needed: Set[fx.Node], without: Set[fx.Node]) -> set[fx.Node]:
     """The settings of grad mode that make a difference to a needed node, and one to end as the whole graph ends."""
-    settings = sorted(
-        (node for node in recording.mode_changes if mode_of(node) is Mode.GRAD),
-        key=recording.index.__getitem__,
-    )
+    settings = [node for node in recording.nodes if mode_of(node) is Mode.GRAD]
     state = start = recording.grad
     pending: fx.Node | None = None
     changes: set[fx.Node] = set()

@@ -19,14 +19,8 @@ from minidbg import _torch
 from minidbg.case import Case
 
 COLLECTIVES = (
-    "c10d",
-    "c10d_functional",
-    "_c10d_functional",
-    "_c10d_functional_autograd",
-    "symm_mem",
-    "rpc",
-    "fsdp",
-    "_dtensor",
+    *("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd"),
+    *("symm_mem", "rpc", "fsdp", "_dtensor"),
 )
 """Namespaces of operators by which ranks talk to each other."""
 SPEAKING = re.compile(r"all_?(reduce|gather|to_?all)|reduce_?scatter|barrier")
@@ -74,10 +68,9 @@ def collective_name(operator: Any) -> str | None:
     if path is None:
         return None
     _, _, namespace, name, *_ = path.split(".")
+    if name.startswith("_wrap_tensor"):  # only makes a tensor that somebody is to wait for
+        return None
     is_one = namespace in COLLECTIVES or (namespace != "aten" and SPEAKING.search(name))
-    is_one = is_one and not name.startswith(
-        "_wrap_tensor"
-    )  # only makes a tensor that somebody is to wait for
     return name.removesuffix("_out").rstrip("_") if is_one else None
 
 
@@ -107,8 +100,8 @@ def talks_to_others(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> str:
     for node in _calls(graph_module):
         if is_collective(node):
             return node.name
-    names = [node.name for node in graph_module.graph.nodes if node.op == "placeholder"]
-    shared = (name for name, value in zip(names, inputs, strict=False) if is_shared_value(value))
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    shared = (node.name for node, value in zip(placeholders, inputs, strict=False) if is_shared_value(value))
     return next(shared, "")
 
 
@@ -124,9 +117,7 @@ def is_waiting_in_vain(error: BaseException, graph_module: fx.GraphModule, input
 
 
 def _calls(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
-    for module in graph_module.modules():
-        if isinstance(module, fx.GraphModule):
-            yield from (node for node in module.graph.nodes if node.op.startswith("call"))
+    return (node for node in _torch.all_nodes(graph_module) if node.op.startswith("call"))
 
 
 # --- the process group of a script ---
@@ -233,15 +224,14 @@ def shared_text(value: Any) -> tuple[str, str] | None:
 
 
 def _placement(name: str, value: Any) -> tuple[str, str] | None:
-    if name == "_StridedShard":
-        return f"{PLACEMENTS}.{name}({value.dim}, split_factor={value.split_factor})", PLACEMENTS
-    if name not in ("Shard", "Replicate", "Partial"):
-        return None
-    inside = {
-        "Shard": f"{value.dim}" if name == "Shard" else "",
-        "Partial": f'"{getattr(value, "reduce_op", "")}"',
-    }
-    return f"{TENSOR}.{name}({inside.get(name, '')})", TENSOR
+    match name:
+        case "_StridedShard":
+            return f"{PLACEMENTS}.{name}({value.dim}, split_factor={value.split_factor})", PLACEMENTS
+        case "Shard":
+            return f"{TENSOR}.{name}({value.dim})", TENSOR
+        case "Partial":
+            return f'{TENSOR}.{name}("{value.reduce_op}")', TENSOR
+    return (f"{TENSOR}.{name}()", TENSOR) if name == "Replicate" else None
 
 
 def is_maker(maker: Any) -> bool:

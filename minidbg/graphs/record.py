@@ -56,9 +56,9 @@ class Recording:
         self.inputs = tuple(inputs)
         self.nodes: list[fx.Node] = list(graph_module.graph.nodes)
         self.index = {node: position for position, node in enumerate(self.nodes)}
-        self.placeholders = [node for node in self.nodes if node.op == "placeholder"]
+        self.placeholders = graph_module.graph.find_nodes(op="placeholder")
         self.input_of = dict(zip(self.placeholders, self.inputs, strict=True))
-        harmless = parent.names - {node.name for node in parent.writing} if parent else frozenset()
+        harmless = {node.name for node in parent.nodes if node not in parent.writing} if parent else set()
         self.writing: dict[fx.Node, list[fx.Node]] = {
             node: targets
             for node in self.nodes
@@ -92,18 +92,12 @@ class Recording:
         """Where the graph fails in eager, if it does."""
         return self._survey.failure
 
-    @property
-    def names(self) -> frozenset[str]:
-        """The names of all nodes."""
-        return frozenset(node.name for node in self.nodes)
-
     def _inherited(self, parent: Recording) -> Survey | None:
         """What the same nodes of ``parent`` showed; None when one is not known there."""
         at = {node.name: position for position, node in enumerate(self.nodes)}
         known = {node.name: node for node in parent.facts}
-        if any(
-            node.name not in known for node in self.nodes[:-1] if node.op != "placeholder" or self.writing
-        ):
+        wanted = (node.name for node in self.nodes[:-1] if node.op != "placeholder" or self.writing)
+        if not known.keys() >= set(wanted):
             return None
         survey = Survey()
         for node in self.nodes[:-1]:
@@ -112,10 +106,8 @@ class Recording:
             if self.writing:
                 survey.storages[node] = parent.storages[known[node.name]]
         for storage, positions in parent.writes.items():
-            here = [
-                at[parent.nodes[position].name] for position in positions if parent.nodes[position].name in at
-            ]
-            if here:
+            names = (parent.nodes[position].name for position in positions)
+            if here := [at[name] for name in names if name in at]:
                 survey.writes[storage] = here
         return survey
 
@@ -128,11 +120,6 @@ class Recording:
     def writes(self) -> dict[int, list[int]]:
         """Serial number of a storage to the positions that write to it."""
         return self._survey.writes
-
-    @property
-    def has_symbols(self) -> bool:
-        """Whether a symbolic int is among the inputs."""
-        return any(isinstance(node.meta.get("example_value"), torch.SymInt) for node in self.placeholders)
 
     def writes_to(self, node: fx.Node, before: int) -> list[fx.Node]:
         """The nodes before position ``before`` that write to the value of ``node``."""
@@ -197,9 +184,8 @@ class Recording:
 
         self._runs.run(stop, hold, held, self._take_cut(wanted))
         found = {moment: standing_alone(value) for moment, value in held.items()}
-        self._in_use |= {
-            moment: weakref.ref(value) for moment, value in found.items() if isinstance(value, Tensor)
-        }
+        tensors = ((moment, value) for moment, value in found.items() if isinstance(value, Tensor))
+        self._in_use |= {moment: weakref.ref(value) for moment, value in tensors}
         return found
 
     def _take_cut(self, wanted: Sequence[Moment]) -> Cut | None:
@@ -207,10 +193,8 @@ class Recording:
         cut, self._runs.cut = self._runs.cut, None
         if cut is None:
             return None
-        reaches = all(
-            position >= cut.position and self._runs.alive_at(node, cut.position) for position, node in wanted
-        )
-        return cut if reaches else None
+        at, alive_at = cut.position, self._runs.alive_at
+        return cut if all(position >= at and alive_at(node, at) for position, node in wanted) else None
 
     @property
     def _survey(self) -> Survey:

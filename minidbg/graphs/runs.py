@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import operator
 import time
 import weakref
@@ -79,7 +80,7 @@ def _weak_storage(tensor: Tensor) -> Callable[[], Any]:
     return lambda: None if reference.expired() else reference
 
 
-def versions(node: fx.Node, targets: Iterable[fx.Node], env: dict[fx.Node, Any]) -> list[tuple[Tensor, Any]]:
+def versions(node: fx.Node, targets: Iterable[fx.Node], env: Env) -> list[tuple[Tensor, Any]]:
     """Each tensor that may be written with what tells whether it was: its version, or a copy of small statistics."""
     tensors = [tensor for target in targets for tensor in tensors_in(env[target])]
     if op_name(node) in STATISTICS:
@@ -101,6 +102,11 @@ def written(node: fx.Node, before: Iterable[tuple[Tensor, Any]]) -> Iterator[Ten
 Moment: TypeAlias = tuple[int, fx.Node]
 """A position in the graph and the node whose value is wanted as it is just before that position runs."""
 
+Env: TypeAlias = dict[fx.Node, Any]
+"""The values of nodes that are alive."""
+
+Visit: TypeAlias = Callable[[int, Env], None]
+Wrote: TypeAlias = Callable[[int, Iterable[Tensor]], None]
 
 Around: TypeAlias = Callable[[], AbstractContextManager[Any]]
 """Makes the block in which a graph runs."""
@@ -125,7 +131,7 @@ class Cut:
     """All that is needed to run on from ``position``."""
 
     position: int
-    env: dict[fx.Node, Any]
+    env: Env
     random_state: Tensor
     grad: bool
 
@@ -165,8 +171,14 @@ class Runs:
         self._loop_seconds = loop_seconds
         self._random_state = torch.get_rng_state()
         self._can_be_cut = not writing and not any(map(leaves_state, self.nodes))
-        self._dying = self._dying_at()
-        self._cloned = self._written_directly()
+        self._dying: dict[int, list[fx.Node]] = {}
+        """The nodes that a position uses last."""
+        for node, position in self.last_use.items():
+            if position > self.index[node]:
+                self._dying.setdefault(position, []).append(node)
+        arguments = (argument for targets in writing.values() for argument in targets)
+        self._cloned = frozenset(one.name for one in arguments if one.op in ("placeholder", "get_attr"))
+        """Names of placeholders and attributes that are an argument of a node that may write."""
 
     def alive_at(self, node: fx.Node, position: int) -> bool:
         """Whether the value of ``node`` is still used at ``position`` or after it."""
@@ -175,12 +187,7 @@ class Runs:
     # --- running ---
 
     def run(
-        self,
-        stop: int,
-        visit: Callable[[int, dict[fx.Node, Any]], None],
-        held: dict[Moment, Any],
-        cut: Cut | None,
-        wrote: Callable[[int, Iterable[Tensor]], None] | None = None,
+        self, stop: int, visit: Visit, held: dict[Moment, Any], cut: Cut | None, wrote: Wrote | None = None
     ) -> None:
         """Run from ``cut``, or the start, up to ``stop``; ``visit`` sees each position's values before it runs.
 
@@ -197,12 +204,7 @@ class Runs:
         return self._run(stop, visit, held, cut, wrote)
 
     def _run(
-        self,
-        stop: int,
-        visit: Callable[[int, dict[fx.Node, Any]], None],
-        held: dict[Moment, Any],
-        cut: Cut | None,
-        wrote: Callable[[int, Iterable[Tensor]], None] | None,
+        self, stop: int, visit: Visit, held: dict[Moment, Any], cut: Cut | None, wrote: Wrote | None
     ) -> None:
         start, env = (cut.position, cut.env) if cut else (0, {})
         with self._surroundings(cut, env):
@@ -219,12 +221,11 @@ class Runs:
                 if wrote and node in self.writing:
                     wrote(position, written(node, before))
                 for dead in self._dying.get(position, ()):
-                    if dead is not node:
-                        env.pop(dead, None)
+                    env.pop(dead, None)
             visit(stop, env)
             self._remember_cut(stop, env)
 
-    def _execute(self, node: fx.Node, env: dict[fx.Node, Any], modules: dict[str, torch.nn.Module]) -> Any:
+    def _execute(self, node: fx.Node, env: Env, modules: dict[str, torch.nn.Module]) -> Any:
         if node.op == "get_attr":
             return self._attribute(node)
         args: Any = fx.map_arg(node.args, env.__getitem__)
@@ -254,40 +255,24 @@ class Runs:
 
     def _fresh_inputs(self) -> list[Any]:
         """The inputs, those that the graph writes to as clones; aliasing among the clones is kept."""
-        chosen = [position for position, node in enumerate(self.placeholders) if node.name in self._cloned]
-        values = list(self.inputs)
-        for position, clone in zip(
-            chosen, clone_values([values[position] for position in chosen]), strict=True
-        ):
-            values[position] = clone
-        return values
-
-    def _written_directly(self) -> frozenset[str]:
-        """Names of placeholders and attributes that are an argument of a node that may write."""
-        return frozenset(
-            argument.name
-            for arguments in self.writing.values()
-            for argument in arguments
-            if argument.op in ("placeholder", "get_attr")
-        )
+        is_cloned = [node.name in self._cloned for node in self.placeholders]
+        clones = iter(clone_values(list(itertools.compress(self.inputs, is_cloned))))
+        return [
+            next(clones) if chosen else value for chosen, value in zip(is_cloned, self.inputs, strict=True)
+        ]
 
     def _uncloned_storages(self) -> dict[int, set[str]]:
         """Storages of the caller's to the names they go by in the graph; empty when nothing is ever written."""
         own: dict[int, set[str]] = {}
-        if self.writing:
-            for node, value in zip(self.placeholders, self.inputs, strict=True):
-                if node.name not in self._cloned:
-                    for tensor in tensors_in(value):
-                        own.setdefault(storage_key(tensor), set()).add(node.name)
-            for node in self.nodes:
-                if node.op == "get_attr" and node.name not in self._cloned:
-                    for tensor in tensors_in(self._attribute(node)):
-                        own.setdefault(storage_key(tensor), set()).add(node.name)
+        values = dict(zip(self.placeholders, self.inputs, strict=True))
+        for node in self.nodes if self.writing else ():
+            if node.op in ("placeholder", "get_attr") and node.name not in self._cloned:
+                value = values[node] if node.op == "placeholder" else self._attribute(node)
+                for tensor in tensors_in(value):
+                    own.setdefault(storage_key(tensor), set()).add(node.name)
         return own
 
-    def _protect(
-        self, node: fx.Node, env: dict[fx.Node, Any], held: dict[Moment, Any], own: dict[int, set[str]]
-    ) -> None:
+    def _protect(self, node: fx.Node, env: Env, held: dict[Moment, Any], own: dict[int, set[str]]) -> None:
         """Before ``node`` writes: held values that share a storage with its arguments move to one of their own."""
         touched = {
             storage_key(tensor) for argument in self.writing[node] for tensor in tensors_in(env[argument])
@@ -295,17 +280,14 @@ class Runs:
         names = frozenset(name for key in touched for name in own.get(key, ()))
         if names:
             raise _InputWritten(names)
-        endangered = [
-            moment
+        endangered = {
+            moment: value
             for moment, value in held.items()
             if any(storage_key(tensor) in touched for tensor in tensors_in(value))
-        ]
-        for moment, clone in zip(
-            endangered, clone_values([held[moment] for moment in endangered]), strict=True
-        ):
-            held[moment] = clone
+        }
+        held |= zip(endangered, clone_values([*endangered.values()]), strict=True)
 
-    def _remember_cut(self, position: int, env: dict[fx.Node, Any]) -> None:
+    def _remember_cut(self, position: int, env: Env) -> None:
         """Keep what is alive here, unless a later run could write to it."""
         self.cut = None
         if not self._can_be_cut or position >= len(self.nodes) - 1:
@@ -314,7 +296,7 @@ class Runs:
         self.cut = Cut(position, alive, torch.get_rng_state(), torch.is_grad_enabled())
 
     @contextmanager
-    def _surroundings(self, cut: Cut | None, env: dict[fx.Node, Any]) -> Iterator[None]:
+    def _surroundings(self, cut: Cut | None, env: Env) -> Iterator[None]:
         """Modes and random state as they are where the run begins; all as it was when the block ends."""
         outer_grad, outer_random = torch.is_grad_enabled(), torch.get_rng_state()
         torch.set_rng_state(cut.random_state if cut else self._random_state)
@@ -322,7 +304,8 @@ class Runs:
             with self._around(), _torch.functional_state_kept():
                 torch.set_grad_enabled(cut.grad if cut else self._grad)
                 try:
-                    self._enter_blocks(cut, env)
+                    for node in [node for node in env if mode_of(node) is Mode.ENTER]:
+                        env[node] = self._execute(node, env, {})
                     yield
                 finally:
                     self._leave_blocks(env)
@@ -330,33 +313,19 @@ class Runs:
             torch.set_grad_enabled(outer_grad)
             torch.set_rng_state(outer_random)
 
-    def _enter_blocks(self, cut: Cut | None, env: dict[fx.Node, Any]) -> None:
-        for node in list(env) if cut else ():
-            if mode_of(node) is Mode.ENTER:
-                env[node] = self._execute(node, env, {})
-
-    def _leave_blocks(self, env: dict[fx.Node, Any]) -> None:
+    def _leave_blocks(self, env: Env) -> None:
         """Run the exits of the blocks that are still open, innermost first."""
         for node in sorted(env, key=self.index.__getitem__, reverse=True):
-            if mode_of(node) is Mode.ENTER:
-                for user in node.users:
-                    if mode_of(user) is Mode.EXIT:
-                        self._execute(user, env, {})
-                        break
-
-    def _dying_at(self) -> dict[int, list[fx.Node]]:
-        dying: dict[int, list[fx.Node]] = {}
-        for node, position in self.last_use.items():
-            if position > self.index[node]:
-                dying.setdefault(position, []).append(node)
-        return dying
+            exits = (user for user in node.users if mode_of(user) is Mode.EXIT)
+            if mode_of(node) is Mode.ENTER and (leave := next(exits, None)) is not None:
+                self._execute(leave, env, {})
 
 
 def standing_alone(value: Any) -> Any:
     """``value`` without the autograd history that led to it; the history keeps a whole run's tensors alive."""
     if isinstance(value, Tensor) and value.grad_fn is not None:
         return value.detach().requires_grad_()
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+    if type(value) in (list, tuple):
         return type(value)(map(standing_alone, value))
     return value
 

@@ -6,16 +6,14 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 
 from minidbg import _torch
 from minidbg.errors import CannotWrite
-from minidbg.graphs.attributes import lookup
+from minidbg.graphs.attributes import is_plain, lookup
+from minidbg.graphs.effects import is_call
 from minidbg.graphs.expressions import Expressions
 from minidbg.graphs.names import reference_to
-
-NOT_CALLS = frozenset({"placeholder", "get_attr", "output"})
 
 LARGEST_HASHED = 4096
 """Elements of the largest constant whose values count; larger ones count by shape and dtype."""
@@ -43,7 +41,7 @@ def _calls(gm: fx.GraphModule, seen: set[int]) -> Iterator[fx.Node | str]:
                 yield "{"
                 yield from _calls(value, seen)
                 yield "}"
-        if node.op not in NOT_CALLS:
+        if is_call(node):
             yield node
 
 
@@ -86,14 +84,13 @@ def _attribute_lines(value: Any, known: str, indent: str) -> Iterator[str]:
         for name, tensor in value.state_dict().items():
             yield f"{indent}  {name}: {_tensor_text(tensor)}"
     else:
-        yield f"{indent}{known}: {_text(Expressions(lambda node: '%'), value)}"
+        yield f"{indent}{known}: {_text(Expressions(), value)}"
 
 
 def _tensor_text(value: Tensor) -> str:
     kind = "parameter" if isinstance(value, nn.Parameter) else "tensor"
     head = f"{kind} {value.dtype} {tuple(value.shape)} {value.requires_grad}"
-    plain = type(value) in (Tensor, nn.Parameter, nn.Buffer) and value.layout is torch.strided
-    if not plain or value.is_meta or value.is_quantized or value.numel() > LARGEST_HASHED:
+    if not is_plain(value) or value.is_meta or value.numel() > LARGEST_HASHED:
         return head
     listed = repr(value.detach().tolist())
     return f"{head} {hashlib.sha256(listed.encode()).hexdigest()[:16]}"

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
+import abc
 import itertools
 import linecache
 import operator
 import sys
 import textwrap
-import types
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, fx, nn
 
 from minidbg.errors import CannotWrite
-from minidbg.graphs.attributes import (
-    Attributes,
-    ConstantExpression,
-    by_name,
-    exact_literal,
-    used_targets,
-)
+from minidbg.graphs.attributes import Attributes, ConstantExpression, by_name, exact_literal, used_targets
 from minidbg.graphs.effects import paired
 from minidbg.graphs.expressions import Expressions
 from minidbg.graphs.names import Names, class_name
 from minidbg.graphs.origins import location
+from minidbg.references import run_as_module
 
 __all__ = ["ModuleSource", "by_name", "exact_literal", "instantiate", "write_module"]
 
@@ -71,7 +66,7 @@ def write_module(
     return writer.source(name, *writer.write(gm, name, ""))
 
 
-class _Writer:
+class _Writer(abc.ABC):
     """Writes a graph module and those nested in it; collects what the text refers to."""
 
     def __init__(self, constant_expression: ConstantExpression) -> None:
@@ -83,7 +78,20 @@ class _Writer:
     def source(self, name: str, text: str, input_names: tuple[str, ...]) -> ModuleSource:
         """``text``, with all that was collected."""
         imports = tuple(sorted(self._imports))
-        return ModuleSource(text, imports, input_names, self._constants, name, self._kernels)
+        return ModuleSource(f"{text}\n", imports, input_names, self._constants, name, self._kernels)
+
+    @abc.abstractmethod
+    def write(self, gm: fx.GraphModule, name: str, path: str) -> tuple[str, tuple[str, ...]]:
+        """The text that makes ``gm``, called ``name``, and the names of its inputs; ``path`` leads to it from the outermost module."""
+
+    def _nested(self, attributes: Attributes, path: str, free: Callable[[str], str], owner: str) -> list[str]:
+        """The texts for the nested graphs among ``attributes``; ``free`` names the one at a target."""
+        texts = []
+        for target, nested in attributes.nested.items():
+            name = free(target)
+            texts.append(self.write(nested, name, f"{path}.{target}" if path else target)[0])
+            attributes.fill(target, f"{owner}{name}()")
+        return texts
 
     def _take(self, write: Expressions) -> None:
         """Collect what the text of one graph refers to."""
@@ -104,9 +112,14 @@ class _ClassWriter(_Writer):
     """Writes a class and, inside it, the classes of nested graphs."""
 
     def write(self, gm: fx.GraphModule, name: str, path: str) -> tuple[str, tuple[str, ...]]:
-        """The class of ``gm`` and the names of its inputs; ``path`` leads to it from the outermost module."""
         attributes = self._attributes(gm, path, "self")
-        blocks = self._nested_classes(gm, attributes, path)
+        used = {target.partition(".")[0] for target in used_targets(gm.graph)} | set(dir(nn.Module))
+
+        def free(target: str) -> str:
+            used.add(name := class_name(target, used))
+            return name
+
+        blocks = self._nested(attributes, path, free, "self.")
         if attributes.statements:
             lines = ["def __init__(self):", INDENT + "super().__init__()"]
             blocks.append("\n".join(lines + [INDENT + line for line in attributes.statements]))
@@ -114,19 +127,7 @@ class _ClassWriter(_Writer):
         blocks.append(forward.text)
         self._take(forward.expressions)
         body = textwrap.indent("\n\n".join(blocks), INDENT)
-        return f"class {name}(torch.nn.Module):\n{body}\n", forward.input_names
-
-    def _nested_classes(self, gm: fx.GraphModule, attributes: Attributes, path: str) -> list[str]:
-        blocks: list[str] = []
-        used = {target.partition(".")[0] for target in used_targets(gm.graph)} | set(dir(nn.Module))
-        for target, nested in attributes.nested.items():
-            inner_path = f"{path}.{target}" if path else target
-            inner_name = class_name(target, used)
-            used.add(inner_name)
-            text, _ = self.write(nested, inner_name, inner_path)
-            blocks.append(text.rstrip("\n"))
-            attributes.fill(target, f"self.{inner_name}()")
-        return blocks
+        return f"class {name}(torch.nn.Module):\n{body}", forward.input_names
 
 
 def namings(nodes: Sequence[fx.Node], taken: set[str]) -> Iterator[tuple[Names, Expressions]]:
@@ -151,16 +152,14 @@ class _ForwardWriter:
         self._graph = graph
         self._pairs = paired(graph)
         # a value that nobody uses is written without a name
-        named = [
-            node for node in graph.nodes if node.op == "placeholder" or (node.op != "output" and node.users)
-        ]
+        named = [node for node in graph.nodes if node.op == "placeholder" or node.users]
         for self._names, self.expressions in namings(named, set()):
             self.text = self._write()
 
     @property
     def input_names(self) -> tuple[str, ...]:
         """The parameters of ``forward`` without ``self``."""
-        return tuple(self._names[node] for node in self._graph.nodes if node.op == "placeholder")
+        return tuple(self._names[node] for node in self._graph.find_nodes(op="placeholder"))
 
     def _write(self) -> str:
         head = self._head()
@@ -175,25 +174,19 @@ class _ForwardWriter:
                 depth -= 1
                 block_is_empty = False
                 continue
-            lines.append(INDENT * depth + self._statement(node))
+            lines.append(INDENT * depth + _commented(self._code(node), node))
             block_is_empty = node in self._pairs
             depth += block_is_empty
         return "\n".join(head + lines)
 
     def _head(self) -> list[str]:
-        placeholders = [node for node in self._graph.nodes if node.op == "placeholder"]
-        parameters = ["self", *map(self._parameter, placeholders)]
+        parameters = ["self", *map(self._parameter, self._graph.find_nodes(op="placeholder"))]
         line = f"def forward({', '.join(parameters)}):"
         return [line] if len(line) <= LINE_LENGTH else ["def forward(", f"{listed(parameters)},", "):"]
 
     def _parameter(self, node: fx.Node) -> str:
         default = f"={self.expressions.value(node.args[0])}" if node.args else ""
         return self._names[node] + default
-
-    def _statement(self, node: fx.Node) -> str:
-        text = self._code(node)
-        comment = location(node) if node.op != "output" else ""
-        return f"{text}  # {comment}" if comment else text
 
     def _code(self, node: fx.Node) -> str:
         write = self.expressions
@@ -206,6 +199,12 @@ class _ForwardWriter:
             owner, index, value = node.args
             return f"{write.value(owner)}[{write.index(index)}] = {write.value(value)}"
         return f"{self._names[node]} = {write.node(node)}" if node.users else write.node(node)
+
+
+def _commented(text: str, node: fx.Node) -> str:
+    """``text`` with the user's line that ``node`` comes from."""
+    comment = location(node) if node.op != "output" else ""
+    return f"{text}  # {comment}" if comment else text
 
 
 def listed(items: Sequence[str]) -> str:
@@ -248,27 +247,21 @@ def instantiate(source: ModuleSource, constants: Mapping[str, Tensor] | None = N
     tensors. The module that holds the class is importable as long as the instance lives.
     """
     name = f"minidbg_source_{next(_numbers)}"
-    filename = f"<{name}>"
     text = "\n".join(["import torch", *source.imports, "", *source.kernels.values(), "", source.text])
-    home = types.ModuleType(name)
-    home.__dict__["constants"] = source.constants if constants is None else constants
-    # dynamo imports the module of a class by its name; tracebacks look for lines in linecache
-    sys.modules[name] = home
-    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     try:
-        exec(compile(text, filename, "exec", dont_inherit=True), home.__dict__)
+        made = run_as_module(name, text, constants=source.constants if constants is None else constants)
         with torch.random.fork_rng(devices=[]):
-            module: nn.Module = home.__dict__[source.name]()
+            module: nn.Module = made[source.name]()
     except BaseException:
-        _forget(name, filename)
+        _forget(name)
         raise
-    weakref.finalize(module, _forget, name, filename).atexit = False
+    weakref.finalize(module, _forget, name).atexit = False
     return module
 
 
-def _forget(name: str, filename: str) -> None:
+def _forget(name: str) -> None:
     sys.modules.pop(name, None)
-    linecache.cache.pop(filename, None)
+    linecache.cache.pop(f"<{name}>", None)
 
 
 # --- a function that builds the graph node by node, for backends that are called directly ---
@@ -285,41 +278,28 @@ def write_graph_builder(
     Raises CannotWrite naming the part that has no form.
     """
     writer = _BuilderWriter(constant_expression)
-    text, input_names = writer.write(gm, "graph", "")
-    return writer.source("graph", text + "\n", input_names)
+    return writer.source("graph", *writer.write(gm, "graph", ""))
 
 
 class _BuilderWriter(_Writer):
     """Writes a function and, inside it, the functions for nested graphs."""
 
     def write(self, gm: fx.GraphModule, name: str, path: str) -> tuple[str, tuple[str, ...]]:
-        """The function that builds ``gm``, and its input names; ``path`` leads to it from the outermost."""
         attributes = self._attributes(gm, path, "root")
-        functions = self._nested_functions(attributes, path)
+        names = Names((*_OWN_NAMES, "torch"))
+        functions = self._nested(attributes, path, lambda target: names.free(f"build_{target}"), "")
         lines = ["root = torch.nn.Module()", *attributes.statements, "g = torch.fx.Graph()"]
         node_lines, input_names = self._nodes(gm.graph)
         lines += [*node_lines, "return torch.fx.GraphModule(root, g)"]
-        body = "\n".join([*functions, *lines])
+        body = "\n".join([*(f"{text}\n" for text in functions), *lines])
         return f"def {name}():\n{textwrap.indent(body, INDENT)}", input_names
-
-    def _nested_functions(self, attributes: Attributes, path: str) -> list[str]:
-        functions = []
-        names = Names((*_OWN_NAMES, "torch"))
-        for target, nested in attributes.nested.items():
-            name = names.free(f"build_{target}")
-            inner_path = f"{path}.{target}" if path else target
-            text, _ = self.write(nested, name, inner_path)
-            functions.append(text + "\n")
-            attributes.fill(target, f"{name}()")
-        return functions
 
     def _nodes(self, graph: fx.Graph) -> tuple[list[str], tuple[str, ...]]:
         """One line a node, and the variables of the placeholders."""
         for names, write in namings(list(graph.nodes), set(_OWN_NAMES)):
             lines = [self._line(node, names, write) for node in graph.nodes]
         self._take(write)
-        inputs = tuple(names[node] for node in graph.nodes if node.op == "placeholder")
-        return lines, inputs
+        return lines, tuple(names[node] for node in graph.find_nodes(op="placeholder"))
 
     def _line(self, node: fx.Node, names: Names, write: Expressions) -> str:
         if node.op == "output":
@@ -329,6 +309,4 @@ class _BuilderWriter(_Writer):
         written = write.value(target) if isinstance(target, str) else write.reference(target)
         arguments = f"{written}, {write.value(node.args)}, {write.keywords(node)}, {variable!r}"
         line = f"g.create_node({node.op!r}, {arguments})"
-        comment = location(node)
-        line = f"{variable} = {line}" if node.users else line
-        return f"{line}  # {comment}" if comment else line
+        return _commented(f"{variable} = {line}" if node.users else line, node)

@@ -18,10 +18,10 @@ from minidbg.devices import devices_of
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs import describing, tensors
-from minidbg.graphs.constructed import is_constructed
 from minidbg.graphs.origins import user_line
 from minidbg.graphs.ranks import on_its_rank, what_was_needed
 from minidbg.graphs.size import call_nodes, call_targets, canonical_text
+from minidbg.graphs.specs import is_constructed
 from minidbg.reduction.result import Written
 from minidbg.reduction.session import Session
 from minidbg.reduction.simplify import flagged_as

@@ -12,8 +12,8 @@ from torch import Tensor, fx
 
 from minidbg import _torch
 from minidbg.graphs import nested, pieces
-from minidbg.graphs.constructed import is_constructed, plain_stand_in
 from minidbg.graphs.effects import attribute_of
+from minidbg.graphs.specs import is_constructed, plain_stand_in
 from minidbg.reduction.candidate import BudgetSpent, Candidate, OracleAnswer, OwnGraph
 from minidbg.reduction.edits import merge_inputs
 from minidbg.reduction.problem import ReductionProblem

@@ -6,9 +6,10 @@ import ast
 import builtins
 import inspect
 import os
+import sys
 import textwrap
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from minidbg.references.locations import is_registration, location_of
-from minidbg.references.modules import finds_again, is_foreign, loaded_module
+from minidbg.references.modules import finds_again, is_foreign
 from minidbg.references.source_text import (
     NotALiteral,
     Statement,
@@ -111,10 +112,9 @@ def short_literal(value: object) -> str | None:
 
 def is_heavy(value: object) -> bool:
     """Whether a value is, or holds, what only the whole program makes: tensors, models, optimizers."""
-    items = (
-        value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
-    )
-    return isinstance(value, _HEAVY) or any(isinstance(item, _HEAVY) for item in items)
+    inside: Any = value.values() if isinstance(value, dict) else value
+    items = inside if isinstance(value, dict | list | tuple | set) else ()
+    return any(isinstance(item, _HEAVY) for item in (value, *items))
 
 
 def is_assignment(node: ast.stmt) -> bool:
@@ -126,20 +126,20 @@ def is_assignment(node: ast.stmt) -> bool:
 
 def is_calm(node: ast.AST) -> bool:
     """Whether an ``if`` or ``try`` holds nothing but imports, definitions and assignments."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If | ast.Try | ast.ExceptHandler):
-            if not is_calm(child):
-                return False
-        elif isinstance(child, ast.stmt) and not isinstance(child, _CALM):
-            return False
-    return True
+    inside = list(ast.iter_child_nodes(node))
+    blocks = [child for child in inside if isinstance(child, ast.If | ast.Try | ast.ExceptHandler)]
+    others = (child for child in inside if isinstance(child, ast.stmt) and child not in blocks)
+    return all(map(is_calm, blocks)) and all(isinstance(child, _CALM) for child in others)
 
 
-def one_import(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
-    """An import statement for one of its names only."""
-    if isinstance(node, ast.ImportFrom):
-        return ast.unparse(ast.ImportFrom(node.module, [alias], node.level))
-    return ast.unparse(ast.Import([alias]))
+def single_imports(text: str) -> Iterator[tuple[str, str]]:
+    """Each name that the import statements of ``text`` bind, with an import statement for it alone."""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Import):
+            yield from ((bound_by(alias), ast.unparse(ast.Import([alias]))) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                yield bound_by(alias), ast.unparse(ast.ImportFrom(node.module, [alias], node.level))
 
 
 def bound_by(alias: ast.alias) -> str:
@@ -154,10 +154,9 @@ def without_registration(statement: Statement) -> str:
         return statement.text
     (again,) = ast.parse(statement.text).body
     unwanted = [found for found in getattr(again, "decorator_list", []) if is_registration(found)]
-    lines = {number for found in unwanted for number in range(found.lineno, (found.end_lineno or 0) + 1)}
-    return "\n".join(
-        line for number, line in enumerate(statement.text.splitlines(), 1) if number not in lines
-    )
+    gone = {number for found in unwanted for number in range(found.lineno, (found.end_lineno or 0) + 1)}
+    lines = enumerate(statement.text.splitlines(), 1)
+    return "\n".join(line for number, line in lines if number not in gone)
 
 
 class Copy:
@@ -178,12 +177,12 @@ class Copy:
     @property
     def namespace(self) -> Mapping[str, Any]:
         """What the module's names stand for now."""
-        return vars(loaded_module(self.module))
+        return vars(sys.modules[self.module])
 
     @property
     def title(self) -> str:
         """A comment that says where it was copied from."""
-        file = getattr(loaded_module(self.module), "__file__", None)
+        file = getattr(sys.modules[self.module], "__file__", None)
         return f"# Copied from {os.path.basename(file)}." if file else "# Copied from an interactive session."
 
     def defines(self, name: str) -> bool:
@@ -258,14 +257,10 @@ class Copy:
 
     def _imports(self, name: str, binders: list[Statement]) -> list[CopiedStatement]:
         """The import statements of a name that nothing else binds."""
-        lines: dict[str, None] = {}
-        for found in binders:
-            if not isinstance(found.node, ast.Import | ast.ImportFrom):
-                return []
-            lines |= {
-                one_import(found.node, alias): None for alias in found.node.names if bound_by(alias) == name
-            }
-        return [self._import(line) for line in lines]
+        if not all(isinstance(found.node, ast.Import | ast.ImportFrom) for found in binders):
+            return []
+        lines = (line for found in binders for bound, line in single_imports(found.text) if bound == name)
+        return [self._import(line) for line in dict.fromkeys(lines)]
 
     def _import(self, line: str) -> CopiedStatement:
         (statement,) = read_statements(line, "<import>")
@@ -292,9 +287,7 @@ class Copy:
         if in_source is not NO_LITERAL and starts_as_written:
             return self._piece(statement)
         if literal is not None:
-            return CopiedStatement(
-                self._order(statement), f"{name} = {literal}  # its value when this failed"
-            )
+            return self._value(name, value, [statement])
         if is_heavy(value):
             raise NotSelfContained(f"{name} is a {type(value).__qualname__}")
         used = statement.needs_now & OUTSIDE_WORLD

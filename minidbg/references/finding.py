@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib
 import inspect
 import operator
+import pkgutil
 import sys
 import types
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,9 @@ from typing import Any
 from minidbg import _torch
 from minidbg.case import BackendRef, CompilerFn
 from minidbg.errors import BackendUnreachable, UnknownBackend
-from minidbg.references.locating import NoWay, expression_for
 from minidbg.references.locations import NEEDS, entry_point, import_for, location_of, registering_module
 from minidbg.references.modules import finds_again, is_foreign
-from minidbg.references.ref_builder import RefBuilder
+from minidbg.references.ref_builder import NoWay, RefBuilder, expression_for
 from minidbg.references.source_text import NotALiteral, read_statements, write_literal
 
 _WRITE = 'write "pkg.mod:name", "pkg.mod:make(level=2)" with literal arguments, or a registered name'
@@ -26,9 +25,7 @@ _WRITE = 'write "pkg.mod:name", "pkg.mod:make(level=2)" with literal arguments, 
 
 def as_statements(setup: str | Sequence[str] | None) -> tuple[str, ...]:
     """``setup`` as a tuple of texts, each of which compiles. Raises BackendUnreachable when one does not."""
-    if setup is None:
-        return ()
-    statements = (setup,) if isinstance(setup, str) else tuple(setup)
+    statements = (setup,) if isinstance(setup, str) else tuple(setup or ())
     for statement in statements:
         try:
             compile(statement, "<setup>", "exec")
@@ -76,14 +73,11 @@ def _parsed(reference: str, module: str, rest: str) -> tuple[str, str]:
 def _looked_up(reference: str, module: str, path: str, statements: Sequence[str]) -> Any:
     """What ``module:path`` is here; None when only the user's setup makes it importable."""
     try:
-        found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
+        return pkgutil.resolve_name(f"{module}:{path}")
     except (ImportError, AttributeError) as error:
         if statements:
             return None
         raise BackendUnreachable(f"reference={reference!r} leads nowhere here: {error}") from error
-    return found
 
 
 def _is_factory(found: Any) -> bool:
@@ -138,27 +132,31 @@ def _expression(
         return given_reference(reference, backend, statements, builder)
     if isinstance(backend, str):
         return backend, _registered(backend, statements, builder)
-    names = _torch.names_of_backend(backend)
-    if names:
+    if names := _torch.names_of_backend(backend):
         return names[0], _registered(names[0], statements, builder)
-    expression = _located(backend, builder)
+    try:
+        expression = expression_for(backend, builder)
+    except NoWay as error:
+        raise unreachable(backend, error, f"the backend {name_of(backend)}") from error
     location = location_of(backend) if is_nameless(backend) else None
     return f"{location.module}.{location.path}" if location else name_of(backend), expression
 
 
 def is_nameless(backend: object) -> bool:
     """Whether ``name_of`` could only say what kind of object it is, and that kind is none of the user's own."""
-    kind = type(backend)
-    return not is_foreign(kind.__module__) and not isinstance(
-        backend, types.MethodType | types.FunctionType | type | functools.partial
-    )
+    is_named = isinstance(backend, types.MethodType | types.FunctionType | type | functools.partial)
+    return not is_named and not is_foreign(type(backend).__module__)
+
+
+def _innermost(backend: Any) -> Any:
+    while hasattr(backend, "func"):  # functools.partial
+        backend = backend.func
+    return backend
 
 
 def name_of(backend: CompilerFn) -> str:
     """What a person calls it: ``my_pkg.mod.my_backend``, ``my_pkg.Compiler``."""
-    inner: Any = backend
-    while hasattr(inner, "func"):  # functools.partial
-        inner = inner.func
+    inner = _innermost(backend)
     owner = inner if isinstance(inner, types.MethodType | types.FunctionType | type) else type(inner)
     module = "" if owner.__module__ == "__main__" else owner.__module__ + "."
     return f"{module}{owner.__qualname__}".replace("<locals>.", "").replace("<lambda>", "lambda")
@@ -201,11 +199,11 @@ def _by_itself(
 
 def _look_up(name: str, statements: Sequence[str]) -> CompilerFn:
     """The function behind ``name``; the user's setup is run when nobody has registered it yet."""
-    if name not in _torch.known_backends() and statements:
+    if name not in _torch.known_backends():
         for statement in statements:  # it registers the name that was asked for
-            exec(compile(statement, "<setup>", "exec"), {"__name__": "minidbg_setup"})
-    known = _torch.known_backends()
-    if name not in known:
+            code = compile(statement, "<setup>", "exec", dont_inherit=True)
+            exec(code, {"__name__": "minidbg_setup"})
+    if name not in (known := _torch.known_backends()):
         raise UnknownBackend(name, known)
     return _torch.registered_backend(name)
 
@@ -215,13 +213,6 @@ def _is_loaded_from(module: str, compiler_fn: object, attribute: str) -> bool:
         return operator.attrgetter(attribute)(sys.modules[module]) is compiler_fn
     except (KeyError, AttributeError):
         return False
-
-
-def _located(backend: CompilerFn, builder: RefBuilder) -> str:
-    try:
-        return expression_for(backend, builder)
-    except NoWay as error:
-        raise unreachable(backend, error, f"the backend {name_of(backend)}") from error
 
 
 def unreachable(backend: object, error: NoWay, what: str) -> BackendUnreachable:
@@ -235,9 +226,7 @@ def unreachable(backend: object, error: NoWay, what: str) -> BackendUnreachable:
 
 def suggested(backend: Any) -> str:
     """A reference string as the user might write it, from what is known about the backend."""
-    inner = backend
-    while hasattr(inner, "func"):
-        inner = inner.func
+    inner = _innermost(backend)
     module = getattr(inner, "__module__", None) or type(inner).__module__
     path = getattr(inner, "__qualname__", None)
     if not is_foreign(module):

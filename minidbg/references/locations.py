@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import importlib.util
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -14,8 +16,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from minidbg.references.modules import foreign_modules, is_foreign, source_of, top_level
-from minidbg.references.source_text import statements_of
+from minidbg import _torch
+from minidbg.references.modules import foreign_modules, is_foreign, is_main, source_of, top_level
+from minidbg.references.source_text import last_name, statements_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,7 @@ def _by_own_name(value: Any) -> Location | None:
         # not getattr: a class would bind its functions, and a lazy module may import
         found = vars(found).get(part) if hasattr(found, "__dict__") else None
         found = found.__func__ if isinstance(found, staticmethod) else found
-    # a process started by multiprocessing has its script under two names
-    known = "__main__" if module == "__mp_main__" else module
-    return Location(known, path) if found is value else None
+    return Location("__main__" if is_main(module) else module, path) if found is value else None
 
 
 def _by_identity(value: object) -> Location | None:
@@ -61,11 +62,7 @@ def _by_identity(value: object) -> Location | None:
 
 def _awkwardness(location: Location) -> tuple[bool, bool, int, int]:
     """What a reader would rather not see: scripts, borrowed names, table entries, long module names."""
-    return (_is_main(location.module), _is_borrowed(location), location.path.count("["), len(location.module))
-
-
-def _is_main(module: str) -> bool:
-    return module in ("__main__", "__mp_main__")
+    return (is_main(location.module), _is_borrowed(location), location.path.count("["), len(location.module))
 
 
 def _locations(value: object) -> Iterator[Location]:
@@ -83,18 +80,12 @@ def _paths_in(name: str, module: ModuleType, value: object) -> Iterator[str]:
         if found is value:
             yield key
         elif issubclass(type(found), type) and found.__module__ == name:
-            yield from (
-                f"{key}.{part}"
-                for part, inner in list(vars(found).items())
-                if inner is value and _is_usable(part)
-            )
+            parts = [part for part, inner in list(vars(found).items()) if inner is value]
+            yield from (f"{key}.{part}" for part in parts if _is_usable(part))
         elif type(found) is dict:
-            yield from (
-                f"{key}[{part!r}]"
-                # copied in one step: a collection at this moment may take entries out
-                for part, inner in found.copy().items()
-                if inner is value and type(part) is str
-            )
+            # copied in one step: a collection at this moment may take entries out
+            parts = [part for part, inner in found.copy().items() if inner is value]
+            yield from (f"{key}[{part!r}]" for part in parts if type(part) is str)
 
 
 def _is_usable(name: object) -> bool:
@@ -124,12 +115,8 @@ def _is_made_by_import(location: Location) -> bool:
 
 def _is_borrowed(location: Location) -> bool:
     """Whether the module only imported the name, so that its home is another one."""
-    imports = (
-        found
-        for found in statements_of(location.module)
-        if isinstance(found.node, ast.Import | ast.ImportFrom)
-    )
-    return any(location.first in found.binds for found in imports)
+    binders = (found.node for found in statements_of(location.module) if location.first in found.binds)
+    return any(isinstance(node, ast.Import | ast.ImportFrom) for node in binders)
 
 
 GROUP = "torch_dynamo_backends"
@@ -147,8 +134,7 @@ NEEDS = {
 
 def entry_point(name: str) -> EntryPoint | None:
     """The entry point that declares backend ``name``, or None."""
-    found = entry_points(group=GROUP, name=name)
-    return next(iter(found), None)
+    return next(iter(entry_points(group=GROUP, name=name)), None)
 
 
 def registering_module(name: str, first: str) -> str | None:
@@ -228,8 +214,7 @@ def _texts(node: ast.expr) -> list[str]:
 
 def is_registration(node: ast.expr) -> bool:
     """Whether an expression is ``register_backend``, one of its variants, or a call of it."""
-    function = node.func if isinstance(node, ast.Call) else node
-    last = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    last = last_name(node.func if isinstance(node, ast.Call) else node)
     return last.startswith("register_") and last.endswith("backend")
 
 
@@ -261,28 +246,18 @@ def _reaches(top: str, module: str) -> bool:
 
 
 def _imports_of(module: str) -> Iterator[str]:
-    text = source_of(module)
+    package = getattr(sys.modules.get(module), "__package__", None) or module
     try:
-        tree = ast.parse(text) if text else ast.Module([], [])
+        tree = ast.parse(source_of(module) or "")
     except SyntaxError:
         return
     for node in _run_at_import(tree, set(), conditions=False):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = _absolute(module, node)
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)
-
-
-def _absolute(module: str, node: ast.ImportFrom) -> str:
-    """The full name of what ``from ..x import y`` in ``module`` imports from."""
-    if not node.level:
-        return node.module or ""
-    package = getattr(sys.modules.get(module), "__package__", None) or module
-    parts = package.split(".")
-    base = parts[: len(parts) - node.level + 1]
-    return ".".join([*base, *([node.module] if node.module else [])])
+            with contextlib.suppress(ImportError):  # more dots than the package has parents
+                base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
 
 
 BY_DEVICE = {
@@ -320,18 +295,11 @@ def plugins_of_devices(types: Iterable[str]) -> tuple[str, ...]:
 def device_types(gm: fx.GraphModule, inputs: Iterable[Any]) -> tuple[str, ...]:
     """Device types of a graph's values, of its constants and of ``inputs``."""
     values: list[Any] = [*inputs, *gm.parameters(), *gm.buffers()]
-    for module in gm.modules():
-        for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
-            for value in (
-                node.meta.get("example_value"),
-                node.meta.get("val"),
-                *node.args,
-                *node.kwargs.values(),
-            ):
-                values += value if isinstance(value, tuple | list) else [value]
-    devices = (
-        value if isinstance(value, torch.device) else getattr(value, "device", None) for value in values
-    )
+    for node in _torch.all_nodes(gm):
+        known = (node.meta.get("example_value"), node.meta.get("val"))
+        for value in (*known, *node.args, *node.kwargs.values()):
+            values += value if isinstance(value, tuple | list) else [value]
+    devices = (one if isinstance(one, torch.device) else getattr(one, "device", None) for one in values)
     return tuple(dict.fromkeys(found.type for found in devices if isinstance(found, torch.device)))
 
 

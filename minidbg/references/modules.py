@@ -33,6 +33,11 @@ def top_level(module: str) -> str:
     return module.partition(".")[0]
 
 
+def is_main(module: str) -> bool:
+    """Whether ``module`` is the program; a process that multiprocessing has started has its script under two names."""
+    return module in ("__main__", "__mp_main__")
+
+
 def is_foreign(module: str) -> bool:
     """Whether ``module`` comes neither with Python nor with torch nor from us."""
     top = top_level(module)
@@ -50,15 +55,10 @@ def foreign_modules() -> Iterator[tuple[str, ModuleType]]:
             yield name, module
 
 
-def loaded_module(name: str) -> ModuleType:
-    """The loaded module ``name``."""
-    return sys.modules[name]
-
-
 def finds_again(name: str) -> bool:
     """Whether an import of ``name`` on the present ``sys.path`` leads to the file of the loaded module."""
     loaded = sys.modules.get(name)
-    if loaded is None or top_level(name) in ("__main__", "__mp_main__"):
+    if loaded is None or is_main(top_level(name)):
         return False
     parent, _, _ = name.rpartition(".")
     if parent and not finds_again(parent):
@@ -140,9 +140,9 @@ def is_installed(folder: str) -> bool:
 @cache
 def _installed_places() -> tuple[str, ...]:
     wanted = ("stdlib", "platstdlib", "purelib", "platlib")
-    places = [path for key, path in sysconfig.get_paths().items() if key in wanted]
-    places += [*site.getsitepackages(), site.getusersitepackages()]
-    return tuple(dict.fromkeys(os.path.realpath(place) for place in places))
+    known = sysconfig.get_paths()
+    places = (*(known[key] for key in wanted), *site.getsitepackages(), site.getusersitepackages())
+    return tuple(dict.fromkeys(map(os.path.realpath, places)))
 
 
 GIT_S = 5.0
@@ -163,16 +163,16 @@ def installed(module: str) -> Installed:
     found = distribution_of(module)
     folders = folders_of(module)
     if found is None:
-        loose = [
-            f"{top_level(module)} is not installed: it was imported from {folder}{_at_commit(folder)}"
-            for folder in folders[:1]
-        ]
-        return Installed(remark="".join(loose), paths=folders)
+        if not folders:
+            return Installed()
+        home = f"{folders[0]}{_at_commit(folders[0])}"
+        return Installed(
+            remark=f"{top_level(module)} is not installed: it was imported from {home}", paths=folders
+        )
     origin = _origin(found)
     if _is_editable(origin):
-        folder = _folder(origin)
-        remark = f"{top_level(module)} is an editable install of {folder}{_at_commit(folder)}"
-        return Installed(remark=remark)
+        home = f"{_folder(origin)}{_at_commit(_folder(origin))}"
+        return Installed(remark=f"{top_level(module)} is an editable install of {home}")
     if origin:
         return Installed(remark=_from_url(found, origin), paths=folders)
     public = public_version(found.version)  # no index knows a local label
@@ -210,9 +210,8 @@ def _distribution(name: str) -> Distribution | None:
 
 
 def _holds(found: Distribution, file: str) -> bool:
-    return any(
-        os.path.realpath(str(found.locate_file(part))) == os.path.realpath(file) for part in found.files or ()
-    )
+    places = (os.path.realpath(str(found.locate_file(part))) for part in found.files or ())
+    return os.path.realpath(file) in places
 
 
 def _editable_distribution(module: str) -> Distribution | None:
@@ -222,14 +221,13 @@ def _editable_distribution(module: str) -> Distribution | None:
     """
     folders = folders_of(module)
     for found in distributions() if folders else ():
-        if _is_editable(_origin(found)) and any(
-            _leads_to(found, part, module, folders) for part in found.files or ()
-        ):
+        parts = found.files or () if _is_editable(_origin(found)) else ()
+        if any(_leads_to(part, module, folders) for part in parts):
             return found
     return None
 
 
-def _leads_to(found: Distribution, part: PackagePath, module: str, folders: tuple[str, ...]) -> bool:
+def _leads_to(part: PackagePath, module: str, folders: tuple[str, ...]) -> bool:
     is_finder = part.name.startswith("__editable__") and part.suffix == ".py"
     if part.suffix != ".pth" and not is_finder:
         return False

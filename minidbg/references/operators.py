@@ -19,11 +19,10 @@ from minidbg.case import BackendRef
 from minidbg.errors import BackendUnreachable
 from minidbg.references.copied_source import NotSelfContained
 from minidbg.references.finding import as_statements
-from minidbg.references.locating import NoWay, check_loadable, expression_for
 from minidbg.references.locations import device_types, location_of, plugins_of_devices
 from minidbg.references.modules import file_of, finds_again, foreign_modules, is_foreign, source_of, top_level
-from minidbg.references.ref_builder import RefBuilder
-from minidbg.references.source_text import Statement, statements_of
+from minidbg.references.ref_builder import NoWay, RefBuilder, check_loadable, expression_for
+from minidbg.references.source_text import Statement, last_name, parts_of, statements_of
 
 NOT_LOADED_BY_TORCH = ("torch.ao.", "torch.testing.", "torch.onnx.", "torch.distributed.")
 """Parts of torch with operators of their own that ``import torch`` does not bring."""
@@ -45,7 +44,7 @@ def modules_of_operator(name: str) -> tuple[str, ...]:
     ]
     if not wanted:
         wanted = [module for module, _ in foreign_modules() if mentions(source_of(module) or "", plain)]
-    if "__main__" not in wanted and statements_of_operator(name, "__main__"):
+    if "__main__" not in wanted and statements_of_operator(name):
         wanted.append("__main__")
     return tuple(wanted)
 
@@ -77,14 +76,14 @@ def mentions(text: str, name: str) -> bool:
 # --- statements of a script ---
 
 
-def statements_of_operator(name: str, module: str) -> tuple[Statement, ...]:
-    """The top-level statements of a script that define ``ns::name`` or add to it, in order."""
+def statements_of_operator(name: str) -> tuple[Statement, ...]:
+    """The top-level statements of the script that define ``ns::name`` or add to it, in order."""
     plain = name.partition(".")[0]
-    statements = statements_of(module)
+    statements = statements_of("__main__")
     direct = [found for found in statements if _says(found.node, plain)]
     libraries = _library_names(statements, plain.partition("::")[0])
     of_library = [found for found in statements if _uses_library(found, libraries, plain.partition("::")[2])]
-    names = {bound for found in direct for bound in found.binds if _is_definition(module, bound, plain)}
+    names = {bound for found in direct for bound in found.binds if _is_definition(bound, plain)}
     further = [found for found in statements if _registers_on(found.node, names)]
     chosen = {id(found) for found in (*direct, *of_library, *further)}
     return tuple(found for found in statements if id(found) in chosen)
@@ -92,43 +91,33 @@ def statements_of_operator(name: str, module: str) -> tuple[Statement, ...]:
 
 def _says(node: ast.stmt, name: str) -> bool:
     """Whether a statement, besides the bodies of its functions, says ``"ns::name"`` to ``torch.library``."""
-    calls = (
-        part for part in _outside_functions(node) if isinstance(part, ast.Call) and _is_definer(part.func)
-    )
-    texts = (value.value for call in calls for value in call.args if isinstance(value, ast.Constant))
+    calls = (part for part in _outside_functions(node) if isinstance(part, ast.Call))
+    given = (value for call in calls if _is_definer(call.func) for value in call.args)
+    texts = (value.value for value in given if isinstance(value, ast.Constant))
     return any(isinstance(text, str) and re.match(rf"{re.escape(name)}(?![\w:])", text) for text in texts)
 
 
 def _is_definer(function: ast.expr) -> bool:
-    last = _last(function)
-    return last.startswith("register_") or last in (
-        "custom_op",
-        "triton_op",
-        "define",
-        "impl",
-        "impl_abstract",
-    )
+    known = ("custom_op", "triton_op", "define", "impl", "impl_abstract")
+    return last_name(function).startswith("register_") or last_name(function) in known
 
 
 def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
     yield node
-    for field, value in ast.iter_fields(node):
-        if field == "body" and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST):
-                yield from _outside_functions(child)
+    is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    for field, child in parts_of(node):
+        if field != "body" or not is_function:
+            yield from _outside_functions(child)
 
 
 def _library_names(statements: tuple[Statement, ...], namespace: str) -> set[str]:
     """Names bound by ``lib = torch.library.Library("ns", ...)``."""
     names: set[str] = set()
     for found in statements:
-        value = getattr(found.node, "value", None)
-        if isinstance(value, ast.Call) and _last(value.func) == "Library" and value.args:
-            first = value.args[0]
-            if isinstance(first, ast.Constant) and first.value == namespace:
-                names |= found.binds
+        match getattr(found.node, "value", None):
+            case ast.Call(func=function, args=[ast.Constant(value=str() as first), *_]):
+                if last_name(function) == "Library" and first == namespace:
+                    names |= found.binds
     return names
 
 
@@ -148,19 +137,15 @@ def _registers_on(node: ast.stmt, names: set[str]) -> bool:
         values: list[ast.expr] = []
         if isinstance(part, ast.Attribute) and part.attr.startswith("register_"):
             values = [part.value]
-        elif isinstance(part, ast.Call) and _last(part.func).startswith("register_"):
+        elif isinstance(part, ast.Call) and last_name(part.func).startswith("register_"):
             values = part.args
         if any(isinstance(value, ast.Name) and value.id in names for value in values):
             return True
     return False
 
 
-def _last(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-
-
-def _is_definition(module: str, name: str, operator: str) -> bool:
-    found = getattr(sys.modules.get(module), name, None)
+def _is_definition(name: str, operator: str) -> bool:
+    found = getattr(sys.modules["__main__"], name, None)
     return found is not None and found is _torch.operator_definition(operator)
 
 
@@ -178,8 +163,7 @@ def native_libraries(name: str) -> tuple[str | None, str | None]:
     for library in sorted(torch.ops.loaded_libraries):
         if _holds(library, words):
             return library, _package_around(library)
-    by_name = [module for module, _ in foreign_modules() if module == namespace]
-    return None, by_name[0] if by_name else None
+    return None, next((module for module, _ in foreign_modules() if module == namespace), None)
 
 
 def _holds(file: str, words: tuple[bytes, ...]) -> bool:
@@ -192,12 +176,10 @@ def _holds(file: str, words: tuple[bytes, ...]) -> bool:
 
 def _package_around(library: str) -> str | None:
     """The top-level package in whose folder a library lies."""
+    real = os.path.realpath(library)
     for name, module in foreign_modules():
-        folders = getattr(module, "__path__", None) if "." not in name else None
-        if any(
-            os.path.realpath(library).startswith(os.path.realpath(folder) + os.sep)
-            for folder in folders or ()
-        ):
+        folders = getattr(module, "__path__", ()) if "." not in name else ()
+        if any(real.startswith(os.path.realpath(folder) + os.sep) for folder in folders):
             return name
     return None
 
@@ -207,17 +189,8 @@ BUILT_IN = frozenset(
         *("aten", "prim", "prims", "inductor_prims", "debugprims", "rngprims", "higher_order", "inductor"),
         *("quantized", "_quantized", "quantization", "sparse", "onednn", "mkl", "mkldnn", "mkldnn_prepacked"),
         *("xnnpack", "cuda", "c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd"),
-        *(
-            "_dtensor",
-            "symm_mem",
-            "profiler",
-            "debug_mode_ops",
-            "export",
-            "onnx",
-            "static_runtime",
-            "_native",
-            "_test",
-        ),
+        *("_dtensor", "symm_mem", "profiler", "debug_mode_ops", "export", "onnx", "static_runtime"),
+        *("_native", "_test"),
     }
 )
 """Namespaces of operators that torch brings along. Seen in 2.13."""
@@ -239,14 +212,11 @@ def with_operators(
     builder = RefBuilder(ref)
     builder.plugins |= dict.fromkeys(plugins_of_devices(device_types(gm, inputs)))
     given = bool(as_statements(setup))
-    names = [
-        name
-        for name in operators_of(gm)
-        if not any(mentions(text, name) for text in (ref.embedded, *ref.setup))
-    ]
+    texts = (ref.embedded, *ref.setup)
+    names = [name for name in operators_of(gm) if not any(mentions(text, name) for text in texts)]
     for name in names:
         _with_part(f"the operator {name}", _operator, name, builder, given)
-    of_script = [name for name in names if statements_of_operator(name, "__main__")]
+    of_script = [name for name in names if statements_of_operator(name)]
     if of_script:
         _with_part(f"the operator {of_script[0]}", _operators_of_script, of_script, builder, given)
     for function in functions_of(gm):
@@ -256,25 +226,19 @@ def with_operators(
 
 def operators_of(gm: fx.GraphModule) -> tuple[str, ...]:
     """``ns::name.overload`` of the custom operators in a graph and the graphs inside it, in order."""
-    names = (_torch.operator_name(node.target) for node in _nodes(gm))
+    names = (_torch.operator_name(target) for target in _called(gm))
     return tuple(dict.fromkeys(name for name in names if name and name.partition("::")[0] not in BUILT_IN))
 
 
 def functions_of(gm: fx.GraphModule) -> tuple[types.FunctionType, ...]:
     """Python functions that neither torch nor Python has: those of ``torch.fx.wrap`` and ``allow_in_graph``."""
-    found = (node.target for node in _nodes(gm) if isinstance(node.target, types.FunctionType))
-    foreign = (function for function in found if is_foreign(function.__module__) or _is_main(function))
+    found = (target for target in _called(gm) if isinstance(target, types.FunctionType))
+    foreign = (one for one in found if is_foreign(one.__module__) or _main_once(one.__module__) == "__main__")
     return tuple(dict.fromkeys(foreign))
 
 
-def _nodes(gm: fx.GraphModule) -> Iterator[fx.Node]:
-    for module in gm.modules():
-        if isinstance(module, fx.GraphModule):
-            yield from (node for node in module.graph.nodes if node.op == "call_function")
-
-
-def _is_main(function: types.FunctionType) -> bool:
-    return function.__module__ in ("__main__", "__mp_main__")
+def _called(gm: fx.GraphModule) -> Iterator[object]:
+    return (node.target for node in _torch.all_nodes(gm) if node.op == "call_function")
 
 
 def _with_part(
@@ -307,12 +271,11 @@ def _operator(name: str, builder: RefBuilder) -> None:
 
 def _operators_of_script(names: Sequence[str], builder: RefBuilder) -> None:
     """Copy the statements that define operators in ``__main__``, those of all at once: they may share a Library."""
-    statements = {found.line: found for name in names for found in statements_of_operator(name, "__main__")}
+    statements = {found.line: found for name in names for found in statements_of_operator(name)}
     try:
         with builder.attempt():
-            builder.copy_of("__main__").add_operators(
-                names, [statements[line] for line in sorted(statements)]
-            )
+            ordered = [statements[line] for line in sorted(statements)]
+            builder.copy_of("__main__").add_operators(names, ordered)
     except NotSelfContained as error:
         check_loadable("__main__", "", f"its source cannot be copied ({error})")
         builder.uses("__main__")

@@ -1,23 +1,33 @@
-"""Builds a ``BackendRef``: imports, copied source and surroundings, collected on the way to one expression."""
+"""An expression that gives an object back: by an import, by copied source, or by the path of its script; and ``RefBuilder``, which collects what it needs."""
 
 from __future__ import annotations
 
 import builtins
 import contextlib
 import copy
+import functools
 import keyword
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import types
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+from minidbg import _torch
 from minidbg.case import BackendRef
 from minidbg.references.copied_source import CopiedStatement, Copy, NotSelfContained
-from minidbg.references.locations import plugins_of_code
-from minidbg.references.modules import installed, is_foreign, top_level
-from minidbg.references.source_text import joined, read_statements
+from minidbg.references.locations import Location, location_of, plugins_of_code
+from minidbg.references.modules import file_of, finds_again, installed, is_foreign, top_level
+from minidbg.references.source_text import (
+    NotALiteral,
+    has_main_block,
+    joined,
+    read_statements,
+    statements_of,
+    write_literal,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +45,19 @@ class CopiedBlock:
     modules: tuple[str, ...] = ()
 
 
-def block_of(copy: Copy, known: Iterable[CopiedStatement] = ()) -> CopiedBlock:
-    """What ``copy`` holds beyond the ``known`` pieces. Raises NotSelfContained when a name would be missing."""
-    old = {piece.text for piece in known}
-    pieces = [piece for piece in copy.pieces.values() if piece.text not in old]
+def block_of(copy: Copy, known: Set[str] = frozenset()) -> CopiedBlock:
+    """What ``copy`` holds beyond the ``known`` texts. Raises NotSelfContained when a name would be missing."""
+    pieces = [piece for piece in copy.pieces.values() if piece.text not in known]
     pieces.sort(key=lambda piece: (piece.order, piece.text if piece.is_import else ""))
     _check_names(copy)
     foreign = [piece for piece in pieces if piece.is_import and any(map(is_foreign, piece.imported))]
-    if _runs_at_once(copy, {name for piece in foreign for name in piece.binds}):
-        above, inside = [], pieces
-    else:
-        above, inside = [piece for piece in pieces if piece not in foreign], foreign
+    inside = pieces if _runs_at_once(copy, {name for piece in foreign for name in piece.binds}) else foreign
+    above = [piece for piece in pieces if piece not in inside]
     later = {module for piece in pieces if not piece.is_import for module in piece.imported}
     # one that is not loaded was never imported: its absence is no reason to stop
     further = {module for module in later if is_foreign(module) and module in sys.modules}
-    block = CopiedBlock(
-        joined([piece.text for piece in above]), _inside(copy, inside), tuple(sorted(further))
-    )
+    text = joined([piece.text for piece in above])
+    block = CopiedBlock(text, _inside(copy, inside), tuple(sorted(further)))
     compile(f"{block.above}\n{block.inside}", "<copy>", "exec")
     return block
 
@@ -81,24 +87,11 @@ def _runs_at_once(copy: Copy, foreign: set[str]) -> bool:
     return False
 
 
-def copied_into(ref: BackendRef) -> list[CopiedStatement]:
-    """The statements that are copied into ``ref`` already."""
-    texts = [ref.embedded, *(text for text in ref.setup if "\n" in text)]
-    return [
-        CopiedStatement((1, 0, found.line), found.text)
-        for text in texts
-        for found in read_statements(text, "<copy>")
-    ]
-
-
 def _check_names(copy: Copy) -> None:
     """Every name that the copy looks up is bound in it, comes with Python, or was missing before."""
     bound = {name for piece in copy.pieces.values() for name in piece.binds}
     needed = {name for piece in copy.pieces.values() for name in piece.needs}
-    absent = {
-        name for name in needed - bound - copy.missing if not hasattr(builtins, name) and name != "__name__"
-    }
-    if absent:
+    if absent := needed - bound - copy.missing - {*dir(builtins), "__name__"}:
         raise NotSelfContained(f"{', '.join(sorted(absent))} would be missing")
 
 
@@ -108,16 +101,17 @@ class RefBuilder:
     Names are given out so that two objects of one name from two modules stay apart.
     """
 
-    def __init__(self, start: BackendRef | None = None) -> None:
-        self.setup: dict[str, None] = dict.fromkeys(start.setup if start else ())
-        self._embedded: str = start.embedded if start else ""
-        self._known: list[CopiedStatement] = copied_into(start) if start else []
+    def __init__(self, start: BackendRef = BackendRef("", "")) -> None:  # noqa: B008 - it is frozen
+        self.setup: dict[str, None] = dict.fromkeys(start.setup)
+        self._embedded = start.embedded
+        copied = (start.embedded, *(text for text in start.setup if "\n" in text))
+        self._known = {found.text for text in copied for found in read_statements(text, "<copy>")}
         self.copies: dict[str, Copy] = {}
-        self.files: dict[str, None] = dict.fromkeys(start.files if start else ())
-        self.paths: dict[str, None] = dict.fromkeys(start.paths if start else ())
-        self.requirements: dict[str, None] = dict.fromkeys(start.requirements if start else ())
-        self.remarks: dict[str, None] = dict.fromkeys(start.remarks if start else ())
-        self.modules: dict[str, None] = dict.fromkeys(start.modules if start else ())
+        self.files: dict[str, None] = dict.fromkeys(start.files)
+        self.paths: dict[str, None] = dict.fromkeys(start.paths)
+        self.requirements: dict[str, None] = dict.fromkeys(start.requirements)
+        self.remarks: dict[str, None] = dict.fromkeys(start.remarks)
+        self.modules: dict[str, None] = dict.fromkeys(start.modules)
         self.plugins: dict[str, None] = {}
         self._sources: dict[str, None] = {}
         self._names: dict[str, tuple[str, str]] = {}
@@ -167,9 +161,8 @@ class RefBuilder:
         base = os.path.basename(path)
         plain = re.sub(r"\W", "_", os.path.splitext(base)[0])
         known = self.name_for("", f"_{plain}" if plain[:1].isdigit() or keyword.iskeyword(plain) else plain)
-        further = "".join(
-            f", {key}={value!r}" for key, value in (("name", name), ("package", package)) if value
-        )
+        given = {"name": name, "package": package}
+        further = "".join(f", {key}={value!r}" for key, value in given.items() if value)
         self.setup[f"{known} = load_by_path({path!r}{further})"] = None
         self.files[path] = None
         self.paths[os.path.dirname(path)] = None
@@ -232,3 +225,170 @@ class RefBuilder:
             if block.above:
                 texts.append(block.above)
         return "\n\n".join(texts)
+
+
+class NoWay(Exception):
+    """No fresh process gets an object back; the text is a clause: ``it is a closure over level``."""
+
+
+class NotDefined(NoWay):
+    """The name that holds the object is no definition of it: a loop variable, or source that nobody kept."""
+
+
+def from_script(location: Location, value: object, builder: RefBuilder) -> str:
+    """The expression for a global of a module that no import finds. Raises NoWay."""
+    file = getattr(getattr(value, "__code__", None), "co_filename", None)
+    if location.module != "__main__" and file_of(location.module) is not None:
+        # it was loaded by path before, under a name that its frames have in signatures
+        return _by_file(location, "no import finds its module", builder, name=location.module)
+    try:
+        with builder.attempt():
+            copy = builder.copy_of(location.module, file)
+            if not copy.defines(location.first):
+                raise NotDefined(f"nobody kept the definition of {location.first}")
+            copy.add_name(location.first)
+            block_of(copy)  # complete, and it compiles
+    except NotSelfContained as error:
+        check_loadable(location.module, location.first, f"its source cannot be copied ({error})")
+        return _by_file(location, str(error), builder)
+    return location.path
+
+
+def from_function(function: types.FunctionType, builder: RefBuilder) -> str:
+    """The expression for a local function that uses nothing local: its source is copied. Raises NoWay."""
+    path = [part for part in function.__qualname__.split(".") if part != "<locals>"]
+    if function.__module__ != "__main__":
+        raise NoWay(f"it is a local function of {function.__module__}.{path[0]}")
+    try:
+        with builder.attempt():
+            copy = builder.copy_of("__main__", function.__code__.co_filename)
+            copy.add_function(function)
+            block_of(copy)
+    except NotSelfContained as error:
+        raise NoWay(f"it is a local function, and its source cannot be copied: {error}") from error
+    return path[0] + "()" * (len(path) - 1)
+
+
+def check_loadable(module: str, name: str, copied: str) -> None:
+    """Raise NoWay where running a script again would do more than define ``name``, or not define it.
+
+    ``copied`` is a clause that says why its source is not copied.
+    """
+    if file_of(module) is None:
+        raise NoWay(f"{copied}, and {module} has no file")
+    if not has_main_block(module):
+        raise NoWay(
+            f"{copied}, and loading its script would run the whole of it: there is no "
+            f'`if __name__ == "__main__":` block'
+        )
+    if name in guarded_names(module):
+        raise NoWay(f"{copied}, and it is defined in the `__main__` block, which is not run again")
+
+
+def _by_file(location: Location, why: str, builder: RefBuilder, name: str = "") -> str:
+    module = sys.modules[location.module]
+    package = (getattr(module, "__package__", None) or "") if location.module == "__main__" else ""
+    if package:
+        builder.requires(package)
+    builder.uses(location.module)
+    known = builder.load_file(str(file_of(location.module)), why, name=name, package=package)
+    return f"{known}.{location.path}"
+
+
+def guarded_names(module: str) -> frozenset[str]:
+    """Names that only the ``__main__`` block of a module binds."""
+    statements = statements_of(module)
+    free = {name for found in statements if not found.guarded for name in found.binds}
+    return frozenset(name for found in statements if found.guarded for name in found.binds) - free
+
+
+def expression_for(value: Any, builder: RefBuilder) -> str:
+    """The expression for ``value``; what it needs first goes on the ``builder``.
+
+    In this order: a location that an import reaches, its parts put together anew, its source.
+    Raises NoWay, and the builder is as it was before.
+    """
+    location = location_of(value)
+    with builder.attempt():
+        if location is not None and finds_again(location.module):
+            name = builder.import_from(location.module, location.first)
+            return name + location.path.removeprefix(location.first)
+        try:
+            with builder.attempt():
+                return _rebuilt(value, builder)
+        except NoWay as error:
+            return _from_source(value, location, error, builder)
+
+
+def _rebuilt(value: Any, builder: RefBuilder) -> str:
+    """A bound method, a partial or an ``aot_autograd(...)`` out of its parts."""
+    if isinstance(value, types.MethodType):
+        return f"{expression_for(value.__self__, builder)}.{value.__func__.__name__}"
+    if isinstance(value, functools.partial):
+        builder.setup["import functools"] = None
+        function = expression_for(value.func, builder)
+        return _call("functools.partial", value.args, value.keywords, builder, first=function)
+    arguments = _torch.aot_autograd_arguments(value)
+    if arguments is None:
+        raise NoWay(_why_not(value))
+    builder.setup["from torch._dynamo.backends.common import aot_autograd"] = None
+    return _call("aot_autograd", (), arguments, builder)
+
+
+def _from_source(value: Any, location: Location | None, error: NoWay, builder: RefBuilder) -> str:
+    """By copied source or by the path of a script; ``error`` is why nothing else worked."""
+    if location is not None:
+        with contextlib.suppress(NotDefined):
+            return from_script(location, value, builder)
+    is_named = isinstance(value, types.FunctionType) and value.__name__ != "<lambda>"
+    if is_named and not value.__code__.co_freevars:
+        return from_function(value, builder)
+    raise error
+
+
+def _call(
+    function: str,
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+    builder: RefBuilder,
+    first: str | None = None,
+) -> str:
+    """``function(first, *arguments, **keywords)`` with each argument a literal or an object with a location."""
+    parts = [first] if first is not None else []
+    parts += [_argument(value, f"argument {index}", builder) for index, value in enumerate(arguments)]
+    named = [(name, _argument(value, f"argument {name!r}", builder)) for name, value in keywords.items()]
+    if all(name.isidentifier() for name, _ in named):
+        parts += [f"{name}={text}" for name, text in named]
+    else:
+        parts.append("**{" + ", ".join(f"{name!r}: {text}" for name, text in named) + "}")
+    return f"{function}({', '.join(parts)})"
+
+
+def _argument(value: object, part: str, builder: RefBuilder) -> str:
+    table = _torch.decompositions_expression(value)
+    if table is not None:
+        builder.setup[table[0]] = None
+        return table[1]
+    try:
+        return write_literal(value)
+    except NotALiteral as error:
+        if not callable(value):
+            raise NoWay(f"{part} is no literal: {error}") from None
+    try:
+        return expression_for(value, builder)
+    except NoWay as error:
+        raise NoWay(f"{part} cannot be found again: {error}") from None
+
+
+def _why_not(value: Any) -> str:
+    """The reason in a clause, with what a person recognises it by."""
+    code = getattr(value, "__code__", None)
+    if isinstance(value, types.FunctionType) and code is not None:
+        where = f"of {value.__module__}, line {code.co_firstlineno}"
+        if code.co_freevars:
+            return f"it is a closure {where}, over {', '.join(code.co_freevars)}"
+        if value.__name__ == "<lambda>":
+            return f"it is a lambda {where}, without a global name"
+        return f"it is a function {where}, which no import leads to"
+    kind = type(value)
+    return f"it is an object of {kind.__module__}.{kind.__qualname__} that no global name holds"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
+import itertools
 import linecache
 import sys
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +18,8 @@ import torch
 from minidbg import _torch
 from minidbg.case import BackendRef, CompilerFn
 from minidbg.errors import UnknownBackend
-from minidbg.references.copied_source import bound_by, one_import
-from minidbg.references.source_text import indented, read_statements
+from minidbg.references.copied_source import bound_by, single_imports
+from minidbg.references.source_text import edited, indented, parts_of, read_statements
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -87,9 +89,8 @@ class Hooks:
 def hooks(compiler: CompilerFn) -> Hooks:
     """The hooks of what ``compiler_fn`` returned, of the backend behind its keyword arguments."""
     inner: Any = compiler
-    while hasattr(inner, "func") and not hasattr(
-        inner, "reset"
-    ):  # functools.partial holds the keyword arguments
+    # functools.partial holds the keyword arguments
+    while hasattr(inner, "func") and not hasattr(inner, "reset"):
         inner = inner.func
     return Hooks(getattr(inner, "reset", None), getattr(inner, "get_compiler_config", None))
 
@@ -120,12 +121,10 @@ def _set_up(ref: BackendRef) -> dict[str, Any]:
     _, statements = _statements(ref)
     text = "\n\n".join(part for part in (ref.embedded, *statements) if part)
     name = f"minidbg_backend_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    known = sys.modules.get(name)
-    if known is not None:
-        return vars(known)
-    return run_as_module(
-        name, text, load_by_path=load_by_path, torch=torch
-    )  # what a script has above its backend()
+    if name in sys.modules:
+        return vars(sys.modules[name])
+    # what a script has above its backend()
+    return run_as_module(name, text, load_by_path=load_by_path, torch=torch)
 
 
 def run_as_module(name: str, text: str, **known: Any) -> dict[str, Any]:
@@ -136,7 +135,7 @@ def run_as_module(name: str, text: str, **known: Any) -> dict[str, Any]:
     file = f"<{name}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     try:
-        exec(compile(text, file, "exec"), namespace)
+        exec(compile(text, file, "exec", dont_inherit=True), namespace)  # not our annotations as text
     except BaseException:
         del sys.modules[name]
         raise
@@ -190,7 +189,8 @@ def avoid_names(ref: BackendRef, taken: Collection[str], imports: Iterable[str] 
     used = bound | set(taken)
     names = {}
     for name in sorted((bound & set(taken)) - shared):
-        names[name] = _free(name, used)
+        free = (name + "_" * count for count in itertools.count(1))
+        names[name] = next(one for one in free if one not in used)
         used.add(names[name])
     if not names:
         return ref
@@ -209,29 +209,13 @@ def _is_block(text: str) -> bool:
 
 def _shared(blocks: Iterable[str], imports: Iterable[str]) -> set[str]:
     """Names that the blocks bind only by import statements that the script has too."""
-    theirs = set(_single_imports("\n".join(imports)))
+    theirs = set(single_imports("\n".join(imports)))
     ours: dict[str, set[str]] = {}
-    for text in blocks:
-        for found in read_statements(text, "<copy>"):
-            for name in found.binds:
-                ours.setdefault(name, set()).update(
-                    line for bound, line in _single_imports(found.text) if bound == name
-                )
-                if not isinstance(found.node, ast.Import | ast.ImportFrom):
-                    ours[name].add("")
+    for found in (found for text in blocks for found in read_statements(text, "<copy>")):
+        lines = dict(single_imports(found.text))
+        for name in found.binds:
+            ours.setdefault(name, set()).add(lines.get(name, ""))
     return {name for name, lines in ours.items() if all((name, line) in theirs for line in lines)}
-
-
-def _single_imports(text: str) -> Iterator[tuple[str, str]]:
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield from ((bound_by(alias), one_import(node, alias)) for alias in node.names)
-
-
-def _free(name: str, used: Collection[str]) -> str:
-    while name in used:
-        name += "_"
-    return name
 
 
 def renamed(text: str, names: Mapping[str, str]) -> str:
@@ -239,20 +223,12 @@ def renamed(text: str, names: Mapping[str, str]) -> str:
     tree = ast.parse(text)
     edits = _Edits(names)
     edits.module(tree)
-    lines = text.splitlines()
-    for line, start, end, new in sorted(edits.found, reverse=True):
-        raw = lines[line - 1].encode()  # ast counts columns in bytes of UTF-8
-        lines[line - 1] = (raw[:start] + new.encode() + raw[end:]).decode()
-    written = "\n".join(lines)
+    written = edited(text, edits.found)
     # before Python 3.12 a name inside an f-string has no right location
-    return written if _dump(written) == ast.dump(tree) else ast.unparse(ast.fix_missing_locations(tree))
-
-
-def _dump(text: str) -> str:
-    try:
-        return ast.dump(ast.parse(text))
-    except SyntaxError:
-        return ""
+    with contextlib.suppress(SyntaxError):
+        if ast.dump(ast.parse(written)) == ast.dump(tree):
+            return written
+    return ast.unparse(ast.fix_missing_locations(tree))
 
 
 class _Edits:
@@ -295,7 +271,7 @@ class _Edits:
         """Decorators, defaults and annotations belong to the scope around a function, its body to itself."""
         is_function = isinstance(node, _FUNCTIONS)
         own = _locals(node) if is_function or isinstance(node, ast.ClassDef) else frozenset()
-        for field, child in _fields(node):
+        for field, child in parts_of(node):
             if is_function and field in ("body", "generators", "elt", "key", "value"):
                 self.visit(child, hidden | own, frozenset())
             elif isinstance(node, ast.ClassDef) and field == "body":
@@ -319,13 +295,6 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, *_COMPREHENSIONS)
 
 
-def _fields(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    for field, value in ast.iter_fields(node):
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST):
-                yield field, child
-
-
 def _locals(function: ast.AST) -> frozenset[str]:
     """Names that a function or comprehension binds for itself."""
     bound: set[str] = set()
@@ -333,7 +302,7 @@ def _locals(function: ast.AST) -> frozenset[str]:
     arguments = getattr(function, "args", None)
     if isinstance(arguments, ast.arguments):
         bound |= {found.arg for found in ast.walk(arguments) if isinstance(found, ast.arg)}
-    waiting = [child for field, child in _fields(function) if field in ("body", "generators")]
+    waiting = [child for field, child in parts_of(function) if field in ("body", "generators")]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Global | ast.Nonlocal):

@@ -90,25 +90,15 @@ class _AsGenerators(ast.NodeTransformer):
 
 
 def _referenced(table: symtable.SymbolTable, *, now: bool) -> Iterator[str]:
-    """Global names looked up in ``table`` and below, in the scopes that run at once, or in the others."""
+    """Global names looked up in ``table`` and below, in the scopes that run at once, or in all."""
     module_scope = table.get_type() == "module"
     for symbol in table.get_symbols():
         if symbol.is_referenced() and (module_scope or symbol.is_global()):
             yield symbol.get_name()
     for child in table.get_children():
         at_once = child.get_type() != "function" or child.get_name() in _RUN_AT_ONCE
-        if now and at_once:
-            yield from _referenced(child, now=True)
-        elif not now:
-            # below a function everything comes later; below a class only its functions do
-            found = _referenced(child, now=False)
-            yield from (*found, *_own(child)) if not at_once else found
-
-
-def _own(table: symtable.SymbolTable) -> Iterator[str]:
-    yield from (
-        symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced() and symbol.is_global()
-    )
+        if at_once or not now:
+            yield from _referenced(child, now=now)
 
 
 def _imported(node: ast.AST) -> Iterator[str]:
@@ -131,6 +121,27 @@ def _statements(body: list[ast.stmt], lines: list[str], file: str, *, guarded: b
             yield from _statements(node.orelse, lines, file, guarded=False)
         else:
             yield Statement(node, _text_of(node, lines), file, guarded)
+
+
+def parts_of(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    """The nodes right below ``node``, each with the field that holds it."""
+    for field, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield field, child
+
+
+def last_name(node: ast.expr) -> str:
+    """``c`` of ``a.b.c`` and of ``c``; empty for any other expression."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def edited(text: str, changes: Iterable[tuple[int, int, int, str]]) -> str:
+    """``text`` after the changes: each a line, first and last column as ``ast`` counts them, and what stands there instead."""
+    lines = text.encode().split(b"\n")
+    for line, start, end, new in sorted(changes, reverse=True):  # backwards: columns before a change stay
+        lines[line - 1] = lines[line - 1][:start] + new.encode() + lines[line - 1][end:]
+    return b"\n".join(lines).decode()
 
 
 def is_main_block(node: ast.stmt) -> bool:
@@ -185,22 +196,16 @@ def _read_or_nothing(text: str, file: str) -> tuple[Statement, ...]:
 
 def _is_cell(file: str) -> bool:
     """Whether a name in linecache is one of IPython's, Jupyter's, doctest's or Python's own prompt."""
-    return (
-        file.startswith(("<ipython-input-", "<python-input-", "<stdin>", "<doctest "))
-        or "/ipykernel_" in file
-    )
+    prompts = ("<ipython-input-", "<python-input-", "<stdin>", "<doctest ")
+    return file.startswith(prompts) or "/ipykernel_" in file
 
 
 def has_main_block(module: str = "__main__") -> bool:
     """Whether the script keeps what it runs apart from what it defines."""
-    text = "".join(linecache.getlines(getattr(sys.modules.get(module), "__file__", None) or ""))
-    try:
-        return any(is_main_block(node) for node in ast.parse(text).body)
-    except SyntaxError:
-        return False
+    return any(found.guarded for found in statements_of(module))
 
 
-def indented(text: str, prefix: str = "    ") -> str:
+def indented(text: str) -> str:
     """``text`` one level deeper; the inner lines of strings stay as they are, since they are values.
 
     Docstrings are indented like code.
@@ -215,7 +220,7 @@ def indented(text: str, prefix: str = "    ") -> str:
         before = token.type
     lines = text.splitlines()
     return "\n".join(
-        prefix + line if line.strip() and number not in inside else line
+        f"    {line}" if line.strip() and number not in inside else line
         for number, line in enumerate(lines, 1)
     )
 

@@ -18,11 +18,11 @@ from minidbg.case import BackendRef, CallPath, Case, Level
 from minidbg.errors import UnreadableRepro
 from minidbg.failure import Kind
 from minidbg.graphs import capture_by_dynamo, origins, tensors, write_module
-from minidbg.graphs.constructed import all_imports_of
 from minidbg.graphs.expressions import quoted
 from minidbg.graphs.origins import comments_by_line, dedented, stack_trace
 from minidbg.graphs.parse import NotOurForm, read_module
 from minidbg.graphs.source import by_name, write_graph_builder
+from minidbg.graphs.specs import all_imports_of
 from minidbg.metadata import DIVIDER, backend_in
 from minidbg.oracle.embed import harness_names
 from minidbg.repro.header import Header, header_of, literal_options, script_text

@@ -21,7 +21,6 @@ from minidbg.failure import Kind
 from minidbg.graphs import describing, origins, source, tensors
 from minidbg.graphs.contents import WITH_CARE, ValueReader
 from minidbg.graphs.expressions import quoted
-from minidbg.graphs.fill_text import with_generator
 from minidbg.graphs.fills import How
 from minidbg.graphs.mutation import mutated_placeholders
 from minidbg.graphs.ranks import with_group
@@ -239,7 +238,7 @@ def constant_expression(
         key = f"Repro.{name}"
         stored[key] = spec.stored["value"]
         return text.replace('stored("value"', f"stored({quoted(key)}", 1)
-    return with_generator(text, seed)
+    return tensors.with_generator(text, seed)
 
 
 def _embedded(case: Case) -> str:

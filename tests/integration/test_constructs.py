@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from command_line import python
 from constructs import CONSTRUCTS, MIXED, TRACED_ONCE, Construct, sandwich
 from fails_on import name_of, raises_on
 from graphs_to_write import assert_round_trip
@@ -194,16 +194,17 @@ def with_tuned_kernel() -> Any:
     return program
 
 
-def runs_again(script: Path) -> subprocess.CompletedProcess[str]:
-    """The script, run by a fresh interpreter that finds the backends planted here."""
+def reduced(program: Any, backend: Any, folder: Path) -> tuple[str, str]:
+    """The repro's text, and what it says where a fresh interpreter, which finds the backends planted here, runs it."""
+    compiled = torch.compile(program, backend=minidbg.wrap(backend, repro_dir=folder))
+    with pytest.raises(BackendCompilerFailed) as caught:
+        compiled(torch.randn(32, device="cuda"))
+    report = minidbg.report_of(caught.value)
+    assert report.path is not None, report.line
     folders = [str(Path(minidbg.__file__).parents[1]), *sys.path]
-    return subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    again = python(report.path, env={"PYTHONPATH": os.pathsep.join(filter(None, folders))}, timeout=300)
+    assert again.returncode == 1, again.stdout + again.stderr
+    return report.path.read_text(), again.stdout
 
 
 @pytest.mark.device
@@ -211,15 +212,9 @@ def runs_again(script: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("make", [with_local_kernel, with_tuned_kernel])
 def test_a_failure_beside_a_users_triton_kernel_is_reduced_and_reproduces(make: Any, tmp_path: Path) -> None:
     """What fails needs no kernel: the smallest graph has none."""
-    compiled = torch.compile(make(), backend=minidbg.wrap(raises_on("sin"), repro_dir=tmp_path))
-    with pytest.raises(BackendCompilerFailed) as caught:
-        compiled(torch.randn(32, device="cuda"))
-    report = minidbg.report_of(caught.value)
-    assert report.path is not None, report.line
-    assert "sin" in report.path.read_text()
-    assert "@triton.jit" not in report.path.read_text(), report.line
-    again = runs_again(report.path)
-    assert again.returncode == 1, again.stdout + again.stderr
+    text, _ = reduced(make(), raises_on("sin"), tmp_path)
+    assert "sin" in text
+    assert "@triton.jit" not in text
 
 
 @pytest.mark.device
@@ -227,19 +222,11 @@ def test_a_failure_beside_a_users_triton_kernel_is_reduced_and_reproduces(make: 
 @pytest.mark.parametrize("make", [with_local_kernel, with_tuned_kernel])
 def test_a_failure_of_a_users_triton_kernel_is_written_with_the_kernel(make: Any, tmp_path: Path) -> None:
     """The kernel is part of the script, which reproduces in an interpreter that has never seen the user's program."""
-    backend = raises_on("triton_kernel_wrapper_mutation")
-    compiled = torch.compile(make(), backend=minidbg.wrap(backend, repro_dir=tmp_path))
-    with pytest.raises(BackendCompilerFailed) as caught:
-        compiled(torch.randn(32, device="cuda"))
-    report = minidbg.report_of(caught.value)
-    assert report.path is not None, report.line
-    text = report.path.read_text()
+    text, said = reduced(make(), raises_on("triton_kernel_wrapper_mutation"), tmp_path)
     assert len(re.findall(r"(?m)^ +\w+\[\(\d+,\)\]\(x, ", text)) == 1, text  # one launch is enough
     assert "@triton.jit" in text
     assert "exp()" not in text
-    again = runs_again(report.path)
-    assert again.returncode == 1, again.stdout + again.stderr
-    assert "reproduces" in again.stdout
+    assert "reproduces" in said
 
 
 @pytest.mark.device

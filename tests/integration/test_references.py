@@ -101,6 +101,11 @@ class World:
         answers: list[Any] = json.loads((home / "found.json").read_text())
         return answers
 
+    def found(self, program: str, *backends: str, **more: Any) -> list[Any]:
+        """What references say of each of ``backends``, expressions with what else ``find`` is given, at the end of ``program``."""
+        asked = ", ".join(f"found({backend})" for backend in backends)
+        return self.find(f"{program}\n{FIND}\nwrite({asked})", **more)
+
     def run(self, found: dict[str, Any], calls: str = "1", **given: Any) -> Ended:
         """The rendered script, run from another folder."""
         script = self.write(found, calls, **given)
@@ -108,11 +113,12 @@ class World:
 
     def write(self, found: dict[str, Any], calls: str = "1", **given: Any) -> Path:
         loader = inspect.getsource(load_by_path) if found["files"] else ""
-        above, parts = (
-            f"{loader}\n\n{found['embedded']}",
-            {name: found[name] for name in ("function", "paths")},
-        )
-        text = RUN.format(above=above, calls=calls, given=given, **parts)
+        parts = {
+            "above": f"{loader}\n\n{found['embedded']}",
+            "function": found["function"],
+            "paths": found["paths"],
+        }
+        text = RUN.format(calls=calls, given=given, **parts)
         elsewhere = self.folder / "elsewhere"
         elsewhere.mkdir(exist_ok=True)
         (elsewhere / "repro.py").write_text(text)
@@ -160,8 +166,7 @@ ROWS = {
 def test_registered_name_comes_back_with_the_import_that_registers_it(
     world: World, imports: str, name: str, line: str
 ) -> None:
-    (found,) = world.find(f"{imports}\n{FIND}\nwrite(found({name!r}))")
-
+    (found,) = world.found(imports, repr(name))
     assert found["expression"] == repr(name)
     assert line in found["setup"]
     assert found["modules"][-1] == line.split()[1].partition(".")[0]
@@ -170,41 +175,21 @@ def test_registered_name_comes_back_with_the_import_that_registers_it(
     assert "compiled by" in ended.output
 
 
-def test_requirements_name_public_versions_only(world: World) -> None:
-    openvino, hidet = world.find(
-        f"import hidet_like\n{FIND}\nwrite(found('openvino_like'), found('hidet_like'))"
-    )
-
-    assert openvino["requirements"] == ["openvino-like==2025.1.0"]
-    assert hidet["requirements"] == ["hidet-like==0.3"]
-    assert hidet["remarks"] == ["hidet-like was 0.3+cu121 where this failed"]
-
-
 def test_device_plugin_of_the_backend_is_imported_first(world: World) -> None:
-    (found,) = world.find(f"import torch_xla, tt_like\n{FIND}\nwrite(found('tt_like'))")
-
+    (found,) = world.found("import torch_xla, tt_like", "'tt_like'")
     assert found["setup"][0] == "import torch_xla"
     output = world.run(found).output
     assert output.index("torch_xla imported") < output.index("compiled by tt_like on xla")
 
 
-def test_plugin_that_is_loaded_but_not_used_stays_out(world: World) -> None:
-    (found,) = world.find(f"import torch_npu, rbln_like\n{FIND}\nwrite(found('rbln_like'))")
-
-    assert not any("torch_npu" in line for line in found["setup"])
-
-
 def test_backend_of_torch_that_is_built_on_a_package_imports_it(world: World) -> None:
-    tvm, openxla = world.find(f"{FIND}\nwrite(found('tvm'), found('openxla'))")
-
+    tvm, openxla = world.found("", "'tvm'", "'openxla'")
     assert 'import tvm  # "tvm" is built on it' in tvm["setup"]
     assert 'import torch_xla  # "openxla" is built on it' in openxla["setup"]
 
 
 def test_options_and_mode_reach_the_backend(world: World) -> None:
-    program = f"import hidet_like\n{FIND}\nwrite(found('hidet_like', options={{'level': 2}}))"
-    (found,) = world.find(program)
-
+    (found,) = world.found("import hidet_like", "'hidet_like', options={'level': 2}")
     assert found["options"] == {"level": 2}
     assert "compiled by hidet_like None {'level': 2}" in world.run(found, options=found["options"]).output
 
@@ -220,8 +205,7 @@ def test_options_and_mode_reach_the_backend(world: World) -> None:
 def test_name_that_no_source_registers_comes_back_all_the_same(
     world: World, imports: str, name: str, expression: str, said: str
 ) -> None:
-    (found,) = world.find(f"{imports}\n{FIND}\nwrite(found({name!r}))")
-
+    (found,) = world.found(imports, repr(name))
     assert (found["name"], found["expression"]) == (name, expression)
     assert said in world.run(found).output
 
@@ -248,18 +232,14 @@ CALLABLES = {
 
 def test_callables_come_back_by_their_place(world: World) -> None:
     """One process for all: each expression, in the user's program and in a script of its own."""
-    program = f"""
+    program = """
 import functools, torch, shadow_like, thunder_like, late_like, turbine_like.cpu
 from openvino_like.frontend.backend import openvino
 from torch._dynamo.backends.common import aot_autograd
 import torch._inductor.compile_fx
 from torch._dynamo.backends.debugging import eager
-{FIND}
-write({", ".join(f"found({text})" for text in CALLABLES)})
 """
-    answers = world.find(program)
-
-    for (text, output), found in zip(CALLABLES.items(), answers, strict=True):
+    for (text, output), found in zip(CALLABLES.items(), world.found(program, *CALLABLES), strict=True):
         assert "refused" not in found, (text, found)
         if "inductor" not in text:  # needs a C++ compiler
             ended = world.run(found)
@@ -269,16 +249,13 @@ write({", ".join(f"found({text})" for text in CALLABLES)})
 
 def test_aot_autograd_object_that_has_run_comes_back_as_it_was_made(world: World) -> None:
     """Its first call wraps the backward compiler and fills in the inference one."""
-    program = f"""
+    program = """
 import torch, turbine_like.cpu
 from torch._dynamo.backends.common import aot_autograd
-{FIND}
-backend = aot_autograd(fw_compiler=turbine_like.cpu._compile)
-torch.compile(lambda x: x + 1, backend=backend)(torch.ones(1))
-write(found(aot_autograd(fw_compiler=turbine_like.cpu._compile)), *map(found, [backend]))
+used = [aot_autograd(fw_compiler=turbine_like.cpu._compile)]
+torch.compile(lambda x: x + 1, backend=used[0])(torch.ones(1))
 """
-    new, used = world.find(program)
-
+    new, used = world.found(program, "aot_autograd(fw_compiler=turbine_like.cpu._compile)", "used[0]")
     assert used["function"] == new["function"]
 
 
@@ -295,14 +272,11 @@ REFUSED = {
 
 
 def test_refusals_say_why_and_what_to_pass(world: World) -> None:
-    program = f"""
+    program = """
 import functools, thunder_like, torchair_like, hidet_like
 from openvino_like.frontend.backend import openvino
-{FIND}
-write({", ".join(f"found({text})" for text, _ in REFUSED.values())})
 """
-    answers = world.find(program)
-
+    answers = world.found(program, *(text for text, _ in REFUSED.values()))
     for (title, (_, parts)), found in zip(REFUSED.items(), answers, strict=True):
         for part in parts:
             assert part in found.get("refused", "nothing refused"), (title, found)
@@ -312,20 +286,15 @@ write({", ".join(f"found({text})" for text, _ in REFUSED.values())})
 
 
 def test_users_reference_wins_over_what_would_be_found(world: World) -> None:
-    program = f"""
-import thunder_like
-{FIND}
-write(
-    found(thunder_like.closure(1, 2), reference="thunder_like:make(level=2)"),
-    found(thunder_like.closure(1, 2), reference="thunder_like:fast"),
-    found(thunder_like.closure(1, 2), reference="thunder_like:shared"),
-    found(thunder_like.closure(1, 2), setup="import tensorrt_like", reference="tensorrt_like"),
-    found("tensorrt_like", setup=["import functools", "import tensorrt_like"]),
-    found("rbln_like", setup="import rbln_like"),
-)
-"""
-    made, factory, shared, named, known, registered = world.find(program)
-
+    made, factory, shared, named, known, registered = world.found(
+        "import thunder_like",
+        'thunder_like.closure(1, 2), reference="thunder_like:make(level=2)"',
+        'thunder_like.closure(1, 2), reference="thunder_like:fast"',
+        'thunder_like.closure(1, 2), reference="thunder_like:shared"',
+        'thunder_like.closure(1, 2), setup="import tensorrt_like", reference="tensorrt_like"',
+        '"tensorrt_like", setup=["import functools", "import tensorrt_like"]',
+        '"rbln_like", setup="import rbln_like"',
+    )
     assert made["expression"] == "make(level=2)"
     assert "compiled by thunder_like 2 1" in world.run(made).output
     assert "compiled by thunder_like 7 0" in world.run(factory).output
@@ -443,7 +412,7 @@ over_aot = aot_autograd(fw_compiler=plain)
 named_lambda = lambda gm, example_inputs: (print("compiled by named_lambda"), gm.forward)[1]
 '''
 
-SIBLING = "def shout(word):\n    return word.upper()\n"
+SIBLING = {"sibling.py": "def shout(word):\n    return word.upper()\n"}
 
 OF_A_SCRIPT = {
     "plain": "compiled by plain: level 2, several words, default",
@@ -479,8 +448,7 @@ if __name__ == "__main__":
 {FIND.replace(chr(10), chr(10) + "    ")}
     write({", ".join(f"found({text})" for text in OF_A_SCRIPT)})
 """
-    answers = world.find(program, files={"sibling.py": SIBLING})
-
+    answers = world.find(program, files=SIBLING)
     for (text, output), found in zip(OF_A_SCRIPT.items(), answers, strict=True):
         assert "refused" not in found, (text, found)
         ended = world.run(found)
@@ -492,8 +460,7 @@ if __name__ == "__main__":
 
 
 def test_copied_source_keeps_comments_and_takes_only_what_is_used(world: World) -> None:
-    (found,) = world.find(f"{PROGRAM}\n{FIND}\nwrite(found(plain))", files={"sibling.py": SIBLING})
-
+    (found,) = world.found(PROGRAM, "plain", files=SIBLING)
     assert "# a comment of the user's" in found["embedded"]
     assert "from math import floor" in found["embedded"]
     assert "WORD = 'several words'  # its value when this failed" in found["embedded"]
@@ -505,8 +472,7 @@ def test_copied_source_keeps_comments_and_takes_only_what_is_used(world: World) 
 
 def test_script_that_would_run_whole_is_not_loaded_by_path(world: World) -> None:
     """It has no ``__main__`` block, and what its backend uses cannot be copied."""
-    (found,) = world.find(f"{PROGRAM}\n{FIND}\nwrite(found(with_weights))", files={"sibling.py": SIBLING})
-
+    (found,) = world.found(PROGRAM, "with_weights", files=SIBLING)
     assert "weights is a Linear" in found["refused"]
     assert "would run the whole of it" in found["refused"]
 
@@ -516,8 +482,7 @@ def test_module_of_the_scripts_folder_is_found_by_its_path_only_when_the_import_
         "mine/__init__.py": "",
         "mine/compiler.py": "def compile(gm, inputs):\n    print('mine')\n    return gm.forward\n",
     }
-    (found,) = world.find(f"{FIND}\nimport mine.compiler\nwrite(found(mine.compiler.compile))", files=files)
-
+    (found,) = world.found("import mine.compiler", "mine.compiler.compile", files=files)
     assert found["paths"] == [str(world.folder / "home")]
     assert found["setup"] == ["from mine.compiler import compile"]
     assert found["remarks"] == [f"mine is not installed: it was imported from {world.folder / 'home'}"]
@@ -531,24 +496,22 @@ def test_module_of_the_scripts_folder_is_found_by_its_path_only_when_the_import_
 
 
 def test_script_names_the_missing_module_on_another_machine(world: World) -> None:
-    (found,) = world.find(f"import thunder_like\n{FIND}\nwrite(found(thunder_like.shared))")
-
+    (found,) = world.found("import thunder_like", "thunder_like.shared")
     ended = world.run({**found, "paths": ["/nowhere"]})
-
     assert "missing thunder_like" in ended.output
     assert "ModuleNotFoundError: No module named 'thunder_like'" in ended.output
 
 
 def test_missing_script_is_a_missing_module(world: World) -> None:
     program = f"{PROGRAM}\n{FIND}\nif __name__ == '__main__':\n    write(found(with_weights))"
-    (found,) = world.find(program, files={"sibling.py": SIBLING})
+    (found,) = world.find(program, files=SIBLING)
     (world.folder / "home" / "train.py").unlink()
 
     assert "missing train" in world.run(found).output
 
 
 def test_program_run_by_python_m_keeps_its_relative_imports(world: World) -> None:
-    files = {"pkg/__init__.py": "", "pkg/near.py": SIBLING}
+    files = {"pkg/__init__.py": "", "pkg/near.py": SIBLING["sibling.py"]}
     program = f"""
 import torch
 from .near import shout
@@ -599,7 +562,7 @@ write(*answer)
 
 def test_script_that_is_loaded_by_path_runs_once_in_a_process(world: World) -> None:
     main = "if __name__ == '__main__':\n    write(found(with_weights))"
-    (found,) = world.find(f"{PROGRAM}\nprint('loading')\n{FIND}\n{main}", files={"sibling.py": SIBLING})
+    (found,) = world.find(f"{PROGRAM}\nprint('loading')\n{FIND}\n{main}", files=SIBLING)
     twice = "def backend():\n    backend_once()\n    return backend_once()\n"
     found["function"] += f"\n\nbackend_once = backend\n{twice}"
 
@@ -608,11 +571,8 @@ def test_script_that_is_loaded_by_path_runs_once_in_a_process(world: World) -> N
 
 def test_script_runs_under_isolated_python(world: World) -> None:
     """The real interpreter once: no environment, no user folder, another working directory."""
-    (found,) = world.find(f"{PROGRAM}\n{FIND}\nwrite(found(with_sibling))", files={"sibling.py": SIBLING})
-    script = world.write(found)
-
-    ended = python("-I", script, cwd="/", check=True)
-
+    (found,) = world.found(PROGRAM, "with_sibling", files=SIBLING)
+    ended = python("-I", world.write(found), cwd="/", check=True)
     assert "compiled by WITH_SIBLING" in ended.stdout
     assert "result [2.0, 2.0]" in ended.stdout
 

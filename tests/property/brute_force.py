@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
+Removal: TypeAlias = tuple[str, fx.GraphModule, list[Any]]
+"""What was removed, the graph without it, its inputs."""
 
-def single_removals(
-    graph_module: fx.GraphModule, inputs: Sequence[Any]
-) -> Iterator[tuple[str, fx.GraphModule, list[Any]]]:
-    """What was removed, the graph without it, its inputs."""
+
+def single_removals(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[Removal]:
     values = recorded(graph_module, inputs)
     for node in graph_module.graph.nodes:
         if node.op.startswith("call") and isinstance(values[node], torch.Tensor):
@@ -49,24 +49,18 @@ def copied(graph_module: fx.GraphModule) -> tuple[fx.Graph, dict[str, fx.Node]]:
     return graph, {old.name: node for old, node in new.items()}
 
 
-def lifted(
-    graph_module: fx.GraphModule, inputs: Sequence[Any], name: str, value: Any
-) -> Iterator[tuple[str, fx.GraphModule, list[Any]]]:
+def lifted(graph_module: fx.GraphModule, inputs: Sequence[Any], name: str, value: Any) -> Iterator[Removal]:
     """The node's value as an input; where it was an output, it is none any more."""
     graph, nodes = copied(graph_module)
     node = nodes[name]
     with graph.inserting_before(next(iter(graph.nodes))):
         stand_in = graph.placeholder(f"{name}_value")
     drop_output(graph, node)
-    if node.users:
-        node.replace_all_uses_with(stand_in)
-        graph.erase_node(node)
-        values = [value, *inputs]
-    else:
-        graph.erase_node(node)
-        graph.erase_node(stand_in)
-        values = list(inputs)
-    yield from settled(f"node {name}", graph_module, graph, values)
+    node.replace_all_uses_with(stand_in)
+    graph.erase_node(node)
+    yield from settled(
+        f"node {name}", graph_module, graph, [value, *inputs]
+    )  # drops it where nothing uses it
 
 
 def bypassed(
@@ -75,11 +69,10 @@ def bypassed(
     node: fx.Node,
     source: fx.Node,
     values: dict[fx.Node, Any],
-) -> Iterator[tuple[str, fx.GraphModule, list[Any]]]:
+) -> Iterator[Removal]:
     one, other = values[node], values[source]
-    if not isinstance(other, torch.Tensor) or one.shape != other.shape or one.dtype != other.dtype:
-        return
-    if all(user.op == "output" for user in node.users):
+    is_alike = isinstance(other, torch.Tensor) and (one.shape, one.dtype) == (other.shape, other.dtype)
+    if not is_alike or all(user.op == "output" for user in node.users):
         return
     graph, nodes = copied(graph_module)
     drop_output(graph, nodes[node.name])
@@ -88,9 +81,7 @@ def bypassed(
     yield from settled(f"bypass {node.name}", graph_module, graph, list(inputs))
 
 
-def without_output(
-    graph_module: fx.GraphModule, inputs: Sequence[Any], place: int
-) -> Iterator[tuple[str, fx.GraphModule, list[Any]]]:
+def without_output(graph_module: fx.GraphModule, inputs: Sequence[Any], place: int) -> Iterator[Removal]:
     graph, _ = copied(graph_module)
     output = graph.output_node()
     left = [value for number, value in enumerate(output.args[0]) if number != place]
@@ -104,19 +95,16 @@ def drop_output(graph: fx.Graph, node: fx.Node) -> None:
     output.args = (tuple(value for value in output.args[0] if value is not node),)
 
 
-def settled(
-    what: str, root: fx.GraphModule, graph: fx.Graph, values: list[Any]
-) -> Iterator[tuple[str, fx.GraphModule, list[Any]]]:
+def settled(what: str, root: fx.GraphModule, graph: fx.Graph, values: list[Any]) -> Iterator[Removal]:
     """The graph where it is one that the reducer may give: calls, outputs for what nothing uses, inputs that are used."""
     output = graph.output_node()
     for node in list(graph.nodes):
         if node.op.startswith("call") and not node.users:
             output.args = ((*output.args[0], node),)
-    kept = []
-    for node, value in zip([node for node in graph.nodes if node.op == "placeholder"], values, strict=True):
-        if node.users:
-            kept.append(value)
-        else:
+    placeholders = graph.find_nodes(op="placeholder")
+    kept = [value for node, value in zip(placeholders, values, strict=True) if node.users]
+    for node in placeholders:
+        if not node.users:
             graph.erase_node(node)
     has_calls = any(node.op.startswith("call") for node in graph.nodes)
     if has_calls and output.args[0]:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from minidbg import _torch
+
 Predicate = Callable[[fx.GraphModule, Sequence[Any]], bool]
 
 UNARY = (torch.sin, torch.cos, torch.relu, torch.tanh, torch.neg)
@@ -66,8 +68,6 @@ class GraphMaker:
             self.graph.call_method("add_", (view, 1.0))
 
     def block(self) -> None:
-        from minidbg import _torch
-
         enter, leave = _torch.autocast_functions()
         opened = self.graph.call_function(enter, ("cpu", torch.bfloat16, True, None))
         product = self.graph.call_function(torch.mm, (self.pick(), self.pick()))
@@ -75,8 +75,6 @@ class GraphMaker:
         self.keep(self.graph.call_method("float", (product,)))
 
     def no_grad(self) -> None:
-        from minidbg import _torch
-
         self.graph.call_function(_torch.grad_mode_function(), (False,))
         self.unary()
         self.graph.call_function(_torch.grad_mode_function(), (True,))

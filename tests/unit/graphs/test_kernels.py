@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from minidbg import _torch
-from minidbg.case import BackendRef, CallPath, Case, Context, Provenance
+from minidbg.case import BackendRef, CallPath, Case, Context
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Signature
 from minidbg.graphs import capture_by_dynamo
@@ -82,26 +82,16 @@ def namespace_of(module: torch.nn.Module) -> dict[str, Any]:
 
 def test_a_launch_is_written_as_a_user_writes_it() -> None:
     source = write_module(graph_of(launches))
-    by_keyword = (
-        "BLOCK=16, DTYPE=triton.language.core.float32"
-        if has_launch_kwargs()
-        else "16, triton.language.core.float32"
-    )
+    float32 = "triton.language.core.float32"
+    by_keyword = f"BLOCK=16, DTYPE={float32}" if has_launch_kwargs() else f"16, {float32}"
     lines = [line.strip() for line in without_comments(source).splitlines()]
     assert lines[3:6] == [
         f"doubles[(1,)](x, y, 16, {by_keyword})",
         f"doubles_tuned[(2, 3)](x, y, 8, {by_keyword})",
         "tuned_tuned[(4,)](x, y, 16)",
     ]
-    assert list(source.kernels) == [
-        "FACTOR",
-        "SHIFT",
-        "scaled",
-        "doubles",
-        "doubles_tuned",
-        "tuned",
-        "tuned_tuned",
-    ]
+    names = "FACTOR SHIFT scaled doubles doubles_tuned tuned tuned_tuned"
+    assert list(source.kernels) == names.split()
     assert source.kernels["doubles"].startswith('@triton.jit(do_not_specialize=["size"])\ndef doubles(x_ptr')
     assert source.kernels["doubles_tuned"] == (
         "doubles_tuned = triton.autotune(configs=[triton.Config({}, num_warps=8)], key=[])(doubles)"
@@ -135,23 +125,21 @@ def test_dynamo_traces_the_text_into_the_same_graph() -> None:
 def test_constants_come_back() -> None:
     gm = graph_of(launches)
     again = read_module(write_module(gm).text, namespace_of(instantiate(write_module(gm))))
-    nodes = zip(
-        filter(_torch.is_kernel_launch, gm.graph.nodes),
-        filter(_torch.is_kernel_launch, again.graph.nodes),
-        strict=True,
-    )
-    for old, new in nodes:
+    nodes = (filter(_torch.is_kernel_launch, one.graph.nodes) for one in (gm, again))
+    for old, new in zip(*nodes, strict=True):
         assert _torch.kernel_and_constants(old)[1] == _torch.kernel_and_constants(new)[1]
         assert old.kwargs["grid"] == new.kwargs["grid"]
+
+
+def case_of(graph: fx.GraphModule, call: CallPath = CallPath.TORCH_COMPILE) -> Case:
+    signature = Signature(Kind.COMPILE, types=("ValueError",))
+    return Case(graph, (torch.randn(16),), BackendRef("eager", '"eager"'), Context(), signature, call)
 
 
 @pytest.mark.parametrize("form", Form)
 @pytest.mark.parametrize("call", CallPath)
 def test_a_script_gives_the_case_back(form: Form, call: CallPath, tmp_path: Path) -> None:
-    case = Case(
-        graph_of(launches), (torch.randn(16),), BackendRef(name="eager", expression='"eager"'), Context(),
-        Signature(Kind.COMPILE, types=("ValueError",)), call, provenance=Provenance(),
-    )  # fmt: skip
+    case = case_of(graph_of(launches), call)
     path = tmp_path / "repro.py"
     path.write_text(render(case, form).text)
     again = load(path)
@@ -162,12 +150,8 @@ def test_a_script_gives_the_case_back(form: Form, call: CallPath, tmp_path: Path
 
 def test_a_name_of_the_script_is_no_kernels_name(tmp_path: Path) -> None:
     graph = graph_of(defined_in(tmp_path, KERNEL.replace("fills", "inputs"), "inputs[(1,)](x, 1.0)"))
-    case = Case(
-        graph, (torch.randn(16),), BackendRef(name="eager", expression='"eager"'), Context(),
-        Signature(Kind.COMPILE, types=("ValueError",)), provenance=Provenance(),
-    )  # fmt: skip
     with pytest.raises(CannotWrite, match=r"global inputs cannot .*: the script uses that name itself"):
-        render(case)
+        render(case_of(graph))
 
 
 def test_what_a_kernel_takes_counts_as_written() -> None:
@@ -212,10 +196,8 @@ def defined_in(folder: Path, text: str, call: str, head: str = "") -> Callable[.
 
 
 def test_a_kernel_defined_in_a_function_is_copied_with_what_is_around_it(tmp_path: Path) -> None:
-    text = "import triton.language as language\nbound = 7" + KERNEL.replace(
-        "value)", "value + bound)"
-    ).replace("tl.", "language.")
-    text = text.replace("def fills(x_ptr, value + bound)", "def fills(x_ptr, value)")
+    kernel = KERNEL.replace("tl.store(x_ptr, value)", "language.store(x_ptr, value + bound)")
+    text = "import triton.language as language\nbound = 7" + kernel
     source = write_module(graph_of(defined_in(tmp_path, text, "fills[(1,)](x, 1.5)")))
     linecache.clearcache()
     assert source.imports == ("import triton", "import triton.language as language")
@@ -254,11 +236,8 @@ def test_hooks_and_descriptors_are_refused() -> None:
     with pytest.raises(CannotWrite, match="it takes TMA descriptors"):
         write_module(gm)
     hooked = triton.autotune([triton.Config({"BLOCK": 16}, pre_hook=lambda args: None)], key=[])(tuned.fn)
-    node.kwargs = {
-        **node.kwargs,
-        "tma_descriptor_metadata": {},
-        "kernel_idx": _torch.table_of_kernels().add_kernel(hooked),
-    }
+    number = _torch.table_of_kernels().add_kernel(hooked)
+    node.kwargs = {**node.kwargs, "tma_descriptor_metadata": {}, "kernel_idx": number}
     with pytest.raises(CannotWrite, match="a function of its own, pre_hook"):
         write_module(gm)
 

@@ -27,10 +27,10 @@ from minidbg.settings import Settings
 
 
 @pytest.fixture
-def group() -> Iterator[None]:
-    """Rank 1 of 4, alone."""
+def mesh() -> Iterator[DeviceMesh]:
+    """Of rank 1 of 4, alone."""
     distributed.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
-    yield
+    yield DeviceMesh("cpu", [0, 1, 2, 3])
     distributed.destroy_process_group()
 
 
@@ -44,7 +44,7 @@ def made_again(value: Any, exactness: Exactness = Exactness.EXACT) -> tuple[Any,
 # ---- values
 
 
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("mesh")
 @pytest.mark.parametrize(
     "placements", [[Shard(0), Replicate()], [Partial("sum"), Shard(1)], [Replicate(), Partial("avg")]]
 )
@@ -61,9 +61,7 @@ def test_a_dtensor_is_written_with_its_mesh_placements_and_local_shard(placement
     assert 'mesh_dim_names=("dp", "tp")' in text.replace("'", '"')
 
 
-@pytest.mark.usefixtures("group")
-def test_a_dtensor_of_unequal_shards_keeps_its_shape() -> None:
-    mesh = DeviceMesh("cpu", [0, 1, 2, 3])
+def test_a_dtensor_of_unequal_shards_keeps_its_shape(mesh: DeviceMesh) -> None:
     whole = {"shape": torch.Size([7, 3]), "stride": (3, 1)}
     value = DTensor.from_local(torch.randn(2, 3), mesh, [Shard(0)], run_check=False, **whole)
     assert made_again(value)[0].shape == (7, 3)
@@ -102,9 +100,8 @@ def test_a_subclass_that_cannot_be_taken_apart_is_refused_by_its_name() -> None:
         made_again(torch.randn(2).as_subclass(NotTakenApart))
 
 
-@pytest.mark.usefixtures("group")
-def test_a_mesh_among_other_inputs_leaves_their_shared_storage_alone() -> None:
-    whole, mesh = torch.zeros(4), DeviceMesh("cpu", [0, 1, 2, 3])
+def test_a_mesh_among_other_inputs_leaves_their_shared_storage_alone(mesh: DeviceMesh) -> None:
+    whole = torch.zeros(4)
     specs = describing.describe([mesh, whole, whole[:2]], ["mesh", "x", "y"])
     made, x, y = tensors.materialise(specs)
     assert made == mesh
@@ -134,7 +131,7 @@ def case_of(graph_module: fx.GraphModule, value: Any) -> Case:
     return Case(graph_module, (value,), BackendRef("eager", '"eager"'))
 
 
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("mesh")
 def test_placements_in_arguments_are_read_back_as_they_were_written() -> None:
     graph_module = graph_of((redistribute, ((Shard(-1), Replicate()),)))
     source = write_module(graph_module)
@@ -146,7 +143,7 @@ def test_placements_in_arguments_are_read_back_as_they_were_written() -> None:
     assert call.args[1] == (Shard(-1), Replicate())
 
 
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("mesh")
 def test_a_script_makes_the_groups_that_its_collectives_name() -> None:
     name = distributed.new_group([0, 1]).group_name
     case = case_of(graph_of((all_reduce, ("sum", name))), torch.ones(2))
@@ -155,7 +152,7 @@ def test_a_script_makes_the_groups_that_its_collectives_name() -> None:
     assert f'_register_process_group("{name}", distributed.new_group([0, 1]))' in text
 
 
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("mesh")
 def test_a_smaller_case_without_collectives_loses_the_process_group() -> None:
     case = ranks.with_group(case_of(graph_of((all_reduce, ("sum", "0"))), torch.ones(2)))
     assert ranks.FAKE_GROUP in case.backend.setup
@@ -180,10 +177,8 @@ def test_a_backend_that_asks_for_its_rank_finds_the_one_of_the_failure() -> None
     assert "the backend asks for its rank" in ranks.what_was_needed(case, smaller)
 
 
-@pytest.mark.usefixtures("group")
-def test_a_graph_that_talks_to_other_ranks_and_holds_graphs_is_not_verified() -> None:
+def test_a_graph_that_talks_to_other_ranks_and_holds_graphs_is_not_verified(mesh: DeviceMesh) -> None:
     """Nothing follows what a higher-order op runs: the rank would wait for the others for ever."""
-    mesh = DeviceMesh("cpu", [0, 1, 2, 3])
     value = DTensor.from_local(torch.randn(2), mesh, [Shard(0)], run_check=False)
     outer = graph_of((torch.relu, ()))
     assert refusal(outer, [value], frozenset(), Settings()) is None
@@ -192,10 +187,10 @@ def test_a_graph_that_talks_to_other_ranks_and_holds_graphs_is_not_verified() ->
     assert "talks to other ranks (x) and holds graphs" in str(why)
 
 
-@pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("needs_dtensor", [False, True])
-def test_local_shards_stand_in_for_dtensors_where_the_bug_lets_them(needs_dtensor: bool) -> None:
-    mesh = DeviceMesh("cpu", [0, 1, 2, 3])
+def test_local_shards_stand_in_for_dtensors_where_the_bug_lets_them(
+    needs_dtensor: bool, mesh: DeviceMesh
+) -> None:
     value = DTensor.from_local(torch.randn(2, 3), mesh, [Shard(0)], run_check=False)
 
     def fails(graph_module: fx.GraphModule, inputs: Any) -> bool:

@@ -1,6 +1,7 @@
 """Inputs described, written as code and made again."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -55,6 +56,13 @@ def many(dtype, *size):
     if dtype.is_floating_point:
         return torch.randn(size, generator=generator).to(dtype)
     return torch.randint(0, 100, size, generator=generator).to(dtype)
+
+
+@pytest.fixture
+def in_float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 class TestText:
@@ -127,10 +135,8 @@ class TestText:
         assert len(materialise(specs)) == 3
 
     def test_the_accelerator_is_the_main_device(self):
-        cpu, meta, cuda = (describe([torch.empty(3, device="meta")], ["x"])[0] for _ in range(3))
-        import dataclasses
-
-        specs = [dataclasses.replace(cpu, device="cpu"), meta, dataclasses.replace(cuda, device="cuda:1")]
+        (meta,) = describe([torch.empty(3, device="meta")], ["x"])
+        specs = [replace(meta, device=name) for name in ("cpu", "meta", "cuda:1")]
         assert main_device(specs) == "cuda:1"
         lines = statements(specs)
         assert 'device="cpu"' in lines[1]
@@ -375,15 +381,11 @@ class TestMaterialise:
         assert torch.equal(torch.get_rng_state(), before)
         assert not value.is_inference()
 
-    def test_does_not_depend_on_the_default_dtype(self):
+    def test_does_not_depend_on_the_default_dtype(self, request):
         specs = describe([torch.randn(9)], ["x"])
         (expected,) = materialise(specs)
-        torch.set_default_dtype(torch.float64)
-        try:
-            (value,) = materialise(specs)
-        finally:
-            torch.set_default_dtype(torch.float32)
-        assert torch.equal(value, expected)
+        request.getfixturevalue("in_float64")
+        assert torch.equal(materialise(specs)[0], expected)
 
     def test_what_was_made_is_written_as_it_was_made(self):
         specs = describe([torch.randn(9), torch.randn(9, 9).t()], ["x", "y"])
@@ -407,15 +409,11 @@ class TestMaterialise:
         assert value.grad is None
 
 
-def test_scripts_start_from_plain_modes():
-    torch.set_default_dtype(torch.float64)
-    try:
-        with torch.no_grad(), as_scripts_do():
-            assert torch.get_default_dtype() is torch.float32
-            assert torch.is_grad_enabled()
-        assert torch.get_default_dtype() is torch.float64
-    finally:
-        torch.set_default_dtype(torch.float32)
+def test_scripts_start_from_plain_modes(in_float64):
+    with torch.no_grad(), as_scripts_do():
+        assert torch.get_default_dtype() is torch.float32
+        assert torch.is_grad_enabled()
+    assert torch.get_default_dtype() is torch.float64
 
 
 DTYPES = [torch.float32, torch.float16, torch.int64, torch.bool, torch.complex64, torch.float8_e5m2]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from minidbg.errors import UnknownBackend
-from minidbg.references import compiler_fn, hooks
+from minidbg.references import Hooks, compiler_fn, hooks
 
 
 def keeps(gm: Any, inputs: Any, **given: Any) -> Callable[..., Any]:
@@ -32,16 +32,13 @@ def test_backend_gets_options_and_mode_only_when_they_are_given(
     options: dict[str, Any] | None, mode: str | None, given: dict[str, Any]
 ) -> None:
     compiler_fn(keeps, options=options, mode=mode)("gm", [])
-
     assert keeps.given == given  # type: ignore[attr-defined]
 
 
 def test_inductor_gets_them_as_config_patches() -> None:
     """Compared with torch.compile's own wrapper. No kernel is compiled."""
     options = {"max-autotune": False, "triton.cudagraphs": False, "epilogue_fusion": True}
-
     ours = compiler_fn("inductor", options=options, mode="max-autotune-no-cudagraphs")
-
     theirs = torch._TorchCompileInductorWrapper("max-autotune-no-cudagraphs", options, None)
     assert ours == theirs
     assert ours.config == theirs.config != {}  # type: ignore[attr-defined]
@@ -56,7 +53,6 @@ def test_an_unknown_option_is_torchs_own_error_and_an_unknown_name_is_told_the_n
 
 def test_object_of_torch_compile_is_taken_apart() -> None:
     compiler_fn(torch._TorchCompileWrapper(keeps, "fast", {"level": 3}, None))("gm", [])
-
     assert keeps.given == {"mode": "fast", "options": {"level": 3}}  # type: ignore[attr-defined]
 
 
@@ -65,27 +61,20 @@ def test_hooks_are_those_of_the_backend_behind_its_arguments() -> None:
         def __call__(self, gm: Any, inputs: Any, **given: Any) -> Any:
             return gm
 
-        def reset(self) -> str:
-            return "reset"
+        def reset(self) -> None: ...
 
-        def get_compiler_config(self) -> dict[str, int]:
-            return {"level": 1}
+        def get_compiler_config(self) -> None: ...
 
-    found = hooks(compiler_fn(functools.partial(Backend(), more=1), options={"level": 2}))
-
-    assert found.reset() == "reset"
-    assert found.get_compiler_config() == {"level": 1}
+    backend = Backend()
+    found = hooks(compiler_fn(functools.partial(backend, more=1), options={"level": 2}))
+    assert found == Hooks(backend.reset, backend.get_compiler_config)
 
 
 def test_plain_function_has_no_hooks() -> None:
-    found = hooks(compiler_fn(keeps, mode="fast"))
-
-    assert found.reset is None
-    assert found.get_compiler_config is None
+    assert hooks(compiler_fn(keeps, mode="fast")) == Hooks(reset=None, get_compiler_config=None)
 
 
 def test_hooks_of_inductor_know_its_options() -> None:
     found = hooks(compiler_fn("inductor", options={"max_autotune": True}))
-
     assert found.reset
     assert found.get_compiler_config()["max_autotune"] is True

@@ -72,9 +72,8 @@ def test_functions_that_call_each_other_come_once() -> None:
 
 
 def test_call_of_a_copied_class_is_copied() -> None:
-    block = copied("class C:\n    def __init__(self, n): self.n = n\nc = C(3)\ndef f(): return c", "f")
-
-    assert "c = C(3)" in lines(block)
+    text = "class C:\n    def __init__(self, n): self.n = n\nc = C(3)\ndef f(): return c"
+    assert "c = C(3)" in lines(copied(text, "f"))
 
 
 def test_fallback_import_is_copied_whole() -> None:
@@ -98,9 +97,8 @@ def test_registration_is_left_out() -> None:
 
 def test_module_that_may_be_missing_elsewhere_is_imported_inside_backend() -> None:
     block = copied("import packaging.version\nA = 1\ndef f(): return packaging, A", "f")
-
-    assert block.above == "A = 1\n\n\ndef f(): return packaging, A"
-    assert block.inside == "global packaging\nimport packaging.version"
+    above, inside = "A = 1\n\n\ndef f(): return packaging, A", "global packaging\nimport packaging.version"
+    assert block == CopiedBlock(above, inside)
 
 
 @pytest.mark.parametrize(
@@ -129,10 +127,8 @@ def test_source_that_uses_such_a_module_at_once_stands_inside_backend_too(
 
 
 def test_module_that_a_function_imports_later_is_named() -> None:
-    block = copied("def f():\n    from packaging import version\n    return version", "f")
-
-    assert not block.inside
-    assert block.modules == ("packaging",)
+    text = "def f():\n    from packaging import version\n    return version"
+    assert copied(text, "f") == CopiedBlock(text, modules=("packaging",))
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.backends.registry import _BACKENDS, _COMPILER_FNS, register_backend
 from torch._inductor.compile_fx import compile_fx
 
 from minidbg.case import BackendRef
@@ -29,7 +27,6 @@ class Compiler:
         return gm.forward
 
 
-instance = Compiler()
 HERE = Path(__file__)
 
 
@@ -50,10 +47,6 @@ def test_function_of_a_module_in_a_folder_brings_the_folder() -> None:
     assert found.paths == (str(HERE.parent),)
     assert found.name == f"{__name__}.compiles"
     assert resolve(found) is compiles
-
-
-def test_module_level_instance_is_found_by_identity() -> None:
-    assert resolve(find(instance)) is instance
 
 
 def test_name_is_not_taken_for_an_object_that_only_looks_like_it() -> None:
@@ -110,6 +103,12 @@ def test_table_of_decompositions_is_made_again(table: Any) -> None:
     assert again.kwargs["decompositions"].keys() == table.keys()  # type: ignore[union-attr]
 
 
+def test_annotations_of_copied_source_are_values_as_in_its_script() -> None:
+    """Those of our own modules are text."""
+    backend: Any = resolve(BackendRef("b", "mine", embedded="def mine(gm: int): ..."))
+    assert backend.__annotations__ == {"gm": int}
+
+
 def test_global_declarations_of_copied_source_come_first() -> None:
     ref = BackendRef("b", "a", setup=("import a", "global a, b\nimport a\nb = a", "global c\nimport c"))
 
@@ -161,19 +160,3 @@ def test_reference_that_only_the_setup_makes_importable_is_trusted() -> None:
 
     assert found.expression == "make(2)"
     assert found.setup == ("import sys; sys.path.append('/x')", "from only_in_x import make")
-
-
-@pytest.fixture
-def registered() -> Iterator[str]:
-    """A name for a partial, registered by no source's top level."""
-    register_backend(functools.partial(compiles, level=1), name="for_this_test")
-    yield "for_this_test"
-    _COMPILER_FNS.pop("for_this_test")
-    _BACKENDS.pop("for_this_test")
-
-
-def test_name_that_no_source_registers_comes_back_as_its_function(registered: str) -> None:
-    found = find(registered)
-
-    assert found.name == registered
-    assert found.expression == "functools.partial(compiles, level=1)"

@@ -90,21 +90,17 @@ def test_global_declarations_are_seen() -> None:
 
 
 def test_imports_are_seen_at_any_depth() -> None:
-    found = only("def f():\n    import a.b\n    from c import d\n    from . import e\n    from ..g import h")
-
-    assert found.imported == {"a.b", "c", ".", "..g"}
+    text = "def f():\n    import a.b\n    from c import d\n    from . import e\n    from ..g import h"
+    assert only(text).imported == {"a.b", "c", ".", "..g"}
 
 
 def test_statements_of_the_main_block_stand_in_its_place() -> None:
     text = 'a = 1\nif __name__ == "__main__":\n    b = 2\n    c = """\n  kept\n"""\nd = 3\n'
 
     found = read_statements(text, "<test>")
-
     guarded = [(one.guarded, *one.binds) for one in found]
     assert guarded == [(False, "a"), (True, "b"), (True, "c"), (False, "d")]
-    space: dict[str, object] = {}
-    exec(found[2].text, space)
-    assert space["c"] == "\n  kept\n"
+    assert run(found[2].text)["c"] == "\n  kept\n"
 
 
 def test_statements_that_share_a_line_are_told_apart() -> None:
@@ -127,9 +123,9 @@ def test_main_block_is_told_by_its_condition(test: str, expected: bool) -> None:
 
 
 def test_else_of_the_main_block_is_what_an_import_runs() -> None:
-    found = read_statements('if __name__ == "__main__":\n    a = 1\nelse:\n    b = 2', "<test>")
-
-    assert [(one.guarded, *one.binds) for one in found] == [(True, "a"), (False, "b")]
+    text = 'if __name__ == "__main__":\n    a = 1\nelse:\n    b = 2'
+    found = [(one.guarded, *one.binds) for one in read_statements(text, "<test>")]
+    assert found == [(True, "a"), (False, "b")]
 
 
 def test_module_without_a_file_has_the_cells_that_linecache_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,39 +141,19 @@ def test_this_module_has_no_main_block() -> None:
     assert not has_main_block(__name__)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        True,
-        -3,
-        2.5,
-        float("inf"),
-        -float("inf"),
-        1 + 2j,
-        "it's",
-        b"\x00",
-        (),
-        (1,),
-        [1, (2, "x")],
-        {"a": {"b": [None]}},
-        {3, 1, 2},
-        set(),
-        frozenset({1}),
-        torch.float16,
-        torch.device("cuda:1"),
-        torch.channels_last,
-        torch.strided,
-        torch.Size([2, 3]),
-        {"enabled_precisions": {torch.float16, torch.float32}},
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_text_of_a_literal_gives_it_back(value: object) -> None:
-    again = eval(write_literal(value), {"torch": torch})
+LITERALS = [
+    *(None, True, -3, 2.5, -0.0, float("inf"), -float("inf"), 1 + 2j, 3 - 4j, "it's", b"\x00"),
+    *((), (1,), [1, (2, "x")], {"a": {"b": [None]}}, {3, 1, 2}, set(), frozenset({1})),
+    *(torch.float16, torch.device("cuda:1"), torch.channels_last, torch.strided, torch.Size([2, 3])),
+    {"precisions": {torch.float16, torch.float32}, "devices": (torch.device("cpu"), None)},
+]
 
-    assert again == value
-    assert type(again) is type(value)
+
+@pytest.mark.parametrize("value", LITERALS, ids=lambda value: type(value).__name__)
+def test_text_of_a_literal_gives_it_back_run_or_read(value: object) -> None:
+    for again in (eval(write_literal(value), {"torch": torch}), read_literal(write_literal(value))):
+        assert again == value
+        assert type(again) is type(value)
 
 
 def test_nan_comes_back_as_nan() -> None:
@@ -219,19 +195,6 @@ def test_list_that_holds_itself_is_no_literal() -> None:
     endless.append(endless)
 
     assert short_literal(endless) is None
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"dtype": torch.float16, "devices": (torch.device("cpu"), None), "layout": torch.strided},
-        [1, 2.5, float("inf"), -0.0, "a", b"b", True, 3 - 4j],
-        {"sets": {1, 2}, "none": set(), "frozen": frozenset({3}), "size": torch.Size([2, 3])},
-    ],
-    ids=["torch's", "numbers", "containers"],
-)
-def test_what_is_written_is_read_back_without_running_it(value: object) -> None:
-    assert read_literal(write_literal(value)) == value
 
 
 @pytest.mark.parametrize(
