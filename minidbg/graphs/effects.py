@@ -259,9 +259,11 @@ def _order_of(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> Hashable:
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """The tensors in ``value``, tuples, lists and dicts opened."""
-    found: list[Any] = []
-    fx.node.map_aggregate(value, found.append)
-    return (part for part in found if isinstance(part, Tensor))
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(part)
 
 
 def nodes_in(value: Any) -> list[fx.Node]:
