@@ -46,7 +46,7 @@ from minidbg.oracle.draw_edits import (
     set_argument,
     takes_a_part,
 )
-from minidbg.oracle.reruns import random_states
+from minidbg.oracle.precision import random_states
 
 DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"})
 """Ops that multiply their first argument by drawn numbers; here and below without a trailing underscore."""
@@ -273,7 +273,8 @@ class _Recorder(fx.Interpreter):
         [(path, branch)] = branches(node)
         first = len(args) - len(inputs_of(branch))
         fed = self.fed_inside(node, branch, args[first:])
-        return partial(put_inside, path, fed.graph_module, fed.drawn) if fed.fed else None
+        place = next(at for at, value in enumerate(node.args) if getattr(value, "target", None) == path)
+        return partial(put_inside, place, fed.graph_module, fed.drawn) if fed.fed else None
 
     def fed_inside(self, node: fx.Node, graph: fx.GraphModule, inputs: Sequence[Any]) -> Fed:
         """A graph that ``node`` runs, fed; what cannot be is noted under the name of ``node``."""
