@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
@@ -36,7 +37,8 @@ def suspects_of(error: BaseException, calls: Iterable[_torch.GivenCall]) -> Susp
         return ()
     frames = list(traceback.walk_tb(traced[-1].__traceback__))[:-MOST_FRAMES:-1]
     known = {call.name: call for call in calls}
-    return telling((_named_by(frame, line, known) for frame, line in _of_backend(frames)), len(known))
+    of_backend = takewhile(lambda one: one[0].f_code.co_name not in CALLS_BACKEND, frames)
+    return telling((_named_by(frame, line, known) for frame, line in of_backend), len(known))
 
 
 def suspects_in_stack(stderr: str, names: Set[str]) -> Suspects:
@@ -76,14 +78,6 @@ def source_nodes(file: str, line: int) -> list[str]:
         if text.lstrip().startswith("def "):
             break
     return []
-
-
-def _of_backend(frames: Sequence[tuple[FrameType, int]]) -> Iterator[tuple[FrameType, int]]:
-    """The frames below the one that called the backend."""
-    for frame, line in frames:
-        if frame.f_code.co_name in CALLS_BACKEND:
-            return
-        yield frame, line
 
 
 def _named_by(frame: FrameType, line: int, known: Mapping[str, _torch.GivenCall]) -> Set[str]:
