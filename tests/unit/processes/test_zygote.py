@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import textwrap
 import time
 from collections.abc import Mapping
@@ -57,7 +58,7 @@ def asks_its_own(argument: Mapping[str, Any], note: Any) -> Any:
     own = processes.start_zygote()
     return {
         "answers": [one.value for one in done],
-        "pid": own.process.pid,
+        "pid": own.pid,
         "folder": str(own.folder),
     }
 
@@ -110,7 +111,7 @@ def test_hang_is_ended_and_the_next_question_is_answered(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_zygote_that_was_killed_is_replaced() -> None:
-    processes.start_zygote().process.kill()
+    os.kill(processes.start_zygote().pid, signal.SIGKILL)
     assert processes.call_in_zygote(HERE + "echo", {"value": 3}, seconds=60).value[0] == 3
 
 
