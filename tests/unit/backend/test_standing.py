@@ -12,15 +12,13 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import minidbg
 from minidbg.backend import failures, standing, stats, verify
-from minidbg.backend.standing import PROCESS, of_new_graph, write_stats
+from minidbg.backend.standing import of_new_graph, write_stats
 from minidbg.run.launch import graph_lines
 
 
 @pytest.fixture(autouse=True)
-def _no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minidbg.backend.standing.GRAPHS", [])
+def _no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MINIDBG_STATS", raising=False)
-    PROCESS.reset()
 
 
 def test_each_graph_counts_once() -> None:
