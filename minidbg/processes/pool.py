@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from minidbg.processes.server import fingerprints, tail
+from minidbg.processes.server import fingerprints, say, tail
 
 ROOT = str(Path(__file__).parents[2])
 SERVER = (
@@ -177,7 +177,6 @@ class ServerPool:
         return server
 
     def start(self, which: str, variables: Mapping[str, str]) -> ServerProcess:
-        """Start a server process."""
         state = self.roomy_folder()
         kernels = {"TORCHINDUCTOR_CACHE_DIR": str(state / "kernels")}
         env = {**kernels, **os.environ, **COMPILER_ENVIRONMENT, **variables}
@@ -230,8 +229,6 @@ class ServerPool:
 
 
 class ServerProcess:
-    """A running server process."""
-
     def __init__(
         self,
         listener: Listener,
@@ -280,16 +277,10 @@ class ServerProcess:
             unset.append("PYTHONDONTWRITEBYTECODE")
         with self.lock:
             self.under_way.add(order.id)
-        self.say(request)
+        say(self.control, request)
 
     def cancel(self, number: int) -> None:
-        """Have the run ended."""
-        self.say({"cancel": number})
-
-    def say(self, message: Mapping[str, Any]) -> None:
-        """Send one line; the listening thread finds out when there is no one to read it."""
-        with contextlib.suppress(OSError):
-            self.control.sendall(json.dumps(message).encode() + b"\n")
+        say(self.control, {"cancel": number})
 
     def is_stale(self) -> bool:
         """Whether a file that the server has loaded is no longer what it was."""
@@ -311,7 +302,6 @@ class ServerProcess:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def hear(self, message: dict[str, Any]) -> None:
-        """Pass on one message."""
         if message.pop("ready", False):
             self.loaded = message["loaded"]
             self.listener(Ready(message["seconds"], tuple(self.loaded)))
@@ -385,6 +375,5 @@ class OneByOne:
         return ended
 
     def close(self) -> None:
-        """End all processes."""
         self.pool.close()
         self.folder.cleanup()

@@ -11,7 +11,7 @@ import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
 import minidbg
-from minidbg.backend import failures, standing, stats, verify
+from minidbg.backend import failures, standing, stats, verify_runs
 from minidbg.backend.standing import of_new_graph, write_stats
 from minidbg.run.launch import graph_lines
 
@@ -90,7 +90,7 @@ def test_what_a_signal_handler_raises_is_nobodys_failure(
             alarm()
         return run
 
-    ours = {"comparing": (verify, "run_eager"), "answering": (failures, "capture_and_reduce")}
+    ours = {"comparing": (verify_runs, "run_eager"), "answering": (failures, "capture_and_reduce")}
     if where in ours:
         monkeypatch.setattr(*ours[where], alarm)
     before = signal.signal(signal.SIGUSR1, out_of_time)
