@@ -91,16 +91,9 @@ def differ(
     left = left_by(actual), left_by(expected)
     others, allowed = OtherRuns(eager, left[1]), case.get("tolerances")
     lower = lower_runs(eager, allowed) if isinstance(allowed, str) else narrow_runs(others)
-
-    def in_float64() -> Any:
-        try:
-            return left_by(eager(to_float64))
-        except Exception:  # noqa: BLE001 - not every program has a float64 form; then there is no reference
-            return None
-
     found = mismatch(
         *left,
-        in_float64,
+        lambda: changed_run(eager, to_float64),
         eager_again=others.again,
         other_answers=others,
         other_roundings=Runs(other_roundings(others)),
@@ -147,9 +140,7 @@ class OtherRuns(Runs):
         mode = OtherAnswers()
         torch.manual_seed(1)
         states = random_states()
-        try:
-            run = left_by(self.eager(mode.applied_to, seed=1))
-        except Exception:  # noqa: BLE001 - the program may not bear another answer: an index out of bounds
+        if (run := changed_run(self.eager, mode.applied_to, seed=1)) is None:
             return left_by(self.eager(seed=1))
         self.decides, self.narrow, self.is_open = mode.decides, mode.narrow, bool(mode.met)
         draws = not all(map(torch.equal, states, random_states()))
@@ -171,13 +162,10 @@ class OtherRuns(Runs):
         usual = None
         for number in range(MOST_ANSWERS if self.is_open else 0):
             mode = OtherAnswers(number)
-            try:
-                usual = usual or left_by(self.eager(UsualAnswers().applied_to))  # type: ignore[no-untyped-call]
-                run = left_by(self.eager(mode.applied_to))
-            except Exception:  # noqa: BLE001 - as above
-                continue
-            self.met |= mode.met
-            yield what_moved(run, usual, self.expected, NO_MOVE)
+            usual = usual or changed_run(self.eager, UsualAnswers().applied_to)  # type: ignore[no-untyped-call]
+            if usual and (run := changed_run(self.eager, mode.applied_to)):
+                self.met |= mode.met
+                yield what_moved(run, usual, self.expected, NO_MOVE)
 
 
 def other_roundings(others: OtherRuns) -> Iterator[Any]:
@@ -190,9 +178,7 @@ def other_roundings(others: OtherRuns) -> Iterator[Any]:
     while number < most:
         number += 1
         mode = OtherRounding(number)
-        try:
-            run = left_by(others.eager(mode.applied_to))
-        except Exception:  # noqa: BLE001 - as in OtherRuns
+        if (run := changed_run(others.eager, mode.applied_to)) is None:
             continue
         run = what_moved(run, expected, expected, math.sqrt(mode.step))
         if any(leaf is not expected.get(where) for where, leaf in run.items()):
@@ -223,7 +209,10 @@ def moved(leaf: Any, base: Any, expected: Any, bound: float) -> Any:
 def lower_runs(eager: Callable[..., dict[str, Any]], precision: str) -> Iterator[Any]:
     """Eager runs in a lower precision, whose errors are allowed as eager's own."""
     for number in range(MOST_LOWER):
-        if (run := run_in(LowerPrecision(precision, number), eager)) is None:
+        mode = LowerPrecision(precision, number)
+        with mode:  # around backward too
+            run = changed_run(eager, mode.changed)
+        if run is None:
             return
         yield run
 
@@ -232,18 +221,18 @@ def narrow_runs(others: OtherRuns) -> Iterator[Any]:
     """Eager runs with other rounding errors, where the program itself computes in bfloat16 or float16: eager may be exact there by luck."""
     for number in range(MOST_LOWER if others.narrow else 0):
         mode = OtherRounding(number)
-        run = run_in(mode, others.eager)
+        with mode:
+            run = changed_run(others.eager, mode.changed)
         if run is None or mode.step < NARROW_STEP:
             return
         yield run
 
 
-def run_in(mode: LowerPrecision, eager: Callable[..., dict[str, Any]]) -> Any:
-    """What an eager run in ``mode`` leaves behind; None where an op cannot run in it: then nothing more is allowed."""
+def changed_run(eager: Callable[..., dict[str, Any]], *change: Any, **seed: int) -> Any:
+    """What eager leaves behind; None where the program does not bear the change: no float64 form, an index out of bounds."""
     try:
-        with mode:  # around backward too
-            return left_by(eager(mode.changed))
-    except Exception:  # noqa: BLE001 - whatever the op says
+        return left_by(eager(*change, **seed))
+    except Exception:  # noqa: BLE001 - whatever an op says
         return None
 
 

@@ -176,9 +176,8 @@ class _Judge:
         first = self.expected.get(where)
         for other in chain(self.answers, self.roundings):
             again = other.get(where)
-            if not (first and again):
-                is_same = first is again
-            else:
+            is_same = first is again
+            if first and again:
                 is_same = _same_but_for_rounding(first.value, again.value)
             if not is_same:
                 self.left_out[where] = where
