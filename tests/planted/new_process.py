@@ -21,11 +21,11 @@ from minidbg.settings import Settings
 @pytest.fixture(autouse=True)
 def as_in_a_new_process() -> Iterator[None]:
     GRAPHS.clear()
-    PROCESS.reset()
+    PROCESS.__init__()
     torch._dynamo.reset()
     torch.manual_seed(0)
     yield
-    PROCESS.reset()
+    PROCESS.__init__()
     torch._dynamo.reset()
 
 
