@@ -1,9 +1,8 @@
 """Wrapping a backend: transparent until it fails, then a captured case, a report, and the user's own exception."""
 
-from minidbg.backend.compilers import wrap_compiler
 from minidbg.backend.failures import Report, report_of
 from minidbg.backend.standing import Stats, stats
-from minidbg.backend.wrapper import EntryPoint, WrappedBackend, entry_point, wrap
+from minidbg.backend.wrapper import EntryPoint, WrappedBackend, entry_point, wrap, wrap_compiler
 
 __all__ = [
     "EntryPoint",

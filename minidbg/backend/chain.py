@@ -80,10 +80,9 @@ def compile_at_run_time(link: Link, graph: fx.GraphModule, args: Sequence[Any]) 
 
     A graph with symbolic sizes would be compiled for these sizes alone, so it is compiled anew for each shape.
     """
-    if has_symbols(graph):
-        per_shape = CompiledPerShape(link, graph)
-        per_shape.compiled_for(args)  # fail now, where the next link is tried
-        return per_shape
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    if any(symbolic_dims(node) or is_symbolic_number(node) for node in placeholders):
+        return compiled_per_shape(link, graph, args)
     return compile_here(link, graph, args)
 
 
@@ -98,36 +97,27 @@ def compile_here(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -> Comp
         return link.compiler(copy_graph_module(graph), list(args))
 
 
-def has_symbols(graph: fx.GraphModule) -> bool:
-    placeholders = graph.graph.find_nodes(op="placeholder")
-    return any(symbolic_dims(node) or is_symbolic_number(node) for node in placeholders)
-
-
 def is_symbolic_number(placeholder: fx.Node) -> bool:
     example = placeholder.meta.get("example_value")
     return isinstance(example, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
-class CompiledPerShape:
+def compiled_per_shape(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -> CompiledFn:
     """A dynamic graph, compiled for each shape that it is called with; eager when the shapes become too many."""
+    compiled: dict[tuple[Any, ...], CompiledFn] = {}
 
-    def __init__(self, link: Link, graph: fx.GraphModule) -> None:
-        self.link = link
-        self.graph = graph
-        self.compiled: dict[tuple[Any, ...], CompiledFn] = {}
-
-    def compiled_for(self, args: Sequence[Any]) -> CompiledFn:
+    def compiled_for(args: Sequence[Any]) -> CompiledFn:
         shape = tuple(
             (tuple(arg.shape), arg.stride()) if isinstance(arg, torch.Tensor) else arg for arg in args
         )
-        if shape not in self.compiled:
-            if len(self.compiled) >= MOST_SHAPES:
-                return self.graph.forward
-            self.compiled[shape] = compile_here(self.link, self.graph, args)
-        return self.compiled[shape]
+        if shape not in compiled:
+            if len(compiled) >= MOST_SHAPES:
+                return graph.forward
+            compiled[shape] = compile_here(link, graph, args)
+        return compiled[shape]
 
-    def __call__(self, *args: Any) -> Any:
-        return self.compiled_for(args)(*args)
+    compiled_for(args)  # fail now, where the next link is tried
+    return lambda *args: compiled_for(args)(*args)
 
 
 def same_backend(one: Backend, other: Backend) -> bool:

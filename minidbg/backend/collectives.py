@@ -253,10 +253,7 @@ def alone(graph: fx.GraphModule, inputs: Sequence[Any], taken: Sequence[Collecti
     plain = all(one.single for one in taken) and not any(is_in_place(node.target) for node in asking)
     if len(asking) != len(taken) or not plain or any(map(is_shared_value, inputs)):
         return None
-    output, last = (
-        made.graph.output_node(),
-        [node for node in made.graph.nodes if node.op == "placeholder"][-1:],
-    )
+    output, last = made.graph.output_node(), made.graph.find_nodes(op="placeholder")[-1:]
     given: list[Any] = []
     for node, one in zip(asking, taken, strict=True):
         with made.graph.inserting_after(*last):
@@ -274,8 +271,7 @@ def alone(graph: fx.GraphModule, inputs: Sequence[Any], taken: Sequence[Collecti
         if node in waits:
             node.replace_all_uses_with(node.all_input_nodes[0])
         made.graph.erase_node(node)
-    outputs = output.args[0]
-    output.args = ((*(outputs if isinstance(outputs, list | tuple) else (outputs,)), *given),)
+    output.args = (with_given(output.args[0], given),)
     made.graph.lint()
     made.recompile()
     return Fed(made, (*inputs, *(one.results[0] for one in taken)), tuple(node.name for node in asking), ())

@@ -11,7 +11,6 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,46 +22,30 @@ from minidbg.backend.capture import Failure, current_context
 from minidbg.backend.chain import Link
 from minidbg.backend.graph_state import GraphState
 from minidbg.backend.kept import Kept, tensors_in
-from minidbg.case import CompiledFn, Context
+from minidbg.case import CompiledFn
 from minidbg.failure import Direction, Kind
 from minidbg.settings import OnFailure
 
 log = logging.getLogger("minidbg")
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardCall:
-    """A call whose backward may fail."""
-
-    graph_module: fx.GraphModule
-    link: Link
-    inputs: tuple[Any, ...]
-    """Weak references to tensors, other values as they are."""
-    context: Context
-
-    def failure(self, error: Exception, phase: str) -> Failure:
-        """What failed, with the inputs that are still there."""
-        placeholders = self.graph_module.graph.find_nodes(op="placeholder")
-        values = [
-            node.meta.get("example_value") if value is None else value
-            for node, value in zip(placeholders, map(alive, self.inputs), strict=True)
-        ]
-        return Failure(
-            self.graph_module, values, self.link, Kind(phase), error, (), Direction.BACKWARD, self.context
-        )
-
-
 def remembered(
     graph_module: fx.GraphModule, link: Link, args: Sequence[Any], further_env: Iterable[str]
-) -> ForwardCall:
-    """This call, as far as it can be remembered without keeping it alive."""
-    inputs = tuple(weakref.ref(value) if isinstance(value, torch.Tensor) else value for value in args)
-    return ForwardCall(graph_module, link, inputs, current_context(args, further_env=further_env))
+) -> Callable[[Exception, str], Failure]:
+    """What makes a failure of the backward of this call, with the inputs that are still there: it keeps no tensor alive."""
+    inputs = [weakref.ref(value) if isinstance(value, torch.Tensor) else value for value in args]
+    context = current_context(args, further_env=further_env)
 
+    def failure(error: Exception, phase: str) -> Failure:
+        alive = [value() if isinstance(value, weakref.ref) else value for value in inputs]
+        placeholders = graph_module.graph.find_nodes(op="placeholder")
+        values = [
+            node.meta.get("example_value") if value is None else value
+            for node, value in zip(placeholders, alive, strict=True)
+        ]
+        return Failure(graph_module, values, link, Kind(phase), error, (), Direction.BACKWARD, context)
 
-def alive(value: Any) -> Any:
-    """The tensor behind a weak reference (None when it is gone), or the value itself."""
-    return value() if isinstance(value, weakref.ref) else value
+    return failure
 
 
 def guard(
@@ -76,11 +59,9 @@ def guard(
 
     ``around`` is entered for each run of it. Only backwards that AOTAutograd compiled can be the backend's fault;
     those with an id below ``since`` (``_torch.next_aot_id()`` before the backend was called) are of other graphs.
-    ``result`` may hold the inputs, too: one that the graph writes to has the graph's backward.
+    ``result`` may hold the inputs too, some of which the graph may have written to: those have the graph's backward.
     """
-    found = _torch.aot_backward_classes(
-        tensors_in(result if isinstance(result, list | tuple) else (result,)), since
-    )
+    found = _torch.aot_backward_classes(tensors_in([result]), since)
     for function_class in found:
         _torch.guard_backward(function_class, lambda error: heard(error, on_failure), around)
     return bool(found)
@@ -149,22 +130,15 @@ class DynamoGraph(GraphState):
 
         def on_failure(error: Exception, phase: str) -> None:
             if failures.own_report(error) is None and not failures.is_answering():
-                failure = call.failure(error, phase)
+                failure = made_of(error, phase)
                 report = self.report_on(failure)
                 failures.add_line(error, report)
                 if self.settings.on_failure is OnFailure.FALLBACK and self.position < len(self.links):
                     failures.warn_going_on(failure, report, "eager in later calls")
                     self.called_as_eager()
 
-        guarded = guard(
-            written_by(result, args), on_failure, self.record.during_backward, since=self.aot_ids_from
-        )
+        guarded = guard((result, args), on_failure, self.record.during_backward, since=self.aot_ids_from)
         if guarded:
             link = self.links[self.position]
-            call = remembered(self.untouched, link, args, self.settings.env)
+            made_of = remembered(self.untouched, link, args, self.settings.env)
         return guarded
-
-
-def written_by(result: Any, args: Sequence[Any]) -> list[Any]:
-    """All that a call left behind: its results, and its inputs, some of which it may have written to."""
-    return [*(result if isinstance(result, list | tuple) else (result,)), *args]

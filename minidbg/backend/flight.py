@@ -244,5 +244,4 @@ def forget() -> None:
     MADE.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=forget)
+os.register_at_fork(after_in_child=forget)

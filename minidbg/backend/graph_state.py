@@ -1,7 +1,7 @@
 """One graph of the user's program: compiled by the links of a chain until one works, run with care until it has run
 well, and then left alone.
 
-``GraphState`` is that for any graph; ``dynamo_graph.DynamoGraph`` adds what dynamo's need, ``compilers.AtenGraph`` what AOTAutograd's need.
+``GraphState`` is that for any graph; ``dynamo_graph.DynamoGraph`` adds what dynamo's need, ``wrapper.AtenGraph`` what AOTAutograd's need.
 """
 
 from __future__ import annotations
@@ -103,7 +103,10 @@ class GraphState:
     def compiled_by(self, link: Link, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
         """What ``link`` returns for the very objects that it would get without us."""
         with self.record.during(Step.COMPILE, link, example_inputs):
-            return called(link, gm, example_inputs)
+            compiled_fn = link.compiler(gm, example_inputs)
+            if not callable(compiled_fn):
+                raise AssertionError("compiler_fn did not return callable")  # as dynamo says it
+            return compiled_fn
 
     def is_put_off(self) -> bool:
         """Whether the caller swallows a failure to compile now, and will compile the graph once more when it is needed."""
@@ -357,13 +360,6 @@ def state_of(make: Callable[[], G]) -> G | None:
 
 def at_rest(args: Sequence[Any], result: Any = ()) -> None:
     """Wait for the devices of a call, which may raise late; not while a device graph is recorded."""
-    values = tensors_in([*args, *(result if isinstance(result, list | tuple) else (result,))])
+    values = tensors_in([args, result])
     if any(value.device.type != "cpu" for value in values) and not capturing_device_graph():
         devices.synchronize(values)
-
-
-def called(link: Link, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-    compiled_fn = link.compiler(gm, example_inputs)
-    if not callable(compiled_fn):
-        raise AssertionError("compiler_fn did not return callable")  # as dynamo says it
-    return compiled_fn

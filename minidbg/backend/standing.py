@@ -27,7 +27,7 @@ from minidbg.settings import Layout, Reduce, Settings
 
 @dataclass(slots=True)
 class Budget:
-    """The state of one process. ``PROCESS`` is the one in use; a test makes its own, or calls ``reset``."""
+    """The state of one process. ``PROCESS`` is the one in use; a test makes its own."""
 
     spent_s: float = 0.0
     reduced: list[Signature] = field(default_factory=list)
@@ -36,13 +36,6 @@ class Budget:
     said: set[str] = field(default_factory=set)
     """What is told once."""
     lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def reset(self) -> None:
-        with self.lock:
-            self.spent_s = 0.0
-            self.reduced.clear()
-            self.reports.clear()
-            self.said.clear()
 
     def is_new(self, text: str) -> bool:
         with self.lock:

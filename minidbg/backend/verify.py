@@ -18,20 +18,12 @@ import torch
 from torch import fx
 
 from minidbg import _torch
-from minidbg.backend import failures
+from minidbg.backend import failures, verify_runs
 from minidbg.backend.capture import Failure
 from minidbg.backend.chain import Link
 from minidbg.backend.collectives import Heard, Replay, alone
 from minidbg.backend.kept import Kept, refusal
 from minidbg.backend.standing import PROCESS, GraphStanding, is_of_a_signal_handler, is_out_of_memory
-from minidbg.backend.verify_runs import (
-    Before,
-    before,
-    draws_by,
-    first_differing_node,
-    run_compiled_anew,
-    run_eager,
-)
 from minidbg.case import CompiledFn
 from minidbg.devices import generator_states
 from minidbg.errors import AccuracyError
@@ -82,7 +74,7 @@ def tell_if_nothing_was_done(
 class Verification:
     """One call of a graph that is being held against eager."""
 
-    before: Before
+    before: verify_runs.Before
     link: Link
     settings: Settings
     standing: GraphStanding
@@ -168,7 +160,9 @@ class Verification:
         """What eager leaves behind (gradients None where its backward fails), and whether it drew random numbers."""
         inside = self.before
         inside.set_generators()
-        left = run_eager(inside, backward=self.gradients is not None or self.backward_error is not None)
+        left = verify_runs.run_eager(
+            inside, backward=self.gradients is not None or self.backward_error is not None
+        )
         after = generator_states(inside.inputs)
         pairs = zip(inside.generators, after, strict=True)
         return left, not all(torch.equal(one, other) for (_, one), (_, other) in pairs)
@@ -190,7 +184,7 @@ class Verification:
         If it does, the graph is right. If not, the numbers may be others: nothing is known.
         """
         try:
-            drawn = draws_by(self.link, self.before, fed)
+            drawn = verify_runs.draws_by(self.link, self.before, fed)
         except Exception as error:  # a small graph of ours, which the user never asked for
             if is_of_a_signal_handler(error):
                 raise
@@ -199,7 +193,7 @@ class Verification:
         if drawn is None:
             return False
         other = self.with_numbers(drawn)
-        expected = run_eager(other.before, backward=bool(actual["gradients"]))
+        expected = verify_runs.run_eager(other.before, backward=bool(actual["gradients"]))
         for place in range(len(self.before.inputs), len(drawn.inputs)):
             expected["inputs_after"].pop(str(place), None)
         return other.difference(actual, expected) is None
@@ -216,12 +210,12 @@ class Verification:
         """What is wrong with the graph when the backend compiles it here, on copies."""
         wants = self.gradients is not None
         try:
-            actual = run_compiled_anew(self.before, self.link, backward=wants)
+            actual = verify_runs.run_compiled_anew(self.before, self.link, backward=wants)
         except Exception as error:
             why = f"its random numbers or collectives could not be taken out: {reason_of(error)}"
             raise CannotCompare(why) from error
         self.before.set_generators()
-        expected = run_eager(self.before, backward=wants)
+        expected = verify_runs.run_eager(self.before, backward=wants)
         if not (actual["gradients"] and expected["gradients"]):
             actual["gradients"] = expected["gradients"] = {}
         found = self.difference(actual, expected)
@@ -249,7 +243,7 @@ class Verification:
         said = found["message"].replace("; against", "\nagainst")
         said = said.replace(found["where"], self.names.get(found["where"], found["where"]), 1)
         shared = self.before.replay is not None  # then the graph cannot be run in parts
-        node = None if shared else first_differing_node(self.before, self.link, self.settings)
+        node = None if shared else verify_runs.first_differing_node(self.before, self.link, self.settings)
         message = f"{self.link.name} gives wrong results: {said}"
         if node is not None:
             message += f"\nfirst differing node: {node.name}"
@@ -301,7 +295,7 @@ def begin(
         return None
     try:
         with _torch.outside_tracing():
-            state = before(graph, args, mutated)
+            state = verify_runs.before(graph, args, mutated)
             state = state if heard is None else replace(state, replay=Replay(heard))
             verification = Verification(state, link, settings, standing)
         if state.wants_backward() and heard is not None:

@@ -1,8 +1,13 @@
 """Oracle calls in child processes: one ``submit`` for a case, whatever way its child is made."""
 
 from minidbg.isolation.fork_safety import fork_refusal, get_ready, say_once
-from minidbg.isolation.machine_failures import unless_the_machine_failed
-from minidbg.isolation.oracle_calls import asked_elsewhere, outcome_of, submit, why_not_in_a_fork
+from minidbg.isolation.oracle_calls import (
+    asked_elsewhere,
+    outcome_of,
+    submit,
+    unless_the_machine_failed,
+    why_not_in_a_fork,
+)
 from minidbg.isolation.packing import packed, portable, warmth
 
 __all__ = [

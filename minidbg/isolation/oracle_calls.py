@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -20,17 +22,17 @@ from torch import fx
 from minidbg import _torch, devices, processes
 from minidbg.case import Case
 from minidbg.errors import CannotWrite
-from minidbg.failure import Kind, Outcome, Verdict
+from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs import ranks
 from minidbg.graphs.effects import is_call
 from minidbg.isolation.fork_safety import LOST, fork_refusal, say_once
-from minidbg.isolation.machine_failures import unless_the_machine_failed
 from minidbg.isolation.packing import packed, warmth
 from minidbg.oracle import execute
 from minidbg.oracle.child import death_name, died, memory_limit
 from minidbg.oracle.embed import settings_of
 from minidbg.oracle.suspects import suspects_in_stack
 from minidbg.processes import ChildResult
+from minidbg.processes.kernel_cache import VARIABLE, remove_unfinished
 
 BACKEND_QUESTION_S = 20.0
 """For one addition in a fork, with a backend that nobody has seen work in one."""
@@ -266,3 +268,69 @@ def main_device(values: tuple[Any, ...]) -> torch.device:
     """Where most tensors of ``values`` are."""
     found = [value.device for value in values if isinstance(value, torch.Tensor)]
     return max(found, key=found.count, default=torch.device("cpu"))
+
+
+# ---- failures of the machine, which are no answers: unfinished libraries, a full disk, a killed compiler
+
+
+PAUSES_S = (0.2, 1.0, 4.0)
+"""Before a question is asked again that the machine has answered: what another process is writing is then there."""
+MACHINE_FAILURES = {
+    "a library in the kernel cache was unfinished": (
+        r"(ImportError|OSError): (?P<file>\S+): (cannot open shared object file|file too short|invalid ELF header"
+        r"|ELF load command|cannot read file data|failed to map segment)"
+    ),
+    "a file in the kernel cache was gone": r"FileNotFoundError: \[Errno 2\][^\n]*'(?P<file>[^'\n]+)'",
+    "no space was left on the device": r"No space left on device|Errno 28\b|\bENOSPC\b|Disk quota exceeded",
+    "the compiler was killed": (
+        r"Killed signal terminated program|terminated with signal 9|internal compiler error: Killed"
+        r"|CalledProcessError: [^\n]*died with <Signals.SIGKILL"
+    ),
+    "no process could be made": r"BlockingIOError: \[Errno 11\]|\bf?v?fork: [^\n]*Resource temporarily unavailable",
+}
+"""Failures of what a question is asked with, never of the backend: why, and what their text looks like.
+
+``file`` must lie in the kernel cache; the same of another file is the backend's own.
+"""
+
+
+def unless_the_machine_failed(ask: Callable[[], Outcome], *, expected: Signature | None) -> Outcome:
+    """The outcome of ``ask()``, which is called again where the machine failed and not the backend.
+
+    Where the machine goes on failing, the outcome is invalid and says why. A failure that is ``expected`` is the answer,
+    whatever it looks like. Raises OSError when no process can be made.
+    """
+    for pause in (*PAUSES_S, None):
+        try:
+            outcome = ask()
+            why = machine_failure(outcome, expected)
+        except OSError:
+            if pause is None:
+                raise
+        else:
+            if why is None:
+                return outcome
+            if pause is None:
+                break
+            with contextlib.suppress(KeyError, OSError):
+                remove_unfinished(Path(os.environ[VARIABLE]))
+        time.sleep(pause)
+    return replace(outcome, verdict=Verdict.INVALID, signature=None, reason=f"{why}, again and again")
+
+
+def machine_failure(outcome: Outcome, expected: Signature | None) -> str | None:
+    """Which failure of the machine ``outcome`` tells of, when it is not the failure that was ``expected``; else None."""
+    unexpected = outcome.verdict in (Verdict.CHANGED, Verdict.INVALID)
+    if not unexpected and (expected is not None or outcome.verdict is not Verdict.REPRODUCES):
+        return None
+    for why, pattern in MACHINE_FAILURES.items():
+        found = re.search(pattern, outcome.message)
+        file = found.groupdict().get("file") if found is not None else None
+        if found is not None and (file is None or is_in_kernel_cache(file)):
+            return why
+    return None
+
+
+def is_in_kernel_cache(file: str) -> bool:
+    folder = os.environ.get(VARIABLE)
+    return folder is not None and Path(file).is_relative_to(folder)

@@ -10,8 +10,13 @@ import torch
 
 from minidbg.oracle.arithmetic import _has_floats, _rms, are_close, distance_between, far_apart
 from minidbg.oracle.compare import _same_but_for_rounding, layout_difference, mismatch
-from minidbg.oracle.precision import DROPPED_BITS, LowerPrecision, OtherRounding
-from minidbg.oracle.reruns import random_states, to_float64
+from minidbg.oracle.precision import (
+    DROPPED_BITS,
+    LowerPrecision,
+    OtherRounding,
+    random_states,
+    to_float64,
+)
 from minidbg.oracle.snapshot import _can_stand_for, snapshot
 from minidbg.oracle.undefined import OtherAnswers, UsualAnswers
 
@@ -41,7 +46,7 @@ def explaining_precision(
         return None
     off, found = error_of(a, e), []
     for precision in DROPPED_BITS:
-        low: Any = next(iter(LowerRuns(eager, precision)), {})
+        low: Any = next(lower_runs(eager, precision), {})
         value = low[where].value if where in low else None
         if isinstance(value, torch.Tensor) and value.shape == e.shape:
             own = error_of(value, e)
@@ -85,20 +90,14 @@ def differ(
     """
     left = left_by(actual), left_by(expected)
     others, allowed = OtherRuns(eager, left[1]), case.get("tolerances")
-
-    def in_float64() -> Any:
-        try:
-            return left_by(eager(to_float64))
-        except Exception:  # noqa: BLE001 - not every program has a float64 form; then there is no reference
-            return None
-
+    lower = lower_runs(eager, allowed) if isinstance(allowed, str) else narrow_runs(others)
     found = mismatch(
         *left,
-        in_float64,
+        lambda: changed_run(eager, to_float64),
         eager_again=others.again,
         other_answers=others,
-        other_roundings=OtherRoundings(others),
-        lower=LowerRuns(eager, allowed) if isinstance(allowed, str) else NarrowRuns(eager, others),
+        other_roundings=Runs(other_roundings(others)),
+        lower=Runs(lower),
         tolerances=allowed,
         margin=case.get("margin", 1.0),
         notes=notes,
@@ -107,19 +106,31 @@ def differ(
     return layout_difference(*left) if layout else found
 
 
-class OtherRuns:
-    """Eager runs with other answers where torch leaves them open, each made when it is first asked for.
+class Runs:
+    """Runs of eager, each made when it is first asked for."""
+
+    def __init__(self, made: Iterator[Any]) -> None:
+        self.made = made
+        self.known: list[Any] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.known
+        for run in self.made:
+            self.known.append(run)
+            yield run
+
+
+class OtherRuns(Runs):
+    """Eager runs with other answers where torch leaves them open.
 
     They differ from ``expected`` only where another answer shows: kernels that such a run takes for others have other rounding errors.
     """
 
     def __init__(self, eager: Callable[..., dict[str, Any]], expected: Any) -> None:
+        super().__init__(self.with_other_answers())
         self.eager, self.expected = eager, expected
         self.met: dict[str, None] = {}
-        self.decides = self.narrow = True
-        self.usual: Any = None
-        self.runs: list[Any] = []
-        self.number = 0
+        self.is_open = self.decides = self.narrow = True
 
     def again(self) -> Any:
         """Eager with another seed; None where it draws no numbers and something is open, which is judged by element.
@@ -129,14 +140,11 @@ class OtherRuns:
         mode = OtherAnswers()
         torch.manual_seed(1)
         states = random_states()
-        try:
-            run = left_by(self.eager(mode.applied_to, seed=1))
-        except Exception:  # noqa: BLE001 - the program may not bear another answer: an index out of bounds
+        if (run := changed_run(self.eager, mode.applied_to, seed=1)) is None:
             return left_by(self.eager(seed=1))
-        self.decides, self.narrow = mode.decides, mode.narrow
+        self.decides, self.narrow, self.is_open = mode.decides, mode.narrow, bool(mode.met)
         draws = not all(map(torch.equal, states, random_states()))
-        if not mode.met:
-            self.number = MOST_ANSWERS
+        if not self.is_open:
             return self.with_more_seeds(run) if draws else run
         return self.with_more_seeds(left_by(self.eager(seed=1))) if draws else None
 
@@ -150,47 +158,32 @@ class OtherRuns:
             found = {**found, **{where: run[where] for where in rest if where in run}}
         return found
 
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.runs
-        while self.number < MOST_ANSWERS:
-            mode = OtherAnswers(self.number)
-            self.number += 1
-            try:
-                self.usual = self.usual or left_by(self.eager(UsualAnswers().applied_to))  # type: ignore[no-untyped-call]
-                run = left_by(self.eager(mode.applied_to))
-            except Exception:  # noqa: BLE001 - as above
-                continue
-            self.runs.append(what_moved(run, self.usual, self.expected, NO_MOVE))
-            self.met |= mode.met
-            yield self.runs[-1]
+    def with_other_answers(self) -> Iterator[Any]:
+        usual = None
+        for number in range(MOST_ANSWERS if self.is_open else 0):
+            mode = OtherAnswers(number)
+            usual = usual or changed_run(self.eager, UsualAnswers().applied_to)  # type: ignore[no-untyped-call]
+            if usual and (run := changed_run(self.eager, mode.applied_to)):
+                self.met |= mode.met
+                yield what_moved(run, usual, self.expected, NO_MOVE)
 
 
-class OtherRoundings:
-    """Eager runs with other rounding errors, each made when it is first asked for; none where no op decides by a float.
+def other_roundings(others: OtherRuns) -> Iterator[Any]:
+    """Eager runs with other rounding errors; none where no op decides by a float.
 
     What moves no more than its rounding errors explain is put back: what differs from eager's was decided by rounding.
     """
-
-    def __init__(self, others: OtherRuns) -> None:
-        self.others = others
-        self.met = {"what rounding decides": None}
-        self.runs: list[Any] = []
-        self.number, self.most = 0, FEW_ROUNDINGS
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.runs
-        expected = self.others.expected
-        while self.others.decides and self.number < self.most:
-            self.number += 1
-            mode = OtherRounding(self.number)
-            try:
-                run = left_by(self.others.eager(mode.applied_to))
-            except Exception:  # noqa: BLE001 - as in OtherRuns
-                continue
-            self.runs.append(what_moved(run, expected, expected, math.sqrt(mode.step)))
-            if any(leaf is not expected.get(where) for where, leaf in self.runs[-1].items()):
-                self.most = MOST_ANSWERS
-            yield self.runs[-1]
+    expected, number = others.expected, 0
+    most = FEW_ROUNDINGS if others.decides else 0
+    while number < most:
+        number += 1
+        mode = OtherRounding(number)
+        if (run := changed_run(others.eager, mode.applied_to)) is None:
+            continue
+        run = what_moved(run, expected, expected, math.sqrt(mode.step))
+        if any(leaf is not expected.get(where) for where, leaf in run.items()):
+            most = MOST_ANSWERS
+        yield run
 
 
 def what_moved(run: Any, base: Any, expected: Any, bound: float) -> Any:
@@ -213,55 +206,34 @@ def moved(leaf: Any, base: Any, expected: Any, bound: float) -> Any:
     return leaf._replace(value=torch.where(far, value, wanted)) if far.any() else expected
 
 
-class LowerRuns:
-    """Eager runs in a lower precision, each made when it is first asked for."""
-
-    def __init__(self, eager: Callable[..., dict[str, Any]], precision: str) -> None:
-        self.eager, self.precision = eager, precision
-        self.runs: list[Any] = []
-        self.number = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.runs
-        while self.number < MOST_LOWER:
-            mode = self.mode()
-            self.number += 1
-            try:
-                with mode:  # around backward too
-                    run = left_by(self.eager(mode.changed))
-            except Exception:  # noqa: BLE001 - an op that the mode cannot run; then nothing more is allowed
-                self.number = MOST_LOWER
-                return
-            if self.counts(mode):
-                self.runs.append(run)
-                yield run
-
-    def mode(self) -> LowerPrecision:
-        return LowerPrecision(self.precision, self.number)
-
-    def counts(self, mode: Any) -> bool:
-        """Whether the errors of a run in ``mode`` are allowed as eager's own."""
-        return True
+def lower_runs(eager: Callable[..., dict[str, Any]], precision: str) -> Iterator[Any]:
+    """Eager runs in a lower precision, whose errors are allowed as eager's own."""
+    for number in range(MOST_LOWER):
+        mode = LowerPrecision(precision, number)
+        with mode:  # around backward too
+            run = changed_run(eager, mode.changed)
+        if run is None:
+            return
+        yield run
 
 
-class NarrowRuns(LowerRuns):
+def narrow_runs(others: OtherRuns) -> Iterator[Any]:
     """Eager runs with other rounding errors, where the program itself computes in bfloat16 or float16: eager may be exact there by luck."""
+    for number in range(MOST_LOWER if others.narrow else 0):
+        mode = OtherRounding(number)
+        with mode:
+            run = changed_run(others.eager, mode.changed)
+        if run is None or mode.step < NARROW_STEP:
+            return
+        yield run
 
-    def __init__(self, eager: Callable[..., dict[str, Any]], others: OtherRuns) -> None:
-        super().__init__(eager, "")
-        self.others = others
 
-    def __iter__(self) -> Iterator[Any]:
-        if self.others.narrow:
-            yield from super().__iter__()
-
-    def mode(self) -> LowerPrecision:
-        return OtherRounding(self.number)
-
-    def counts(self, mode: Any) -> bool:
-        if mode.step < NARROW_STEP:
-            self.number = MOST_LOWER
-        return bool(mode.step >= NARROW_STEP)
+def changed_run(eager: Callable[..., dict[str, Any]], *change: Any, **seed: int) -> Any:
+    """What eager leaves behind; None where the program does not bear the change: no float64 form, an index out of bounds."""
+    try:
+        return left_by(eager(*change, **seed))
+    except Exception:  # noqa: BLE001 - whatever an op says
+        return None
 
 
 def is_like(leaf: Any, expected: Any) -> bool:

@@ -70,11 +70,11 @@ def mismatch(
     Form and values of all leaves come first, in eager's order; then requires_grad and aliasing of outputs. Strides alone
     are no mismatch (``layout_difference``).
     ``eager_again`` is a second eager run, best with another seed: a leaf in which eager differs from itself is left
-    out. ``other_answers`` are eager runs with other results where torch defines none (``agreement.OtherAnswers``):
-    elements that change there are left out. So are those that change in ``other_roundings`` (``agreement.OtherRoundings``),
+    out. ``other_answers`` are eager runs with other results where torch defines none (``agreement.OtherRuns``):
+    elements that change there are left out. So are those that change in ``other_roundings`` (``agreement.other_roundings``),
     which are asked only about differences. ``notes`` gets a sentence about either. ``tolerances`` is a triple as in
     TOLERANCES (the third number may be missing), maps dtypes to that, or names a precision that float32 may be computed in;
-    the errors of the eager runs ``lower`` (``agreement.LowerRuns`` or ``NarrowRuns``) are allowed as eager's own. ``margin`` above 1 demands a difference so many times larger.
+    the errors of the eager runs ``lower`` (``agreement.lower_runs`` or ``narrow_runs``) are allowed as eager's own. ``margin`` above 1 demands a difference so many times larger.
 
     The answer holds ``where``, ``category`` (structure, dtype, device, shape, nan, inf, integer, bool, float,
     requires_grad, aliasing), ``signature`` (its stable part) and ``message``; for values also ``index``,
@@ -176,9 +176,8 @@ class _Judge:
         first = self.expected.get(where)
         for other in chain(self.answers, self.roundings):
             again = other.get(where)
-            if not (first and again):
-                is_same = first is again
-            else:
+            is_same = first is again
+            if first and again:
                 is_same = _same_but_for_rounding(first.value, again.value)
             if not is_same:
                 self.left_out[where] = where
@@ -186,7 +185,7 @@ class _Judge:
 
     def undefined(self) -> list[str]:
         """A sentence for each leaf of which something is left out since torch does not define it."""
-        what = ", ".join(getattr(self.answers, "met", ()) or getattr(self.roundings, "met", ()))
+        what = ", ".join(getattr(self.answers, "met", ())) or "what rounding decides"
         return [f"{part} is not judged: torch does not define {what}" for part in self.left_out.values()]
 
     def tolerance(self, kind: str, dtype: torch.dtype) -> tuple[float, float, float]:

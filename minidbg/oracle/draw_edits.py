@@ -153,24 +153,17 @@ def set_argument(
 
 
 def put_inside(
-    path: str,
+    place: int,
     branch: fx.GraphModule,
     values: Sequence[Drawn],
     gm: fx.GraphModule,
     node: fx.Node,
     new_input: NewInput,
 ) -> None:
-    name = f"{path.replace('.', '_')}_fed_{node.name}"  # of its own: other nodes may run the same graph
-    setattr(gm, name, branch)
-    old = next(value for value in node.args if isinstance(value, fx.Node) and value.target == path)
-    with gm.graph.inserting_before(node):
-        new = gm.graph.get_attr(name)
-    args = [new if value is old else value for value in node.args]
+    name = put_graph(branch, place, gm, node)
     if op_name(node) == "invoke_subgraph":
-        args[1] = f"{args[1]}_{name}"  # what is compiled is kept by this identifier
-    node.args = (*args, *map(new_input, values))
-    if not old.users:
-        gm.graph.erase_node(old)
+        node.update_arg(1, f"{node.args[1]}_{name}")  # what is compiled is kept by this identifier
+    node.args = (*node.args, *map(new_input, values))
 
 
 def put_loop(
@@ -206,20 +199,23 @@ def put_graphs(
     node: fx.Node,
     new_input: NewInput,
 ) -> None:
-    """Let ``node`` run these graphs, under names of their own, since other nodes may run the old ones; and give it ``values``.
-
-    They come after the operands, a list or tuple among the arguments.
-    """
+    """Let ``node`` run these graphs, and give it ``values`` after the operands, a list or tuple among the arguments."""
     for graph, place in zip(graphs, places, strict=True):
-        old: Any = node.args[place]
-        name = f"{str(old.target).replace('.', '_')}_fed_{node.name}"
-        setattr(gm, name, graph)
-        with gm.graph.inserting_before(node):
-            node.update_arg(place, gm.graph.get_attr(name))
-        if not old.users:
-            gm.graph.erase_node(old)
+        put_graph(graph, place, gm, node)
     given: Any = node.args[operands]
     node.update_arg(operands, type(given)((*given, *map(new_input, values))))
+
+
+def put_graph(graph: fx.GraphModule, place: int, gm: fx.GraphModule, node: fx.Node) -> str:
+    """Let ``node`` run this graph, under a name of its own, since other nodes may run the old one; gives the name."""
+    old: Any = node.args[place]
+    name = f"{str(old.target).replace('.', '_')}_fed_{node.name}"
+    setattr(gm, name, graph)
+    with gm.graph.inserting_before(node):
+        node.update_arg(place, gm.graph.get_attr(name))
+    if not old.users:
+        gm.graph.erase_node(old)
+    return name
 
 
 def become(node: fx.Node, op: str, target: Any, args: tuple[Any, ...]) -> None:

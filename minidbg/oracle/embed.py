@@ -25,6 +25,7 @@ And below it:
 from __future__ import annotations
 
 import ast
+import symtable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,6 @@ def parts_of(kind: str, call: str = CallPath.DIRECT) -> tuple[str, ...]:
             "snapshot.py",
             "arithmetic.py",
             "compare.py",
-            "reruns.py",
             "undefined.py",
             "precision.py",
             "agreement.py",
@@ -80,19 +80,8 @@ def harness_imports(kind: str, call: str = CallPath.DIRECT) -> tuple[str, ...]:
 def harness_names(kind: str) -> frozenset[str]:
     """The global names that the text defines or imports: a script must not use them for anything else."""
     text = "\n".join([*harness_imports(kind), harness_source(kind)])
-    names: set[str] = set()
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            names |= {
-                one.id
-                for one in ast.walk(node)
-                if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
-            }
-    return frozenset(names)
+    symbols = symtable.symtable(text, "harness", "exec").get_symbols()
+    return frozenset(one.get_name() for one in symbols if one.is_assigned() or one.is_imported())
 
 
 def body_of(path: Path) -> str:

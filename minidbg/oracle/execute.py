@@ -5,8 +5,8 @@ What is known of inductor makes a question cost less, and its answer never anoth
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import zip_longest
 
@@ -53,18 +53,13 @@ BEFORE_INDUCTORS_KERNELS = (
 """Modules that have done their work when inductor begins to compile the kernels that it has generated."""
 
 
-@contextlib.contextmanager
-def without_needless_stages(case: Case, *, wanted: bool = True) -> Iterator[list[str]]:
+def without_needless_stages(case: Case, *, wanted: bool) -> AbstractContextManager[list[str]]:
     """Stop inductor after the last stage in which the expected failure can happen: a graph that comes through it has passed.
 
     The list gets an item when that happened; what was raised then means nothing.
     """
     stage = last_stage_needed(case) if wanted else None
-    if stage is None:
-        yield []
-        return
-    with _torch.inductor_stopped_after(stage) as stopped:
-        yield stopped
+    return nullcontext([]) if stage is None else _torch.inductor_stopped_after(stage)
 
 
 def last_stage_needed(case: Case) -> _torch.InductorStage | None:

@@ -44,7 +44,6 @@ def attempt(
     """
     began = time.perf_counter()
     notes: list[str] = []
-    unusual: set[str] = set()
 
     def made(change: Callable[[Any], Any] = lambda made: made) -> tuple[Any, tuple[Any, ...]]:
         with plain_modes():
@@ -78,13 +77,13 @@ def attempt(
 
             with wrappers_at_rest(), entered_modes(case.get("context", {})):
                 actual, result = run_compiled(
-                    model, inputs, compiler, case, note, unusual, passes_in_eager, witness
+                    model, inputs, compiler, case, note, notes, passes_in_eager, witness
                 )
             if actual is not None and differ is not None:
                 note("compare")
                 result = compared(lambda: differ(actual, expected, eager, case, notes), case) or result
             if result["verdict"] == "gone":
-                result["reason"] = "; ".join([*sorted(unusual), *notes])
+                result["reason"] = "; ".join(dict.fromkeys(notes))
     return {**result, "seconds": round(time.perf_counter() - began, 3)}
 
 
@@ -94,13 +93,13 @@ def run_compiled(
     compiler: Any,
     case: dict[str, Any],
     note: Callable[[str], object],
-    unusual: set[str],
+    notes: list[str],
     passes_in_eager: Callable[[], bool],
-    witness: Callable[[BaseException], object] = lambda error: None,
+    witness: Callable[[BaseException], object],
 ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """One run through the backend: what it left behind (None if it failed), and the outcome.
 
-    ``unusual`` gets a sentence when the backend did nothing. Where dynamo fails over its guards, ``passes_in_eager``
+    ``notes`` gets a sentence when the backend did nothing. Where dynamo fails over its guards, ``passes_in_eager``
     tells whose failure that is: the backend's when the same program goes through dynamo without it.
     """
     doing, direction, direct = "compile", "forward", case.get("call") == "direct"
@@ -112,7 +111,7 @@ def run_compiled(
 
     try:
         now("compile", "forward")
-        compiler = told_apart(compiler, unusual)
+        compiler = told_apart(compiler, notes)
         if direct:
             function = compile_directly(compiler, model, inputs, case, literal_in(case.get("options")))
             now("runtime", "forward")
@@ -133,8 +132,8 @@ def run_compiled(
     return left, outcome("gone")
 
 
-def told_apart(compiler: Any, unusual: set[str]) -> Any:
-    """``compiler``; a sentence goes into ``unusual`` when it hands the graph back as it was, for eager to run."""
+def told_apart(compiler: Any, notes: list[str]) -> Any:
+    """``compiler``; a sentence goes into ``notes`` when it hands the graph back as it was, for eager to run."""
     if compiler in ("inductor", "eager"):
         return compiler
     called = lookup_backend(compiler) if isinstance(compiler, str) else compiler
@@ -144,7 +143,7 @@ def told_apart(compiler: Any, unusual: set[str]) -> Any:
         compiled_fn = called(graph_module, *args, **kwargs)
         given_back = getattr(compiled_fn, "__self__", compiled_fn)
         if given_back is graph_module and graph_texts(graph_module) == before:
-            unusual.add("fallback: the backend gave the graph back as it was, so eager ran it")
+            notes.append("fallback: the backend gave the graph back as it was, so eager ran it")
         return compiled_fn
 
     for name in ("get_compiler_config", "reset", "__name__"):

@@ -25,28 +25,9 @@ from minidbg.graphs.copying import clone_values
 from minidbg.graphs.effects import FORM_OF_ENTER, FORM_OF_EXIT, is_call, nested_graphs, op_name
 from minidbg.graphs.mutation import written_arguments
 from minidbg.graphs.nested import branches
-from minidbg.oracle.draw_edits import (
-    DrawingCall,
-    Drawn,
-    Edit,
-    add_inputs,
-    argument_of,
-    by_turn,
-    dropout_place,
-    give_mask,
-    inputs_of,
-    multiply_by_mask,
-    overwrite,
-    place_inputs_before,
-    put_graphs,
-    put_inside,
-    put_loop,
-    replace_parts,
-    replace_value,
-    set_argument,
-    takes_a_part,
-)
-from minidbg.oracle.reruns import random_states
+from minidbg.oracle import draw_edits as edits
+from minidbg.oracle.draw_edits import DrawingCall, Drawn, Edit, argument_of, inputs_of
+from minidbg.oracle.precision import random_states
 
 DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"})
 """Ops that multiply their first argument by drawn numbers; here and below without a trailing underscore."""
@@ -232,17 +213,17 @@ class _Recorder(fx.Interpreter):
             ones = torch.ones_like(args[0])
             kwargs = {key: value for key, value in kwargs.items() if key not in ("inplace", "input")}
             in_place = name.endswith("_") or argument_of(node, "inplace", 3, False) is True
-            return partial(multiply_by_mask, self.again(node, (ones, *args[1:3]), kwargs), in_place)
+            return partial(edits.multiply_by_mask, self.again(node, (ones, *args[1:3]), kwargs), in_place)
         if plain == ATTENTION:
             mask = attention_mask(*args, result=result, **kwargs)
-            return partial(give_mask, mask, result.dtype, torch.is_autocast_enabled(result.device.type))
+            return partial(edits.give_mask, mask, result.dtype, torch.is_autocast_enabled(result.device.type))
         if plain in SWITCHES or plain in RECURRENT:
             self.switched_off.append(node.name)
         if plain in SWITCHES:
-            return partial(set_argument, *SWITCHES[plain])
+            return partial(edits.set_argument, *SWITCHES[plain])
         if plain in RECURRENT:
-            place = dropout_place(node)
-            return None if place is None else partial(set_argument, "dropout", place, 0.0)
+            place = edits.dropout_place(node)
+            return None if place is None else partial(edits.set_argument, "dropout", place, 0.0)
         if name in WRAPPERS and len(branches(node)) == 1:
             return self._inside(node, args)
         if name == "cond":
@@ -255,12 +236,12 @@ class _Recorder(fx.Interpreter):
             return None
         call = DrawingCall(node.op, node.target, *clone_values((args, kwargs)))
         if name.endswith("_") and isinstance(result, Tensor):
-            return partial(overwrite, Drawn(result.clone(), call))
+            return partial(edits.overwrite, Drawn(result.clone(), call))
         if isinstance(result, Tensor):
-            return partial(replace_value, Drawn(result.clone(), call))
-        if isinstance(result, tuple) and all(map(takes_a_part, node.users)):
+            return partial(edits.replace_value, Drawn(result.clone(), call))
+        if isinstance(result, tuple) and all(map(edits.takes_a_part, node.users)):
             parts = enumerate(clone_values(result))
-            return partial(replace_parts, [Drawn(value, call, part) for part, value in parts])
+            return partial(edits.replace_parts, [Drawn(value, call, part) for part, value in parts])
         return None
 
     def again(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Drawn:
@@ -273,7 +254,8 @@ class _Recorder(fx.Interpreter):
         [(path, branch)] = branches(node)
         first = len(args) - len(inputs_of(branch))
         fed = self.fed_inside(node, branch, args[first:])
-        return partial(put_inside, path, fed.graph_module, fed.drawn) if fed.fed else None
+        place = next(at for at, value in enumerate(node.args) if getattr(value, "target", None) == path)
+        return partial(edits.put_inside, place, fed.graph_module, fed.drawn) if fed.fed else None
 
     def fed_inside(self, node: fx.Node, graph: fx.GraphModule, inputs: Sequence[Any]) -> Fed:
         """A graph that ``node`` runs, fed; what cannot be is noted under the name of ``node``."""
@@ -287,9 +269,9 @@ class _Recorder(fx.Interpreter):
         taken = 1 if bool(args[0]) else 2
         fed = self.fed_inside(node, args[taken], args[3])
         other = copy_graph_module(args[3 - taken])
-        add_inputs(other, fed.drawn)
+        edits.add_inputs(other, fed.drawn)
         branches = [fed.graph_module, other] if taken == 1 else [other, fed.graph_module]
-        return partial(put_graphs, branches, (1, 2), 3, fed.drawn) if fed.fed else None
+        return partial(edits.put_graphs, branches, (1, 2), 3, fed.drawn) if fed.fed else None
 
     def _loop(self, node: fx.Node, args: Sequence[Any]) -> Edit | None:
         """The edit that feeds each turn of ``while_loop``: the values of all turns, and the number of the turn, are new operands."""
@@ -307,10 +289,10 @@ class _Recorder(fx.Interpreter):
         drawn = stacked(turns)
         count = len(carried)
         graphs = [copy_graph_module(condition), first.graph_module]
-        add_inputs(graphs[0], drawn)
+        edits.add_inputs(graphs[0], drawn)
         for graph in graphs:
-            by_turn(graph, count, len(drawn) if graph is first.graph_module else 0)
-        return partial(put_loop, graphs, drawn)
+            edits.by_turn(graph, count, len(drawn) if graph is first.graph_module else 0)
+        return partial(edits.put_loop, graphs, drawn)
 
     def _rows(self, node: fx.Node, args: Sequence[Any]) -> Edit | None:
         """The edit that feeds each step of ``map`` or ``scan``: the values of all steps are one more thing that it goes along."""
@@ -327,8 +309,8 @@ class _Recorder(fx.Interpreter):
             return None
         drawn = stacked(turns)
         graph = turns[0].graph_module
-        place_inputs_before(graph, len(further), len(drawn))
-        return partial(put_graphs, [graph], (0,), len(args) - 2, drawn)
+        edits.place_inputs_before(graph, len(further), len(drawn))
+        return partial(edits.put_graphs, [graph], (0,), len(args) - 2, drawn)
 
 
 def draw_alike(turns: Sequence[Fed]) -> bool:

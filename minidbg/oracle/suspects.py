@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
@@ -38,7 +39,8 @@ def suspects_of(error: BaseException, calls: Iterable[_torch.GivenCall]) -> Susp
         return ()
     frames = list(traceback.walk_tb(traced[-1].__traceback__))[:-MOST_FRAMES:-1]
     known = {call.name: call for call in calls}
-    groups = (group for frame, line in _of_backend(frames) for group in _named_by(frame, line, known))
+    of_backend = takewhile(lambda one: one[0].f_code.co_name not in CALLS_BACKEND, frames)
+    groups = (group for frame, line in of_backend for group in _named_by(frame, line, known))
     return telling(groups, len(known))
 
 
@@ -106,14 +108,6 @@ def _first_comment(lines: Iterable[str], known: Mapping[str, _torch.GivenCall]) 
 def _has_op(kernel: str, call: _torch.GivenCall) -> bool:
     op = str(getattr(call.target, "__name__", call.target)).partition(".")[0]
     return f"_{op}_" in kernel
-
-
-def _of_backend(frames: Sequence[tuple[FrameType, int]]) -> Iterator[tuple[FrameType, int]]:
-    """The frames below the one that called the backend."""
-    for frame, line in frames:
-        if frame.f_code.co_name in CALLS_BACKEND:
-            return
-        yield frame, line
 
 
 def _named_by(frame: FrameType, line: int, known: Mapping[str, _torch.GivenCall]) -> list[Set[str]]:

@@ -21,6 +21,18 @@ is_strides_like_format is_non_overlapping_and_dense device layout
 """
 
 
+def within(mode: Callable[[], Any], function: Any) -> Any:
+    """``function``, which then runs in ``mode()``; what is none, as it is."""
+    if not callable(function) or isinstance(function, (type, torch.Tensor)):
+        return function
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with mode():
+            return function(*args, **kwargs)
+
+    return run
+
+
 class ChangedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Hands each op of an eager run to ``called``, also those in the bodies of higher-order ops.
 
@@ -33,14 +45,7 @@ class ChangedEager(TorchDispatchMode):  # type: ignore[no-untyped-call]
     narrow = False
 
     def around(self, function: Any) -> Any:
-        if not callable(function) or isinstance(function, (type, torch.Tensor)):
-            return function
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
-
-        return run
+        return within(lambda: self, function)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

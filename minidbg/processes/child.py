@@ -118,7 +118,7 @@ class Child:
                 selector.register(pipe.read_end, selectors.EVENT_READ)
             if self.asker is not None:
                 selector.register(self.asker, selectors.EVENT_READ)
-            while not self.is_dead():
+            while not has_ended(self.pid):
                 now = time.monotonic()
                 if now >= deadline:
                     self.timed_out = True
@@ -159,20 +159,13 @@ class Child:
         finally:
             os.close(descriptor)
 
-    def is_dead(self) -> bool:
-        """Whether the child has ended; it is not reaped, so that its process group's number stays taken."""
-        try:
-            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:
-            return True  # reaped by someone else: the program ignores SIGCHLD, or waits for any child
-
     def ask_for_last_words(self) -> None:
         """Let faulthandler write the stack; it does so also while C code holds the GIL."""
         self.memory_in_use()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGABRT)
         until = time.monotonic() + LAST_WORDS_S
-        while not self.is_dead() and time.monotonic() < until:
+        while not has_ended(self.pid) and time.monotonic() < until:
             for pipe in self.pipes:
                 pipe.drain()
             time.sleep(0.005)
@@ -211,6 +204,14 @@ class Child:
             "timed_out": self.timed_out,
             "out_of_memory": self.out_of_memory,
         }
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a child has ended; it is not reaped, so that its process group's number stays taken."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True  # reaped by someone else: the program ignores SIGCHLD, or waits for any child
 
 
 def own_bytes(process: psutil.Process) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal as signals
 from collections.abc import Mapping
@@ -17,11 +18,9 @@ WORDS_KEPT = 4000
 def outcome_of(ended: ChildResult, expected: Signature | None, *, limit_s: float) -> Outcome:
     """The outcome of a run with a time limit of ``limit_s``, judged against the ``expected`` failure."""
     said = last_json(ended.stdout)
-    try:
-        if said is not None:
+    if said is not None:
+        with contextlib.suppress(KeyError, ValueError, TypeError, AttributeError):
             return Outcome.from_json(said)
-    except (KeyError, ValueError, TypeError, AttributeError):
-        pass
     return replace(without_answer(ended, expected, limit_s), seconds=ended.seconds)
 
 
@@ -29,12 +28,8 @@ def last_json(text: str) -> Mapping[str, Any] | None:
     """The last line that is a JSON object; scripts and compilers may print other lines."""
     for line in reversed(text.splitlines()):
         if line.startswith("{"):
-            try:
-                found = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(found, dict):
-                return found
+            with contextlib.suppress(ValueError):
+                return dict(json.loads(line))
     return None
 
 

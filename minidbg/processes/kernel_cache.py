@@ -20,12 +20,12 @@ ELF64_SIZE = 64
 
 
 @contextlib.contextmanager
-def own_kernel_cache(folder: Path | None = None) -> Iterator[Path]:
-    """A block in which inductor, here and in children, keeps its kernels in ``folder``, by default one of minidbg's own.
+def own_kernel_cache() -> Iterator[Path]:
+    """A block in which inductor, here and in children, keeps its kernels in a folder of minidbg's own.
 
     Where no folder can be made, the setting stays as it was.
     """
-    folder = folder or platformdirs.user_cache_path("minidbg") / "kernels"
+    folder = platformdirs.user_cache_path("minidbg") / "kernels"
     before = os.environ.get(VARIABLE)
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeAlias
 import psutil
 
 from minidbg.processes.child import ChildResult
-from minidbg.processes.server import fingerprints, tail
+from minidbg.processes.server import fingerprints, say, tail
 
 ROOT = str(Path(__file__).parents[2])
 SERVER = (
@@ -191,7 +191,6 @@ class ServerPool:
         return server
 
     def start(self, which: str, variables: Mapping[str, str]) -> ServerProcess:
-        """Start a server process."""
         state = self.roomy_folder()
         kernels = {"TORCHINDUCTOR_CACHE_DIR": str(state / "kernels")}
         env = {**kernels, **os.environ, **COMPILER_ENVIRONMENT, **variables}
@@ -243,8 +242,6 @@ class ServerPool:
 
 
 class ServerProcess:
-    """A running server process."""
-
     def __init__(
         self,
         listener: Listener,
@@ -293,16 +290,10 @@ class ServerProcess:
             unset.append("PYTHONDONTWRITEBYTECODE")
         with self.lock:
             self.under_way.add(order.id)
-        self.say(request)
+        say(self.control, request)
 
     def cancel(self, number: int) -> None:
-        """Have the run ended."""
-        self.say({"cancel": number})
-
-    def say(self, message: Mapping[str, Any]) -> None:
-        """Send one line; the listening thread finds out when there is no one to read it."""
-        with contextlib.suppress(OSError):
-            self.control.sendall(json.dumps(message).encode() + b"\n")
+        say(self.control, {"cancel": number})
 
     def is_stale(self) -> bool:
         """Whether a file that the server has loaded is no longer what it was."""
@@ -324,7 +315,6 @@ class ServerProcess:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def hear(self, message: dict[str, Any]) -> None:
-        """Pass on one message."""
         if message.pop("ready", False):
             self.loaded = message["loaded"]
             self.listener(Ready(message["seconds"], tuple(self.loaded)))
@@ -398,6 +388,5 @@ class OneByOne:
         return ended
 
     def close(self) -> None:
-        """End all processes."""
         self.pool.close()
         self.folder.cleanup()

@@ -29,20 +29,12 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from minidbg.processes.child import (
-    FORKABLE,
-    PR_SET_CHILD_SUBREAPER,
-    die_with_parent,
-    end_of,
-    kill_group,
-    prctl,
-    stand_alone,
-)
+from minidbg.processes import child
 from minidbg.processes.run_script import NO_VERDICT, RUN_SCRIPT, Base, loaded_files, run_script
 
 LAST_WORDS_S = 0.3
@@ -51,8 +43,6 @@ LAST_WORDS_S = 0.3
 
 @dataclass(slots=True)
 class Run:
-    """A script that is running."""
-
     id: int
     pid: int
     folder: Path
@@ -90,7 +80,7 @@ class Server:
                     self.reap()
         finally:
             for run in self.runs.values():
-                kill_group(run.pid)
+                child.kill_group(run.pid)
             shutil.rmtree(self.scratch, ignore_errors=True)
 
     def seconds_to_next_deadline(self) -> float | None:
@@ -132,7 +122,7 @@ class Server:
         for run in self.runs.values():
             if run.id == number:
                 run.cancelled = True
-                kill_group(run.pid)
+                child.kill_group(run.pid)
 
     def end_late_runs(self, now: float) -> None:
         """Ask a late run for its stack, then kill it."""
@@ -140,7 +130,7 @@ class Server:
             if now < run.deadline:
                 continue
             if run.timed_out:
-                kill_group(run.pid)
+                child.kill_group(run.pid)
                 run.deadline = now + 1.0  # in case it cannot die yet
             else:
                 run.timed_out, run.deadline = True, now + LAST_WORDS_S
@@ -152,7 +142,7 @@ class Server:
         while ended := ended_child():
             run = self.runs.pop(ended, None)
             if run is not None:
-                kill_group(ended)  # before it is reaped: its number is still its own
+                child.kill_group(ended)  # before it is reaped: its number is still its own
                 self.ended_groups.add(ended)
             _, status = os.waitpid(ended, 0)
             if run is not None:
@@ -172,25 +162,19 @@ class Server:
 
     def answer(self, run: Run, status: int) -> None:
         """Tell the daemon how a run ended, and clean up after it."""
-        self.say(
-            {
-                "id": run.id,
-                "status": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
-                "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
-                "timed_out": run.timed_out,
-                "cancelled": run.cancelled,
-                "stdout": tail(run.folder / "stdout"),
-                "stderr": tail(run.folder / "stderr"),
-                "files": read_files(run.folder / "files.json"),
-                "seconds": time.monotonic() - run.began,
-            }
-        )
+        answer = {
+            "id": run.id,
+            "status": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+            "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+            "timed_out": run.timed_out,
+            "cancelled": run.cancelled,
+            "stdout": tail(run.folder / "stdout"),
+            "stderr": tail(run.folder / "stderr"),
+            "files": read_files(run.folder / "files.json"),
+            "seconds": time.monotonic() - run.began,
+        }
+        say(self.control, answer)
         shutil.rmtree(run.folder, ignore_errors=True)
-
-    def say(self, message: dict[str, Any]) -> None:
-        """Send one line; a daemon that has gone is noticed by the loop."""
-        with contextlib.suppress(OSError):
-            self.control.sendall(json.dumps(message).encode() + b"\n")
 
 
 @contextlib.contextmanager
@@ -208,6 +192,12 @@ def child_signals() -> Iterator[socket.socket]:
         signal.set_wakeup_fd(-1)
         reader.close()
         writer.close()
+
+
+def say(control: socket.socket, message: Mapping[str, Any]) -> None:
+    """Send one line; whoever reads from the other side finds out when it has gone."""
+    with contextlib.suppress(OSError):
+        control.sendall(json.dumps(message).encode() + b"\n")
 
 
 def ended_child() -> int | None:
@@ -230,7 +220,7 @@ def tail(path: Path) -> str:
     """The end of a file, as text; nothing when there is none."""
     try:
         with path.open("rb") as file:
-            return end_of(file)
+            return child.end_of(file)
     except OSError:
         return ""
 
@@ -270,7 +260,7 @@ def settle_in(request: dict[str, Any], folder: Path, server: int) -> None:
     os.setpgid(0, 0)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     out, err = (os.open(folder / name, flags, 0o600) for name in ("stdout", "stderr"))
-    stand_alone(stdout=out, stderr=err, parent=server)
+    child.stand_alone(stdout=out, stderr=err, parent=server)
     os.closerange(3, 4096)
     os.chdir(folder)
     os.environ.update(request["env"])
@@ -337,23 +327,17 @@ def main(root: str, text: str) -> None:
     config = json.loads(text)
     began = time.monotonic()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon, which tells us
-    die_with_parent(signal.SIGTERM, config["parent"])
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
-    os.environ.update(FORKABLE)
+    child.die_with_parent(signal.SIGTERM, config["parent"])
+    child.prctl(child.PR_SET_CHILD_SUBREAPER, 1)
+    os.environ.update(child.FORKABLE)
     preload(config["preload"], warm=config["warm"])
     sys.path.reverse()  # the last one is ours; it may be on the path by itself
     sys.path.remove(root)
     sys.path.reverse()
     loaded = frozenset(loaded_files())
     base = Base(loaded, next(reversed(sys.modules)))
-    server = Server(socket.socket(fileno=config["socket"]), Path(config["scratch"]), base)
-    server.say(
-        {
-            "ready": True,
-            "loaded": fingerprints([*loaded, *site.getsitepackages()]),
-            "seconds": time.monotonic() - began,
-            "pid": os.getpid(),
-        }
-    )
+    control = socket.socket(fileno=config["socket"])
+    files = fingerprints([*loaded, *site.getsitepackages()])
+    say(control, {"ready": True, "loaded": files, "seconds": time.monotonic() - began})
     gc.freeze()  # children share these objects: a collection in one of them must not copy their pages
-    server.serve()
+    Server(control, Path(config["scratch"]), base).serve()

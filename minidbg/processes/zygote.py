@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from minidbg.processes.child import FORKABLE, JSON, ChildResult, kill_group
+from minidbg.processes.child import FORKABLE, JSON, ChildResult, end_of, has_ended, kill_group
 from minidbg.processes.fork import Notes, call_in_fork, fork
 
 MEMORY = Path("/dev/shm")
@@ -80,7 +80,7 @@ def start_zygote() -> Zygote:
     """The zygote of this process; a new one is importing torch when this returns. Raises OSError."""
     with STARTING:
         zygote = ZYGOTES.get(os.getpid())
-        if zygote is None or zygote.process.poll() is not None:
+        if zygote is None or has_ended(zygote.pid):
             end_zygote()
             zygote = ZYGOTES[os.getpid()] = Zygote()
         return zygote
@@ -111,22 +111,10 @@ class Zygote:
         roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= LEAST_ROOM_BYTES
         self.folder = Path(tempfile.mkdtemp(prefix="minidbg-", dir=MEMORY if roomy else None))
         """For files that its children map. The zygote removes it, so that it goes also when the asker is killed."""
-        arguments = [str(theirs.fileno()), str(self.folder)]
-        self.process: subprocess.Popen[bytes] | Branch
+        start = fork_zygote if branch else start_interpreter
         try:
             with theirs:
-                if branch:
-                    self.process = Branch(theirs, self.folder, self.stderr.fileno())
-                    return
-                self.process = subprocess.Popen(
-                    [sys.executable, "-X", "faulthandler", "-m", "minidbg.processes.zygote", *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=self.stderr,
-                    stderr=self.stderr,
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,
-                    env=os.environ | FORKABLE,
-                )
+                self.pid = start(theirs.fileno(), self.folder, self.stderr.fileno())
         except OSError:
             self.control.close()
             self.stderr.close()
@@ -161,47 +149,43 @@ class Zygote:
     def end(self) -> None:
         """End it; what runs in its children ends with it."""
         self.control.close()
-        kill_group(self.process.pid)
-        self.process.wait()
+        kill_group(self.pid)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
         self.stderr.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def last_words(self) -> str:
         """The last line it wrote, as the end of a sentence; nothing when it wrote none."""
-        self.stderr.seek(max(0, self.stderr.seek(0, os.SEEK_END) - 2000))
-        lines = self.stderr.read().decode(errors="replace").strip().splitlines()[-1:]
+        lines = end_of(self.stderr, 2000).strip().splitlines()[-1:]
         return f": {lines[0]}" if lines else ""
 
 
-class Branch:
-    """A fork of this process that is a zygote."""
+def start_interpreter(control: int, folder: Path, stderr: int) -> int:
+    """Start a fresh interpreter that is a zygote; its process."""
+    started = subprocess.Popen(
+        [sys.executable, "-X", "faulthandler", "-m", "minidbg.processes.zygote", str(control), str(folder)],
+        stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr, pass_fds=(control,), start_new_session=True,
+        env=os.environ | FORKABLE,
+    )  # fmt: skip
+    started.returncode = 0  # reaped by its number, as a fork is: Popen need not wait for it
+    return started.pid
 
-    def __init__(self, control: socket.socket, folder: Path, stderr: int) -> None:
-        self.ended = False
-        self.pid = fork()
-        if self.pid == 0:
-            try:
-                os.setsid()
-                for stream in (1, 2):
-                    os.dup2(stderr, stream)
-                leave_to_others(keep=control.fileno())
-                serve(control, branch=True)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-                os._exit(0)
 
-    def poll(self) -> int | None:
-        """Its status, when it has ended."""
-        with contextlib.suppress(ChildProcessError):
-            self.ended = self.ended or os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
-        return 0 if self.ended else None
-
-    def wait(self) -> None:
-        """Until it has ended."""
-        with contextlib.suppress(ChildProcessError):
-            if not self.ended:
-                os.waitpid(self.pid, 0)
-        self.ended = True
+def fork_zygote(control: int, folder: Path, stderr: int) -> int:
+    """Fork this process; its child is a zygote."""
+    pid = fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        for stream in (1, 2):
+            os.dup2(stderr, stream)
+        leave_to_others(keep=control)
+        serve(socket.socket(fileno=control), branch=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)
 
 
 def leave_to_others(keep: int) -> None:

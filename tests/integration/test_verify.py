@@ -6,7 +6,6 @@ The answer to a failure is a stub here; ``torch.compile`` and the backends are r
 from __future__ import annotations
 
 import gc
-import logging
 import random
 import threading
 import warnings
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import wrong_results as planted
-from new_process import Answers, as_in_a_new_process  # noqa: F401 - a fixture for all tests here
+from new_process import Answers, as_in_a_new_process, warnings_of  # noqa: F401 - a fixture for all tests here
 from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
@@ -30,11 +29,6 @@ from minidbg.oracle.undefined import OtherAnswers
 from minidbg.settings import Reduce
 
 pytestmark = pytest.mark.usefixtures("answers")
-
-
-def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    records = [one for one in caplog.records if one.name == "minidbg" and one.levelno >= logging.WARNING]
-    return [one.getMessage() for one in records]
 
 
 def call(function: Any, *inputs: Any, backend: Any, **settings: Any) -> Any:
@@ -190,9 +184,8 @@ def train_once(construct: str, backend: Any) -> None:
 @pytest.mark.parametrize("construct", first_of(CONSTRUCTS))
 @pytest.mark.parametrize("backend", [planted.other_random_numbers, planted.numbers_of_its_own])
 def test_training_with_dropout_is_verified_whatever_numbers_the_backend_draws(
-    construct: str, backend: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    construct: str, backend: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("minidbg.backend.standing.GRAPHS", [])
     train_once(construct, backend)
     found = stats()
     assert (found.verified, found.failed, found.not_verified) == (found.graphs - found.not_run, 0, {})
@@ -200,13 +193,12 @@ def test_training_with_dropout_is_verified_whatever_numbers_the_backend_draws(
     assert not warnings_of(caplog)
 
 
-def test_gradients_that_eager_refuses_are_counted_as_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_that_eager_refuses_are_counted_as_left_out() -> None:
     class NormInCheckpoint(Checkpointed):
         def __init__(self) -> None:
             super().__init__()
             self.norm = nn.BatchNorm1d(8)  # writes to buffers, which dynamo hands to the checkpoint
 
-    monkeypatch.setattr("minidbg.backend.standing.GRAPHS", [])
     compiled = torch.compile(NormInCheckpoint(), backend=wrap(planted.numbers_of_its_own))
     compiled(torch.randn(8, 8))  # eager's backward is refused, and on torch 2.11 AOTAutograd's, too
     assert (stats().verified, list(stats().left_out)) == (1, [GRADIENTS_REFUSED])
@@ -225,10 +217,9 @@ def masked_in_place(scores: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("function", [masked, masked_in_place])
 @pytest.mark.parametrize("view", [lambda x: x, lambda x: x.transpose(1, 2)[:, 1:3]], ids=["whole", "slice"])
 def test_the_gradient_of_an_activation_is_that_from_before_the_graph_writes_to_it(
-    backend: Any, function: Any, view: Any, monkeypatch: pytest.MonkeyPatch
+    backend: Any, function: Any, view: Any
 ) -> None:
     """Longformer with dynamic shapes: after ``+=`` eager's is that of the new value, which AOTAutograd's graph does not know."""
-    monkeypatch.setattr("minidbg.backend.standing.GRAPHS", [])
     scores = view(torch.randn(2, 6, 4, requires_grad=True) * 2)
     weight = torch.ones(scores.shape, requires_grad=True)
     compiled = torch.compile(function, backend=wrap(backend, reduce="later"))
@@ -496,10 +487,7 @@ def test_an_error_of_the_program_prints_nothing(answers: Answers, capfd: pytest.
     assert capfd.readouterr() == ("", "")
 
 
-def test_nan_under_anomaly_detection_is_compared(
-    answers: Answers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("minidbg.backend.standing.GRAPHS", [])
+def test_nan_under_anomaly_detection_is_compared(answers: Answers, caplog: pytest.LogCaptureFixture) -> None:
     with torch.autograd.set_detect_anomaly(True):
         call(lambda x: x.sqrt() * 0, torch.zeros(3, requires_grad=True), backend="aot_eager")
         assert torch.is_anomaly_enabled()
@@ -695,10 +683,7 @@ def test_what_memory_does_not_allow_is_left_out_and_said_once(
     assert "not verified" in text
 
 
-def test_stats_count_what_was_verified_and_why_the_rest_was_not(
-    answers: Answers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("minidbg.backend.standing.GRAPHS", [])
+def test_stats_count_what_was_verified_and_why_the_rest_was_not(answers: Answers) -> None:
     for verify in ("first", "never"):
         torch._dynamo.reset()
         call(lambda x: x.sin(), torch.ones(3), backend="aot_eager", verify=verify)
@@ -782,10 +767,7 @@ def test_sparse_gradients_are_compared(
 
 
 @pytest.mark.parametrize(("backend", "is_right"), [("aot_eager", True), (planted.wrong_gradient, False)])
-def test_gradients_of_nested_tensors_are_compared(
-    backend: Any, is_right: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("minidbg.backend.standing.GRAPHS", [])
+def test_gradients_of_nested_tensors_are_compared(backend: Any, is_right: bool) -> None:
     parts = [torch.randn(2, 3), torch.randn(4, 3)]
     words = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
     if is_right:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import logging
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ import pytest
 import torch
 import torch._functorch.config
 from functorch.compile import nop
-from new_process import Answers, as_in_a_new_process  # noqa: F401 - a fixture for all tests here
+from new_process import Answers, as_in_a_new_process, warnings_of  # noqa: F401 - a fixture for all tests here
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import register_backend
@@ -132,15 +131,6 @@ def fail(action: Callable[[], Any]) -> Exception:
     except Exception as error:  # noqa: BLE001 - the test looks at it, whatever it is
         return error
     raise AssertionError("it did not fail")
-
-
-def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What minidbg has logged for people; torch's own loggers are not of interest."""
-    return [
-        record.getMessage()
-        for record in caplog.records
-        if record.name == "minidbg" and record.levelno >= logging.WARNING
-    ]
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
@@ -520,10 +510,7 @@ def test_dynamos_control_flow_passes_untouched(error: type[Exception], answers: 
     assert not answers.cases
 
 
-def test_a_restart_of_the_analysis_restarts_it_and_counts_one_graph(
-    answers: Answers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("minidbg.backend.standing.GRAPHS", [])
+def test_a_restart_of_the_analysis_restarts_it_and_counts_one_graph(answers: Answers) -> None:
     attempts = 0
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,18 +13,19 @@ import pytest
 import torch
 
 from minidbg.backend import Report
-from minidbg.backend.standing import PROCESS
+from minidbg.backend.standing import GRAPHS, PROCESS
 from minidbg.case import Case
 from minidbg.settings import Settings
 
 
 @pytest.fixture(autouse=True)
 def as_in_a_new_process() -> Iterator[None]:
-    PROCESS.reset()
+    GRAPHS.clear()
+    PROCESS.__init__()
     torch._dynamo.reset()
     torch.manual_seed(0)
     yield
-    PROCESS.reset()
+    PROCESS.__init__()
     torch._dynamo.reset()
 
 
@@ -41,3 +43,9 @@ class Answers:
         self.inputs.append([v.clone() if isinstance(v, torch.Tensor) else v for v in case.inputs])
         torch.rand(3), random.random()  # our work may use the RNGs; the program must not notice
         return Report(f"report {len(self.cases)}", Path("r.py"))
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What minidbg has logged for people; torch's own loggers are not of interest."""
+    records = [one for one in caplog.records if one.name == "minidbg" and one.levelno >= logging.WARNING]
+    return [one.getMessage() for one in records]

@@ -95,7 +95,7 @@ def failing_program(
 ) -> Found:
     """Compile and call ``function``, which must fail and leave a verified repro; ``given`` goes to torch.compile."""
     torch._dynamo.reset()
-    PROCESS.reset()
+    PROCESS.__init__()
     wrapped = minidbg.wrap(backend, repro_dir=folder, seconds=120)
     with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever type the backend raises
         torch.compile(function, backend=wrapped, **given)(*args)

@@ -44,7 +44,7 @@ def run(backend: Any, folder: Path) -> torch.Tensor:
     taken = set(_torch.TAKEN_AWAY)
     _torch.TAKEN_AWAY.clear()
     torch._dynamo.reset()
-    PROCESS.reset()
+    PROCESS.__init__()
     _torch.TAKEN_AWAY.update(taken)
     weight = torch.ones(3, 3, requires_grad=True)
     compiled = torch.compile(program, backend=minidbg.wrap(backend, repro_dir=folder, reduce="later"))

@@ -60,10 +60,10 @@ def test_a_remembered_call_keeps_no_tensor_alive() -> None:
     x, y = torch.ones(2), torch.ones(2)
     for node, name in zip(graph.graph.nodes, "xyn", strict=False):
         node.meta["example_value"] = f"example of {name}"
-    call = dynamo_graph.remembered(graph, Link("eager"), (x, y, 3), ())
+    made_of = dynamo_graph.remembered(graph, Link("eager"), (x, y, 3), ())
     del y
     gc.collect()
-    failure = call.failure(ValueError("x"), "compile")
+    failure = made_of(ValueError("x"), "compile")
     assert failure.inputs[0] is x
     assert list(failure.inputs[1:]) == ["example of y", 3]
     assert (failure.kind, failure.direction) == (Kind.COMPILE, Direction.BACKWARD)

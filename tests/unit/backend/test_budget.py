@@ -67,16 +67,6 @@ def test_what_was_refused_does_not_count_as_reduced() -> None:
     assert grant(budget)[0] is Reduce.NOW
 
 
-def test_reset_forgets_everything() -> None:
-    budget = Budget()
-    grant(budget)
-    budget.spend(1000)
-    budget.reports["x"] = "y"
-    budget.reset()
-    assert grant(budget)[0] is Reduce.NOW
-    assert not budget.reports
-
-
 @pytest.mark.parametrize(
     "error",
     [

@@ -221,10 +221,9 @@ def wrong_threshold(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
 
 @pytest.mark.parametrize("compiler", [wrong_threshold, wrong_results.right])
 def test_gradients_beside_collectives_are_judged_where_the_compilers_are_wrapped(
-    compiler: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compiler: Any, tmp_path: Path
 ) -> None:
     """The backward has a collective of its own, which takes place once."""
-    monkeypatch.setattr("minidbg.backend.standing.GRAPHS", [])
     wrapped = minidbg.wrap_compiler(compiler, reduce="later", repro_dir=tmp_path)
     backend = aot_autograd(fw_compiler=wrong_results.right, bw_compiler=wrapped)
 

@@ -11,16 +11,14 @@ import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
 import minidbg
-from minidbg.backend import failures, standing, stats, verify
-from minidbg.backend.standing import PROCESS, of_new_graph, write_stats
+from minidbg.backend import failures, standing, stats, verify_runs
+from minidbg.backend.standing import of_new_graph, write_stats
 from minidbg.run.launch import graph_lines
 
 
 @pytest.fixture(autouse=True)
-def _no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minidbg.backend.standing.GRAPHS", [])
+def _no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MINIDBG_STATS", raising=False)
-    PROCESS.reset()
 
 
 def test_each_graph_counts_once() -> None:
@@ -92,7 +90,7 @@ def test_what_a_signal_handler_raises_is_nobodys_failure(
             alarm()
         return run
 
-    ours = {"comparing": (verify, "run_eager"), "answering": (failures, "capture_and_reduce")}
+    ours = {"comparing": (verify_runs, "run_eager"), "answering": (failures, "capture_and_reduce")}
     if where in ours:
         monkeypatch.setattr(*ours[where], alarm)
     before = signal.signal(signal.SIGUSR1, out_of_time)

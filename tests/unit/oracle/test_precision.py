@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from open_answers import Open, only
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -179,10 +179,10 @@ def test_float16_overflows_where_the_backend_may_too() -> None:
 
     def eager(change: Callable[[Any], Any] = lambda made: made, seed: int = 0) -> dict[str, Any]:
         (value,) = change((x,))
-        return {"outputs": (value * value,), "inputs_after": {}, "gradients": {}}
+        return only((value * value,))
 
     def given(*result: float) -> dict[str, Any]:
-        return {"outputs": (torch.tensor(result),), "inputs_after": {}, "gradients": {}}
+        return only((torch.tensor(result),))
 
     def allowed(*result: float) -> bool:
         return differ(given(*result), eager(), eager, {"tolerances": "float16"}, []) is None
@@ -222,17 +222,6 @@ NEAR = 1 + 2.0**-22
 """Two rounding errors above 1."""
 
 
-@dataclass(frozen=True)
-class Decided:
-    """A program that decides by floats which rounding moves, what another compiler may give for it, and what it may not."""
-
-    name: str
-    program: Callable[..., Any]
-    inputs: tuple[Any, ...]
-    legal: Any
-    wrong: Any
-
-
 def by_expert(tokens: Tensor, router: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
     """A mixture of experts: each token goes to the one that the router likes best."""
     chosen = (tokens @ router).topk(1).indices[:, 0]
@@ -251,65 +240,53 @@ FLIPPED = torch.tensor([5.0 - FLOOR[0], FLOOR[1], FLOOR[2]])
 ABOVE = NINE / 3 > 0.3
 BELOW = torch.tensor([not ABOVE[0], ABOVE[1], ABOVE[2]])
 DECISIONS = [
-    Decided(
+    Open(
         "routing",
         by_expert,
         (TOKENS, ROUTER, EXPERTS),
         ELSEWHERE,
         (ELSEWHERE[0] + torch.tensor([0.0, 0.0, 0.01])[:, None], ELSEWHERE[1]),
     ),
-    Decided(
+    Open(
         "argmax",
         lambda x: torch.stack([(x / 3).argmax(-1), x.argmin(-1)]),
         (torch.tensor([[3.0, 3 * NEAR, 1.0], [1.0, 2.0, 3.0]]),),
         torch.tensor([[0, 2], [2, 0]]),
         torch.tensor([[0, 1], [2, 0]]),
     ),
-    Decided(
-        "floor", lambda x: (x / 3 * 10).floor(), (NINE,), FLIPPED, FLIPPED + torch.tensor([0.0, 0.0, 1.0])
-    ),
-    Decided(
+    Open("floor", lambda x: (x / 3 * 10).floor(), (NINE,), FLIPPED, FLIPPED + torch.tensor([0.0, 0.0, 1.0])),
+    Open(
         "threshold",
         lambda x: torch.where(x / 3 > 0.3, x.sin(), x.cos() + 1),
         (NINE,),
         torch.where(BELOW, NINE.sin(), NINE.cos() + 1),
         torch.where(BELOW, NINE.sin(), NINE.cos() + 1) * torch.tensor([1.0, 1.0, 2.0]),
     ),
-    Decided(
+    Open(
         "in bfloat16",
         lambda x: (x.bfloat16() * 1.01).argmax(-1),
         (torch.tensor([[1.0, 1.01, 0.5], [1.0, 2.0, 3.0]]),),
         torch.tensor([0, 2]),
         torch.tensor([0, 1]),
     ),
-    Decided(
+    Open(
         "rounded to an integer",
         lambda x, y: torch.cat([x.log2(), y.sum(0, keepdim=True), x.sum(0, keepdim=True)]).floor(),
         (torch.tensor([8.0, 3.0, 16.0]), torch.tensor([0.3, 0.3, 0.4])),
         torch.tensor([2.0, 1.0, 4.0, 0.0, 27.0]),
         torch.tensor([2.0, 1.0, 4.0, 0.0, 26.0]),
     ),
-    Decided("a size", lambda x: (x / 3 > 0.3).nonzero(), (NINE,), BELOW.nonzero(), None),
+    Open("a size", lambda x: (x / 3 > 0.3).nonzero(), (NINE,), BELOW.nonzero(), None),
 ]
 
 
-def judged_by_choice(case: Decided, result: Any, notes: list[str] | None = None) -> dict[str, Any] | None:
-    """How ``result``, which a backend gives, differs from eager."""
-
-    def eager(change: Callable[[Any], Any] = lambda value: value, seed: int = 0) -> dict[str, Any]:
-        values = change(tuple(value.clone() for value in case.inputs))
-        return {"outputs": change(case.program)(*values), "inputs_after": {}, "gradients": {}}
-
-    return differ({**eager(), "outputs": result}, eager(), eager, {}, [] if notes is None else notes)
-
-
 @pytest.mark.parametrize("case", DECISIONS, ids=lambda case: case.name)
-def test_what_rounding_decides_is_left_out_and_what_is_wrong_beside_it_is_found(case: Decided) -> None:
+def test_what_rounding_decides_is_left_out_and_what_is_wrong_beside_it_is_found(case: Open) -> None:
     notes: list[str] = []
-    assert judged_by_choice(case, case.legal, notes) is None
+    assert case.judged(case.legal, notes) is None
     assert any("what rounding decides" in note for note in notes), notes
     if case.wrong is not None:
-        assert judged_by_choice(case, case.wrong) is not None
+        assert case.judged(case.wrong) is not None
 
 
 @pytest.mark.parametrize(("dtype", "step"), [(torch.bfloat16, 2.0**-3), (torch.float16, 2.0**-6)])
@@ -321,21 +298,21 @@ def test_eager_that_is_exact_by_luck_in_a_narrow_dtype_forbids_no_rounding_error
 
     every = (1 + torch.arange(128) / 128).to(dtype)
     lucky = every[program(every) == every].repeat(10)
-    case = Decided("lucky", program, (lucky,), program(lucky) + step, program(lucky) + 20 * step)
-    assert judged_by_choice(case, case.legal) is None
-    assert judged_by_choice(case, case.wrong) is not None
-    case = Decided("clear", lambda x: program(x.float()), (lucky,), case.legal, None)
-    assert judged_by_choice(case, case.legal) is not None
+    case = Open("lucky", program, (lucky,), program(lucky) + step, program(lucky) + 20 * step)
+    assert case.judged(case.legal) is None
+    assert case.judged(case.wrong) is not None
+    case = Open("clear", lambda x: program(x.float()), (lucky,), case.legal, None)
+    assert case.judged(case.legal) is not None
 
 
 def test_rounding_excuses_no_other_dtype() -> None:
     case = DECISIONS[0]
-    found = judged_by_choice(case, (ELSEWHERE[0].double(), ELSEWHERE[1]))
+    found = case.judged((ELSEWHERE[0].double(), ELSEWHERE[1]))
     assert found["category"] == "dtype"
 
 
 def test_rounding_excuses_no_other_choice_where_it_does_not_decide() -> None:
-    case = Decided("clear", by_expert, (TOKENS[1:], ROUTER, EXPERTS), None, None)
+    case = Open("clear", by_expert, (TOKENS[1:], ROUTER, EXPERTS), None, None)
     others = 1 - CHOSEN[1:]
     given = torch.einsum("td,tde->te", TOKENS[1:], EXPERTS[others]), others
-    assert judged_by_choice(case, given) is not None
+    assert case.judged(given) is not None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from open_answers import Open, judged, only
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,31 +17,6 @@ from minidbg.oracle.agreement import differ
 from minidbg.oracle.undefined import OtherAnswers
 
 NAN, INF = math.nan, math.inf
-
-
-def judged(
-    program: Callable[..., Any], inputs: tuple[Any, ...], result: Any, notes: list[str] | None = None
-) -> dict[str, Any] | None:
-    """How ``result``, which a backend gives, differs from eager."""
-
-    def eager(change: Callable[[Any], Any] = lambda value: value, seed: int = 0) -> dict[str, Any]:
-        torch.manual_seed(seed)
-        values = change(tuple(value.clone() for value in inputs))
-        return {"outputs": change(program)(*values), "inputs_after": {}, "gradients": {}}
-
-    actual = {"outputs": result, "inputs_after": {}, "gradients": {}}
-    return differ(actual, eager(), eager, {}, [] if notes is None else notes)
-
-
-@dataclass(frozen=True)
-class Undefined:
-    """A program with a result that torch leaves open, what another backend may give for it, and what it may not."""
-
-    name: str
-    program: Callable[..., Any]
-    inputs: tuple[Any, ...]
-    legal: Any
-    wrong: Any
 
 
 def ints(*values: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -73,161 +48,159 @@ def pool_gradient(x: Tensor) -> Tensor:
 CASTS = torch.tensor([1.5, -3.0, 300.0, NAN, 7.9])
 BYTES = ints(1, 253, 44, 0, 7, dtype=torch.uint8)
 KINDS = [
-    Undefined(
+    Open(
         "cast",
         lambda x: (x.to(torch.uint8), x.sin()),
         (CASTS,),
         (ints(1, 0, 255, 9, 7, dtype=torch.uint8), CASTS.sin()),
         (ints(1, 0, 255, 9, 8, dtype=torch.uint8), CASTS.sin()),
     ),
-    Undefined("cast of inf", lambda x: x.long(), (torch.tensor([INF, 2.0]),), ints(2**63 - 1, 2), ints(0, 3)),
-    Undefined(
-        "cast in place", lambda x: ints(0, 0).copy_(x), (torch.tensor([NAN, 2.0]),), ints(5, 2), ints(5, 3)
-    ),
-    Undefined(
+    Open("cast of inf", lambda x: x.long(), (torch.tensor([INF, 2.0]),), ints(2**63 - 1, 2), ints(0, 3)),
+    Open("cast in place", lambda x: ints(0, 0).copy_(x), (torch.tensor([NAN, 2.0]),), ints(5, 2), ints(5, 3)),
+    Open(
         "after a cast",
         lambda x: (x.to(torch.uint8) > 50).float() + x.abs().clamp(max=2).nan_to_num(),
         (CASTS,),
         torch.tensor([1.5, 3.0, 3.0, 1.0, 2.0]),
         torch.tensor([1.6, 2.0, 2.0, 0.0, 2.0]),
     ),
-    Undefined("shift", lambda x, n: x << n, (ints(1, 3, 5), ints(1, 64, -1)), ints(2, 3, 99), ints(4, 3, 99)),
-    Undefined("shift right", lambda x, n: x >> n, (ints(8, -3), ints(1, 70)), ints(4, -3), ints(2, -1)),
-    Undefined(
+    Open("shift", lambda x, n: x << n, (ints(1, 3, 5), ints(1, 64, -1)), ints(2, 3, 99), ints(4, 3, 99)),
+    Open("shift right", lambda x, n: x >> n, (ints(8, -3), ints(1, 70)), ints(4, -3), ints(2, -1)),
+    Open(
         "sort",
         lambda x: x.sort(),
         (TIES,),
         (TIES.sort()[0], ints(4, 1, 3, 2, 0)),
         (TIES.sort()[0], ints(4, 3, 1, 2, 0)),
     ),
-    Undefined(
+    Open(
         "sort's values",
         lambda x: x.sort(),
         (TIES,),
         (TIES.sort()[0], ints(4, 1, 3, 2, 0)),
         (torch.tensor([1.0, 1.0, 2.0, 3.0, 4.0]), ints(4, 1, 3, 2, 0)),
     ),
-    Undefined("argsort", lambda x: x.argsort(), (TIES,), ints(4, 1, 3, 2, 0), ints(1, 4, 2, 3, 0)),
-    Undefined(
+    Open("argsort", lambda x: x.argsort(), (TIES,), ints(4, 1, 3, 2, 0), ints(1, 4, 2, 3, 0)),
+    Open(
         "topk",
         lambda x: x.topk(2),
         (TIES,),
         (torch.tensor([3.0, 3.0]), ints(2, 0)),
         (torch.tensor([3.0, 2.0]), ints(2, 3)),
     ),
-    Undefined("argmax", lambda x: x.argmax(), (TIES,), ints(2)[0], None),
-    Undefined("argmin", lambda x: x.argmin(0), (TIES,), ints(4)[0], None),
-    Undefined(
+    Open("argmax", lambda x: x.argmax(), (TIES,), ints(2)[0], None),
+    Open("argmin", lambda x: x.argmin(0), (TIES,), ints(4)[0], None),
+    Open(
         "max", lambda x: x.max(0), (TIES,), (torch.tensor(3.0), ints(2)[0]), (torch.tensor(2.0), ints(3)[0])
     ),
-    Undefined("argmax of rows", lambda x: x.argmax(1), (ROWS,), ints(1, 1), ints(1, 0)),
-    Undefined(
+    Open("argmax of rows", lambda x: x.argmax(1), (ROWS,), ints(1, 1), ints(1, 0)),
+    Open(
         "median",
         lambda x: x.median(0),
         (torch.tensor([1.0, 3.0, 3.0]),),
         (torch.tensor(3.0), ints(2)[0]),
         (torch.tensor(1.0), ints(1)[0]),
     ),
-    Undefined(
+    Open(
         "mode", lambda x: x.mode(0), (TIES,), (torch.tensor(1.0), ints(1)[0]), (torch.tensor(3.0), ints(1)[0])
     ),
-    Undefined(
+    Open(
         "cummax",
         lambda x: x.cummax(0),
         (TIES,),
         (torch.full((5,), 3.0), ints(0, 0, 0, 0, 0)),
         (torch.full((5,), 3.0), ints(1, 0, 0, 0, 0)),
     ),
-    Undefined(
+    Open(
         "max_pool indices",
         lambda x: torch.nn.functional.max_pool2d(x, 2, return_indices=True),
         (POOLED,),
         (torch.ones(1, 1, 1, 1), torch.full((1, 1, 1, 1), 3)),
         (torch.zeros(1, 1, 1, 1), torch.full((1, 1, 1, 1), 2)),
     ),
-    Undefined(
+    Open(
         "max_pool indices of NaN",
         lambda x: torch.nn.functional.max_pool2d(x, 2, return_indices=True)[1],
         (torch.tensor([[[[NAN, 5.0], [NAN, math.inf]]]]),),
         torch.full((1, 1, 1, 1), 0),
         None,
     ),
-    Undefined(
+    Open(
         "the mean beside a variance",
         lambda x: torch.var_mean(x, 0),
         (torch.tensor([[1.0, 2.0], [math.inf, 4.0], [2.0, 3.0]]),),
         (torch.tensor([NAN, 1.0]), torch.tensor([math.inf, 3.0])),
         (torch.tensor([NAN, 1.0]), torch.tensor([math.inf, 4.0])),
     ),
-    Undefined(
+    Open(
         "gradient of max_pool",
         pool_gradient,
         (POOLED,),
         torch.tensor([[[[0.0, 0.0], [0.0, 1.0]]]]),
         torch.tensor([[[[0.0, 0.0], [1.0, 0.0]]]]),
     ),
-    Undefined(
+    Open(
         "unique",
         lambda x: torch.unique(x, sorted=False, return_inverse=True)[1].bincount() + x[:3],
         (ints(5, 5, 7, 9),),
         ints(6, 7, 8),
         None,
     ),
-    Undefined(
+    Open(
         "scatter",
         lambda x, i, s: x.scatter(0, i, s),
         (torch.zeros(3), ints(0, 0, 2), torch.tensor([1.0, 2.0, 3.0])),
         torch.tensor([1.0, 0.0, 3.0]),
         torch.tensor([1.0, 0.5, 3.0]),
     ),
-    Undefined(
+    Open(
         "index_put",
         writes,
         (torch.zeros(3), ints(0, 0, 2), torch.tensor([1.0, 2.0, 3.0])),
         torch.tensor([1.0, 0.0, 3.0]),
         torch.tensor([1.0, 0.0, 4.0]),
     ),
-    Undefined(
+    Open(
         "index_copy",
         lambda x, i, s: x.index_copy(0, i, s),
         (torch.zeros(3, 2), ints(1, 1), torch.tensor([[1.0, 2.0], [3.0, 4.0]])),
         torch.tensor([[0.0, 0.0], [1.0, 2.0], [0.0, 0.0]]),
         torch.tensor([[0.0, 1.0], [1.0, 2.0], [0.0, 0.0]]),
     ),
-    Undefined(
+    Open(
         "put",
         lambda x, i, s: x.put_(i, s),
         (torch.zeros(2, 2), ints(3, 3), torch.tensor([1.0, 2.0])),
         torch.tensor([[0.0, 0.0], [0.0, 1.0]]),
         torch.tensor([[5.0, 0.0], [0.0, 1.0]]),
     ),
-    Undefined(
+    Open(
         "empty",
         lambda x: torch.cat([torch.empty(2), x]),
         (torch.ones(2),),
         torch.tensor([7.0, 8.0, 1.0, 1.0]),
         torch.tensor([7.0, 8.0, 1.0, 2.0]),
     ),
-    Undefined(
+    Open(
         "svd", lambda x: torch.linalg.svd(x), (MATRIX,), (U * SIGNS, S, V * SIGNS[:, None]), (U, S * 1.1, V)
     ),
-    Undefined(
+    Open(
         "after svd",
         lambda x: (lambda u, s, v: (u[:, 0].abs(), (u * s) @ v))(*torch.linalg.svd(x)),
         (MATRIX,),
         (U[:, 0].abs(), MATRIX),
         (U[:, 0].abs(), MATRIX + 0.1),
     ),
-    Undefined("qr", lambda x: torch.linalg.qr(x), (MATRIX,), (Q * SIGNS, R * SIGNS[:, None]), None),
-    Undefined("eigh", lambda x: torch.linalg.eigh(x), (MATRIX,), (W, E * SIGNS), (W + 0.1, E)),
-    Undefined(
+    Open("qr", lambda x: torch.linalg.qr(x), (MATRIX,), (Q * SIGNS, R * SIGNS[:, None]), None),
+    Open("eigh", lambda x: torch.linalg.eigh(x), (MATRIX,), (W, E * SIGNS), (W + 0.1, E)),
+    Open(
         "equal eigenvalues",
         lambda x: torch.linalg.eigh(x),
         (torch.eye(2),),
         (torch.ones(2), torch.tensor([[0.6, -0.8], [0.8, 0.6]])),
         (torch.tensor([1.0, 2.0]), torch.eye(2)),
     ),
-    Undefined(
+    Open(
         "eig",
         lambda x: torch.linalg.eigvals(x).abs(),
         (torch.diag(torch.tensor([1.0, 2.0])),),
@@ -238,9 +211,9 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_another_legal_answer_is_silent_and_says_what_is_left_out(kind: Undefined) -> None:
+def test_another_legal_answer_is_silent_and_says_what_is_left_out(kind: Open) -> None:
     notes: list[str] = []
-    assert judged(kind.program, kind.inputs, kind.legal, notes) is None
+    assert kind.judged(kind.legal, notes) is None
     assert not notes or "torch does not define" in notes[0]
     no_other_answer = ("mode", "cummax", "median", "shift right", "after svd", "empty")
     assert notes or kind.name in no_other_answer
@@ -249,8 +222,8 @@ def test_another_legal_answer_is_silent_and_says_what_is_left_out(kind: Undefine
 @pytest.mark.parametrize(
     "kind", [kind for kind in KINDS if kind.wrong is not None], ids=lambda kind: kind.name
 )
-def test_a_wrong_result_beside_it_is_found(kind: Undefined) -> None:
-    assert judged(kind.program, kind.inputs, kind.wrong) is not None
+def test_a_wrong_result_beside_it_is_found(kind: Open) -> None:
+    assert kind.judged(kind.wrong) is not None
 
 
 def test_order_of_distinct_elements_and_of_stable_sorts_is_defined() -> None:
@@ -358,10 +331,9 @@ def test_an_ordinary_failure_costs_one_more_eager_run() -> None:
 
     def eager(change: Callable[[Any], Any] = lambda value: value, seed: int = 0) -> dict[str, Any]:
         runs.append(seed)
-        return {"outputs": change(torch.sin)(TIES), "inputs_after": {}, "gradients": {}}
+        return only(change(torch.sin)(TIES))
 
-    wrong = {"outputs": TIES.cos(), "inputs_after": {}, "gradients": {}}
-    assert differ(wrong, eager(), eager, {}, []) is not None
+    assert differ(only(TIES.cos()), eager(), eager, {}, []) is not None
     assert len(runs) == 3, "eager itself, with another seed, and in float64"
 
 

@@ -29,7 +29,7 @@ def left_over(kept: set[int]) -> list[int]:
 
 
 def own_zygote() -> set[int]:
-    return {zygote.process.pid for zygote in ZYGOTES.values()}
+    return {zygote.pid for zygote in ZYGOTES.values()}
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from minidbg.failure import Kind, Outcome, Signature, Verdict
-from minidbg.isolation import machine_failures
-from minidbg.isolation.machine_failures import unless_the_machine_failed
+from minidbg.isolation import oracle_calls, unless_the_machine_failed
 from minidbg.processes import kernel_cache
 
 ANSWER = Outcome(Verdict.GONE)
@@ -23,7 +22,7 @@ WANTED = Signature(Kind.COMPILE, types=("ValueError",), message="no kernel")
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(kernel_cache.VARIABLE, str(tmp_path))
-    monkeypatch.setattr(machine_failures, "PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(oracle_calls, "PAUSES_S", (0.0, 0.0))
     return tmp_path
 
 

@@ -13,37 +13,13 @@ import pytest
 import torch
 from torch import fx
 
-from minidbg import references
-from minidbg.case import BackendRef, CallPath, Case
+from minidbg.case import CallPath, Case
 from minidbg.failure import Direction, Kind, Outcome, Signature, Verdict
-from minidbg.graphs import capture_by_dynamo
 from minidbg.isolation import submit
 
 CaseOf = Callable[..., Case]
 MEMORY = 512 << 20
 BOTH_PATHS = pytest.mark.parametrize("call", list(CallPath))
-
-
-def sin_relu_add(x: torch.Tensor) -> torch.Tensor:
-    return torch.relu(torch.sin(x)) + 1
-
-
-@pytest.fixture(scope="module")
-def relu_graph() -> tuple[fx.GraphModule, tuple[Any, ...]]:
-    captured = capture_by_dynamo(sin_relu_add, (torch.linspace(-1, 1, 12),))
-    torch._dynamo.reset()
-    return captured
-
-
-@pytest.fixture
-def case_of(relu_graph: tuple[fx.GraphModule, tuple[Any, ...]]) -> CaseOf:
-    def make(backend: Any, **fields: Any) -> Case:
-        name = getattr(backend, "__name__", str(backend))
-        given = {"graph_module": relu_graph[0], "inputs": relu_graph[1], "compiler": backend, **fields}
-        known = getattr(planted, name, None) is backend
-        return Case(backend=references.find(backend) if known else BackendRef(name, name), **given)
-
-    return make
 
 
 @pytest.fixture(params=["fork", "spawn"])

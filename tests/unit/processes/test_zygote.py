@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import textwrap
 import time
 from collections.abc import Mapping
@@ -57,7 +58,7 @@ def asks_its_own(argument: Mapping[str, Any], note: Any) -> Any:
     own = processes.start_zygote()
     return {
         "answers": [one.value for one in done],
-        "pid": own.process.pid,
+        "pid": own.pid,
         "folder": str(own.folder),
     }
 
@@ -110,7 +111,7 @@ def test_hang_is_ended_and_the_next_question_is_answered(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_zygote_that_was_killed_is_replaced() -> None:
-    processes.start_zygote().process.kill()
+    os.kill(processes.start_zygote().pid, signal.SIGKILL)
     assert processes.call_in_zygote(HERE + "echo", {"value": 3}, seconds=60).value[0] == 3
 
 
@@ -217,8 +218,7 @@ def test_backend_whose_first_addition_hangs_in_a_fork_goes_on_elsewhere(
 @pytest.mark.slow
 def test_engine_starts_before_a_cuda_build_pretends_to_have_devices() -> None:
     """Else eight threads of autograd, and no fork of any program that has trained a step could run autograd."""
-    program = textwrap.dedent(
-        """
+    program = """
         import minidbg
         minidbg.wrap("eager")
         import torch
@@ -226,11 +226,10 @@ def test_engine_starts_before_a_cuda_build_pretends_to_have_devices() -> None:
         torch.compile(lambda x: x.sin().sum(), backend="aot_eager")(x).backward()
         from minidbg import isolation, processes
         print(isolation.fork_refusal())
-        """
-    )
+    """
     if torch.cuda.is_available() or any(map(os.path.exists, _torch.DRIVERS)):
         pytest.skip("this machine has devices, so autograd's engine has threads for them")
-    done = python("-c", program, check=True)
+    done = python("-c", textwrap.dedent(program), check=True)
     assert done.stdout == "None\n"
 
 
@@ -260,13 +259,11 @@ def test_zygote_imports_only_what_starts_no_thread(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="this build of torch has no CUDA to lose")
-def test_a_process_that_has_looked_for_a_gpu_is_not_forked(tmp_path: Path) -> None:
+def test_a_process_that_has_looked_for_a_gpu_is_not_forked() -> None:
     """Where one is: nothing can be compiled in a fork after ``torch.cuda.is_available()``, not even for the CPU."""
     if torch.cuda.is_available():
         pytest.skip("a GPU is here, and this is about one that comes and goes")
-    script = tmp_path / "looks.py"
-    script.write_text(
-        textwrap.dedent("""
+    program = """
         import torch
         from minidbg.isolation import fork_refusal
         print(fork_refusal())
@@ -277,18 +274,15 @@ def test_a_process_that_has_looked_for_a_gpu_is_not_forked(tmp_path: Path) -> No
         torch.cuda.is_available = lambda: True
         fork_safety.answer_to_trivial_question.cache_clear()
         print(fork_refusal())
-    """)
-    )
-    done = python(script)
+    """
+    done = python("-c", textwrap.dedent(program))
     lost = "cuda has been looked for in this process and cannot be used in a fork of it"
     assert done.stdout.splitlines() == ["None", "None", lost], done.stderr
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="this build of torch has no CUDA to lose")
-def test_a_warm_up_where_a_gpu_is_leaves_it_to_the_forks(tmp_path: Path) -> None:
-    script = tmp_path / "warms.py"
-    script.write_text(
-        textwrap.dedent("""
+def test_a_warm_up_where_a_gpu_is_leaves_it_to_the_forks() -> None:
+    program = """
         import os, sys
         from minidbg.processes.child import FORKABLE
         os.environ.update(FORKABLE)
@@ -302,9 +296,8 @@ def test_a_warm_up_where_a_gpu_is_leaves_it_to_the_forks(tmp_path: Path) -> None
             os._exit(0)
         os.wait()
         print("torch._inductor.compile_fx" in sys.modules)
-    """)
-    )
-    done = python(script)
+    """
+    done = python("-c", textwrap.dedent(program))
     assert done.stdout.splitlines() == ["lost None", "True"], done.stderr
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from minidbg.oracle.reruns import NoFloat64, to_float64
+from minidbg.oracle.precision import NoFloat64, to_float64
 
 
 def in_float64(program: Any, *inputs: Any) -> Any:

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import planted_backends as planted
+import pytest
+import torch
+from torch import fx
+
+from minidbg import references
+from minidbg.case import BackendRef, Case
+from minidbg.graphs import capture_by_dynamo
+
+
+def sin_relu_add(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(torch.sin(x)) + 1
+
+
+@pytest.fixture(scope="session")
+def relu_graph() -> tuple[fx.GraphModule, tuple[Any, ...]]:
+    """sin, relu, add, over one float input of shape [3, 4]."""
+    generator = torch.Generator().manual_seed(0)
+    captured = capture_by_dynamo(sin_relu_add, (torch.randn(3, 4, generator=generator),))
+    torch._dynamo.reset()
+    return captured
+
+
+@pytest.fixture
+def case_of(relu_graph: tuple[fx.GraphModule, tuple[Any, ...]]) -> Callable[..., Case]:
+    """``case_of(backend, **fields)``: the relu graph with that backend, live; a fresh process finds the planted ones."""
+
+    def make(backend: Any, **fields: Any) -> Case:
+        name = backend if isinstance(backend, str) else getattr(backend, "__name__", "backend")
+        given = {"graph_module": relu_graph[0], "inputs": relu_graph[1], "compiler": backend, **fields}
+        known = getattr(planted, name, None) is backend and backend is not None
+        return Case(backend=references.find(backend) if known else BackendRef(name, repr(name)), **given)
+
+    return make
