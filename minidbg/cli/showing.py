@@ -118,7 +118,7 @@ def report(
     Home and working folder, other private paths, user and host name are left out. Read it before you post it.
     """
     from minidbg.report import story_of
-    from minidbg.report.issue import issue
+    from minidbg.report.forms import issue
 
     story = story_of(repro_named(repro))
     written = issue(story, run=run, keep_private=keep_private, versions=versions)
