@@ -15,8 +15,8 @@ from minidbg.cli.output import CANNOT_JUDGE, JSON, VERBOSITY, note, print_json, 
 from minidbg.printable import in_one_line, printable
 
 if TYPE_CHECKING:
+    from minidbg.hunt.candidates import Wanted
     from minidbg.hunt.hunting import Hunt, HuntProgress, Listener
-    from minidbg.hunt.plan import Wanted
     from minidbg.hunt.states import DistinctFailure, Fate
     from minidbg.hunt.table import OpCell
 
@@ -102,8 +102,8 @@ def hunt(
 
     Exit status 0: nothing fails; with --baseline, nothing that is new or worse. 1: something does. 125: cannot hunt.
     """
+    from minidbg.hunt.candidates import Wanted
     from minidbg.hunt.hunting import Hunt
-    from minidbg.hunt.plan import Wanted
 
     if update_baseline and baseline is None:
         raise click.UsageError("--update-baseline writes into a baseline; give --baseline FILE too")

@@ -23,8 +23,7 @@ import torch
 from minidbg import processes
 from minidbg._torch import OP_SAMPLES
 from minidbg.errors import MinidbgError
-from minidbg.hunt import candidates
-from minidbg.hunt.plan import Plan, Wanted, about, untried
+from minidbg.hunt.candidates import Plan, Wanted, about, name_of, untried
 from minidbg.hunt.states import Fate, HuntFolder
 from minidbg.intake.asking import backend_named
 from minidbg.oracle.child import memory_limit
@@ -269,7 +268,7 @@ class Hunt:
         )
         if not told.answered:
             record = {
-                "candidate": candidate, "id": candidates.name_of(candidate), "state": Fate.SKIPPED,
+                "candidate": candidate, "id": name_of(candidate), "state": Fate.SKIPPED,
                 "reason": "ends the process, and cannot be rebuilt",
             }  # fmt: skip
             with open(self.store.results_file, "a") as file:

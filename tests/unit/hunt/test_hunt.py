@@ -17,7 +17,7 @@ from minidbg.case import BackendRef, Case
 from minidbg.errors import BadSetting
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs.size import call_targets
-from minidbg.hunt import candidates, judging, programs, samples, table, twists
+from minidbg.hunt import candidates, judging, programs, samples, table
 from minidbg.hunt.states import RANKS, Fate, HuntFolder
 
 BACKEND = BackendRef("toy", '"toy"')
@@ -261,7 +261,7 @@ def test_control_flow_and_sizes_reach_the_graph_and_give_what_plain_python_gives
 # ---- twists
 
 
-@pytest.mark.parametrize("twist", [one for one, _, _ in twists.ROUNDS if one])
+@pytest.mark.parametrize("twist", [one for one, _, _ in samples.ROUNDS if one])
 def test_a_twisted_sample_is_a_program_that_eager_runs(twist: str) -> None:
     op = "sum" if "into_" in twist else "add"
     found = samples.built(samples.Sample(op, "float32", "cpu", 1, twist), 0, by_dynamo=False)
@@ -286,11 +286,11 @@ def test_what_is_fused_around_an_operator_leaves_its_result_as_it_was() -> None:
 
 
 def test_torchs_own_test_of_inductor_is_not_repeated_first() -> None:
-    assert twists.order_for("toy", ("float32", "uint8"))[0] == (("", 0, 1), "float32")
-    (twist, _, _), dtype = twists.order_for("inductor", ("float32", "uint8"))[0]
+    assert samples.order_for("toy", ("float32", "uint8"))[0] == (("", 0, 1), "float32")
+    (twist, _, _), dtype = samples.order_for("inductor", ("float32", "uint8"))[0]
     assert (bool(twist), dtype) == (True, "uint8")
-    assert twists.order_for("inductor", ("uint8",), 1) == [(("", 0, 1), "uint8")]
-    assert sum(last - first for (_, first, last), _ in twists.order_for("toy", ("bool",), 9)) == 9
+    assert samples.order_for("inductor", ("uint8",), 1) == [(("", 0, 1), "uint8")]
+    assert sum(last - first for (_, first, last), _ in samples.order_for("toy", ("bool",), 9)) == 9
 
 
 # ---- batches
