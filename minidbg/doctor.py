@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import json
 import os
 import platform
 import shlex
@@ -23,6 +22,7 @@ from packaging.requirements import Requirement
 
 from minidbg import _torch, isolation, processes, settings
 from minidbg.errors import BadSetting
+from minidbg.processes.deaths import last_json
 from minidbg.repro import flights
 from minidbg.repro import templates as own
 
@@ -317,9 +317,8 @@ def examined(name: str, entry: metadata.EntryPoint) -> Finding:
     ended = processes.run_python(["-c", IMPORT_PROBE, name], seconds=IMPORT_SECONDS)
     if ended.timed_out:
         return missing("backend", f"{what}: its import did not end within {IMPORT_SECONDS:g} s", advice)
-    try:
-        answer = json.loads(ended.stdout.strip().splitlines()[-1])
-    except (IndexError, ValueError):
+    answer = last_json(ended.stdout)
+    if answer is None:
         how = f"signal {ended.signal}" if ended.signal else f"exit status {ended.exit_status}"
         return missing("backend", f"{what}: the process that imported it died ({how})", advice)
     if "error" in answer:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from minidbg.cli.output import CANNOT_JUDGE, JSON, VERBOSITY, note, print_json, repro_folder, repro_named
+from minidbg.cli.output import (
+    CANNOT_JUDGE,
+    COUNT,
+    FILE,
+    FOLDER,
+    JSON,
+    VERBOSITY,
+    note,
+    print_json,
+    repro_folder,
+    repro_named,
+)
 from minidbg.printable import in_one_line, printable
 
 if TYPE_CHECKING:
@@ -51,13 +62,13 @@ def words(_context: click.Context, _parameter: click.Parameter, given: tuple[str
     type=click.FloatRange(min=1),
     help="Begin nothing new after so long; by default, until all is tried.",
 )
-@click.option("--samples", type=click.IntRange(min=1), help="Most samples of an op in one dtype.")
+@click.option("--samples", type=COUNT, help="Most samples of an op in one dtype.")
 @click.option("--graphs/--no-graphs", default=True, help="Whether random graphs are tried too.")
 @click.option(
     "--jobs",
     "-j",
     default=lambda: min(MOST_JOBS, os.cpu_count() or 1),
-    type=click.IntRange(min=1),
+    type=COUNT,
     help=f"Worker processes; by default one for each core, {MOST_JOBS} at most.",
 )
 @click.option("--seed", default=0, show_default=True, help="Of the samples and the graphs.")
@@ -70,18 +81,12 @@ def words(_context: click.Context, _parameter: click.Parameter, given: tuple[str
 )
 @click.option("--mode", help="As in torch.compile(mode=...).")
 @click.option("--call-seconds", default=30.0, show_default=True, help="A candidate that takes longer hangs.")
-@click.option(
-    "--baseline",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Compare with what was known; written where it is missing.",
-)
+@click.option("--baseline", type=FILE, help="Compare with what was known; written where it is missing.")
 @click.option(
     "--update-baseline", is_flag=True, help="Write what is known now into the baseline, after the comparison."
 )
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write the heat map.")
-@click.option(
-    "--dir", "folder", type=click.Path(file_okay=False, path_type=Path), help="Where the repros go."
-)
+@click.option("--html", type=FILE, help="Write the heat map.")
+@click.option("--dir", "folder", type=FOLDER, help="Where the repros go.")
 @click.option("--fresh", is_flag=True, help="Forget an unfinished hunt; what failed is still tried first.")
 @JSON
 def hunt(
@@ -110,7 +115,7 @@ def hunt(
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # where a backend of one's own lies, as for python -m
     wanted = Wanted(backend, (folder or repro_folder()).absolute(), options=literals(options), **given)
-    with progress(as_json) as listener:
+    with progress() as listener:
         hunted = Hunt(wanted, listener)
         if hunted.store.resumed:
             note(
@@ -289,23 +294,25 @@ def print_case(found: DistinctFailure) -> None:
 # ---- while it runs
 
 
-@contextlib.contextmanager
-def progress(as_json: bool) -> Iterator[Listener]:
-    """A bar on a terminal, else a line now and then on stderr."""
+def progress() -> AbstractContextManager[Listener]:
+    """A listener in a block: a bar on a terminal, else a line now and then on stderr."""
     if VERBOSITY.get() < 0:
-        yield lambda standing: None
-    elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-        with bar() as listener:
-            yield listener
-    else:
-        yield lines()
+        return nullcontext(lambda standing: None)
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
+    from minidbg.reduction.result import bar_or_lines
 
-@contextlib.contextmanager
-def bar() -> Iterator[Listener]:
-    """A transient bar: how many cells of the table have begun, and the time left."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    def shown(standing: HuntProgress) -> dict[str, Any]:
+        return {
+            "total": standing.cells, "completed": standing.cells_begun, "tried": standing.tried,
+            "failures": standing.failures, "left": time_left(standing), "doing": standing.doing[:40],
+        }  # fmt: skip
+
+    def line(standing: HuntProgress) -> str:
+        return (
+            f"{standing.cells_begun} of {standing.cells} cells, {standing.tried} tried, {standing.failures} distinct failures, "
+            f"{time_left(standing)}; now {standing.doing}"
+        )
 
     columns = (
         TextColumn("minidbg: hunt"),
@@ -315,38 +322,8 @@ def bar() -> Iterator[Listener]:
             "cells, {task.fields[tried]} tried, {task.fields[failures]} failures, {task.fields[left]}  {task.fields[doing]}"
         ),
     )
-    with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as display:
-        task = display.add_task("", total=None, tried=0, failures=0, left="starting", doing="")
-
-        def listener(standing: HuntProgress) -> None:
-            display.update(
-                task,
-                total=standing.cells,
-                completed=standing.cells_begun,
-                tried=standing.tried,
-                failures=standing.failures,
-                left=time_left(standing),
-                doing=standing.doing[:40],
-            )
-            display.refresh()
-
-        yield listener
-
-
-def lines() -> Listener:
-    """A listener that writes a line now and then."""
-    last = 0.0
-
-    def listener(standing: HuntProgress) -> None:
-        nonlocal last
-        if standing.seconds - last >= LINE_EVERY_S:
-            last = standing.seconds
-            note(
-                f"{standing.cells_begun} of {standing.cells} cells, {standing.tried} tried, {standing.failures} distinct failures, "
-                f"{time_left(standing)}; now {standing.doing}"
-            )
-
-    return listener
+    first = {"tried": 0, "failures": 0, "left": "starting", "doing": ""}
+    return bar_or_lines(sys.stderr, columns, first, shown, line, every_s=LINE_EVERY_S)
 
 
 def time_left(standing: HuntProgress) -> str:
@@ -365,9 +342,7 @@ def time_left(standing: HuntProgress) -> str:
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option(
-    "--max-questions", default=10, show_default=True, type=click.IntRange(min=1), help="Most changes to try."
-)
+@click.option("--max-questions", default=10, show_default=True, type=COUNT, help="Most changes to try.")
 @JSON
 def workaround(path: Path, max_questions: int, as_json: bool) -> None:
     """Find the smallest change of the program that avoids the failure of PATH, a repro or a capture.

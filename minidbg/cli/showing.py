@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from minidbg import settings
-from minidbg.cli.output import JSON, note, print_json, repro_named
+from minidbg.cli.output import FILE, JSON, note, print_json, repro_named
 from minidbg.errors import MinidbgError
 from minidbg.printable import printable
 from minidbg.settings import Origin
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 
 REPRO = click.argument("repro", type=click.Path(path_type=Path))
-OUTPUT = click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write it here, not to stdout."
-)
+OUTPUT = click.option("-o", "--output", type=FILE, help="Write it here, not to stdout.")
 RUN = click.option("--run/--no-run", default=True, help="Run it first, to be sure that it fails (default).")
 
 
@@ -33,7 +31,7 @@ RUN = click.option("--run/--no-run", default=True, help="Run it first, to be sur
 @REPRO
 @click.option(
     "--html",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Write a page that stands alone: the graph, the reduction's course, the history.",
 )
 @click.option(

@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 
 from minidbg.case import BackendRef
 from minidbg.errors import MinidbgError
+from minidbg.processes.deaths import json_objects
 from minidbg.repro.folder import hidden, replace_file
 
 MOST_IN_CORPUS = 500
@@ -210,11 +211,7 @@ class HuntFolder:
             return
         whole = data[: data.rfind(b"\n") + 1]
         self.read_bytes += len(whole)
-        for line in whole.splitlines():
-            try:
-                yield json.loads(line)
-            except ValueError:  # a disk that was full
-                continue
+        yield from json_objects(whole.decode(errors="replace").splitlines())
 
     def add(self, record: Mapping[str, Any]) -> DistinctFailure | None:
         """Count a failure; the new one, when nobody has met it yet."""
@@ -264,13 +261,8 @@ class HuntFolder:
 
     def read_cases(self) -> None:
         """Take in the reductions of earlier runs."""
-        if not self.cases_file.exists():
-            return
-        for line in self.cases_file.read_text(encoding="utf-8").splitlines():
-            try:
-                answer = json.loads(line)
-            except ValueError:
-                continue
+        text = self.cases_file.read_text(encoding="utf-8") if self.cases_file.exists() else ""
+        for answer in json_objects(text.splitlines()):
             if answer["case"] in self.found and not self.found[answer["case"]].settled:
                 self.take_in(answer["case"], answer)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import operator
 import platform
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,9 +39,7 @@ def backend_named(backend: str | CompilerFn) -> UsedBackend:
         return UsedBackend(references.find(backend), backend)
     module, _, attribute = backend.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        found = operator.attrgetter(attribute)(importlib.import_module(module))
     except (ImportError, AttributeError) as error:
         raise BackendUnreachable(
             f"backend={backend!r} leads nowhere: {error}; give a registered name, or module:attribute of what can be imported"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from minidbg.case import Provenance
 from minidbg.errors import UnreadableRepro
 from minidbg.history import NAME, DamagedHistory, Flip, History, ReproState, Result
 from minidbg.printable import display_path, moment, plural
+from minidbg.processes.deaths import json_objects
 from minidbg.repro.folder import HIDDEN
 from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.loading import Parts, read_parts
@@ -225,11 +225,9 @@ def result_in(log: Path) -> Mapping[str, Any]:
 
 
 def entries(log: Path, step: int = 1) -> Iterator[Mapping[str, Any]]:
-    """What the lines of a replay log say, with a ``step`` of -1 the last first; damaged ones, and a log that is not there, say nothing."""
+    """What the lines of a replay log say, with a ``step`` of -1 the last first; a log that is not there says nothing."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        for line in log.read_text(encoding="utf-8").splitlines()[::step]:
-            with contextlib.suppress(ValueError):
-                yield as_table(json.loads(line))
+        yield from json_objects(log.read_text(encoding="utf-8").splitlines()[::step])
 
 
 def read_steps(log: Path) -> tuple[LoggedCall, ...]:

@@ -9,8 +9,9 @@ import atexit
 import contextlib
 import importlib
 import json
+import operator
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -57,15 +58,6 @@ def tell(log: str, event: Mapping[str, Any]) -> None:
             os.close(descriptor)
 
 
-def read_log(log: Path) -> Iterator[dict[str, Any]]:
-    """The lines of the log, as far as they are whole."""
-    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
-        with contextlib.suppress(ValueError):
-            event = json.loads(line)
-            if isinstance(event, dict):
-                yield event
-
-
 if TYPE_CHECKING:
     from minidbg.backend.capture import Failure
     from minidbg.backend.failures import Report
@@ -106,12 +98,7 @@ def wrapped(backend: Any, orders: Orders) -> Any:
 def named(backend: str) -> Any:
     """A registered name as it is; what ``module:attribute`` leads to. Raises ImportError or AttributeError."""
     module, colon, attribute = backend.partition(":")
-    if not colon:
-        return backend
-    found: Any = importlib.import_module(module)
-    for part in attribute.split("."):
-        found = getattr(found, part)
-    return found
+    return operator.attrgetter(attribute)(importlib.import_module(module)) if colon else backend
 
 
 def listener(failure: Failure, report: Report) -> None:

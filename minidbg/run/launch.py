@@ -17,8 +17,7 @@ from typing import Any
 
 from minidbg.printable import display_path
 from minidbg.processes.child import PR_SET_PDEATHSIG, prctl
-from minidbg.processes.deaths import last_json
-from minidbg.run.inside import read_log
+from minidbg.processes.deaths import json_objects, last_json
 from minidbg.settings import Reduce, Settings
 
 FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH")
@@ -116,7 +115,7 @@ def summary_of(
 
     ``say`` hears what is done meanwhile.
     """
-    events = list(read_log(log))
+    events = list(json_objects(log.read_text(encoding="utf-8", errors="replace").splitlines()))
     lines = failure_lines(event for event in events if event.get("event") == "failure")
     if any((settings.repro_dir / ".minidbg" / "flight").glob("*.py")):
         lines += deaths_since(began, settings, ending, say)
