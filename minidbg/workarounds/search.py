@@ -40,8 +40,6 @@ TIMED_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Workaround:
-    """A change that was seen to work."""
-
     what: str
     lines: tuple[str, ...]
     where: str
@@ -157,7 +155,7 @@ def candidates(case: Case, small: Case, asking: Asking) -> Iterator[Change]:
     yield from option_that_helps(case, asking)
     culprits = changes.culprits_of(case, small)
     if culprits:
-        yield from changes.inside_the_backend(case, small, culprits)
+        yield from changes.inside_the_backend(case, small)
     yield from changes.without_own_settings(case)
     if culprits:
         yield changes.outside_the_graph(case, culprits)
