@@ -70,7 +70,6 @@ class StageReport:
 
     @property
     def sentence(self) -> str:
-        """The result for people, one line."""
         return "; ".join((self._stage(), *self.notes))
 
     def _stage(self) -> str:

@@ -103,11 +103,8 @@ def values_of(run: Any, case: Case) -> Sequence[Any]:
 
 def relative_error(actual: Any, expected: Any) -> float | None:
     """Largest error of ``actual`` relative to the largest of ``expected``; None for what is no plain tensor."""
-    if (
-        not isinstance(expected, Tensor)
-        or expected.layout is not torch.strided
-        or not isinstance(actual, Tensor)
-    ):
+    both_tensors = isinstance(actual, Tensor) and isinstance(expected, Tensor)
+    if not both_tensors or expected.layout is not torch.strided:
         return None
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
         return float("inf")

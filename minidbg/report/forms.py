@@ -123,7 +123,6 @@ def template_file(name: str) -> str:
 
 
 def variables_of(story: Story) -> dict[str, Any]:
-    """The values of VARIABLES."""
     header, parts = story.header, story.parts
     try:
         judge = selfcheck.lines_for(header, model=parts.model, plain_backend="")
@@ -198,8 +197,6 @@ SAID: dict[Kind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """A bug report."""
-
     title: str
     body: str
     """Markdown."""

@@ -17,6 +17,7 @@ from minidbg.errors import UnreadableRepro
 from minidbg.history import NAME, DamagedHistory, Flip, History, ReproState, Result
 from minidbg.printable import display_path, moment, plural
 from minidbg.processes.deaths import json_objects
+from minidbg.report.drawn_graph import read_graph
 from minidbg.repro.folder import HIDDEN
 from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.loading import Parts, read_parts
@@ -104,7 +105,7 @@ class Story:
             "reduced": story.reduced,
             "nodes": self.header.nodes,
             "nodes_before": story.nodes,
-            "inputs": count_inputs(self.parts),
+            "inputs": sum(node.is_input for node in read_graph(self.parts.model)),
             "inputs_before": story.inputs,
             "certified": story.certified,
             "oracle_calls": story.oracle_calls,
@@ -159,17 +160,6 @@ def story_of(path: Path) -> Story:
 def as_table(value: object) -> Mapping[str, Any]:
     """``value`` when it is a table, else an empty one: a header that a person edited may hold anything."""
     return value if isinstance(value, Mapping) else {}
-
-
-def count_inputs(parts: Parts) -> int:
-    """Arguments of the model, from its source."""
-    for node in ast.walk(ast.parse(parts.model)):
-        if isinstance(node, ast.FunctionDef) and node.name == "forward":
-            return len(node.args.posonlyargs) + len(node.args.args) - 1
-    return sum(
-        isinstance(node, ast.Constant) and node.value == "placeholder"
-        for node in ast.walk(ast.parse(parts.model))
-    )
 
 
 # --- what lies around it ---
@@ -289,7 +279,6 @@ def difference(fails: str, passes: str) -> Iterator[str]:
 
 
 def uncommented(text: str) -> list[str]:
-    """The lines of ``text`` without comments."""
     return [plain for line in text.split("\n") if (plain := COMMENT.sub("", line)).strip()]
 
 
