@@ -26,9 +26,8 @@ from minidbg.cli.output import (
 from minidbg.printable import in_one_line, printable
 
 if TYPE_CHECKING:
-    from minidbg.hunt.candidates import Wanted
     from minidbg.hunt.hunting import Hunt, HuntProgress, Listener
-    from minidbg.hunt.states import DistinctFailure, Fate
+    from minidbg.hunt.states import DistinctFailure
     from minidbg.hunt.table import OpCell
 
 STYLE = {
@@ -129,7 +128,7 @@ def hunt(
             hunted.store.read()
     if hunted.complete and not interrupted:
         hunted.store.end()
-    sys.exit(tell(hunted, wanted, baseline, update_baseline, html, as_json, interrupted))
+    sys.exit(tell(hunted, baseline, update_baseline, html, as_json, interrupted))
 
 
 def literals(given: Sequence[str]) -> dict[str, Any]:
@@ -149,17 +148,23 @@ def literals(given: Sequence[str]) -> dict[str, Any]:
 
 
 def tell(
-    hunted: Hunt, wanted: Wanted, baseline: Path | None, update: bool, html: Path | None, as_json: bool,
-    interrupted: bool,
-) -> int:  # fmt: skip
+    hunted: Hunt, baseline: Path | None, update: bool, html: Path | None, as_json: bool, interrupted: bool
+) -> int:
     """Print and write what was found; the exit status."""
     import torch
 
     from minidbg.hunt import table
 
-    store = hunted.store
+    store, backend = hunted.store, hunted.wanted.backend
     cells, cases = table.cells_of(store), store.cases()
-    (print_records if as_json else print_for_people)(hunted, cells, cases, table.totals(cells))
+    totals = {str(state): count for state, count in table.totals(cells).items()}
+    if as_json:
+        print_records(hunted, cells, cases, totals)
+    else:
+        print_table(cells)
+        for case in cases:
+            print_case(case)
+        click.echo(", ".join(f"{count} {state}" for state, count in totals.items()) or "nothing was tried")
     tried = len({(cell.op, cell.dtype, cell.device) for cell in cells if cell.op != table.GRAPHS})
     rest = "" if hunted.complete and not interrupted else "; the same command goes on from here"
     note(
@@ -176,30 +181,20 @@ def tell(
             "torch": torch.__version__,
             "tried": f"{tried} of {len(hunted.cells)} cells, {len(store.results)} candidates",
         }
-        html.write_text(table.heat_map(store, f"{wanted.backend}: what works", facts), encoding="utf-8")
+        html.write_text(table.heat_map(store, f"{backend}: what works", facts), encoding="utf-8")
         note(f"written: {html}")
     failing = bool(cases)
     if baseline is not None:
-        failing = compare(hunted, wanted, baseline, as_json)
+        failing = compare(hunted, baseline, as_json)
         if update:
-            table.write_baseline(baseline, store, wanted.backend, torch.__version__)
+            table.write_baseline(baseline, store, backend)
     return 1 if failing else 0
 
 
-def print_for_people(
-    hunted: Hunt, cells: Sequence[OpCell], cases: Sequence[DistinctFailure], totals: Mapping[Fate, int]
-) -> None:  # fmt: skip
-    """The table, the failures and the totals."""
-    print_table(cells)
-    for case in cases:
-        print_case(case)
-    click.echo(", ".join(f"{count} {state}" for state, count in totals.items()) or "nothing was tried")
-
-
 def print_records(
-    hunted: Hunt, cells: Sequence[OpCell], cases: Sequence[DistinctFailure], totals: Mapping[Fate, int]
-) -> None:  # fmt: skip
-    """The same as lines of JSON."""
+    hunted: Hunt, cells: Sequence[OpCell], cases: Sequence[DistinctFailure], totals: Mapping[str, int]
+) -> None:
+    """Cells, failures and totals as lines of JSON."""
     import torch
 
     store = hunted.store
@@ -209,32 +204,28 @@ def print_records(
         print_json(case.to_json())
     print_json(
         {
-            "totals": {str(state): count for state, count in totals.items()},
-            "backend": hunted.wanted.backend, "torch": torch.__version__, "candidates": len(store.results),
+            "totals": totals, "backend": hunted.wanted.backend, "torch": torch.__version__, "candidates": len(store.results),
             "per_second": round(len(store.results) / store.seconds, 2) if store.seconds else None,
             "complete": hunted.complete, "cells": len(hunted.cells),
         }
     )  # fmt: skip
 
 
-def compare(hunted: Hunt, wanted: Wanted, baseline: Path, as_json: bool) -> bool:
+def compare(hunted: Hunt, baseline: Path, as_json: bool) -> bool:
     """Whether something is new or worse. A baseline that is missing is written."""
-    import torch
-
     from minidbg.hunt import table
 
     if not baseline.exists():
-        table.write_baseline(baseline, hunted.store, wanted.backend, torch.__version__)
+        table.write_baseline(baseline, hunted.store, hunted.wanted.backend)
         note(f"written: {baseline}, the baseline from now on")
         return False
-    compared = table.compare(baseline, hunted.store, wanted.backend)
+    compared = table.compare(baseline, hunted.store, hunted.wanted.backend)
     if as_json:
         print_json({"new": list(compared.new), "fixed": list(compared.fixed)})
     else:
-        for text in compared.new:
-            click.echo(f"{click.style('new', fg='red')}    {printable(text)}")
-        for text in compared.fixed:
-            click.echo(f"{click.style('fixed', fg='green')}  {printable(text)}")
+        for word, colour, texts in (("new", "red", compared.new), ("fixed", "green", compared.fixed)):
+            for text in texts:
+                click.echo(f"{click.style(word, fg=colour)}{'':<{7 - len(word)}}{printable(text)}")
     note(f"against {baseline}: {compared.line}")
     return bool(compared.new)
 
@@ -283,10 +274,8 @@ def mark(cell: OpCell | None, width: int) -> str:
 
 
 def print_case(found: DistinctFailure) -> None:
-    ops = list(found.ops)
-    where = ", ".join(ops[:3]) + (f" and {len(ops) - 3} more" if len(ops) > 3 else "")
     state = click.style(str(found.state), fg=STYLE[str(found.state)])
-    click.echo(f"{state} x{found.count}  {where}: {in_one_line(found.text)[:160]}")
+    click.echo(f"{state} x{found.count}  {found.ops_text(3)}: {in_one_line(found.text)[:160]}")
     place = found.repro or found.capture
     click.echo(f"    {os.path.relpath(place) if place else 'no repro: ' + found.line}")
 

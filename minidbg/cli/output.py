@@ -75,7 +75,6 @@ def note(text: str) -> None:
 
 
 def repro_folder() -> Path:
-    """The repro folder of the settings."""
     from minidbg import settings
 
     return settings.load().repro_dir
@@ -104,7 +103,6 @@ def print_error(error: BaseException) -> None:
 
 
 def told(error: BaseException) -> list[str]:
-    """The lines for ``error``."""
     if isinstance(error, click.ClickException):
         return told_usage(error)
     if isinstance(error, MinidbgError):

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -144,18 +145,14 @@ def asked_for(path: Path | None, last_crash: bool, folder: Path | None) -> Path:
     return path
 
 
-@contextlib.contextmanager
-def listener_on_stderr(events: bool) -> Iterator[Listener]:
+def listener_on_stderr(events: bool) -> contextlib.AbstractContextManager[Listener]:
     """Where progress goes: a bar or lines for a person, objects for a machine."""
     from minidbg.reduction import result
 
-    if events:
-        yield result.as_events(
-            lambda event, **fields: click.echo(json.dumps({"event": event, **fields}), err=True)
-        )
-        return
-    with result.on_stream(sys.stderr) as listener:
-        yield listener
+    def as_json(progress: result.Progress) -> None:
+        click.echo(json.dumps({"event": "reduction", **asdict(progress)}), err=True)
+
+    return contextlib.nullcontext(as_json) if events else result.on_stream(sys.stderr)
 
 
 class ProgramLast(click.Command):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import enum
-import os
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -185,7 +184,7 @@ def config(as_json: bool) -> None:
     origins = [*settings.load_with_origins(), *of_watch]
     if as_json:
         for origin in origins:
-            print_json({"name": origin.name, "value": plain(origin.value), "source": origin.source})
+            print_json({"name": origin.name, "value": origin.value, "source": origin.source})
         return
     names, values = max(len(one.name) for one in origins), max(len(text(one.value)) for one in origins)
     for origin in origins:
@@ -203,14 +202,5 @@ def variable(origin: Origin) -> str:
 
 
 def text(value: Any) -> str:
-    shown = plain(value)
+    shown = json.loads(json.dumps(value, default=str))  # as --json prints it
     return "-" if shown is None or shown == [] else str(shown)
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON has it."""
-    if isinstance(value, enum.Enum | os.PathLike):
-        return str(value)
-    if isinstance(value, tuple | list):
-        return [plain(one) for one in value]
-    return value

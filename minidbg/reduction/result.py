@@ -187,12 +187,3 @@ def bar_or_lines(
 def rest_of(event: Progress) -> str:
     """``, about 12 s more``, or nothing where that cannot be said."""
     return "" if event.rest_seconds is None else f", about {math.ceil(event.rest_seconds)} s more"
-
-
-def as_events(log: Callable[..., object]) -> Listener:
-    """A listener for machines: each event becomes a call ``log("reduction", phase=..., nodes=..., ...)`` (structlog's form)."""
-
-    def listener(event: Progress) -> None:
-        log("reduction", **asdict(event))
-
-    return listener
