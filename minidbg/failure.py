@@ -155,6 +155,11 @@ class Outcome:
     suspects: tuple[tuple[str, ...], ...] = ()
     """Names of nodes that the frames of the failure held, one group a frame, the innermost frame first."""
 
+    @property
+    def in_words(self) -> str:
+        """``gone``, ``changed: raises KeyError``: the verdict, and the reason where there is one."""
+        return f"{self.verdict}: {self.reason}" if self.reason else str(self.verdict)
+
     def to_json(self) -> dict[str, Any]:
         """One JSON object; ``from_json`` reads it back."""
         table = {one.name: getattr(self, one.name) for one in fields(self)}
@@ -188,14 +193,8 @@ class Outcome:
         """
         if self.signature is None or self.verdict in (Verdict.GONE, Verdict.SKIPPED, Verdict.INVALID):
             return self
-        if expected is None:
+        kind = self.signature.kind
+        dies = {Kind.CRASH: Verdict.CRASHED, Kind.HANG: Verdict.TIMEOUT}
+        if expected is None or (kind in dies and kind is expected.kind) or expected.matches(self.signature):
             return replace(self, verdict=Verdict.REPRODUCES)
-        if expected.kind in (Kind.CRASH, Kind.HANG) and self.signature.kind is expected.kind:
-            return replace(self, verdict=Verdict.REPRODUCES)
-        if expected.matches(self.signature):
-            return replace(self, verdict=Verdict.REPRODUCES)
-        if self.signature.kind is Kind.CRASH:
-            return replace(self, verdict=Verdict.CRASHED)
-        if self.signature.kind is Kind.HANG:
-            return replace(self, verdict=Verdict.TIMEOUT)
-        return replace(self, verdict=Verdict.CHANGED)
+        return replace(self, verdict=dies.get(kind, Verdict.CHANGED))

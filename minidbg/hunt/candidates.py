@@ -20,7 +20,7 @@ from minidbg.backend.capture import current_context
 from minidbg.case import Case
 from minidbg.hunt import programs, samples
 from minidbg.hunt.states import HuntFolder
-from minidbg.intake.asking import UsedBackend, backend_named, case_of
+from minidbg.intake import UsedBackend, backend_named, case_of, need_grad
 
 MOST_IN_BATCH = 60
 GRAPHS_IN_BATCH = 24
@@ -147,7 +147,7 @@ def built_case(
     dynamic = False
     if "program" in candidate:
         graph_module, inputs, dynamic = programs.built(candidate["program"])
-        backward = any(isinstance(one, torch.Tensor) and one.requires_grad for one in inputs)
+        backward = need_grad(inputs)
         note = f"a random graph of minidbg hunt, seed {seed}"
     else:
         sample = samples.Sample(**candidate)

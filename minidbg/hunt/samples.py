@@ -22,6 +22,7 @@ from minidbg import _torch
 from minidbg.errors import BadSetting, MinidbgError, nearest
 from minidbg.graphs.copying import capture_by_dynamo
 from minidbg.graphs.effects import tensors_in
+from minidbg.intake import need_grad
 
 DTYPES = (
     "float32", "int64", "bfloat16", "float16", "bool", "complex64", "int32", "float64", "uint8", "int8", "int16",
@@ -144,8 +145,7 @@ def built(
         graph_module = call.as_graph()
     else:
         graph_module, inputs = capture_by_dynamo(call.run, inputs)
-    wants = any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)
-    return graph_module, inputs, trains and wants
+    return graph_module, inputs, trains and need_grad(inputs)
 
 
 def is_named(function: Any) -> bool:
