@@ -45,24 +45,16 @@ __all__ = [
 ]
 
 HOMES = {
-    "wrap": "minidbg.backend",
-    "report_of": "minidbg.backend",
-    "wrap_compiler": "minidbg.backend",
-    "stats": "minidbg.backend",
-    "Stats": "minidbg.backend",
-    "minimize": "minidbg.reduction",
-    "Minimized": "minidbg.reduction",
-    "load": "minidbg.library",
-    "check": "minidbg.library",
-    "reduce": "minidbg.library",
-    "save_repro": "minidbg.library",
-    "Case": "minidbg.case",
-    "Outcome": "minidbg.failure",
-    "Verdict": "minidbg.failure",
-    "Kind": "minidbg.failure",
-    "Signature": "minidbg.failure",
-    "MinidbgError": "minidbg.errors",
-    "AccuracyError": "minidbg.errors",
+    name: home
+    for home, names in {
+        "minidbg.backend": ("wrap", "report_of", "wrap_compiler", "stats", "Stats"),
+        "minidbg.reduction": ("minimize", "Minimized"),
+        "minidbg.library": ("load", "check", "reduce", "save_repro"),
+        "minidbg.case": ("Case",),
+        "minidbg.failure": ("Outcome", "Verdict", "Kind", "Signature"),
+        "minidbg.errors": ("MinidbgError", "AccuracyError"),
+    }.items()
+    for name in names
 }
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,14 +19,7 @@ Converter: TypeAlias = Callable[[Any], Any]
 def choice(kind: type[enum.StrEnum]) -> Converter:
     """One of the words of ``kind``."""
 
-    def convert(value: Any) -> Any:
-        if isinstance(value, str) and value in list(kind):
-            return kind(value)
-        words = [str(member) for member in kind]
-        near = nearest(value, words) if isinstance(value, str) else ""
-        raise ValueError(f"must be one of {', '.join(map(repr, words))}{near}")
-
-    return convert
+    return lambda value: kind(one_of(value, [str(member) for member in kind]))
 
 
 def number(value: Any, *, at_least: float) -> float:
@@ -69,21 +62,19 @@ def texts(value: Any) -> tuple[str, ...]:
 
 
 def text(value: Any) -> str:
-    """One text."""
     if not isinstance(value, str) or not value.strip():
         raise ValueError("must be a text")
     return value
 
 
-def one_of(value: Any, words: tuple[str, ...]) -> str:
-    """One of ``words``."""
-    if value not in words:
-        raise ValueError(f"must be one of {', '.join(map(repr, words))}")
-    return str(value)
+def one_of(value: Any, words: Sequence[str]) -> str:
+    if isinstance(value, str) and value in words:
+        return str(value)
+    near = nearest(value, words) if isinstance(value, str) else ""
+    raise ValueError(f"must be one of {', '.join(map(repr, words))}{near}")
 
 
 def pattern(value: Any) -> str:
-    """A regular expression."""
     try:
         re.compile(text(value))
     except re.error as error:
@@ -99,7 +90,6 @@ def path(value: Any) -> Path:
 
 
 def existing_folder(value: Any) -> Path:
-    """A folder that is there."""
     found = path(value)
     if not found.is_dir():
         raise ValueError("no such folder")

@@ -58,7 +58,6 @@ KINDS = {
 
 
 def kind_of(device: torch.device | str) -> DeviceKind:
-    """The row for ``device``."""
     return KINDS.get(torch.device(device).type if isinstance(device, str) else device.type, DEFAULT)
 
 
@@ -97,7 +96,6 @@ def lost_in_fork() -> str | None:
 
 
 def is_available(kind: str) -> bool:
-    """What the kind's module says."""
     return bool(getattr(module_of(kind), "is_available", bool)())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import json
 import os
 import platform
 import shlex
@@ -23,6 +22,7 @@ from packaging.requirements import Requirement
 
 from minidbg import _torch, isolation, processes, settings
 from minidbg.errors import BadSetting
+from minidbg.processes.deaths import last_json
 from minidbg.repro import flights
 from minidbg.repro import templates as own
 
@@ -131,9 +131,8 @@ def shared_memory() -> Iterator[Finding]:
     place = Path("/dev/shm")
     if not place.is_dir():
         if sys.platform == "linux":
-            yield missing(
-                "/dev/shm", "not there", "mount a tmpfs on it: torch's workers share tensors through it"
-            )
+            advice = "mount a tmpfs on it: torch's workers share tensors through it"
+            yield missing("/dev/shm", "not there", advice)
         return
     free = shutil.disk_usage(place).free
     advice = "give the container more, for example docker run --shm-size=1g"
@@ -157,10 +156,8 @@ def caches() -> Iterator[Finding]:
             advice = "set TORCHINDUCTOR_CACHE_DIR or TMPDIR"
             yield missing(name, f"{place} cannot be written: {refused}", advice)
             continue
-        free, advice = (
-            shutil.disk_usage(existing(place)).free,
-            "make room: kernels and captures are written there",
-        )
+        free = shutil.disk_usage(existing(place)).free
+        advice = "make room: kernels and captures are written there"
         yield enough(free >= LEAST_FREE_BYTES, name, f"{place}, {free / GIB:.1f} GiB free", advice)
 
 
@@ -315,18 +312,15 @@ def examined(name: str, entry: metadata.EntryPoint) -> Finding:
     what = f"{name} = {entry.value}{dist}"
     advice = f"torch.compile(backend={name!r}) fails the same way: mend or remove that distribution"
     ended = processes.run_python(["-c", IMPORT_PROBE, name], seconds=IMPORT_SECONDS)
+    answer = last_json(ended.stdout) or {}
     if ended.timed_out:
-        return missing("backend", f"{what}: its import did not end within {IMPORT_SECONDS:g} s", advice)
-    try:
-        answer = json.loads(ended.stdout.strip().splitlines()[-1])
-    except (IndexError, ValueError):
+        trouble = f"its import did not end within {IMPORT_SECONDS:g} s"
+    elif not answer:
         how = f"signal {ended.signal}" if ended.signal else f"exit status {ended.exit_status}"
-        return missing("backend", f"{what}: the process that imported it died ({how})", advice)
-    if "error" in answer:
-        return missing("backend", f"{what}: {answer['error']}", advice)
-    if not answer["callable"]:
-        return missing("backend", f"{what}: is no callable", advice)
-    return fine("backend", what)
+        trouble = f"the process that imported it died ({how})"
+    else:
+        trouble = answer.get("error") or ("" if answer["callable"] else "is no callable")
+    return missing("backend", f"{what}: {trouble}", advice) if trouble else fine("backend", what)
 
 
 Check = Callable[[], Iterator[Finding]]

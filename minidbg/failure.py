@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from minidbg.metadata import same_message
@@ -155,42 +155,34 @@ class Outcome:
     suspects: tuple[tuple[str, ...], ...] = ()
     """Names of nodes that the frames of the failure held, one group a frame, the innermost frame first."""
 
+    @property
+    def in_words(self) -> str:
+        """``gone``, ``changed: raises KeyError``: the verdict, and the reason where there is one."""
+        return f"{self.verdict}: {self.reason}" if self.reason else str(self.verdict)
+
     def to_json(self) -> dict[str, Any]:
         """One JSON object; ``from_json`` reads it back."""
-        suspects = {"suspects": [list(group) for group in self.suspects]} if self.suspects else {}
+        table = {one.name: getattr(self, one.name) for one in fields(self)}
+        suspects = [list(group) for group in table.pop("suspects")]
         return {
+            **table,
             "verdict": str(self.verdict),
             "signature": self.signature.to_table() if self.signature else None,
-            "reason": self.reason,
-            "message": self.message,
             "seconds": round(self.seconds, 3),
-            "device": self.device,
-            "signal": self.signal,
-            "reproduced": self.reproduced,
-            "runs": self.runs,
             "figures": dict(self.figures),
-            "stderr": self.stderr,
-            **suspects,
+            **({"suspects": suspects} if suspects else {}),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Outcome:
         """Read ``to_json`` back. Raises KeyError or ValueError on a damaged object."""
-        signature = data.get("signature")
-        return cls(
-            verdict=Verdict(data["verdict"]),
-            signature=Signature.from_table(signature) if signature else None,
-            reason=data.get("reason") or "",
-            message=data.get("message") or "",
-            seconds=float(data.get("seconds") or 0.0),
-            device=data.get("device") or "cpu",
-            signal=data.get("signal"),
-            reproduced=data.get("reproduced"),
-            runs=data.get("runs"),
-            figures=data.get("figures") or {},
-            stderr=data.get("stderr") or "",
-            suspects=tuple(tuple(map(str, group)) for group in data.get("suspects") or ()),
-        )
+        table = {one.name: data[one.name] for one in fields(cls) if data.get(one.name) not in (None, "", {})}
+        table["verdict"] = Verdict(data["verdict"])
+        if "signature" in table:
+            table["signature"] = Signature.from_table(table["signature"])
+        table["seconds"] = float(table.get("seconds", 0.0))
+        table["suspects"] = tuple(tuple(map(str, group)) for group in table.get("suspects", ()))
+        return cls(**table)
 
     def judged_against(self, expected: Signature | None) -> Outcome:
         """This outcome of a run, with the verdict that it means for a case that expects ``expected``.
@@ -201,14 +193,8 @@ class Outcome:
         """
         if self.signature is None or self.verdict in (Verdict.GONE, Verdict.SKIPPED, Verdict.INVALID):
             return self
-        if expected is None:
+        kind = self.signature.kind
+        dies = {Kind.CRASH: Verdict.CRASHED, Kind.HANG: Verdict.TIMEOUT}
+        if expected is None or (kind in dies and kind is expected.kind) or expected.matches(self.signature):
             return replace(self, verdict=Verdict.REPRODUCES)
-        if expected.kind in (Kind.CRASH, Kind.HANG) and self.signature.kind is expected.kind:
-            return replace(self, verdict=Verdict.REPRODUCES)
-        if expected.matches(self.signature):
-            return replace(self, verdict=Verdict.REPRODUCES)
-        if self.signature.kind is Kind.CRASH:
-            return replace(self, verdict=Verdict.CRASHED)
-        if self.signature.kind is Kind.HANG:
-            return replace(self, verdict=Verdict.TIMEOUT)
-        return replace(self, verdict=Verdict.CHANGED)
+        return replace(self, verdict=dies.get(kind, Verdict.CHANGED))

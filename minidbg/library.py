@@ -95,13 +95,8 @@ def reduced(
             what, limits=limits, folder=folder, listener=listener, own_process=own_process
         )
     case = intake.first_that_fails(forms, str(what) if isinstance(what, Path) else "the program")
-    return reducing.reduce_and_publish(
-        case,
-        folder or settings.load().repro_dir,
-        limits=limits,
-        listener=listener,
-        just_seen=True,
-    )
+    folder = folder or settings.load().repro_dir
+    return reducing.reduce_and_publish(case, folder, limits=limits, listener=listener, just_seen=True)
 
 
 def forms_of(
@@ -144,19 +139,12 @@ def save_repro(
     else:
         graph_module, values = capture_by_dynamo(model, inputs, dynamic=dynamic)
     found = references.find(backend, options=options, mode=mode, setup=setup, reference=reference)
-    case = intake.case_of(
-        graph_module,
-        values,
-        intake.UsedBackend(found, backend),
-        context=context,
-        setup=setup,
-        dynamic=dynamic,
-    )
+    used = intake.UsedBackend(found, backend)
+    case = intake.case_of(graph_module, values, used, context=context, setup=setup, dynamic=dynamic)
     outcome = isolation.submit(case, seconds=seconds)
     if outcome.verdict is not Verdict.REPRODUCES:
         raise NotReproduced(
-            f"{found.name} does not fail on this graph: {outcome.verdict}"
-            f"{': ' + outcome.reason if outcome.reason else ''}. A repro is written of failures only",
+            f"{found.name} does not fail on this graph: {outcome.in_words}. A repro is written of failures only",
             outcome,
         )
     return saved(publishing.with_failure(case, outcome), Path(path) if path is not None else None, seconds)
@@ -165,7 +153,7 @@ def save_repro(
 def saved(case: Case, path: Path | None, seconds: float) -> Path:
     """Write the case in the least exact form that fails in a fresh interpreter. Raises NotReproduced."""
     folder = path.parent if path is not None else settings.load().repro_dir
-    last: Outcome | None = None
+    last = Outcome(Verdict.INVALID, reason="not run")
     for exactness in repro.Exactness:
         last, draft = publishing.verify(case, exactness, folder, seconds=seconds)
         if draft is None:
@@ -175,8 +163,4 @@ def saved(case: Case, path: Path | None, seconds: float) -> Path:
         repro.move_script(draft, path)
         repro.discard(draft)
         return path
-    raise NotReproduced(
-        f"the failure shows here and not in a fresh interpreter: {last.verdict if last else 'not run'}"
-        f"{': ' + last.reason if last and last.reason else ''}",
-        last,
-    )
+    raise NotReproduced(f"the failure shows here and not in a fresh interpreter: {last.in_words}", last)

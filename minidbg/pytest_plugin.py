@@ -188,7 +188,6 @@ class ReproItem(pytest.Item):
         return super().repr_failure(excinfo)
 
     def reportinfo(self) -> tuple[Path, int, str]:
-        """Where it lies and what it is called."""
         return self.path, 0, f"{self.path.name}[{self.device}]"
 
 

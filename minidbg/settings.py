@@ -19,20 +19,8 @@ from typing import Any, TypedDict
 
 import platformdirs
 
-from minidbg.checks import (
-    Converter,
-    choice,
-    existing_folder,
-    flag,
-    number,
-    one_of,
-    path,
-    pattern,
-    setting,
-    text,
-    texts,
-    whole,
-)
+from minidbg import checks
+from minidbg.checks import Converter, choice, number, path, setting, texts, whole
 from minidbg.errors import BadSetting, nearest
 
 DEFAULT_FOLDER = Path("minidbg_repros")
@@ -134,13 +122,13 @@ class Settings:
     """Oracle calls of one reduction."""
     setup: tuple[str, ...] = setting((), texts)
     """Statements that make the backend known in a fresh process."""
-    reference: str | None = setting(None, text)
+    reference: str | None = setting(None, checks.text)
     """``module:qualname`` of the backend, or of a function without arguments that returns it."""
     value_limit_bytes: int = setting(GIB, lambda value: whole(value, at_least=0))
     """Most bytes of real tensor values that are written for one failure, or kept while a graph is unverified."""
-    reduce_oom: bool = setting(False, flag)
+    reduce_oom: bool = setting(False, checks.flag)
     """Reduce failures for want of memory too."""
-    match: str | None = setting(None, pattern)
+    match: str | None = setting(None, checks.pattern)
     """A regular expression; a failure whose text does not contain it is captured and not reduced."""
     rtol: float | None = setting(None, lambda value: number(value, at_least=0.0))
     """Relative tolerance of floats in comparisons with eager, for all dtypes; given together with ``atol``."""
@@ -153,15 +141,15 @@ class Settings:
     """
     env: tuple[str, ...] = setting((), texts)
     """Names of further environment variables that a repro needs; their values are written into it."""
-    workers: str = setting("auto", lambda value: one_of(value, ("auto", "fork", "spawn")))
+    workers: str = setting("auto", lambda value: checks.one_of(value, ("auto", "fork", "spawn")))
     """``fork`` or ``spawn``: how oracle calls get their processes; ``auto`` forks where that is safe."""
     memory_bytes: int | None = setting(None, lambda value: whole(value, at_least=1 << 20))
     """Most bytes of memory that one oracle call may take; None is four fifths of what is free."""
-    flight_recorder: bool = setting(True, flag)
+    flight_recorder: bool = setting(True, checks.flag)
     """Write down what a backend is about to do, for the case that the process dies in it."""
-    stages: bool = setting(True, flag)
+    stages: bool = setting(True, checks.flag)
     """Find out in the background, once a repro has been announced, which stage of compiling fails (CPU only)."""
-    templates: Path | None = setting(None, existing_folder)
+    templates: Path | None = setting(None, checks.existing_folder)
     """A folder of one's own templates; what it does not have is taken from those that come with minidbg."""
 
     @property
@@ -224,34 +212,20 @@ def of_call(arguments: Mapping[str, Any], kind: type[WrapSettings | CompilerSett
     return load(arguments)
 
 
-def load(
-    arguments: Mapping[str, Any] | None = None,
-    *,
-    environ: Mapping[str, str] | None = None,
-    folder: Path | None = None,
-    user_file: Path | None = None,
-) -> Settings:
+def load(arguments: Mapping[str, Any] | None = None) -> Settings:
     """The settings of all sources; an argument that is None counts as not given.
 
-    ``environ``, ``folder`` (where the search for pyproject.toml starts) and ``user_file`` are the process's own
-    unless given. Raises BadSetting for an unknown name or a value out of range, saying where it was written.
+    Raises BadSetting for an unknown name or a value out of range, saying where it was written.
     """
-    origins = load_with_origins(arguments, environ=environ, folder=folder, user_file=user_file)
-    return Settings(**{origin.name: origin.value for origin in origins})
+    return Settings(**{origin.name: origin.value for origin in load_with_origins(arguments)})
 
 
-def load_with_origins(
-    arguments: Mapping[str, Any] | None = None,
-    *,
-    environ: Mapping[str, str] | None = None,
-    folder: Path | None = None,
-    user_file: Path | None = None,
-) -> tuple[Origin, ...]:
+def load_with_origins(arguments: Mapping[str, Any] | None = None) -> tuple[Origin, ...]:
     """Each setting with its value and where that was written, in the order of Settings. Raises BadSetting as ``load`` does."""
     given = {name: value for name, value in (arguments or {}).items() if value is not None}
     sources = (
-        *files(folder or Path.cwd(), user_file or user_settings_file()),
-        ("the environment", from_environment(os.environ if environ is None else environ)),
+        *files(Path.cwd(), user_settings_file()),
+        ("the environment", from_environment(os.environ)),
         ("the arguments", given),
     )
     return merged(Settings(), CONVERT, sources)
@@ -310,15 +284,12 @@ OF_OTHERS = ("MINIDBG_BACKEND", "MINIDBG_COMPILE_ALL", "MINIDBG_STATS", "MINIDBG
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """``MINIDBG_*`` as settings. ``MINIDBG_DIR`` is the folder; two underscores mark names that are no settings."""
-    prefix = "MINIDBG_"
-    found = {}
-    for variable, value in environ.items():
-        if variable in OF_OTHERS:
-            continue
-        if variable.startswith(prefix) and not variable.startswith(prefix + "_"):
-            name = variable.removeprefix(prefix).lower()
-            found["repro_dir" if name == "dir" else name] = value
-    return found
+    found = {
+        variable.removeprefix("MINIDBG_").lower(): value
+        for variable, value in environ.items()
+        if re.match("MINIDBG_(?!_)", variable) and variable not in OF_OTHERS
+    }
+    return {"repro_dir" if name == "dir" else name: value for name, value in found.items()}
 
 
 def known(name: str, source: str, names: Sequence[str]) -> None:

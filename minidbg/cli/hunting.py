@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from minidbg.cli.output import CANNOT_JUDGE, JSON, VERBOSITY, note, print_json, repro_folder, repro_named
+from minidbg.cli.output import (
+    CANNOT_JUDGE,
+    COUNT,
+    FILE,
+    FOLDER,
+    JSON,
+    VERBOSITY,
+    note,
+    print_json,
+    repro_folder,
+    repro_named,
+)
 from minidbg.printable import in_one_line, printable
 
 if TYPE_CHECKING:
     from minidbg.hunt.hunting import Hunt, HuntProgress, Listener
-    from minidbg.hunt.plan import Wanted
-    from minidbg.hunt.states import DistinctFailure, Fate
+    from minidbg.hunt.states import DistinctFailure
     from minidbg.hunt.table import OpCell
 
 STYLE = {
@@ -51,13 +61,13 @@ def words(_context: click.Context, _parameter: click.Parameter, given: tuple[str
     type=click.FloatRange(min=1),
     help="Begin nothing new after so long; by default, until all is tried.",
 )
-@click.option("--samples", type=click.IntRange(min=1), help="Most samples of an op in one dtype.")
+@click.option("--samples", type=COUNT, help="Most samples of an op in one dtype.")
 @click.option("--graphs/--no-graphs", default=True, help="Whether random graphs are tried too.")
 @click.option(
     "--jobs",
     "-j",
     default=lambda: min(MOST_JOBS, os.cpu_count() or 1),
-    type=click.IntRange(min=1),
+    type=COUNT,
     help=f"Worker processes; by default one for each core, {MOST_JOBS} at most.",
 )
 @click.option("--seed", default=0, show_default=True, help="Of the samples and the graphs.")
@@ -70,18 +80,12 @@ def words(_context: click.Context, _parameter: click.Parameter, given: tuple[str
 )
 @click.option("--mode", help="As in torch.compile(mode=...).")
 @click.option("--call-seconds", default=30.0, show_default=True, help="A candidate that takes longer hangs.")
-@click.option(
-    "--baseline",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Compare with what was known; written where it is missing.",
-)
+@click.option("--baseline", type=FILE, help="Compare with what was known; written where it is missing.")
 @click.option(
     "--update-baseline", is_flag=True, help="Write what is known now into the baseline, after the comparison."
 )
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write the heat map.")
-@click.option(
-    "--dir", "folder", type=click.Path(file_okay=False, path_type=Path), help="Where the repros go."
-)
+@click.option("--html", type=FILE, help="Write the heat map.")
+@click.option("--dir", "folder", type=FOLDER, help="Where the repros go.")
 @click.option("--fresh", is_flag=True, help="Forget an unfinished hunt; what failed is still tried first.")
 @JSON
 def hunt(
@@ -102,15 +106,15 @@ def hunt(
 
     Exit status 0: nothing fails; with --baseline, nothing that is new or worse. 1: something does. 125: cannot hunt.
     """
+    from minidbg.hunt.candidates import Wanted
     from minidbg.hunt.hunting import Hunt
-    from minidbg.hunt.plan import Wanted
 
     if update_baseline and baseline is None:
         raise click.UsageError("--update-baseline writes into a baseline; give --baseline FILE too")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # where a backend of one's own lies, as for python -m
     wanted = Wanted(backend, (folder or repro_folder()).absolute(), options=literals(options), **given)
-    with progress(as_json) as listener:
+    with progress() as listener:
         hunted = Hunt(wanted, listener)
         if hunted.store.resumed:
             note(
@@ -124,7 +128,7 @@ def hunt(
             hunted.store.read()
     if hunted.complete and not interrupted:
         hunted.store.end()
-    sys.exit(tell(hunted, wanted, baseline, update_baseline, html, as_json, interrupted))
+    sys.exit(tell(hunted, baseline, update_baseline, html, as_json, interrupted))
 
 
 def literals(given: Sequence[str]) -> dict[str, Any]:
@@ -144,17 +148,23 @@ def literals(given: Sequence[str]) -> dict[str, Any]:
 
 
 def tell(
-    hunted: Hunt, wanted: Wanted, baseline: Path | None, update: bool, html: Path | None, as_json: bool,
-    interrupted: bool,
-) -> int:  # fmt: skip
+    hunted: Hunt, baseline: Path | None, update: bool, html: Path | None, as_json: bool, interrupted: bool
+) -> int:
     """Print and write what was found; the exit status."""
     import torch
 
     from minidbg.hunt import table
 
-    store = hunted.store
+    store, backend = hunted.store, hunted.wanted.backend
     cells, cases = table.cells_of(store), store.cases()
-    (print_records if as_json else print_for_people)(hunted, cells, cases, table.totals(cells))
+    totals = {str(state): count for state, count in table.totals(cells).items()}
+    if as_json:
+        print_records(hunted, cells, cases, totals)
+    else:
+        print_table(cells)
+        for case in cases:
+            print_case(case)
+        click.echo(", ".join(f"{count} {state}" for state, count in totals.items()) or "nothing was tried")
     tried = len({(cell.op, cell.dtype, cell.device) for cell in cells if cell.op != table.GRAPHS})
     rest = "" if hunted.complete and not interrupted else "; the same command goes on from here"
     note(
@@ -171,30 +181,20 @@ def tell(
             "torch": torch.__version__,
             "tried": f"{tried} of {len(hunted.cells)} cells, {len(store.results)} candidates",
         }
-        html.write_text(table.heat_map(store, f"{wanted.backend}: what works", facts), encoding="utf-8")
+        html.write_text(table.heat_map(store, f"{backend}: what works", facts), encoding="utf-8")
         note(f"written: {html}")
     failing = bool(cases)
     if baseline is not None:
-        failing = compare(hunted, wanted, baseline, as_json)
+        failing = compare(hunted, baseline, as_json)
         if update:
-            table.write_baseline(baseline, store, wanted.backend, torch.__version__)
+            table.write_baseline(baseline, store, backend)
     return 1 if failing else 0
 
 
-def print_for_people(
-    hunted: Hunt, cells: Sequence[OpCell], cases: Sequence[DistinctFailure], totals: Mapping[Fate, int]
-) -> None:  # fmt: skip
-    """The table, the failures and the totals."""
-    print_table(cells)
-    for case in cases:
-        print_case(case)
-    click.echo(", ".join(f"{count} {state}" for state, count in totals.items()) or "nothing was tried")
-
-
 def print_records(
-    hunted: Hunt, cells: Sequence[OpCell], cases: Sequence[DistinctFailure], totals: Mapping[Fate, int]
-) -> None:  # fmt: skip
-    """The same as lines of JSON."""
+    hunted: Hunt, cells: Sequence[OpCell], cases: Sequence[DistinctFailure], totals: Mapping[str, int]
+) -> None:
+    """Cells, failures and totals as lines of JSON."""
     import torch
 
     store = hunted.store
@@ -204,32 +204,28 @@ def print_records(
         print_json(case.to_json())
     print_json(
         {
-            "totals": {str(state): count for state, count in totals.items()},
-            "backend": hunted.wanted.backend, "torch": torch.__version__, "candidates": len(store.results),
+            "totals": totals, "backend": hunted.wanted.backend, "torch": torch.__version__, "candidates": len(store.results),
             "per_second": round(len(store.results) / store.seconds, 2) if store.seconds else None,
             "complete": hunted.complete, "cells": len(hunted.cells),
         }
     )  # fmt: skip
 
 
-def compare(hunted: Hunt, wanted: Wanted, baseline: Path, as_json: bool) -> bool:
+def compare(hunted: Hunt, baseline: Path, as_json: bool) -> bool:
     """Whether something is new or worse. A baseline that is missing is written."""
-    import torch
-
     from minidbg.hunt import table
 
     if not baseline.exists():
-        table.write_baseline(baseline, hunted.store, wanted.backend, torch.__version__)
+        table.write_baseline(baseline, hunted.store, hunted.wanted.backend)
         note(f"written: {baseline}, the baseline from now on")
         return False
-    compared = table.compare(baseline, hunted.store, wanted.backend)
+    compared = table.compare(baseline, hunted.store, hunted.wanted.backend)
     if as_json:
         print_json({"new": list(compared.new), "fixed": list(compared.fixed)})
     else:
-        for text in compared.new:
-            click.echo(f"{click.style('new', fg='red')}    {printable(text)}")
-        for text in compared.fixed:
-            click.echo(f"{click.style('fixed', fg='green')}  {printable(text)}")
+        for word, colour, texts in (("new", "red", compared.new), ("fixed", "green", compared.fixed)):
+            for text in texts:
+                click.echo(f"{click.style(word, fg=colour)}{'':<{7 - len(word)}}{printable(text)}")
     note(f"against {baseline}: {compared.line}")
     return bool(compared.new)
 
@@ -278,10 +274,8 @@ def mark(cell: OpCell | None, width: int) -> str:
 
 
 def print_case(found: DistinctFailure) -> None:
-    ops = list(found.ops)
-    where = ", ".join(ops[:3]) + (f" and {len(ops) - 3} more" if len(ops) > 3 else "")
     state = click.style(str(found.state), fg=STYLE[str(found.state)])
-    click.echo(f"{state} x{found.count}  {where}: {in_one_line(found.text)[:160]}")
+    click.echo(f"{state} x{found.count}  {found.ops_text(3)}: {in_one_line(found.text)[:160]}")
     place = found.repro or found.capture
     click.echo(f"    {os.path.relpath(place) if place else 'no repro: ' + found.line}")
 
@@ -289,23 +283,25 @@ def print_case(found: DistinctFailure) -> None:
 # ---- while it runs
 
 
-@contextlib.contextmanager
-def progress(as_json: bool) -> Iterator[Listener]:
-    """A bar on a terminal, else a line now and then on stderr."""
+def progress() -> AbstractContextManager[Listener]:
+    """A listener in a block: a bar on a terminal, else a line now and then on stderr."""
     if VERBOSITY.get() < 0:
-        yield lambda standing: None
-    elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-        with bar() as listener:
-            yield listener
-    else:
-        yield lines()
+        return nullcontext(lambda standing: None)
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
+    from minidbg.reduction.result import bar_or_lines
 
-@contextlib.contextmanager
-def bar() -> Iterator[Listener]:
-    """A transient bar: how many cells of the table have begun, and the time left."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    def shown(standing: HuntProgress) -> dict[str, Any]:
+        return {
+            "total": standing.cells, "completed": standing.cells_begun, "tried": standing.tried,
+            "failures": standing.failures, "left": time_left(standing), "doing": standing.doing[:40],
+        }  # fmt: skip
+
+    def line(standing: HuntProgress) -> str:
+        return (
+            f"{standing.cells_begun} of {standing.cells} cells, {standing.tried} tried, {standing.failures} distinct failures, "
+            f"{time_left(standing)}; now {standing.doing}"
+        )
 
     columns = (
         TextColumn("minidbg: hunt"),
@@ -315,38 +311,8 @@ def bar() -> Iterator[Listener]:
             "cells, {task.fields[tried]} tried, {task.fields[failures]} failures, {task.fields[left]}  {task.fields[doing]}"
         ),
     )
-    with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as display:
-        task = display.add_task("", total=None, tried=0, failures=0, left="starting", doing="")
-
-        def listener(standing: HuntProgress) -> None:
-            display.update(
-                task,
-                total=standing.cells,
-                completed=standing.cells_begun,
-                tried=standing.tried,
-                failures=standing.failures,
-                left=time_left(standing),
-                doing=standing.doing[:40],
-            )
-            display.refresh()
-
-        yield listener
-
-
-def lines() -> Listener:
-    """A listener that writes a line now and then."""
-    last = 0.0
-
-    def listener(standing: HuntProgress) -> None:
-        nonlocal last
-        if standing.seconds - last >= LINE_EVERY_S:
-            last = standing.seconds
-            note(
-                f"{standing.cells_begun} of {standing.cells} cells, {standing.tried} tried, {standing.failures} distinct failures, "
-                f"{time_left(standing)}; now {standing.doing}"
-            )
-
-    return listener
+    first = {"tried": 0, "failures": 0, "left": "starting", "doing": ""}
+    return bar_or_lines(sys.stderr, columns, first, shown, line, every_s=LINE_EVERY_S)
 
 
 def time_left(standing: HuntProgress) -> str:
@@ -365,9 +331,7 @@ def time_left(standing: HuntProgress) -> str:
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option(
-    "--max-questions", default=10, show_default=True, type=click.IntRange(min=1), help="Most changes to try."
-)
+@click.option("--max-questions", default=10, show_default=True, type=COUNT, help="Most changes to try.")
 @JSON
 def workaround(path: Path, max_questions: int, as_json: bool) -> None:
     """Find the smallest change of the program that avoids the failure of PATH, a repro or a capture.

@@ -22,6 +22,9 @@ INTERRUPTED = 130
 VERBOSITY: ContextVar[int] = ContextVar("minidbg_verbosity", default=0)
 """-1 or less when quiet, 0 as a rule, 1 or more when verbose; errors are told when no context of click is left."""
 
+FILE = click.Path(dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+COUNT = click.IntRange(min=1)
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 
 
@@ -37,11 +40,7 @@ def count(step: int) -> Any:
 
 
 QUIET = click.Option(
-    ["-q", "--quiet"],
-    count=True,
-    expose_value=False,
-    callback=count(-1),
-    help="Results and errors only.",
+    ["-q", "--quiet"], count=True, expose_value=False, callback=count(-1), help="Results and errors only."
 )
 VERBOSE = click.Option(
     ["-v", "--verbose"],
@@ -76,7 +75,6 @@ def note(text: str) -> None:
 
 
 def repro_folder() -> Path:
-    """The repro folder of the settings."""
     from minidbg import settings
 
     return settings.load().repro_dir
@@ -105,7 +103,6 @@ def print_error(error: BaseException) -> None:
 
 
 def told(error: BaseException) -> list[str]:
-    """The lines for ``error``."""
     if isinstance(error, click.ClickException):
         return told_usage(error)
     if isinstance(error, MinidbgError):

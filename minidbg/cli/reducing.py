@@ -9,12 +9,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from minidbg.cli.output import CANNOT_JUDGE, JSON, note, print_json, repro_folder
+from minidbg.cli.output import CANNOT_JUDGE, COUNT, FOLDER, JSON, note, print_json, repro_folder
 from minidbg.cluster.members import Cluster, cluster_options
 
 if TYPE_CHECKING:
@@ -28,19 +29,10 @@ if TYPE_CHECKING:
 )
 @click.option("--backend", help="For a .pt2 file or torch's repro: a registered name or module:attribute.")
 @click.option("--seconds", default=300.0, show_default=True, help="Most seconds to spend.")
-@click.option("--max-calls", type=click.IntRange(min=1), help="Most oracle calls to spend.")
-@click.option(
-    "--dir", "folder", type=click.Path(file_okay=False, path_type=Path), help="Where the repro goes."
-)
-@click.option(
-    "--jobs",
-    "-j",
-    default=1,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Oracle calls at the same time.",
-)
-@click.option("--memory-bytes", type=click.IntRange(min=1), help="Memory limit of an oracle call.")
+@click.option("--max-calls", type=COUNT, help="Most oracle calls to spend.")
+@click.option("--dir", "folder", type=FOLDER, help="Where the repro goes.")
+@click.option("--jobs", "-j", default=1, show_default=True, type=COUNT, help="Oracle calls at the same time.")
+@click.option("--memory-bytes", type=COUNT, help="Memory limit of an oracle call.")
 @cluster_options
 @click.option("--events", is_flag=True, help="Progress as JSON objects on stderr, one for each oracle call.")
 @JSON
@@ -153,18 +145,14 @@ def asked_for(path: Path | None, last_crash: bool, folder: Path | None) -> Path:
     return path
 
 
-@contextlib.contextmanager
-def listener_on_stderr(events: bool) -> Iterator[Listener]:
+def listener_on_stderr(events: bool) -> contextlib.AbstractContextManager[Listener]:
     """Where progress goes: a bar or lines for a person, objects for a machine."""
     from minidbg.reduction import result
 
-    if events:
-        yield result.as_events(
-            lambda event, **fields: click.echo(json.dumps({"event": event, **fields}), err=True)
-        )
-        return
-    with result.on_stream(sys.stderr) as listener:
-        yield listener
+    def as_json(progress: result.Progress) -> None:
+        click.echo(json.dumps({"event": "reduction", **asdict(progress)}), err=True)
+
+    return contextlib.nullcontext(as_json) if events else result.on_stream(sys.stderr)
 
 
 class ProgramLast(click.Command):
@@ -194,7 +182,7 @@ class ProgramLast(click.Command):
 )
 @click.option("--fallback", is_flag=True, help="Go on in eager where a backend fails.")
 @click.option("--later", is_flag=True, help="Write captures only; reduce them with: minidbg reduce.")
-@click.option("--dir", "folder", type=click.Path(file_okay=False, path_type=Path), help="The repro folder.")
+@click.option("--dir", "folder", type=FOLDER, help="The repro folder.")
 @click.option("--seconds", type=float, help="Most seconds that the reductions of a process may take.")
 @click.option(
     "--compile-all",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import enum
-import os
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from minidbg import settings
-from minidbg.cli.output import JSON, note, print_json, repro_named
+from minidbg.cli.output import FILE, JSON, note, print_json, repro_named
 from minidbg.errors import MinidbgError
 from minidbg.printable import printable
 from minidbg.settings import Origin
@@ -23,9 +22,7 @@ if TYPE_CHECKING:
 
 
 REPRO = click.argument("repro", type=click.Path(path_type=Path))
-OUTPUT = click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write it here, not to stdout."
-)
+OUTPUT = click.option("-o", "--output", type=FILE, help="Write it here, not to stdout.")
 RUN = click.option("--run/--no-run", default=True, help="Run it first, to be sure that it fails (default).")
 
 
@@ -33,7 +30,7 @@ RUN = click.option("--run/--no-run", default=True, help="Run it first, to be sur
 @REPRO
 @click.option(
     "--html",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Write a page that stands alone: the graph, the reduction's course, the history.",
 )
 @click.option(
@@ -118,7 +115,7 @@ def report(
     Home and working folder, other private paths, user and host name are left out. Read it before you post it.
     """
     from minidbg.report import story_of
-    from minidbg.report.issue import issue
+    from minidbg.report.forms import issue
 
     story = story_of(repro_named(repro))
     written = issue(story, run=run, keep_private=keep_private, versions=versions)
@@ -187,7 +184,7 @@ def config(as_json: bool) -> None:
     origins = [*settings.load_with_origins(), *of_watch]
     if as_json:
         for origin in origins:
-            print_json({"name": origin.name, "value": plain(origin.value), "source": origin.source})
+            print_json({"name": origin.name, "value": origin.value, "source": origin.source})
         return
     names, values = max(len(one.name) for one in origins), max(len(text(one.value)) for one in origins)
     for origin in origins:
@@ -205,14 +202,5 @@ def variable(origin: Origin) -> str:
 
 
 def text(value: Any) -> str:
-    shown = plain(value)
+    shown = json.loads(json.dumps(value, default=str))  # as --json prints it
     return "-" if shown is None or shown == [] else str(shown)
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON has it."""
-    if isinstance(value, enum.Enum | os.PathLike):
-        return str(value)
-    if isinstance(value, tuple | list):
-        return [plain(one) for one in value]
-    return value

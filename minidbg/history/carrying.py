@@ -43,7 +43,6 @@ class HistoryContents:
     environments: dict[str, str] = field(default_factory=dict)
 
     def sizes(self) -> dict[str, int]:
-        """How many of what."""
         return {name: len(items) for name, items in self.items().items()}
 
     def items(self) -> dict[str, set[Any]]:

@@ -112,7 +112,6 @@ class History:
             return self.in_transaction(write)
 
     def in_transaction(self, write: Callable[[], T]) -> T:
-        """``write`` inside a transaction of its own."""
         with self.connection:
             self.connection.execute("begin immediate")
             return write()

@@ -23,10 +23,9 @@ import torch
 from minidbg import processes
 from minidbg._torch import OP_SAMPLES
 from minidbg.errors import MinidbgError
-from minidbg.hunt import candidates
-from minidbg.hunt.plan import Plan, Wanted, about, untried
-from minidbg.hunt.states import Fate, HuntFolder
-from minidbg.intake.asking import backend_named
+from minidbg.hunt.candidates import Plan, Wanted, about, name_of, untried
+from minidbg.hunt.states import Fate, HuntFolder, append
+from minidbg.intake import backend_named
 from minidbg.oracle.child import memory_limit
 from minidbg.processes import ChildResult
 from minidbg.reduction.publishing import VERIFY_SECONDS
@@ -83,34 +82,28 @@ class Hunt:
         self.store = HuntFolder.open(wanted.folder, self.ref, head, fresh=wanted.fresh)
         self.cells: list[tuple[str, str, str]] = []
         self.began = time.monotonic()
-        self.reductions: list[str] = []
+        self.reductions_begun: set[str] = set()
         self.again: deque[list[dict[str, Any]]] = deque()
         """Batches that a death cut short."""
         self.complaints: dict[str, None] = {}
         self.complete = False
-        self.under_way: set[Future[Settled]] = set()
+        self.under_way: dict[Future[Settled], str] = {}
+        """With what each is about."""
         self.reduced_last = False
         self.seconds_of_reduction = 20.0
         """Of the last one; each takes its turn with a batch."""
 
     def run(self) -> None:
         """Hunt. Raises MinidbgError when the backend or torch's samples cannot be had."""
-        with (
-            processes.own_kernel_cache(),
-            self.store.alone(),
-            ThreadPoolExecutor(self.wanted.jobs) as pool,
-        ):
+        with processes.own_kernel_cache(), self.store.alone(), ThreadPoolExecutor(self.wanted.jobs) as pool:
             try:
                 self.cells = [tuple(cell) for cell in self.started()["cells"]]
                 self.began = time.monotonic()
-                self.reductions.extend(
-                    key for key, found in self.store.found.items() if not found.settled and found.capture
-                )
                 self.go_round(pool)
             except BaseException:
-                while self.under_way:  # a thread whose zygote ends asks one more
+                while wait(self.under_way, timeout=0.0).not_done:  # a thread whose zygote ends asks one more
                     processes.end_zygote()
-                    self.under_way = wait(self.under_way, timeout=LOOK_S).not_done
+                    wait(self.under_way, timeout=LOOK_S)
                 raise
         self.store.read()
 
@@ -118,42 +111,41 @@ class Hunt:
         """Have as many batches and reductions under way as there are jobs, until nothing is left."""
         plan = Plan(self.wanted, self.ref.name, self.store, self.cells)
         batches = plan.batches()
-        under_way: dict[Future[Settled], str] = {}
+        under_way = self.under_way
         numbers = itertools.count()
         while True:
-            for found in self.store.read():
-                if found.capture is not None:
-                    self.reductions.append(found.key)
+            self.store.read()
             while len(under_way) < self.wanted.jobs:
-                reduces_next = (
-                    self.reductions and self.seconds_left() > 0 and plan.swept and not self.reduced_last
-                )
+                to_reduce = self.to_reduce() if self.seconds_left() > 0 else []
+                reduces_next = to_reduce and plan.swept and not self.reduced_last
                 batch = None if reduces_next else self.next_batch(batches)
                 if batch is not None:
                     under_way[pool.submit(self.batch, batch, next(numbers))] = about(batch)
-                elif self.reductions and self.seconds_left() > 0:
-                    key = self.reductions.pop(self.reductions.index(min(self.reductions, key=self.price)))
+                elif to_reduce:
+                    # hangs come last: each of their questions takes the whole time limit
+                    key = min(to_reduce, key=lambda key: self.store.found[key].state is Fate.HANGS)
+                    self.reductions_begun.add(key)
                     under_way[pool.submit(self.reduce, key)] = f"reducing {self.store.found[key].first}"
                 else:
                     break
                 self.reduced_last = batch is None
             if not under_way:
                 return
-            self.under_way = set(under_way)
             done, _ = wait(under_way, timeout=LOOK_S, return_when=FIRST_COMPLETED)
             for future in done:
-                under_way.pop(future)
+                del under_way[future]
                 if settled := future.result():
                     self.store.settle(*settled)
             self.listener(self.standing(", ".join(under_way.values())))
 
-    def price(self, key: str) -> bool:
-        """The reductions of hangs come last: each of their questions takes the whole time limit."""
-        return self.store.found[key].state is Fate.HANGS
+    def to_reduce(self) -> list[str]:
+        """The keys of captured failures that wait for their reduction."""
+        waiting = ((key, one) for key, one in self.store.found.items() if key not in self.reductions_begun)
+        return [key for key, one in waiting if one.capture and not one.settled]
 
     def next_batch(self, batches: Iterator[list[dict[str, Any]]]) -> list[dict[str, Any]] | None:
         """What to try next; None when candidates are out, or the time but for the reductions that wait."""
-        reserved = len(self.reductions) * self.seconds_of_reduction
+        reserved = len(self.to_reduce()) * self.seconds_of_reduction
         if self.seconds_left() <= min(reserved, MOST_RESERVED * (self.wanted.seconds or 0.0)):
             return None
         while self.again:
@@ -174,18 +166,9 @@ class Hunt:
     def asked(
         self, function: str, argument: Mapping[str, Any], seconds: float, stream: Any = None
     ) -> ChildResult:
-        return processes.call_in_zygote(
-            f"minidbg.hunt.judging:{function}",
-            {**self.common(), **argument},
-            seconds=seconds,
-            memory_bytes=memory_limit(),
-            stream=stream,
-            **self.warmth,
-        )
-
-    def common(self) -> dict[str, Any]:
+        """What ``function`` of ``judging`` answers in a child."""
         found = self.store.found
-        return {
+        common = {
             "backend": {
                 "name": self.wanted.backend, "options": dict(self.wanted.options), "mode": self.wanted.mode,
             },
@@ -197,6 +180,14 @@ class Hunt:
             "most_together": MOST_TOGETHER,
             "patience": self.patience(),
         }  # fmt: skip
+        return processes.call_in_zygote(
+            f"minidbg.hunt.judging:{function}",
+            {**common, **argument},
+            seconds=seconds,
+            memory_bytes=memory_limit(),
+            stream=stream,
+            **self.warmth,
+        )
 
     def patience(self) -> float:
         """Seconds that one graph of several candidates may take: by the pace so far, since one that hangs holds up the others."""
@@ -219,12 +210,10 @@ class Hunt:
         """Have the batch judged; what a death cut off goes into another one."""
         doing = self.store.place / f"doing_{os.getpid()}_{number}.json"
         seconds = max(1.0, min(BATCH_SECONDS, self.seconds_left()))
+        tried = [name for name in list(self.store.results) if name.startswith("graph ")]
+        argument = {"batch": batch, "doing": str(doing), "seconds": seconds, "tried": tried}
         try:
-            done = self.asked(
-                "run_batch",
-                {"batch": batch, "doing": str(doing), "seconds": seconds, "tried": self.tried_graphs()},
-                seconds + 2 * self.wanted.call_seconds + GRACE_S,
-            )
+            done = self.asked("run_batch", argument, seconds + 2 * self.wanted.call_seconds + GRACE_S)
             if done.answered:
                 rest = batch[done.value["done"] :]
             elif done.error:
@@ -244,9 +233,6 @@ class Hunt:
         self.complaints[f"a batch that began with {about(batch)} was left out: {refusal}"] = None
         return []
 
-    def tried_graphs(self) -> list[str]:
-        return [name for name in list(self.store.results) if name.startswith("graph ")]
-
     def after_death(
         self, batch: list[dict[str, Any]], doing: Path, done: ChildResult
     ) -> list[dict[str, Any]]:
@@ -262,18 +248,14 @@ class Hunt:
             return [one for one in batch if one not in members]
         if done.signal == signal.SIGALRM:  # our own time limit
             done = dataclasses.replace(done, timed_out=True, signal=None)
-        told = self.asked(
-            "keep_death",
-            {"candidate": candidate, "done": dataclasses.asdict(done)},
-            self.wanted.call_seconds * 2,
-        )
+        argument = {"candidate": candidate, "done": dataclasses.asdict(done)}
+        told = self.asked("keep_death", argument, self.wanted.call_seconds * 2)
         if not told.answered:
             record = {
-                "candidate": candidate, "id": candidates.name_of(candidate), "state": Fate.SKIPPED,
+                "candidate": candidate, "id": name_of(candidate), "state": Fate.SKIPPED,
                 "reason": "ends the process, and cannot be rebuilt",
             }  # fmt: skip
-            with open(self.store.results_file, "a") as file:
-                file.write(json.dumps(record) + "\n")
+            append(self.store.results_file, record)
         return [one for one in batch if one != candidate]
 
     def reduce(self, key: str) -> Settled:
@@ -283,17 +265,9 @@ class Hunt:
         if found.state is Fate.HANGS:  # each question that shows it costs the whole time limit
             short = min(self.wanted.call_seconds, HANG_SECONDS)
             limits = dataclasses.replace(limits, max_calls=HANGS_ASKED, call_seconds=short)
+        argument = {"path": str(found.capture), "limits": dataclasses.asdict(limits)}
         with open(os.devnull, "w") as stream:
-            done = self.asked(
-                "reduced",
-                {
-                    "path": str(found.capture),
-                    "folder": str(self.wanted.folder.absolute()),
-                    "limits": dataclasses.asdict(limits),
-                },
-                limits.seconds + 2 * VERIFY_SECONDS + GRACE_S,
-                stream,
-            )
+            done = self.asked("reduced", argument, limits.seconds + 2 * VERIFY_SECONDS + GRACE_S, stream)
         if done.answered:
             answer = dict(done.value)
             if answer.get("path"):

@@ -34,10 +34,10 @@ from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs.size import call_targets
 from minidbg.hunt import programs, samples
 from minidbg.hunt.candidates import Candidate, built_case, joined, may_join, name_of, used_backend
-from minidbg.hunt.states import Fate
-from minidbg.intake.asking import UsedBackend
+from minidbg.hunt.states import Fate, append, write_at_once
+from minidbg.intake import UsedBackend
 from minidbg.isolation.oracle_calls import outcome_of
-from minidbg.oracle import execute
+from minidbg.oracle.execute import ANOTHER_GRAPH, execute
 from minidbg.processes import ChildResult
 from minidbg.reduction import reducing
 from minidbg.reduction.publishing import with_failure
@@ -69,7 +69,7 @@ def run_batch(argument: Mapping[str, Any], note: Note) -> dict[str, Any]:
                 if first and time.monotonic() > ends:
                     return {"done": done}
                 batch.judge(untried[first : first + batch.most_together])
-            batch.write({"candidate": items[done], "id": name_of(items[done]), "state": Fate.NONE})
+            batch.write(items[done], time.perf_counter(), state=Fate.NONE)
             done += 1
         else:
             samples_next = list(itertools.takewhile(lambda one: "graphs" not in one, items[done:]))
@@ -93,8 +93,10 @@ class Batch:
         self.most_together: int = argument["most_together"]
         self.doing, self.results = Path(argument["doing"]), Path(argument["results"])
 
-    def write(self, record: Mapping[str, Any]) -> None:
-        append(self.results, record)
+    def write(self, candidate: Candidate, began: float, **more: Any) -> None:
+        """A line of the results; ``began`` on the clock ``time.perf_counter``."""
+        seconds = round(time.perf_counter() - began, 3)
+        append(self.results, {"candidate": candidate, "id": name_of(candidate), **more, "seconds": seconds})
 
     def begin(self, candidate: Candidate) -> AbstractContextManager[None]:
         """The block in which the candidate runs; when it ends the process, the file ``doing`` names it."""
@@ -121,7 +123,7 @@ class Batch:
     def build(self, candidate: Candidate) -> Built | None:
         """The candidate with its case; None after a record that says why there is none."""
         began = time.perf_counter()
-        record: dict[str, Any] = {"candidate": candidate, "id": name_of(candidate), "state": Fate.NONE}
+        why_none: dict[str, Any] = {"state": Fate.NONE}
         with self.begin(candidate):
             try:
                 case = built_case(candidate, self.backend, self.argument["seed"], by_dynamo=False)
@@ -129,10 +131,10 @@ class Batch:
                 raise
             except BaseException as error:  # noqa: BLE001 - what torch or dynamo refuses says nothing about the backend
                 said = f"no graph: {type(error).__name__}: {error}".partition("\n")[0][:200]
-                case, record = None, record | {"state": Fate.SKIPPED, "reason": said}
+                case, why_none = None, {"state": Fate.SKIPPED, "reason": said}
         if case is not None:
-            return candidate, case, since(began)
-        self.write(record | {"seconds": since(began)})
+            return candidate, case, time.perf_counter() - began
+        self.write(candidate, began, **why_none)
         return None
 
     def all_agree(self, group: Sequence[Built]) -> bool:
@@ -143,10 +145,9 @@ class Batch:
         torch.compiler.reset()
         if state_of(outcome) is not Fate.OK:
             return False
-        seconds = since(began) / len(group)
+        now = time.perf_counter()
         for candidate, _, building in group:
-            record = {"candidate": candidate, "id": name_of(candidate), "state": Fate.OK}
-            self.write(record | {"seconds": round(building + seconds, 3)})
+            self.write(candidate, now - (now - began) / len(group) - building, state=Fate.OK)
         return True
 
     def judge_alone(self, candidate: Candidate, case: Case, building: float = 0.0) -> bool:
@@ -167,8 +168,7 @@ class Batch:
             said = told(case, outcome, candidate, self.argument, self.known, lazy)
         torch.compiler.reset()
         if "key" in said or "together" not in candidate:
-            record = {"candidate": candidate, "id": name_of(candidate), **said}
-            self.write(record | {"seconds": round(building + since(began), 3)})
+            self.write(candidate, began - building, **said)
         return "key" in said
 
 
@@ -227,18 +227,17 @@ def told(
     record: dict[str, Any] = {"state": state}
     if outcome.reason:
         record["reason"] = outcome.reason[:300]
-    if not state.is_failure and state is not Fate.UNSUPPORTED:
-        return record
-    record["message"] = outcome.message[:600]
-    if state is Fate.UNSUPPORTED:
+    if state.is_failure or state is Fate.UNSUPPORTED:
+        record["message"] = outcome.message[:600]
+    if not state.is_failure:
         return record
     assert outcome.signature is not None
     targets = sorted(set(call_targets(case.graph_module)))
     key = key_of(outcome, candidate, targets, lazy)
     record |= {"key": key, "family": family_of(outcome), "targets": targets}
-    if record["key"] in known:
+    if key in known:
         return record
-    known.add(record["key"])
+    known.add(key)
     try:
         capture = repro.keep_capture(
             with_failure(case, outcome), argument["folder"], exactness=repro.Exactness.EXACT
@@ -287,7 +286,7 @@ def state_of(outcome: Outcome) -> Fate:
         return Fate.SKIPPED if "eager differs from itself" in outcome.reason else Fate.OK
     if outcome.signature is None:
         # a graph that reached the backend in another form has run and agreed all the same
-        agreed = "dynamo handed another graph" in outcome.reason
+        agreed = outcome.reason.startswith(ANOTHER_GRAPH)
         return Fate.OK if agreed else Fate.SKIPPED
     kind = outcome.signature.kind
     if any(name.rpartition(".")[2] in CONTROL_FLOW for name in outcome.signature.types):
@@ -354,21 +353,3 @@ def time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         faulthandler.unregister(signal.SIGALRM)
-
-
-def write_at_once(path: Path, text: str, flag: int) -> None:
-    """Write the text in one call: several children append to a file, and any may be killed. Nothing is flushed to the disk."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flag, 0o664)
-    try:
-        os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)
-
-
-def append(path: Path, record: Mapping[str, Any]) -> None:
-    """One line at the end of the file."""
-    write_at_once(path, json.dumps(record, default=str) + "\n", os.O_APPEND)
-
-
-def since(began: float) -> float:
-    return round(time.perf_counter() - began, 3)

@@ -103,10 +103,8 @@ def parts_of(target: str) -> tuple[str, int | None]:
 
 def function_named(target: str) -> Callable[..., Any]:
     """``torch.add``, ``operator.getitem``, ``steps.cond``."""
-    found: Any = {"torch": torch, "operator": operator, "steps": kinds_of_steps}[target.partition(".")[0]]
-    for part in target.split(".")[1:]:
-        found = getattr(found, part)
-    return found  # type: ignore[no-any-return]  # by its name
+    module, _, name = target.partition(".")
+    return operator.attrgetter(name)({"torch": torch, "operator": operator, "steps": kinds_of_steps}[module])  # type: ignore[no-any-return]  # by its name
 
 
 def with_values(arguments: Any, values: Sequence[Any]) -> Any:

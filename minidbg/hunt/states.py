@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 
 from minidbg.case import BackendRef
 from minidbg.errors import MinidbgError
+from minidbg.processes.deaths import json_objects
 from minidbg.repro.folder import hidden, replace_file
 
 MOST_IN_CORPUS = 500
@@ -91,8 +92,12 @@ class DistinctFailure:
 
     @property
     def text(self) -> str:
-        """The first line of the message."""
         return self.message.partition("\n")[0]
+
+    def ops_text(self, most: int) -> str:
+        """``add, mul and 3 more``."""
+        more = f" and {len(self.ops) - most} more" if len(self.ops) > most else ""
+        return ", ".join(list(self.ops)[:most]) + more
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -144,9 +149,8 @@ class HuntFolder:
         place = hidden(folder, "hunt", f"{slug}_{digest}")
         store = cls(place)
         wanted = {**head, "fingerprint": fingerprint(backend)}
-        before = read_object(place / "head.json")
         store.read()
-        if not fresh and {**before, "ended": None} == {**wanted, "ended": None} and not before.get("ended"):
+        if not fresh and read_object(place / "head.json") == {**wanted, "ended": None}:
             store.resumed = bool(store.results)
             store.corpus = list(read_object(place / "corpus.json").get("candidates", []))
             return store
@@ -186,20 +190,19 @@ class HuntFolder:
 
     # ---- results
 
-    def read(self) -> list[DistinctFailure]:
-        """Take in what children have written since the last look; the failures that are new."""
-        new = []
+    def read(self) -> None:
+        """Take in what children have written since the last look."""
+        known = len(self.found)
         for record in self.new_records():
             self.results[record["id"]] = record
             self.seconds += record.get("seconds", 0.0)
             if record["state"] == Fate.NONE and "op" in record["candidate"]:
                 op, dtype, device, number, *_ = record["candidate"].values()
                 self.ends[op, dtype, device] = min(number, self.ends.get((op, dtype, device), number))
-            if "key" in record and (found := self.add(record)) is not None:
-                new.append(found)
-        if not self.read_bytes or new:
+            if "key" in record:
+                self.add(record)
+        if not self.read_bytes or len(self.found) > known:
             self.read_cases()
-        return [one for one in new if not one.settled]
 
     def new_records(self) -> Iterator[dict[str, Any]]:
         try:
@@ -210,14 +213,10 @@ class HuntFolder:
             return
         whole = data[: data.rfind(b"\n") + 1]
         self.read_bytes += len(whole)
-        for line in whole.splitlines():
-            try:
-                yield json.loads(line)
-            except ValueError:  # a disk that was full
-                continue
+        yield from json_objects(whole.decode(errors="replace").splitlines())
 
-    def add(self, record: Mapping[str, Any]) -> DistinctFailure | None:
-        """Count a failure; the new one, when nobody has met it yet."""
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Count a failure, which may be a new one."""
         name = record["candidate"].get("op", "random graphs")
         known = self.known_as(record)
         if known is not None:
@@ -225,8 +224,8 @@ class HuntFolder:
             known.ops[name] = None
             if known.capture is None and record.get("capture"):
                 known.capture = Path(record["capture"])
-            return None
-        found = DistinctFailure(
+            return
+        self.found[record["key"]] = DistinctFailure(
             key=record["key"],
             state=Fate(record["state"]),
             message=record.get("message", ""),
@@ -238,8 +237,6 @@ class HuntFolder:
             confirmed="refused" in record,  # it has no form as a script, and was seen twice
             family=record.get("family", ""),
         )
-        self.found[found.key] = found
-        return found
 
     def known_as(self, record: Mapping[str, Any]) -> DistinctFailure | None:
         """The case of which ``record`` is one more: of its key, or a repro's whose every call a random graph has."""
@@ -258,19 +255,13 @@ class HuntFolder:
 
     def settle(self, key: str, answer: Mapping[str, Any]) -> None:
         """What the reduction of a case gave, on disk and here."""
-        with open(self.cases_file, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"case": key, **answer}) + "\n")
+        append(self.cases_file, {"case": key, **answer})
         self.take_in(key, answer)
 
     def read_cases(self) -> None:
         """Take in the reductions of earlier runs."""
-        if not self.cases_file.exists():
-            return
-        for line in self.cases_file.read_text(encoding="utf-8").splitlines():
-            try:
-                answer = json.loads(line)
-            except ValueError:
-                continue
+        text = self.cases_file.read_text(encoding="utf-8") if self.cases_file.exists() else ""
+        for answer in json_objects(text.splitlines()):
             if answer["case"] in self.found and not self.found[answer["case"]].settled:
                 self.take_in(answer["case"], answer)
 
@@ -307,6 +298,19 @@ class HuntFolder:
         state = Fate(record["state"])
         found = self.found.get(record.get("key", ""))
         return Fate.SKIPPED if found is not None and self.is_refuted(self.final(found)) else state
+
+
+def append(path: Path, record: Mapping[str, Any]) -> None:
+    write_at_once(path, json.dumps(record, default=str) + "\n", os.O_APPEND)
+
+
+def write_at_once(path: Path, text: str, flag: int) -> None:
+    """Write the text in one call: several children append to a file, and any may be killed. Nothing is flushed to the disk."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flag, 0o664)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
 
 
 def unique(candidates: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

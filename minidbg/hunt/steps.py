@@ -134,32 +134,28 @@ def cast(some: Chooser) -> Step:
 
 def in_place(some: Chooser) -> Step:
     name, value = some.pick(IN_PLACE), some.value()
-    if name in ("add_", "mul_", "sub_", "copy_"):
-        return [f".{name}", [value, some.value()], {}]
-    if name == "fill_":
-        return [".fill_", [value, some.scalar()], {}]
+    rest: list[Any] = []
+    if name in ("add_", "mul_", "sub_", "copy_", "masked_fill_"):
+        rest.append(some.value())
+    if name in ("fill_", "masked_fill_"):
+        rest.append(some.scalar())
     if name == "clamp_":
-        return [".clamp_", [value, -0.5, some.pick((None, 0.5, 1))], {}]
-    if name == "masked_fill_":
-        return [".masked_fill_", [value, some.value(), some.scalar()], {}]
-    return [f".{name}", [value], {}]
+        rest = [-0.5, some.pick((None, 0.5, 1))]
+    return [f".{name}", [value, *rest], {}]
 
 
 def indexed(some: Chooser) -> Step:
-    value, index, name = (
-        some.value(),
-        some.value(),
-        some.pick(("gather", "index_select", "take", "getitem", "where", "masked")),
-    )
-    if name == "where":
-        return ["torch.where", [some.value(), value, index], {}]
-    if name == "getitem":
-        return ["operator.getitem", [value, index], {}]
-    if name == "masked":
-        return ["torch.masked_fill", [value, index, some.scalar()], {}]
-    if name == "take":
-        return ["torch.take", [value, index], {}]
-    return [f"torch.{name}", [value, some.dim(value), index], {}]
+    value, index = some.value(), some.value()
+    arguments: dict[str, Callable[[], list[Any]]] = {
+        "torch.gather": lambda: [value, some.dim(value), index],
+        "torch.index_select": lambda: [value, some.dim(value), index],
+        "torch.take": lambda: [value, index],
+        "operator.getitem": lambda: [value, index],
+        "torch.where": lambda: [some.value(), value, index],
+        "torch.masked_fill": lambda: [value, index, some.scalar()],
+    }
+    name = some.pick(tuple(arguments))
+    return [name, arguments[name](), {}]
 
 
 def product(some: Chooser) -> Step:

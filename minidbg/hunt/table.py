@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from minidbg.errors import BadSetting
 from minidbg.hunt.samples import DTYPES
 from minidbg.hunt.states import SHOWN, DistinctFailure, Fate, HuntFolder
@@ -108,12 +110,11 @@ def slug(state: Fate) -> str:
 
 
 def case_line(found: DistinctFailure) -> dict[str, Any]:
-    ops = list(found.ops)
     return {
         "state": str(found.state),
         "slug": slug(found.state),
         "count": found.count,
-        "ops": ", ".join(ops[:4]) + (f" and {len(ops) - 4} more" if len(ops) > 4 else ""),
+        "ops": found.ops_text(4),
         "text": found.text,
         "repro": found.repro.name if found.repro else "",
     }
@@ -135,7 +136,7 @@ class Compared:
         return f"{len(self.new)} new or worse, {len(self.fixed)} fixed"
 
 
-def write_baseline(path: Path, store: HuntFolder, backend: str, torch_version: str) -> None:
+def write_baseline(path: Path, store: HuntFolder, backend: str) -> None:
     """Write what is known now: each cell that is not ok, and each distinct failure. Raises OSError."""
     known: dict[str, dict[str, str]] = {}
     for cell in cells_of(store):
@@ -144,7 +145,7 @@ def write_baseline(path: Path, store: HuntFolder, backend: str, torch_version: s
     failures = {found.key: f"{found.state}: {found.text}"[:200] for found in store.cases()}
     lines = [
         "# What minidbg hunt knew. Compare with: minidbg hunt BACKEND --baseline THIS",
-        *write_lines({"backend": backend, "torch": torch_version}),
+        *write_lines({"backend": backend, "torch": torch.__version__}),
         *("", "[failures]", *write_lines(failures)),
         *("", "[ops]", *write_lines(known)),
     ]

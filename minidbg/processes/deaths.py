@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import signal as signals
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,11 +26,15 @@ def outcome_of(ended: ChildResult, expected: Signature | None, *, limit_s: float
 
 def last_json(text: str) -> Mapping[str, Any] | None:
     """The last line that is a JSON object; scripts and compilers may print other lines."""
-    for line in reversed(text.splitlines()):
+    return next(json_objects(reversed(text.splitlines())), None)
+
+
+def json_objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The lines that are JSON objects; others, and those that were cut off by a kill or a full disk, are passed over."""
+    for line in lines:
         if line.startswith("{"):
             with contextlib.suppress(ValueError):
-                return dict(json.loads(line))
-    return None
+                yield json.loads(line)
 
 
 def last_phase(text: str) -> str:

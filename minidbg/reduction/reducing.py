@@ -287,7 +287,7 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
     if said.verdict is Verdict.INVALID and said.reason.startswith("eager itself fails"):
         raise NotReproduced(f"this is no failure of the backend: {said.reason}", said)
     raise NotReproduced(
-        f"the case does not show its failure here: {said.verdict}{': ' + said.reason if said.reason else ''}. "
+        f"the case does not show its failure here: {said.in_words}. "
         f"Expected {case.kind or 'any failure'}; values, threads or the machine may matter",
         said,
     )

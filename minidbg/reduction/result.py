@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO, TypeAlias
+from typing import Any, Protocol, TextIO, TypeAlias, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 
 from minidbg.failure import Verdict
@@ -106,23 +106,22 @@ class Progress:
 Listener: TypeAlias = Callable[[Progress], None]
 
 
+class HasSeconds(Protocol):
+    """An event that says when it was, by a clock of its own."""
+
+    @property
+    def seconds(self) -> float: ...
+
+
+Timed = TypeVar("Timed", bound=HasSeconds)
+
+
 def silent(event: Progress) -> None:
     """The listener of those who asked for none."""
 
 
-@contextmanager
-def on_stream(stream: TextIO) -> Iterator[Listener]:
-    """A listener that writes to ``stream``, in the form that suits it; the bar is gone when the block ends."""
-    if stream.isatty() and os.environ.get("TERM") != "dumb":
-        with bar(stream) as listener:
-            yield listener
-    else:
-        yield lines(stream)
-
-
-@contextmanager
-def bar(stream: TextIO) -> Iterator[Listener]:
-    """A transient rich progress bar. It draws only when told: a drawing thread would not survive the forks."""
+def on_stream(stream: TextIO) -> AbstractContextManager[Listener]:
+    """A block with a listener that writes to ``stream``, in the form that suits it."""
     columns = (
         TextColumn("minidbg: {task.fields[phase]}"),
         BarColumn(bar_width=24),
@@ -131,51 +130,60 @@ def bar(stream: TextIO) -> Iterator[Listener]:
         TimeElapsedColumn(),
         TextColumn("{task.fields[rest]}"),
     )
-    with RichProgress(*columns, console=Console(file=stream), auto_refresh=False, transient=True) as display:
-        task = display.add_task("", total=None, phase="reducing", nodes="?", calls=0, rest="")
 
-        def listener(event: Progress) -> None:
-            display.update(
-                task,
-                total=event.start_nodes,
-                completed=event.start_nodes - event.nodes,
-                phase=event.phase,
-                nodes=event.nodes,
-                calls=event.oracle_calls,
-                rest=rest_of(event).removeprefix(", "),
-            )
-            display.refresh()
+    def shown(event: Progress) -> dict[str, Any]:
+        return {
+            "total": event.start_nodes, "completed": event.start_nodes - event.nodes, "phase": event.phase,
+            "nodes": event.nodes, "calls": event.oracle_calls, "rest": rest_of(event).removeprefix(", "),
+        }  # fmt: skip
 
-        yield listener
+    def line(event: Progress) -> str:
+        return (
+            f"{event.phase}: {event.start_nodes} -> {event.nodes} nodes, "
+            f"{event.oracle_calls} oracle calls, {event.seconds:.0f} s{rest_of(event)}"
+        )
+
+    first = {"phase": "reducing", "nodes": "?", "calls": 0, "rest": ""}
+    return bar_or_lines(stream, columns, first, shown, line, every_s=QUIET_S)
 
 
-def lines(stream: TextIO) -> Listener:
-    """A listener that writes a line at most every ``QUIET_S`` seconds of the reduction's own clock."""
+@contextmanager
+def bar_or_lines(
+    stream: TextIO,
+    columns: Iterable[ProgressColumn],
+    first: Mapping[str, Any],
+    shown: Callable[[Timed], Mapping[str, Any]],
+    line: Callable[[Timed], str],
+    *,
+    every_s: float,
+) -> Iterator[Callable[[Timed], None]]:
+    """A block with a listener: on a terminal a bar, gone when the block ends; else lines, ``every_s`` of an event's clock at most.
+
+    The bar has ``first`` and then what is ``shown`` of an event as fields of its ``columns``.
+    """
     last = 0.0
 
-    def listener(event: Progress) -> None:
+    def write(event: Timed) -> None:
         nonlocal last
-        if event.seconds - last < QUIET_S:
-            return
-        last = event.seconds
-        stream.write(
-            f"minidbg: {event.phase}: {event.start_nodes} -> {event.nodes} nodes, "
-            f"{event.oracle_calls} oracle calls, {event.seconds:.0f} s{rest_of(event)}\n"
-        )
-        stream.flush()
+        if event.seconds - last >= every_s:
+            last = event.seconds
+            stream.write(f"minidbg: {line(event)}\n")
+            stream.flush()
 
-    return listener
+    if not stream.isatty() or os.environ.get("TERM") == "dumb":
+        yield write
+        return
+    # It draws only when told: a drawing thread would not survive the forks.
+    with RichProgress(*columns, console=Console(file=stream), auto_refresh=False, transient=True) as display:
+        task = display.add_task("", total=None, **first)
+
+        def draw(event: Timed) -> None:
+            display.update(task, **shown(event))
+            display.refresh()
+
+        yield draw
 
 
 def rest_of(event: Progress) -> str:
     """``, about 12 s more``, or nothing where that cannot be said."""
     return "" if event.rest_seconds is None else f", about {math.ceil(event.rest_seconds)} s more"
-
-
-def as_events(log: Callable[..., object]) -> Listener:
-    """A listener for machines: each event becomes a call ``log("reduction", phase=..., nodes=..., ...)`` (structlog's form)."""
-
-    def listener(event: Progress) -> None:
-        log("reduction", **asdict(event))
-
-    return listener

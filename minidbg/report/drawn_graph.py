@@ -71,10 +71,10 @@ def forward_nodes(
     """The nodes of a ``forward``; ``described`` says what its inputs are, where no comment of an older script does."""
     pairs = (line.partition(": ") for line in comments.values())
     described = {**described, **{name.strip(): what.strip() for name, found, what in pairs if found}}
-    nodes = []
-    for one in function.args.args[1:]:
-        comment = comments.get(one.lineno, "") or described.get(one.arg, "")
-        nodes.append(DrawnNode(one.arg, "input", (), one.arg, comment, is_input=True))
+    nodes = [
+        DrawnNode(one.arg, "input", (), one.arg, comments.get(one.lineno) or described.get(one.arg, ""), True)
+        for one in [*function.args.posonlyargs, *function.args.args][1:]
+    ]
     known = {node.name for node in nodes}
     for statement in statements_in(function.body):
         for name, value in assignments(statement):
@@ -205,7 +205,6 @@ class FoldedNodes:
 
     @property
     def is_single(self) -> bool:
-        """Whether it stands for one node."""
         return len(self.nodes) == 1
 
     @property
@@ -228,15 +227,11 @@ def fold(
     alone = {node.name for node in marked} if len(marked) <= MOST_ALONE else set()
     if len(calls) <= SMALL:
         alone = {node.name for node in calls}
-    inputs = [
-        FoldedNodes((node,), node.name, as_input=True)
-        for node in nodes
-        if node.is_input and node.name in as_inputs
-    ]
+    inputs = [single(node, (), as_inputs) for node in nodes if node.is_input and node.name in as_inputs]
     blocks = [
         block
         for is_alone, run in itertools.groupby(calls, key=lambda node: node.name in alone)
-        for block in (singles(run, kept, as_inputs) if is_alone else by_module(run, kept))
+        for block in ([single(node, kept, as_inputs) for node in run] if is_alone else by_module(run, kept))
     ]
     room = max(MOST_BLOCKS - len(alone), SMALL)
     return with_inputs(merged(blocks, room), inputs[:MOST_ALONE])
@@ -254,12 +249,8 @@ def with_inputs(blocks: list[FoldedNodes], inputs: Sequence[FoldedNodes]) -> lis
     return [*waiting, *placed]
 
 
-def singles(
-    run: Iterator[DrawnNode], kept: Collection[str], as_inputs: Collection[str]
-) -> Iterator[FoldedNodes]:
-    """A block for each node."""
-    for node in run:
-        yield FoldedNodes((node,), node.name, kept=int(node.name in kept), as_input=node.name in as_inputs)
+def single(node: DrawnNode, kept: Collection[str], as_inputs: Collection[str] = ()) -> FoldedNodes:
+    return FoldedNodes((node,), node.name, kept=int(node.name in kept), as_input=node.name in as_inputs)
 
 
 def by_module(run: Iterator[DrawnNode], kept: Collection[str]) -> Iterator[FoldedNodes]:
@@ -269,7 +260,7 @@ def by_module(run: Iterator[DrawnNode], kept: Collection[str]) -> Iterator[Folde
         for start in range(0, len(whole), LONGEST):
             part = whole[start : start + LONGEST]
             if len(part) == 1:
-                yield FoldedNodes(part, part[0].name, kept=int(part[0].name in kept))
+                yield single(part[0], kept)
             else:
                 label = module or f"{part[0].name} ... {part[-1].name}"
                 yield FoldedNodes(part, label, kept=sum(node.name in kept for node in part))
@@ -277,7 +268,6 @@ def by_module(run: Iterator[DrawnNode], kept: Collection[str]) -> Iterator[Folde
 
 def merged(blocks: list[FoldedNodes], room: int) -> list[FoldedNodes]:
     """Neighbouring folded blocks taken together, the smallest pairs first, until they fit."""
-    blocks = list(blocks)
     while sum(is_folded(block) for block in blocks) > room:
         pairs = [
             (len(first.nodes) + len(second.nodes), place)
@@ -311,20 +301,15 @@ def kept_names(
     """
     by_name = {node.name: node for node in original}
     kept: set[str] = set()
+    calls = [node for node in original if not node.is_input]
     for node in reduced:
+        same = by_name.get(node.name)
         if node.is_input:
             continue
-        same = by_name.get(node.name)
         if same is not None and same.label == node.label:
             kept.add(node.name)
-            continue
-        alike = [
-            one.name
-            for one in original
-            if (one.label, one.comment) == (node.label, node.comment)
-            and one.name not in kept
-            and not one.is_input
-        ]
-        kept.update(alike[:1])
+        else:
+            alike = [one.name for one in calls if (one.label, one.comment) == (node.label, node.comment)]
+            kept.update([name for name in alike if name not in kept][:1])
     inputs = {node.name for node in reduced if node.is_input and node.name in by_name}
     return frozenset(kept), frozenset(inputs - kept)

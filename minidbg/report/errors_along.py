@@ -23,6 +23,7 @@ from minidbg.graphs.copying import clone_values, copy_graph_module
 from minidbg.graphs.mutation import written_arguments
 from minidbg.graphs.source import instantiate, write_module
 from minidbg.oracle.compare import TOLERANCES
+from minidbg.processes.deaths import last_json
 
 SECONDS = 300.0
 MOST_NODES = 10_000
@@ -47,12 +48,11 @@ class ErrorsAlong:
 def errors_of(path: Path) -> ErrorsAlong:
     """The errors along the graph of the script at ``path``, computed in a new process. Raises MinidbgError."""
     ended = processes.run_python(["-m", "minidbg.report.errors_along", str(path)], seconds=SECONDS)
-    try:
-        answer = json.loads(ended.stdout.strip().splitlines()[-1])
-    except (IndexError, ValueError):
+    answer = last_json(ended.stdout)
+    if answer is None:
         last = (ended.stderr_tail.strip().splitlines() or ["no message"])[-1]
         how = f"not within {SECONDS:g} s" if ended.timed_out else last
-        raise MinidbgError(f"{path}: the errors along the graph could not be computed: {how}") from None
+        raise MinidbgError(f"{path}: the errors along the graph could not be computed: {how}")
     errors = tuple(None if error is None else float(error) for error in answer["errors"])
     return ErrorsAlong(tuple(answer["names"]), errors, float(answer["allowed"]))
 
@@ -103,11 +103,8 @@ def values_of(run: Any, case: Case) -> Sequence[Any]:
 
 def relative_error(actual: Any, expected: Any) -> float | None:
     """Largest error of ``actual`` relative to the largest of ``expected``; None for what is no plain tensor."""
-    if (
-        not isinstance(expected, Tensor)
-        or expected.layout is not torch.strided
-        or not isinstance(actual, Tensor)
-    ):
+    both_tensors = isinstance(actual, Tensor) and isinstance(expected, Tensor)
+    if not both_tensors or expected.layout is not torch.strided:
         return None
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
         return float("inf")

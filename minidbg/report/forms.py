@@ -2,22 +2,33 @@
 
 ``NAME.*.j2`` in a folder of one's own is the template NAME; it gets the variables of VARIABLES. A script is run before it is
 handed out: a form that does not fail as the repro does is no repro, and the repro itself is given in its place.
+
+The bug report, in Markdown, has the sections of PyTorch's own template for torch.compile,
+``.github/ISSUE_TEMPLATE/pt2-bug-report.yml``: Describe the bug (with the ablation and the minimal reproducer it asks for),
+Error logs, Versions.
 """
 
 from __future__ import annotations
 
+import getpass
+import os
 import re
 import shutil
+import socket
+import sys
+import sysconfig
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minidbg import repro
+from minidbg import processes, repro
 from minidbg.errors import MinidbgError, nearest
-from minidbg.report.story import Story, as_table
+from minidbg.failure import Kind, Verdict
+from minidbg.report.story import Story, as_table, difference
 from minidbg.repro import selfcheck, templates
+from minidbg.stages import StageReport, find_stages
 
 RUN_SECONDS = 180.0
 
@@ -43,7 +54,7 @@ VARIABLES: Mapping[str, str] = {
     "pattern": "a string literal: a regular expression that its 'Type: message' contains",
     "header": "all of [tool.minidbg], as a table",
 }
-"""What every template gets; ``script.py.j2`` gets other ones, and ``issue.md.j2`` some more, see ``issue.py``."""
+"""What every template gets; ``script.py.j2`` gets other ones, and ``issue.md.j2`` some more, see ``issue``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +97,6 @@ def export(story: Story, template: str, *, run: bool = True) -> Export:
     file = template_file(template)
     stem = story.path.stem
     if template == "issue":
-        from minidbg.report.issue import issue
-
         return Export(issue(story, run=run).body, f"{stem}.md")
     ending = Path(file.removesuffix(".j2")).suffix
     text = templates.fill(file, variables_of(story))
@@ -114,7 +123,6 @@ def template_file(name: str) -> str:
 
 
 def variables_of(story: Story) -> dict[str, Any]:
-    """The values of VARIABLES."""
     header, parts = story.header, story.parts
     try:
         judge = selfcheck.lines_for(header, model=parts.model, plain_backend="")
@@ -168,3 +176,175 @@ def check_that_it_fails(text: str, story: Story) -> None:
         raise repro.NoShortForm(
             f"this form does not fail as the repro does (exit status {ended.exit_status})"
         )
+
+
+# --- a bug report ---
+
+LOG_LINES = 60
+LONG_LINES = 150
+"""A longer script is folded away."""
+VERSIONS_SECONDS = 120.0
+STAGES_SECONDS = 120.0
+
+SAID: dict[Kind, str] = {
+    Kind.COMPILE: "fails to compile",
+    Kind.RUNTIME: "compiles, and what it compiled fails at",
+    Kind.ACCURACY: "gives a wrong result for",
+    Kind.CRASH: "ends the process at",
+    Kind.HANG: "does not come back from",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Issue:
+    title: str
+    body: str
+    """Markdown."""
+    ran: bool
+    """Whether the failure was seen again while this was written."""
+
+
+def issue(story: Story, *, run: bool = True, keep_private: bool = False, versions: bool = True) -> Issue:
+    """The bug report for ``story``.
+
+    ``run`` runs the script and, where the header has no stages, the stages of compiling: a fresh process each.
+    ``keep_private`` leaves paths and names as they are. ``versions`` runs ``torch.utils.collect_env``.
+    """
+    logs, ran = logs_of(story, run=run)
+    neighbour = story.neighbour
+    extra = {
+        "said": SAID[story.header.kind],
+        "script": story.text,
+        "needs_file": bool(story.parts.stored),
+        "remarks": remarks_of(story),
+        "passes": story.header.provenance.neighbour,
+        "logs": last_lines(logs, LOG_LINES),
+        "ablation": ablation(story, run=run),
+        "neighbour": "\n".join(difference(story.parts.model, neighbour.model)) if neighbour else "",
+        "versions": environment() if versions else "",
+        "is_long": len(story.text.splitlines()) > LONG_LINES,
+        "ran": ran,
+    }
+    title = title_of(story)
+    body = templates.fill("issue.md.j2", {**variables_of(story), "issue_title": title, **extra})
+    if not keep_private:
+        private = Private.of_this_process()
+        title, body = private.left_out(title), private.left_out(body)
+    return Issue(title, body, ran)
+
+
+def title_of(story: Story) -> str:
+    """``[inductor] fails to compile full and cumsum: IndexError: tuple index out of range``."""
+    title = story.title.rstrip(".")
+    first = story.message.partition("\n")[0][:120]
+    first = "" if first in title else first
+    if title.startswith(f"{story.header.backend} "):
+        title = f"[{story.header.backend}] {title.removeprefix(story.header.backend).strip()}"
+    return f"{title}: {first}" if first else title
+
+
+def logs_of(story: Story, *, run: bool) -> tuple[str, bool]:
+    """What the script printed when it was run just now, else what was captured; and whether it was seen to fail."""
+    if not run:
+        return story.message, False
+    ended = repro.run_alone(story.path, seconds=RUN_SECONDS)
+    if ended.exit_status == 1:
+        return ended.stderr_tail.replace(f"{story.path.absolute().parent}/", "") or ended.stdout, True
+    outcome = repro.run(story.path, seconds=RUN_SECONDS)
+    failed = outcome.verdict in (Verdict.REPRODUCES, Verdict.FLAKY)
+    return outcome.message or outcome.reason or story.message, failed
+
+
+def ablation(story: Story, *, run: bool) -> StageReport | None:
+    """What the stages of compiling do with the graph: from the header, else found out now; None when it is not to be had."""
+    if story.stages or not run:
+        return story.stages
+    try:
+        return find_stages(story.path, seconds=STAGES_SECONDS)
+    except (MinidbgError, OSError, ImportError):
+        return None
+
+
+def environment() -> str:
+    """What ``python -m torch.utils.collect_env`` prints, in a process of its own."""
+    ended = processes.run_python(["-W", "ignore", "-m", "torch.utils.collect_env"], seconds=VERSIONS_SECONDS)
+    text = ended.stdout.strip()
+    start = text.find("PyTorch version")
+    return text[start:] if start >= 0 else f"torch.utils.collect_env gave nothing: {ended.stderr_tail[-500:]}"
+
+
+def last_lines(text: str, count: int) -> str:
+    """The first two and the last lines of ``text`` when it is longer than ``count``."""
+    lines = text.strip().splitlines()
+    if len(lines) <= count:
+        return "\n".join(lines)
+    return "\n".join([*lines[:2], f"... {len(lines) - count} lines ...", *lines[2 - count :]])
+
+
+# --- what a report tells about nobody ---
+
+
+PUBLIC_ROOTS = (
+    "/usr/", "/bin/", "/sbin/", "/lib/", "/lib64/", "/proc/", "/sys/", "/dev/", "/etc/", "/opt/rocm/",
+    "/opt/conda/",
+)  # fmt: skip
+"""Folders that are the same on many machines; what lies elsewhere may name a project or a customer."""
+PATH = re.compile(r"(?<![\w:/.<>~])/(?:[\w.@+-]+/)+[\w.@+-]+")
+BELOW = re.compile(r"(~|<tmp>|<python>)/(?:[\w.@+-]+/)+([\w.@+-]+)")
+"""A path below a folder that was replaced: its own folders may name a project, too."""
+COMMON_USERS = frozenset(
+    ["root", "user", "ubuntu", "admin", "runner", "jovyan", "nobody", "test", "torch", "python"]
+)
+"""Names that tell nothing, and that are words of their own."""
+SHORTEST_NAME = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Private:
+    """What is to be left out. ``folders`` are replaced by their names here, longest first."""
+
+    folders: Mapping[str, str]
+    names: Mapping[str, str]
+
+    @classmethod
+    def of_this_process(cls) -> Private:
+        """The folders and names of this user on this machine."""
+        paths = sysconfig.get_paths()
+        folders = {
+            paths["purelib"]: "site-packages",
+            paths["platlib"]: "site-packages",
+            paths["stdlib"]: Path(paths["stdlib"]).name,
+            os.getcwd(): ".",
+            sys.prefix: "<python>",
+            str(Path.home()): "~",
+            tempfile.gettempdir(): "<tmp>",
+        }
+        folders |= {os.path.realpath(one): name for one, name in folders.items()}
+        folders.pop("/", None)
+        names = {}
+        for name, word in ((user(), "<user>"), (socket.gethostname(), "<host>")):
+            if len(name) >= SHORTEST_NAME and name.lower() not in COMMON_USERS and name != "localhost":
+                names[name] = word
+        return cls(folders, names)
+
+    def left_out(self, text: str) -> str:
+        """``text`` with paths shortened and names replaced. Relative paths and public folders stay."""
+        for folder in sorted(self.folders, key=len, reverse=True):
+            text = re.sub(rf"(?<![\w.]){re.escape(folder)}(?=[/\s'\":,)\]]|$)", self.folders[folder], text)
+        text = PATH.sub(shortened, BELOW.sub(r"\1/.../\2", text))
+        for name, word in self.names.items():
+            text = re.sub(rf"(?<![\w]){re.escape(name)}(?![\w])", word, text)
+        return text
+
+
+def shortened(match: re.Match[str]) -> str:
+    """The last part of a path that lies in no public folder."""
+    return match[0] if match[0].startswith(PUBLIC_ROOTS) else f".../{match[0].rpartition('/')[2]}"
+
+
+def user() -> str:
+    """The user's name, empty when the system has none for him."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""

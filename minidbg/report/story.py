@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,8 @@ from minidbg.case import Provenance
 from minidbg.errors import UnreadableRepro
 from minidbg.history import NAME, DamagedHistory, Flip, History, ReproState, Result
 from minidbg.printable import display_path, moment, plural
+from minidbg.processes.deaths import json_objects
+from minidbg.report.drawn_graph import read_graph
 from minidbg.repro.folder import HIDDEN
 from minidbg.repro.header import Header, header_of, script_text
 from minidbg.repro.loading import Parts, read_parts
@@ -104,7 +105,7 @@ class Story:
             "reduced": story.reduced,
             "nodes": self.header.nodes,
             "nodes_before": story.nodes,
-            "inputs": count_inputs(self.parts),
+            "inputs": sum(node.is_input for node in read_graph(self.parts.model)),
             "inputs_before": story.inputs,
             "certified": story.certified,
             "oracle_calls": story.oracle_calls,
@@ -161,17 +162,6 @@ def as_table(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def count_inputs(parts: Parts) -> int:
-    """Arguments of the model, from its source."""
-    for node in ast.walk(ast.parse(parts.model)):
-        if isinstance(node, ast.FunctionDef) and node.name == "forward":
-            return len(node.args.posonlyargs) + len(node.args.args) - 1
-    return sum(
-        isinstance(node, ast.Constant) and node.value == "placeholder"
-        for node in ast.walk(ast.parse(parts.model))
-    )
-
-
 # --- what lies around it ---
 
 
@@ -225,11 +215,9 @@ def result_in(log: Path) -> Mapping[str, Any]:
 
 
 def entries(log: Path, step: int = 1) -> Iterator[Mapping[str, Any]]:
-    """What the lines of a replay log say, with a ``step`` of -1 the last first; damaged ones, and a log that is not there, say nothing."""
+    """What the lines of a replay log say, with a ``step`` of -1 the last first; a log that is not there says nothing."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        for line in log.read_text(encoding="utf-8").splitlines()[::step]:
-            with contextlib.suppress(ValueError):
-                yield as_table(json.loads(line))
+        yield from json_objects(log.read_text(encoding="utf-8").splitlines()[::step])
 
 
 def read_steps(log: Path) -> tuple[LoggedCall, ...]:
@@ -291,7 +279,6 @@ def difference(fails: str, passes: str) -> Iterator[str]:
 
 
 def uncommented(text: str) -> list[str]:
-    """The lines of ``text`` without comments."""
     return [plain for line in text.split("\n") if (plain := COMMENT.sub("", line)).strip()]
 
 

@@ -9,8 +9,9 @@ import atexit
 import contextlib
 import importlib
 import json
+import operator
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -38,10 +39,10 @@ class Orders:
         return {**environ, "PYTHONPATH": path, VARIABLE: json.dumps(asdict(self))}
 
 
-def read_orders(environ: Mapping[str, str]) -> Orders | None:
+def read_orders() -> Orders | None:
     """The orders for this process; None when it is in no program under ``minidbg run``."""
     with contextlib.suppress(KeyError, ValueError, TypeError):
-        table = json.loads(environ[VARIABLE])
+        table = json.loads(os.environ[VARIABLE])
         return Orders(table["log"], table["backend"], tuple(table["compile_all"]))
     return None
 
@@ -57,15 +58,6 @@ def tell(log: str, event: Mapping[str, Any]) -> None:
             os.close(descriptor)
 
 
-def read_log(log: Path) -> Iterator[dict[str, Any]]:
-    """The lines of the log, as far as they are whole."""
-    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
-        with contextlib.suppress(ValueError):
-            event = json.loads(line)
-            if isinstance(event, dict):
-                yield event
-
-
 if TYPE_CHECKING:
     from minidbg.backend.capture import Failure
     from minidbg.backend.failures import Report
@@ -73,12 +65,10 @@ if TYPE_CHECKING:
 
 def compiler_is_here(module: ModuleType) -> None:
     """``torch._dynamo.eval_frame`` was imported: from now on backends are wrapped when they are looked up."""
-    orders = read_orders(os.environ)
-    if orders is None:
-        return
-    from minidbg import _torch
+    if (orders := read_orders()) is not None:
+        from minidbg import _torch
 
-    _torch.replace_backends(module, lambda backend: wrapped(backend, orders))
+        _torch.replace_backends(module, lambda backend: wrapped(backend, orders))
 
 
 def wrapped(backend: Any, orders: Orders) -> Any:
@@ -106,45 +96,35 @@ def wrapped(backend: Any, orders: Orders) -> Any:
 def named(backend: str) -> Any:
     """A registered name as it is; what ``module:attribute`` leads to. Raises ImportError or AttributeError."""
     module, colon, attribute = backend.partition(":")
-    if not colon:
-        return backend
-    found: Any = importlib.import_module(module)
-    for part in attribute.split("."):
-        found = getattr(found, part)
-    return found
+    return operator.attrgetter(attribute)(importlib.import_module(module)) if colon else backend
 
 
 def listener(failure: Failure, report: Report) -> None:
     """Pass on what became of a failure, for the summary."""
-    orders = read_orders(os.environ)
+    orders = read_orders()
     if orders is not None:
         said = str(failure.error).strip().partition("\n")[0][:200]
-        tell(
-            orders.log,
-            {
-                "event": "failure",
-                "backend": failure.link.name,
-                "kind": str(failure.kind),
-                "said": f"{type(failure.error).__name__}: {said}",
-                "line": report.line,
-                "path": str(report.path) if report.path else None,
-                "capture": str(report.capture) if report.capture else None,
-            },
-        )
+        event = {
+            "event": "failure", "backend": failure.link.name, "kind": str(failure.kind),
+            "said": f"{type(failure.error).__name__}: {said}", "line": report.line,
+            "path": str(report.path) if report.path else None,
+            "capture": str(report.capture) if report.capture else None,
+        }  # fmt: skip
+        tell(orders.log, event)
 
 
 def tell_stats() -> None:
     """At the end of a process: how many of its graphs were verified."""
     from minidbg.backend import stats
 
-    orders = read_orders(os.environ)
+    orders = read_orders()
     if orders is not None and (found := stats()).graphs:
         tell(orders.log, {"event": "graphs", **asdict(found)})
 
 
 def modules_are_here(module: ModuleType) -> None:
     """``torch.nn.modules.module`` was imported: instances of the classes that were asked for compile themselves."""
-    orders = read_orders(os.environ)
+    orders = read_orders()
     if orders is None or not orders.compile_all:
         return
     asked = frozenset(orders.compile_all)

@@ -17,8 +17,7 @@ from typing import Any
 
 from minidbg.printable import display_path
 from minidbg.processes.child import PR_SET_PDEATHSIG, prctl
-from minidbg.processes.deaths import last_json
-from minidbg.run.inside import read_log
+from minidbg.processes.deaths import json_objects, last_json
 from minidbg.settings import Reduce, Settings
 
 FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH")
@@ -31,27 +30,31 @@ FROM_THE_KEYBOARD = ("SIGINT", "SIGQUIT")
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the program ended: one of the two is set."""
+    """How the program ended."""
 
-    status: int | None
-    signal: int | None
+    code: int
+    """Its exit status, or the signal that ended it, negative."""
 
     @property
-    def exit_status(self) -> int:
-        """What a shell would call its status: that of a signal is 128 and its number."""
-        return 128 + self.signal if self.signal is not None else self.status or 0
+    def in_words(self) -> str:
+        if self.code < 0:
+            return f" (the program ended by {signal.Signals(-self.code).name})"
+        return f" (the program ended with status {self.code})" if self.code else ""
 
     @property
     def was_interrupted(self) -> bool:
         """Whether Ctrl-C ended it, by the signal or by the status that shells have for that."""
-        return self.signal == signal.SIGINT or self.status == 130
+        return self.code in (-signal.SIGINT, 130)
 
     def pass_on(self) -> int:
-        """The exit status for us. After Ctrl-C we die of it as the program did, so that a shell ends its loop."""
-        if self.signal == signal.SIGINT:
+        """The exit status for us: as a shell has it, 128 and its number for a signal.
+
+        After Ctrl-C we die of it as the program did, so that a shell ends its loop.
+        """
+        if self.code == -signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
-        return self.exit_status
+        return 128 - self.code if self.code < 0 else self.code
 
 
 def run_program(arguments: Sequence[str], environ: Mapping[str, str]) -> Ending:
@@ -64,8 +67,7 @@ def run_program(arguments: Sequence[str], environ: Mapping[str, str]) -> Ending:
             preexec_fn=(lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM)) if sys.platform == "linux" else None,
         )
         children.append(child)
-        code = child.wait()
-    return Ending(code, None) if code >= 0 else Ending(None, -code)
+        return Ending(child.wait())
 
 
 @contextlib.contextmanager
@@ -116,7 +118,7 @@ def summary_of(
 
     ``say`` hears what is done meanwhile.
     """
-    events = list(read_log(log))
+    events = list(json_objects(log.read_text(encoding="utf-8", errors="replace").splitlines()))
     lines = failure_lines(event for event in events if event.get("event") == "failure")
     if any((settings.repro_dir / ".minidbg" / "flight").glob("*.py")):
         lines += deaths_since(began, settings, ending, say)
@@ -168,11 +170,7 @@ def deaths_since(
         name = flights.read_name(record)
         if name is None or name.started_ms / 1000 < began - flights.SAME_START_S:
             continue
-        happened = flights.death(record)
-        if ending.signal is not None:
-            happened += f" (the program ended by {signal.Signals(ending.signal).name})"
-        elif ending.status:
-            happened += f" (the program ended with status {ending.status})"
+        happened = flights.death(record) + ending.in_words
         if name.step is flights.Step.WAITING:
             flights.remove(record)
             yield happened

@@ -5,6 +5,7 @@ Others concern the ops at fault: a copy or a cast before them, their fallback to
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -192,9 +193,8 @@ def changed_before(
 
 def is_tensor(node: fx.Node, case: Case) -> bool:
     if node.op == "placeholder":
-        places = [one for one in case.graph_module.graph.nodes if one.op == "placeholder"]
-        place = next((number for number, one in enumerate(places) if one.name == node.name), None)
-        return place is not None and isinstance(case.inputs[place], torch.Tensor)
+        names = [one.name for one in case.graph_module.graph.nodes if one.op == "placeholder"]
+        return isinstance(dict(zip(names, case.inputs, strict=True)).get(node.name), torch.Tensor)
     return node.op != "get_attr" or not isinstance(node.target, str) or "body" not in node.target
 
 
@@ -203,11 +203,9 @@ def dtype_of(node: fx.Node) -> torch.dtype | None:
     return example.dtype if isinstance(example, torch.Tensor) else None
 
 
-def inside_the_backend(case: Case, small: Case, culprits: Sequence[fx.Node]) -> Iterator[Change]:
+def inside_the_backend(case: Case, small: Case) -> Iterator[Change]:
     """Inductor's own fallback: it calls the kernels that eager has for the ops at fault, and compiles the rest."""
-    if case.backend.name != "inductor":
-        return
-    operators = aten_calls_of(small)
+    operators = aten_calls_of(small) if case.backend.name == "inductor" else []
     if not operators:
         return
     lines = _torch.inductor_fallback_lines(operators)
@@ -280,17 +278,14 @@ def eager_around(
     """A backend that compiles what stands before and after the nodes of those names with ``backend``, and runs them in eager."""
 
     def compile_around(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        number, parts, inside = 0, {}, False
-        for node in graph_module.graph.nodes:
-            if (node.name in names) is not inside:
-                number, inside = number + 1, not inside
-            parts[node] = number
+        runs = itertools.groupby([*graph_module.graph.nodes], key=lambda node: node.name in names)
+        parts = {node: number for number, (_, nodes) in enumerate(runs) for node in nodes}
         split: Any = split_module(graph_module, None, parts.__getitem__, keep_original_order=True)  # type: ignore[arg-type]
-        given: dict[str, Any] = {"mode": mode, "options": dict(options or {})}
-        given = {name: value for name, value in given.items() if value}
         for name, part in list(split.named_children()):
             if name.startswith("submod_") and not any(node.name in names for node in part.graph.nodes):
-                split.add_module(name, torch.compile(part, backend=backend, **given))
+                split.add_module(
+                    name, torch.compile(part, backend=backend, mode=mode, options=dict(options or {}) or None)
+                )
         return split.forward  # type: ignore[no-any-return]
 
     return compile_around

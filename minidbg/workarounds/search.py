@@ -26,7 +26,7 @@ from minidbg.graphs.effects import is_call
 from minidbg.oracle import harness
 from minidbg.oracle.agreement import differ
 from minidbg.oracle.embed import settings_of
-from minidbg.oracle.execute import fresh, written
+from minidbg.oracle.execute import ANOTHER_GRAPH, fresh, written
 from minidbg.repro.folder import HIDDEN, hidden, replace_file
 from minidbg.workarounds import changes
 from minidbg.workarounds.changes import Change
@@ -40,8 +40,6 @@ TIMED_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Workaround:
-    """A change that was seen to work."""
-
     what: str
     lines: tuple[str, ...]
     where: str
@@ -133,7 +131,7 @@ class Asking:
             return False
         said = self.outcome(case)
         # what it does in parts reaches the backend as several graphs
-        in_parts = said.verdict is Verdict.INVALID and "dynamo handed another graph" in said.reason
+        in_parts = said.verdict is Verdict.INVALID and said.reason.startswith(ANOTHER_GRAPH)
         handed_back = "fallback: " in said.reason and change.case.backend.name == self.case.backend.name
         return (said.verdict is Verdict.GONE and not handed_back) or in_parts
 
@@ -157,7 +155,7 @@ def candidates(case: Case, small: Case, asking: Asking) -> Iterator[Change]:
     yield from option_that_helps(case, asking)
     culprits = changes.culprits_of(case, small)
     if culprits:
-        yield from changes.inside_the_backend(case, small, culprits)
+        yield from changes.inside_the_backend(case, small)
     yield from changes.without_own_settings(case)
     if culprits:
         yield changes.outside_the_graph(case, culprits)

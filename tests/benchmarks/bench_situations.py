@@ -17,8 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "peers"))
 
-from situations import SITUATIONS, Situation, program
-from users_run import Ended, run, with_minidbg
+from situations import SITUATIONS, Ended, Situation, program, run, with_minidbg
 
 
 @dataclass(frozen=True)

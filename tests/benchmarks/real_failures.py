@@ -6,8 +6,9 @@ calls the failure needs by itself. Kinds and numbers are those of ``tests/cases`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -143,79 +144,25 @@ Made = tuple[nn.Module, tuple[Any, ...]]
 IDS = torch.arange(40).reshape(2, 20) % 90
 
 
-def gpt2() -> Made:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        vocab_size=100,
-        n_positions=32,
-        n_embd=32,
-        n_layer=6,
-        n_head=4,
-        use_cache=False,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    return GPT2LMHeadModel(config), (IDS,)
+SMALL = {"hidden_size": 32, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 64}
+IMAGE = {**SMALL, "image_size": 32, "patch_size": 8}
 
 
-def bert() -> Made:
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(
-        vocab_size=100, hidden_size=32, num_hidden_layers=6, num_attention_heads=4, intermediate_size=64
-    )
-    return BertModel(config), (IDS,)
+def ids() -> tuple[Tensor]:
+    return (IDS,)
 
 
-def llama() -> Made:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=100,
-        hidden_size=32,
-        num_hidden_layers=8,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=64,
-        use_cache=False,
-    )
-    return LlamaForCausalLM(config), (IDS,)
+def pixels() -> tuple[Tensor]:
+    return (torch.randn(2, 3, 32, 32),)
 
 
-def t5() -> Made:
-    from transformers import T5Config, T5EncoderModel
+def transformer(
+    name: str, inputs: Callable[[], tuple[Tensor]], config: Mapping[str, Any], **more: Any
+) -> Made:
+    import transformers
 
-    config = T5Config(vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=6, num_heads=4, use_cache=False)
-    return T5EncoderModel(config), (IDS,)
-
-
-def vit() -> Made:
-    from transformers import ViTConfig, ViTModel
-
-    config = ViTConfig(
-        hidden_size=32,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        intermediate_size=64,
-        image_size=32,
-        patch_size=8,
-    )
-    return ViTModel(config), (torch.randn(2, 3, 32, 32),)
-
-
-def clip() -> Made:
-    from transformers import CLIPVisionConfig, CLIPVisionModel
-
-    config = CLIPVisionConfig(
-        hidden_size=32,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        intermediate_size=64,
-        image_size=32,
-        patch_size=8,
-    )
-    return CLIPVisionModel(config), (torch.randn(2, 3, 32, 32),)
+    kind = getattr(transformers, name)
+    return kind(kind.config_class(**{**config, **more})), inputs()
 
 
 def timm_model(name: str, **how: Any) -> Made:
@@ -248,6 +195,17 @@ class Model:
     place: str
     training: bool = False
 
+
+GPT2 = {"n_positions": 32, "n_embd": 32, "n_layer": 6, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2}
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 6, "num_heads": 4}
+gpt2 = partial(transformer, "GPT2LMHeadModel", ids, GPT2, vocab_size=100, use_cache=False)
+bert = partial(transformer, "BertModel", ids, SMALL, vocab_size=100)
+t5 = partial(transformer, "T5EncoderModel", ids, T5, vocab_size=100, use_cache=False)
+llama = partial(
+    transformer, "LlamaForCausalLM", ids, {**SMALL, "num_hidden_layers": 8}, vocab_size=100, num_key_value_heads=2, use_cache=False,
+)  # fmt: skip
+vit = partial(transformer, "ViTModel", pixels, IMAGE)
+clip = partial(transformer, "CLIPVisionModel", pixels, IMAGE)
 
 MODELS: dict[str, Model] = {
     "gpt2": Model(gpt2, "transformer.h.3.mlp"),

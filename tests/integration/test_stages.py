@@ -15,11 +15,11 @@ import pytest
 import torch
 
 import minidbg
-from minidbg import references, repro
+from minidbg import references, repro, stages
 from minidbg.case import CallPath, Level
 from minidbg.errors import NotReproduced
 from minidbg.failure import Outcome, Verdict
-from minidbg.stages import StageReport, find_stages, finding, keep_stages, stages_of, start_in_background
+from minidbg.stages import StageReport, find_stages, keep_stages, stages_of, start_in_background
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +72,9 @@ def test_inductor_is_bisected_down_to_one_pass(tmp_path: Path) -> None:
 def test_a_run_that_did_not_end_counts_for_nothing(monkeypatch: pytest.MonkeyPatch, script: Path) -> None:
     """Else a busy machine would blame whatever was being switched off."""
     outcomes = iter([Verdict.REPRODUCES, Verdict.REPRODUCES, Verdict.TIMEOUT])
-    monkeypatch.setattr(finding, "at_stage", lambda *args: Outcome(next(outcomes)))
+    monkeypatch.setattr(stages, "at_stage", lambda *args: Outcome(next(outcomes)))
     report = StageReport({"inductor": Verdict.REPRODUCES}, "inductor")
-    found = finding.bisected(minidbg.load(script), report, finding.Allowance(time.monotonic() + 60))
+    found = stages.bisected(minidbg.load(script), report, stages.Allowance(time.monotonic() + 60))
     assert not found.subsystem
     assert found.notes == ("the bisection of inductor ran out of time",)
 
@@ -93,20 +93,20 @@ def test_a_busy_machine_is_waited_for_and_the_wait_costs_no_run(
         waits.append(3600.0)
         return waits[-1]
 
-    monkeypatch.setattr(finding.isolation, "submit", submit)
+    monkeypatch.setattr(stages.isolation, "submit", submit)
     find_stages(script, seconds=60, wait=wait)
     assert len(waits) == len(limits) == 4
-    assert set(limits) == {finding.CALL_SECONDS}
+    assert set(limits) == {stages.CALL_SECONDS}
 
 
 def test_others_work_is_waited_for_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     used = iter([100.0, 90.0, 10.0])
-    monkeypatch.setattr(finding.psutil, "cpu_percent", lambda seconds: next(used))
-    assert finding.wait_for_idle_machine() >= 0
+    monkeypatch.setattr(stages.psutil, "cpu_percent", lambda seconds: next(used))
+    assert stages.wait_for_idle_machine() >= 0
     assert next(used, None) is None
-    monkeypatch.setattr(finding.psutil, "cpu_percent", lambda seconds: 100.0)
-    monkeypatch.setattr(finding, "MOST_WAITING_S", 0.01)
-    assert finding.wait_for_idle_machine() >= 0.01
+    monkeypatch.setattr(stages.psutil, "cpu_percent", lambda seconds: 100.0)
+    monkeypatch.setattr(stages, "MOST_WAITING_S", 0.01)
+    assert stages.wait_for_idle_machine() >= 0.01
 
 
 @pytest.mark.slow

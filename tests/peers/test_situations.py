@@ -8,8 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from situations import SITUATIONS, Situation
-from users_run import with_minidbg
+from situations import SITUATIONS, Situation, with_minidbg
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive, pytest.mark.timeout(1500)]
 

@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from fails_on import raises_on, raises_where
+from fails_on import DTYPES, raises_on, raises_where
 from functorch.experimental.control_flow import map as map_rows
 from quick_path import Found
 from torch import Tensor, nn
 from torch._higher_order_ops import scan, while_loop
-from torch.nn import functional
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
@@ -146,7 +145,7 @@ def masked(q: torch.Tensor) -> Any:
 
 def chosen_kernel(q: torch.Tensor) -> Any:
     with sdpa_kernel(SDPBackend.MATH):
-        return functional.scaled_dot_product_attention(q.sin(), q, q).exp()
+        return F.scaled_dot_product_attention(q.sin(), q, q).exp()
 
 
 class Custom(torch.autograd.Function):
@@ -342,14 +341,8 @@ VALUES = [
     Construct("two_of_several_outputs", lambda x: operator.add(*torch.topk(x.sin(), 2)).cos(), square,
            raises_on("topk", "add"), ["topk", "add"]),
     Construct("list_of_outputs", lambda x: torch.cat(torch.split(x.sin(), 2)).cos(), square, raises_on("split"), ["split"]),
-    Construct("dropout", lambda x: functional.dropout(x.sin(), 0.5).relu(), square, raises_on("dropout", "relu"), ["dropout", "relu"]),
+    Construct("dropout", lambda x: F.dropout(x.sin(), 0.5).relu(), square, raises_on("dropout", "relu"), ["dropout", "relu"]),
 ]  # fmt: skip
-
-
-DTYPES = (
-    "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
-    "float16", "bfloat16", "float64", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128",
-)  # fmt: skip
 
 
 def widened(x: torch.Tensor) -> torch.Tensor:

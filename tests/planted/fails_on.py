@@ -111,6 +111,10 @@ def nodes_hold(check: Callable[[fx.Node], bool]) -> Check:
     return lambda gm, values: any(check(node) for node in all_nodes(gm))
 
 
+DTYPES = (
+    "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
+    "float16", "bfloat16", "float64", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128",
+)  # fmt: skip
 TRAITS: Mapping[str, Check] = {
     "symbolic": has_symbols,
     "non_leaf": some_tensor(lambda value: not value.is_leaf),
@@ -136,25 +140,5 @@ TRAITS: Mapping[str, Check] = {
     "inference": lambda gm, values: torch.is_inference_mode_enabled(),
     "autocast": lambda gm, values: torch.is_autocast_enabled("cpu"),
     "training": nodes_hold(lambda node: node.kwargs.get("training") is True or (name_of(node) == "dropout")),
-    **{
-        str(dtype).removeprefix("torch."): some_tensor(lambda value, dtype=dtype: value.dtype is dtype)
-        for dtype in (
-            torch.bool,
-            torch.int8,
-            torch.uint8,
-            torch.int16,
-            torch.uint16,
-            torch.int32,
-            torch.uint32,
-            torch.int64,
-            torch.uint64,
-            torch.float16,
-            torch.bfloat16,
-            torch.float64,
-            torch.float8_e4m3fn,
-            torch.float8_e5m2,
-            torch.complex64,
-            torch.complex128,
-        )
-    },
+    **{name: some_tensor(lambda value, name=name: value.dtype is getattr(torch, name)) for name in DTYPES},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,13 @@ def load(
 ) -> Settings:
     (tmp_path / "user.toml").write_text(user)
     folder = tmp_path / "project" / "deep"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (tmp_path / "project" / "pyproject.toml").write_text(project)
-    return settings.load(given, environ=environ or {}, folder=folder, user_file=tmp_path / "user.toml")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(os, "environ", environ or {})
+        patch.setattr(settings, "user_settings_file", lambda: tmp_path / "user.toml")
+        return settings.load(given)
 
 
 def test_without_any_source_the_defaults_hold(tmp_path: Path) -> None:
@@ -115,8 +120,7 @@ def test_values_arrive_in_their_own_types(tmp_path: Path) -> None:
 def test_tolerances_may_name_the_precision_that_a_backend_computes_in(tmp_path: Path, precision: str) -> None:
     found = load(tmp_path, project="[tool.minidbg]\ntolerances = 'tf32'\n")
     assert found.allowed == "tf32"
-    found = settings.load(environ={"MINIDBG_TOLERANCES": precision}, folder=tmp_path / "project")
-    assert found.allowed == precision
+    assert load(tmp_path, environ={"MINIDBG_TOLERANCES": precision}).allowed == precision
 
 
 def test_an_unknown_precision_names_those_there_are(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from minidbg.case import BackendRef, Case
 from minidbg.errors import BadSetting
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs.size import call_targets
-from minidbg.hunt import candidates, judging, programs, samples, table, twists
+from minidbg.hunt import candidates, judging, programs, samples, states, table
 from minidbg.hunt.states import RANKS, Fate, HuntFolder
 
 BACKEND = BackendRef("toy", '"toy"')
@@ -43,7 +43,7 @@ def failing(op: str, key: str, dtype: str = "float32", **more: Any) -> dict[str,
 def store_with(folder: Path, *records: dict[str, Any]) -> HuntFolder:
     store = HuntFolder.open(folder, BACKEND, HEAD)
     for one in records:
-        judging.append(store.results_file, one)
+        states.append(store.results_file, one)
     store.read()
     return store
 
@@ -139,8 +139,8 @@ def test_a_random_graph_with_every_call_of_a_known_repro_is_that_failure_again(t
     store = store_with(tmp_path, failing("add", "a"))
     store.settle("a", {"path": "/repros/one.py", "targets": ["add"]})
     graph = {"candidate": {"program": {}}, "id": "graph 1", "state": Fate.WRONG, "family": "f"}
-    judging.append(store.results_file, {**graph, "key": "g", "targets": ["relu", "add"]})
-    judging.append(store.results_file, {**graph, "id": "graph 2", "key": "h", "targets": ["relu"]})
+    states.append(store.results_file, {**graph, "key": "g", "targets": ["relu", "add"]})
+    states.append(store.results_file, {**graph, "id": "graph 2", "key": "h", "targets": ["relu"]})
     store.read()
     assert {one.key: one.count for one in store.cases()} == {"a": 2, "h": 1}
 
@@ -164,7 +164,7 @@ def test_a_changed_backend_is_hunted_anew(tmp_path: Path) -> None:
     source = tmp_path / "toy.py"
     source.write_text("one")
     backend = BackendRef("toy", "toy", files=(str(source),))
-    judging.append(HuntFolder.open(tmp_path, backend, HEAD).results_file, record("add", Fate.OK))
+    states.append(HuntFolder.open(tmp_path, backend, HEAD).results_file, record("add", Fate.OK))
     assert HuntFolder.open(tmp_path, backend, HEAD).resumed
     source.write_text("another")
     assert not HuntFolder.open(tmp_path, backend, HEAD).resumed
@@ -189,7 +189,7 @@ def test_a_baseline_tells_new_worse_and_fixed(tmp_path: Path) -> None:
     others = record("mul", Fate.UNSUPPORTED), record("sub", Fate.OK)
     before = store_with(tmp_path / "1", failing("add", "a"), *others)
     file = tmp_path / "hunt.toml"
-    table.write_baseline(file, before, "toy", "2.14")
+    table.write_baseline(file, before, "toy")
     same = table.compare(file, before, "toy")
     assert (list(same.new), list(same.fixed)) == ([], [])
     fixed = record("add", Fate.OK), record("mul", Fate.FAILS)
@@ -261,7 +261,7 @@ def test_control_flow_and_sizes_reach_the_graph_and_give_what_plain_python_gives
 # ---- twists
 
 
-@pytest.mark.parametrize("twist", [one for one, _, _ in twists.ROUNDS if one])
+@pytest.mark.parametrize("twist", [one for one, _, _ in samples.ROUNDS if one])
 def test_a_twisted_sample_is_a_program_that_eager_runs(twist: str) -> None:
     op = "sum" if "into_" in twist else "add"
     found = samples.built(samples.Sample(op, "float32", "cpu", 1, twist), 0, by_dynamo=False)
@@ -286,11 +286,11 @@ def test_what_is_fused_around_an_operator_leaves_its_result_as_it_was() -> None:
 
 
 def test_torchs_own_test_of_inductor_is_not_repeated_first() -> None:
-    assert twists.order_for("toy", ("float32", "uint8"))[0] == (("", 0, 1), "float32")
-    (twist, _, _), dtype = twists.order_for("inductor", ("float32", "uint8"))[0]
+    assert samples.order_for("toy", ("float32", "uint8"))[0] == (("", 0, 1), "float32")
+    (twist, _, _), dtype = samples.order_for("inductor", ("float32", "uint8"))[0]
     assert (bool(twist), dtype) == (True, "uint8")
-    assert twists.order_for("inductor", ("uint8",), 1) == [(("", 0, 1), "uint8")]
-    assert sum(last - first for (_, first, last), _ in twists.order_for("toy", ("bool",), 9)) == 9
+    assert samples.order_for("inductor", ("uint8",), 1) == [(("", 0, 1), "uint8")]
+    assert sum(last - first for (_, first, last), _ in samples.order_for("toy", ("bool",), 9)) == 9
 
 
 # ---- batches
@@ -380,9 +380,9 @@ def test_a_candidate_that_hangs_ends_the_process_with_its_stack() -> None:
 def test_two_children_may_write_at_once(tmp_path: Path) -> None:
     if os.fork() == 0:
         for number in range(300):
-            judging.append(tmp_path / "file", {"child": number})
+            states.append(tmp_path / "file", {"child": number})
         os._exit(0)
     for number in range(300):
-        judging.append(tmp_path / "file", {"parent": number})
+        states.append(tmp_path / "file", {"parent": number})
     os.wait()
     assert len([json.loads(line) for line in (tmp_path / "file").read_text().splitlines()]) == 600

@@ -108,7 +108,7 @@ def test_what_eager_calls_below_an_op_is_what_inductor_falls_back_for() -> None:
     inductor = BackendRef("inductor", '"inductor"')
     case = replace(case_of(lambda x: torch.cumsum(x.t(), 0), torch.ones(2, 3)), backend=inductor)
     assert changes.aten_calls_of(case) == ["torch.ops.aten.cumsum.default"]
-    (change,) = changes.inside_the_backend(case, case, changes.culprits_of(case, case))
+    (change,) = changes.inside_the_backend(case, case)
     assert "lowering.make_fallback(torch.ops.aten.cumsum.default, warn=False)" in change.lines
     assert change.case.backend.setup == change.lines
 

@@ -12,7 +12,7 @@ from lying_repro import lay
 from minidbg import cli
 from minidbg.errors import MinidbgError
 from minidbg.report import forms, story_of
-from minidbg.report.issue import Private, issue, last_lines
+from minidbg.report.forms import Private, issue, last_lines
 from minidbg.report.story import Story
 
 

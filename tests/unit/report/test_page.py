@@ -10,10 +10,10 @@ import pytest
 from lying_repro import LARGE, SMALL, lay, long_capture
 
 from minidbg.graphs.source import write_graph_builder
-from minidbg.report import story_of, svg
+from minidbg.report import story_of
 from minidbg.report.drawn_graph import MOST_BLOCKS, DrawnNode, fold, kept_names, module_of, read_graph
 from minidbg.report.errors_along import ErrorsAlong
-from minidbg.report.page import highlighted, page
+from minidbg.report.page import errors_svg, graph_svg, highlighted, page
 
 
 def model_in(script: str) -> str:
@@ -88,7 +88,7 @@ def test_a_repro_with_thousands_of_kept_nodes_is_folded_all_the_same() -> None:
 
 def test_names_cannot_break_out_of_the_drawing() -> None:
     node = DrawnNode("<script>", "relu", (), 'x = "</title><script>"')
-    drawing = svg.graph_svg(fold([node], {"<script>"}))
+    drawing = graph_svg(fold([node], {"<script>"}))
     assert "<script>" not in drawing
 
 
@@ -110,7 +110,7 @@ def test_errors_along_a_graph_name_the_first_wrong_node() -> None:
     found = ErrorsAlong(("a", "b", "c"), (1e-7, None, 0.5), 3e-5)
     assert found.first_wrong == "c"
     assert ErrorsAlong(("a",), (0.0,), 3e-5).first_wrong == ""
-    drawing = svg.errors_svg(("a", "b", "c"), (0.0, float("inf"), 0.5), 3e-5)
+    drawing = errors_svg(("a", "b", "c"), (0.0, float("inf"), 0.5), 3e-5)
     assert drawing.count("error wrong") == 2
 
 

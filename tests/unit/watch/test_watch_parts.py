@@ -83,11 +83,14 @@ def test_a_wrong_setting_says_where_and_what_is_near(tmp_path: Path, line: str, 
         load({}, folder=tmp_path)
 
 
-def test_the_other_settings_do_not_stumble_over_the_table_of_watch(tmp_path: Path) -> None:
+def test_the_other_settings_do_not_stumble_over_the_table_of_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from minidbg import settings
 
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").write_text('[tool.minidbg.watch]\nbuild = "ninja"\n')
-    assert settings.load(environ={}, folder=tmp_path, user_file=tmp_path / "none").max_calls is None
+    assert settings.load().max_calls is None
 
 
 @pytest.mark.parametrize("text", ["", " , ", "cuda:x", "cpu;cuda", "1"])
