@@ -57,6 +57,17 @@ class Attempt:
     digest: str
 
 
+def last_that_holds(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """The last place that holds, by bisection: ``low`` is taken to hold, and ``high`` not to."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
 def expected_calls(size: tuple[int, ...]) -> int:
     """About how many calls a reduction still takes from a candidate of this size: a bisection, then single removals."""
     nodes, inputs, outputs = size
@@ -118,6 +129,10 @@ class Candidate:
     @property
     def calls(self) -> list[fx.Node]:
         return [node for node in self.graph_module.graph.nodes if is_call(node)]
+
+    def call(self, name: str) -> fx.Node | None:
+        """The call of that name, while it is there."""
+        return next((node for node in self.calls if node.name == name), None)
 
     @cached_property
     def key(self) -> str:

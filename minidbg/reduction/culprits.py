@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Set
 
+from minidbg.reduction.candidate import last_that_holds
 from minidbg.reduction.problem import ReductionProblem
 from minidbg.reduction.subsets import FEW_UNITS, Subsets, follow_frames, representatives, within_bytes
 
@@ -94,13 +95,7 @@ class _Window:
         if self.fails(self.low, self.high):
             return True
         self.subsets.problem.confirm_whole(doubtful=True)  # all that was asked passed: does anything fail?
-        right, wrong = -1, len(self.assumed) - 1
-        while wrong - right > 1:
-            middle = (right + wrong) // 2
-            if self.fails(*self.assumed[middle]):
-                right = middle
-            else:
-                wrong = middle
+        last_that_holds(lambda place: self.fails(*self.assumed[place]), -1, len(self.assumed) - 1)
         return False
 
 

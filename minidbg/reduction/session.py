@@ -18,7 +18,7 @@ from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs.size import call_nodes
 from minidbg.oracle.suspects import Suspects
-from minidbg.reduction.candidate import OracleAnswer
+from minidbg.reduction.candidate import OracleAnswer, last_that_holds
 from minidbg.reduction.replay import ReplayLog, digest_of
 from minidbg.reduction.result import Limits, Listener, Progress, silent
 
@@ -307,13 +307,11 @@ def last_sure(steps: Sequence[Case], session: Session) -> int | None:
     sure = next(place for place, step in enumerate(steps) if call_nodes(step.graph_module) <= most)
     if sure == flaky or reliability(steps[sure], session).is_flaky:
         return None
-    while flaky - sure > 1 and session.remaining() > 0:
-        middle = (sure + flaky) // 2
-        if reliability(steps[middle], session).is_flaky:
-            flaky = middle
-        else:
-            sure = middle
-    return sure
+
+    def is_sure(place: int) -> bool:
+        return session.remaining() > 0 and not reliability(steps[place], session).is_flaky
+
+    return last_that_holds(is_sure, sure, flaky)
 
 
 def reliability(case: Case, session: Session) -> Reliability:
