@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
@@ -178,8 +178,8 @@ def simplify_to_fixed_point(problem: ReductionProblem) -> None:
 
 def simplify_for_a_while(problem: ReductionProblem) -> None:
     """``simplify_to_fixed_point``, but no longer than the reduction took so far; what it leaves is 1-minimal again."""
-    whole = problem.limits
-    problem.limit_to(max(LEAST_SIMPLIFYING_S, problem.elapsed()))
+    whole, now = problem.limits, problem.elapsed()
+    problem.limits = replace(whole, seconds=min(whole.seconds, now + max(LEAST_SIMPLIFYING_S, now)))
     try:
         simplify_to_fixed_point(problem)
     except BudgetSpent:

@@ -311,9 +311,8 @@ def plain_values(problem: ReductionProblem) -> None:
             break
     for place, _ in _tensors(problem):
         for name in MAKERS:
-            if _rank(problem.best.tokens[place]) <= _rank((name,)):
-                break
-            if problem.consider(_with_values(problem, [place], name)):
+            is_plainer = _rank(problem.best.tokens[place]) > _rank((name,))
+            if not is_plainer or problem.consider(_with_values(problem, [place], name)):
                 break
 
 
