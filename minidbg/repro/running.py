@@ -118,13 +118,6 @@ def judged_with(pythons: Sequence[str], repros: Sequence[Path], *, seconds: floa
             yield [next(found) for _ in pythons]
 
 
-def has_failure(outcome: Outcome) -> bool | None:
-    """Whether the repro still fails; None where this torch cannot judge it."""
-    if outcome.verdict in (Verdict.SKIPPED, Verdict.INVALID):
-        return None
-    return outcome.verdict is not Verdict.GONE
-
-
 @dataclass(frozen=True, slots=True)
 class TorchFlip:
     """Two neighbours in the list of versions between which a repro's verdict changed."""
@@ -150,22 +143,22 @@ def find_flip(versions: Sequence[str], judge: Judge) -> TorchFlip:
 
     Raises MinidbgError when the oldest and the newest agree, or fewer than two can judge the repro.
     """
-    known: dict[int, bool] = {}
+    known: dict[int, bool] = {}  # whether the repro fails there
     unjudged: set[int] = set()
 
-    def ask(index: int) -> bool | None:
-        failing = has_failure(judge(versions[index]))
-        if failing is None:
+    def can_judge(index: int) -> bool:
+        verdict = judge(versions[index]).verdict
+        if verdict in (Verdict.SKIPPED, Verdict.INVALID):
             unjudged.add(index)
         else:
-            known[index] = failing
-        return failing
+            known[index] = verdict is not Verdict.GONE
+        return index in known
 
-    low = next((index for index in range(len(versions)) if ask(index) is not None), None)
+    low = next(filter(can_judge, range(len(versions))), None)
     if low is None:
         raise MinidbgError(f"none of torch {', '.join(versions)} can judge it; 'minidbg check' says why")
     rest = [index for index in range(len(versions) - 1, low, -1) if index not in unjudged]
-    high = next((index for index in rest if ask(index) is not None), low)
+    high = next(filter(can_judge, rest), low)
     if known[high] == known[low]:
         state = "fails" if known[low] else "is gone"
         raise MinidbgError(
@@ -180,7 +173,7 @@ def find_flip(versions: Sequence[str], judge: Judge) -> TorchFlip:
             return TorchFlip(versions[low], versions[high], fixed=known[low], unjudged=skipped)
         centre = low + high
         middle = min(between, key=lambda index: abs(2 * index - centre))
-        if ask(middle) is not None:
+        if can_judge(middle):
             low, high = (middle, high) if known[middle] == known[low] else (low, middle)
 
 
