@@ -132,8 +132,8 @@ def log_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_the_log_has_each_question_and_the_end(tmp_path: Path, oracle: list[Case]) -> None:
-    written = reduced(with_its_failure(failing_case()), tmp_path)
+def test_the_log_has_each_question_and_the_end(tmp_path: Path, oracle: list[Case], case: Case) -> None:
+    written = reduced(case, tmp_path)
     assert written.certified
     head, *answers, end = log_of(tmp_path)
     assert head["just_seen"] is False
@@ -168,16 +168,16 @@ def test_a_killed_reduction_goes_on_and_ends_the_same(
     assert len(oracle) <= calls + 3, "each resumption asks the best so far once more, and nothing else twice"
 
 
-def test_answers_about_another_backend_are_not_believed(tmp_path: Path, oracle: list[Case]) -> None:
-    case = with_its_failure(failing_case())
+def test_answers_about_another_backend_are_not_believed(
+    tmp_path: Path, oracle: list[Case], case: Case
+) -> None:
     killed_after(5, case, tmp_path, oracle)
     mended = failing_case(planted_backends.returns_gm_forward, signature=case.signature)
     with pytest.raises(NotReproduced):
         reduced(mended, tmp_path)
 
 
-def test_a_damaged_log_is_set_aside_and_named(tmp_path: Path, oracle: list[Case]) -> None:
-    case = with_its_failure(failing_case())
+def test_a_damaged_log_is_set_aside_and_named(tmp_path: Path, oracle: list[Case], case: Case) -> None:
     killed_after(5, case, tmp_path, oracle)
     (path,) = tmp_path.glob(".minidbg/reductions/*/replay.jsonl")
     lines = path.read_text().splitlines()
@@ -189,8 +189,7 @@ def test_a_damaged_log_is_set_aside_and_named(tmp_path: Path, oracle: list[Case]
     assert written.path is not None
 
 
-def test_a_line_that_was_being_written_is_no_damage(tmp_path: Path, oracle: list[Case]) -> None:
-    case = with_its_failure(failing_case())
+def test_a_line_that_was_being_written_is_no_damage(tmp_path: Path, oracle: list[Case], case: Case) -> None:
     killed_after(5, case, tmp_path, oracle)
     (path,) = tmp_path.glob(".minidbg/reductions/*/replay.jsonl")
     path.write_text(path.read_text()[:-30])
@@ -200,12 +199,12 @@ def test_a_line_that_was_being_written_is_no_damage(tmp_path: Path, oracle: list
 
 
 def test_a_quick_reduction_writes_nothing_but_its_result(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
     written: list[str] = []
     write = repro.write
     monkeypatch.setattr(repro, "write", lambda *a, **how: (written.append(a[1].name), write(*a, **how))[1])
-    assert reduced(with_its_failure(failing_case()), tmp_path).path is not None
+    assert reduced(case, tmp_path).path is not None
     assert written[0] == "draft.py"
     assert not set(written) & {"best.py"}
 
@@ -257,7 +256,7 @@ def test_a_second_ctrl_c_names_what_there_is(
 
 @pytest.mark.parametrize("jobs", [2, 4])
 def test_the_result_does_not_depend_on_the_number_of_jobs(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, jobs: int
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, jobs: int, case: Case
 ) -> None:
     together: list[int] = []
 
@@ -272,7 +271,6 @@ def test_the_result_does_not_depend_on_the_number_of_jobs(
             return map(run, cases)
 
     monkeypatch.setattr(session, "ThreadPoolExecutor", InTurn)
-    case = with_its_failure(failing_case())
     alone = reduced(case, tmp_path / "alone")
     assert not together
     many = reduced(case, tmp_path / "many", jobs=jobs)

@@ -51,24 +51,20 @@ def test_the_script_runs_in_an_empty_folder_elsewhere(ended, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "verdict"),
-    [(Kind.COMPILE, Verdict.CRASHED), (Kind.CRASH, Verdict.REPRODUCES), (Kind.HANG, Verdict.CRASHED)],
+    ("kind", "died", "timed_out"),
+    [
+        (Kind.COMPILE, Verdict.CRASHED, Verdict.TIMEOUT),
+        (Kind.CRASH, Verdict.REPRODUCES, Verdict.TIMEOUT),
+        (Kind.HANG, Verdict.CRASHED, Verdict.REPRODUCES),
+    ],
 )
-def test_a_death_is_a_crash(ended, kind, verdict):
+def test_a_death_is_a_crash_and_no_answer_in_time_a_hang(ended, kind, died, timed_out):
     outcome = ended(kind, signal=signal.SIGSEGV, stderr_tail="Fatal Python error")
-    assert outcome.verdict is verdict
+    assert (outcome.verdict, outcome.reason) == (died, "died of SIGSEGV")
     assert outcome.signal == signal.SIGSEGV
-    assert outcome.reason == "died of SIGSEGV"
     assert "Fatal" in outcome.message
-
-
-@pytest.mark.parametrize(
-    ("kind", "verdict"),
-    [(Kind.COMPILE, Verdict.TIMEOUT), (Kind.HANG, Verdict.REPRODUCES), (Kind.CRASH, Verdict.TIMEOUT)],
-)
-def test_no_answer_in_time_is_a_hang(ended, kind, verdict):
     outcome = ended(kind, timed_out=True, signal=signal.SIGKILL)
-    assert (outcome.verdict, outcome.reason) == (verdict, "no answer within 5 s")
+    assert (outcome.verdict, outcome.reason) == (timed_out, "no answer within 5 s")
 
 
 @pytest.mark.parametrize("stdout", ["", "\n", "Traceback\n", "[1, 2]\n", '{"verdict": "odd"}\n', "null\n"])
