@@ -6,7 +6,7 @@ import copy
 import enum
 import hashlib
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -190,14 +190,12 @@ def structure(graph_module: fx.GraphModule) -> str:
     return digest.hexdigest()
 
 
-def _lines(graph_module: fx.GraphModule) -> list[str]:
+def _lines(graph_module: fx.GraphModule) -> Iterator[str]:
     numbers: dict[fx.Node, str] = {}
-    lines = []
     for node in graph_module.graph.nodes:
         numbers[node] = f"%{len(numbers)}"
         args, kwargs = _text(node.args, numbers), _text(node.kwargs, numbers)
-        lines.append(f"{node.op} {_target(node)} {args} {kwargs}\n")
-    return lines
+        yield f"{node.op} {_target(node)} {args} {kwargs}\n"
 
 
 def _target(node: fx.Node) -> str:

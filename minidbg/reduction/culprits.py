@@ -51,7 +51,8 @@ def narrow_window(problem: ReductionProblem) -> None:
             follow_frames(problem)
             window = _Window(Subsets(problem), PATIENCE_LATER)
             continue
-        window.assume(other)
+        window.low, window.high = other
+        window.assumed.append(other)
         if len(window.assumed) >= window.patience:
             is_right = window.is_right()
             window = _Window(Subsets(problem), PATIENCE_LATER)
@@ -85,10 +86,6 @@ class _Window:
 
     def fails(self, low: int, high: int) -> bool:
         return self.subsets.fails(range(low, high))
-
-    def assume(self, half: tuple[int, int]) -> None:
-        self.low, self.high = half
-        self.assumed.append(half)
 
     def is_right(self) -> bool:
         """Ask the window. Where it passes, make ``best`` the smallest of the assumed windows that fails."""

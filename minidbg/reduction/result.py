@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
@@ -110,14 +110,10 @@ def silent(event: Progress) -> None:
     """The listener of those who asked for none."""
 
 
-@contextmanager
-def on_stream(stream: TextIO) -> Iterator[Listener]:
+def on_stream(stream: TextIO) -> AbstractContextManager[Listener]:
     """A listener that writes to ``stream``, in the form that suits it; the bar is gone when the block ends."""
-    if stream.isatty() and os.environ.get("TERM") != "dumb":
-        with bar(stream) as listener:
-            yield listener
-    else:
-        yield lines(stream)
+    shows_a_bar = stream.isatty() and os.environ.get("TERM") != "dumb"
+    return bar(stream) if shows_a_bar else nullcontext(lines(stream))
 
 
 @contextmanager

@@ -91,9 +91,6 @@ VERSION_SECONDS = 60.0
 INSTALL_SECONDS = 3600.0
 AT_ONCE = 4
 
-Judge = Callable[[str], Outcome]
-"""The outcome of a repro under one version of torch."""
-
 
 def torch_version_of(python: str) -> str:
     """The version of torch that the interpreter ``python`` has. Raises MinidbgError."""
@@ -138,7 +135,7 @@ class TorchFlip:
         return f"torch {self.after} is the first with the failure; {self.before} does not have it{between}"
 
 
-def find_flip(versions: Sequence[str], judge: Judge) -> TorchFlip:
+def find_flip(versions: Sequence[str], judge: Callable[[str], Outcome]) -> TorchFlip:
     """The versions between which the verdict changes, by bisection. ``versions`` are in order, oldest first.
 
     Raises MinidbgError when the oldest and the newest agree, or fewer than two can judge the repro.
@@ -236,16 +233,12 @@ def environment(
 
 def install(place: Path, wanted: Sequence[str]) -> None:
     """Make a virtual environment at ``place`` with ``wanted``: by uv where it is, else by venv and pip. Raises SubprocessError."""
-    uv = shutil.which("uv")
+    python, uv = str(place / "bin" / "python"), shutil.which("uv")
+    make, put = (
+        [sys.executable, "-m", "venv"],
+        [python, "-m", "pip", "install", "--disable-pip-version-check"],
+    )
     if uv is not None:
-        commands = [
-            [uv, "venv", "--python", sys.executable, str(place)],
-            [uv, "pip", "install", "--python", str(place / "bin" / "python"), *wanted],
-        ]
-    else:
-        commands = [
-            [sys.executable, "-m", "venv", str(place)],
-            [str(place / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", *wanted],
-        ]
-    for command in commands:
+        make, put = [uv, "venv", "--python", sys.executable], [uv, "pip", "install", "--python", python]
+    for command in ([*make, str(place)], [*put, *wanted]):
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS)
