@@ -386,7 +386,6 @@ def test_a_large_capture_is_believed_and_its_whole_is_not_compiled(
     tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
     monkeypatch.setattr(reducing, "SMALL_WHOLE", 40)
-    oracle.clear()
     written = reduced(case, tmp_path)
     assert written.certified
     assert written.nodes_after == 1
@@ -397,10 +396,9 @@ def test_a_large_capture_of_what_was_mended_since_is_found_out(
     tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
     monkeypatch.setattr(reducing, "SMALL_WHOLE", 40)
-    mended = failing_case(compiler=lambda graph_module, example_inputs: graph_module.forward)
-    oracle.clear()
+    mended = failing_case(planted_backends.returns_gm_forward, signature=case.signature)
     with pytest.raises(NotReproduced, match="does not show its failure here: gone"):
-        reduced(replace(mended, signature=case.signature), tmp_path)
+        reduced(mended, tmp_path)
     sizes = [call_nodes(asked.graph_module) for asked in oracle]
     assert sizes.index(call_nodes(case.graph_module)) < 12, "a few small questions, then the whole"
 
@@ -414,7 +412,6 @@ def test_a_path_on_which_dynamo_makes_other_graphs_is_left_after_few_questions(
         return Outcome(Verdict.INVALID, reason=f"{ANOTHER_GRAPH}: 2 of them") if other else execute(asked)
 
     monkeypatch.setattr(session.isolation, "submit", submit)
-    oracle.clear()
     written = reducing.reduce_and_publish(case, tmp_path, limits=Limits(), just_seen=True)
     assert written.certified
     assert written.nodes_after == 1
@@ -429,7 +426,6 @@ def test_a_whole_that_left_its_device_in_error_is_asked_before_anything_smaller(
     graph = fx.symbolic_trace(lambda x, index: (torch.relu(x.sin())[index],))
     story = replace(failed.provenance, notes=(STAND_INS,))
     case = replace(failed, graph_module=graph, inputs=(torch.randn(4), torch.tensor([4])), provenance=story)
-    oracle.clear()
     with pytest.raises(
         NotReproduced, match="this is no failure of the backend: eager itself fails: IndexError"
     ):
@@ -440,23 +436,19 @@ def test_a_whole_that_left_its_device_in_error_is_asked_before_anything_smaller(
 def test_a_hang_that_was_a_busy_machine_is_refuted_by_few_questions_about_the_whole(
     tmp_path: Path, oracle: list[Case]
 ) -> None:
-    graph, x = chain()
-    calm = failing_case(compiler=lambda graph_module, example_inputs: graph_module.forward)
-    case = replace(calm, graph_module=graph, inputs=(x,), signature=Signature(Kind.HANG))
-    oracle.clear()
+    case = failing_case(planted_backends.returns_gm_forward, signature=Signature(Kind.HANG))
     with pytest.raises(NotReproduced, match="does not show its failure here: gone"):
         reducing.reduce_and_publish(case, tmp_path, limits=Limits(), just_seen=True)
-    assert {call_nodes(asked.graph_module) for asked in oracle} == {call_nodes(graph)}
+    assert {call_nodes(asked.graph_module) for asked in oracle} == {call_nodes(case.graph_module)}
 
 
-def test_a_large_graph_gets_longer_than_a_call(tmp_path: Path) -> None:
+def test_a_large_graph_gets_longer_than_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     case, hangs = failing_case(), failing_case(signature=Signature(Kind.HANG))
     asks = session.Session(Limits(seconds=300.0, call_seconds=60.0))
     assert asks.seconds_for(case) == 60.0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "LARGE", 20)
-        assert 140 < asks.seconds_for(case) <= 150
-        assert asks.seconds_for(hangs) == 60.0, "its limit is what shows it"
+    monkeypatch.setattr(session, "LARGE", 20)
+    assert 140 < asks.seconds_for(case) <= 150
+    assert asks.seconds_for(hangs) == 60.0, "its limit is what shows it"
 
 
 @pytest.mark.parametrize("kind", [Kind.CRASH, Kind.HANG, Kind.RUNTIME])
