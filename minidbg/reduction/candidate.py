@@ -6,7 +6,7 @@ import copy
 import enum
 import hashlib
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -55,6 +55,17 @@ class Attempt:
     answer: OracleAnswer
     seconds: float
     digest: str
+
+
+def last_that_holds(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """The last place that holds, by bisection: ``low`` is taken to hold, and ``high`` not to."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def expected_calls(size: tuple[int, ...]) -> int:
@@ -107,8 +118,8 @@ class Candidate:
     """Whether eager need not be asked, since all of it ran in eager before."""
     epoch: str = ""
     """Changes with each edit that changes values, so that recorded ones are not taken for earlier ones."""
-    variant: str = ""
-    """How it was cut out, beyond which nodes it keeps."""
+    variant: str | None = ""
+    """How it was cut out, beyond which nodes it keeps; None for what was made otherwise."""
 
     @property
     def graph_module(self) -> fx.GraphModule:
@@ -119,10 +130,14 @@ class Candidate:
     def calls(self) -> list[fx.Node]:
         return [node for node in self.graph_module.graph.nodes if is_call(node)]
 
+    def call(self, name: str) -> fx.Node | None:
+        """The call of that name, while it is there."""
+        return next((node for node in self.calls if node.name == name), None)
+
     @cached_property
     def key(self) -> str:
-        """Equal for equal candidates. Of small ones the names of the nodes do not count; of large ones that would take long."""
-        if len(self.graph_module.graph.nodes) <= SMALL:
+        """Equal for equal candidates. Of small ones the names of the nodes do not count; of large ones cut out that would take long."""
+        if self.variant is None or len(self.graph_module.graph.nodes) <= SMALL:
             return fingerprint(self.graph_module, self.tokens)
         return f"{self.epoch} {self.variant} {structure(self.graph_module)}"
 
@@ -175,14 +190,12 @@ def structure(graph_module: fx.GraphModule) -> str:
     return digest.hexdigest()
 
 
-def _lines(graph_module: fx.GraphModule) -> list[str]:
+def _lines(graph_module: fx.GraphModule) -> Iterator[str]:
     numbers: dict[fx.Node, str] = {}
-    lines = []
     for node in graph_module.graph.nodes:
         numbers[node] = f"%{len(numbers)}"
         args, kwargs = _text(node.args, numbers), _text(node.kwargs, numbers)
-        lines.append(f"{node.op} {_target(node)} {args} {kwargs}\n")
-    return lines
+        yield f"{node.op} {_target(node)} {args} {kwargs}\n"
 
 
 def _target(node: fx.Node) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
 
 from minidbg.errors import MinidbgError, NotReproduced
 from minidbg.graphs.copying import clone_values, collector_spared_what_is_there
+from minidbg.reduction import edits
 from minidbg.reduction.candidate import (
     Ask,
     Attempt,
@@ -22,18 +23,6 @@ from minidbg.reduction.candidate import (
     OwnGraph,
 )
 from minidbg.reduction.culprits import drop_chunks, narrow_window, try_islands
-from minidbg.reduction.edits import (
-    bypass_nodes,
-    drop_inputs,
-    drop_inputs_at_once,
-    drop_modes,
-    drop_nested_nodes,
-    drop_nodes,
-    drop_operands,
-    drop_outputs,
-    inline_branches,
-    merge_alike_inputs,
-)
 from minidbg.reduction.problem import Pass, ReductionProblem
 from minidbg.reduction.result import Limits
 from minidbg.reduction.simplify import SIMPLIFYING, plainness, simplify_inputs_at_once
@@ -72,16 +61,16 @@ FINDING: tuple[tuple[str, Pass], ...] = (
 """From a large graph to the few nodes that matter; each once, and none in a small graph."""
 
 POLISHING: tuple[tuple[str, Pass], ...] = (
-    ("branches", inline_branches),
-    ("outputs", drop_outputs),
-    ("modes", drop_modes),
-    ("alike inputs", merge_alike_inputs),
-    ("spare inputs", drop_inputs_at_once),
-    ("nodes", drop_nodes),
-    ("bypass", bypass_nodes),
-    ("inputs", drop_inputs),
-    ("branch nodes", drop_nested_nodes),
-    ("operands", drop_operands),
+    ("branches", edits.inline_branches),
+    ("outputs", edits.drop_outputs),
+    ("modes", edits.drop_modes),
+    ("alike inputs", edits.merge_alike_inputs),
+    ("spare inputs", edits.drop_inputs_at_once),
+    ("nodes", edits.drop_nodes),
+    ("bypass", edits.bypass_nodes),
+    ("inputs", edits.drop_inputs),
+    ("branch nodes", edits.drop_nested_nodes),
+    ("operands", edits.drop_operands),
 )
 """Single removals, repeated until none succeeds."""
 
@@ -178,8 +167,8 @@ def simplify_to_fixed_point(problem: ReductionProblem) -> None:
 
 def simplify_for_a_while(problem: ReductionProblem) -> None:
     """``simplify_to_fixed_point``, but no longer than the reduction took so far; what it leaves is 1-minimal again."""
-    whole = problem.limits
-    problem.limit_to(max(LEAST_SIMPLIFYING_S, problem.elapsed()))
+    whole, now = problem.limits, problem.elapsed()
+    problem.limits = replace(whole, seconds=min(whole.seconds, now + max(LEAST_SIMPLIFYING_S, now)))
     try:
         simplify_to_fixed_point(problem)
     except BudgetSpent:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Set
 
+from minidbg.reduction.candidate import last_that_holds
 from minidbg.reduction.problem import ReductionProblem
 from minidbg.reduction.subsets import FEW_UNITS, Subsets, follow_frames, representatives, within_bytes
 
@@ -50,7 +51,8 @@ def narrow_window(problem: ReductionProblem) -> None:
             follow_frames(problem)
             window = _Window(Subsets(problem), PATIENCE_LATER)
             continue
-        window.assume(other)
+        window.low, window.high = other
+        window.assumed.append(other)
         if len(window.assumed) >= window.patience:
             is_right = window.is_right()
             window = _Window(Subsets(problem), PATIENCE_LATER)
@@ -85,22 +87,12 @@ class _Window:
     def fails(self, low: int, high: int) -> bool:
         return self.subsets.fails(range(low, high))
 
-    def assume(self, half: tuple[int, int]) -> None:
-        self.low, self.high = half
-        self.assumed.append(half)
-
     def is_right(self) -> bool:
         """Ask the window. Where it passes, make ``best`` the smallest of the assumed windows that fails."""
         if self.fails(self.low, self.high):
             return True
         self.subsets.problem.confirm_whole(doubtful=True)  # all that was asked passed: does anything fail?
-        right, wrong = -1, len(self.assumed) - 1
-        while wrong - right > 1:
-            middle = (right + wrong) // 2
-            if self.fails(*self.assumed[middle]):
-                right = middle
-            else:
-                wrong = middle
+        last_that_holds(lambda place: self.fails(*self.assumed[place]), -1, len(self.assumed) - 1)
         return False
 
 

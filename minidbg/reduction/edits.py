@@ -5,8 +5,8 @@ A graph inside the graph is put in the place of what runs it, or made smaller wh
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
-from typing import Any
+from collections.abc import Hashable, Mapping
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -75,10 +75,8 @@ def drop_nodes(problem: ReductionProblem) -> None:
 
 
 def _without_node(problem: ReductionProblem, name: str) -> Candidate | None:
-    left = {node for node in problem.best.calls if node.name != name}
-    if len(left) == len(problem.best.calls):
-        return None  # it went with another one
-    return problem.extract(left, whole_tuples=True)
+    node = problem.best.call(name)  # None: it went with another one
+    return problem.extract(set(problem.best.calls) - {node}, whole_tuples=True) if node else None
 
 
 def bypass_nodes(problem: ReductionProblem) -> None:
@@ -89,19 +87,15 @@ def bypass_nodes(problem: ReductionProblem) -> None:
 
 def bypass_node(problem: ReductionProblem, name: str) -> None:
     """Try to put each same-shaped input of a node in its place, results of other nodes first."""
-    for candidate in _bypasses(problem, name):
-        if problem.consider(candidate):
-            break
-
-
-def _bypasses(problem: ReductionProblem, name: str) -> Iterator[Candidate | None]:
-    recording = problem.recording
-    node = next((node for node in problem.best.calls if node.name == name), None)
+    node = problem.best.call(name)
     if node is None or not any(map(is_call, node.users)):
         return
+    left = set(problem.best.calls) - {node}
     for source in sorted(node.all_input_nodes, key=lambda source: not is_call(source)):
-        if alike(recording.facts, source, node):
-            yield problem.extract(set(problem.best.calls) - {node}, stand_ins={node: source})
+        if alike(problem.recording.facts, source, node) and problem.consider(
+            problem.extract(left, stand_ins={node: source})
+        ):
+            return
 
 
 def drop_inputs_at_once(problem: ReductionProblem) -> None:
@@ -165,7 +159,7 @@ def merged(problem: ReductionProblem, stand_ins: Mapping[fx.Node, fx.Node]) -> C
         tuple(best.inputs[place] for place in left),
         tuple(best.tokens[place] for place in left),
         epoch=best.epoch,
-        variant="merged",
+        variant=None,
     )
 
 
@@ -190,24 +184,24 @@ def _merged(problem: ReductionProblem, name: str, other: str) -> Candidate | Non
 
 def inline_branches(problem: ReductionProblem) -> None:
     """Try each nested graph in the place of the op that runs it. Cost: one call for each nested graph."""
-    for name in [node.name for node in nested.holders(problem.best.graph_module)]:
-        inlined = (
-            nested.inlined(problem.best.graph_module, node, path)
-            for node, path in _branches_of(problem, name)
-        )
-        _try_first(problem, (_edited(problem, graph_module) for graph_module in inlined))
+    for name in _holders(problem):
+        for node, path, _ in _branches_of(problem, name):
+            if problem.consider(_edited(problem, nested.inlined(problem.best.graph_module, node, path))):
+                break
 
 
-def _try_first(problem: ReductionProblem, candidates: Iterator[Candidate | None]) -> None:
-    for candidate in candidates:
-        if problem.consider(candidate):
-            return
+def _holders(problem: ReductionProblem) -> list[str]:
+    return [node.name for node in nested.holders(problem.best.graph_module)]
 
 
-def _branches_of(problem: ReductionProblem, name: str) -> Iterator[tuple[fx.Node, str]]:
-    node = next((node for node in nested.holders(problem.best.graph_module) if node.name == name), None)
-    for path, _ in nested.branches(node) if node else ():
-        yield node, path  # type: ignore[misc]
+_Branch: TypeAlias = tuple[fx.Node, str, fx.GraphModule]
+"""A node, the path to a graph that it runs, and that graph."""
+
+
+def _branches_of(problem: ReductionProblem, name: str) -> list[_Branch]:
+    """The nested graphs of the node called ``name``, while it is there."""
+    nodes = [node for node in nested.holders(problem.best.graph_module) if node.name == name]
+    return [(node, *branch) for node in nodes for branch in nested.branches(node)]
 
 
 def _edited(problem: ReductionProblem, graph_module: fx.GraphModule | None) -> Candidate | None:
@@ -225,7 +219,7 @@ def _edited(problem: ReductionProblem, graph_module: fx.GraphModule | None) -> C
         else:
             graph.erase_node(node)
     return Candidate(
-        OwnGraph(graph_module), tuple(inputs), tuple(tokens), epoch=problem.best.epoch, variant="edited"
+        OwnGraph(graph_module), tuple(inputs), tuple(tokens), epoch=problem.best.epoch, variant=None
     )
 
 
@@ -234,50 +228,40 @@ def drop_nested_nodes(problem: ReductionProblem) -> None:
 
     First without its settings of grad mode. Cost: one call for each such value, and one. A nested graph cannot get new inputs, so only values inside it will do.
     """
-    for name in [node.name for node in nested.holders(problem.best.graph_module)]:
-        for path in [path for _, path in _branches_of(problem, name)]:
-            problem.consider(_without_grad_modes(problem, name, path))
-            for inner in reversed(_calls_at(problem, name, path)):
-                _try_first(problem, _without_inner(problem, name, path, inner))
+    for name in _holders(problem):
+        for path in [path for _, path, _ in _branches_of(problem, name)]:
+            if found := _branch(problem, name, path):
+                problem.consider(_with_branch(problem, path, nested.without_grad_modes(found[2])))
+            found = _branch(problem, name, path)
+            calls = [inner.name for inner in found[2].graph.nodes if is_call(inner)] if found else []
+            for inner in reversed(calls):
+                _bypass_inner(problem, name, path, inner)
 
 
-def _branch(problem: ReductionProblem, name: str, path: str) -> tuple[fx.Node, fx.GraphModule] | None:
-    """The node called ``name`` and its nested graph at ``path``, while they are there."""
-    for node, other in _branches_of(problem, name):
-        if other == path:
-            return node, dict(nested.branches(node))[path]
-    return None
+def _branch(problem: ReductionProblem, name: str, path: str = "") -> _Branch | None:
+    """The nested graph of that node at ``path``, or its first one."""
+    return next((found for found in _branches_of(problem, name) if path in ("", found[1])), None)
 
 
-def _calls_at(problem: ReductionProblem, name: str, path: str) -> list[str]:
+def _with_branch(problem: ReductionProblem, path: str, branch: fx.GraphModule | None) -> Candidate | None:
+    return _edited(problem, nested.with_branch(problem.best.graph_module, path, branch)) if branch else None
+
+
+def _bypass_inner(problem: ReductionProblem, name: str, path: str, inner: str) -> None:
+    """Try each value of the shape of the node ``inner`` that is there before it: what it takes, and the inputs."""
     found = _branch(problem, name, path)
-    return [inner.name for inner in found[1].graph.nodes if is_call(inner)] if found else []
-
-
-def _without_grad_modes(problem: ReductionProblem, name: str, path: str) -> Candidate | None:
-    found = _branch(problem, name, path)
-    smaller = nested.without_grad_modes(found[1]) if found else None
-    return _edited(problem, nested.with_branch(problem.best.graph_module, path, smaller)) if smaller else None
-
-
-def _without_inner(problem: ReductionProblem, name: str, path: str, inner: str) -> Iterator[Candidate | None]:
-    found = _branch(problem, name, path)
-    values = _operand_values(problem, *found) if found else None
+    values = _operand_values(problem, found[0], found[2]) if found else None
     if found is None or values is None:
         return
-    branch, recording = found[1], Recording(found[1], values)
+    branch, recording = found[2], Recording(found[2], values)
     node = next((node for node in branch.graph.nodes if node.name == inner), None)
     if node is None:
         return
-    for stand_in in _stand_ins(recording, node):
-        smaller = nested.without_node(branch, node, stand_in)
-        yield _edited(problem, nested.with_branch(problem.best.graph_module, path, smaller))
-
-
-def _stand_ins(recording: Recording, node: fx.Node) -> list[fx.Node]:
-    """Values of the shape of ``node`` that are there before it: what it takes, and the inputs."""
-    sources = dict.fromkeys([*node.all_input_nodes, *recording.placeholders])
-    return [source for source in sources if alike(recording.facts, source, node)]
+    for source in dict.fromkeys([*node.all_input_nodes, *recording.placeholders]):
+        if alike(recording.facts, source, node) and problem.consider(
+            _with_branch(problem, path, nested.without_node(branch, node, source))
+        ):
+            return
 
 
 def _operand_values(problem: ReductionProblem, node: fx.Node, branch: fx.GraphModule) -> list[Any] | None:
@@ -296,10 +280,10 @@ def _operand_values(problem: ReductionProblem, node: fx.Node, branch: fx.GraphMo
 
 def drop_operands(problem: ReductionProblem) -> None:
     """Try without each operand that no nested graph uses. Cost: one call for each."""
-    for name in [node.name for node in nested.holders(problem.best.graph_module)]:
-        first = next(_branches_of(problem, name), None)
-        operands = nested.operands(first[0], dict(nested.branches(first[0]))[first[1]]) if first else None
+    for name in _holders(problem):
+        first = _branch(problem, name)
+        operands = nested.operands(first[0], first[2]) if first else None
         for place in reversed(range(len(operands or ()))):
-            if now := next(_branches_of(problem, name), None):
+            if now := _branch(problem, name):
                 fewer = nested.without_operand(problem.best.graph_module, now[0], place)
                 problem.consider(_edited(problem, fewer))

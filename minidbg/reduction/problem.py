@@ -95,8 +95,8 @@ class ReductionProblem:
     """Accepted candidates, largest first."""
     history: list[Attempt] = field(default_factory=list)
     neighbour: Candidate | None = None
-    """A candidate one step smaller than ``best`` that passed."""
-    neighbour_phase: str = ""
+    """A candidate one step smaller than ``best`` that passed; of several, one of the most telling phase."""
+    neighbour_rank: int = len(TELLING)
     is_impatient: bool = False
     """Whether a pass ends when it has found nothing for a third of the budget."""
     keep_passed_through: bool = False
@@ -131,17 +131,14 @@ class ReductionProblem:
             self._recording = (self.best, made)
         return self._recording[1]
 
-    def extract(self, keep: Set[fx.Node], **how: Any) -> Candidate | None:
-        """The candidate of just the calls in ``keep``, nodes of ``best``; ``how`` goes to ``graphs.edit.extract``.
-
-        None when a value that it needs cannot be recorded.
-        """
-        return self.extract_from(self.recording, self.best, keep, **how)
-
-    def extract_from(
-        self, recording: Recording, base: Candidate, keep: Set[fx.Node], **how: Any
+    def extract(
+        self, keep: Set[fx.Node], *, out_of: tuple[Candidate, Recording] | None = None, **how: Any
     ) -> Candidate | None:
-        """``extract`` out of an earlier candidate."""
+        """The candidate of just the calls in ``keep``, nodes of ``best`` or of the earlier candidate ``out_of``.
+
+        ``how`` goes to ``graphs.edit.extract``. None when a value that it needs cannot be recorded.
+        """
+        base, recording = out_of or (self.best, self.recording)
         how.setdefault("passed_through", self.keep_passed_through)
         try:
             piece = extract(recording, keep, **how)
@@ -237,25 +234,15 @@ class ReductionProblem:
         self.oracle_calls += 1
         nodes, inputs, *_ = size = candidate.size
         self.history.append(Attempt(self.phase, nodes, inputs, answer, seconds, key[:16]))
-        if answer is OracleAnswer.NOT and self._tells_more(self.phase):
-            self.neighbour, self.neighbour_phase = candidate, self.phase
+        if answer is OracleAnswer.NOT and self.phase in TELLING[: self.neighbour_rank + 1]:
+            self.neighbour, self.neighbour_rank = candidate, TELLING.index(self.phase)
         improved = answer is OracleAnswer.INTERESTING and self._is_smaller(candidate, size)
         smallest = size if improved else self.best.size
         self.on_progress(self.phase, smallest[0], expected_calls(smallest))
 
-    def _tells_more(self, phase: str) -> bool:
-        """Whether what passed in this phase explains the failure better than the neighbour there is."""
-        if phase not in TELLING:
-            return False
-        return not self.neighbour_phase or TELLING.index(phase) <= TELLING.index(self.neighbour_phase)
-
     def begin_phase(self, name: str) -> None:
         self.phase = name
         self.on_phase(name)
-
-    def limit_to(self, seconds: float) -> None:
-        """Let what follows take ``seconds`` at most, or what is left of the budget."""
-        self.limits = replace(self.limits, seconds=min(self.limits.seconds, self.elapsed() + seconds))
 
     def _check_budget(self) -> None:
         limit, seconds = self.limits.max_calls, self.limits.seconds
@@ -275,7 +262,7 @@ class ReductionProblem:
         self.best.graph.module()  # made now: until then it would keep an older recording alive
         self.steps.append(self.best)
         self._forget_large_steps()
-        self.neighbour, self.neighbour_phase = None, ""
+        self.neighbour, self.neighbour_rank = None, len(TELLING)
         self._progress = self.oracle_calls, self.elapsed()
 
     def _forget_large_steps(self) -> None:
@@ -309,10 +296,8 @@ class ReductionProblem:
 
     def bits(self, nodes: Iterable[fx.Node]) -> int:
         """The set of these nodes' names as bits of one number."""
-        mask = 0
-        for node in nodes:
-            mask |= 1 << self._bits.setdefault(node.name, len(self._bits))
-        return mask
+        names = dict.fromkeys(node.name for node in nodes)
+        return sum(1 << self._bits.setdefault(name, len(self._bits)) for name in names)
 
     def presumed_passing(self, mask: int) -> bool:
         """Whether a superset of these nodes was seen to pass."""

@@ -131,9 +131,7 @@ def forms(found: Reduced, original: Case) -> Iterator[ScriptForm]:
 def single_threaded(form: ScriptForm) -> ScriptForm:
     """The form with one thread, as the oracle calls have it: C++ code ends the process where it throws in a second one."""
     context = replace(form.case.context, threads=1, threads_matter=True)
-    note = "; ".join(
-        part for part in (form.note, "with more than one thread the process dies instead") if part
-    )
+    note = "; ".join(filter(None, (form.note, "with more than one thread the process dies instead")))
     return replace(form, case=replace(form.case, context=context), note=note)
 
 
@@ -146,8 +144,7 @@ EXACTNESS_NOTES: Mapping[Exactness, str] = {
 
 def seeded_values_suffice(form: ScriptForm, session: Session) -> bool:
     """Whether the case fails with the values that its script would make: cheaper to ask here than in a new process."""
-    names = [node.name for node in form.case.graph_module.graph.nodes if node.op == "placeholder"]
-    specs = describing.describe(form.case.inputs, names, form.exactness)
+    specs = describing.describe(form.case.inputs, list(_by_name(form.case)), form.exactness)
     return session.fails_the_same(replace(form.case, inputs=tuple(tensors.materialise(specs))))
 
 

@@ -50,11 +50,6 @@ class ReplayLog:
         """Whether answers of an earlier reduction are left."""
         return self.position < len(self.entries)
 
-    @property
-    def earlier_calls(self) -> int:
-        """Oracle calls of the reduction that this one goes on from."""
-        return len(self.entries)
-
     def recorded(self, digest: str) -> Outcome | None:
         """The answer that the log has for the next question, or None. Another question ends the replay."""
         if not self.is_replaying:

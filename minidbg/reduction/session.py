@@ -6,11 +6,10 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
 
 from minidbg import isolation, processes, repro
 from minidbg.case import Case
@@ -18,12 +17,9 @@ from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs.size import call_nodes
 from minidbg.oracle.suspects import Suspects
-from minidbg.reduction.candidate import OracleAnswer
+from minidbg.reduction.candidate import OracleAnswer, last_that_holds
 from minidbg.reduction.replay import ReplayLog, digest_of
 from minidbg.reduction.result import Limits, Listener, Progress, silent
-
-Ask: TypeAlias = Callable[[Case], Outcome]
-"""One oracle call."""
 
 BEST_FILE = "best.py"
 BEST_EVERY_S = 10.0
@@ -53,8 +49,6 @@ class Session:
 
     limits: Limits
     listener: Listener = silent
-    ask_once: Ask | None = None
-    """Another way to run a case, for tests; the default is a forked child."""
     log: ReplayLog = field(default_factory=lambda: ReplayLog(None))
     kernels: Path | None = None
     """The kernel cache of its oracle calls."""
@@ -67,8 +61,8 @@ class Session:
     """Runs of a case until it counts as passing: more than 1 for a flaky failure."""
     interrupted: bool = False
     """Whether Ctrl-C was pressed: what is there is published, nothing more is tried."""
-    others: dict[str, Case] = field(default_factory=dict)
-    """One case for each other failure met, by its signature."""
+    others: dict[str, tuple[Case, Outcome]] = field(default_factory=dict)
+    """One case for each other failure met, and how it failed, by its signature."""
     too_slow_nodes: int | None = None
     """Nodes of the smallest graph that ran into the time limit: larger ones are not asked."""
     best_written_s: float = 0.0
@@ -93,7 +87,7 @@ class Session:
         return replace(
             self.limits,
             seconds=self.remaining(),
-            max_calls=None if calls is None else calls + self.log.earlier_calls,
+            max_calls=None if calls is None else calls + len(self.log.entries),
             jobs=self.limits.jobs if self.repeats == 1 else 1,
         )
 
@@ -112,31 +106,23 @@ class Session:
     def ask_together(self, cases: Sequence[Case]) -> list[Outcome]:
         """One run of each case, out of the log where it has it; new ones at the same time, and logged in the order given."""
         slow = [self.is_too_slow(case) for case in cases]
-        known = [
-            None if hopeless else self.log.recorded(digest_of(case))
-            for case, hopeless in zip(cases, slow, strict=True)
-        ]
-        new = [
-            case
-            for case, hopeless, before in zip(cases, slow, known, strict=True)
-            if not hopeless and before is None
-        ]
+        asked = [case for case, hopeless in zip(cases, slow, strict=True) if not hopeless]
+        known = [self.log.recorded(digest_of(case)) for case in asked]
+        new = [case for case, before in zip(asked, known, strict=True) if before is None]
         if new and self.log.entries and self.log.position == self.oracle_calls:
             self.make_sure_of_the_log()
         with ThreadPoolExecutor(max(1, len(new))) as pool:  # one alone runs in this thread
             runs = iter(list((pool.map if len(new) > 1 else map)(self.run, new)))
+        too_slow = Outcome(Verdict.INVALID, reason=f"{self.too_slow_nodes} nodes did not finish in time")
         outcomes = []
-        for case, hopeless, before in zip(cases, slow, known, strict=True):
-            if hopeless:
-                reason = f"{self.too_slow_nodes} nodes did not finish in time"
-                outcomes.append(Outcome(Verdict.INVALID, reason=reason))
-                continue
+        for case, before in zip(asked, known, strict=True):
             outcomes.append(outcome := before or next(runs))
             if before is None:
                 self.log.append(self.entry(case, outcome))
             self.oracle_calls += 1
             self.learn(case, outcome)
-        return outcomes
+        found = iter(outcomes)
+        return [too_slow if hopeless else next(found) for hopeless in slow]
 
     def is_too_slow(self, case: Case) -> bool:
         least = self.too_slow_nodes
@@ -151,8 +137,6 @@ class Session:
 
     def run(self, case: Case) -> Outcome:
         """One oracle call, in a child; what a killed one left half written in the kernel cache goes."""
-        if self.ask_once is not None:
-            return self.ask_once(case)
         began = time.time()
         outcome = isolation.submit(
             case,
@@ -192,9 +176,7 @@ class Session:
             if not self.log.is_replaying and self.elapsed() - self.best_written_s >= BEST_EVERY_S:
                 self.keep_best()
         if answer is OracleAnswer.OTHER and outcome.signature is not None:
-            other = replace(case, signature=outcome.signature)
-            story = replace(case.provenance, message=outcome.message)
-            self.others.setdefault(str(outcome.signature.to_table()), replace(other, provenance=story))
+            self.others.setdefault(str(outcome.signature.to_table()), (case, outcome))
 
     def is_smaller(self, case: Case) -> bool:
         return self.best is None or (call_nodes(case.graph_module), len(case.inputs)) < (
@@ -307,13 +289,11 @@ def last_sure(steps: Sequence[Case], session: Session) -> int | None:
     sure = next(place for place, step in enumerate(steps) if call_nodes(step.graph_module) <= most)
     if sure == flaky or reliability(steps[sure], session).is_flaky:
         return None
-    while flaky - sure > 1 and session.remaining() > 0:
-        middle = (sure + flaky) // 2
-        if reliability(steps[middle], session).is_flaky:
-            flaky = middle
-        else:
-            sure = middle
-    return sure
+
+    def is_sure(place: int) -> bool:
+        return session.remaining() > 0 and not reliability(steps[place], session).is_flaky
+
+    return last_that_holds(is_sure, sure, flaky)
 
 
 def reliability(case: Case, session: Session) -> Reliability:

@@ -14,7 +14,7 @@ from minidbg import _torch
 from minidbg.graphs import nested, pieces
 from minidbg.graphs.effects import attribute_of
 from minidbg.graphs.specs import is_constructed, plain_stand_in
-from minidbg.reduction.candidate import BudgetSpent, Candidate, OracleAnswer, OwnGraph
+from minidbg.reduction.candidate import BudgetSpent, Candidate, OracleAnswer, OwnGraph, last_that_holds
 from minidbg.reduction.edits import merge_inputs
 from minidbg.reduction.problem import ReductionProblem
 from minidbg.reduction.result import UNLIMITED
@@ -55,7 +55,7 @@ def with_inputs(
     prefix = how if isinstance(how, tuple) else (how,)
     tokens = tuple((*prefix, token) if place in changes else token for place, token in enumerate(best.tokens))
     graph = OwnGraph(graph_module or best.graph_module)
-    return Candidate(graph, inputs, tokens, epoch=best.epoch, variant="simplified")
+    return Candidate(graph, inputs, tokens, epoch=best.epoch, variant=None)
 
 
 def _tensors(problem: ReductionProblem) -> list[tuple[int, Tensor]]:
@@ -104,13 +104,11 @@ def _try_all_then_each(problem: ReductionProblem, changes: Mapping[int, Any], ho
 def flatten_modules(problem: ReductionProblem) -> None:
     """Try to put what a submodule does in its place. Cost: one call for each submodule."""
     for name in [node.name for node in problem.best.calls if node.op == "call_module"]:
-        node = next((node for node in problem.best.calls if node.name == name), None)
-        flat = nested.flattened(problem.best.graph_module, node) if node else None
+        best = problem.best
+        node = best.call(name)
+        flat = nested.flattened(best.graph_module, node) if node else None
         if flat is not None:
-            best = problem.best
-            problem.consider(
-                Candidate(OwnGraph(flat), best.inputs, best.tokens, epoch=best.epoch, variant="flattened")
-            )
+            problem.consider(with_inputs(problem, {}, "", flat))
 
 
 def drop_arguments(problem: ReductionProblem) -> None:
@@ -124,8 +122,8 @@ def drop_arguments(problem: ReductionProblem) -> None:
 def _change_arguments(
     problem: ReductionProblem, name: str, propose: Callable[[fx.Node], Iterator[tuple[Any, Any]]]
 ) -> bool:
-    node = next((node for node in problem.best.calls if node.name == name), None)
     best = problem.best
+    node = best.call(name)
     for changed in propose(node) if node else ():
         graph_module = pieces.rewritten(
             best.graph_module,
@@ -312,9 +310,8 @@ def plain_values(problem: ReductionProblem) -> None:
             break
     for place, _ in _tensors(problem):
         for name in MAKERS:
-            if _rank(problem.best.tokens[place]) <= _rank((name,)):
-                break
-            if problem.consider(_with_values(problem, [place], name)):
+            is_plainer = _rank(problem.best.tokens[place]) > _rank((name,))
+            if not is_plainer or problem.consider(_with_values(problem, [place], name)):
                 break
 
 
@@ -383,13 +380,7 @@ def simplify_inputs_at_once(problem: ReductionProblem) -> None:
     steps = steps_if_nothing_mattered(problem)
     if len(steps) < 2 or problem.consider(steps[-1]):
         return
-    low, high = -1, len(steps) - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if problem.consider(steps[middle]):
-            low = middle
-        else:
-            high = middle
+    last_that_holds(lambda place: problem.consider(steps[place]), -1, len(steps) - 1)
 
 
 def steps_if_nothing_mattered(problem: ReductionProblem) -> list[Candidate]:

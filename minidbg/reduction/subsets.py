@@ -32,8 +32,7 @@ class Subsets:
 
     def __init__(self, problem: ReductionProblem) -> None:
         self.problem = problem
-        self.base = problem.best
-        self.recording = problem.recording
+        self.base, self.recording = problem.best, problem.recording
         self.units = units_of(self.recording)
         self._bits = [problem.bits(unit) for unit in self.units]
 
@@ -55,14 +54,11 @@ class Subsets:
         return answer is OracleAnswer.INTERESTING
 
     def _mask_of(self, chosen: Iterable[int]) -> int:
-        mask = 0
-        for number in chosen:
-            mask |= self._bits[number]
-        return mask
+        return sum(self._bits[number] for number in set(chosen))
 
     def _candidate(self, chosen: Iterable[int], **how: Any) -> Candidate | None:
         keep = {node for number in chosen for node in self.units[number]}
-        return self.problem.extract_from(self.recording, self.base, keep, **how)
+        return self.problem.extract(keep, out_of=(self.base, self.recording), **how)
 
     def links(self) -> list[set[int]]:
         """For each unit those that it takes values from, and those that take its own."""

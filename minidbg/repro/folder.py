@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from filelock import FileLock
@@ -22,7 +22,7 @@ from minidbg.failure import Kind
 from minidbg.graphs.size import canonical_text
 from minidbg.graphs.specs import Exactness
 from minidbg.repro.header import read_header
-from minidbg.repro.render import VALUE_LIMIT_BYTES, Form, Script, render
+from minidbg.repro.render import Form, Script, render
 from minidbg.repro.wording import telling_op
 
 HIDDEN = ".minidbg"
@@ -36,28 +36,28 @@ def publish(case: Case, draft: Path, folder: Path | str) -> Path:
     A readable repro of the same failure stays as it is: it was verified then, and somebody may have edited it or
     marked it as fixed. Several processes may publish into one folder at once.
     """
-    path = Path(folder) / file_name(case)
-    with FileLock(hidden(folder) / "lock", timeout=LOCK_SECONDS, mode=0o664):
-        if not is_readable(path):
-            path = _free_name(path)
-            move_script(draft, path)
+    path = _placed(case, folder, Path(folder), lambda path: move_script(draft, path))
     discard(draft)
     return path
 
 
-def keep_capture(
-    case: Case,
-    folder: Path | str,
-    *,
-    exactness: Exactness = Exactness.SEEDED,
-) -> Path:
+def keep_capture(case: Case, folder: Path | str, *, exactness: Exactness = Exactness.SEEDED) -> Path:
     """Write a case that was not verified to ``folder``'s captures; the same failure gives the same file."""
-    path = captures(folder) / file_name(case)
+    return _placed(
+        case, folder, captures(folder), lambda path: write(case, path, Form.CAPTURE, exactness=exactness)
+    )
+
+
+def _placed(case: Case, folder: Path | str, place: Path, put: Callable[[Path], object]) -> Path:
+    """The script of ``case`` in ``place``: a readable one that is there, else the one that ``put`` writes."""
+    path = place / file_name(case)
     with FileLock(hidden(folder) / "lock", timeout=LOCK_SECONDS, mode=0o664):
-        if is_readable(path):
-            return path
-        path = _free_name(path)
-        return write(case, path, Form.CAPTURE, exactness=exactness)
+        if not is_readable(path):
+            # one that cannot be read stays: somebody may be editing it just now
+            names = (path.with_stem(f"{path.stem}_{number}") for number in itertools.count(2))
+            path = next(name for name in itertools.chain([path], names) if not name.exists())
+            put(path)
+    return path
 
 
 def is_readable(path: Path) -> bool:
@@ -67,14 +67,6 @@ def is_readable(path: Path) -> bool:
     except UnreadableRepro:
         return False
     return True
-
-
-def _free_name(path: Path) -> Path:
-    """``path``, or ``x_2.py`` for a taken ``x.py``: somebody may be editing it just now, and it cannot be read."""
-    if not path.exists():
-        return path
-    names = (path.with_stem(f"{path.stem}_{number}") for number in itertools.count(2))
-    return next(name for name in names if not name.exists())
 
 
 def hidden(folder: Path | str, *parts: str) -> Path:
@@ -149,20 +141,14 @@ def _without_style(expression: str) -> str:
 
 
 def write(
-    case: Case,
-    path: Path | str,
-    form: Form = Form.SHORT,
-    *,
-    exactness: Exactness = Exactness.SEEDED,
-    value_limit_bytes: int = VALUE_LIMIT_BYTES,
+    case: Case, path: Path | str, form: Form = Form.SHORT, *, exactness: Exactness = Exactness.SEEDED
 ) -> Path:
     """Write the script of ``case`` to ``path``, and its tensors beside it; an earlier one is replaced.
 
     Folders are made. Raises CannotWrite naming the part of the case that has no form, and NoShortForm; both leave the
     file that was there.
     """
-    script = render(case, form, exactness=exactness, value_limit_bytes=value_limit_bytes)
-    return write_script(script, Path(path))
+    return write_script(render(case, form, exactness=exactness), Path(path))
 
 
 def move_script(source: Path, target: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -261,7 +260,7 @@ def write_value(value: Any) -> str:
     if isinstance(value, int):
         return str(int(value))
     if isinstance(value, float):
-        return _float(value)
+        return repr(float(value))  # that of Python is TOML's, of nan and inf too
     if isinstance(value, str):
         return _string(value)
     if isinstance(value, Mapping):
@@ -271,17 +270,13 @@ def write_value(value: Any) -> str:
     raise TypeError(f"TOML has no form for a {type(value).__name__}: {value!r}")
 
 
-def _float(value: float) -> str:
-    if math.isnan(value):
-        return "nan"
-    if math.isinf(value):
-        return "inf" if value > 0 else "-inf"
-    text = repr(float(value))
-    return text if "." in text or "e" in text else f"{text}.0"
-
-
 def _string(text: str) -> str:
-    return '"' + "".join(map(_character, text)) + '"'
+    return '"' + "".join(map(_character, without_half_pairs(text))) + '"'
+
+
+def without_half_pairs(text: str) -> str:
+    """``text`` with U+FFFD for each half surrogate, which no file in UTF-8 holds."""
+    return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
 def _character(character: str) -> str:
@@ -290,6 +285,4 @@ def _character(character: str) -> str:
     if character.isprintable():
         return character
     code = ord(character)
-    if 0xD800 <= code <= 0xDFFF:
-        return "\ufffd"
     return f"\\u{code:04X}" if code <= 0xFFFF else f"\\U{code:08X}"

@@ -169,7 +169,10 @@ _Build = tuple[str, ast.expr, int]
 
 
 def _makers(definition: ast.stmt, prefix: str) -> Iterator[tuple[str, ast.FunctionDef, list[_Build]]]:
-    """For a class or a builder, and those nested in it: the path to its module, and the function that makes its parts."""
+    """For a class or a builder, and those nested in it: the path to its module, and the function that makes its parts.
+
+    Parts are made by ``self.a.b = value`` or ``self.a.register_buffer("b", value)``; in a builder ``root`` stands for ``self``.
+    """
     body = definition.body if isinstance(definition, ast.ClassDef | ast.FunctionDef) else []
     nested = {node.name: node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
     maker = nested.get("__init__", definition)
@@ -177,40 +180,25 @@ def _makers(definition: ast.stmt, prefix: str) -> Iterator[tuple[str, ast.Functi
         return
     builds: list[_Build] = []
     for statement in maker.body:
-        name, value = _assigned(statement) if isinstance(statement, ast.Assign | ast.Expr) else (None, None)
-        if name is None or value is None:
+        match statement:
+            case ast.Assign([ast.Attribute(owner, str(key)), *_], value):
+                pass
+            case ast.Expr(ast.Call(ast.Attribute(owner, "register_buffer"), [ast.Constant(str(key)), value])):
+                pass
+            case _:
+                continue
+        root, _, name = f"{ast.unparse(owner)}.{key}".partition(".")
+        if root not in ("self", "root"):
             continue
-        called = ast.unparse(value.func).rpartition(".")[2] if isinstance(value, ast.Call) else ""
-        inner = nested.get(called)
+        called = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
+        inner = nested.get(called.rpartition(".")[2])
         if inner is not None:
             yield from _makers(inner, f"{prefix}.{name}".strip("."))
-        else:
-            builds.append((name, _inside_parameter(value), statement.col_offset))
+            continue
+        if isinstance(value, ast.Call) and called == "torch.nn.Parameter" and value.args:
+            value = value.args[0]
+        builds.append((name, value, statement.col_offset))
     yield prefix, maker, builds
-
-
-def _assigned(statement: ast.Assign | ast.Expr) -> tuple[str | None, ast.expr | None]:
-    """Attribute path and value of ``self.a.b = value`` or ``self.a.register_buffer("b", value)``; ``root`` as ``self``."""
-    if isinstance(statement, ast.Assign):
-        target = ast.unparse(statement.targets[0]).partition(".")
-        return (target[2], statement.value) if target[0] in ("self", "root") and target[2] else (None, None)
-    call = statement.value
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or len(call.args) != 2:
-        return None, None
-    owner = ast.unparse(call.func.value).partition(".")
-    key = call.args[0]
-    if (
-        call.func.attr != "register_buffer"
-        or owner[0] not in ("self", "root")
-        or not isinstance(key, ast.Constant)
-    ):
-        return None, None
-    return ".".join(part for part in (owner[2], str(key.value)) if part), call.args[1]
-
-
-def _inside_parameter(value: ast.expr) -> ast.expr:
-    is_parameter = isinstance(value, ast.Call) and ast.unparse(value.func) == "torch.nn.Parameter"
-    return value.args[0] if is_parameter and isinstance(value, ast.Call) and value.args else value
 
 
 def _added_imports(
@@ -248,61 +236,50 @@ def read_parts(text: str, header: Header) -> Parts:
     except (SyntaxError, ValueError) as error:
         raise UnreadableRepro(f"{header.path}: not a Python script any more: {error}") from error
     named = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    model = named.get("graph" if header.call == "direct" else "Repro")
-    given = named.get("inputs")
+    wanted = "graph" if header.call is CallPath.DIRECT else "Repro"
+    model, given = named.get(wanted), named.get("inputs")
     if model is None or given is None:
-        missing = "inputs" if model else "graph" if header.call == "direct" else "Repro"
+        missing = "inputs" if model else wanted
         raise UnreadableRepro(f"{header.path}: no definition of {missing!r} is left in it")
-    own = named.get("backend")
-    upper = _above_judge(text, nodes, header.kind)
+    own = named.get("backend")  # none where the backend is a name, or one of the script's functions
+    name = "" if own else backend_in(text) or quoted(header.backend)
     lines = text.split("\n")
     start = lines.index(EMBEDDED_MARK) + 1 if EMBEDDED_MARK in lines else 0
     mark = lines.index(KERNELS_MARK) + 1 if KERNELS_MARK in lines else _first_line(model)
     end = min(_first_line(own or model), mark)
+    loader = named.get("load_by_path")  # our own, at the beginning of what was copied
+    after_loader = loader.end_lineno if loader and start < loader.lineno < end else start
     others = [
         node
-        for node in upper
+        for node in _above_judge(text, nodes, header.kind)
         if not (start and start < node.lineno < end) and not mark < node.lineno < _first_line(model)
     ]
     return Parts(
         model=source_of(text, model),
         inputs=source_of(text, given),
-        backend=source_of(text, own) if own else named_backend(text, header),
+        backend=source_of(text, own) if own else f"def backend():\n    return {name}",
         stored=source_of(text, named["stored"]) if "stored" in named else "",
         kernels="\n".join(lines[mark : _first_line(model) - 1]),
         imports=tuple(
             line for line in map(ast.unparse, filter(_is_import, others)) if line not in SCRIPT_IMPORTS
         ),
-        copied=_between(text, start, end, named.get("load_by_path")) if start else "",
+        copied="\n".join(lines[after_loader : end - 1]).strip("\n") if start else "",
         added="\n\n\n".join(source_of(text, node) for node in others if not _is_import(node)),
     )
-
-
-def named_backend(text: str, header: Header) -> str:
-    """``def backend()`` for a script that has none, since its backend is a name or one of its functions."""
-    return f"def backend():\n    return {backend_in(text) or quoted(header.backend)}"
 
 
 def _is_import(node: ast.stmt) -> bool:
     return isinstance(node, ast.Import | ast.ImportFrom)
 
 
-def _between(text: str, start: int, end: int, loader: ast.stmt | None) -> str:
-    """The lines after ``start`` and before ``end``, without our own ``load_by_path`` at their beginning."""
-    if loader is not None and start < loader.lineno < end:
-        start = loader.end_lineno or start
-    return "\n".join(text.split("\n")[start : end - 1]).strip("\n")
-
-
 def source_of(text: str, node: ast.stmt) -> str:
     """The text of a top-level statement with its decorators."""
-    lines = text.split("\n")
-    return "\n".join(lines[_first_line(node) - 1 : node.end_lineno])
+    return "\n".join(text.split("\n")[_first_line(node) - 1 : node.end_lineno])
 
 
 def _first_line(node: ast.stmt) -> int:
     decorators = node.decorator_list if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
-    return min(node.lineno, *(decorator.lineno for decorator in decorators), node.lineno)
+    return min([node.lineno, *(one.lineno for one in decorators)])
 
 
 def _above_judge(text: str, nodes: list[ast.stmt], kind: Kind) -> list[ast.stmt]:
@@ -310,21 +287,18 @@ def _above_judge(text: str, nodes: list[ast.stmt], kind: Kind) -> list[ast.stmt]
     lines = text.split("\n")
     end = lines.index(DIVIDER) + 1 if DIVIDER in lines else len(lines)
     judge: frozenset[str] = harness_names(kind)
-    found = []
-    for node in nodes:
-        name = getattr(node, "name", None)
-        is_docstring = node is nodes[0] and isinstance(node, ast.Expr)
-        is_main = isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
-        if (
-            node.lineno <= end
-            and name not in OWN_NAMES
-            and name not in judge
-            and not is_docstring
-            and not is_main
-            and not (isinstance(node, ast.AugAssign) and ast.unparse(node.target) == "sys.path")
-        ):
-            found.append(node)
-    return found
+
+    def is_ours(node: ast.stmt) -> bool:
+        match node:
+            case ast.Expr():
+                return node is nodes[0]
+            case ast.If():
+                return "__main__" in ast.unparse(node.test)
+            case ast.AugAssign():
+                return ast.unparse(node.target) == "sys.path"
+        return getattr(node, "name", None) in {*OWN_NAMES, *judge}
+
+    return [node for node in nodes if node.lineno <= end and not is_ours(node)]
 
 
 def backend_of(parts: Parts, header: Header) -> BackendRef:

@@ -115,6 +115,7 @@ def render(
     header = write_header(case, device=device, has_tensors=bool(stored), kind=kind)
     plain_backend = plain_name(case.backend) or (function_name(case.backend) if form is Form.SHORT else "")
     embedded = _embedded(case)
+    kernels = f"{KERNELS_MARK}\n{joined(list(model.kernels.values()))}\n\n\n" if model.kernels else ""
     variables: dict[str, Any] = {
         "docstring": docstring(case, values=values_line(stored), remark=remark),
         "imports": tuple(dict.fromkeys(["import torch", *model.imports, *tensors.imports_for(specs)])),
@@ -122,7 +123,7 @@ def render(
         "annotated": _has_annotations(embedded),
         "embedded_mark": EMBEDDED_MARK,
         "backend": "" if plain_backend else backend_function(case.backend).rstrip("\n"),
-        "model": _with_kernels(model).rstrip("\n"),
+        "model": f"{kernels}{model.text}".rstrip("\n"),
         "inputs": inputs_function(specs, device, explicit=explicit),
         "stored": STORED.rstrip("\n") if stored else "",
         "device": device,
@@ -191,10 +192,10 @@ def inputs_function(specs: Sequence[InputSpec], device: str, *, explicit: bool) 
     body = "\n".join(tensors.statements(specs, main=device, explicit=explicit))
     names = [spec.name for spec in specs]
     returned = f"({names[0]},)" if len(names) == 1 else ", ".join(names) if names else "()"
-    line = f"return {returned}"
-    if len(line) > 100:
-        line = f"return (\n{source.listed(names)},\n)"
-    return f'def inputs(device="{device}"):\n' + textwrap.indent(f"{body}\n{line}" if body else line, "    ")
+    if len(f"return {returned}") > 100:
+        returned = f"(\n{source.listed(names)},\n)"
+    lines = "\n".join(filter(None, (body, f"return {returned}")))
+    return f'def inputs(device="{device}"):\n' + textwrap.indent(lines, "    ")
 
 
 def _model(
@@ -208,12 +209,6 @@ def _model(
     if case.call is CallPath.DIRECT:
         return write_graph_builder(case.graph_module, constant_expression=expression)
     return source.write_module(case.graph_module, "Repro", constant_expression=expression)
-
-
-def _with_kernels(model: source.ModuleSource) -> str:
-    """The class or builder, below the kernels that it launches."""
-    parts = [f"{KERNELS_MARK}\n{joined(list(model.kernels.values()))}"] if model.kernels else []
-    return "\n\n\n".join([*parts, model.text])
 
 
 def constant_expression(

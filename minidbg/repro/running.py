@@ -91,9 +91,6 @@ VERSION_SECONDS = 60.0
 INSTALL_SECONDS = 3600.0
 AT_ONCE = 4
 
-Judge = Callable[[str], Outcome]
-"""The outcome of a repro under one version of torch."""
-
 
 def torch_version_of(python: str) -> str:
     """The version of torch that the interpreter ``python`` has. Raises MinidbgError."""
@@ -118,13 +115,6 @@ def judged_with(pythons: Sequence[str], repros: Sequence[Path], *, seconds: floa
             yield [next(found) for _ in pythons]
 
 
-def has_failure(outcome: Outcome) -> bool | None:
-    """Whether the repro still fails; None where this torch cannot judge it."""
-    if outcome.verdict in (Verdict.SKIPPED, Verdict.INVALID):
-        return None
-    return outcome.verdict is not Verdict.GONE
-
-
 @dataclass(frozen=True, slots=True)
 class TorchFlip:
     """Two neighbours in the list of versions between which a repro's verdict changed."""
@@ -145,27 +135,27 @@ class TorchFlip:
         return f"torch {self.after} is the first with the failure; {self.before} does not have it{between}"
 
 
-def find_flip(versions: Sequence[str], judge: Judge) -> TorchFlip:
+def find_flip(versions: Sequence[str], judge: Callable[[str], Outcome]) -> TorchFlip:
     """The versions between which the verdict changes, by bisection. ``versions`` are in order, oldest first.
 
     Raises MinidbgError when the oldest and the newest agree, or fewer than two can judge the repro.
     """
-    known: dict[int, bool] = {}
+    known: dict[int, bool] = {}  # whether the repro fails there
     unjudged: set[int] = set()
 
-    def ask(index: int) -> bool | None:
-        failing = has_failure(judge(versions[index]))
-        if failing is None:
+    def can_judge(index: int) -> bool:
+        verdict = judge(versions[index]).verdict
+        if verdict in (Verdict.SKIPPED, Verdict.INVALID):
             unjudged.add(index)
         else:
-            known[index] = failing
-        return failing
+            known[index] = verdict is not Verdict.GONE
+        return index in known
 
-    low = next((index for index in range(len(versions)) if ask(index) is not None), None)
+    low = next(filter(can_judge, range(len(versions))), None)
     if low is None:
         raise MinidbgError(f"none of torch {', '.join(versions)} can judge it; 'minidbg check' says why")
     rest = [index for index in range(len(versions) - 1, low, -1) if index not in unjudged]
-    high = next((index for index in rest if ask(index) is not None), low)
+    high = next(filter(can_judge, rest), low)
     if known[high] == known[low]:
         state = "fails" if known[low] else "is gone"
         raise MinidbgError(
@@ -180,7 +170,7 @@ def find_flip(versions: Sequence[str], judge: Judge) -> TorchFlip:
             return TorchFlip(versions[low], versions[high], fixed=known[low], unjudged=skipped)
         centre = low + high
         middle = min(between, key=lambda index: abs(2 * index - centre))
-        if ask(middle) is not None:
+        if can_judge(middle):
             low, high = (middle, high) if known[middle] == known[low] else (low, middle)
 
 
@@ -243,16 +233,12 @@ def environment(
 
 def install(place: Path, wanted: Sequence[str]) -> None:
     """Make a virtual environment at ``place`` with ``wanted``: by uv where it is, else by venv and pip. Raises SubprocessError."""
-    uv = shutil.which("uv")
+    python, uv = str(place / "bin" / "python"), shutil.which("uv")
+    make, put = (
+        [sys.executable, "-m", "venv"],
+        [python, "-m", "pip", "install", "--disable-pip-version-check"],
+    )
     if uv is not None:
-        commands = [
-            [uv, "venv", "--python", sys.executable, str(place)],
-            [uv, "pip", "install", "--python", str(place / "bin" / "python"), *wanted],
-        ]
-    else:
-        commands = [
-            [sys.executable, "-m", "venv", str(place)],
-            [str(place / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", *wanted],
-        ]
-    for command in commands:
+        make, put = [uv, "venv", "--python", sys.executable], [uv, "pip", "install", "--python", python]
+    for command in ([*make, str(place)], [*put, *wanted]):
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS)

@@ -53,7 +53,7 @@ def lines_for(header: Header, *, model: str, plain_backend: str, has_numbers: bo
     return {
         "functions": [getattr(text, name)(case).strip("\n") for name, wanted in needed.items() if wanted],
         "test": case.test(),
-        "eager": case.eager_line(),
+        "eager": case.judging(case.eager),
         "backend_line": case.backend_line(),
         "dies": header.kind in (Kind.CRASH, Kind.HANG),
         "child": case.call(case.compiled_model()),
@@ -152,8 +152,7 @@ class _Judged:
     @property
     def yields(self) -> str:
         """What ``run`` gives, in words."""
-        words = {"output": "the outputs", "gradient": "the gradients", "input": "the inputs after the call"}
-        return words[self.leaf]
+        return "the inputs after the call" if self.leaf == "input" else f"the {self.leaf}s"
 
     @property
     def compared(self) -> str:
@@ -177,21 +176,15 @@ class _Judged:
 
     def test(self) -> str:
         """The body of ``test_repro(device)``, which raises while the failure is there; crash and hang have a template part."""
-        model = self.compiled_model()
-        call = f"check({model}, device)" if self.leaf else self.call(model)
-        if self.attempts == 1:
-            return indented([call])
-        return indented(
-            [
-                f"for _ in range({self.attempts}):  # it fails in some runs only",
-                "    torch.compiler.reset()",
-                f"    {call}",
-            ]
-        )
+        lines = [self.judging(self.compiled_model())]
+        if self.attempts != 1:
+            often = f"for _ in range({self.attempts}):  # it fails in some runs only"
+            lines = [often, "    torch.compiler.reset()", f"    {lines[0]}"]
+        return textwrap.indent("\n".join(lines), "    ")
 
-    def eager_line(self) -> str:
-        """The statement that runs eager alone: where it fails, or differs from itself, nothing can be said of the backend."""
-        return f"check({self.eager}, device)" if self.leaf else self.call(self.eager)
+    def judging(self, model: str) -> str:
+        """The statement that raises for a bad ``model``; where eager's does, nothing can be said of the backend."""
+        return f"check({model}, device)" if self.leaf else self.call(model)
 
     def backend_line(self) -> str:
         """The statement that fails where the backend is missing; nothing for backends of torch itself."""
@@ -223,11 +216,6 @@ class _Judged:
         if self.is_about_guards:  # which of three errors dynamo meets first hangs on the order of hashes
             patterns = [BUILDS_GUARDS, GUARD_FAILED, *patterns]
         return "|".join(dict.fromkeys(patterns))
-
-
-def indented(lines: list[str]) -> str:
-    """The lines as a function's body."""
-    return textwrap.indent("\n".join(lines), "    ")
 
 
 def split_phrases(context: Context) -> tuple[list[str], list[str]]:

@@ -78,9 +78,8 @@ def fill_own(path: Path, variables: Mapping[str, Any], check: Check | None = Non
 
 def line_in(path: Path, error: BaseException) -> int | None:
     """The line of the template at which ``error`` was raised; jinja2 puts the template's own lines into the traceback."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
-    return lines[-1] if lines else None
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return next((frame.lineno for frame in frames if Path(frame.filename) == path), None)
 
 
 def own_folder() -> Path | None:

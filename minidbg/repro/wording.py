@@ -11,7 +11,9 @@ from minidbg.case import Case, Context
 from minidbg.failure import Kind
 from minidbg.graphs.size import call_nodes, call_targets
 from minidbg.oracle.signature import meaningful_lines
+from minidbg.printable import escape
 from minidbg.references.source_text import write_literal
+from minidbg.repro.header import without_half_pairs
 
 TITLE_WIDTH = 110
 MESSAGE_LINES = 4
@@ -90,22 +92,9 @@ def docstring(case: Case, *, values: str, remark: str = "") -> str:
 
 def escaped(text: str) -> str:
     """``text`` such that it cannot end the string it stands in, nor show as something else than it is."""
-    quoted = text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
-    shown = "".join(
-        character if character.isprintable() or character == "\n" else _escape(character)
-        for character in quoted
-    )
+    quoted = without_half_pairs(text).replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+    shown = "".join(one if one.isprintable() or one == "\n" else escape(one) for one in quoted)
     return HEADER_MARK.sub(" # ///", shown)  # at the start of a line it would be a second header
-
-
-def _escape(character: str) -> str:
-    if 0xD800 <= ord(character) <= 0xDFFF:
-        return "\ufffd"  # no file in UTF-8 holds half a surrogate pair
-    return (
-        character.encode("ascii", "backslashreplace").decode()
-        if ord(character) > 127
-        else f"\\x{ord(character):02x}"
-    )
 
 
 def _message_lines(message: str) -> Iterator[str]:

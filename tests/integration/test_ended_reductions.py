@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from command_line import cli, python
 
 import minidbg
 from minidbg import repro
+
+pytestmark = pytest.mark.slow
 
 PROGRAM = """
 import time, torch, minidbg
@@ -39,17 +42,28 @@ if __name__ == "__main__":
 """
 
 
-def replay_log(folder: Path) -> list[dict[str, object]]:
+Entry = dict[str, object]
+
+
+def replay_log(folder: Path) -> list[Entry]:
     found = list(folder.glob("minidbg_repros/.minidbg/reductions/*/replay.jsonl"))
     return [json.loads(line) for line in found[0].read_text().splitlines()] if found else []
 
 
-def wait_for_answers(folder: Path, number: int, process: subprocess.Popen[str]) -> None:
+def wait_until(holds: Callable[[list[Entry]], bool], folder: Path, process: subprocess.Popen[str]) -> None:
     until = time.monotonic() + 120
-    while len(replay_log(folder)) < number + 1:
+    while not holds(replay_log(folder)):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < until, "the reduction asked nothing"
-        time.sleep(0.05)
+        time.sleep(0.02)
+
+
+def capture_in(folder: Path) -> Path:
+    """The capture of a program that has failed in ``folder``."""
+    (folder / "train.py").write_text(PROGRAM.format(reduce="later"))
+    python("train.py", cwd=folder, timeout=120)
+    (capture,) = (folder / "minidbg_repros" / ".minidbg" / "captures").glob("*.py")
+    return capture
 
 
 def started(command: list[str], folder: Path) -> subprocess.Popen[str]:
@@ -58,26 +72,20 @@ def started(command: list[str], folder: Path) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.slow
 def test_ctrl_c_while_the_repro_is_verified_lets_that_end(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM.format(reduce="now"))
     process = started([sys.executable, "train.py"], tmp_path)
-    until = time.monotonic() + 120
-    while [entry.get("phase") for entry in replay_log(tmp_path)][-1:] != ["verify"]:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    wait_until(lambda log: [entry.get("phase") for entry in log][-1:] == ["verify"], tmp_path, process)
     os.kill(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=120)
     assert "ValueError: no kernel" in stderr
     assert "; run: python minidbg_repros/compile_relu_" in stderr.splitlines()[-1]
 
 
-@pytest.mark.slow
 def test_ctrl_c_in_the_users_program_writes_the_best_and_raises_the_programs_error(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM.format(reduce="now"))
     process = started([sys.executable, "train.py"], tmp_path)
-    wait_for_answers(tmp_path, 2, process)
+    wait_until(lambda log: len(log) > 2, tmp_path, process)
     os.kill(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 1
@@ -88,17 +96,14 @@ def test_ctrl_c_in_the_users_program_writes_the_best_and_raises_the_programs_err
     assert repro.run(path).verdict is minidbg.Verdict.REPRODUCES
 
 
-@pytest.mark.slow
 def test_a_killed_reduce_command_goes_on_and_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM.format(reduce="later"))
-    python("train.py", cwd=tmp_path, timeout=120)
-    (capture,) = (tmp_path / "minidbg_repros" / ".minidbg" / "captures").glob("*.py")
+    capture = capture_in(tmp_path)
     command = [sys.executable, "-m", "minidbg", "reduce", str(capture), "--json"]
     alone = json.loads(python(*command[1:], "--dir", "alone", cwd=tmp_path, check=True).stdout)
     asked = 0
     for more in (2, 3):
         process = started(command, tmp_path)
-        wait_for_answers(tmp_path, asked + more, process)
+        wait_until(lambda log, enough=asked + more: len(log) > enough, tmp_path, process)
         process.kill()
         process.communicate()
         asked = len(replay_log(tmp_path)) - 1
@@ -109,11 +114,8 @@ def test_a_killed_reduce_command_goes_on_and_ends_as_one_that_was_left_alone(tmp
     assert len([entry for entry in replay_log(tmp_path) if "digest" in entry]) == alone["oracle_calls"]
 
 
-@pytest.mark.slow
 def test_two_jobs_leave_the_same_repro(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM.format(reduce="later"))
-    python("train.py", cwd=tmp_path, timeout=120)
-    (capture,) = (tmp_path / "minidbg_repros" / ".minidbg" / "captures").glob("*.py")
+    capture = capture_in(tmp_path)
     names = []
     for jobs in ("1", "2"):
         done = cli(

@@ -1,6 +1,6 @@
 """pytorch's test/inductor/test_minifier_utils.py, and what test/functorch/test_minifier.py says of devices.
 
-The other tests of test/functorch/test_minifier.py are retold in tests/unit/reduction/test_functorch_minifier.py.
+The other tests of test/functorch/test_minifier.py are retold in tests/unit/reduction/test_minimize.py.
 """
 
 from __future__ import annotations

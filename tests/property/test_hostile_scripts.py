@@ -32,6 +32,8 @@ HOSTILE = [
     DIVIDER,
     "# coding: utf-7",
     "x" * 5000,
+    "# /// script\n# x = 1\n# ///",
+    "{% raw %}",
 ]
 texts = st.sampled_from(HOSTILE) | st.text(max_size=30)
 

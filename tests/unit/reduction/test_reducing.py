@@ -132,8 +132,8 @@ def log_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_the_log_has_each_question_and_the_end(tmp_path: Path, oracle: list[Case]) -> None:
-    written = reduced(with_its_failure(failing_case()), tmp_path)
+def test_the_log_has_each_question_and_the_end(tmp_path: Path, oracle: list[Case], case: Case) -> None:
+    written = reduced(case, tmp_path)
     assert written.certified
     head, *answers, end = log_of(tmp_path)
     assert head["just_seen"] is False
@@ -168,16 +168,16 @@ def test_a_killed_reduction_goes_on_and_ends_the_same(
     assert len(oracle) <= calls + 3, "each resumption asks the best so far once more, and nothing else twice"
 
 
-def test_answers_about_another_backend_are_not_believed(tmp_path: Path, oracle: list[Case]) -> None:
-    case = with_its_failure(failing_case())
+def test_answers_about_another_backend_are_not_believed(
+    tmp_path: Path, oracle: list[Case], case: Case
+) -> None:
     killed_after(5, case, tmp_path, oracle)
     mended = failing_case(planted_backends.returns_gm_forward, signature=case.signature)
     with pytest.raises(NotReproduced):
         reduced(mended, tmp_path)
 
 
-def test_a_damaged_log_is_set_aside_and_named(tmp_path: Path, oracle: list[Case]) -> None:
-    case = with_its_failure(failing_case())
+def test_a_damaged_log_is_set_aside_and_named(tmp_path: Path, oracle: list[Case], case: Case) -> None:
     killed_after(5, case, tmp_path, oracle)
     (path,) = tmp_path.glob(".minidbg/reductions/*/replay.jsonl")
     lines = path.read_text().splitlines()
@@ -189,8 +189,7 @@ def test_a_damaged_log_is_set_aside_and_named(tmp_path: Path, oracle: list[Case]
     assert written.path is not None
 
 
-def test_a_line_that_was_being_written_is_no_damage(tmp_path: Path, oracle: list[Case]) -> None:
-    case = with_its_failure(failing_case())
+def test_a_line_that_was_being_written_is_no_damage(tmp_path: Path, oracle: list[Case], case: Case) -> None:
     killed_after(5, case, tmp_path, oracle)
     (path,) = tmp_path.glob(".minidbg/reductions/*/replay.jsonl")
     path.write_text(path.read_text()[:-30])
@@ -200,12 +199,12 @@ def test_a_line_that_was_being_written_is_no_damage(tmp_path: Path, oracle: list
 
 
 def test_a_quick_reduction_writes_nothing_but_its_result(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
     written: list[str] = []
     write = repro.write
     monkeypatch.setattr(repro, "write", lambda *a, **how: (written.append(a[1].name), write(*a, **how))[1])
-    assert reduced(with_its_failure(failing_case()), tmp_path).path is not None
+    assert reduced(case, tmp_path).path is not None
     assert written[0] == "draft.py"
     assert not set(written) & {"best.py"}
 
@@ -257,7 +256,7 @@ def test_a_second_ctrl_c_names_what_there_is(
 
 @pytest.mark.parametrize("jobs", [2, 4])
 def test_the_result_does_not_depend_on_the_number_of_jobs(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, jobs: int
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, jobs: int, case: Case
 ) -> None:
     together: list[int] = []
 
@@ -272,7 +271,6 @@ def test_the_result_does_not_depend_on_the_number_of_jobs(
             return map(run, cases)
 
     monkeypatch.setattr(session, "ThreadPoolExecutor", InTurn)
-    case = with_its_failure(failing_case())
     alone = reduced(case, tmp_path / "alone")
     assert not together
     many = reduced(case, tmp_path / "many", jobs=jobs)
@@ -388,7 +386,6 @@ def test_a_large_capture_is_believed_and_its_whole_is_not_compiled(
     tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
     monkeypatch.setattr(reducing, "SMALL_WHOLE", 40)
-    oracle.clear()
     written = reduced(case, tmp_path)
     assert written.certified
     assert written.nodes_after == 1
@@ -399,10 +396,9 @@ def test_a_large_capture_of_what_was_mended_since_is_found_out(
     tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
     monkeypatch.setattr(reducing, "SMALL_WHOLE", 40)
-    mended = failing_case(compiler=lambda graph_module, example_inputs: graph_module.forward)
-    oracle.clear()
+    mended = failing_case(planted_backends.returns_gm_forward, signature=case.signature)
     with pytest.raises(NotReproduced, match="does not show its failure here: gone"):
-        reduced(replace(mended, signature=case.signature), tmp_path)
+        reduced(mended, tmp_path)
     sizes = [call_nodes(asked.graph_module) for asked in oracle]
     assert sizes.index(call_nodes(case.graph_module)) < 12, "a few small questions, then the whole"
 
@@ -416,7 +412,6 @@ def test_a_path_on_which_dynamo_makes_other_graphs_is_left_after_few_questions(
         return Outcome(Verdict.INVALID, reason=f"{ANOTHER_GRAPH}: 2 of them") if other else execute(asked)
 
     monkeypatch.setattr(session.isolation, "submit", submit)
-    oracle.clear()
     written = reducing.reduce_and_publish(case, tmp_path, limits=Limits(), just_seen=True)
     assert written.certified
     assert written.nodes_after == 1
@@ -431,7 +426,6 @@ def test_a_whole_that_left_its_device_in_error_is_asked_before_anything_smaller(
     graph = fx.symbolic_trace(lambda x, index: (torch.relu(x.sin())[index],))
     story = replace(failed.provenance, notes=(STAND_INS,))
     case = replace(failed, graph_module=graph, inputs=(torch.randn(4), torch.tensor([4])), provenance=story)
-    oracle.clear()
     with pytest.raises(
         NotReproduced, match="this is no failure of the backend: eager itself fails: IndexError"
     ):
@@ -442,23 +436,19 @@ def test_a_whole_that_left_its_device_in_error_is_asked_before_anything_smaller(
 def test_a_hang_that_was_a_busy_machine_is_refuted_by_few_questions_about_the_whole(
     tmp_path: Path, oracle: list[Case]
 ) -> None:
-    graph, x = chain()
-    calm = failing_case(compiler=lambda graph_module, example_inputs: graph_module.forward)
-    case = replace(calm, graph_module=graph, inputs=(x,), signature=Signature(Kind.HANG))
-    oracle.clear()
+    case = failing_case(planted_backends.returns_gm_forward, signature=Signature(Kind.HANG))
     with pytest.raises(NotReproduced, match="does not show its failure here: gone"):
         reducing.reduce_and_publish(case, tmp_path, limits=Limits(), just_seen=True)
-    assert {call_nodes(asked.graph_module) for asked in oracle} == {call_nodes(graph)}
+    assert {call_nodes(asked.graph_module) for asked in oracle} == {call_nodes(case.graph_module)}
 
 
-def test_a_large_graph_gets_longer_than_a_call(tmp_path: Path) -> None:
+def test_a_large_graph_gets_longer_than_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     case, hangs = failing_case(), failing_case(signature=Signature(Kind.HANG))
     asks = session.Session(Limits(seconds=300.0, call_seconds=60.0))
     assert asks.seconds_for(case) == 60.0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "LARGE", 20)
-        assert 140 < asks.seconds_for(case) <= 150
-        assert asks.seconds_for(hangs) == 60.0, "its limit is what shows it"
+    monkeypatch.setattr(session, "LARGE", 20)
+    assert 140 < asks.seconds_for(case) <= 150
+    assert asks.seconds_for(hangs) == 60.0, "its limit is what shows it"
 
 
 @pytest.mark.parametrize("kind", [Kind.CRASH, Kind.HANG, Kind.RUNTIME])

@@ -93,6 +93,19 @@ def test_a_huge_size_costs_few_questions(least: int, most: int) -> None:
     assert result.oracle_calls < 24
 
 
+def test_each_simplification_of_many_nodes_is_a_question_of_its_own() -> None:
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(300):
+            x = x.sin()
+        return x
+
+    def fails(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+        sines = sum(node.target == "sin" for node in graph_module.graph.nodes)
+        return sines == 300 and inputs[0].numel() >= 2
+
+    assert simplified(chain, [torch.randn(4)], fails).inputs[0].shape == (2,)
+
+
 def test_equal_sizes_shrink_together() -> None:
     result = simplified(lambda x, y: torch.mm(x, y), [torch.randn(4, 32), torch.randn(32, 7)], has(torch.mm))
     assert {tuple(value.shape) for value in result.inputs} == {(1, 1)}

@@ -7,11 +7,9 @@ import tomllib
 import pytest
 import torch
 from graphs_to_write import graph_of
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import fx
 
-from minidbg.case import BackendRef, CallPath, Context, Provenance
+from minidbg.case import BackendRef, CallPath, Context
 from minidbg.errors import CannotWrite
 from minidbg.failure import Direction, Kind, Signature
 from minidbg.metadata import BLOCK
@@ -78,36 +76,12 @@ def test_a_script_never_names_minidbg_in_its_code(make_case, form):
     assert not any("minidbg" in ast.unparse(node) for node in imports)
 
 
-BLOCK_IN_TEXT = "# /// script\n# x = 1\n# ///"
-HOSTILE = st.text() | st.sampled_from(
-    ['"""', "\\", '\\"""', "'''", BLOCK_IN_TEXT, "\x00", "\ud800", "\u202e", "{{ x }}", "{% raw %}"]
-)
-
-
-@given(HOSTILE, HOSTILE)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_message_breaks_out(make_case, message, line):
-    story = Provenance(message=message, line=line, captured_from=line, notes=(message,))
-    text = render(make_case(provenance=story)).text
-    text.encode()
-    assert len(list(BLOCK.finditer(text))) == 1
-    body = ast.parse(text).body
-    assert ast.get_docstring(ast.parse(text))
-    assert isinstance(body[1], ast.Import)
-
-
 def test_options_and_config_are_written_so_that_they_are_read(make_case):
     backend = BackendRef("b", '"b"', options={"a": (1, None), "b": 'x"y'})
     text = render(make_case(backend=backend)).text
     content = "\n".join(line[2:] for line in BLOCK.search(text)["content"].splitlines())
     options = tomllib.loads(content)["tool"]["minidbg"]["details"]["options"]
     assert ast.literal_eval(options) == {"a": (1, None), "b": 'x"y'}
-
-
-def test_embedded_definitions_stand_above_the_backend(make_case):
-    backend = BackendRef("mine", "mine", embedded="def mine(gm, example_inputs):\n    return gm.forward\n")
-    top = top_of(make_case(backend=backend))
-    assert top.index("# Copied from the program") < top.index("def mine") < top.index("def backend")
 
 
 def test_a_definition_that_the_judge_would_overwrite_is_used_by_another_name(make_case):
@@ -121,12 +95,6 @@ def test_a_definition_that_the_judge_would_overwrite_is_used_by_another_name(mak
 def test_text_that_is_no_python_is_refused(make_case):
     with pytest.raises(CannotWrite, match="no Python"):
         render(make_case(backend=BackendRef("b", "<function b at 0x7f>")))
-
-
-def test_the_direct_path_builds_the_graph(make_case):
-    top = top_of(make_case(call=CallPath.DIRECT))
-    assert "def graph():" in top
-    assert "class Repro" not in top
 
 
 def test_dynamic_dimensions_are_marked(make_case):

@@ -23,22 +23,18 @@ def graph_of(*calls):
 
 
 @pytest.mark.parametrize(
-    ("kind", "text"),
+    ("signature", "text"),
     [
-        (Kind.COMPILE, "eager fails to compile relu."),
-        (Kind.RUNTIME, "The code that eager makes of relu fails."),
-        (Kind.ACCURACY, "eager gives wrong results for relu."),
-        (Kind.CRASH, "The process dies in eager with relu."),
-        (Kind.HANG, "eager does not come back from relu."),
+        (Signature(Kind.COMPILE), "eager fails to compile relu."),
+        (Signature(Kind.RUNTIME), "The code that eager makes of relu fails."),
+        (Signature(Kind.RUNTIME, Direction.BACKWARD), "The code that eager makes of relu fails in backward."),
+        (Signature(Kind.ACCURACY), "eager gives wrong results for relu."),
+        (Signature(Kind.CRASH), "The process dies in eager with relu."),
+        (Signature(Kind.HANG), "eager does not come back from relu."),
     ],
 )
-def test_the_title_says_backend_kind_and_op(make_case, kind, text):
-    assert title(make_case(signature=Signature(kind))) == text
-
-
-def test_the_title_says_backward(make_case):
-    case = make_case(signature=Signature(Kind.RUNTIME, Direction.BACKWARD))
-    assert title(case) == "The code that eager makes of relu fails in backward."
+def test_the_title_says_backend_kind_op_and_direction(make_case, signature, text):
+    assert title(make_case(signature=signature)) == text
 
 
 def test_ops_have_short_names():
