@@ -306,16 +306,18 @@ def reduce_graph_of(
     context = settings_of(case)["context"]
 
     def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> OracleAnswer:
+        return answer_of(session.ask(case.with_graph(graph_module, tuple(inputs))))
+
+    def ask_together(questions: Sequence[tuple[fx.GraphModule, tuple[Any, ...]]]) -> list[OracleAnswer]:
+        cases = [case.with_graph(graph_module, inputs) for graph_module, inputs in questions]
+        return [answer_of(outcome) for outcome in session.ask_together(cases)]
+
+    def answer_of(outcome: Outcome) -> OracleAnswer:
         nonlocal strays
-        outcome = session.ask(case.with_graph(graph_module, tuple(inputs)))
         strays += outcome.reason.startswith(ANOTHER_GRAPH)
         if believed and strays == STRAYS and session.best is None:
             raise NotReproduced("torch.compile makes other graphs of all of it", outcome)
         return ANSWERS[outcome.verdict]
-
-    def ask_together(questions: Sequence[tuple[fx.GraphModule, tuple[Any, ...]]]) -> list[OracleAnswer]:
-        cases = [case.with_graph(graph_module, inputs) for graph_module, inputs in questions]
-        return [ANSWERS[outcome.verdict] for outcome in session.ask_together(cases)]
 
     reduced = core.reduce_graph(
         case.graph_module,

@@ -403,8 +403,9 @@ def test_a_large_capture_of_what_was_mended_since_is_found_out(
     assert sizes.index(call_nodes(case.graph_module)) < 12, "a few small questions, then the whole"
 
 
+@pytest.mark.parametrize(("jobs", "few"), [(1, False), (2, True)])
 def test_a_path_on_which_dynamo_makes_other_graphs_is_left_after_few_questions(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case, jobs: int, few: bool
 ) -> None:
     def submit(asked: Case, **_: Any) -> Outcome:
         oracle.append(asked)
@@ -412,10 +413,13 @@ def test_a_path_on_which_dynamo_makes_other_graphs_is_left_after_few_questions(
         return Outcome(Verdict.INVALID, reason=f"{ANOTHER_GRAPH}: 2 of them") if other else execute(asked)
 
     monkeypatch.setattr(session.isolation, "submit", submit)
-    written = reducing.reduce_and_publish(case, tmp_path, limits=Limits(), just_seen=True)
+    if few:  # the questions of single removals are asked together
+        graph = fx.symbolic_trace(lambda x: (torch.relu(x.sin().cos().sin().cos().sin().cos().sin().cos()),))
+        case = case.with_graph(graph, case.inputs)
+    written = reducing.reduce_and_publish(case, tmp_path, limits=Limits(jobs=jobs), just_seen=True)
     assert written.certified
     assert written.nodes_after == 1
-    assert sum(asked.call is CallPath.TORCH_COMPILE for asked in oracle) <= 5
+    assert sum(asked.call is CallPath.TORCH_COMPILE for asked in oracle) <= 4 + jobs
 
 
 def test_a_whole_that_left_its_device_in_error_is_asked_before_anything_smaller(
