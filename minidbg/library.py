@@ -61,7 +61,9 @@ def reduce(
     written = reduced(
         what if isinstance(what, torch.export.ExportedProgram) else Path(what),
         backend=backend,
-        limits=Limits(seconds=seconds, max_calls=max_calls),
+        limits=Limits(
+            seconds=seconds, max_calls=max_calls, value_limit_bytes=settings.load().value_limit_bytes
+        ),
         folder=Path(folder) if folder else None,
     )
     if written.path is None:
@@ -152,10 +154,13 @@ def save_repro(
 
 def saved(case: Case, path: Path | None, seconds: float) -> Path:
     """Write the case in the least exact form that fails in a fresh interpreter. Raises NotReproduced."""
-    folder = path.parent if path is not None else settings.load().repro_dir
+    chosen = settings.load()
+    folder = path.parent if path is not None else chosen.repro_dir
     last = Outcome(Verdict.INVALID, reason="not run")
     for exactness in repro.Exactness:
-        last, draft = publishing.verify(case, exactness, folder, seconds=seconds)
+        last, draft = publishing.verify(
+            case, exactness, folder, seconds=seconds, value_limit_bytes=chosen.value_limit_bytes
+        )
         if draft is None:
             continue
         if path is None:

@@ -24,7 +24,7 @@ from minidbg.checks import Converter, choice, number, path, setting, texts, whol
 from minidbg.errors import BadSetting, nearest
 
 DEFAULT_FOLDER = Path("minidbg_repros")
-GIB = 1024**3
+VALUE_LIMIT_BYTES = 1024**3
 
 
 class OnFailure(enum.StrEnum):
@@ -124,7 +124,7 @@ class Settings:
     """Statements that make the backend known in a fresh process."""
     reference: str | None = setting(None, checks.text)
     """``module:qualname`` of the backend, or of a function without arguments that returns it."""
-    value_limit_bytes: int = setting(GIB, lambda value: whole(value, at_least=0))
+    value_limit_bytes: int = setting(VALUE_LIMIT_BYTES, lambda value: whole(value, at_least=0))
     """Most bytes of real tensor values that are written for one failure, or kept while a graph is unverified."""
     reduce_oom: bool = setting(False, checks.flag)
     """Reduce failures for want of memory too."""

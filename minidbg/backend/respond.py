@@ -46,12 +46,16 @@ def on_failure(case: Case, settings: Settings) -> Report:
     try:
         # the capture may be there, and no more be written
         repro.discard(repro.drafts(settings.repro_dir) / "none")
-        capture = repro.keep_capture(case, settings.repro_dir, exactness=repro.Exactness.SMALL)
+        capture = captured(case, settings)
     except OSError as refusal:  # a folder that nobody may write to, a full disk
         settings, complaint = with_temporary_folder(settings, refusal)
-        capture = repro.keep_capture(case, settings.repro_dir, exactness=repro.Exactness.SMALL)
+        capture = captured(case, settings)
     answer = reduced_or_why_not(case, capture, settings)
     return replace(answer, line=f"{complaint}{answer.line}")
+
+
+def captured(case: Case, settings: Settings) -> Path:
+    return repro.keep_capture(case, settings.repro_dir, value_limit_bytes=settings.value_limit_bytes)
 
 
 def with_temporary_folder(settings: Settings, error: OSError) -> tuple[Settings, str]:
@@ -106,7 +110,10 @@ def reduced_elsewhere(case: Case, capture: Path, settings: Settings) -> Written:
     Raises MinidbgError when the reducing process found nothing to reduce, was ended or broke.
     """
     limits = Limits(
-        seconds=settings.seconds, max_calls=settings.max_calls, memory_bytes=settings.memory_bytes
+        seconds=settings.seconds,
+        max_calls=settings.max_calls,
+        memory_bytes=settings.memory_bytes,
+        value_limit_bytes=settings.value_limit_bytes,
     )
     seconds = limits.seconds + VERIFY_SECONDS + GRACE_S
     refusal = isolation.why_not_in_a_fork(case)

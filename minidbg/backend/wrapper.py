@@ -136,7 +136,8 @@ def wrap(
       repro of it), a failure to ``"raise"``, or nothing (``"ignore"``).
     - ``reduce``: ``"now"``, or ``"later"``: write the capture only. ``seconds`` (of all reductions of this process) and
       ``max_calls`` (oracle calls of one) bound it. ``stages``: find out the guilty stage afterwards, in the background.
-    - ``repro_dir``: the folder. ``value_limit_bytes``: most bytes of real tensor values written for one failure.
+    - ``repro_dir``: the folder. ``value_limit_bytes``: most bytes of real tensor values that the files of one failure
+      hold, and that are copied to verify one call.
     - ``setup`` (statements) and ``reference`` (``"module:expression"``): how a fresh process gets the backend back.
     - ``match``: a regular expression that a failure's text must contain to be reduced. ``reduce_oom``: reduce failures for
       want of memory too. ``env``: names of variables that a repro needs. ``flight_recorder``: keep the case of a process

@@ -57,7 +57,7 @@ def reduce(
     Ctrl-C ends the search, and the best repro so far is verified and written. A reduction that was ended in any other way
     (kill -9, power loss) goes on where it was when it is started again.
     """
-    from minidbg import library
+    from minidbg import library, settings
     from minidbg.reduction.result import Limits
 
     path = asked_for(path, last_crash, folder)
@@ -65,7 +65,13 @@ def reduce(
         written = library.reduced(
             path,
             backend=backend,
-            limits=Limits(seconds=seconds, max_calls=max_calls, memory_bytes=memory_bytes, jobs=jobs),
+            limits=Limits(
+                seconds,
+                max_calls,
+                memory_bytes=memory_bytes,
+                value_limit_bytes=settings.load().value_limit_bytes,
+                jobs=jobs,
+            ),
             folder=folder,
             listener=listener,
             own_process=True,

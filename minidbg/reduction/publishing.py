@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,8 @@ def publish_first_that_fails(original: Case, found: Reduced, folder: Path, sessi
         is_smallest = call_nodes(form.case.graph_module) == call_nodes(found.smallest.graph_module)
         for variant in (form, single_threaded(form)):
             case = with_story(variant, original, found, session, certified=found.certified and is_smallest)
-            last, draft = verify(case, form.exactness, folder, session=session)
+            limit = session.limits.value_limit_bytes
+            last, draft = verify(case, form.exactness, folder, session=session, value_limit_bytes=limit)
             if draft is not None:
                 if last.signature is not None and faces(last.signature) > faces(case.signature):
                     repro.discard(draft)
@@ -201,17 +203,19 @@ def verify(
     *,
     session: Session | None = None,
     seconds: float = VERIFY_SECONDS,
+    value_limit_bytes: int,
 ) -> tuple[Outcome, Path | None]:
     """Write a draft of the case's script and run it in fresh interpreters: judged by the installed oracle, then by itself.
 
     The draft, to be published or discarded, when both say that the failure reproduces; else None. Further runs follow
     where the two disagree, or the search has met other failures: a script that shows the expected failure or another
     one ``reproduces`` with a signature that has both; one that sometimes passes is ``flaky``. A script whose few lines
-    do not show the failure is written standalone, and says why.
+    do not show the failure is written standalone, and says why. Raises CannotWrite.
     """
     draft = repro.drafts(folder) / "draft.py"
     try:
-        outcome, ended = verified(case, draft, exactness, session, seconds)
+        write = partial(repro.write, case, draft, exactness=exactness, value_limit_bytes=value_limit_bytes)
+        outcome, ended = verified(case, draft, write, session, seconds)
     except BaseException:
         repro.discard(draft)
         raise
@@ -225,15 +229,15 @@ def verify(
 
 
 def verified(
-    case: Case, draft: Path, exactness: Exactness, session: Session | None, seconds: float
+    case: Case, draft: Path, write: Callable[..., Path], session: Session | None, seconds: float
 ) -> tuple[Outcome, processes.ChildResult | None]:
-    """What the oracle says of the script, written to ``draft``; and how it ends by itself, where the failure shows."""
+    """What the oracle says of the script that ``write`` puts at ``draft``; and how it ends by itself, where the failure shows."""
     why = ""
     try:
-        repro.write(case, draft, exactness=exactness)
+        write()
     except repro.NoShortForm as refusal:
         why = str(refusal)
-        write_standalone(case, draft, exactness, why)
+        write_standalone(write, why)
     outcomes = [judged(case, draft, seconds, session.take_standby() if session else None)]
     if outcomes[0].verdict not in SHOWN:
         return outcomes[0], None
@@ -252,7 +256,7 @@ def verified(
         return outcome, processes.ChildResult(exit_status=1)  # to be reduced again, with all of them
     if ended.exit_status != 1 and not why:
         why = f"a few lines do not show the failure ({how_it_ended(ended)})"
-        write_standalone(case, draft, exactness, why)
+        write_standalone(write, why)
         ended = repro.run_alone(draft, seconds=seconds)
     return outcome, ended
 
@@ -266,12 +270,10 @@ def judged(case: Case, draft: Path, seconds: float, standby: processes.Standby |
     )
 
 
-def write_standalone(case: Case, draft: Path, exactness: Exactness, why: str) -> None:
+def write_standalone(write: Callable[..., Path], why: str) -> None:
     """Write the draft as a standalone script that says ``why`` it is one."""
-    remark = f"It carries minidbg's whole judge: {why}."
     log.info("standalone_form_needed: %s", why)
-    script = repro.render(case, repro.Form.STANDALONE, exactness=exactness, remark=remark)
-    repro.write_script(script, draft)
+    write(repro.Form.STANDALONE, remark=f"It carries minidbg's whole judge: {why}.")
 
 
 def how_it_ended(ended: processes.ChildResult) -> str:

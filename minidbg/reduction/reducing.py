@@ -184,7 +184,9 @@ def interrupted_sentence(session: Session) -> str:
 def keep_others(folder: Path, session: Session) -> None:
     for other in list(session.others.values())[:OTHERS_KEPT]:
         with contextlib.suppress(OSError, MinidbgError):
-            repro.keep_capture(with_failure(*other), folder, exactness=repro.Exactness.SMALL)
+            repro.keep_capture(
+                with_failure(*other), folder, value_limit_bytes=session.limits.value_limit_bytes
+            )
 
 
 SMALL_WHOLE = 50

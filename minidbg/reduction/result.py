@@ -16,6 +16,7 @@ from rich.progress import Progress as RichProgress
 
 from minidbg.failure import Verdict
 from minidbg.printable import display_path
+from minidbg.settings import VALUE_LIMIT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Limits:
     call_seconds: float = 60.0
     """Time limit of one oracle call."""
     memory_bytes: int | None = None
+    value_limit_bytes: int = VALUE_LIMIT_BYTES
+    """Most bytes of real tensor values that the script may store."""
     jobs: int = 1
     """Oracle calls at the same time. The result does not depend on it."""
 

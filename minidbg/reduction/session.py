@@ -191,7 +191,11 @@ class Session:
         self.best_written_s = self.elapsed()
         with contextlib.suppress(CannotWrite, OSError):
             repro.write(
-                self.best, self.folder / BEST_FILE, repro.Form.CAPTURE, exactness=repro.Exactness.SMALL
+                self.best,
+                self.folder / BEST_FILE,
+                repro.Form.CAPTURE,
+                exactness=repro.Exactness.SMALL,
+                value_limit_bytes=self.limits.value_limit_bytes,
             )
 
     def take_standby(self) -> processes.Standby | None:

@@ -19,11 +19,13 @@ from torch import Tensor
 from minidbg.case import Case
 from minidbg.errors import UnreadableRepro
 from minidbg.failure import Kind
+from minidbg.graphs import describing
 from minidbg.graphs.size import canonical_text
 from minidbg.graphs.specs import Exactness
 from minidbg.repro.header import read_header
 from minidbg.repro.render import Form, Script, render
 from minidbg.repro.wording import telling_op
+from minidbg.settings import VALUE_LIMIT_BYTES
 
 HIDDEN = ".minidbg"
 IGNORE = ".gitignore"
@@ -41,8 +43,19 @@ def publish(case: Case, draft: Path, folder: Path | str) -> Path:
     return path
 
 
-def keep_capture(case: Case, folder: Path | str, *, exactness: Exactness = Exactness.SEEDED) -> Path:
-    """Write a case that was not verified to ``folder``'s captures; the same failure gives the same file."""
+def keep_capture(
+    case: Case,
+    folder: Path | str,
+    *,
+    exactness: Exactness = Exactness.SMALL,
+    value_limit_bytes: int = VALUE_LIMIT_BYTES,
+) -> Path:
+    """Write a case that was not verified to ``folder``'s captures; the same failure gives the same file.
+
+    Values beyond the limit are replaced by seeded ones.
+    """
+    if describing.bytes_to_store(case.inputs, exactness) > value_limit_bytes:
+        exactness = Exactness.SEEDED
     return _placed(
         case, folder, captures(folder), lambda path: write(case, path, Form.CAPTURE, exactness=exactness)
     )
@@ -141,14 +154,20 @@ def _without_style(expression: str) -> str:
 
 
 def write(
-    case: Case, path: Path | str, form: Form = Form.SHORT, *, exactness: Exactness = Exactness.SEEDED
+    case: Case,
+    path: Path | str,
+    form: Form = Form.SHORT,
+    *,
+    exactness: Exactness = Exactness.SEEDED,
+    value_limit_bytes: int = VALUE_LIMIT_BYTES,
+    remark: str = "",
 ) -> Path:
     """Write the script of ``case`` to ``path``, and its tensors beside it; an earlier one is replaced.
 
-    Folders are made. Raises CannotWrite naming the part of the case that has no form, and NoShortForm; both leave the
-    file that was there.
+    Folders are made. Raises what ``render`` raises, and leaves the file that was there.
     """
-    return write_script(render(case, form, exactness=exactness), Path(path))
+    script = render(case, form, exactness=exactness, value_limit_bytes=value_limit_bytes, remark=remark)
+    return write_script(script, Path(path))
 
 
 def move_script(source: Path, target: Path) -> None:

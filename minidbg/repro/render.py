@@ -34,6 +34,7 @@ from minidbg.repro import selfcheck
 from minidbg.repro.header import header_of, write_header
 from minidbg.repro.templates import built_in, fill
 from minidbg.repro.wording import docstring
+from minidbg.settings import VALUE_LIMIT_BYTES
 
 SCRIPT_IMPORTS = (
     "from __future__ import annotations",
@@ -48,7 +49,6 @@ SCRIPT_IMPORTS = (
 """Imports that a script has for itself, or had until minidbg wrote it otherwise; the judge's annotations in a standalone one name what is defined below them."""
 EMBEDDED_MARK = "# Copied from the program that failed:"
 KERNELS_MARK = "# Triton kernels that the graph launches:"
-VALUE_LIMIT_BYTES = 1 << 30
 OWN_NAMES = ("backend", "Repro", "graph", "inputs", "stored", "test_repro", "load_by_path", *selfcheck.NAMES)
 
 STORED = '''\
@@ -149,7 +149,7 @@ def check_size(case: Case, exactness: Exactness, limit_bytes: int) -> None:
     """Raise CannotWrite where a script of ``case`` would store more than ``limit_bytes`` of values."""
     size = describing.bytes_to_store(case.inputs, exactness)
     if size > limit_bytes:
-        why = f"they take {size / 1e6:.1f} MB, and value_limit_bytes allows {limit_bytes / 1e6:.1f} MB"
+        why = f"they take {size:,} bytes, and value_limit_bytes allows {limit_bytes:,}"
         raise CannotWrite("the values of the inputs", why)
 
 

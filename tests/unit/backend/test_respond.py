@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,11 +18,13 @@ from minidbg.failure import Kind, Signature
 from minidbg.graphs import capture_by_dynamo
 from minidbg.settings import Reduce, Settings
 
+ONES = torch.ones(3)
 
-def captured_in(folder: Path) -> Report:
-    graph_module, inputs = capture_by_dynamo(torch.relu, (torch.ones(3),))
+
+def captured_in(folder: Path, value: torch.Tensor = ONES, **more: Any) -> Report:
+    graph_module, inputs = capture_by_dynamo(torch.relu, (value,))
     case = Case(graph_module, inputs, BackendRef("b", "b"), signature=Signature(Kind.COMPILE))
-    return respond.on_failure(case, Settings(repro_dir=folder, reduce=Reduce.LATER))
+    return respond.on_failure(case, Settings(repro_dir=folder, reduce=Reduce.LATER, **more))
 
 
 def test_a_folder_that_can_be_written_stays(tmp_path: Path) -> None:
@@ -29,6 +32,14 @@ def test_a_folder_that_can_be_written_stays(tmp_path: Path) -> None:
     assert report.line.startswith("captured, ")
     assert report.capture.is_relative_to(tmp_path / "repros")
     assert not list((tmp_path / "repros" / ".minidbg" / "drafts").iterdir())
+
+
+def test_a_capture_holds_no_more_values_than_the_setting_allows(tmp_path: Path) -> None:
+    for limit, stored in ((799, False), (800, True)):
+        capture = captured_in(
+            tmp_path / str(limit), torch.randint(50, (100,)), value_limit_bytes=limit
+        ).capture
+        assert capture.with_suffix(".safetensors").exists() is stored
 
 
 def test_a_folder_that_cannot_be_written_is_told_and_replaced(

@@ -24,7 +24,7 @@ from torch import fx
 
 from minidbg import repro
 from minidbg.case import STAND_INS, BackendRef, CallPath, Case, Provenance
-from minidbg.errors import Interrupted, NotReproduced
+from minidbg.errors import CannotWrite, Interrupted, NotReproduced
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs.size import call_nodes, call_targets
 from minidbg.oracle.execute import ANOTHER_GRAPH, execute
@@ -569,3 +569,25 @@ def test_what_fails_in_eager_too_is_called_no_failure_of_the_backend(tmp_path: P
     narrow = case.with_graph(case.graph_module, tuple("no tensor" for _ in case.inputs))
     with pytest.raises(NotReproduced, match="no failure of the backend: eager itself fails"):
         reduced(narrow, tmp_path)
+
+
+@pytest.mark.parametrize("limit", [799, 800])
+def test_no_more_values_are_written_than_the_limit_allows(
+    tmp_path: Path, oracle: list[Case], limit: int
+) -> None:
+    values = torch.randint(50, (100,), generator=torch.Generator().manual_seed(7))
+
+    def refuses_these(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        def run(x: torch.Tensor) -> Any:
+            raises_if(torch.equal(x, values), ValueError)
+            return graph_module(x)
+
+        return run
+
+    case = with_its_failure(replace(failing_case(refuses_these), inputs=(values,)))
+    if limit < 800:
+        with pytest.raises(CannotWrite, match="take 800 bytes, and value_limit_bytes allows 799"):
+            reduced(case, tmp_path, value_limit_bytes=limit)
+    else:
+        path = reduced(case, tmp_path, value_limit_bytes=limit).path
+        assert torch.equal(repro.load(path).inputs[0], values)
