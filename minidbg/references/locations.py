@@ -7,7 +7,7 @@ import contextlib
 import importlib.util
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
@@ -175,20 +175,33 @@ def _called_functions(tree: ast.Module) -> Iterator[str]:
             yield call.func.id
 
 
-def _run_at_import(node: ast.AST, called: set[str], *, conditions: bool = True) -> Iterator[ast.AST]:
+def _run_at_import(
+    node: ast.AST, called: set[str], names: Mapping[str, Any] | None = None
+) -> Iterator[ast.AST]:
     """The parts of a module that an import runs; of functions the decorators only, unless called.
 
-    What stands under an ``if`` counts as run unless ``conditions`` is false.
+    What stands under an ``if`` counts as run; with the ``names`` of the loaded module only where they say that it was.
     """
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and not conditions:
-            continue
+    children = ast.iter_child_nodes(node)
+    if isinstance(node, ast.If) and names is not None:
+        children = iter(_branch_taken(node, names))
+    for child in children:
         yield child
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and child.name not in called:
             for decorator in child.decorator_list:
                 yield from ast.walk(decorator)
         elif not isinstance(child, ast.Lambda):
-            yield from _run_at_import(child, called, conditions=conditions)
+            yield from _run_at_import(child, called, names)
+
+
+def _branch_taken(node: ast.If, names: Mapping[str, Any]) -> list[ast.stmt]:
+    """The statements under a condition on ``names`` that were run; none where calling a function would tell it."""
+    if any(isinstance(part, ast.Call | ast.NamedExpr | ast.Await) for part in ast.walk(node.test)):
+        return []
+    with contextlib.suppress(Exception):  # a name that is gone, an object that is no condition
+        holds = eval(compile(ast.Expression(node.test), "<condition>", "eval"), dict(names))
+        return node.body if holds else node.orelse
+    return []
 
 
 def _registers(node: ast.AST, name: str) -> bool:
@@ -246,12 +259,13 @@ def _reaches(top: str, module: str) -> bool:
 
 
 def _imports_of(module: str) -> Iterator[str]:
-    package = getattr(sys.modules.get(module), "__package__", None) or module
+    loaded = sys.modules.get(module)
+    package = getattr(loaded, "__package__", None) or module
     try:
         tree = ast.parse(source_of(module) or "")
     except SyntaxError:
         return
-    for node in _run_at_import(tree, set(), conditions=False):
+    for node in _run_at_import(tree, set(), getattr(loaded, "__dict__", {})):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

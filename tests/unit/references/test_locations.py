@@ -95,6 +95,25 @@ def test_package_is_imported_where_its_import_reaches_the_module_and_else_the_mo
     assert import_for("some_pkg.private") == "some_pkg.private"
 
 
+@pytest.mark.parametrize(
+    ("condition", "reaches"),
+    [
+        ("not SLIM", True),
+        ("SLIM", False),
+        ("SLIM or WHAT", False),
+        ("bool(1)", False),
+        ("SLIM.is_off", False),
+    ],
+)
+def test_a_condition_counts_as_the_loaded_package_says(
+    package: Path, monkeypatch: pytest.MonkeyPatch, condition: str, reaches: bool
+) -> None:
+    (package / "__init__.py").write_text(f"if {condition}:\n    from .deep import *\n")
+    monkeypatch.setitem(vars(sys.modules["some_pkg"]), "SLIM", False)
+    expected = "some_pkg" if reaches else "some_pkg.deep.registers"
+    assert import_for("some_pkg.deep.registers") == expected
+
+
 def load(monkeypatch: pytest.MonkeyPatch, name: str, text: str = "") -> ModuleType:
     """A loaded module with a source."""
 
