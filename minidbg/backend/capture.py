@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 import platform
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,11 +28,14 @@ from minidbg.graphs.ranks import rank_note
 from minidbg.graphs.size import call_nodes, canonical_text
 from minidbg.oracle.agreement import margin_for
 from minidbg.oracle.signature import signature_of
-from minidbg.oracle.suspects import Suspects, suspects_of
+from minidbg.oracle.suspects import Suspects, suspects_of, telling
 from minidbg.settings import Settings
 
 log = logging.getLogger("minidbg")
 MESSAGE_LINES, MESSAGE_CHARACTERS = 20, 4000
+INPUT = re.compile(r"\binput (?P<place>\d+)\b")
+AFTER_THE_CALL = " after the call"
+"""Ends the comparison's name for what a run leaves in an input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +147,32 @@ def provenance(failure: Failure, notes: Iterable[str]) -> Provenance:
 
 
 def suspects(failure: Failure) -> Suspects:
-    """The nodes that the frames of the failure name. They are a hint: what cannot be found out is left out."""
+    """The nodes that the frames of the failure name, or that take the input which is wrong after the call.
+
+    They are a hint: what cannot be found out is left out.
+    """
     nodes = failure.graph_module.graph.nodes
+    if isinstance(failure.error, AccuracyError):
+        return takers_of_input(failure.graph_module, failure.error.where)
     try:
         return suspects_of(failure.error, [_torch.GivenCall.of(node) for node in nodes if is_call(node)])
     except Exception:  # foreign objects in foreign frames
         log.debug("no_suspects", exc_info=True)
         return ()
+
+
+def place_of_input(where: str) -> int | None:
+    """The number of the input that ``where`` of a difference is about; None where it is about none, or tells its name."""
+    found = INPUT.search(where)
+    return int(found["place"]) if found else None
+
+
+def takers_of_input(graph_module: fx.GraphModule, where: str) -> Suspects:
+    place = place_of_input(where)
+    if place is None or not where.endswith(AFTER_THE_CALL):
+        return ()
+    takers = graph_module.graph.find_nodes(op="placeholder")[place].users
+    return telling([{node.name for node in takers if is_call(node)}], call_nodes(graph_module))
 
 
 def first_lines(message: str) -> str:

@@ -19,7 +19,7 @@ from torch import fx
 
 from minidbg import _torch
 from minidbg.backend import failures, verify_runs
-from minidbg.backend.capture import Failure
+from minidbg.backend.capture import AFTER_THE_CALL, Failure, place_of_input
 from minidbg.backend.chain import Link
 from minidbg.backend.collectives import Heard, Replay, alone
 from minidbg.backend.kept import Kept, refusal
@@ -29,11 +29,13 @@ from minidbg.devices import generator_states
 from minidbg.errors import AccuracyError
 from minidbg.failure import Direction, Kind
 from minidbg.graphs.effects import op_name
+from minidbg.graphs.names import readable
 from minidbg.oracle import compare
 from minidbg.oracle.agreement import differ, explaining_precision, left_by
 from minidbg.oracle.harness import gradient_sources, gradients_of, graph_texts
 from minidbg.oracle.randomness import Fed, feed_recorded
 from minidbg.oracle.snapshot import CannotCompare
+from minidbg.reduction.surroundings import FIRST_DIFFERING
 from minidbg.settings import Layout, Settings, Verify
 
 log = logging.getLogger("minidbg")
@@ -241,15 +243,31 @@ class Verification:
         notes: tuple[str, ...] = (),
     ) -> Failure:
         said = found["message"].replace("; against", "\nagainst")
-        said = said.replace(found["where"], self.names.get(found["where"], found["where"]), 1)
-        shared = self.before.replay is not None  # then the graph cannot be run in parts
-        node = None if shared else verify_runs.first_differing_node(self.before, self.link, self.settings)
+        said = said.replace(found["where"], self.in_words(found["where"]), 1)
+        # a graph that talks to others cannot be run in parts, and no value of a part tells who writes to an input
+        in_parts = self.before.replay is None and not self.is_spoilt(found["where"])
+        node = verify_runs.first_differing_node(self.before, self.link, self.settings) if in_parts else None
         message = f"{self.link.name} gives wrong results: {said}"
         if node is not None:
-            message += f"\nfirst differing node: {node.name}"
+            message += f"\n{FIRST_DIFFERING}{node.name}"
         message += self.by_design(found, actual, expected)
         error = AccuracyError(message, found, op_name(node) if node is not None else "")
         return self.failure(error, Kind.ACCURACY, Direction(error.signature["direction"]), notes)
+
+    def in_words(self, where: str) -> str:
+        """``where`` of a difference, with the name that the input has in the repro."""
+        place = place_of_input(where)
+        if where in self.names or place is None:
+            return self.names.get(where, where)
+        name = readable(str(self.before.graph.graph.find_nodes(op="placeholder")[place].target))[0]
+        named = where.replace(f"input {place}", f"input {place} ({name})", 1)
+        spoilt = ", which eager leaves as it is," if self.is_spoilt(where) else AFTER_THE_CALL
+        return named.replace(AFTER_THE_CALL, spoilt)
+
+    def is_spoilt(self, where: str) -> bool:
+        """Whether ``where`` is an input after the call that eager does not write to."""
+        place = place_of_input(where)
+        return where.endswith(AFTER_THE_CALL) and place is not None and place not in self.before.written
 
     def by_design(self, found: compare.Difference, actual: dict[str, Any], expected: dict[str, Any]) -> str:
         """A line that names the lower precision whose arithmetic gives such errors, where there is one."""

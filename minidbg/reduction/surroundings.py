@@ -12,9 +12,12 @@ import torch
 
 from minidbg import _torch
 from minidbg.case import CallPath, Case, Context, Level
+from minidbg.failure import Kind
 from minidbg.graphs.copying import copy_graph_module
 
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")
+FIRST_DIFFERING = "first differing node: "
+"""Begins the line of a wrong result's message that names a node."""
 
 
 def hints(case: Case) -> tuple[str, ...]:
@@ -23,7 +26,9 @@ def hints(case: Case) -> tuple[str, ...]:
     The error text is a hint and nothing more: each suspicion is asked of the oracle.
     """
     text = case.provenance.message
-    if case.signature is not None:
+    if case.kind is Kind.ACCURACY:  # the words of the comparison name no node
+        text = text.partition(FIRST_DIFFERING)[2].partition("\n")[0]
+    elif case.signature is not None:
         text = f"{text} {case.signature.message} {' '.join(case.signature.frames)}"
     return tuple(dict.fromkeys(WORD.findall(text)))
 

@@ -23,7 +23,7 @@ from minidbg.backend.capture import (
 )
 from minidbg.backend.chain import Link
 from minidbg.case import STAND_INS
-from minidbg.errors import BackendUnreachable
+from minidbg.errors import AccuracyError, BackendUnreachable
 from minidbg.failure import Direction, Kind
 from minidbg.graphs.origins import short_path, user_line
 from minidbg.settings import Settings
@@ -67,6 +67,24 @@ def test_a_case_says_which_nodes_the_frames_of_its_failure_held() -> None:
     except ValueError as error:
         case = case_of(Failure(graph, (torch.ones(2),), Link("eager"), Kind.COMPILE, error), Settings())
     assert case.provenance.suspects == ("relu",)
+
+
+def test_a_case_says_which_nodes_take_the_input_that_is_wrong_after_the_call() -> None:
+    def layers(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for _ in range(9):
+            x = torch.sin(x)
+        return (torch.relu(y) + x) * y
+
+    graph = fx.symbolic_trace(layers)
+    for where, expected in {
+        "input 1 after the call": ("mul relu",),
+        "gradient of input 1": (),
+        "output 1": (),
+        "input steps after the call": (),
+    }.items():
+        error = AccuracyError("", {"signature": {}, "where": where, "category": "float"})
+        failure = Failure(graph, (torch.ones(2),) * 2, Link("eager"), Kind.ACCURACY, error)
+        assert case_of(failure, Settings()).provenance.suspects == expected
 
 
 def test_a_backend_that_nothing_leads_to_is_refused_with_advice() -> None:

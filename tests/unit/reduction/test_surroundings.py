@@ -9,8 +9,9 @@ import torch
 import torch._inductor.config as inductor_config
 from torch import fx
 
-from minidbg.case import BackendRef, CallPath, Case, Context
-from minidbg.reduction.surroundings import simplify
+from minidbg.case import BackendRef, CallPath, Case, Context, Provenance
+from minidbg.failure import Kind, Signature
+from minidbg.reduction.surroundings import hints, simplify
 
 INDUCTOR = "torch._inductor.config"
 BUG = "cpp.inject_relu_bug_TESTING_ONLY"
@@ -28,6 +29,18 @@ def case_with(context: Context, inputs: int = 1) -> Case:
 
 def simplified(case: Case, fails: Callable[[Case], bool]) -> Case:
     return simplify(case, fails, lambda: 1.0)
+
+
+def test_a_wrong_result_hints_at_the_node_that_differs_and_at_no_word_of_the_comparison() -> None:
+    case = replace(case_with(Context()), signature=Signature(Kind.ACCURACY, message="input: float"))
+    for more, expected in (("", ()), ("\nfirst differing node: add_2\nas float16 would", ("add_2",))):
+        message = f"b gives wrong results: input 3 after the call differs{more}"
+        assert hints(replace(case, provenance=Provenance(message=message))) == expected
+    refused = Signature(Kind.COMPILE, message="no relu")
+    assert hints(replace(case, signature=refused, provenance=Provenance(message="lowering"))) == (
+        "lowering",
+        "relu",
+    )
 
 
 def test_an_option_is_tried_at_its_default_since_this_process_still_has_it() -> None:
