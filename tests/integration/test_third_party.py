@@ -65,6 +65,35 @@ runs = [(torch.randn(2, 8),)]
 WARM = """
 torch.compile(torch.nn.Linear(8, 4), backend="turbine_cpu")(torch.randn(2, 8))  # its threads are started
 """
+EMBEDS = """
+table = torch.randn(99, 8)
+
+def model(ids):
+    return torch.tanh(torch.nn.functional.embedding(ids, table)) + 1
+
+runs = [(torch.randint(0, 99, (2, 7)),)]
+"""
+PROJECTS = """
+import zentorch
+
+model = torch.nn.Sequential(torch.nn.Linear(32, 64, bias=False), torch.nn.SiLU(), torch.nn.Linear(64, 32)).eval()
+runs = [(torch.randn(2, 9, 32),)]
+"""
+BAG_OF_MODEL = """
+import zentorch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bag = torch.nn.EmbeddingBag(50, 16, mode="sum")
+        self.first, self.last = torch.nn.Linear(16, 32), torch.nn.Linear(32, 8)
+
+    def forward(self, ids, offsets):
+        return self.last(torch.nn.functional.gelu(self.first(self.bag(ids, offsets)))).softmax(-1)
+
+model = Model().eval()
+runs = [(torch.randint(50, (30,)), torch.tensor([0, 10, 20]))]
+"""
 TUTORIALS = """
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
@@ -174,3 +203,31 @@ class TestIree:
         _, paths, said = ran(tmp_path, WARM + INVERSE, '"turbine_cpu"')
         judged(tmp_path, paths, 1)
         assert "fresh interpreter" in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+@needs("tvm")
+class TestTvm:
+    def test_a_healthy_model_is_left_alone(self, tmp_path: Path) -> None:
+        assert ran(tmp_path, MLP, '"tvm"') == (2, [], "")
+
+    def test_an_op_that_it_does_not_have(self, tmp_path: Path) -> None:
+        _, paths, _ = ran(tmp_path, EMBEDS, '"tvm"')
+        judged(tmp_path, paths, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+@needs("zentorch")
+class TestZentorch:
+    def test_weights_that_it_packs_in_place(self, tmp_path: Path) -> None:
+        """zentorch 2.14.0: what the module holds afterwards is no weight any more, for eager, other graphs and a checkpoint."""
+        _, paths, _ = ran(tmp_path, PROJECTS, '"zentorch"')
+        judged(tmp_path, paths, 1)
+        [(path, _)] = paths
+        assert "which eager leaves as it is" in (tmp_path / path).read_text()
+
+    def test_a_pattern_that_takes_a_tuple_for_a_tensor(self, tmp_path: Path) -> None:
+        _, paths, _ = ran(tmp_path, BAG_OF_MODEL, '"zentorch"')
+        judged(tmp_path, paths, 3)
