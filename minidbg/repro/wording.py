@@ -27,6 +27,8 @@ _TITLES = {
     Kind.HANG: "{backend} does not come back from {ops}.",
 }
 
+SAID_BY_TITLE = re.compile(r" gives (?:wrong results|another layout than eager): ")
+"""Begins, after the backend's name, the message of an AccuracyError."""
 HEADER_MARK = re.compile(r"(?m)^# ///")
 
 
@@ -41,9 +43,12 @@ def title(case: Case) -> str:
 
 
 def op_names(gm: fx.GraphModule) -> tuple[str, ...]:
-    """The short names of the ops that the graph calls, each once, in order: ``cumsum``, ``add``."""
-    names = (_short(target) for target in call_targets(gm) if target not in "{}")
-    return tuple(dict.fromkeys(name for name in names if name and name != "getitem"))
+    """The short names of the ops that the graph calls, each once, in order: ``cumsum``, ``add``.
+
+    ``getitem`` mostly picks one of several results, and is named where it is all there is.
+    """
+    names = dict.fromkeys(filter(None, (_short(target) for target in call_targets(gm) if target not in "{}")))
+    return tuple(name for name in names if name != "getitem") or tuple(names)
 
 
 def telling_op(case: Case) -> str:
@@ -79,7 +84,7 @@ USAGE = "Exit status: 0 gone, 1 reproduces, 3 fails differently (125 with --bise
 
 def docstring(case: Case, *, values: str, remark: str = "") -> str:
     """The script's docstring, ready to stand between triple quotes; ``values`` says what the inputs hold."""
-    first, *more = [*_message_lines(case.provenance.message), ""]
+    first, *more = [*_message_lines(_beyond_title(case)), ""]
     headline = title(case)
     if first and len(first) <= TITLE_WIDTH:
         headline = f"{headline[:-1]}: {first}"
@@ -88,6 +93,13 @@ def docstring(case: Case, *, values: str, remark: str = "") -> str:
     message = "\n".join(f"    {line}" for line in more if line)
     parts = [headline, message, "\n".join([*([remark] if remark else []), *_story(case, values), USAGE])]
     return escaped("\n\n".join(part for part in parts if part))
+
+
+def _beyond_title(case: Case) -> str:
+    """The failure's message, without what the title says too."""
+    name, message = case.backend.name, case.provenance.message
+    said = SAID_BY_TITLE.match(message, len(name)) if message.startswith(name) else None
+    return message[said.end() :] if said else message
 
 
 def escaped(text: str) -> str:

@@ -94,3 +94,24 @@ def test_no_text_ends_the_docstring_or_hides_in_it(text):
     source.encode()
     if text.isprintable():
         assert node.value.value == text + "\n"
+
+
+def test_getitem_is_named_where_it_is_all_there_is():
+    assert ops_phrase(fx.symbolic_trace(lambda x: x[0])) == "getitem"
+    assert ops_phrase(fx.symbolic_trace(lambda x: torch.topk(x, 2)[0])) == "topk"
+
+
+@pytest.mark.parametrize(
+    ("message", "first"),
+    [
+        (
+            "eager gives wrong results: output 0 has shape [2]",
+            "eager gives wrong results for relu: output 0 has shape [2]",
+        ),
+        ("eager lowers relu", "eager gives wrong results for relu: eager lowers relu"),
+        ("other gives wrong results: x", "eager gives wrong results for relu: other gives wrong results: x"),
+    ],
+)
+def test_the_title_and_the_message_do_not_say_the_same(make_case, message, first):
+    case = make_case(signature=Signature(Kind.ACCURACY), provenance=Provenance(message=message))
+    assert docstring(case, values="").splitlines()[0] == first
