@@ -42,7 +42,7 @@ class UnknownBackend(MinidbgError):
         super().__init__(
             f"no backend named {name!r}{nearest(name, self.known)}. "
             f"torch.compile knows: {', '.join(self.known)}; a backend that is registered by an import "
-            f"needs that import first, or minidbg.wrap(..., setup='import ...')"
+            f"needs that import first: minidbg.wrap(..., setup='import PACKAGE'), or PACKAGE:NAME on a command line"
         )
 
 

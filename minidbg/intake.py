@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib
 import itertools
-import operator
 import platform
 import warnings
 import zipfile
@@ -48,12 +46,9 @@ class UsedBackend:
 
 
 def backend_named(backend: str | CompilerFn) -> UsedBackend:
-    """A registered name, ``module:attribute`` or the backend itself. Raises UnknownBackend or BackendUnreachable."""
-    if not isinstance(backend, str) or ":" not in backend:
-        return UsedBackend(references.find(backend), backend)
-    module, _, attribute = backend.partition(":")
+    """What ``references.named`` makes of a name, or the backend itself. Raises UnknownBackend or BackendUnreachable."""
     try:
-        found = operator.attrgetter(attribute)(importlib.import_module(module))
+        found = references.named(backend) if isinstance(backend, str) else backend
     except (ImportError, AttributeError) as error:
         raise BackendUnreachable(
             f"backend={backend!r} leads nowhere: {error}; give a registered name, or module:attribute of what can be imported"

@@ -100,9 +100,9 @@ def hunt(
 ) -> None:
     """Run torch's operator samples, then random graphs, through BACKEND: which op works in which dtype.
 
-    BACKEND is a registered name or module:attribute. Each distinct failure ends as a verified repro. A hunt that was
-    ended in any way goes on where it was when it is started again; one that is complete, or whose backend has changed,
-    begins anew with what failed before.
+    BACKEND is a registered name, package:name where the import of a package of another name registers it, or
+    module:attribute. Each distinct failure ends as a verified repro. A hunt that was ended in any way goes on where it
+    was when it is started again; one that is complete, or whose backend has changed, begins anew with what failed before.
 
     Exit status 0: nothing fails; with --baseline, nothing that is new or worse. 1: something does. 125: cannot hunt.
     """

@@ -84,8 +84,10 @@ def find_backend(own: Callable[[], Any], paths: list[str], wanted: str | None) -
         if wanted and ":" in wanted:
             module, _, attribute = wanted.partition(":")
             return getattr(importlib.import_module(module), attribute)
+        if wanted and wanted not in torch.compiler.list_backends(()):
+            importlib.import_module(wanted)  # a package often registers a backend of its name
     except (ImportError, AttributeError) as error:
-        raise Unavailable(f"no such backend here: {brief(error)}") from None
+        raise Unavailable(f"no backend {wanted!r} here: {brief(error)}") from None
     compiler = wanted or found
     if isinstance(compiler, str) and compiler not in torch.compiler.list_backends(()):
         raise Unavailable(f"no backend named {compiler!r} is registered here")

@@ -9,6 +9,7 @@ from minidbg.references.resolving import (
     compiler_fn,
     hooks,
     load_by_path,
+    named,
     resolve,
     run_as_module,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "hooks",
     "Hooks",
     "load_by_path",
+    "named",
     "write_literal",
     "NotALiteral",
 ]

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import contextlib
 import hashlib
+import importlib
+import importlib.util
 import itertools
 import linecache
+import operator
 import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -19,6 +22,7 @@ from minidbg import _torch
 from minidbg.case import BackendRef, CompilerFn
 from minidbg.errors import UnknownBackend
 from minidbg.references.copied_source import bound_by, single_imports
+from minidbg.references.locations import NEEDS
 from minidbg.references.source_text import edited, indented, parts_of, read_statements
 
 if TYPE_CHECKING:
@@ -61,6 +65,33 @@ def load_by_path(path: str, name: str = "", package: str = "") -> "ModuleType": 
         del sys.modules[name]
         raise
     return module
+
+
+def named(backend: str) -> str | CompilerFn:
+    """What a command line means by ``backend``: a registered name, or what ``module:attribute`` leads to.
+
+    A name that nobody has registered is looked for again after the import of the package of that name, which registers
+    it in most cases; ``package:name`` is a name that another package registers.
+    Raises ImportError or AttributeError where ``module:attribute`` leads nowhere; any other name comes back as it is.
+    """
+    module, colon, name = backend.partition(":")
+    if not colon:
+        package = NEEDS.get(backend, backend)
+        if (
+            backend not in _torch.known_backends()
+            and package.isidentifier()
+            and importlib.util.find_spec(package)
+        ):
+            importlib.import_module(package)
+        return backend
+    imported = importlib.import_module(module)
+    try:
+        found: CompilerFn = operator.attrgetter(name)(imported)
+    except AttributeError:
+        if name not in _torch.known_backends():
+            raise
+        return name
+    return found
 
 
 def compiler_fn(

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib
 import json
-import operator
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -76,6 +74,7 @@ def wrapped(backend: Any, orders: Orders) -> Any:
     from minidbg import _torch
     from minidbg.backend import failures
     from minidbg.backend.wrapper import OWN_NAME, WrappedBackend, wrap
+    from minidbg.references import named
 
     asked, options, mode = _torch.as_given_to_compile(backend)
     if failures.is_answering() or not _torch.is_backend_of_a_program(backend):
@@ -91,12 +90,6 @@ def wrapped(backend: Any, orders: Orders) -> Any:
         # options and mode were meant for the other one
         asked, options, mode = named(orders.backend), None, None
     return _torch.as_torch_compile_has_it(wrap(asked, options=options, mode=mode))
-
-
-def named(backend: str) -> Any:
-    """A registered name as it is; what ``module:attribute`` leads to. Raises ImportError or AttributeError."""
-    module, colon, attribute = backend.partition(":")
-    return operator.attrgetter(attribute)(importlib.import_module(module)) if colon else backend
 
 
 def listener(failure: Failure, report: Report) -> None:

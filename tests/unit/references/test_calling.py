@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.backends import registry
 
 from minidbg.errors import UnknownBackend
-from minidbg.references import Hooks, compiler_fn, hooks
+from minidbg.references import Hooks, compiler_fn, hooks, named
 
 
 def keeps(gm: Any, inputs: Any, **given: Any) -> Callable[..., Any]:
@@ -54,6 +57,38 @@ def test_an_unknown_option_is_torchs_own_error_and_an_unknown_name_is_told_the_n
 def test_object_of_torch_compile_is_taken_apart() -> None:
     compiler_fn(torch._TorchCompileWrapper(keeps, "fast", {"level": 3}, None))("gm", [])
     assert keeps.given == {"mode": "fast", "options": {"level": 3}}  # type: ignore[attr-defined]
+
+
+REGISTERS_ITSELF = """
+import torch
+from torch._dynamo import register_backend
+
+@register_backend
+def packaged_backend(gm, inputs):
+    return gm
+
+register_backend(torch.nn.Identity(), name="other_name")
+"""
+
+
+def test_a_name_on_a_command_line_is_one_that_the_import_of_its_package_registers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
+    monkeypatch.setattr(registry, "_COMPILER_FNS", dict(registry._COMPILER_FNS))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "packaged_backend.py").write_text(REGISTERS_ITSELF)
+    assert named("nobody_has_this") == "nobody_has_this"
+    assert named("inductor") == "inductor"
+    assert named("packaged_backend") == "packaged_backend"
+    assert compiler_fn("packaged_backend")("gm", []) == "gm"
+    assert named("packaged_backend:other_name") == "other_name"
+    assert named("packaged_backend:packaged_backend") is sys.modules["packaged_backend"].packaged_backend
+    with pytest.raises(AttributeError):
+        named("packaged_backend:third_name")
+    with pytest.raises(ImportError):
+        named("nobody_has_this:name")
+    del sys.modules["packaged_backend"]
 
 
 def test_hooks_are_those_of_the_backend_behind_its_arguments() -> None:
