@@ -102,7 +102,7 @@ def _errors(runs: Any, near: tuple[float, float], factor: float) -> dict[str, fl
         known = finite & r.isfinite()
         own = _distance(e, r, known)
         if again is not None:
-            own = torch.maximum(own, _distance(again, e, finite))
+            own = torch.maximum(own, _distance(again, e, finite & again.isfinite()))
         known_elements += int(known.sum())
         compiled = math.hypot(compiled, _norm(_distance(a, r, known)))
         eager = math.hypot(eager, _norm(own))
@@ -235,8 +235,8 @@ def _size(x: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
 
 
 def _ratio(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """``x / y``, and 0 where ``x`` is 0."""
-    return torch.where(x > 0, x / y, 0.0)
+    """``x / y``, and 0 where ``x`` is 0 or ``y`` infinite."""
+    return torch.where((x > 0) & y.isfinite(), x / y, 0.0)
 
 
 def _differ(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -203,10 +203,12 @@ class OtherRounding(LowerPrecision):  # type: ignore[no-untyped-call]
     What moves much more than that was decided by rounding: which of two nearly equal values is the largest, on which side of a
     threshold one lies. Zeros and inputs stay exact, and so do small integers, except where an op may have rounded to one:
     ``log2`` of 8 is 2.9999998 elsewhere. ``step`` is afterwards the largest error of one rounding, relative.
+    ``most_bits`` is how many of the last bits such an error may change.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, most_bits: int = 3) -> None:
         super().__init__("", number)
+        self.most_bits = most_bits
         self.step = 0.0
         self.exact = True
 
@@ -223,7 +225,7 @@ class OtherRounding(LowerPrecision):  # type: ignore[no-untyped-call]
         plain = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
         kind = NOISY_BITS.get(tensor.dtype) if plain else None
         if kind is not None and tensor.numel():
-            whole, bits = kind
+            whole, bits = kind[0], min(kind[1], self.most_bits)
             up = torch.randint(2, tensor.shape, generator=self.generator).to(tensor.device, whole)
             old = tensor.detach().view(whole)
             moved = (old + up * ((1 << bits) - 1)) & -(1 << bits)
@@ -235,6 +237,41 @@ class OtherRounding(LowerPrecision):  # type: ignore[no-untyped-call]
         return tensor
 
 
+class OtherSums(OtherRounding):  # type: ignore[no-untyped-call]
+    """While active, last bits are rounded at random, and long sums are as far off as float32 makes them when terms are added one by one.
+
+    Eager adds in double precision or in a tree, which makes its sums much better than their terms are.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number, most_bits=1)
+
+    def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        result = super().called(func, name, args, kwargs)
+        terms = args[0] if args and name in SUMMING else None
+        if not (isinstance(terms, torch.Tensor) and terms.dtype in NOISY_BITS):
+            return result
+        sums = result if isinstance(result, (tuple, list)) else (result,)
+        for place, one in enumerate(sums):
+            if (
+                isinstance(one, torch.Tensor)
+                and one.dtype in NOISY_BITS
+                and 0 < 2 * one.numel() <= terms.numel()
+            ):
+                again = func(self.shaken(terms, terms.numel() / one.numel()), *args[1:], **kwargs)
+                one.copy_(again[place] if isinstance(again, (tuple, list)) else again)
+        return result
+
+    def shaken(self, terms: torch.Tensor, number: float) -> torch.Tensor:
+        """``terms``, each off by what adding ``number`` of them leaves to each, on average."""
+        up = torch.randint(2, terms.shape, generator=self.generator).to(terms.device, terms.dtype)
+        return terms + terms * (2 * up - 1) * (torch.finfo(torch.float32).eps * math.sqrt(number))
+
+
+SUMMING = (
+    "sum", "mean", "var", "var_mean", "std", "std_mean", "native_batch_norm_backward", "batch_norm_backward",
+    "cudnn_batch_norm_backward", "miopen_batch_norm_backward", "native_layer_norm_backward", "native_group_norm_backward",
+)  # fmt: skip
 NOISY_BITS = {
     torch.float64: (torch.int64, 3),
     torch.float32: (torch.int32, 3),

@@ -289,20 +289,44 @@ def test_what_rounding_decides_is_left_out_and_what_is_wrong_beside_it_is_found(
         assert case.judged(case.wrong) is not None
 
 
-@pytest.mark.parametrize(("dtype", "step"), [(torch.bfloat16, 2.0**-3), (torch.float16, 2.0**-6)])
-def test_eager_that_is_exact_by_luck_in_a_narrow_dtype_forbids_no_rounding_errors(
-    dtype: torch.dtype, step: float
+@pytest.mark.parametrize(
+    ("dtype", "large", "step"),
+    [(torch.bfloat16, 24, 2.0**-3), (torch.float16, 24, 2.0**-6), (torch.float32, 2000, 2.0**-12)],
+)
+def test_eager_that_is_exact_by_luck_forbids_no_rounding_errors(
+    dtype: torch.dtype, large: int, step: float
 ) -> None:
     def program(x: Tensor) -> Tensor:
-        return (x * 24.1 - x * 23.1).float()
+        return (x * (large + 0.1) - x * (large - 0.9)).float()
 
     every = (1 + torch.arange(128) / 128).to(dtype)
     lucky = every[program(every) == every].repeat(10)
-    case = Open("lucky", program, (lucky,), program(lucky) + step, program(lucky) + 20 * step)
+    case = Open("lucky", program, (lucky,), program(lucky) + step, program(lucky) + 50 * step)
     assert case.judged(case.legal) is None
     assert case.judged(case.wrong) is not None
-    case = Open("clear", lambda x: program(x.float()), (lucky,), case.legal, None)
+    case = Open("clear", lambda x: program(x.double()), (lucky,), case.legal, None)
     assert case.judged(case.legal) is not None
+
+
+def added_one_by_one(terms: Tensor) -> Tensor:
+    """The sum of each row as a plain loop in the terms' dtype makes it."""
+    total = torch.zeros(len(terms))
+    for column in terms.T.contiguous():
+        total = total + column
+    return total
+
+
+def test_a_long_sum_may_be_as_wrong_as_adding_one_by_one_makes_it() -> None:
+    """Eager adds in a tree; the gradient of a bias is such a sum, and inductor's loop for it adds one by one."""
+    terms = torch.randn(16, 40_000, generator=torch.Generator().manual_seed(3)) + 0.5
+    terms -= terms.mean(1, keepdim=True)
+    slowly = added_one_by_one(terms)
+    case = Open("sum", lambda x: x.sum(1), (terms,), slowly, slowly + 0.05)
+    assert (case.legal - terms.sum(1)).abs().max() > 20 * (terms.double().sum(1) - terms.sum(1)).abs().max()
+    assert case.judged(case.legal) is None
+    assert case.judged(case.wrong) is not None
+    few = terms[:, :4].contiguous()
+    assert Open("few", lambda x: x.sum(1), (few,), None, None).judged(few.sum(1) + 1e-4) is not None
 
 
 def test_rounding_excuses_no_other_dtype() -> None:
