@@ -47,6 +47,7 @@ TOLERANCES = {
     torch.bfloat16: (1.6e-2, 1e-5, 3.2e-2),
     torch.float16: (1e-3, 1e-5, 2e-3),
 }
+FEW_LEFT_OUT = 3  # leaves that are named one by one
 MOST_BY_LUCK = 100.0  # times more than allowed that rounding errors of float32 may explain
 NEVER_EXCUSED = ("dtype", "device")  # chance and rounding change values and shapes
 Run = Snapshot | Callable[[], Snapshot | None] | None  # a function is called only when its answer is needed
@@ -185,9 +186,12 @@ class _Judge:
         return where not in self.left_out
 
     def undefined(self) -> list[str]:
-        """A sentence for each leaf of which something is left out since torch does not define it."""
+        """A sentence for each leaf of which something is left out since torch does not define it; one for many leaves."""
         what = ", ".join(getattr(self.answers, "met", ())) or "what rounding decides"
-        return [f"{part} is not judged: torch does not define {what}" for part in self.left_out.values()]
+        parts = [f"{part} is" for part in self.left_out.values()]
+        if len(parts) > FEW_LEFT_OUT:
+            parts = [f"{parts[0].removesuffix(' is')} and {len(parts) - 1} other results are"]
+        return [f"{part} not judged: torch does not define {what}" for part in parts]
 
     def tolerance(self, kind: str, dtype: torch.dtype) -> tuple[float, float, float]:
         """The tolerances for a leaf of this kind and dtype; the absolute one is the given one, or scaled."""

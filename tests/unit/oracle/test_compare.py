@@ -515,3 +515,18 @@ def test_what_a_mask_hides_is_not_compared() -> None:
     left = [snapshot((one,)) for one in masked]
     assert mismatch(left[0], left[1]) is None
     assert str(mismatch(left[0], left[2])).count("output 0.data")
+
+
+def test_many_results_that_torch_does_not_define_are_one_sentence():
+    runs = [
+        snapshot(tuple(torch.full((2,), value) for _ in range(count)))
+        for value in (1.0, 2.0)
+        for count in (3, 9)
+    ]
+    for first, other, expected in ((runs[0], runs[2], 3), (runs[1], runs[3], 1)):
+        notes: list[str] = []
+        assert mismatch(other, first, other_answers=[other], notes=notes) is None
+        assert len(notes) == expected
+    assert notes == [
+        "output 0 and 8 other results are not judged: torch does not define what rounding decides"
+    ]
