@@ -188,10 +188,11 @@ class _Judge:
     def undefined(self) -> list[str]:
         """A sentence for each leaf of which something is left out since torch does not define it; one for many leaves."""
         what = ", ".join(getattr(self.answers, "met", ())) or "what rounding decides"
-        parts = [f"{part} is" for part in self.left_out.values()]
+        parts = list(self.left_out.values())
         if len(parts) > FEW_LEFT_OUT:
-            parts = [f"{parts[0].removesuffix(' is')} and {len(parts) - 1} other results are"]
-        return [f"{part} not judged: torch does not define {what}" for part in parts]
+            rest = f"{len(parts) - 1} other results"
+            return [f"{parts[0]} and {rest} are not judged: torch does not define {what}"]
+        return [f"{part} is not judged: torch does not define {what}" for part in parts]
 
     def tolerance(self, kind: str, dtype: torch.dtype) -> tuple[float, float, float]:
         """The tolerances for a leaf of this kind and dtype; the absolute one is the given one, or scaled."""

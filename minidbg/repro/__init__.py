@@ -13,7 +13,6 @@ from minidbg.repro.folder import (
     publish,
     reduction_place,
     write,
-    write_script,
 )
 from minidbg.repro.header import Header, read_header
 from minidbg.repro.loading import load
@@ -44,5 +43,4 @@ __all__ = [
     "run_alone",
     "start_ahead",
     "write",
-    "write_script",
 ]
