@@ -241,8 +241,8 @@ def text_pattern(message: str) -> str:
     telling = meaningful_lines(message)
     line = lines[0] if not telling or len(telling) > 2 or telling[0] in lines else telling[0]
     for pattern, replacement in VOLATILE:
-        if "\\1" not in replacement:
-            line = re.sub(pattern, "%#" if replacement.startswith("%") else "#", line)
+        wild = "%#" if replacement.startswith("%") else "#"
+        line = re.sub(pattern, replacement if "\\1" in replacement else wild, line)
     line = re.sub(EXPRESSION, "#", line)
     if len(line) > PATTERN_WIDTH:
         line = line[:PATTERN_WIDTH].rpartition(" ")[0] or line[:PATTERN_WIDTH]

@@ -31,6 +31,14 @@ from minidbg.repro.selfcheck import text_pattern, written_pattern
             ["TypeError: no truth value of Relational: 1 < s72"],
             ["TypeError: no value of Relational: 8*((s58//4)) < 8"],
         ),
+        (
+            "AssertionError: expected size 2==2, stride 1==640 at dim=0; expected size 20==20, stride 2==32 at dim=1;"
+            " expected size 32==32, stride 40==1 at dim=2\nError in op: scale",
+            [
+                "AssertionError: expected size 2==2, stride 1==2 at dim=0; expected size 4==4, stride 2==1 at dim=1"
+            ],
+            ["AssertionError: expected size 2==2 at dim=0"],
+        ),
         ("KeyError: 'buf1'", ["KeyError: 'buf74'"], ["KeyError: 'x'"]),
         ("ValueError: a.b (c)* [d]?", [], ["ValueError: axb (c)* [d]?"]),
         (
