@@ -12,6 +12,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import faulthandler
+import gc
 import hashlib
 import importlib
 import importlib.machinery
@@ -161,11 +162,23 @@ def loaded_files(last_module: str = "") -> Iterator[str]:
                 yield columns[5]
 
 
+@contextlib.contextmanager
+def kept_from_the_collector() -> Iterator[None]:
+    """No garbage collection within the block, and none ever of what is there at its end: a third of the time that imports and the exit take."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def stand_by(modules: Sequence[str]) -> None:
     """Import ``modules`` while nobody waits for it, then run the script that is named on stdin."""
-    for name in modules:
-        with contextlib.suppress(Exception):  # the script will say what is missing
-            importlib.import_module(name)
+    with kept_from_the_collector():
+        for name in modules:
+            with contextlib.suppress(Exception):  # the script will say what is missing
+                importlib.import_module(name)
     line = sys.stdin.readline()
     if not line:
         return

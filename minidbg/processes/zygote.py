@@ -31,6 +31,7 @@ from typing import Any, NoReturn, TextIO
 
 from minidbg.processes.child import FORKABLE, JSON, ChildResult, end_of, has_ended, kill_group
 from minidbg.processes.fork import Notes, call_in_fork, fork
+from minidbg.processes.run_script import kept_from_the_collector
 
 MEMORY = Path("/dev/shm")
 """A folder that is memory, where there is one."""
@@ -216,7 +217,8 @@ def received(asked: socket.socket, deadline: float) -> dict[str, Any] | None:
 
 def serve(control: socket.socket, *, branch: bool = False) -> None:
     """Fork a supervisor for each question, until the asker has gone. A branch has made its imports, and asks no driver anything."""
-    import torch  # noqa: F401 - for the children
+    with kept_from_the_collector():
+        import torch  # noqa: F401 - for the children
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the asker, who tells the supervisors
     warmed: set[str] = set()
