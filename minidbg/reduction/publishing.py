@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from minidbg.devices import devices_of
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs import describing, tensors
+from minidbg.graphs.copying import storage_bytes
 from minidbg.graphs.origins import user_line
 from minidbg.graphs.ranks import on_its_rank, what_was_needed
 from minidbg.graphs.size import call_nodes, call_targets, canonical_text
@@ -32,6 +34,9 @@ log = logging.getLogger("minidbg")
 
 VERIFY_SECONDS = 120.0
 """Time limit of the run in a fresh interpreter; importing torch and inductor is most of a usual one."""
+
+ROOM_BYTES = 1 << 30
+"""Inputs up to which a script may run twice at the same time."""
 
 SHOWN = (Verdict.REPRODUCES, Verdict.FLAKY)
 """Verdicts of a script that shows its failure."""
@@ -238,12 +243,14 @@ def verified(
     except repro.NoShortForm as refusal:
         why = str(refusal)
         write_standalone(write, why)
-    outcomes = [judged(case, draft, seconds, session.take_standby() if session else None)]
-    if outcomes[0].verdict not in SHOWN:
-        return outcomes[0], None
-    if session is not None and session.others and case.kind is not Kind.HANG and session.remaining():
-        outcomes.append(judged(case, draft, seconds))
-    ended = repro.run_alone(draft, seconds=seconds, standby=session.take_standby() if session else None)
+    standby, another = (session.take_standby() if session else None for _ in range(2))
+    with run_alone_meanwhile(case, draft, seconds, another) as how_alone:
+        outcomes = [judged(case, draft, seconds, standby)]
+        if outcomes[0].verdict not in SHOWN:
+            return outcomes[0], None
+        if session is not None and session.others and case.kind is not Kind.HANG and session.remaining():
+            outcomes.append(judged(case, draft, seconds))
+        ended = how_alone()
     others_shown = any(one.verdict in (Verdict.CHANGED, Verdict.GONE) for one in outcomes[1:])
     if others_shown or ended.exit_status in (0, 3):
         outcomes += [judged(case, draft, seconds) for _ in range(RUNS_IN_DOUBT)]
@@ -259,6 +266,28 @@ def verified(
         write_standalone(write, why)
         ended = repro.run_alone(draft, seconds=seconds)
     return outcome, ended
+
+
+@contextlib.contextmanager
+def run_alone_meanwhile(
+    case: Case, draft: Path, seconds: float, standby: processes.Standby | None
+) -> Iterator[Callable[[], processes.ChildResult]]:
+    """How the draft ends by itself: a function that waits for it. It runs beside the block where the machine has room for both."""
+    run = partial(repro.run_alone, draft, seconds=seconds, standby=standby)
+    if standby is None or devices_of(case.inputs) or input_bytes(case) > ROOM_BYTES:
+        yield run
+        return
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run)
+        try:
+            yield running.result
+        finally:
+            if not running.done():  # nobody wants to know any more
+                standby.end()
+
+
+def input_bytes(case: Case) -> int:
+    return sum(storage_bytes(value) for value in case.inputs if isinstance(value, torch.Tensor))
 
 
 def judged(case: Case, draft: Path, seconds: float, standby: processes.Standby | None = None) -> Outcome:

@@ -110,17 +110,12 @@ def own_place(case: Case, folder: Path, limits: Limits, listener: Listener) -> I
         lock.release()
 
 
-CORES_FOR_TWO = 4
-"""With fewer cores the search would wait for the imports of a second interpreter."""
-
-
 @contextlib.contextmanager
 def interpreters_ahead(case: Case) -> Iterator[list[processes.Standby]]:
-    """Interpreters for the verifications, started now, where there are cores to spare for their imports."""
-    cores = os.cpu_count() or 1
+    """Interpreters for the two verifications, started now, where there is a core to spare for their imports."""
     with contextlib.ExitStack() as stack:
         standbys: list[processes.Standby] = []
-        for _ in range(0 if cores < 2 else 1 if cores < CORES_FOR_TWO else 2):
+        for _ in range(2 if (os.cpu_count() or 1) > 1 else 0):
             with contextlib.suppress(OSError):  # no process can be made now: the verification tries again
                 standbys.append(stack.enter_context(repro.start_ahead(case.backend.name)))
         yield standbys

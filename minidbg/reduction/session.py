@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch.compiler.config as compiler_config
+
 from minidbg import isolation, processes, repro
 from minidbg.case import Case
 from minidbg.errors import CannotWrite
@@ -139,7 +141,7 @@ class Session:
         """One oracle call, in a child; what a killed one left half written in the kernel cache goes."""
         began = time.time()
         outcome = isolation.submit(
-            case,
+            self.remembering_graphs(case),
             seconds=self.seconds_for(case),
             memory_bytes=self.limits.memory_bytes,
             to_the_end=False,
@@ -148,6 +150,20 @@ class Session:
         if died and self.kernels is not None:
             processes.remove_unfinished(self.kernels, since=began)
         return outcome
+
+    def remembering_graphs(self, case: Case) -> Case:
+        """``case``, with inductor's cache of graphs: questions of this session that differ in values alone are compiled once.
+
+        Not for what fails to compile, which no cache holds. A mark of this session keeps graphs of an older compiler out.
+        """
+        compiles = case.kind in (Kind.ACCURACY, Kind.RUNTIME)
+        if not (compiles and case.backend.name == "inductor" and hasattr(compiler_config, "cache_key_tag")):
+            return case
+        given = case.context.config
+        inductor = {**given.get("torch._inductor.config", {}), "fx_graph_cache": True}
+        mark = {"cache_key_tag": f"minidbg {os.getpid()} {self.started}"}
+        config = {**given, "torch._inductor.config": inductor, "torch.compiler.config": mark}
+        return replace(case, context=replace(case.context, config=config))
 
     def seconds_for(self, case: Case) -> float:
         """The time limit of one run: more for a large graph, which may take a compiler minutes."""

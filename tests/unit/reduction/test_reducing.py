@@ -10,6 +10,8 @@ import hashlib
 import json
 import math
 import random
+import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -22,7 +24,7 @@ import pytest
 import torch
 from torch import fx
 
-from minidbg import repro
+from minidbg import processes, repro
 from minidbg.case import STAND_INS, BackendRef, CallPath, Case, Provenance
 from minidbg.errors import CannotWrite, Interrupted, NotReproduced
 from minidbg.failure import Kind, Outcome, Signature, Verdict
@@ -463,6 +465,69 @@ def test_this_process_tries_nothing_that_ends_or_hangs_children(
     monkeypatch.setattr(reducing.isolation, "get_ready", lambda *, inductor: tried.append(inductor))
     reducing.get_ready_for(failing_case(signature=Signature(kind)))
     assert tried == ([False] if kind is Kind.RUNTIME else [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend", "kept"),
+    [(Kind.ACCURACY, "inductor", True), (Kind.COMPILE, "inductor", False), (Kind.ACCURACY, "mine", False)],
+)
+def test_questions_that_differ_in_values_alone_are_compiled_once(
+    monkeypatch: pytest.MonkeyPatch, kind: Kind, backend: str, kept: bool
+) -> None:
+    asked: list[Case] = []
+    monkeypatch.setattr(
+        session.isolation, "submit", lambda case, **_: asked.append(case) or Outcome(Verdict.GONE)
+    )
+    case = failing_case(signature=Signature(kind))
+    case = replace(case, backend=replace(case.backend, name=backend))
+    one, another = session.Session(Limits()), session.Session(Limits())
+    for asks in (one, one, another):
+        asks.run(case)
+    configs = [asks.context.config for asks in asked]
+    assert ["torch._inductor.config" in config for config in configs] == [kept] * 3
+    assert configs[0] == configs[1]
+    assert (configs[0] != configs[2]) is kept, "a graph of another session may be another compiler's"
+
+
+def test_a_script_by_itself_is_not_waited_for_when_the_judge_sees_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both run at the same time: one that never ends must not hold up the other's answer."""
+    monkeypatch.setattr(publishing, "judged", lambda *_: Outcome(Verdict.GONE))
+    asks = session.Session(Limits())
+    case = failing_case(signature=Signature(Kind.COMPILE))
+
+    def write(*_: Any, **__: Any) -> Path:
+        (tmp_path / "draft.py").write_text("import time; time.sleep(300)")
+        return tmp_path / "draft.py"
+
+    with processes.Standby([]) as one, processes.Standby([]) as other:
+        asks.standbys += [one, other]
+        outcome, ended = publishing.verified(case, tmp_path / "draft.py", write, asks, 60.0)
+    assert (outcome.verdict, ended) == (Verdict.GONE, None)
+    assert other.child.code == -signal.SIGKILL
+
+
+def test_a_script_by_itself_runs_while_it_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def judged(case: Case, draft: Path, *_: Any) -> Outcome:
+        until = time.monotonic() + 60
+        while not (tmp_path / "ran").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        return Outcome(Verdict.REPRODUCES if (tmp_path / "ran").exists() else Verdict.GONE)
+
+    def write(*_: Any, **__: Any) -> Path:
+        (tmp_path / "draft.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w'); raise SystemExit(1)")
+        return tmp_path / "draft.py"
+
+    monkeypatch.setattr(publishing, "judged", judged)
+    asks = session.Session(Limits())
+    with processes.Standby([]) as one, processes.Standby([]) as other:
+        asks.standbys += [one, other]
+        case = failing_case(signature=Signature(Kind.COMPILE))
+        outcome, ended = publishing.verified(case, tmp_path / "draft.py", write, asks, 60.0)
+    assert outcome.verdict is Verdict.REPRODUCES
+    assert ended is not None
+    assert ended.exit_status == 1
 
 
 # ---- a failure with two faces
