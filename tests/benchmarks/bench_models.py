@@ -2,8 +2,8 @@
 
 Run as a program: ``python tests/benchmarks/bench_models.py [--bugs A,B] [--models C,D] [--torch-flow] [--cold] [--limit 300] [--json PATH]``:
 each bug of ``real_failures`` in each model, and the cases of ``tests/cases/models`` with ``--models cases``. Each run is a process of
-its own, as a user's would be; kernel caches are kept from run to run, or made anew with ``--cold``. Graph caches are off for both tools: a second
-run of the program would find its graph compiled, and a compile is what times are told in. ``compile`` is
+its own, as a user's would be; kernel caches are kept from run to run, or made anew with ``--cold``. No run of the program finds the graphs of
+an earlier one in a cache: a compile is what times are told in. ``compile`` is
 the failing ``torch.compile`` call by itself; minidbg's time begins when it has failed and ends when its verified repro is announced. ``found`` are the questions
 until the nodes were those of the result, the others prove it and make it plainer. Torch's flow is
 ``TORCHDYNAMO_REPRO_AFTER`` with the level that fits, and then the launcher that it wrote; its time is both without one ``compile``, and whether its
@@ -85,6 +85,7 @@ PROGRAM = """
 import json, sys, time
 sys.path[:0] = {folders!r}
 import torch
+torch.compiler.config.cache_key_tag = str(time.time())  # caches of graphs have none of an earlier run
 model, inputs = {make}
 training = {training!r}
 if hasattr(model, "eval") and not training:
@@ -138,7 +139,7 @@ def program(row: Row, tool: str, folder: Path, limit_s: float, **variables: str)
 
 def measured(row: Row, limit_s: float, cold: bool, torch_flow: bool) -> dict[str, Any] | None:
     """One row of the table; None where the failure does not show in this build."""
-    how = {**WITHOUT_GRAPH_CACHES, **dict(row.variables)}
+    how = dict(row.variables)
     with tempfile.TemporaryDirectory() as name:
         top = Path(name)
 
@@ -169,7 +170,9 @@ def measured(row: Row, limit_s: float, cold: bool, torch_flow: bool) -> dict[str
             found["minidbg_repro"] = f"status {status}: {stdout.splitlines()[0][:60] if stdout else ''}"
             found["ok"] = status == 1 and found.get("nodes", math.inf) <= 1.5 * row.nodes
         if torch_flow:
-            found |= by_torch(row, top / "torch", compile_s, limit_s, variables("torch"))
+            found |= by_torch(
+                row, top / "torch", compile_s, limit_s, {**variables("torch"), **WITHOUT_GRAPH_CACHES}
+            )
         return found
 
 
