@@ -168,44 +168,58 @@ MOST_MAKERS = 8
 
 
 def follow_frames(problem: ReductionProblem) -> None:
-    """``try_frames`` with what the frames of the failure of ``best`` held, where it is not small and they name anything new."""
-    groups = problem.frames()
-    if len(problem.best.calls) <= FEW_CALLS or groups == problem.followed:
-        return
-    problem.followed, phase = groups, problem.phase
-    problem.begin_phase("frames")
-    try_frames(problem, groups)
+    """``try_frames`` with what the frames of the failure of ``best`` held, as long as it is not small and they name anything new."""
+    phase, before = problem.phase, None
+    while problem.best is not before and len(problem.best.calls) > FEW_CALLS:
+        before, groups = problem.best, problem.frames()
+        if groups == problem.followed:
+            break
+        problem.followed = groups
+        problem.begin_phase("frames")
+        try_frames(problem, groups)
     problem.begin_phase(phase)
 
 
 def try_frames(problem: ReductionProblem, groups: Sequence[Sequence[str]]) -> None:
-    """Ask what each frame names, innermost first, then more and more around it. Cost: at most seven calls."""
+    """Ask what each frame names, innermost first, what the text names, then more and more around a frame's. Cost: at most eleven calls."""
     subsets = Subsets(problem)
-    named = [units for names in groups[:GROUPS] if (units := units_called(subsets, names))]
+    named = [units for names in groups if (units := units_called(subsets, names))]
     words = {hint.lower() for hint in problem.hints}
-    for chosen in frames_to_ask(subsets, named, words):
-        if len(chosen) <= len(subsets) // 2 and subsets.fails(chosen):
+    half, distances = len(subsets) // 2, DISTANCES[1:]
+    worth, few = range(half + 1), bool(problem.steps) and len(subsets) <= FEW_UNITS
+    if few:  # of these, which frames have led to, most are needed, and next to each other
+        worth, distances = range(half + 1, len(subsets)), distances[::-1]
+    guesses = (
+        *frames_to_ask(subsets, named, words),
+        only_ones(subsets, words),
+        suspected(subsets, problem.hints),
+        *(with_makers(subsets, neighbourhood(subsets, named[0], steps)) for steps in distances if named),
+    )
+    for chosen in guesses:
+        if len(chosen) in worth and (subsets.fails(chosen) or (few and subsets.fails(chosen, bypass=True))):
             return
 
 
 def frames_to_ask(subsets: Subsets, named: Sequence[Sequence[int]], words: Set[str]) -> Iterator[list[int]]:
-    """Units to ask for: the one that the text names as well, each frame's own, then what the innermost one's take and give.
+    """Units to ask for: the one that the text names as well, each frame's own, then the innermost one's with the fewest others.
 
-    A frame often holds what an op is given and the frame around it the op, which is then asked by itself.
+    A frame often holds what an op is given and the frame around it the op, which is then asked by itself; or a frame holds one
+    of two ops that the compiler wants to join, and another frame the other.
     """
-    everything = sorted(set().union(*named))
+    everything = sorted(set().union(*named[:GROUPS]))
     by_text = [number for number in everything if _op(subsets, number) in words]
     if len(by_text) == 1 and by_text not in named:
         yield by_text
     inner: Set[int] = set()
-    for units in named:
+    for units in named[:GROUPS]:
         added = [number for number in units if number not in inner]
         if inner and inner < set(units) and len(added) == 1:
             yield added
         inner = set(units)
         yield with_makers(subsets, units)
-    for distance in DISTANCES[1:] if named else ():
-        yield with_makers(subsets, neighbourhood(subsets, named[0], distance))
+    apart = [units for units in named if not set(units) & set(named[0])]
+    if apart:
+        yield with_makers(subsets, sorted({*named[0], *min(apart, key=len)}))
 
 
 def _op(subsets: Subsets, number: int) -> str:
@@ -241,6 +255,8 @@ def with_makers(subsets: Subsets, numbers: Sequence[int]) -> list[int]:
 def try_suspects(problem: ReductionProblem) -> None:
     """Ask what the text names, then more and more of what it takes and gives. Cost: at most one call per distance."""
     subsets = Subsets(problem)
+    if subsets.fails(only_ones(subsets, {hint.lower() for hint in problem.hints})):
+        return
     suspects = suspected(subsets, problem.hints)
     if not suspects or len(suspects) > len(subsets) // 2:
         return
@@ -248,6 +264,15 @@ def try_suspects(problem: ReductionProblem) -> None:
         around = neighbourhood(subsets, suspects, distance)
         if len(around) < len(subsets) and subsets.fails(around):
             return
+
+
+def only_ones(subsets: Subsets, words: Set[str]) -> list[int]:
+    """Units whose op a word names and no other unit has: ``add`` is in many a text, and many times in the graph."""
+    by_op: dict[str, list[int]] = {}
+    for number in range(len(subsets)):
+        by_op.setdefault(_op(subsets, number), []).append(number)
+    found = sorted(units[0] for op, units in by_op.items() if op in words and len(units) == 1)
+    return found if len(found) <= len(subsets) // 2 else []
 
 
 def suspected(subsets: Subsets, hints: Sequence[str]) -> list[int]:

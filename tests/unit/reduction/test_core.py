@@ -257,6 +257,37 @@ def test_what_an_outer_frame_adds_is_asked_by_itself() -> None:
     assert needs.asked == [["op_148", "op_149"], ["op_150"]]
 
 
+def test_ops_of_two_frames_are_asked_together_with_what_lies_between_them_bypassed() -> None:
+    """A compiler fails to join two ops: one frame holds the one, another frame the other, and neither what lies between."""
+    first, last = ["op_100", "op_101"], ["op_104"]
+    between = [f"op_{number}" for number in range(102, 104)]
+    needs = Needs(*first, *last)
+
+    def fails(candidate: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+        """Only where the last one takes what the first ones make, or something that was made of it."""
+        if not needs(candidate, inputs):
+            return False
+        node = next(node for node in candidate.graph.nodes if node.name == last[0])
+        return node.all_input_nodes[0].op != "placeholder"
+
+    frames = (first, [*first, *between, *last], last)
+    result = reduce_graph(
+        *chain(300), answers(fails), frames=lambda: frames if not needs.asked else (first, last)
+    )
+    assert call_names(result.graph_module) == [*first, *last]
+    assert needs.asked[:4] == [first, [*first, *between, *last], [*first, *last], [*first, *last]]
+
+
+def test_the_only_op_of_a_name_in_the_text_is_asked_before_what_others_take() -> None:
+    graph_module, inputs = chain(300)
+    (node,) = (node for node in graph_module.graph.nodes if node.name == "op_149")
+    node.target = torch.erf
+    needs = Needs("op_149")
+    hints = ("erf", "sin", "failed")
+    reduce_graph(graph_module, inputs, answers(needs), frames=lambda: (("op_20",),), hints=hints)
+    assert needs.asked[:2] == [["op_20"], ["op_149"]]
+
+
 def test_frames_of_a_smaller_failure_are_followed() -> None:
     """A failure of which nothing was known at first: the frames of the first smaller one name its node."""
     needs = Needs("op_301")
