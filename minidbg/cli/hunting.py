@@ -106,6 +106,7 @@ def hunt(
 
     Exit status 0: nothing fails; with --baseline, nothing that is new or worse. 1: something does. 125: cannot hunt.
     """
+    from minidbg import settings
     from minidbg.hunt.candidates import Wanted
     from minidbg.hunt.hunting import Hunt
 
@@ -113,7 +114,13 @@ def hunt(
         raise click.UsageError("--update-baseline writes into a baseline; give --baseline FILE too")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # where a backend of one's own lies, as for python -m
-    wanted = Wanted(backend, (folder or repro_folder()).absolute(), options=literals(options), **given)
+    wanted = Wanted(
+        backend,
+        (folder or repro_folder()).absolute(),
+        options=literals(options),
+        value_limit_bytes=settings.load().value_limit_bytes,
+        **given,
+    )
     with progress() as listener:
         hunted = Hunt(wanted, listener)
         if hunted.store.resumed:

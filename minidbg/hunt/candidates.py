@@ -21,6 +21,7 @@ from minidbg.case import Case
 from minidbg.hunt import programs, samples
 from minidbg.hunt.states import HuntFolder
 from minidbg.intake import UsedBackend, backend_named, case_of, need_grad
+from minidbg.settings import VALUE_LIMIT_BYTES
 
 MOST_IN_BATCH = 60
 GRAPHS_IN_BATCH = 24
@@ -63,6 +64,7 @@ class Wanted:
     fresh: bool = False
     call_seconds: float = 30.0
     reduce_seconds: float = 60.0
+    value_limit_bytes: int = VALUE_LIMIT_BYTES
 
 
 class Plan:

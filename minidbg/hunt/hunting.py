@@ -177,6 +177,7 @@ class Hunt:
             "folder": str(self.wanted.folder.absolute()),
             "known": [key for key, one in list(found.items()) if one.capture or one.settled],
             "call_seconds": self.wanted.call_seconds,
+            "value_limit_bytes": self.wanted.value_limit_bytes,
             "most_together": MOST_TOGETHER,
             "patience": self.patience(),
         }  # fmt: skip
@@ -261,7 +262,11 @@ class Hunt:
     def reduce(self, key: str) -> Settled:
         """Reduce the first failure of ``key`` to a verified repro; the key, and what became of it."""
         found, began = self.store.found[key], time.monotonic()
-        limits = Limits(seconds=self.wanted.reduce_seconds, call_seconds=self.wanted.call_seconds)
+        limits = Limits(
+            seconds=self.wanted.reduce_seconds,
+            call_seconds=self.wanted.call_seconds,
+            value_limit_bytes=self.wanted.value_limit_bytes,
+        )
         if found.state is Fate.HANGS:  # each question that shows it costs the whole time limit
             short = min(self.wanted.call_seconds, HANG_SECONDS)
             limits = dataclasses.replace(limits, max_calls=HANGS_ASKED, call_seconds=short)

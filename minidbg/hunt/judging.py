@@ -240,7 +240,10 @@ def told(
     known.add(key)
     try:
         capture = repro.keep_capture(
-            with_failure(case, outcome), argument["folder"], exactness=repro.Exactness.EXACT
+            with_failure(case, outcome),
+            argument["folder"],
+            exactness=repro.Exactness.EXACT,
+            value_limit_bytes=argument["value_limit_bytes"],
         )
     except (MinidbgError, OSError) as refusal:
         return record | {"refused": str(refusal)}

@@ -310,13 +310,18 @@ TANH = {**RELU, "steps": RELU["steps"][:1], "outputs": [1]}
 
 
 def batch(
-    folder: Path, backend: str, *batched: programs.Program, seconds: float = 60.0
+    folder: Path,
+    backend: str,
+    *batched: programs.Program,
+    seconds: float = 60.0,
+    value_limit_bytes: int = 1 << 30,
 ) -> list[dict[str, Any]]:
     """The records that a batch leaves."""
     argument = {
         "backend": {"name": backend, "options": {}, "mode": None}, "seed": 0, "known": [], "call_seconds": 60.0,
         "results": str(folder / "results"), "doing": str(folder / "doing"), "folder": str(folder / "repros"),
         "batch": [{"program": one} for one in batched], "seconds": seconds, "tried": [], "most_together": 4, "patience": 60.0,
+        "value_limit_bytes": value_limit_bytes,
     }  # fmt: skip
     judging.run_batch(argument, lambda text: None)
     return [json.loads(line) for line in (folder / "results").read_text().splitlines()]
@@ -333,6 +338,13 @@ def test_a_batch_writes_what_became_of_each_and_one_capture_of_each_failure(tmp_
     assert wrong["key"] == again["key"]
     assert Path(wrong["capture"]).is_file()
     assert "capture" not in again
+
+
+@pytest.mark.parametrize(("limit", "stored"), [(1 << 30, True), (0, False)])
+def test_a_capture_of_a_hunt_keeps_to_the_limit_of_values(tmp_path: Path, limit: int, stored: bool) -> None:
+    large = {**RELU, "inputs": [{**INPUT, "shape": [4000]}]}
+    (wrong,) = batch(tmp_path, "planted_backends:adds_one_to_relu", large, value_limit_bytes=limit)
+    assert Path(wrong["capture"]).with_suffix(".safetensors").is_file() is stored
 
 
 def test_candidates_share_a_graph_and_only_those_of_a_failing_one_run_alone(
