@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -198,25 +198,28 @@ def ran(
 log = logging.getLogger("minidbg")
 TAPPED = 16
 """Calls of a graph that is compiled with each of its values as an output."""
+MOST_TAPPED = 128
+"""Nodes of one that is tried when that of ``TAPPED`` calls was the wrong one."""
 MOST_OF_MEMORY = 0.2
 
 
 def first_differing_node(inside: Before, link: Link, settings: Settings) -> fx.Node | None:
     """The first node, in the graph's order, whose value the backend gets wrong; None when it cannot be told."""
     try:
-        inside = earliest_part(inside, link, settings)
-        tapped, nodes = with_taps(inside.graph)
-        sizes = sum(bytes_of_example(node.meta.get("example_value")) for node in inside.graph.graph.nodes)
-        if not nodes or 3 * sizes > MOST_OF_MEMORY * free_bytes(tensors_in(inside.inputs)):
-            return None
-        found = difference(replace(inside, graph=tapped), link, settings)
-        return nodes.get(found["where"]) if found else None
+        for part in earliest_parts(inside, link, settings):
+            tapped, nodes = with_taps(part.graph)
+            sizes = sum(bytes_of_example(node.meta.get("example_value")) for node in part.graph.graph.nodes)
+            if not nodes or 3 * sizes > MOST_OF_MEMORY * free_bytes(tensors_in(part.inputs)):
+                return None
+            found = difference(replace(part, graph=tapped), link, settings)
+            if found:
+                return nodes.get(found["where"])
     except Exception as error:
         if is_of_a_signal_handler(error):
             raise
         # It is the backend's, for a graph with more outputs: a hint that cannot be had is left out.
         log.debug("no_first_differing_node", exc_info=True)
-        return None
+    return None
 
 
 def difference(inside: Before, link: Link, settings: Settings) -> compare.Difference | None:
@@ -232,11 +235,14 @@ def difference(inside: Before, link: Link, settings: Settings) -> compare.Differ
     return differ(actual, expected, eager, case, [])
 
 
-def earliest_part(inside: Before, link: Link, settings: Settings) -> Before:
-    """At most ``TAPPED`` calls in which the first difference lies, with the inputs that eager gives them.
+def earliest_parts(inside: Before, link: Link, settings: Settings) -> Iterator[Before]:
+    """At most ``TAPPED`` calls in which the first difference lies, with the inputs that eager gives them; then where it was last seen.
 
-    The first half is asked; where it agrees with eager, the second is taken to differ. Larger where the graph cannot be cut.
+    The first half is asked; where it agrees with eager, the second is taken to differ. That is wrong where both halves are
+    compiled otherwise than the whole: then the smallest part that was seen to differ is next, if it is not large. Larger where the
+    graph cannot be cut.
     """
+    seen: Before | None = None
     while len(calls := list(filter(is_call, inside.graph.graph.nodes))) > TAPPED:
         recording = Recording(inside.graph, inside.inputs)
         middle = len(calls) // 2
@@ -244,9 +250,14 @@ def earliest_part(inside: Before, link: Link, settings: Settings) -> Before:
             first, second = (extract(recording, set(half)) for half in (calls[:middle], calls[middle:]))
         except CannotExtract:
             break
-        part = part_of(first)
-        inside = part if difference(part, link, settings) else part_of(second)
-    return inside
+        inside = part_of(first)
+        if difference(inside, link, settings):
+            seen = inside
+        else:
+            inside = part_of(second)
+    yield inside
+    if seen is not None and seen is not inside and len(seen.graph.graph.nodes) <= MOST_TAPPED:
+        yield seen
 
 
 def part_of(piece: Piece) -> Before:

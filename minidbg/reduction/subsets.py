@@ -185,26 +185,25 @@ def try_frames(problem: ReductionProblem, groups: Sequence[Sequence[str]]) -> No
     subsets = Subsets(problem)
     named = [units for names in groups if (units := units_called(subsets, names))]
     words = {hint.lower() for hint in problem.hints}
-    half, distances = len(subsets) // 2, DISTANCES[1:]
-    worth, few = range(half + 1), bool(problem.steps) and len(subsets) <= FEW_UNITS
-    if few:  # of these, which frames have led to, most are needed, and next to each other
-        worth, distances = range(half + 1, len(subsets)), distances[::-1]
-    guesses = (
-        *frames_to_ask(subsets, named, words),
-        only_ones(subsets, words),
-        suspected(subsets, problem.hints),
-        *(with_makers(subsets, neighbourhood(subsets, named[0], steps)) for steps in distances if named),
-    )
+    half, both = len(subsets) // 2, of_two_frames(subsets, named)
+    guesses = [*frames_to_ask(subsets, named, words), both]
+    if problem.steps and len(subsets) <= FEW_UNITS:  # of these, which frames have led to, most are needed
+        worth = [chosen for chosen in guesses if half < len(chosen) < len(subsets)]
+        if not any(map(subsets.fails, worth)) and both in worth:
+            subsets.fails(both, bypass=True)
+        return
+    around = (neighbourhood(subsets, named[0], steps) for steps in DISTANCES[1:] if named)
+    guesses += [only_ones(subsets, words), suspected(subsets, problem.hints)]
+    guesses += [with_makers(subsets, units) for units in around]
     for chosen in guesses:
-        if len(chosen) in worth and (subsets.fails(chosen) or (few and subsets.fails(chosen, bypass=True))):
+        if len(chosen) <= half and subsets.fails(chosen):
             return
 
 
 def frames_to_ask(subsets: Subsets, named: Sequence[Sequence[int]], words: Set[str]) -> Iterator[list[int]]:
-    """Units to ask for: the one that the text names as well, each frame's own, then the innermost one's with the fewest others.
+    """Units to ask for: the one that the text names as well, then each frame's own.
 
-    A frame often holds what an op is given and the frame around it the op, which is then asked by itself; or a frame holds one
-    of two ops that the compiler wants to join, and another frame the other.
+    A frame often holds what an op is given and the frame around it the op, which is then asked by itself.
     """
     everything = sorted(set().union(*named[:GROUPS]))
     by_text = [number for number in everything if _op(subsets, number) in words]
@@ -217,9 +216,12 @@ def frames_to_ask(subsets: Subsets, named: Sequence[Sequence[int]], words: Set[s
             yield added
         inner = set(units)
         yield with_makers(subsets, units)
+
+
+def of_two_frames(subsets: Subsets, named: Sequence[Sequence[int]]) -> list[int]:
+    """The innermost frame's units and the fewest that another frame names apart from them: two ops that a compiler wants to join."""
     apart = [units for units in named if not set(units) & set(named[0])]
-    if apart:
-        yield with_makers(subsets, sorted({*named[0], *min(apart, key=len)}))
+    return with_makers(subsets, sorted({*named[0], *min(apart, key=len)})) if apart else []
 
 
 def _op(subsets: Subsets, number: int) -> str:

@@ -117,6 +117,22 @@ def test_the_first_differing_node_of_a_large_graph_is_found_in_parts_of_it() -> 
     assert max(sizes[1:]) <= 30
 
 
+def test_a_node_that_goes_wrong_in_large_parts_alone_is_named_all_the_same() -> None:
+    """A part as small as those that are looked at last is compiled otherwise, and right."""
+
+    def wrong_in_company(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
+        calls = sum(node.op.startswith("call") for node in graph_module.graph.nodes)
+        return planted.wrong_relu(graph_module, example_inputs) if calls > 20 else graph_module.forward
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        for layer in range(60):
+            x = x.relu() if layer == 11 else x + 0.01
+        return x
+
+    error = mismatch(function, GRID, backend=wrong_in_company)
+    assert "first differing node: x_11" in str(error), str(error)
+
+
 def test_a_failing_backward_is_found_by_the_first_call(answers: Answers) -> None:
     x = torch.randn(3, requires_grad=True)
     with pytest.raises(RuntimeError, match="no kernel for this backward") as caught:
