@@ -1,15 +1,18 @@
 """A kernel cache of minidbg's own for oracle calls: a child that is killed may leave half a file behind.
 
 In the user's cache such a file would break the user's next run. Compiled kernels are keyed by their source and the
-compiler's flags, so keeping them from one reduction to the next hides nothing; graph caches are off (``oracle.harness``).
+compiler's flags, so keeping them from one reduction to the next hides nothing. Graphs are cached for one reduction alone
+(``reduction.session``) and go some time after it; everywhere else graph caches are off (``oracle.harness``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +20,7 @@ import platformdirs
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 ELF64_SIZE = 64
+GRAPHS_KEPT_S = 3600.0
 
 
 @contextlib.contextmanager
@@ -31,6 +35,7 @@ def own_kernel_cache() -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         os.environ[VARIABLE] = str(folder)
         remove_unfinished(folder)
+        remove_old_graphs(folder)
     try:
         yield folder
     finally:
@@ -38,6 +43,15 @@ def own_kernel_cache() -> Iterator[Path]:
             os.environ.pop(VARIABLE, None)
         else:
             os.environ[VARIABLE] = before
+
+
+def remove_old_graphs(folder: Path) -> None:
+    """Delete the graphs that inductor has cached for reductions that are over by now."""
+    oldest = time.time() - GRAPHS_KEPT_S
+    for path in folder.glob("fxgraph/*/*"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < oldest:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_unfinished(folder: Path, *, since: float | None = None) -> list[Path]:
