@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from minidbg import _torch, devices
 from minidbg.devices import generator_states, set_generator_state
 from minidbg.graphs import effects
-from minidbg.graphs.copying import storage_bytes, storage_key
+from minidbg.graphs.copying import bytes_of, storage_key
 from minidbg.graphs.ranks import talks_to_others
 from minidbg.settings import Settings
 
@@ -150,7 +150,7 @@ def refusal(
 def too_large(
     graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int], settings: Settings
 ) -> str | None:
-    copies = bytes_of([args[place] for place in sharing_memory(args, mutated)])
+    copies = bytes_of(tensors_in(args[place] for place in sharing_memory(args, mutated)))
     if copies > settings.value_limit_bytes:
         return (
             f"copies of what it writes to would take {copies / 1e6:.0f} MB, "
@@ -172,11 +172,6 @@ def sharing_memory(values: Sequence[Any], chosen: frozenset[int]) -> list[int]:
         for place, value in enumerate(values)
         if place in chosen or any(storage_key(one) in storages for one in tensors_in([value]))
     ]
-
-
-def bytes_of(values: Sequence[Any]) -> int:
-    """Bytes of the storages behind the tensors among ``values``, each counted once."""
-    return sum({storage_key(one): storage_bytes(one) for one in tensors_in(values)}.values())
 
 
 def bytes_of_a_run(graph: fx.GraphModule) -> int:

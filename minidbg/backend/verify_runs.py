@@ -21,10 +21,10 @@ from torch import Tensor, fx
 from minidbg import _torch
 from minidbg.backend.chain import Link, compile_at_run_time
 from minidbg.backend.collectives import Replay, as_seen_here
-from minidbg.backend.kept import bytes_of, bytes_of_example, free_bytes, memory_of, sharing_memory, tensors_in
+from minidbg.backend.kept import bytes_of_example, free_bytes, memory_of, sharing_memory, tensors_in
 from minidbg.backend.standing import is_of_a_signal_handler
 from minidbg.devices import generator_states, set_generator_state
-from minidbg.graphs.copying import clone_values, copy_graph_module
+from minidbg.graphs.copying import bytes_of, clone_values, copy_graph_module
 from minidbg.graphs.edit import extract
 from minidbg.graphs.effects import is_call
 from minidbg.graphs.mutation import mutated_placeholders, written_arguments, written_attributes
@@ -115,7 +115,7 @@ def before(graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int]) 
     """The state now, before a call with ``args``. Raises RuntimeError for a tensor that cannot be copied."""
     written = frozenset(sharing_memory(args, mutated))
     copied = written
-    if bytes_of(args) <= SMALL_BYTES:
+    if bytes_of(tensors_in(args)) <= SMALL_BYTES:
         copied = frozenset(range(len(args)))
     with torch.inference_mode(False):
         inputs = with_copies(args, copied)

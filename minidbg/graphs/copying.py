@@ -6,7 +6,7 @@ import contextlib
 import copy
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -57,6 +57,11 @@ def storage_bytes(tensor: Tensor) -> int:
         return tensor.untyped_storage().nbytes()
     except (RuntimeError, NotImplementedError):
         return tensor.numel() * tensor.element_size()
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the storages behind ``tensors``, each counted once."""
+    return sum({storage_key(one): storage_bytes(one) for one in tensors}.values())
 
 
 def clone_values(values: Sequence[Any]) -> list[Any]:

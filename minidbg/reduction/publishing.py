@@ -20,7 +20,8 @@ from minidbg.devices import devices_of
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs import describing, tensors
-from minidbg.graphs.copying import storage_bytes
+from minidbg.graphs.copying import bytes_of
+from minidbg.graphs.effects import tensors_in
 from minidbg.graphs.origins import user_line
 from minidbg.graphs.ranks import on_its_rank, what_was_needed
 from minidbg.graphs.size import call_nodes, call_targets, canonical_text
@@ -274,7 +275,7 @@ def run_alone_meanwhile(
 ) -> Iterator[Callable[[], processes.ChildResult]]:
     """How the draft ends by itself: a function that waits for it. It runs beside the block where the machine has room for both."""
     run = partial(repro.run_alone, draft, seconds=seconds, standby=standby)
-    if standby is None or devices_of(case.inputs) or input_bytes(case) > ROOM_BYTES:
+    if standby is None or devices_of(case.inputs) or bytes_of(tensors_in(case.inputs)) > ROOM_BYTES:
         yield run
         return
     with ThreadPoolExecutor(1) as pool:
@@ -284,10 +285,6 @@ def run_alone_meanwhile(
         finally:
             if not running.done():  # nobody wants to know any more
                 standby.end()
-
-
-def input_bytes(case: Case) -> int:
-    return sum(storage_bytes(value) for value in case.inputs if isinstance(value, torch.Tensor))
 
 
 def judged(case: Case, draft: Path, seconds: float, standby: processes.Standby | None = None) -> Outcome:

@@ -193,7 +193,7 @@ def try_frames(problem: ReductionProblem, groups: Sequence[Sequence[str]]) -> No
             subsets.fails(both, bypass=True)
         return
     around = (neighbourhood(subsets, named[0], steps) for steps in DISTANCES[1:] if named)
-    guesses += [only_ones(subsets, words), suspected(subsets, problem.hints)]
+    guesses += [only_ones(subsets, problem.hints), suspected(subsets, problem.hints)]
     guesses += [with_makers(subsets, units) for units in around]
     for chosen in guesses:
         if len(chosen) <= half and subsets.fails(chosen):
@@ -255,9 +255,9 @@ def with_makers(subsets: Subsets, numbers: Sequence[int]) -> list[int]:
 
 
 def try_suspects(problem: ReductionProblem) -> None:
-    """Ask what the text names, then more and more of what it takes and gives. Cost: at most one call per distance."""
+    """Ask what the text names, then more and more of what it takes and gives. Cost: at most one call per distance, and one before them."""
     subsets = Subsets(problem)
-    if subsets.fails(only_ones(subsets, {hint.lower() for hint in problem.hints})):
+    if subsets.fails(only_ones(subsets, problem.hints)):
         return
     suspects = suspected(subsets, problem.hints)
     if not suspects or len(suspects) > len(subsets) // 2:
@@ -268,8 +268,9 @@ def try_suspects(problem: ReductionProblem) -> None:
             return
 
 
-def only_ones(subsets: Subsets, words: Set[str]) -> list[int]:
-    """Units whose op a word names and no other unit has: ``add`` is in many a text, and many times in the graph."""
+def only_ones(subsets: Subsets, hints: Sequence[str]) -> list[int]:
+    """Units whose op a hint names and no other unit has: ``add`` is in many a text, and many times in the graph."""
+    words = {hint.lower() for hint in hints}
     by_op: dict[str, list[int]] = {}
     for number in range(len(subsets)):
         by_op.setdefault(_op(subsets, number), []).append(number)
