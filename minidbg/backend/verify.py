@@ -244,8 +244,9 @@ class Verification:
     ) -> Failure:
         said = found["message"].replace("; against", "\nagainst")
         said = said.replace(found["where"], self.in_words(found["where"]), 1)
-        # a graph that talks to others cannot be run in parts, and no value of a part tells who writes to an input
-        in_parts = self.before.replay is None and not self.is_spoilt(found["where"])
+        # a graph that talks to others cannot be run in parts; and no value of a part tells who writes to an input, or of gradients
+        forward = Direction(found["signature"]["direction"]) is Direction.FORWARD
+        in_parts = forward and self.before.replay is None and not self.is_spoilt(found["where"])
         node = verify_runs.first_differing_node(self.before, self.link, self.settings) if in_parts else None
         message = f"{self.link.name} gives wrong results: {said}"
         if node is not None:

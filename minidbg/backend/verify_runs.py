@@ -3,15 +3,17 @@
 Nothing of these runs reaches the user: the tensors that may be written are copies, the others are seen through aliases
 without autograd history, and gradients are asked for by ``torch.autograd.grad``, never accumulated.
 
-The first node whose value differs is found by such runs of the halves of the graph, fed with eager's values, until a part is small and each
-of its values can be an output. It is a hint for people and for the reduction. What shows in no half, or not with more outputs, has no first node.
+The first node whose value differs is found by such runs of parts of the graph, fed with eager's values, with each of their values as an output:
+of one call of each kind, then of halves, until one is small. It is a hint for people and for the reduction. What shows in none, or not with
+more outputs, has no first node.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +28,7 @@ from minidbg.backend.standing import is_of_a_signal_handler
 from minidbg.devices import generator_states, set_generator_state
 from minidbg.graphs.copying import bytes_of, clone_values, copy_graph_module
 from minidbg.graphs.edit import extract
-from minidbg.graphs.effects import is_call
+from minidbg.graphs.effects import is_call, kind_of_call
 from minidbg.graphs.mutation import mutated_placeholders, written_arguments, written_attributes
 from minidbg.graphs.pieces import CannotExtract, Piece
 from minidbg.graphs.record import Recording
@@ -210,7 +212,7 @@ def first_differing_node(inside: Before, link: Link, settings: Settings) -> fx.N
             tapped, nodes = with_taps(part.graph)
             sizes = sum(bytes_of_example(node.meta.get("example_value")) for node in part.graph.graph.nodes)
             if not nodes or 3 * sizes > MOST_OF_MEMORY * free_bytes(tensors_in(part.inputs)):
-                return None
+                continue
             found = difference(replace(part, graph=tapped), link, settings)
             if found:
                 return nodes.get(found["where"])
@@ -236,14 +238,17 @@ def difference(inside: Before, link: Link, settings: Settings) -> compare.Differ
 
 
 def earliest_parts(inside: Before, link: Link, settings: Settings) -> Iterator[Before]:
-    """At most ``TAPPED`` calls in which the first difference lies, with the inputs that eager gives them; then where it was last seen.
+    """Parts in which the first difference may lie, with the inputs that eager gives them; the most likely one first.
 
-    The first half is asked; where it agrees with eager, the second is taken to differ. That is wrong where both halves are
+    First one call of each kind, where that is a small part: most ops that are wrong are wrong by themselves. Then at most ``TAPPED``
+    calls: the first half is asked; where it agrees with eager, the second is taken to differ. That is wrong where both halves are
     compiled otherwise than the whole: then the smallest part that was seen to differ is next, if it is not large. Larger where the
     graph cannot be cut.
     """
-    seen: Before | None = None
-    while len(calls := list(filter(is_call, inside.graph.graph.nodes))) > TAPPED:
+    seen, each = None, one_of_each_kind(inside)
+    if each is not None:
+        yield each
+    while len(calls := calls_of(inside)) > TAPPED:
         recording = Recording(inside.graph, inside.inputs)
         middle = len(calls) // 2
         try:
@@ -258,6 +263,23 @@ def earliest_parts(inside: Before, link: Link, settings: Settings) -> Iterator[B
     yield inside
     if seen is not None and seen is not inside and len(seen.graph.graph.nodes) <= MOST_TAPPED:
         yield seen
+
+
+def one_of_each_kind(inside: Before) -> Before | None:
+    """The first call of each kind; None where those are many of the graph's."""
+    recording, calls = Recording(inside.graph, inside.inputs), calls_of(inside)
+    kinds: dict[Hashable, fx.Node] = {}
+    for node in calls:
+        kinds.setdefault(kind_of_call(node, recording.facts), node)
+    if len(calls) <= TAPPED or len(kinds) > len(calls) // 2:
+        return None
+    with contextlib.suppress(CannotExtract):
+        return part_of(extract(recording, set(kinds.values())))
+    return None
+
+
+def calls_of(inside: Before) -> list[fx.Node]:
+    return list(filter(is_call, inside.graph.graph.nodes))
 
 
 def part_of(piece: Piece) -> Before:

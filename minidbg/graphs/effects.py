@@ -271,3 +271,21 @@ def nodes_in(value: Any) -> list[fx.Node]:
     found: list[fx.Node] = []
     fx.map_arg(value, found.append)
     return found
+
+
+def kind_of_call(node: fx.Node, facts: Mapping[fx.Node, Fact]) -> Hashable:
+    """What calls of a kind have in common: the op, dtypes, ranks, layouts and constant arguments."""
+    return op_name(node), node.op, str(node.target), _kind_of_argument((node.args, node.kwargs), facts)
+
+
+def _kind_of_argument(value: Any, facts: Mapping[fx.Node, Fact]) -> Hashable:
+    if isinstance(value, fx.Node):
+        fact = facts.get(value)
+        return fact.traits if fact else value.op
+    if isinstance(value, tuple | list):
+        if len(value) > 1 and all(isinstance(part, int) for part in value):
+            return "ints", len(value)
+        return tuple(_kind_of_argument(part, facts) for part in value)
+    if isinstance(value, dict):
+        return tuple((key, _kind_of_argument(part, facts)) for key, part in sorted(value.items()))
+    return repr(value)

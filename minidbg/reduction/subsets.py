@@ -5,12 +5,12 @@ It names nodes by the frames of its traceback or by its text; these are asked fo
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Iterator, Sequence, Set
 from typing import Any, TypeAlias
 
 from torch import fx
 
-from minidbg.graphs.effects import Fact, Mode, is_call, mode_of, nesting_levels, op_name
+from minidbg.graphs.effects import Mode, is_call, kind_of_call, mode_of, nesting_levels, op_name
 from minidbg.graphs.pieces import is_unpacking
 from minidbg.graphs.record import Recording
 from minidbg.reduction.candidate import Candidate, OracleAnswer
@@ -111,7 +111,8 @@ def representatives(subsets: Subsets, numbers: Iterable[int]) -> list[int]:
     """The first unit of each kind among ``numbers``."""
     first: dict[Hashable, int] = {}
     for number in numbers:
-        first.setdefault(kind_of(subsets.units[number], subsets.recording.facts), number)
+        unit = subsets.units[number]
+        first.setdefault((len(unit), kind_of_call(unit[0], subsets.recording.facts)), number)
     return sorted(first.values())
 
 
@@ -133,26 +134,6 @@ def within_bytes(subsets: Subsets, numbers: Sequence[int], limit: int) -> list[i
             there |= {*taken, *unit}
             found.append(number)
     return found
-
-
-def kind_of(unit: Unit, facts: Mapping[fx.Node, Fact]) -> Hashable:
-    """What ops of a kind have in common: the op, dtypes, ranks, layouts and constant arguments."""
-    node = unit[0]
-    arguments = _kind_of_argument((node.args, node.kwargs), facts)
-    return op_name(node), node.op, str(node.target), arguments, len(unit)
-
-
-def _kind_of_argument(value: Any, facts: Mapping[fx.Node, Fact]) -> Hashable:
-    if isinstance(value, fx.Node):
-        fact = facts.get(value)
-        return fact.traits if fact else value.op
-    if isinstance(value, tuple | list):
-        if len(value) > 1 and all(isinstance(part, int) for part in value):
-            return "ints", len(value)
-        return tuple(_kind_of_argument(part, facts) for part in value)
-    if isinstance(value, dict):
-        return tuple((key, _kind_of_argument(part, facts)) for key, part in sorted(value.items()))
-    return repr(value)
 
 
 DISTANCES = (0, 1, 2, 4)

@@ -99,22 +99,51 @@ def test_the_figures_stand_on_the_exception() -> None:
     assert "allowed" in str(error)
 
 
-def test_the_first_differing_node_of_a_large_graph_is_found_in_parts_of_it() -> None:
+class WrongAtOneNode(fx.Interpreter):
+    """One value is off by a hundredth; others of the same op are right."""
+
+    def run_node(self, node: fx.Node) -> Any:
+        value = super().run_node(node)
+        return value + 1e-2 if node.name == "x_41" else value
+
+
+@pytest.mark.parametrize(
+    ("backend", "node", "most_parts"),
+    [(planted.wrong_relu, "x_11", 1), (lambda gm, inputs: WrongAtOneNode(gm).run, "x_41", 4)],
+    ids=["each time", "of its kind once"],
+)
+def test_the_first_differing_node_of_a_large_graph_is_found_in_parts_of_it(
+    backend: Any, node: str, most_parts: int
+) -> None:
+    """A wrong op in the part with one call of each kind; a wrong node, whose kind is right elsewhere, by halves."""
     sizes: list[int] = []
 
     def counted(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
         sizes.append(sum(node.op.startswith("call") for node in graph_module.graph.nodes))
-        return planted.wrong_relu(graph_module, example_inputs)
+        return backend(graph_module, example_inputs)
 
     def function(x: torch.Tensor) -> torch.Tensor:
         for layer in range(60):
-            x = x.relu() if layer == 41 else x + 0.01
+            x = x.relu() if layer in (11, 41) else x + 0.01
         return x
 
     error = mismatch(function, GRID, backend=counted)
-    assert "first differing node: x_41" in str(error), str(error)
+    assert f"first differing node: {node}" in str(error), str(error)
     assert sizes[0] == 60
+    assert len(sizes) <= 1 + most_parts
     assert max(sizes[1:]) <= 30
+
+
+def test_parts_are_not_asked_where_only_gradients_differ() -> None:
+    compiles: list[fx.GraphModule] = []
+
+    def counted(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
+        compiles.append(graph_module)
+        return planted.wrong_gradient(graph_module, example_inputs)
+
+    error = mismatch(lambda x: x.sin() * 2, GRID.clone().requires_grad_(), backend=counted)
+    assert error.where.startswith("gradient")
+    assert len(compiles) == 1
 
 
 def test_a_node_that_goes_wrong_in_large_parts_alone_is_named_all_the_same() -> None:
