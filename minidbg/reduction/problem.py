@@ -73,6 +73,8 @@ class ReductionProblem:
     """Whether the whole was just seen to fail, so that it need not be asked."""
     around: Around = nullcontext
     """The modes in which the graph runs in eager."""
+    is_deadly: bool = False
+    """Whether the failure ends its process: where in memory a read is deadly is chance, so no size is searched for exactly."""
     allow_no_calls: bool = False
     """Whether a graph without any call may be a candidate."""
     plainness: Callable[[Candidate], tuple[float, ...]] | None = None

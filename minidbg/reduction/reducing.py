@@ -327,6 +327,7 @@ def reduce_graph_of(
         on_phase=session.begin,
         ask_together=ask_together,
         simplify=simplify,
+        is_deadly=case.kind in (Kind.CRASH, Kind.HANG),
         around=lambda: harness.entered_modes(context),
     )
     session.interrupted |= reduced.interrupted

@@ -134,6 +134,8 @@ def _change_arguments(
     return False
 
 
+LEAST_EXACT = 32
+"""Below it the smallest size that fails is found, above it one that is near."""
 STEPS = (1, 2, 4, 8, 16)
 """Sizes that are tried first: most failures do not care, and what needs a multiple of 8 then keeps 8."""
 
@@ -143,6 +145,7 @@ def shrink_sizes(problem: ReductionProblem) -> None:
 
     Cost: one call for a size that does not matter, else about ``log2(size)``, and at most two in each later round.
     """
+    least_gain = 2.0 if problem.is_deadly else 32 / 31
     if _torch.has_kernel_launch(problem.best.graph_module):  # it would write beyond a smaller tensor
         return
     for size in sorted(_sizes(problem), reverse=True):
@@ -152,7 +155,7 @@ def shrink_sizes(problem: ReductionProblem) -> None:
                     break
             continue
         low, high = 0, size
-        while (tried := _size_between(low, high)) is not None:
+        while (tried := _size_between(low, high, least_gain)) is not None:
             if problem.consider(_resized(problem, high, tried)):
                 high = tried
             else:
@@ -160,12 +163,12 @@ def shrink_sizes(problem: ReductionProblem) -> None:
         problem.settled_sizes[high] = low
 
 
-def _size_between(low: int, high: int) -> int | None:
-    """The size to try when ``low`` passes and ``high`` fails; None when ``high`` is as small as it gets, or at most 3 % larger.
+def _size_between(low: int, high: int, least_gain: float) -> int | None:
+    """The size to try when ``low`` passes and ``high`` fails; None when ``high`` is as small as it gets, or ``least_gain`` times ``low`` at most.
 
     Powers of two first, and the one above: thresholds of kernels and vector units lie there.
     """
-    if high - low <= max(1, high // 32):
+    if high - low <= 1 or (low >= LEAST_EXACT and high <= least_gain * low):
         return None
     following = next((step for step in STEPS if step > low), None)
     if following is not None:

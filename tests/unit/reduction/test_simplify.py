@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from minidbg.reduction.core import Minimized, minimize
+from minidbg.reduction.candidate import OracleAnswer
+from minidbg.reduction.core import Minimized, minimize, reduce_graph
 
 Predicate = Callable[[fx.GraphModule, Sequence[Any]], bool]
 
@@ -91,6 +92,22 @@ def test_a_huge_size_costs_few_questions(least: int, most: int) -> None:
     result = simplified(lambda x: x.sin(), [torch.zeros(1 << 20)], fails)
     assert least <= result.inputs[0].shape[0] <= most
     assert result.oracle_calls < 24
+
+
+def test_a_size_is_searched_for_less_exactly_where_the_failure_is_deadly() -> None:
+    """Where memory ends that may be read is chance; and each question compiles kernels of its own."""
+
+    def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> OracleAnswer:
+        return OracleAnswer.INTERESTING if inputs[0].shape[0] >= 300_000 else OracleAnswer.NOT
+
+    graph_module = fx.symbolic_trace(lambda x: x.sin())
+    exact, near = (
+        reduce_graph(graph_module, [torch.zeros(1 << 20)], ask, simplify=True, is_deadly=is_deadly)
+        for is_deadly in (False, True)
+    )
+    assert 300_000 <= exact.inputs[0].shape[0] <= 309_000
+    assert near.inputs[0].shape[0] == 1 << 19
+    assert near.oracle_calls < exact.oracle_calls - 4
 
 
 def test_each_simplification_of_many_nodes_is_a_question_of_its_own() -> None:
