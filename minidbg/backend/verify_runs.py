@@ -10,7 +10,6 @@ more outputs, has no first node.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -207,21 +206,27 @@ MOST_OF_MEMORY = 0.2
 
 def first_differing_node(inside: Before, link: Link, settings: Settings) -> fx.Node | None:
     """The first node, in the graph's order, whose value the backend gets wrong; None when it cannot be told."""
-    try:
-        for part in earliest_parts(inside, link, settings):
-            tapped, nodes = with_taps(part.graph)
-            sizes = sum(bytes_of_example(node.meta.get("example_value")) for node in part.graph.graph.nodes)
-            if not nodes or 3 * sizes > MOST_OF_MEMORY * free_bytes(tensors_in(part.inputs)):
-                continue
-            found = difference(replace(part, graph=tapped), link, settings)
-            if found:
-                return nodes.get(found["where"])
-    except Exception as error:
-        if is_of_a_signal_handler(error):
-            raise
-        # It is the backend's, for a graph with more outputs: a hint that cannot be had is left out.
-        log.debug("no_first_differing_node", exc_info=True)
+    for parts in (one_of_each_kind(inside), earliest_parts(inside, link, settings)):
+        try:
+            for part in parts:
+                if node := differing_node_of(part, link, settings):
+                    return node
+        except Exception as error:
+            if is_of_a_signal_handler(error):
+                raise
+            # It is the backend's, for another graph: a hint that cannot be had is left out.
+            log.debug("no_first_differing_node", exc_info=True)
     return None
+
+
+def differing_node_of(part: Before, link: Link, settings: Settings) -> fx.Node | None:
+    """The first node of ``part`` whose value differs when each of them is an output; None where memory may not suffice."""
+    tapped, nodes = with_taps(part.graph)
+    sizes = sum(bytes_of_example(node.meta.get("example_value")) for node in part.graph.graph.nodes)
+    if not nodes or 3 * sizes > MOST_OF_MEMORY * free_bytes(tensors_in(part.inputs)):
+        return None
+    found = difference(replace(part, graph=tapped), link, settings)
+    return nodes.get(found["where"]) if found else None
 
 
 def difference(inside: Before, link: Link, settings: Settings) -> compare.Difference | None:
@@ -237,17 +242,26 @@ def difference(inside: Before, link: Link, settings: Settings) -> compare.Differ
     return differ(actual, expected, eager, case, [])
 
 
-def earliest_parts(inside: Before, link: Link, settings: Settings) -> Iterator[Before]:
-    """Parts in which the first difference may lie, with the inputs that eager gives them; the most likely one first.
+def one_of_each_kind(inside: Before) -> Iterator[Before]:
+    """A part with the first call of each kind, where that is a small one: most ops that are wrong are wrong by themselves."""
+    calls = calls_of(inside)
+    if len(calls) > TAPPED:
+        recording = Recording(inside.graph, inside.inputs)
+        kinds: dict[Hashable, fx.Node] = {}
+        for node in calls:
+            kinds.setdefault(kind_of_call(node, recording.facts), node)
+        if len(kinds) <= len(calls) // 2:
+            yield part_of(extract(recording, set(kinds.values())))
 
-    First one call of each kind, where that is a small part: most ops that are wrong are wrong by themselves. Then at most ``TAPPED``
-    calls: the first half is asked; where it agrees with eager, the second is taken to differ. That is wrong where both halves are
+
+def earliest_parts(inside: Before, link: Link, settings: Settings) -> Iterator[Before]:
+    """At most ``TAPPED`` calls in which the first difference lies, with the inputs that eager gives them; then where it was last seen.
+
+    The first half is asked; where it agrees with eager, the second is taken to differ. That is wrong where both halves are
     compiled otherwise than the whole: then the smallest part that was seen to differ is next, if it is not large. Larger where the
     graph cannot be cut.
     """
-    seen, each = None, one_of_each_kind(inside)
-    if each is not None:
-        yield each
+    seen: Before | None = None
     while len(calls := calls_of(inside)) > TAPPED:
         recording = Recording(inside.graph, inside.inputs)
         middle = len(calls) // 2
@@ -263,19 +277,6 @@ def earliest_parts(inside: Before, link: Link, settings: Settings) -> Iterator[B
     yield inside
     if seen is not None and seen is not inside and len(seen.graph.graph.nodes) <= MOST_TAPPED:
         yield seen
-
-
-def one_of_each_kind(inside: Before) -> Before | None:
-    """The first call of each kind; None where those are many of the graph's."""
-    recording, calls = Recording(inside.graph, inside.inputs), calls_of(inside)
-    kinds: dict[Hashable, fx.Node] = {}
-    for node in calls:
-        kinds.setdefault(kind_of_call(node, recording.facts), node)
-    if len(calls) <= TAPPED or len(kinds) > len(calls) // 2:
-        return None
-    with contextlib.suppress(CannotExtract):
-        return part_of(extract(recording, set(kinds.values())))
-    return None
 
 
 def calls_of(inside: Before) -> list[fx.Node]:

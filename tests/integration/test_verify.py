@@ -134,6 +134,21 @@ def test_the_first_differing_node_of_a_large_graph_is_found_in_parts_of_it(
     assert max(sizes[1:]) <= 30
 
 
+def test_halves_are_asked_where_the_part_with_one_call_of_each_kind_fails_otherwise() -> None:
+    def without_small_graphs(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
+        calls = sum(node.op.startswith("call") for node in graph_module.graph.nodes)
+        if calls < 5:
+            raise RuntimeError("too small for this backend")
+        return planted.wrong_relu(graph_module, example_inputs)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        for layer in range(60):
+            x = x.relu() if layer == 41 else x + 0.01
+        return x
+
+    assert "first differing node: x_41" in str(mismatch(function, GRID, backend=without_small_graphs))
+
+
 def test_parts_are_not_asked_where_only_gradients_differ() -> None:
     compiles: list[fx.GraphModule] = []
 
