@@ -164,6 +164,7 @@ def with_story(
     told = (what_was_needed(original, form.case), on_the_cpu(form.case, session), form.note)
     story = replace(
         original.provenance,
+        message=message_of(form.case, original, found, session),
         captured_from=where or original.provenance.captured_from,
         line=line if where else original.provenance.line,
         reduced=True,
@@ -175,6 +176,17 @@ def with_story(
         notes=tuple(filter(None, (*original.provenance.notes, *found.notes, *told))),
     )
     return replace(form.case, provenance=story)
+
+
+def message_of(case: Case, original: Case, found: Reduced, session: Session) -> str:
+    """What the backend says of the smallest case, whose sizes and figures are its own; else what it said of the original."""
+    said, is_smallest = session.last_shown, case.graph_module is found.smallest.graph_module
+    has_one_face = original.kind not in (Kind.CRASH, Kind.HANG) and not faces(original.signature)
+    return (
+        said.message
+        if said and said.message and is_smallest and has_one_face
+        else original.provenance.message
+    )
 
 
 def on_the_cpu(case: Case, session: Session) -> str:

@@ -73,6 +73,8 @@ class Session:
     """The smallest case that was seen to fail."""
     suspects: Suspects = ()
     """The nodes that the frames of its failure held."""
+    last_shown: Outcome | None = None
+    """Of the last question that showed the failure."""
     standbys: list[processes.Standby] = field(default_factory=list)
     """Interpreters that import torch while the search runs, for the first verifications."""
 
@@ -187,6 +189,8 @@ class Session:
         if outcome.verdict is Verdict.TIMEOUT:
             self.too_slow_nodes = call_nodes(case.graph_module)
         answer = ANSWERS[outcome.verdict]
+        if answer is OracleAnswer.INTERESTING:
+            self.last_shown = outcome
         if answer is OracleAnswer.INTERESTING and self.is_smaller(case):
             self.best, self.suspects = case, outcome.suspects or self.suspects
             if not self.log.is_replaying and self.elapsed() - self.best_written_s >= BEST_EVERY_S:

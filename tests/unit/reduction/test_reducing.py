@@ -336,6 +336,21 @@ def test_a_failure_that_is_too_rare_is_kept_whole_and_said_so(tmp_path: Path, or
         reduced(flaky_case(0.02, 1), tmp_path)
 
 
+def test_the_script_tells_what_the_backend_says_of_the_graph_in_it(
+    tmp_path: Path, oracle: list[Case]
+) -> None:
+    def counts(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        calls = [node.target for node in graph_module.graph.nodes if node.op.startswith("call")]
+        if torch.relu in calls:
+            raise ValueError(f"no kernel for {len(calls)} calls")
+        return graph_module.forward
+
+    whole = with_its_failure(failing_case(counts))
+    assert "no kernel for 48 calls" in whole.provenance.message
+    written = reduced(whole, tmp_path)
+    assert "no kernel for 1 calls" in written.path.read_text()
+
+
 def test_other_failures_met_on_the_way_are_kept_as_captures(tmp_path: Path, oracle: list[Case]) -> None:
     def two_bugs(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         names = [node.target for node in graph_module.graph.nodes]
