@@ -153,12 +153,18 @@ def run_eager(inside: Before, *, backward: bool) -> dict[str, Any]:
     return inside.seen(left)
 
 
-def run_compiled_anew(inside: Before, link: Link, *, backward: bool) -> dict[str, Any]:
-    """The same of the graph compiled by ``link``, here and now. Raises what the backend raises."""
+def run_compiled_anew(
+    inside: Before, link: Link, *, backward: bool, is_enough: Callable[[dict[str, Any]], bool] | None = None
+) -> dict[str, Any]:
+    """The same of the graph compiled by ``link``, here and now. Raises what the backend raises.
+
+    No gradients where ``is_enough`` is true of what the forward leaves behind: their code need not be compiled.
+    """
     graph = own_attributes(inside.graph)
     compiled_fn = compile_at_run_time(link, graph, inside.fresh(everything=True))
     inside.set_generators()
-    return ran(inside, compiled_fn, graph, inside.fresh(everything=True), backward=backward)
+    inputs = inside.fresh(everything=True)
+    return ran(inside, compiled_fn, graph, inputs, backward=backward, is_enough=is_enough)
 
 
 def draws_by(link: Link, inside: Before, fed: Fed) -> Fed | None:
@@ -184,10 +190,13 @@ def ran(
     inputs: tuple[Any, ...],
     *,
     backward: bool,
+    is_enough: Callable[[dict[str, Any]], bool] | None = None,
 ) -> dict[str, Any]:
     """What ``function`` leaves behind, which is ``graph`` in some form."""
     sources = gradient_sources(graph, inputs) if backward else {}
     outputs = function(*inputs)
+    if sources and is_enough is not None and is_enough(left := left_behind(outputs, graph, inputs, {})):
+        return left
     found: dict[str, Any] | None
     try:
         found = gradients_of(outputs, sources)

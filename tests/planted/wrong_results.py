@@ -159,10 +159,15 @@ def right(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Compil
 
 def other_random_numbers(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
     """Draws other numbers than eager, as compilers with a generator of their own do; all else is right."""
+    return other_random_numbers_before(graph_module.forward)
+
+
+def other_random_numbers_before(function: CompiledFn) -> CompiledFn:
+    """``function`` with other numbers of the generator than it would have drawn."""
 
     def compiled_fn(*args: Any) -> Any:
         torch.rand(7)
-        return graph_module.forward(*args)
+        return function(*args)
 
     return compiled_fn
 
@@ -171,13 +176,7 @@ def wrong_relu_and_other_random_numbers(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any]
 ) -> CompiledFn:
     """A bug beside the random numbers."""
-    wrong = after_each(graph_module, "relu", a_little_more)
-
-    def compiled_fn(*args: Any) -> Any:
-        torch.rand(7)
-        return wrong(*args)
-
-    return compiled_fn
+    return other_random_numbers_before(after_each(graph_module, "relu", a_little_more))
 
 
 def numbers_of_its_own(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
