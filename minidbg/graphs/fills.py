@@ -167,7 +167,7 @@ def _fit_floats(value: Tensor, structured: bool) -> Fill:
 def _fit_few_values(value: Tensor, structured: bool) -> Fill | None:
     if bool(value.isnan().all()):
         return Fill(How.FULL, (math.nan,))
-    distinct = torch.unique(value).tolist()
+    distinct = _few_values(value)
     if len(distinct) == 1:
         return Fill(How.FULL, (distinct[0],))
     if len(distinct) != 2:
@@ -178,6 +178,13 @@ def _fit_few_values(value: Tensor, structured: bool) -> Fill | None:
     if value.numel() < 16 or not (math.isfinite(first) and math.isfinite(second)):
         return None
     return Fill(How.TWO_VALUES, (_share((value == first).double().mean().item()), first, second))
+
+
+def _few_values(value: Tensor) -> list[float]:
+    """The one or two values of a tensor; nothing where there are more, or a NaN."""
+    low, high = torch.aminmax(value)  # sorting a large tensor takes seconds
+    has_others = low.isnan() or not ((value == low) | (value == high)).all()
+    return [] if has_others else [bound.item() for bound in (low, high)][: 1 if low == high else 2]
 
 
 def _triangle(value: Tensor, inside: complex) -> Fill | None:

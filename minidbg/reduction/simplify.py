@@ -237,6 +237,8 @@ def _start_of_window(problem: ReductionProblem, old: int, new: int) -> int:
 def _not_finite(value: Tensor) -> Tensor | None:
     """Where the infinities and NaNs are; None where there are none, nothing else, or no telling."""
     with suppress(RuntimeError):  # a layout, dtype or device without the ops
+        if value.is_floating_point() and value.dtype.itemsize > 1 and value.detach().sum().isfinite():
+            return None  # the usual case, in a tenth of the time
         odd = ~torch.isfinite(value.detach())
         if odd.any() and not odd.all():
             return odd
