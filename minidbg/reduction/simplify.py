@@ -134,8 +134,6 @@ def _change_arguments(
     return False
 
 
-LEAST_EXACT = 32
-"""Below it the smallest size that fails is found, above it one that is near."""
 STEPS = (1, 2, 4, 8, 16)
 """Sizes that are tried first: most failures do not care, and what needs a multiple of 8 then keeps 8."""
 
@@ -150,7 +148,8 @@ def shrink_sizes(problem: ReductionProblem) -> None:
         return
     for size in sorted(_sizes(problem), reverse=True):
         if size in problem.settled_sizes:
-            for smaller in sorted({1, problem.settled_sizes[size]}):
+            again = {1, problem.settled_sizes[size]} if not problem.is_deadly else ()
+            for smaller in sorted(again):
                 if problem.consider(_resized(problem, size, smaller)):
                     break
             continue
@@ -168,7 +167,7 @@ def _size_between(low: int, high: int, least_gain: float) -> int | None:
 
     Powers of two first, and the one above: thresholds of kernels and vector units lie there.
     """
-    if high - low <= 1 or (low >= LEAST_EXACT and high <= least_gain * low):
+    if high - low <= 1 or high <= least_gain * low:
         return None
     following = next((step for step in STEPS if step > low), None)
     if following is not None:
