@@ -180,13 +180,19 @@ def with_story(
 
 def message_of(case: Case, original: Case, found: Reduced, session: Session) -> str:
     """What the backend says of the smallest case, whose sizes and figures are its own; else what it said of the original."""
-    said, is_smallest = session.last_shown, case.graph_module is found.smallest.graph_module
+    said, before = session.last_shown, original.provenance.message
     has_one_face = original.kind not in (Kind.CRASH, Kind.HANG) and not faces(original.signature)
-    return (
-        said.message
-        if said and said.message and is_smallest and has_one_face
-        else original.provenance.message
-    )
+    is_smallest = case.graph_module is found.smallest.graph_module
+    if said is None or not (said.message and is_smallest and has_one_face):
+        return before
+    if original.kind is not Kind.ACCURACY:
+        return said.message
+    known = (line for line in before.splitlines()[1:] if not line.startswith(AGAINST))
+    return "\n".join([said.message.replace(f"; {AGAINST}", f"\n{AGAINST}"), *known])
+
+
+AGAINST = "against float64"
+"""Begins the line of a wrong result's message that tells its error; what else there is besides the first line is about the op."""
 
 
 def on_the_cpu(case: Case, session: Session) -> str:

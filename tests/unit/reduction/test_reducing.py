@@ -351,6 +351,24 @@ def test_the_script_tells_what_the_backend_says_of_the_graph_in_it(
     assert "no kernel for 1 calls" in written.path.read_text()
 
 
+def test_what_was_known_of_a_wrong_result_is_told_beside_the_figures_of_the_smallest(case: Case) -> None:
+    before = "x gives wrong results: output 3 differs: by 9\nagainst float64 its rmse is 8\nfirst differing node: a"
+    wrong = replace(
+        case,
+        signature=Signature(Kind.ACCURACY, message="output: float"),
+        provenance=Provenance(message=before),
+    )
+    said = Outcome(
+        Verdict.REPRODUCES, message="output 0 differs: by 2; against float64 its rmse is 1", seconds=1.0
+    )
+    found, meeting = SimpleNamespace(smallest=wrong), SimpleNamespace(last_shown=said)
+    assert publishing.message_of(wrong, wrong, found, meeting) == (
+        "output 0 differs: by 2\nagainst float64 its rmse is 1\nfirst differing node: a"
+    )
+    larger = replace(wrong, graph_module=chain()[0])
+    assert publishing.message_of(larger, wrong, found, meeting) == before
+
+
 def test_other_failures_met_on_the_way_are_kept_as_captures(tmp_path: Path, oracle: list[Case]) -> None:
     def two_bugs(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         names = [node.target for node in graph_module.graph.nodes]
