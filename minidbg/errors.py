@@ -87,6 +87,8 @@ class AccuracyError(Exception):
         super().__init__(message)
         self.op = op
         """Of the first node that differs, where it is known."""
+        self.spoilt: tuple[str, ...] = ()
+        """Names of the nodes in whose backward gradients go wrong, where that is known."""
         rest = dict(difference)
         self.signature: dict[str, Any] = rest.pop("signature")
         self.where: str = rest.pop("where")

@@ -147,13 +147,14 @@ def provenance(failure: Failure, notes: Iterable[str]) -> Provenance:
 
 
 def suspects(failure: Failure) -> Suspects:
-    """The nodes that the frames of the failure name, or that take the input which is wrong after the call.
+    """The nodes that the frames of the failure name, that take the input which is wrong after the call, or in whose backward gradients go wrong.
 
     They are a hint: what cannot be found out is left out.
     """
     nodes = failure.graph_module.graph.nodes
     if isinstance(failure.error, AccuracyError):
-        return takers_of_input(failure.graph_module, failure.error.where)
+        spoilt = failure.error.spoilt
+        return (spoilt,) if spoilt else takers_of_input(failure.graph_module, failure.error.where)
     try:
         return suspects_of(failure.error, [_torch.GivenCall.of(node) for node in nodes if is_call(node)])
     except Exception:  # foreign objects in foreign frames

@@ -258,8 +258,16 @@ class Verification:
         message = f"{self.link.name} gives wrong results: {said}"
         if node is not None:
             message += f"\n{FIRST_DIFFERING}{node.name}"
+        spoilt: list[fx.Node] = []
+        if not forward:
+            spoilt = verify_runs.where_gradients_go_wrong(
+                self.before.graph, actual["gradients"], expected["gradients"], self.settings
+            )
+        if spoilt:
+            message += f"\ngradients are right from {spoilt[-1].name} on, and wrong up to {spoilt[0].name}"
         message += self.by_design(found, actual, expected)
         error = AccuracyError(message, found, op_name(node) if node is not None else "")
+        error.spoilt = tuple(node.name for node in spoilt)
         return self.failure(error, Kind.ACCURACY, Direction(error.signature["direction"]), notes)
 
     def in_words(self, where: str) -> str:

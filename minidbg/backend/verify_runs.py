@@ -10,8 +10,10 @@ more outputs, has no first node.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +35,7 @@ from minidbg.graphs.pieces import CannotExtract, Piece
 from minidbg.graphs.record import Recording
 from minidbg.graphs.specs import is_constructed
 from minidbg.oracle import compare
-from minidbg.oracle.agreement import differ
+from minidbg.oracle.agreement import differ, left_by
 from minidbg.oracle.arithmetic import are_close
 from minidbg.oracle.harness import gradient_sources, gradients_of, left_behind, needs_gradient
 from minidbg.oracle.randomness import Fed, draws_alone
@@ -216,16 +218,57 @@ MOST_OF_MEMORY = 0.2
 def first_differing_node(inside: Before, link: Link, settings: Settings) -> fx.Node | None:
     """The first node, in the graph's order, whose value the backend gets wrong; None when it cannot be told."""
     for parts in (one_of_each_kind(inside), earliest_parts(inside, link, settings)):
-        try:
+        with left_out_where_it_fails():
             for part in parts:
                 if node := differing_node_of(part, link, settings):
                     return node
-        except Exception as error:
-            if is_of_a_signal_handler(error):
-                raise
-            # It is the backend's, for another graph: a hint that cannot be had is left out.
-            log.debug("no_first_differing_node", exc_info=True)
     return None
+
+
+@contextlib.contextmanager
+def left_out_where_it_fails() -> Iterator[None]:
+    """A block that looks for a hint. What it raises is often the backend's, for another graph."""
+    try:
+        yield
+    except Exception as error:
+        if is_of_a_signal_handler(error):
+            raise
+        log.debug("no_hint", exc_info=True)
+
+
+def where_gradients_go_wrong(
+    graph: fx.GraphModule, actual: Mapping[str, Any], expected: Mapping[str, Any], settings: Settings
+) -> list[fx.Node]:
+    """The calls from the last that takes an input with a wrong gradient first to the next that takes one with a right gradient.
+
+    Gradients come from the end of the graph: between the two they are spoilt. Nothing where none after it is right.
+    """
+    calls: dict[fx.Node, int] = {node: place for place, node in enumerate(filter(is_call, graph.graph.nodes))}
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    by_use: dict[int, float] = {}
+    with left_out_where_it_fails():
+        for name, gradient in expected.items():
+            place = name.removeprefix("input ")
+            users = placeholders[int(place)].users if place.isdigit() else ()
+            uses = [calls[user] for user in users if user in calls]
+            if uses and gradient is not None:
+                one, other = (
+                    left_by({**NOTHING_LEFT, "gradients": {name: run.get(name)}})
+                    for run in (actual, expected)
+                )
+                found = compare.mismatch(one, other, tolerances=settings.allowed or None)
+                excess = found.get("excess", math.inf) if found else 1.0
+                by_use[min(uses)] = max(excess, by_use.get(min(uses), 1.0))
+        least = math.sqrt(
+            max(by_use.values(), default=1.0)
+        )  # a wrong value in forward spoils all of them a little
+        wrong = max((use for use, excess in by_use.items() if excess >= least > 1), default=len(calls))
+        right = min((use for use in by_use if use > wrong), default=-1)
+        return list(calls)[wrong : right + 1]
+    return []
+
+
+NOTHING_LEFT: Mapping[str, Any] = {"outputs": (), "inputs_after": {}}
 
 
 def differing_node_of(part: Before, link: Link, settings: Settings) -> fx.Node | None:

@@ -179,6 +179,34 @@ def test_a_node_that_goes_wrong_in_large_parts_alone_is_named_all_the_same() -> 
     assert "first differing node: x_11" in str(error), str(error)
 
 
+class WrongBackwardAtOneNode(fx.Interpreter):
+    def run_node(self, node: fx.Node) -> Any:
+        value = super().run_node(node)
+        return planted.doubles_gradient(value) if node.name == "input_12" else value
+
+
+def wrong_backward_at_one_node(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    return WrongBackwardAtOneNode(graph_module).run
+
+
+def test_the_nodes_in_whose_backward_gradients_go_wrong_are_suspected(answers: Answers) -> None:
+    """Those between the last weight whose gradient is wrong and the first that has a right one."""
+    layers = [layer for _ in range(12) for layer in (nn.Linear(4, 4), nn.Tanh())]
+    error = mismatch(nn.Sequential(*layers), torch.randn(3, 4), backend=wrong_backward_at_one_node)
+    assert error.where.startswith("gradient")
+    assert error.spoilt == ("input_11", "input_12", "input_13")
+    assert "gradients are right from input_13 on, and wrong up to input_11" in str(error)
+    [case] = answers.cases
+    assert case.provenance.suspects == ("input_11 input_12 input_13",)
+
+
+def test_no_node_is_suspected_where_all_gradients_are_wrong(answers: Answers) -> None:
+    x = GRID.clone().requires_grad_()
+    error = mismatch(lambda x: x.sin() * 2, x, backend=planted.wrong_gradient)
+    assert error.spoilt == ()
+    assert "gradients are" not in str(error)
+
+
 def test_a_failing_backward_is_found_by_the_first_call(answers: Answers) -> None:
     x = torch.randn(3, requires_grad=True)
     with pytest.raises(RuntimeError, match="no kernel for this backward") as caught:
