@@ -148,10 +148,8 @@ def shrink_sizes(problem: ReductionProblem) -> None:
         return
     for size in sorted(_sizes(problem), reverse=True):
         if size in problem.settled_sizes:
-            again = {1, problem.settled_sizes[size]} if not problem.is_deadly else ()
-            for smaller in sorted(again):
-                if problem.consider(_resized(problem, size, smaller)):
-                    break
+            again = () if problem.is_deadly else sorted({1, problem.settled_sizes[size]})
+            any(problem.consider(_resized(problem, size, smaller)) for smaller in again)
             continue
         low, high = 0, size
         while (tried := _size_between(low, high, least_gain)) is not None:
