@@ -264,7 +264,7 @@ class Verification:
                 self.before.graph, actual["gradients"], expected["gradients"], self.settings
             )
         if spoilt:
-            message += f"\ngradients are right from {spoilt[-1].name} on, and wrong up to {spoilt[0].name}"
+            message += f"\ngradients go wrong between {spoilt[0].name} and {spoilt[-1].name}"
         message += self.by_design(found, actual, expected)
         error = AccuracyError(message, found, op_name(node) if node is not None else "")
         error.spoilt = tuple(node.name for node in spoilt)

@@ -259,9 +259,8 @@ def where_gradients_go_wrong(
                 found = compare.mismatch(one, other, tolerances=settings.allowed or None)
                 excess = found.get("excess", math.inf) if found else 1.0
                 by_use[min(uses)] = max(excess, by_use.get(min(uses), 1.0))
-        least = math.sqrt(
-            max(by_use.values(), default=1.0)
-        )  # a wrong value in forward spoils all of them a little
+        # a wrong value in forward spoils all of them a little
+        least = math.sqrt(max(by_use.values(), default=1.0))
         wrong = max((use for use, excess in by_use.items() if excess >= least > 1), default=len(calls))
         right = min((use for use in by_use if use > wrong), default=-1)
         return list(calls)[wrong : right + 1]
