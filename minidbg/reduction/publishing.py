@@ -186,7 +186,11 @@ def message_of(case: Case, original: Case, found: Reduced, session: Session) -> 
     if said is None or not (said.message and is_smallest and has_one_face):
         return before
     if original.kind is not Kind.ACCURACY:
-        return said.message
+        outermost, _, rest = said.message.partition(
+            ": "
+        )  # the exception that wraps it is another in each torch
+        is_new = outermost.isidentifier() and not before.startswith(f"{outermost}:")
+        return rest if is_new and rest else said.message
     known = (line for line in before.splitlines()[1:] if not line.startswith(AGAINST))
     return "\n".join([said.message.replace(f"; {AGAINST}", f"\n{AGAINST}"), *known])
 

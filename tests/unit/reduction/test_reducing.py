@@ -351,6 +351,24 @@ def test_the_script_tells_what_the_backend_says_of_the_graph_in_it(
     assert "no kernel for 1 calls" in written.path.read_text()
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("LoweringException: size 9", "LoweringException: size 2"),
+        ("InductorError: LoweringException: size 9", None),
+    ],
+)
+def test_the_outermost_exception_is_told_where_it_was_before(
+    case: Case, before: str, after: str | None
+) -> None:
+    """Another torch wraps a failure in another exception, and the script looks for the text."""
+    failed = replace(case, provenance=Provenance(message=before))
+    said = Outcome(Verdict.REPRODUCES, message="InductorError: LoweringException: size 2")
+    meeting = SimpleNamespace(last_shown=said)
+    told = publishing.message_of(failed, failed, SimpleNamespace(smallest=failed), meeting)
+    assert told == (after or said.message)
+
+
 def test_what_was_known_of_a_wrong_result_is_told_beside_the_figures_of_the_smallest(case: Case) -> None:
     before = "x gives wrong results: output 3 differs: by 9\nagainst float64 its rmse is 8\nfirst differing node: a"
     wrong = replace(
