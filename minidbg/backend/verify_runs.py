@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, fx
 
 from minidbg import _torch
+from minidbg.backend.capture import place_of_input
 from minidbg.backend.chain import Link, compile_at_run_time
 from minidbg.backend.collectives import Replay, as_seen_here
 from minidbg.backend.kept import bytes_of_example, free_bytes, memory_of, sharing_memory, tensors_in
@@ -243,14 +244,15 @@ def where_gradients_go_wrong(
 
     Gradients come from the end of the graph: between the two they are spoilt. Nothing where none after it is right.
     """
-    calls: dict[fx.Node, int] = {node: place for place, node in enumerate(filter(is_call, graph.graph.nodes))}
+    calls = calls_of(graph)
+    position = {node: place for place, node in enumerate(calls)}
     placeholders = graph.graph.find_nodes(op="placeholder")
     by_use: dict[int, float] = {}
     with left_out_where_it_fails():
         for name, gradient in expected.items():
-            place = name.removeprefix("input ")
-            users = placeholders[int(place)].users if place.isdigit() else ()
-            uses = [calls[user] for user in users if user in calls]
+            place = place_of_input(name)
+            users = () if place is None else placeholders[place].users
+            uses = [position[user] for user in users if user in position]
             if uses and gradient is not None:
                 one, other = (
                     left_by({**NOTHING_LEFT, "gradients": {name: run.get(name)}})
@@ -263,7 +265,7 @@ def where_gradients_go_wrong(
         least = math.sqrt(max(by_use.values(), default=1.0))
         wrong = max((use for use, excess in by_use.items() if excess >= least > 1), default=len(calls))
         right = min((use for use in by_use if use > wrong), default=-1)
-        return list(calls)[wrong : right + 1]
+        return calls[wrong : right + 1]
     return []
 
 
@@ -295,7 +297,7 @@ def difference(inside: Before, link: Link, settings: Settings) -> compare.Differ
 
 def one_of_each_kind(inside: Before) -> Iterator[Before]:
     """A part with the first call of each kind, where that is a small one: most ops that are wrong are wrong by themselves."""
-    calls = calls_of(inside)
+    calls = calls_of(inside.graph)
     if len(calls) > TAPPED:
         recording = Recording(inside.graph, inside.inputs)
         kinds: dict[Hashable, fx.Node] = {}
@@ -313,7 +315,7 @@ def earliest_parts(inside: Before, link: Link, settings: Settings) -> Iterator[B
     graph cannot be cut.
     """
     seen: Before | None = None
-    while len(calls := calls_of(inside)) > TAPPED:
+    while len(calls := calls_of(inside.graph)) > TAPPED:
         recording = Recording(inside.graph, inside.inputs)
         middle = len(calls) // 2
         try:
@@ -330,8 +332,8 @@ def earliest_parts(inside: Before, link: Link, settings: Settings) -> Iterator[B
         yield seen
 
 
-def calls_of(inside: Before) -> list[fx.Node]:
-    return list(filter(is_call, inside.graph.graph.nodes))
+def calls_of(graph: fx.GraphModule) -> list[fx.Node]:
+    return list(filter(is_call, graph.graph.nodes))
 
 
 def part_of(piece: Piece) -> Before:
