@@ -272,7 +272,7 @@ def verified(
         if outcomes[0].verdict not in SHOWN:
             return outcomes[0], None
         if session is not None and session.others and case.kind is not Kind.HANG and session.remaining():
-            outcomes.append(judged(case, draft, seconds))
+            outcomes.append(judged(case, draft, seconds, session.take_standby()))
         ended = how_alone()
     others_shown = any(one.verdict in (Verdict.CHANGED, Verdict.GONE) for one in outcomes[1:])
     if others_shown or ended.exit_status in (0, 3):

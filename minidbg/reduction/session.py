@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -77,6 +77,8 @@ class Session:
     """Of the last question that showed the failure."""
     standbys: list[processes.Standby] = field(default_factory=list)
     """Interpreters that import torch while the search runs, for the first verifications."""
+    start_standby: Callable[[], None] = lambda: None
+    """Starts one more of them: a script of a search that met other failures is judged twice."""
 
     def elapsed(self) -> float:
         return time.monotonic() - self.started
@@ -196,6 +198,8 @@ class Session:
             if not self.log.is_replaying and self.elapsed() - self.best_written_s >= BEST_EVERY_S:
                 self.keep_best()
         if answer is OracleAnswer.OTHER and outcome.signature is not None:
+            if not self.others:
+                self.start_standby()
             self.others.setdefault(str(outcome.signature.to_table()), (case, outcome))
 
     def is_smaller(self, case: Case) -> bool:
@@ -219,8 +223,8 @@ class Session:
             )
 
     def take_standby(self) -> processes.Standby | None:
-        """An interpreter that was started ahead, if one is left."""
-        return self.standbys.pop() if self.standbys else None
+        """The first of the interpreters that were started ahead, if one is left."""
+        return self.standbys.pop(0) if self.standbys else None
 
     def fails_the_same(self, case: Case) -> bool:
         """Whether an oracle call shows the case's own failure."""

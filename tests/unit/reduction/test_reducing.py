@@ -6,6 +6,7 @@ things. tests/integration has the real children and interpreters.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -577,6 +578,33 @@ def test_a_script_by_itself_runs_while_it_is_judged(tmp_path: Path, monkeypatch:
         case = failing_case(signature=Signature(Kind.COMPILE))
         outcome, ended = publishing.verified(case, tmp_path / "draft.py", write, asks, 60.0)
     assert outcome.verdict is Verdict.REPRODUCES
+    assert ended is not None
+    assert ended.exit_status == 1
+
+
+def test_an_interpreter_is_started_ahead_for_the_second_judging_when_another_failure_is_met(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    def judged(case: Case, draft: Path, seconds: float, standby: Any = None) -> Outcome:
+        given.append(standby)
+        return Outcome(Verdict.REPRODUCES)
+
+    monkeypatch.setattr(publishing, "judged", judged)
+    case = failing_case(signature=Signature(Kind.COMPILE))
+    with contextlib.ExitStack() as stack:
+        ready = [stack.enter_context(processes.Standby([])) for _ in range(3)]
+        asks = session.Session(Limits(), standbys=ready[:2])
+        asks.start_standby = lambda: asks.standbys.append(ready[2])
+        for message in ("one", "two"):
+            asks.learn(case, Outcome(Verdict.CHANGED, signature=Signature(Kind.COMPILE, message=message)))
+        assert asks.standbys == ready, "one for all of them"
+        draft = tmp_path / "draft.py"
+        _, ended = publishing.verified(
+            case, draft, lambda **_: draft.write_text("raise SystemExit(1)"), asks, 60.0
+        )
+    assert given == [ready[0], ready[2]]
     assert ended is not None
     assert ended.exit_status == 1
 
