@@ -35,7 +35,7 @@ def take_the_quick_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolation, "submit", ask_here)
     monkeypatch.setattr(repro, "run", judge_in_fork)
     monkeypatch.setattr(repro, "run_alone", run_in_fork)
-    monkeypatch.setattr(reducing, "interpreters_ahead", lambda case: nullcontext([]))
+    monkeypatch.setattr(reducing, "interpreters_ahead", lambda case: nullcontext(([], lambda: None)))
 
 
 def ask_here(case: Case, **limits: Any) -> Outcome:
