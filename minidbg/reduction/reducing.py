@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -47,6 +47,7 @@ from minidbg.reduction.session import (
     BEST_FILE,
     RUNS_OF_WHOLE,
     AnswersAreStale,
+    InterpretersAhead,
     Reliability,
     Session,
     last_sure,
@@ -78,10 +79,9 @@ def reduce_and_publish(
                 return published
         log = open_log(place, case, just_seen=just_seen)
         for _ in range(2):
-            with interpreters_ahead(case) as (standbys, start_standby):
-                session = Session(
-                    limits, listener, log, kernels, place, standbys=standbys, start_standby=start_standby
-                )
+            with InterpretersAhead(case.backend.name) as ahead:
+                session = Session(limits, listener, log=log, kernels=kernels, folder=place, ahead=ahead)
+                ahead.start(2)  # for the judge, and for the script by itself
                 try:
                     return reduced_and_published(case, folder, session, just_seen=bool(log.head["just_seen"]))
                 except AnswersAreStale:
@@ -110,22 +110,6 @@ def own_place(case: Case, folder: Path, limits: Limits, listener: Listener) -> I
         yield place
     finally:
         lock.release()
-
-
-@contextlib.contextmanager
-def interpreters_ahead(case: Case) -> Iterator[tuple[list[processes.Standby], Callable[[], None]]]:
-    """Interpreters for the two verifications, started now, and what starts one more, where there is a core to spare for their imports."""
-    with contextlib.ExitStack() as stack:
-        standbys: list[processes.Standby] = []
-
-        def start() -> None:
-            if (os.cpu_count() or 1) > 1:
-                with contextlib.suppress(OSError):  # no process can be made now: the verification tries again
-                    standbys.append(stack.enter_context(repro.start_ahead(case.backend.name)))
-
-        start()
-        start()
-        yield standbys, start
 
 
 def still_reproduces(place: Path) -> Written | None:

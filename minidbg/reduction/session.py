@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,6 +45,22 @@ class AnswersAreStale(Exception):
     """What the replay log says failed does not fail any more: the backend has changed since."""
 
 
+class InterpretersAhead(contextlib.ExitStack):
+    """Interpreters that import torch while the search runs, where there is a core to spare for it; the block's end ends them."""
+
+    def __init__(self, backend: str) -> None:
+        """``backend`` is the name of the backend that their scripts will use."""
+        super().__init__()
+        self.backend = backend
+        self.waiting: list[processes.Standby] = []
+        """Those that nobody has taken, in the order of their starts."""
+
+    def start(self, count: int = 1) -> None:
+        for _ in range(count if (os.cpu_count() or 1) > 1 else 0):
+            with contextlib.suppress(OSError):  # no process can be made now: the verification tries again
+                self.waiting.append(self.enter_context(repro.start_ahead(self.backend)))
+
+
 @dataclass(slots=True)
 class Session:
     """One reduction in progress: what it may spend, what it has spent, what else it met."""
@@ -75,10 +91,8 @@ class Session:
     """The nodes that the frames of its failure held."""
     last_shown: Outcome | None = None
     """Of the last question that showed the failure."""
-    standbys: list[processes.Standby] = field(default_factory=list)
-    """Interpreters that import torch while the search runs, for the first verifications."""
-    start_standby: Callable[[], None] = lambda: None
-    """Starts one more of them: a script of a search that met other failures is judged twice."""
+    ahead: InterpretersAhead | None = None
+    """Interpreters for the first verifications."""
 
     def elapsed(self) -> float:
         return time.monotonic() - self.started
@@ -198,8 +212,8 @@ class Session:
             if not self.log.is_replaying and self.elapsed() - self.best_written_s >= BEST_EVERY_S:
                 self.keep_best()
         if answer is OracleAnswer.OTHER and outcome.signature is not None:
-            if not self.others:
-                self.start_standby()
+            if not self.others and self.ahead is not None:
+                self.ahead.start()  # a script of a search that met other failures is judged twice
             self.others.setdefault(str(outcome.signature.to_table()), (case, outcome))
 
     def is_smaller(self, case: Case) -> bool:
@@ -224,7 +238,7 @@ class Session:
 
     def take_standby(self) -> processes.Standby | None:
         """The first of the interpreters that were started ahead, if one is left."""
-        return self.standbys.pop(0) if self.standbys else None
+        return self.ahead.waiting.pop(0) if self.ahead is not None and self.ahead.waiting else None
 
     def fails_the_same(self, case: Case) -> bool:
         """Whether an oracle call shows the case's own failure."""

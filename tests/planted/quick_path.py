@@ -9,7 +9,6 @@ from __future__ import annotations
 import runpy
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from minidbg.case import Case
 from minidbg.failure import Outcome, Verdict
 from minidbg.oracle import execute
 from minidbg.oracle.script import outcome_of
-from minidbg.reduction import reducing
+from minidbg.reduction.session import InterpretersAhead
 
 SCRIPT_SECONDS = 60.0
 
@@ -35,7 +34,7 @@ def take_the_quick_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolation, "submit", ask_here)
     monkeypatch.setattr(repro, "run", judge_in_fork)
     monkeypatch.setattr(repro, "run_alone", run_in_fork)
-    monkeypatch.setattr(reducing, "interpreters_ahead", lambda case: nullcontext(([], lambda: None)))
+    monkeypatch.setattr(InterpretersAhead, "start", lambda *_: None)
 
 
 def ask_here(case: Case, **limits: Any) -> Outcome:

@@ -6,7 +6,6 @@ things. tests/integration has the real children and interpreters.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -554,7 +553,8 @@ def test_a_script_by_itself_is_not_waited_for_when_the_judge_sees_no_failure(
         return tmp_path / "draft.py"
 
     with processes.Standby([]) as one, processes.Standby([]) as other:
-        asks.standbys += [one, other]
+        asks.ahead = session.InterpretersAhead("")
+        asks.ahead.waiting += [one, other]
         outcome, ended = publishing.verified(case, tmp_path / "draft.py", write, asks, 60.0)
     assert (outcome.verdict, ended) == (Verdict.GONE, None)
     assert other.child.code == -signal.SIGKILL
@@ -574,7 +574,8 @@ def test_a_script_by_itself_runs_while_it_is_judged(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(publishing, "judged", judged)
     asks = session.Session(Limits())
     with processes.Standby([]) as one, processes.Standby([]) as other:
-        asks.standbys += [one, other]
+        asks.ahead = session.InterpretersAhead("")
+        asks.ahead.waiting += [one, other]
         case = failing_case(signature=Signature(Kind.COMPILE))
         outcome, ended = publishing.verified(case, tmp_path / "draft.py", write, asks, 60.0)
     assert outcome.verdict is Verdict.REPRODUCES
@@ -592,14 +593,16 @@ def test_an_interpreter_is_started_ahead_for_the_second_judging_when_another_fai
         return Outcome(Verdict.REPRODUCES)
 
     monkeypatch.setattr(publishing, "judged", judged)
+    monkeypatch.setattr(repro, "start_ahead", lambda backend: processes.Standby([]))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
     case = failing_case(signature=Signature(Kind.COMPILE))
-    with contextlib.ExitStack() as stack:
-        ready = [stack.enter_context(processes.Standby([])) for _ in range(3)]
-        asks = session.Session(Limits(), standbys=ready[:2])
-        asks.start_standby = lambda: asks.standbys.append(ready[2])
+    with session.InterpretersAhead("") as ahead:
+        ahead.start(2)
+        asks = session.Session(Limits(), ahead=ahead)
         for message in ("one", "two"):
             asks.learn(case, Outcome(Verdict.CHANGED, signature=Signature(Kind.COMPILE, message=message)))
-        assert asks.standbys == ready, "one for all of them"
+        ready = list(ahead.waiting)
+        assert len(ready) == 3, "one more for all of them"
         draft = tmp_path / "draft.py"
         _, ended = publishing.verified(
             case, draft, lambda **_: draft.write_text("raise SystemExit(1)"), asks, 60.0
