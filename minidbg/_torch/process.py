@@ -113,6 +113,14 @@ def warm_up_compiling(*, inductor: bool) -> None:
     leave_out_measurements()
 
 
+@seen("2.11", "2.15", otherwise=lambda: None)
+def find_vector_instructions() -> None:
+    """Have inductor find out which vector instructions this CPU and its C++ compiler have: a second of probes, whose answers forks have too."""
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    pick_vec_isa()
+
+
 @seen("2.11", "2.15")
 @contextlib.contextmanager
 def without_graph_caches() -> Iterator[None]:
@@ -144,9 +152,14 @@ def leave_out_measurements() -> None:
 def one_thread_after_fork() -> None:
     """The first act of a forked child: OpenMP's and inductor's worker threads stayed with the parent.
 
-    A child that asks for a second thread waits for ever at its first matmul. ``compile_threads`` is private.
+    A child that asks for a second thread waits for ever at its first matmul, and at its first compile where a thread of the
+    parent was compiling: that thread holds dynamo's lock. ``compile_threads`` is private.
     """
     torch.set_num_threads(1)
+    if "torch._dynamo.convert_frame" in sys.modules:
+        from torch._dynamo.convert_frame import compile_lock
+
+        compile_lock._at_fork_reinit()  # type: ignore[attr-defined]
     config = sys.modules.get("torch._inductor.config")
     if config is None:
         from torch._inductor import config

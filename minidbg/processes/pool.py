@@ -16,14 +16,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 import psutil
 
-from minidbg.processes.child import ChildResult
+from minidbg.processes.child import FORKABLE, ChildResult
 from minidbg.processes.server import fingerprints, say, tail
 
 ROOT = str(Path(__file__).parents[2])
@@ -123,7 +123,10 @@ Listener = Callable[[Ended | Ready | Died], None]
 
 @dataclass(frozen=True, slots=True)
 class Preload:
-    """What a server imports before it forks. ``warm``: compile once too (aot, inductor, or empty for no torch)."""
+    """What a server imports before it forks. ``warm``: compile once too (aot, inductor, or empty for no torch).
+
+    ``instructions`` is inductor's look at the CPU alone.
+    """
 
     modules: tuple[str, ...] = (
         "torch", "safetensors.torch",
@@ -282,15 +285,20 @@ class ServerProcess:
         request = {**asdict(order), "env": {}, "unset": unset, "one_thread": one_thread}
         if order.mode == "untouched":
             request["mode"] = "fork"
-        elif not one_thread:
+        if not one_thread:
             request["env"] = dict(self.fresh_env)
             unset += self.unset
         if order.pycache:
             # The folder is ours, and torch's bytecode must lie there: without it an import of torch takes ten seconds.
             unset.append("PYTHONDONTWRITEBYTECODE")
         with self.lock:
-            self.under_way.add(order.id)
-        say(self.control, request)
+            alive = self.alive  # else nobody would answer
+            if alive:
+                self.under_way.add(order.id)
+        if alive:
+            say(self.control, request)
+        else:
+            self.listener(Ended(order.id, lost=True))
 
     def cancel(self, number: int) -> None:
         say(self.control, {"cancel": number})
@@ -364,12 +372,20 @@ class Ends:
 
     def of(self, order: Order, start: Callable[[Order], object]) -> Ended:
         """Start the order, and wait for its end."""
+        return self.begun(order, start)()
+
+    def begun(self, order: Order, start: Callable[[Order], object]) -> Callable[[], Ended]:
+        """Start the order; a function that waits for its end, to be called once."""
         mine = self.queues[order.id] = queue.SimpleQueue()
-        try:
-            start(order)
-            return mine.get()
-        finally:
-            del self.queues[order.id]
+        start(order)
+
+        def end() -> Ended:
+            try:
+                return mine.get()
+            finally:
+                del self.queues[order.id]
+
+        return end
 
 
 class OneByOne:
@@ -390,3 +406,44 @@ class OneByOne:
     def close(self) -> None:
         self.pool.close()
         self.folder.cleanup()
+
+
+class ReadyInterpreter:
+    """An interpreter that imports modules, and compiles nothing unless it is to. Scripts run in forks of it, some at the same time if need be."""
+
+    def __init__(self, preload: Preload, env: Mapping[str, str]) -> None:
+        """``env`` are all of its variables. Raises OSError when no process can be made."""
+        self.folder = tempfile.TemporaryDirectory(prefix="minidbg-ready-")
+        self.ends = Ends()
+        of_scripts = {name: env.get(name) for name in FORKABLE}
+        self.server = ServerProcess(self.ends.heard, preload, Path(self.folder.name), env, of_scripts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.close()
+        self.folder.cleanup()
+
+    def start(self, argv: Sequence[str], *, seconds: float) -> ScriptUnderWay:
+        """Run ``python *argv`` in a fork, from an empty folder, for at most ``seconds``."""
+        order = Order(next(NUMBERS), tuple(argv), "untouched", seconds)
+        return ScriptUnderWay(order.id, self.server, self.ends.begun(order, self.server.run))
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptUnderWay:
+    """A script that a ``ReadyInterpreter`` runs."""
+
+    number: int
+    server: ServerProcess
+    end: Callable[[], Ended]
+
+    def result(self) -> ChildResult | None:
+        """How it ended, waited for; None where the interpreter died under it. To be called once."""
+        ended = self.end()
+        return None if ended.lost else ended.result
+
+    def cancel(self) -> None:
+        """End it, if it has not ended."""
+        self.server.cancel(self.number)

@@ -35,7 +35,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from minidbg.processes import child
-from minidbg.processes.run_script import NO_VERDICT, RUN_SCRIPT, Base, loaded_files, run_script
+from minidbg.processes.run_script import (
+    NO_VERDICT,
+    RUN_SCRIPT,
+    Base,
+    kept_from_the_collector,
+    loaded_files,
+    run_script,
+)
 
 LAST_WORDS_S = 0.3
 """After the time limit: how long a run has to print its stack before it is killed."""
@@ -301,7 +308,8 @@ def execute(request: dict[str, Any], folder: Path) -> NoReturn:
 def preload(names: Sequence[str], *, warm: str) -> None:
     """Import what every run needs, and compile once with torch (``warm``: aot, inductor, or empty for nothing).
 
-    A name that cannot be imported is left to the runs.
+    ``warm`` may also be ``instructions``: nothing is compiled, but inductor has looked at the CPU. A name that cannot be imported
+    is left to the runs.
     """
     for name in names:
         with contextlib.suppress(ImportError):
@@ -309,7 +317,11 @@ def preload(names: Sequence[str], *, warm: str) -> None:
     if warm and "torch" in sys.modules:
         from minidbg import _torch
 
-        _torch.warm_up_compiling(inductor=warm == "inductor")
+        if warm == "instructions":
+            with contextlib.suppress(Exception):  # a compiler that is not there: the runs will say so
+                _torch.find_vector_instructions()
+        else:
+            _torch.warm_up_compiling(inductor=warm == "inductor")
 
 
 def fingerprints(files: Sequence[str]) -> dict[str, list[int]]:
@@ -330,7 +342,8 @@ def main(root: str, text: str) -> None:
     child.die_with_parent(signal.SIGTERM, config["parent"])
     child.prctl(child.PR_SET_CHILD_SUBREAPER, 1)
     os.environ.update(child.FORKABLE)
-    preload(config["preload"], warm=config["warm"])
+    with kept_from_the_collector():
+        preload(config["preload"], warm=config["warm"])
     sys.path.reverse()  # the last one is ours; it may be on the path by itself
     sys.path.remove(root)
     sys.path.reverse()
@@ -340,4 +353,9 @@ def main(root: str, text: str) -> None:
     files = fingerprints([*loaded, *site.getsitepackages()])
     say(control, {"ready": True, "loaded": files, "seconds": time.monotonic() - began})
     gc.freeze()  # children share these objects: a collection in one of them must not copy their pages
-    Server(control, Path(config["scratch"]), base).serve()
+    try:
+        Server(control, Path(config["scratch"]), base).serve()
+    except BaseException:  # noqa: BLE001 - its last words
+        traceback.print_exc()
+        os._exit(NO_VERDICT)
+    os._exit(0)  # Python's own end would look through all of torch for a quarter of a second

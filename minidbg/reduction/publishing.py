@@ -6,7 +6,6 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -266,14 +265,18 @@ def verified(
     except repro.NoShortForm as refusal:
         why = str(refusal)
         write_standalone(write, why)
-    standby, another = (session.take_standby() if session else None for _ in range(2))
-    with run_alone_meanwhile(case, draft, seconds, another) as how_alone:
-        outcomes = [judged(case, draft, seconds, standby)]
+    ready, another = (session.interpreter(place) if session else None for place in range(2))
+    with run_alone_meanwhile(case, draft, seconds, ready) as how_alone:
+        outcomes = [judged(case, draft, seconds, ready)]
+        if outcomes[0].verdict not in SHOWN and ready is not None:
+            outcomes = [judged(case, draft, seconds)]  # a fork may lack what this one has: an accelerator
         if outcomes[0].verdict not in SHOWN:
             return outcomes[0], None
         if session is not None and session.others and case.kind is not Kind.HANG and session.remaining():
-            outcomes.append(judged(case, draft, seconds, session.take_standby()))
+            outcomes.append(judged(case, draft, seconds, another))
         ended = how_alone()
+        if ended.exit_status != 1 and ready is not None:
+            ended = repro.run_alone(draft, seconds=seconds)
     others_shown = any(one.verdict in (Verdict.CHANGED, Verdict.GONE) for one in outcomes[1:])
     if others_shown or ended.exit_status in (0, 3):
         outcomes += [judged(case, draft, seconds) for _ in range(RUNS_IN_DOUBT)]
@@ -293,28 +296,26 @@ def verified(
 
 @contextlib.contextmanager
 def run_alone_meanwhile(
-    case: Case, draft: Path, seconds: float, standby: processes.Standby | None
+    case: Case, draft: Path, seconds: float, ready: processes.ReadyInterpreter | None
 ) -> Iterator[Callable[[], processes.ChildResult]]:
     """How the draft ends by itself: a function that waits for it. It runs beside the block where the machine has room for both."""
-    run = partial(repro.run_alone, draft, seconds=seconds, standby=standby)
-    if standby is None or devices_of(case.inputs) or bytes_of(tensors_in(case.inputs)) > ROOM_BYTES:
-        yield run
+    run = partial(repro.run_alone, draft, seconds=seconds)
+    if ready is None or devices_of(case.inputs) or bytes_of(tensors_in(case.inputs)) > ROOM_BYTES:
+        yield partial(run, ready=ready)
         return
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(run)
-        try:
-            yield running.result
-        finally:
-            if not running.done():  # nobody wants to know any more
-                standby.end()
+    under_way = ready.start([str(draft.absolute())], seconds=seconds)
+    try:
+        yield lambda: under_way.result() or run()
+    finally:
+        under_way.cancel()  # where nobody has waited for it
 
 
-def judged(case: Case, draft: Path, seconds: float, standby: processes.Standby | None = None) -> Outcome:
-    """What the installed oracle says of the script of ``case`` at ``draft``, in a fresh interpreter."""
-    waiting = [standby]  # for one run
+def judged(
+    case: Case, draft: Path, seconds: float, ready: processes.ReadyInterpreter | None = None
+) -> Outcome:
+    """What the installed oracle says of the script of ``case`` at ``draft``, in a fresh interpreter or a fork of the ``ready`` one."""
     return isolation.unless_the_machine_failed(
-        lambda: repro.run(draft, seconds=seconds, standby=waiting.pop() if waiting else None),
-        expected=case.signature,
+        lambda: repro.run(draft, seconds=seconds, ready=ready), expected=case.signature
     )
 
 

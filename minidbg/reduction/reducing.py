@@ -79,9 +79,9 @@ def reduce_and_publish(
                 return published
         log = open_log(place, case, just_seen=just_seen)
         for _ in range(2):
-            with InterpretersAhead(case.backend.name) as ahead:
+            with InterpretersAhead(case) as ahead:
                 session = Session(limits, listener, log=log, kernels=kernels, folder=place, ahead=ahead)
-                ahead.start(2)  # for the judge, and for the script by itself
+                ahead.start()  # for the judge, and for the script by itself
                 try:
                     return reduced_and_published(case, folder, session, just_seen=bool(log.head["just_seen"]))
                 except AnswersAreStale:

@@ -14,10 +14,12 @@ from pathlib import Path
 import torch.compiler.config as compiler_config
 
 from minidbg import isolation, processes, repro
+from minidbg._torch import InductorStage
 from minidbg.case import Case
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs.size import call_nodes
+from minidbg.oracle.execute import last_stage_needed
 from minidbg.oracle.suspects import Suspects
 from minidbg.reduction.candidate import OracleAnswer, last_that_holds
 from minidbg.reduction.replay import ReplayLog, digest_of
@@ -46,19 +48,20 @@ class AnswersAreStale(Exception):
 
 
 class InterpretersAhead(contextlib.ExitStack):
-    """Interpreters that import torch while the search runs, where there is a core to spare for it; the block's end ends them."""
+    """Interpreters that import torch while the search runs; the block's end ends them."""
 
-    def __init__(self, backend: str) -> None:
-        """``backend`` is the name of the backend that their scripts will use."""
+    def __init__(self, case: Case) -> None:
+        """``case`` is what their scripts will be about."""
         super().__init__()
-        self.backend = backend
-        self.waiting: list[processes.Standby] = []
-        """Those that nobody has taken, in the order of their starts."""
+        self.case = case
+        self.started: list[processes.ReadyInterpreter] = []
 
-    def start(self, count: int = 1) -> None:
-        for _ in range(count if (os.cpu_count() or 1) > 1 else 0):
-            with contextlib.suppress(OSError):  # no process can be made now: the verification tries again
-                self.waiting.append(self.enter_context(repro.start_ahead(self.backend)))
+    def start(self) -> None:
+        """Start one more."""
+        with contextlib.suppress(OSError):  # no process can be made now: the verification tries again
+            generates_code = last_stage_needed(self.case) is not InductorStage.LOWERING
+            ahead = repro.start_ahead(self.case.backend.name, generates_code=generates_code)
+            self.started.append(self.enter_context(ahead))
 
 
 @dataclass(slots=True)
@@ -236,9 +239,10 @@ class Session:
                 value_limit_bytes=self.limits.value_limit_bytes,
             )
 
-    def take_standby(self) -> processes.Standby | None:
-        """The first of the interpreters that were started ahead, if one is left."""
-        return self.ahead.waiting.pop(0) if self.ahead is not None and self.ahead.waiting else None
+    def interpreter(self, place: int) -> processes.ReadyInterpreter | None:
+        """The interpreter that was started ahead as number ``place``, if there is one."""
+        started = self.ahead.started if self.ahead is not None else []
+        return started[place] if place < len(started) else None
 
     def fails_the_same(self, case: Case) -> bool:
         """Whether an oracle call shows the case's own failure."""

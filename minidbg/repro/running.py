@@ -33,12 +33,12 @@ def run(
     options: str = "",
     tolerances: tuple[float, float] | str | None = None,
     seconds: float = 120.0,
-    standby: processes.Standby | None = None,
+    ready: processes.ReadyInterpreter | None = None,
     python: str | None = None,
 ) -> Outcome:
     """Judge the script at ``path`` in a fresh interpreter, from an empty folder, for at most ``seconds``.
 
-    ``standby`` is an interpreter made by ``start_ahead``, which saves the time that importing torch takes.
+    ``ready``: in a fork of this interpreter, made by ``start_ahead``, which saves the time that importing torch takes.
     ``python`` is another interpreter, with a torch of its own and without minidbg.
     ``options``, a dict as text, are added to the backend's options in the script.
     ``tolerances``, relative and absolute or the name of a precision, replace those of the script for wrong results.
@@ -51,36 +51,44 @@ def run(
     argv += ["--backend", backend] if backend else []
     given = (tolerances,) if isinstance(tolerances, str) else tuple(map(repr, tolerances or ()))
     argv += ["--tolerances", *given] if given else []
-    ended = _run(argv, seconds, standby, python)
+    ended = _run(argv, seconds, ready, python)
     outcome = outcome_of(ended, header.signature, limit_s=seconds)
     return replace(outcome, device=device or outcome.device or header.device)
 
 
 def run_alone(
-    path: Path, *, seconds: float, standby: processes.Standby | None = None
+    path: Path, *, seconds: float, ready: processes.ReadyInterpreter | None = None
 ) -> processes.ChildResult:
     """How ``python path`` ends, run by itself from an empty folder for at most ``seconds``."""
-    return _run([str(path.absolute())], seconds, standby)
+    return _run([str(path.absolute())], seconds, ready)
 
 
 def _run(
-    argv: list[str], seconds: float, standby: processes.Standby | None, python: str | None = None
+    argv: list[str], seconds: float, ready: processes.ReadyInterpreter | None, python: str | None = None
 ) -> processes.ChildResult:
+    ended = ready.start(argv, seconds=seconds).result() if ready is not None else None
+    if ended is not None:
+        return ended
     with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
         # No fresh bytecode folder: compiling torch's own modules again would cost half a minute a run.
         # As in a shell of somebody who never set them: a repro that needs a number of threads sets it itself.
-        if standby is not None:
-            return standby.run(argv, seconds=seconds, cwd=folder)
         env = dict.fromkeys((*THREAD_VARIABLES, *(["PYTHONHOME"] if python else [])))
         return processes.run_python(
             argv, seconds=seconds, cwd=folder, env=env, python=python or sys.executable
         )
 
 
-def start_ahead(backend: str) -> processes.Standby:
-    """A fresh interpreter for one ``run`` of a script for ``backend`` (its name), which imports torch meanwhile."""
-    modules = ["torch", "torch._dynamo", *(["torch._inductor.compile_fx"] if backend == "inductor" else [])]
-    return processes.Standby(modules, env=dict.fromkeys(THREAD_VARIABLES))
+def start_ahead(backend: str, *, generates_code: bool) -> processes.ReadyInterpreter:
+    """A fresh interpreter for runs of scripts for ``backend`` (its name), which is importing torch when this returns.
+
+    ``generates_code``: the scripts come as far as that, so that the backend may find out for which CPU. Raises OSError.
+    """
+    preload = processes.Preload(("torch", "torch._dynamo"), "")
+    if backend == "inductor":
+        modules = (*preload.modules, "torch._inductor.compile_fx")
+        preload = processes.Preload(modules, "instructions" if generates_code else "")
+    env = {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
+    return processes.ReadyInterpreter(preload, env)
 
 
 # --- with the torch of other interpreters ---

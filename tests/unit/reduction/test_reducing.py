@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import random
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -552,12 +552,13 @@ def test_a_script_by_itself_is_not_waited_for_when_the_judge_sees_no_failure(
         (tmp_path / "draft.py").write_text("import time; time.sleep(300)")
         return tmp_path / "draft.py"
 
-    with processes.Standby([]) as one, processes.Standby([]) as other:
-        asks.ahead = session.InterpretersAhead("")
-        asks.ahead.waiting += [one, other]
-        outcome, ended = publishing.verified(case, tmp_path / "draft.py", write, asks, 60.0)
+    began = time.monotonic()
+    with ready_interpreter() as ready:
+        asks.ahead = session.InterpretersAhead(case)
+        asks.ahead.started.append(ready)
+        outcome, ended = publishing.verified(case, tmp_path / "draft.py", write, asks, 400.0)
     assert (outcome.verdict, ended) == (Verdict.GONE, None)
-    assert other.child.code == -signal.SIGKILL
+    assert time.monotonic() - began < 200
 
 
 def test_a_script_by_itself_runs_while_it_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -573,10 +574,10 @@ def test_a_script_by_itself_runs_while_it_is_judged(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(publishing, "judged", judged)
     asks = session.Session(Limits())
-    with processes.Standby([]) as one, processes.Standby([]) as other:
-        asks.ahead = session.InterpretersAhead("")
-        asks.ahead.waiting += [one, other]
-        case = failing_case(signature=Signature(Kind.COMPILE))
+    case = failing_case(signature=Signature(Kind.COMPILE))
+    with ready_interpreter() as ready:
+        asks.ahead = session.InterpretersAhead(case)
+        asks.ahead.started.append(ready)
         outcome, ended = publishing.verified(case, tmp_path / "draft.py", write, asks, 60.0)
     assert outcome.verdict is Verdict.REPRODUCES
     assert ended is not None
@@ -588,28 +589,55 @@ def test_an_interpreter_is_started_ahead_for_the_second_judging_when_another_fai
 ) -> None:
     given: list[Any] = []
 
-    def judged(case: Case, draft: Path, seconds: float, standby: Any = None) -> Outcome:
-        given.append(standby)
+    def judged(case: Case, draft: Path, seconds: float, ready: Any = None) -> Outcome:
+        given.append(ready)
         return Outcome(Verdict.REPRODUCES)
 
     monkeypatch.setattr(publishing, "judged", judged)
-    monkeypatch.setattr(repro, "start_ahead", lambda backend: processes.Standby([]))
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(repro, "start_ahead", lambda *_, **__: ready_interpreter())
     case = failing_case(signature=Signature(Kind.COMPILE))
-    with session.InterpretersAhead("") as ahead:
-        ahead.start(2)
+    with session.InterpretersAhead(case) as ahead:
+        ahead.start()
         asks = session.Session(Limits(), ahead=ahead)
         for message in ("one", "two"):
             asks.learn(case, Outcome(Verdict.CHANGED, signature=Signature(Kind.COMPILE, message=message)))
-        ready = list(ahead.waiting)
-        assert len(ready) == 3, "one more for all of them"
+        ready = list(ahead.started)
+        assert len(ready) == 2, "one more for all of them"
         draft = tmp_path / "draft.py"
         _, ended = publishing.verified(
             case, draft, lambda **_: draft.write_text("raise SystemExit(1)"), asks, 60.0
         )
-    assert given == [ready[0], ready[2]]
+    assert given == ready
     assert ended is not None
     assert ended.exit_status == 1
+
+
+def test_what_a_fork_of_the_ready_interpreter_does_not_show_is_asked_in_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork may lack what the failure needs, an accelerator or threads: no form is given up for that."""
+
+    def judged(case: Case, draft: Path, seconds: float, ready: Any = None) -> Outcome:
+        return Outcome(Verdict.REPRODUCES if ready is None else Verdict.GONE)
+
+    monkeypatch.setattr(publishing, "judged", judged)
+    case, draft, asks = (
+        failing_case(signature=Signature(Kind.COMPILE)), tmp_path / "draft.py", session.Session(Limits())
+    )  # fmt: skip
+    with ready_interpreter() as ready:
+        asks.ahead = session.InterpretersAhead(case)
+        asks.ahead.started.append(ready)
+        # a new interpreter has no arguments but the script's; the server's are others
+        text = "import sys; raise SystemExit(int('minidbg.processes.server' not in sys.modules))"
+        outcome, ended = publishing.verified(case, draft, lambda **_: draft.write_text(text), asks, 60.0)
+    assert outcome.verdict is Verdict.REPRODUCES
+    assert ended is not None
+    assert ended.exit_status == 1
+
+
+def ready_interpreter() -> processes.ReadyInterpreter:
+    """One that has nothing to import."""
+    return processes.ReadyInterpreter(processes.Preload((), ""), os.environ)
 
 
 # ---- a failure with two faces
