@@ -24,7 +24,7 @@ from command_line import python
 
 from minidbg.isolation import fork_refusal
 from minidbg.isolation import fork_safety as safety_module
-from minidbg.processes import Notes, call_in_fork
+from minidbg.processes import ChildResult, Notes, call_in_fork
 
 
 def hang() -> None:
@@ -412,3 +412,18 @@ def test_trivial_question_without_answer_is_a_refusal(
         assert words in str(fork_refusal())
     finally:
         safety_module.answer_to_trivial_question.cache_clear()
+
+
+def test_a_child_forked_by_one_thread_compiles_while_another_thread_does() -> None:
+    """As two questions at once do inside a compile: the program's own thread holds dynamo's lock, and no child has that thread."""
+    import torch._dynamo.convert_frame as convert_frame
+
+    def compiled() -> float:
+        return float(torch.compile(torch.neg, backend="eager")(torch.ones(1)))
+
+    answers: list[ChildResult] = []
+    with convert_frame.compile_lock:
+        asker = threading.Thread(target=lambda: answers.append(call_in_fork(compiled, seconds=20.0)))
+        asker.start()
+        asker.join()
+    assert answers[0].value == -1.0, answers[0]
