@@ -114,11 +114,16 @@ def warm_up_compiling(*, inductor: bool) -> None:
 
 
 @seen("2.11", "2.15", otherwise=lambda: None)
-def find_vector_instructions() -> None:
-    """Have inductor find out which vector instructions this CPU and its C++ compiler have: a second of probes, whose answers forks have too."""
+def look_at_the_machine() -> None:
+    """Have inductor find out what is true of all graphs, a second of work that forks need not do again.
+
+    Which vector instructions this CPU and its C++ compiler have, and the digest of torch's own files.
+    """
+    from torch._inductor.codecache import torch_key
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
     pick_vec_isa()
+    torch_key()
 
 
 @seen("2.11", "2.15")

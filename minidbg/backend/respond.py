@@ -26,6 +26,7 @@ from minidbg.printable import display_path
 from minidbg.reduction import reducing
 from minidbg.reduction.publishing import VERIFY_SECONDS
 from minidbg.reduction.result import Limits, Written
+from minidbg.reduction.session import InterpretersAhead
 from minidbg.settings import Reduce, Settings
 
 GRACE_S = 30.0
@@ -39,9 +40,17 @@ def on_failure(case: Case, settings: Settings) -> Report:
 
     Raises CannotWrite when the case has no form in a script, and OSError when the folder cannot be written.
     """
-    if settings.reduce is Reduce.NOW and isolation.why_not_in_a_fork(case) is not None:
-        with contextlib.suppress(OSError):
-            processes.start_zygote()  # imports torch while the capture is written
+    with InterpretersAhead(case) as ahead:
+        if settings.reduce is Reduce.NOW:  # torch is imported while the capture is written
+            if isolation.why_not_in_a_fork(case) is None:
+                ahead.start()
+            else:
+                with contextlib.suppress(OSError):
+                    processes.start_zygote()
+        return written_and_reduced(case, settings, ahead)
+
+
+def written_and_reduced(case: Case, settings: Settings, ahead: InterpretersAhead) -> Report:
     complaint = ""
     try:
         # the capture may be there, and no more be written
@@ -50,7 +59,7 @@ def on_failure(case: Case, settings: Settings) -> Report:
     except OSError as refusal:  # a folder that nobody may write to, a full disk
         settings, complaint = with_temporary_folder(settings, refusal)
         capture = captured(case, settings)
-    answer = reduced_or_why_not(case, capture, settings)
+    answer = reduced_or_why_not(case, capture, settings, ahead)
     return replace(answer, line=f"{complaint}{answer.line}")
 
 
@@ -70,13 +79,13 @@ def with_temporary_folder(settings: Settings, error: OSError) -> tuple[Settings,
     return replace(settings, repro_dir=folder), complaint
 
 
-def reduced_or_why_not(case: Case, capture: Path, settings: Settings) -> Report:
+def reduced_or_why_not(case: Case, capture: Path, settings: Settings, ahead: InterpretersAhead) -> Report:
     if settings.reduce is Reduce.LATER:
         why = case.provenance.notes[-1] if case.provenance.notes else "reduce='later'"
         line = f"captured, {why}; run: minidbg reduce {display_path(capture)}"
         return Report(line, capture=capture)
     try:
-        written = reduced_elsewhere(case, capture, settings)
+        written = reduced_elsewhere(case, capture, settings, ahead)
     except MinidbgError as refusal:
         return Report(f"captured in {display_path(capture)}; {refusal}", capture=capture)
     except OSError as trouble:
@@ -104,7 +113,7 @@ def has_stages(case: Case, path: Path) -> bool:
         return False
 
 
-def reduced_elsewhere(case: Case, capture: Path, settings: Settings) -> Written:
+def reduced_elsewhere(case: Case, capture: Path, settings: Settings, ahead: InterpretersAhead) -> Written:
     """Reduce in a fork of this process, which has the live graph and backend; else in one of a fresh interpreter.
 
     Raises MinidbgError when the reducing process found nothing to reduce, was ended or broke.
@@ -125,7 +134,7 @@ def reduced_elsewhere(case: Case, capture: Path, settings: Settings) -> Written:
 
         if refusal is None:
             done = processes.call_in_fork(
-                lambda: reducing.reduce_on_stream(case, settings.repro_dir, limits, stream),
+                lambda: reducing.reduce_on_stream(case, settings.repro_dir, limits, stream, ahead),
                 seconds=seconds,
                 on_interrupt=interrupted,
             )

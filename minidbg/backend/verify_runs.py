@@ -35,7 +35,7 @@ from minidbg.graphs.mutation import mutated_placeholders, written_arguments, wri
 from minidbg.graphs.pieces import CannotExtract, Piece
 from minidbg.graphs.record import Recording
 from minidbg.graphs.specs import is_constructed
-from minidbg.oracle import compare
+from minidbg.oracle import agreement, compare
 from minidbg.oracle.agreement import differ, left_by
 from minidbg.oracle.arithmetic import are_close
 from minidbg.oracle.harness import gradient_sources, gradients_of, left_behind, needs_gradient
@@ -278,15 +278,57 @@ def differing_node_of(part: Before, link: Link, settings: Settings) -> fx.Node |
     sizes = sum(bytes_of_example(node.meta.get("example_value")) for node in part.graph.graph.nodes)
     if not nodes or 3 * sizes > MOST_OF_MEMORY * free_bytes(tensors_in(part.inputs)):
         return None
-    found = difference(replace(part, graph=tapped), link, settings)
-    return nodes.get(found["where"]) if found else None
+    inside = replace(part, graph=tapped)
+    runs = both_runs(inside, link)
+    found = difference(inside, *runs, settings)
+    return first_as_far_off(nodes, found["where"], *runs) if found else None
 
 
-def difference(inside: Before, link: Link, settings: Settings) -> compare.Difference | None:
-    """How the outputs of the graph, compiled anew, differ from eager's."""
+AS_FAR = 0.1
+
+
+def first_as_far_off(
+    nodes: Mapping[str, fx.Node], where: str, actual: Mapping[str, Any], expected: Mapping[str, Any]
+) -> fx.Node | None:
+    """The node of the output ``where``, or the first on the way to it whose error is about as large.
+
+    That may have passed for rounding: a run in float64 has other constants (0.1 is another number there), and rounds to other integers.
+    """
+    node = nodes.get(where)
+    if node is None:
+        return None
+    before, open_nodes = {node}, [node]
+    while open_nodes:
+        fresh = set(open_nodes.pop().all_input_nodes) - before
+        before |= fresh
+        open_nodes += fresh
+    values = {
+        nodes[label]: pair
+        for label, pair in zip(nodes, zip(actual["outputs"], expected["outputs"], strict=True), strict=True)
+    }
+    least = AS_FAR * error_of(*values[node])
+    return next(
+        one for one in values if one is node or (one in before and error_of(*values[one]) >= least > 0)
+    )
+
+
+def error_of(value: Tensor, exact: Tensor) -> float:
+    """How far off a result is, in units of eager's; nothing is said of one of another form, or with nothing to round."""
+    is_alike = (value.shape, value.dtype) == (exact.shape, exact.dtype)
+    return agreement.error_of(value, exact) if is_alike and exact.is_floating_point() else 0.0
+
+
+def both_runs(inside: Before, link: Link) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the graph compiled anew gives, and eager."""
     actual = outputs_of(run_compiled_anew(inside, link, backward=False))
     inside.set_generators()
-    expected = outputs_of(run_eager(inside, backward=False))
+    return actual, outputs_of(run_eager(inside, backward=False))
+
+
+def difference(
+    inside: Before, actual: dict[str, Any], expected: dict[str, Any], settings: Settings
+) -> compare.Difference | None:
+    """How the outputs of the graph, compiled anew, differ from eager's."""
 
     def eager(*args: Any, **kwargs: Any) -> dict[str, Any]:
         return outputs_of(inside.eager_again(*args, **kwargs, backward=False))
@@ -323,7 +365,7 @@ def earliest_parts(inside: Before, link: Link, settings: Settings) -> Iterator[B
         except CannotExtract:
             break
         inside = part_of(first)
-        if difference(inside, link, settings):
+        if difference(inside, *both_runs(inside, link), settings):
             seen = inside
         else:
             inside = part_of(second)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import math
 import operator
+import struct
 import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,6 +20,7 @@ from minidbg.graphs.kernels import Definitions
 from minidbg.graphs.names import is_plain_identifier, reference_to
 from minidbg.graphs.ranks import shared_text
 
+FLOAT32 = struct.Struct("f")
 LINE = 88
 """Characters in a line of numbers, its margin included."""
 
@@ -47,8 +50,9 @@ def number(value: complex, dtype: torch.dtype = torch.float64) -> str:
 def _shortest_float32(value: float) -> float:
     for digits in range(1, 10):
         short = float(f"{value:.{digits}g}")
-        if torch.tensor(short, dtype=torch.float32).item() == value:
-            return short
+        with contextlib.suppress(OverflowError):  # rounded up, the largest numbers are none of float32
+            if FLOAT32.unpack(FLOAT32.pack(short))[0] == value:
+                return short
     return value
 
 

@@ -129,7 +129,8 @@ def _parts(value: Any) -> Iterable[Any]:
     """``value``, or what a container holds."""
     if isinstance(value, dict):
         value = list(value.values())
-    if not isinstance(value, list | tuple | Set):
+    # not the abstract Set, whose first look at each class of a compiler takes milliseconds, here in every question
+    if not (isinstance(value, list | tuple | set | frozenset) or type(value).__name__ == "OrderedSet"):
         return (value,)
     return value if len(value) <= MOST_IN_CONTAINER else ()
 

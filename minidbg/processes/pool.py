@@ -125,7 +125,7 @@ Listener = Callable[[Ended | Ready | Died], None]
 class Preload:
     """What a server imports before it forks. ``warm``: compile once too (aot, inductor, or empty for no torch).
 
-    ``instructions`` is inductor's look at the CPU alone.
+    ``machine`` is inductor's look at the machine alone.
     """
 
     modules: tuple[str, ...] = (
@@ -191,6 +191,7 @@ class ServerPool:
             if server is not None:
                 server.close()
             server = self.servers[which, variables] = self.start(which, dict(variables))
+            server.start_listening()
         return server
 
     def start(self, which: str, variables: Mapping[str, str]) -> ServerProcess:
@@ -262,7 +263,7 @@ class ServerProcess:
         self.alive = True
         self.closing = False
         scratch.mkdir(parents=True, exist_ok=True)
-        self.folder = Path(tempfile.mkdtemp(prefix="server-", dir=scratch))
+        self.folder = Path(tempfile.mkdtemp(prefix="minidbg-server-", dir=scratch))
         ours, theirs = socket.socketpair()
         config = {
             "socket": theirs.fileno(), "parent": os.getpid(), "scratch": str(self.folder),
@@ -275,11 +276,18 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(env),
                 pass_fds=[theirs.fileno()], start_new_session=True,
             )  # fmt: skip
-        self.thread = threading.Thread(target=self.listen, name="minidbg-pool", daemon=True)
-        self.thread.start()
+        self.thread: threading.Thread | None = None
+
+    def start_listening(self) -> None:
+        """Have a thread of this process hear the server, once: the process that started it, or a fork of that."""
+        with self.lock:
+            if self.thread is None:
+                self.thread = threading.Thread(target=self.listen, name="minidbg-pool", daemon=True)
+                self.thread.start()
 
     def run(self, order: Order) -> None:
         """Send the order; a server that has died answers for it with ``lost``."""
+        self.start_listening()
         unset: list[str] = []
         one_thread = order.one_thread or order.mode == "fork"
         request = {**asdict(order), "env": {}, "unset": unset, "one_thread": one_thread}
@@ -343,8 +351,10 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self.thread.join(timeout=5)
+        if self.thread is not None:
+            self.thread.join(timeout=5)
         self.control.close()
+        shutil.rmtree(self.folder, ignore_errors=True)  # one that was ended while it still imported
 
 
 def preload_for(backends: Iterable[str], *, forks: bool) -> Preload:
@@ -409,21 +419,22 @@ class OneByOne:
 
 
 class ReadyInterpreter:
-    """An interpreter that imports modules, and compiles nothing unless it is to. Scripts run in forks of it, some at the same time if need be."""
+    """An interpreter that imports modules, and compiles nothing unless it is to. It may be made in one process and used in a fork of that.
+
+    Scripts run in forks of it, some at the same time if need be."""
 
     def __init__(self, preload: Preload, env: Mapping[str, str]) -> None:
         """``env`` are all of its variables. Raises OSError when no process can be made."""
-        self.folder = tempfile.TemporaryDirectory(prefix="minidbg-ready-")
         self.ends = Ends()
         of_scripts = {name: env.get(name) for name in FORKABLE}
-        self.server = ServerProcess(self.ends.heard, preload, Path(self.folder.name), env, of_scripts)
+        scratch = Path(tempfile.gettempdir())
+        self.server = ServerProcess(self.ends.heard, preload, scratch, env, of_scripts)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.server.close()
-        self.folder.cleanup()
 
     def start(self, argv: Sequence[str], *, seconds: float) -> ScriptUnderWay:
         """Run ``python *argv`` in a fork, from an empty folder, for at most ``seconds``."""

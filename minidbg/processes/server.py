@@ -308,7 +308,7 @@ def execute(request: dict[str, Any], folder: Path) -> NoReturn:
 def preload(names: Sequence[str], *, warm: str) -> None:
     """Import what every run needs, and compile once with torch (``warm``: aot, inductor, or empty for nothing).
 
-    ``warm`` may also be ``instructions``: nothing is compiled, but inductor has looked at the CPU. A name that cannot be imported
+    ``warm`` may also be ``machine``: nothing is compiled, but inductor has looked at the machine. A name that cannot be imported
     is left to the runs.
     """
     for name in names:
@@ -317,9 +317,9 @@ def preload(names: Sequence[str], *, warm: str) -> None:
     if warm and "torch" in sys.modules:
         from minidbg import _torch
 
-        if warm == "instructions":
+        if warm == "machine":
             with contextlib.suppress(Exception):  # a compiler that is not there: the runs will say so
-                _torch.find_vector_instructions()
+                _torch.look_at_the_machine()
         else:
             _torch.warm_up_compiling(inductor=warm == "inductor")
 

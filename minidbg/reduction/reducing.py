@@ -62,13 +62,22 @@ OTHERS_KEPT = 5
 
 
 def reduce_and_publish(
-    case: Case, folder: Path, *, limits: Limits, listener: Listener = silent, just_seen: bool = False
+    case: Case,
+    folder: Path,
+    *,
+    limits: Limits,
+    listener: Listener = silent,
+    just_seen: bool = False,
+    own_process: bool = False,
+    ahead: InterpretersAhead | None = None,
 ) -> Written:
     """Reduce ``case`` and leave a verified repro in ``folder``.
 
     A reduction of the same case that was ended before its end goes on where it was. Several processes may reduce the same case
     at once: one does, and the others take its result.
     ``just_seen``: the whole case failed a moment ago, so it is not asked again unless nothing smaller fails.
+    ``own_process``: nothing else runs in this process, so that it may be made ready for oracle calls. ``ahead`` has the
+    interpreters that were started for it, if any.
     Ctrl-C ends the search, and what was found is published; a second one raises KeyboardInterrupt.
     Raises NotReproduced when the whole case does not show its failure here.
     """
@@ -78,10 +87,13 @@ def reduce_and_publish(
             if published is not None:
                 return published
         log = open_log(place, case, just_seen=just_seen)
-        for _ in range(2):
-            with InterpretersAhead(case) as ahead:
-                session = Session(limits, listener, log=log, kernels=kernels, folder=place, ahead=ahead)
+        with ahead or InterpretersAhead(case) as ahead:
+            if not ahead.started:
                 ahead.start()  # for the judge, and for the script by itself
+            if own_process:
+                get_ready_for(case)
+            for _ in range(2):
+                session = Session(limits, listener, log=log, kernels=kernels, folder=place, ahead=ahead)
                 try:
                     return reduced_and_published(case, folder, session, just_seen=bool(log.head["just_seen"]))
                 except AnswersAreStale:
@@ -334,7 +346,9 @@ def get_ready_for(case: Case) -> None:
         isolation.get_ready(inductor=case.backend.name == "inductor")
 
 
-def reduce_on_stream(case: Case, folder: Path, limits: Limits, stream: TextIO) -> dict[str, Any]:
+def reduce_on_stream(
+    case: Case, folder: Path, limits: Limits, stream: TextIO, ahead: InterpretersAhead | None = None
+) -> dict[str, Any]:
     """In a process of its own: the result of reducing a case that has just failed, or ``{"refused": why}``.
 
     Progress and warnings go to ``stream``. The first Ctrl-C ends the search alone.
@@ -342,12 +356,17 @@ def reduce_on_stream(case: Case, folder: Path, limits: Limits, stream: TextIO) -
     signal.signal(signal.SIGINT, signal.default_int_handler)
     logging.getLogger("minidbg").addHandler(logging.StreamHandler(stream))
     with on_stream(stream) as listener:
-        if case.backend.name == "inductor" and case.kind is not Kind.COMPILE:
-            # its code may have come out of a cache; then each child would have to set up its passes
-            get_ready_for(case)
+        # its code may have come out of a cache; then each child would have to set up its passes
+        unready = case.backend.name == "inductor" and case.kind is not Kind.COMPILE
         try:
             return reduce_and_publish(
-                case, folder, limits=limits, listener=listener, just_seen=True
+                case,
+                folder,
+                limits=limits,
+                listener=listener,
+                just_seen=True,
+                own_process=unready,
+                ahead=ahead,
             ).to_json()
         except MinidbgError as refused:
             return {"refused": str(refused)}
@@ -375,11 +394,12 @@ def reduce_path(
     loading the script's backend raises.
     """
     case = repro.load(path)
-    if own_process and isolation.fork_refusal() is None:
-        get_ready_for(case)
+    own_process = own_process and isolation.fork_refusal() is None
     with contextlib.suppress(KeyError, ValueError):  # which repro scripts keep, as the limit of one run
         limits = replace(limits, call_seconds=float(os.environ["MINIDBG_TIME_LIMIT_S"]))
-    written = reduce_and_publish(case, folder or repro.folder_of(path), limits=limits, listener=listener)
+    written = reduce_and_publish(
+        case, folder or repro.folder_of(path), limits=limits, listener=listener, own_process=own_process
+    )
     if path.absolute().parent == repro.captures(repro.folder_of(path)):
         with contextlib.suppress(OSError):
             digest = hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()

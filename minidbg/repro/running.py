@@ -86,7 +86,7 @@ def start_ahead(backend: str, *, generates_code: bool) -> processes.ReadyInterpr
     preload = processes.Preload(("torch", "torch._dynamo"), "")
     if backend == "inductor":
         modules = (*preload.modules, "torch._inductor.compile_fx")
-        preload = processes.Preload(modules, "instructions" if generates_code else "")
+        preload = processes.Preload(modules, "machine" if generates_code else "")
     env = {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
     return processes.ReadyInterpreter(preload, env)
 

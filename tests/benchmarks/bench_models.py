@@ -84,6 +84,7 @@ def rows(bugs: Sequence[str], models: Sequence[str]) -> Iterator[Row]:
             )
 
 
+PROGRAM_FILE = "train.py"
 PROGRAM = """
 import json, sys, time
 sys.path[:0] = {folders!r}
@@ -97,7 +98,7 @@ tool = {tool!r}
 backend = "inductor"
 if tool == "minidbg":
     import minidbg
-    backend = minidbg.wrap(backend)
+    backend = minidbg.wrap(backend, stages=False)  # else they are searched for beside what runs next
 compiled = torch.compile(model, backend=backend)
 began = time.perf_counter()
 found = {{}}
@@ -117,8 +118,15 @@ print("FOUND " + json.dumps(found))
 """
 
 
+class CannotRun(Exception):
+    """The program neither fails as its row says nor passes: what it says on stderr."""
+
+
 def run(command: list[str], folder: Path, limit_s: float, **variables: str) -> tuple[str, float, int | None]:
-    """stdout, seconds and exit status of a program; None where its time was up."""
+    """stdout, seconds and exit status of a program; None where its time was up.
+
+    Raises CannotRun where it ends by an exception that it does not catch.
+    """
     began = time.perf_counter()
     try:
         done = subprocess.run(
@@ -131,14 +139,16 @@ def run(command: list[str], folder: Path, limit_s: float, **variables: str) -> t
         )
     except subprocess.TimeoutExpired:
         return "", time.perf_counter() - began, None
+    if command[1] == PROGRAM_FILE and done.returncode == 1:  # the failure of the row is caught
+        raise CannotRun(done.stderr[-2000:])
     return done.stdout, time.perf_counter() - began, done.returncode
 
 
 def program(row: Row, tool: str, folder: Path, limit_s: float, **variables: str) -> dict[str, Any]:
     """What one run of the user's program found, with the seconds of the failing call and of the whole."""
     text = PROGRAM.format(folders=[str(HERE), str(CASES)], make=row.make, training=row.training, tool=tool)
-    (folder / "train.py").write_text(text)
-    stdout, seconds, status = run([sys.executable, "train.py"], folder, limit_s, **variables)
+    (folder / PROGRAM_FILE).write_text(text)
+    stdout, seconds, status = run([sys.executable, PROGRAM_FILE], folder, limit_s, **variables)
     lines = [line.removeprefix("FOUND ") for line in stdout.splitlines() if line.startswith("FOUND ")]
     return {"whole": seconds, "status": status, **(json.loads(lines[-1]) if lines else {})}
 
@@ -297,7 +307,11 @@ def main() -> None:
     options = parser.parse_args()
     found = []
     for row in rows(options.bugs.split(","), options.models.split(",")):
-        result = measured(row, options.limit, options.cold, options.torch_flow)
+        try:
+            result = measured(row, options.limit, options.cold, options.torch_flow)
+        except CannotRun as reason:
+            print(f"{row.name}: its program does not run here:\n{reason}")
+            continue
         if result is None:
             print(f"{row.name}: does not fail in this build of torch")
             continue

@@ -61,7 +61,8 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
     monkeypatch.setattr(session.isolation, "submit", submit)
     monkeypatch.setattr(publishing, "judged", judged)
     monkeypatch.setattr(publishing.repro, "run_alone", run_alone)
-    monkeypatch.setattr(reducing.os, "cpu_count", lambda: 1)  # no interpreter ahead
+    monkeypatch.setattr(session.InterpretersAhead, "start", lambda *_: None)
+    monkeypatch.setattr(reducing.os, "cpu_count", lambda: 1)  # no two questions at once, whose order would be chance
     return asked
 
 
@@ -700,7 +701,7 @@ def test_reducing_a_capture_keeps_the_time_limit_asked_for_and_says_so_for_the_d
     path.write_text("a capture")
     asked: list[Limits] = []
 
-    def reduced(case: object, folder: Path, *, limits: Limits, listener: object) -> object:
+    def reduced(case: object, folder: Path, *, limits: Limits, **_: object) -> object:
         asked.append(limits)
         return SimpleNamespace(path=folder / "crash_small.py", line="one node")
 
