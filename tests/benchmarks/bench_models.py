@@ -4,7 +4,8 @@ Run as a program: ``python tests/benchmarks/bench_models.py [--bugs A,B] [--mode
 each bug of ``real_failures`` in each model, and the cases of ``tests/cases/models`` with ``--models cases``. Each run is a process of
 its own, as a user's would be; kernel caches are kept from run to run, or made anew with ``--cold``. No run of the program finds the graphs of
 an earlier one in a cache: a compile is what times are told in. ``compile`` is
-the failing ``torch.compile`` call by itself; minidbg's time begins when it has failed and ends when its verified repro is announced. ``found`` are the questions
+the failing ``torch.compile`` call by itself; minidbg's time begins when it has failed and ends when its verified repro is announced. For a
+wrong result, which minidbg alone finds out, and for a death it is the whole without one ``compile``. ``found`` are the questions
 until the nodes were those of the result, the others prove it and make it plainer. Torch's flow is
 ``TORCHDYNAMO_REPRO_AFTER`` with the level that fits, and then the launcher that it wrote; its time is both without one ``compile``. Whether its
 repro fails is found out by running it, which minidbg's time has in it: so torch's is given without that run and with it. A failure that does not
@@ -98,6 +99,13 @@ tool = {tool!r}
 backend = "inductor"
 if tool == "minidbg":
     import minidbg
+    from minidbg.backend import failures
+    answer = failures.answer
+    def timed(failure, settings):
+        if failure.kind in ("compile", "runtime"):
+            found["failed_at"] = time.perf_counter() - began
+        return answer(failure, settings)
+    failures.answer = timed
     backend = minidbg.wrap(backend, stages=False)  # else they are searched for beside what runs next
 compiled = torch.compile(model, backend=backend)
 began = time.perf_counter()
@@ -179,7 +187,7 @@ def measured(row: Row, limit_s: float, cold: bool, torch_flow: bool) -> dict[str
         found = {"case": row.name, "compile_s": compile_s, "nodes_alone": row.nodes}
         if row.dies and "line" not in ours:  # the program died: what the next one would do
             ours |= after_death(top / "minidbg", limit_s, **variables("minidbg"))
-        found["minidbg_s"] = ours.get("seconds", ours["whole"]) - compile_s
+        found["minidbg_s"] = ours.get("seconds", ours["whole"]) - ours.get("failed_at", compile_s)
         found["minidbg"] = ours.get("line", "no repro")
         found |= questions(top / "minidbg")
         if ours.get("path"):

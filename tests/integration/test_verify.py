@@ -200,6 +200,27 @@ def test_the_nodes_in_whose_backward_gradients_go_wrong_are_suspected(answers: A
     assert case.provenance.suspects == ("input_11 input_12 input_13",)
 
 
+class WrongBackwardOfSoftsign(fx.Interpreter):
+    def run_node(self, node: fx.Node) -> Any:
+        value = super().run_node(node)
+        return planted.doubles_gradient(value) if node.target is nn.functional.softsign else value
+
+
+def wrong_backward_of_softsign(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    return WrongBackwardOfSoftsign(graph_module).run
+
+
+def test_an_op_that_occurs_only_where_gradients_go_wrong_is_suspected_first(answers: Answers) -> None:
+    """With what takes its value; others of the kinds around it have right gradients."""
+    layers = [layer for _ in range(12) for layer in (nn.Linear(4, 4), nn.Tanh())]
+    layers[11:12] = [nn.Softsign(), nn.Tanh()]
+
+    error = mismatch(nn.Sequential(*layers), torch.randn(3, 4), backend=wrong_backward_of_softsign)
+    assert error.spoilt == ("input_11", "input_12", "input_13", "input_14")
+    [case] = answers.cases
+    assert case.provenance.suspects == ("input_12 input_13", "input_11 input_12 input_13 input_14")
+
+
 def test_no_node_is_suspected_where_all_gradients_are_wrong(answers: Answers) -> None:
     x = GRID.clone().requires_grad_()
     error = mismatch(lambda x: x.sin() * 2, x, backend=planted.wrong_gradient)

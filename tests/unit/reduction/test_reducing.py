@@ -62,7 +62,9 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
     monkeypatch.setattr(publishing, "judged", judged)
     monkeypatch.setattr(publishing.repro, "run_alone", run_alone)
     monkeypatch.setattr(session.InterpretersAhead, "start", lambda *_: None)
-    monkeypatch.setattr(reducing.os, "cpu_count", lambda: 1)  # no two questions at once, whose order would be chance
+    monkeypatch.setattr(
+        reducing.os, "cpu_count", lambda: 1
+    )  # no two questions at once, whose order would be chance
     return asked
 
 
