@@ -24,7 +24,8 @@ from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.metadata import BLOCK
 from minidbg.processes.deaths import last_json
-from minidbg.processes.pool import OneByOne, preload_for
+from minidbg.processes.pool import preload_for
+from minidbg.processes.waiting import OneByOne
 from minidbg.watch.repros import HIDDEN, Repro, is_script, read_repro
 from minidbg.watch.runner import IN_WORKER, judging, mode_for, outcome_of, own_limit
 from minidbg.watch.settings import Column, Machine, Workers, devices_of, parse_devices

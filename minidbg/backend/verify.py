@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from minidbg import _torch
-from minidbg.backend import failures, verify_runs
+from minidbg.backend import failures, first_wrong, verify_runs
 from minidbg.backend.capture import AFTER_THE_CALL, Failure, place_of_input
 from minidbg.backend.chain import Link
 from minidbg.backend.collectives import Heard, Replay, alone
@@ -254,13 +254,13 @@ class Verification:
         # a graph that talks to others cannot be run in parts; and no value of a part tells who writes to an input, or of gradients
         forward = Direction(found["signature"]["direction"]) is Direction.FORWARD
         in_parts = forward and self.before.replay is None and not self.is_spoilt(found["where"])
-        node = verify_runs.first_differing_node(self.before, self.link, self.settings) if in_parts else None
+        node = first_wrong.first_differing_node(self.before, self.link, self.settings) if in_parts else None
         message = f"{self.link.name} gives wrong results: {said}"
         if node is not None:
             message += f"\n{FIRST_DIFFERING}{node.name}"
         spoilt: list[fx.Node] = []
         if not forward:
-            spoilt = verify_runs.where_gradients_go_wrong(
+            spoilt = first_wrong.where_gradients_go_wrong(
                 self.before.graph, actual["gradients"], expected["gradients"], self.settings
             )
         if spoilt:

@@ -22,7 +22,8 @@ from minidbg.errors import CannotWrite, MinidbgError
 from minidbg.failure import Outcome, Verdict
 from minidbg.isolation import packing
 from minidbg.processes.deaths import last_json, last_phase
-from minidbg.processes.pool import NUMBERS, Died, Ended, Ends, Order, Ready
+from minidbg.processes.pool import NUMBERS, Died, Ended, Order, Ready
+from minidbg.processes.waiting import Ends
 
 QUESTION = str(packing.__file__)
 JOIN_S = 120.0

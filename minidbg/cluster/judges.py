@@ -35,13 +35,13 @@ from minidbg.processes.pool import (
     LEAST_ROOM_BYTES,
     NUMBERS,
     Ended,
-    Ends,
     Order,
     Preload,
     ServerPool,
     busyness,
     share_of_memory,
 )  # fmt: skip
+from minidbg.processes.waiting import Ends
 
 PACKAGE = Path(__file__).parents[1]
 NAME = "minidbg"

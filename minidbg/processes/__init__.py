@@ -3,8 +3,9 @@
 from minidbg.processes.child import ChildResult, kill_group
 from minidbg.processes.fork import Notes, call_in_fork
 from minidbg.processes.interpreter import Standby, run_python
-from minidbg.processes.kernel_cache import own_kernel_cache, remove_unfinished
-from minidbg.processes.pool import Preload, ReadyInterpreter
+from minidbg.processes.kernel_cache import own_kernel_cache, remove_unfinished, where_kernels_go
+from minidbg.processes.pool import Preload
+from minidbg.processes.waiting import ReadyInterpreter
 from minidbg.processes.zygote import branch_off, call_in_zygote, end_zygote, start_zygote
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "remove_unfinished",
     "run_python",
     "start_zygote",
+    "where_kernels_go",
 ]

@@ -29,11 +29,9 @@ def own_kernel_cache() -> Iterator[Path]:
 
     Where no folder can be made, the setting stays as it was.
     """
-    folder = platformdirs.user_cache_path("minidbg") / "kernels"
-    before = os.environ.get(VARIABLE)
+    folder, before = kernel_folder(), os.environ.get(VARIABLE)
     with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        os.environ[VARIABLE] = str(folder)
+        os.environ |= where_kernels_go()
         remove_unfinished(folder)
         remove_old_graphs(folder)
     try:
@@ -43,6 +41,19 @@ def own_kernel_cache() -> Iterator[Path]:
             os.environ.pop(VARIABLE, None)
         else:
             os.environ[VARIABLE] = before
+
+
+def kernel_folder() -> Path:
+    return platformdirs.user_cache_path("minidbg") / "kernels"
+
+
+def where_kernels_go() -> dict[str, str]:
+    """The variable that has inductor keep its kernels in minidbg's own folder; none where that cannot be made."""
+    folder = kernel_folder()
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        return {VARIABLE: str(folder)}
+    return {}
 
 
 def remove_old_graphs(folder: Path) -> None:

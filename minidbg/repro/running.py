@@ -88,7 +88,7 @@ def start_ahead(backend: str, *, generates_code: bool) -> processes.ReadyInterpr
         modules = (*preload.modules, "torch._inductor.compile_fx")
         preload = processes.Preload(modules, "machine" if generates_code else "")
     env = {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
-    return processes.ReadyInterpreter(preload, env)
+    return processes.ReadyInterpreter(preload, {**env, **processes.where_kernels_go()})
 
 
 # --- with the torch of other interpreters ---

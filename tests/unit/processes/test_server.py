@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from minidbg.processes.pool import Died, Ended, Order, Preload, Ready, ReadyInterpreter, ServerPool
+from minidbg.processes.pool import Died, Ended, Order, Preload, Ready, ServerPool
+from minidbg.processes.waiting import ReadyInterpreter
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import stat
 import sys
@@ -277,3 +278,20 @@ def test_a_row_is_there_before_the_next_repro_has_been_judged(monkeypatch: pytes
     assert [one.reason for one in next(rows)] == ["first.py a", "first.py b"]
     go_on.set()
     assert [one.reason for one in next(rows)] == ["second.py a", "second.py b"]
+
+
+def test_scripts_in_the_interpreter_started_ahead_use_minidbgs_kernels_and_a_persons_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is killed there leaves nothing half done in the user's cache, and kernels that the search has built are found."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    script = tmp_path / "show.py"
+    script.write_text(
+        "import os, sys; print(os.environ['TORCHINDUCTOR_CACHE_DIR'], os.environ.get('OMP_NUM_THREADS'), 'torch' in sys.modules)"
+    )
+    with repro.start_ahead("eager", generates_code=False) as ready:
+        ended = repro.run_alone(script, seconds=60, ready=ready)
+    assert ended.stdout.split() == [str(tmp_path / "cache" / "minidbg" / "kernels"), "None", "True"]
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
