@@ -107,6 +107,7 @@ def differing_node_of(part: Before, link: Link, settings: Settings) -> fx.Node |
 
 
 AS_FAR = 0.1
+"""Of a wrong value's error: what an earlier one on the way to it must be off by to be its cause. Rounding is far below."""
 
 
 def first_as_far_off(
@@ -124,14 +125,10 @@ def first_as_far_off(
         fresh = set(open_nodes.pop().all_input_nodes) - before
         before |= fresh
         open_nodes += fresh
-    values = {
-        nodes[label]: pair
-        for label, pair in zip(nodes, zip(actual["outputs"], expected["outputs"], strict=True), strict=True)
-    }
-    least = AS_FAR * error_of(*values[node])
-    return next(
-        one for one in values if one is node or (one in before and error_of(*values[one]) >= least > 0)
-    )
+    pairs = zip(nodes.values(), actual["outputs"], expected["outputs"], strict=True)
+    errors = {one: error_of(value, exact) for one, value, exact in pairs if one in before}
+    least = AS_FAR * errors[node]
+    return next(one for one, error in errors.items() if one is node or error >= least > 0)
 
 
 def error_of(value: Tensor, exact: Tensor) -> float:

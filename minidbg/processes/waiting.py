@@ -65,7 +65,8 @@ class OneByOne:
 class ReadyInterpreter:
     """An interpreter that imports modules, and compiles nothing unless it is to. It may be made in one process and used in a fork of that.
 
-    Scripts run in forks of it, some at the same time if need be."""
+    Scripts run in forks of it, some at the same time if need be.
+    """
 
     def __init__(self, preload: Preload, env: Mapping[str, str]) -> None:
         """``env`` are all of its variables. Raises OSError when no process can be made."""
