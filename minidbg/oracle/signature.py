@@ -27,6 +27,7 @@ NO_GUARDS = "dynamo cannot build its guards"  # the message of such a failure, w
 ASYNCHRONOUS = "torch.AcceleratorError"  # a kernel's failure, raised by whichever call met the device next
 GENERATED = ("torch._inductor.runtime.compile_tasks", "torch_compile_debug")
 SCRIPTS = ("__main__", "__mp_main__", "minidbg_repro", __name__)
+CONTROL_SEQUENCE = r"\x1b(\[[\d;?]*[A-Za-z]|\][^\a]*\a?)"  # colours, links
 LOADED_BY_PATH = r"\w+_[0-9a-f]{8}"  # the names that load_by_path gives to scripts
 
 
@@ -96,9 +97,11 @@ def text_of(error: BaseException) -> str:
         text = str(error)[:50_000]
     except Exception:  # noqa: BLE001 - the text is a foreign method's
         return ""
-    text = re.sub(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07?)", "", text)
+    text = re.sub(CONTROL_SEQUENCE, "", text)
     text = text.translate({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'})
-    return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)
+    return "".join(
+        one if one.isprintable() or one == "\n" else " " if one.isspace() else "\ufffd" for one in text
+    )
 
 
 def is_dynamo_wrapping(error: BaseException) -> bool:
@@ -193,17 +196,27 @@ def stable_message(chain: list[BaseException], most: int = 400) -> str:
 
 def meaningful_lines(text: str) -> list[str]:
     """The compiler's ``error:`` lines if there are any, else all lines up to the report's appendix."""
-    found = re.findall(r"(?m)^.*?\b(?:fatal )?error: (.*)$", text)
+    found = re.findall(r"(?m)^.*?\b(?:fatal )?error: (.*)$", text) or translated_errors(text)
     if found:
         return list(dict.fromkeys(line.strip() for line in found))[:2]  # once for each loop that holds it
     lines = []
-    for line in text.splitlines():
+    for line in re.sub(COMMAND, "", text).splitlines():
         if re.match(APPENDIX, line):
             break
         lines.append(line.strip())
     return [line for line in lines if line][:8]
 
 
+def translated_errors(text: str) -> list[str]:
+    """What a compiler says in another language: the lines of the severity that comes first, warnings left out."""
+    lines = [(said, text) for said, text in re.findall(DIAGNOSTIC, text) if not re.search(WARNED, text)]
+    return [text for severity, text in lines if severity == lines[0][0]]
+
+
+COLON = "[:\uff1a]"  # the second where g++ speaks Chinese
+DIAGNOSTIC = rf"(?m)^\S.*?:\d+:\d+: ((?!{COLON})[^\n]{{2,40}}?) ?{COLON} ?(\S.*)$"  # x.cpp:33:57: Fehler: ...
+WARNED = r"\[-W(?!error)[\w=+-]+\]\s*$"
+COMMAND = r"(?ms)^Command:\n.*?^Output:\n"  # the part of a CppCompileError that is the same for all errors
 APPENDIX = r"\s*(args\[\d+\]: |kwargs: |While executing |Original traceback|Found from :|Set TORCHDYNAMO_VERBOSE|from user code)"
 VOLATILE = (
     (r"\b0x[0-9a-fA-F]+\b", "#"),

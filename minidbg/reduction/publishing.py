@@ -290,7 +290,8 @@ def verified(
     if faces(outcome.signature) > faces(case.signature):
         return outcome, processes.ChildResult(exit_status=1)  # to be reduced again, with all of them
     if ended.exit_status != 1 and not why:
-        why = f"a few lines do not show the failure ({how_it_ended(ended)})"
+        verb = "recognise" if ended.exit_status == 3 else "show"
+        why = f"a few lines do not {verb} the failure ({how_it_ended(ended)})"
         write_standalone(write, why)
         ended = repro.run_alone(draft, seconds=seconds)
     return outcome, ended
@@ -333,7 +334,7 @@ def how_it_ended(ended: processes.ChildResult) -> str:
         return f"no end within {ended.seconds:.0f} s"
     said = ended.stdout.strip().rpartition("\n")[2] or ended.stderr_tail.strip().rpartition("\n")[2]
     status = f"signal {ended.signal}" if ended.signal is not None else f"exit status {ended.exit_status}"
-    return f"{status}: {said[:200]}" if said else status
+    return f"{status}: {said[:500]}" if said else status
 
 
 def keep_neighbour(neighbour: Case | None, path: Path, folder: Path) -> None:

@@ -14,10 +14,17 @@ from typing import Any
 from minidbg.case import CallPath, Context
 from minidbg.devices import kind_of
 from minidbg.errors import MinidbgError
-from minidbg.failure import Kind
+from minidbg.failure import Kind, Signature
 from minidbg.graphs.expressions import quoted
 from minidbg.metadata import EXPRESSION, HANG_LIMIT_S
-from minidbg.oracle.signature import BUILDS_GUARDS, GUARD_FAILED, NO_GUARDS, VOLATILE, meaningful_lines
+from minidbg.oracle.signature import (
+    BUILDS_GUARDS,
+    CONTROL_SEQUENCE,
+    GUARD_FAILED,
+    NO_GUARDS,
+    VOLATILE,
+    meaningful_lines,
+)
 from minidbg.repro import templates
 from minidbg.repro.header import Header
 from minidbg.repro.wording import is_dotted_name, mode_phrases
@@ -58,7 +65,8 @@ def lines_for(header: Header, *, model: str, plain_backend: str, has_numbers: bo
         "dies": header.kind in (Kind.CRASH, Kind.HANG),
         "child": case.call(case.compiled_model()),
         "pattern": written_pattern(case.pattern()),
-        "said": "traceback.format_exc()" if case.is_about_guards else 'f"{type(error).__name__}: {error}"',
+        "said": case.said(),
+        "searched": case.searched,
     }
 
 
@@ -205,17 +213,45 @@ class _Judged:
         if self.table.get("match"):
             return str(self.table["match"])
         known = [header.signature, *header.signature.others] if header.signature else []
-        said = [
-            f"{'.'.join(one.types[-1:]).rpartition('.')[2]}: {one.message}".removeprefix(": ")
-            for one in known
-        ]
-        # a signature's message has spaces where the text itself may have line breaks
-        patterns = [text_pattern(text).replace(" ", r"\s+") for text in said]
+        patterns = [text_pattern(as_said(one)) for one in known]
         if header.provenance.message:
             patterns[:1] = [text_pattern(header.provenance.message)]
         if self.is_about_guards:  # which of three errors dynamo meets first hangs on the order of hashes
             patterns = [BUILDS_GUARDS, GUARD_FAILED, *patterns]
         return "|".join(dict.fromkeys(patterns))
+
+    def said(self) -> str:
+        """What the script says of the error, as an expression."""
+        if self.is_about_guards:
+            return "traceback.format_exc()"
+        text = 'f"{type(error).__name__}: {error}"'
+        if self.leaf or self.header.kind in (Kind.CRASH, Kind.HANG):
+            return text
+        return f're.sub(r"{CONTROL_SEQUENCE}", "", {text})  # without colours'
+
+    @property
+    def searched(self) -> str:
+        """The expression in which the pattern is searched; its spaces are single, but for a pattern that the user has given."""
+        is_own = (
+            self.leaf
+            or self.header.kind in (Kind.CRASH, Kind.HANG)
+            or self.is_about_guards
+            or self.table.get("match")
+        )
+        return "said" if is_own else '" ".join(said.split())'
+
+
+def as_said(signature: Signature) -> str:
+    """``Type: message`` as a signature has it, with # where it has lost something of what was said."""
+    name = signature.types[-1].rpartition(".")[2] if signature.types else ""
+    between = (
+        "#" if name and signature.message else ""
+    )  # a compiler's errors are not all that the message holds
+    return f"{name}: {between}{re.sub(STAND_INS, '#', signature.message)}".removeprefix(": ")
+
+
+STAND_INS = r"<(?:path|url|hash|kernel|name)>"
+"""What ``VOLATILE`` puts in, and no message has."""
 
 
 def split_phrases(context: Context) -> tuple[list[str], list[str]]:
@@ -236,18 +272,25 @@ def split_phrases(context: Context) -> tuple[list[str], list[str]]:
 
 
 def text_pattern(message: str) -> str:
-    """A regular expression for the first telling line of ``message``, wild where runs, machines and graphs differ."""
+    """A regular expression for the first telling line of ``message``, wild where runs, machines, graphs and locales differ.
+
+    g++ quotes names by other characters in each locale, so quotes are wild, and so is all else that is neither ASCII nor a letter.
+    """
     lines = [line.strip() for line in message.splitlines() if line.strip()] or [""]
     telling = meaningful_lines(message)
     line = lines[0] if not telling or len(telling) > 2 or telling[0] in lines else telling[0]
     for pattern, replacement in VOLATILE:
         wild = "%#" if replacement.startswith("%") else "#"
-        line = re.sub(pattern, replacement if "\\1" in replacement else wild, line)
-    line = re.sub(EXPRESSION, "#", line)
+        line = re.sub(pattern, f"{replacement}#" if "\\1" in replacement else wild, line)
+    line = " ".join(re.sub(EXPRESSION, "#", line).split())
     if len(line) > PATTERN_WIDTH:
         line = line[:PATTERN_WIDTH].rpartition(" ")[0] or line[:PATTERN_WIDTH]
     pieces = [re.sub(r"\\([ &~#<>:\-])", r"\1", re.escape(piece)) for piece in re.split("#+", line)]
-    return ".*".join(pieces).removesuffix(".*")
+    return re.sub(LOCAL, ".", ".*".join(pieces).removesuffix(".*"))
+
+
+LOCAL = r"""["'`]|[^\w\x00-\x7f]"""
+"""Characters that are other ones in another locale; the same number of them."""
 
 
 def written_pattern(pattern: str) -> str:

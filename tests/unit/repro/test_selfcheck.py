@@ -3,16 +3,19 @@
 import re
 import sys
 import traceback
+from dataclasses import replace
 
 import pytest
 import torch
 from command_line import python
+from compiler_says import COMPILER_SAYS, CppCompileError, compile_error
 from torch import fx
 
 from minidbg.case import BackendRef, CallPath, Case, Level, Provenance
 from minidbg.failure import Direction, Kind, Signature
 from minidbg.graphs import capture_by_dynamo
-from minidbg.oracle.signature import NO_GUARDS
+from minidbg.oracle.harness import first_lines, same_failure
+from minidbg.oracle.signature import NO_GUARDS, meaningful_lines, signature_of
 from minidbg.repro import NoShortForm, load, render, write
 from minidbg.repro.selfcheck import text_pattern, written_pattern
 
@@ -52,6 +55,48 @@ def test_the_pattern_is_wild_where_runs_differ_and_nowhere_else(message, same, o
     pattern = eval(written_pattern(text_pattern(message)))
     assert all(re.search(pattern, text) for text in (message, *same))
     assert not any(re.search(pattern, text) for text in others)
+
+
+def lines_that_search(script):
+    """The lines of a script by which it says that an ``error`` is the ``same``."""
+    lines = [line.strip() for line in script.splitlines()]
+    return compile("\n".join(lines[lines.index("traceback.print_exc()") + 1 :][:3]), "<lines>", "exec")
+
+
+def script_recognises(script, error):
+    names = {"re": re, "traceback": traceback, "error": error}
+    exec(lines_that_search(script), names)
+    return names["same"] is not None
+
+
+@pytest.mark.parametrize("locale", COMPILER_SAYS)
+def test_a_compiler_s_error_is_told_in_every_locale(locale, make_case):
+    """g++ quotes names otherwise in each locale, colours what it says, and has it translated."""
+    error, same = compile_error(locale, "tmp5"), compile_error(locale, "tmp71", "b.cpp")
+    others = [compile_error(locale, "kernel"), compile_error("C", "tmp5"), CppCompileError("no g++ here")]
+    signature = Signature.from_table(signature_of(error, "compile"))
+    said = first_lines(error)
+    (line,) = meaningful_lines(said)
+    assert "tmp5" in line
+    text = render(make_case(signature=signature, provenance=Provenance(message=said))).text
+    assert script_recognises(text, error)
+    assert script_recognises(text, same)
+    assert signature_of(same, "compile") == signature_of(error, "compile")
+    english = ("C", "C.UTF-8", "coloured", "with links")
+    for other in others:
+        is_same = locale in english and str(other) == str(compile_error("C", "tmp5"))
+        assert script_recognises(text, other) is is_same
+        assert same_failure(signature_of(error, "compile"), signature_of(other, "compile")) is is_same
+
+
+def test_another_face_of_a_failure_is_recognised_by_what_its_signature_kept(make_case):
+    first, second = ValueError("no relu"), compile_error("C.UTF-8", "/a/b/tmp5")
+    signature = Signature.from_table(signature_of(first, "compile"))
+    both = replace(signature, others=(Signature.from_table(signature_of(second, "compile")),))
+    text = render(make_case(signature=both, provenance=Provenance(message="ValueError: no relu"))).text
+    assert script_recognises(text, first)
+    assert script_recognises(text, second)
+    assert not script_recognises(text, CppCompileError("no g++ here"))
 
 
 def test_a_dynamo_wrapping_around_the_message_does_not_matter():
@@ -113,8 +158,7 @@ def test_wrong_results_are_seen_and_right_ones_pass(name, tmp_path):
     broken["check"](broken["Repro"]())
     with pytest.raises(AssertionError) as caught:
         broken["test_repro"]()
-    pattern = re.search(r"re\.search\((r?\".*?\"), ", text)[1]
-    assert re.search(eval(pattern), f"AssertionError: {caught.value}")
+    assert script_recognises(text, caught.value)
     torch.compiler.reset()
     mended["test_repro"]()
 
@@ -214,8 +258,7 @@ def test_any_error_of_dynamos_guards_is_the_same_failure(make_case):
     """Which of three dynamo raises hangs on the order of hashes, which differs from process to process."""
     signature = Signature(Kind.COMPILE, message=NO_GUARDS)
     case = make_case(signature=signature, provenance=Provenance(message="IndexError: x"))
-    (line,) = [line for line in render(case).text.splitlines() if "re.search(" in line]
-    judge = compile(line.strip(), "<line>", "exec")
+    judge = lines_that_search(render(case).text)
 
     def produce_guards_verbose():
         raise AssertionError("sources must not be empty for symbol s9")
