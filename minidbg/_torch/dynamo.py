@@ -25,6 +25,26 @@ CONTROL_FLOW = (
 """Types that dynamo takes as messages, for a torch that does not list them."""
 
 
+@contextlib.contextmanager
+@seen("2.11", "2.15")
+def compiling_alone() -> Iterator[None]:
+    """A block that compiles while no other thread does, and of which torch counts nothing.
+
+    Tracing keeps its state in globals that dynamo's lock guards, and a call of a compiled function does not hold it.
+    """
+    from torch._dynamo.convert_frame import compile_lock
+    from torch._dynamo.utils import counters
+
+    with compile_lock:
+        before = {kind: counts.copy() for kind, counts in counters.items()}
+        try:
+            yield
+        finally:
+            for kind, counts in counters.items():
+                counts.clear()
+                counts.update(before.get(kind, {}))
+
+
 @seen("2.11", "2.15", otherwise=lambda error: type(error).__name__ in CONTROL_FLOW)
 def is_control_flow(error: BaseException) -> bool:
     """Whether dynamo takes this exception of a backend as a message to itself, not as a failure.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -78,10 +79,10 @@ def hint(value: Any) -> Any:
 @contextlib.contextmanager
 @seen("2.11", "2.15")
 def outside_tracing() -> Iterator[None]:
-    """A block without tracing context, and without the program's modes (a default device stays) and saved-tensor hooks.
+    """A block without tracing context, compiled autograd, the program's modes (a default device stays) and saved-tensor hooks.
 
     Work of ours inside a backend's call would overwrite dynamo's live context; dynamo's graph has what function modes do;
-    the hooks of ``checkpoint`` count what is saved.
+    the hooks of ``checkpoint`` count what is saved; compiled autograd would hand each backward of ours to the program's compiler.
     """
     from torch._C import _len_torch_function_stack
     from torch.overrides import _pop_mode, _push_mode
@@ -90,6 +91,10 @@ def outside_tracing() -> Iterator[None]:
 
     autograd = torch._C._autograd
     with contextlib.ExitStack() as before:
+        if "torch._dynamo.compiled_autograd" in sys.modules:
+            from torch._dynamo.compiled_autograd import _disable
+
+            before.enter_context(_disable())
         while (pair := autograd._top_saved_tensors_default_hooks(True)) is not None:
             autograd._pop_saved_tensors_default_hooks()
             before.callback(autograd._push_saved_tensors_default_hooks, *pair)

@@ -90,7 +90,7 @@ def compile_here(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -> Comp
     """One direct call of the backend on a copy of ``graph``."""
     loops = any(op_name(node) == "while_loop" for node in graph.graph.nodes)
     around = _torch.with_shape_env() if loops else contextlib.nullcontext()
-    with _torch.outside_tracing(), around:
+    with _torch.compiling_alone(), _torch.outside_tracing(), around:
         if link.level is Level.ATEN:  # outside AOTAutograd: the compiler gets fake inputs, as from it
             case = {"level": "aten"}
             return compile_directly(link.compiler, copy_graph_module(graph), tuple(args), case, {})  # type: ignore[no-any-return]

@@ -222,15 +222,20 @@ def bug_of(case: Case, error: Exception) -> Signature | None:
 def eager_fails_too(failure: Failure, environ: Mapping[str, str]) -> bool:
     """Whether the graph fails in eager on the same inputs, so that the backend is not to blame.
 
-    The caller puts back what the graph writes. Not asked (False) of compile-time failures, after memory has run
+    The caller puts back what the graph writes. Gradients are on or off as in the failed call: autograd refuses to save an inference
+    tensor, and to write to a leaf. What has a history is copied, so that it keeps that one. Not asked (False) of compile-time failures, after memory has run
     out, nor in a job of several ranks, where a collective would wait for the others.
     """
     if failure.kind is not Kind.RUNTIME or is_out_of_memory(failure.error) or several_ranks(environ):
         return False
     try:
-        with answering(failure.inputs), torch.no_grad():
+        with answering(failure.inputs):
+            inputs = [
+                value.clone() if isinstance(value, torch.Tensor) and value.grad_fn is not None else value
+                for value in failure.inputs
+            ]
             # a lazy forward would print what is raised
-            _torch.settled_forward(failure.graph_module.forward)(*failure.inputs)
+            _torch.settled_forward(failure.graph_module.forward)(*inputs)
     except Exception as error:
         if is_of_a_signal_handler(error):
             raise

@@ -55,6 +55,9 @@ class GraphState:
     def __init__(self, gm: fx.GraphModule, links: Sequence[Link], settings: Settings) -> None:
         self.untouched = copy_graph_module(gm)  # backends edit the graph that they are given
         for node in self.untouched.graph.find_nodes(op="placeholder"):
+            node.meta.pop(
+                "grapharg", None
+            )  # dynamo's own, which holds numbers and NumPy arrays that were passed
             if "val" in node.meta:  # what AOTAutograd knows of a value, as dynamo's graphs have it
                 node.meta.setdefault("example_value", node.meta["val"])
         self.links = tuple(links)
@@ -256,6 +259,16 @@ class GraphState:
             return None
         if _torch.is_of_a_saved_tensor_hook(error) or standing.is_of_a_signal_handler(error):
             return None
+        left = self.keep(args) if kept is not None else NOTHING
+        again = self.instead(error, args, kept, heard)
+        if again is None:
+            self.put_back(left)  # whoever catches the error finds what the backend has left, as without us
+        return again
+
+    def instead(
+        self, error: Exception, args: tuple[Any, ...], kept: Kept | None, heard: Heard | None
+    ) -> CompiledFn | None:
+        """What to call after a failure that is told about, or None. What the graph writes to may be as before the call."""
         restored = self.put_back(kept)
         if is_waiting_in_vain(error, self.untouched, args):
             self.say_why_it_is_raised(error, failures.Report(ABSENT_RANK))

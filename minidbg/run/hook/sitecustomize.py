@@ -54,6 +54,8 @@ class Loader:
             getattr(inside, self.event)(module)
         except Exception as trouble:  # noqa: BLE001 - the program goes on without us
             sys.stderr.write(f"minidbg: torch.compile is not wrapped ({type(trouble).__name__}: {trouble})\n")
+        if all(name in sys.modules for name in WATCHED):
+            sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Watcher)]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.own, name)
