@@ -52,8 +52,8 @@ def reduce(
 
     ``what`` is a repro or a capture of minidbg, edited by hand or not; a program of ``torch.export``, or the ``.pt2``
     file that holds one; or a script that torch's own minifier or tlparse wrote. The last two run with ``backend``, by
-    default inductor and the one in the script. ``seconds`` and ``max_calls`` (oracle calls) bound the search, after
-    which the best so far is written. The repro goes into ``folder``, by default the repro folder that a repro of
+    default inductor and the one in the script. ``seconds`` (the verification included) and ``max_calls`` (oracle calls) bound the search,
+    after which the best so far is written. The repro goes into ``folder``, by default the repro folder that a repro of
     minidbg lies in, and the one of the settings for all others.
 
     Raises UnreadableRepro, and NotReproduced when it does not fail here, or no form of it does in a fresh interpreter.

@@ -20,17 +20,17 @@ from minidbg import isolation, processes, repro, stages
 from minidbg.backend.capture import Failure
 from minidbg.backend.failures import Report
 from minidbg.case import Case, Level
+from minidbg.deadline import Deadline
 from minidbg.errors import MinidbgError
 from minidbg.failure import Kind
 from minidbg.printable import display_path
 from minidbg.reduction import reducing
-from minidbg.reduction.publishing import VERIFY_SECONDS
 from minidbg.reduction.result import Limits, Written
 from minidbg.reduction.session import InterpretersAhead
 from minidbg.settings import Reduce, Settings
 
-GRACE_S = 30.0
-"""What the reducing process may take beyond its budget and its verifications before it is ended."""
+GRACE_S = 5.0
+"""What the reducing process may take beyond its budget to end what it has started, before it is ended itself."""
 COPIED_BYTES = 4 << 30
 """Inputs up to this size go to another interpreter with all of their values."""
 
@@ -40,17 +40,20 @@ def on_failure(case: Case, settings: Settings) -> Report:
 
     Raises CannotWrite when the case has no form in a script, and OSError when the folder cannot be written.
     """
+    deadline = Deadline.after(settings.seconds)
     with InterpretersAhead(case) as ahead:
         if settings.reduce is Reduce.NOW:  # torch is imported while the capture is written
-            if isolation.why_not_in_a_fork(case) is None:
+            if isolation.why_not_in_a_fork(case, deadline) is None:
                 ahead.start()
             else:
                 with contextlib.suppress(OSError):
                     processes.start_zygote()
-        return written_and_reduced(case, settings, ahead)
+        return written_and_reduced(case, settings, ahead, deadline)
 
 
-def written_and_reduced(case: Case, settings: Settings, ahead: InterpretersAhead) -> Report:
+def written_and_reduced(
+    case: Case, settings: Settings, ahead: InterpretersAhead, deadline: Deadline
+) -> Report:
     complaint = ""
     try:
         # the capture may be there, and no more be written
@@ -59,7 +62,7 @@ def written_and_reduced(case: Case, settings: Settings, ahead: InterpretersAhead
     except OSError as refusal:  # a folder that nobody may write to, a full disk
         settings, complaint = with_temporary_folder(settings, refusal)
         capture = captured(case, settings)
-    answer = reduced_or_why_not(case, capture, settings, ahead)
+    answer = reduced_or_why_not(case, capture, settings, ahead, deadline)
     return replace(answer, line=f"{complaint}{answer.line}")
 
 
@@ -79,13 +82,15 @@ def with_temporary_folder(settings: Settings, error: OSError) -> tuple[Settings,
     return replace(settings, repro_dir=folder), complaint
 
 
-def reduced_or_why_not(case: Case, capture: Path, settings: Settings, ahead: InterpretersAhead) -> Report:
+def reduced_or_why_not(
+    case: Case, capture: Path, settings: Settings, ahead: InterpretersAhead, deadline: Deadline
+) -> Report:
     if settings.reduce is Reduce.LATER:
         why = case.provenance.notes[-1] if case.provenance.notes else "reduce='later'"
         line = f"captured, {why}; run: minidbg reduce {display_path(capture)}"
         return Report(line, capture=capture)
     try:
-        written = reduced_elsewhere(case, capture, settings, ahead)
+        written = reduced_elsewhere(case, capture, settings, ahead, deadline)
     except MinidbgError as refusal:
         return Report(f"captured in {display_path(capture)}; {refusal}", capture=capture)
     except OSError as trouble:
@@ -113,19 +118,21 @@ def has_stages(case: Case, path: Path) -> bool:
         return False
 
 
-def reduced_elsewhere(case: Case, capture: Path, settings: Settings, ahead: InterpretersAhead) -> Written:
+def reduced_elsewhere(
+    case: Case, capture: Path, settings: Settings, ahead: InterpretersAhead, deadline: Deadline
+) -> Written:
     """Reduce in a fork of this process, which has the live graph and backend; else in one of a fresh interpreter.
 
     Raises MinidbgError when the reducing process found nothing to reduce, was ended or broke.
     """
     limits = Limits(
         seconds=settings.seconds,
+        due=deadline.at,
         max_calls=settings.max_calls,
         memory_bytes=settings.memory_bytes,
         value_limit_bytes=settings.value_limit_bytes,
     )
-    seconds = limits.seconds + VERIFY_SECONDS + GRACE_S
-    refusal = isolation.why_not_in_a_fork(case)
+    refusal = isolation.why_not_in_a_fork(case, deadline)
     with stream_to_the_user() as stream:
 
         def interrupted() -> None:
@@ -135,7 +142,7 @@ def reduced_elsewhere(case: Case, capture: Path, settings: Settings, ahead: Inte
         if refusal is None:
             done = processes.call_in_fork(
                 lambda: reducing.reduce_on_stream(case, settings.repro_dir, limits, stream, ahead),
-                seconds=seconds,
+                seconds=deadline.left() + GRACE_S,
                 on_interrupt=interrupted,
             )
         else:
@@ -154,7 +161,8 @@ def reduced_elsewhere(case: Case, capture: Path, settings: Settings, ahead: Inte
                         "folder": str(settings.repro_dir.absolute()),
                         "limits": asdict(limits),
                     },
-                    seconds=seconds,
+                    seconds=deadline.left() + GRACE_S,
+                    deadline=deadline.earlier(-GRACE_S),
                     stream=stream,
                     on_interrupt=interrupted,
                     **isolation.warmth(case),

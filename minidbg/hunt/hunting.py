@@ -28,7 +28,6 @@ from minidbg.hunt.states import Fate, HuntFolder, append
 from minidbg.intake import backend_named
 from minidbg.oracle.child import memory_limit
 from minidbg.processes import ChildResult
-from minidbg.reduction.publishing import VERIFY_SECONDS
 from minidbg.reduction.result import Limits
 
 BATCH_SECONDS = 15.0
@@ -272,7 +271,7 @@ class Hunt:
             limits = dataclasses.replace(limits, max_calls=HANGS_ASKED, call_seconds=short)
         argument = {"path": str(found.capture), "limits": dataclasses.asdict(limits)}
         with open(os.devnull, "w") as stream:
-            done = self.asked("reduced", argument, limits.seconds + 2 * VERIFY_SECONDS + GRACE_S, stream)
+            done = self.asked("reduced", argument, limits.seconds + GRACE_S, stream)
         if done.answered:
             answer = dict(done.value)
             if answer.get("path"):

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from torch import fx
 
 from minidbg import _torch, devices, processes
 from minidbg.case import Case
+from minidbg.deadline import NEVER, Deadline
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.graphs import ranks
@@ -63,7 +65,12 @@ def asked_elsewhere(way: Way) -> Iterator[None]:
 
 
 def submit(
-    case: Case, *, seconds: float, memory_bytes: int | None = None, to_the_end: bool = True
+    case: Case,
+    *,
+    seconds: float,
+    memory_bytes: int | None = None,
+    to_the_end: bool = True,
+    deadline: Deadline = NEVER,
 ) -> Outcome:
     """The outcome of ``execute(case)`` in a child, judged against the case's signature.
 
@@ -71,24 +78,29 @@ def submit(
 
     A child that dies, or passes ``seconds`` or ``memory_bytes`` (by default four fifths of what is free), is an outcome of
     kind crash or hang. One that does so in eager is invalid. A hang is not waited for to the end of ``seconds`` when healthy
-    calls are much shorter; and what may be only slow gets more. ``to_the_end`` is ``execute``'s. Raises OSError when no process can be made.
+    calls are much shorter; and what may be only slow gets more. ``to_the_end`` is ``execute``'s. Nothing that is waited for
+    passes the ``deadline``: a question that it cuts off looks like a hang. Raises OSError when no process can be made.
     """
 
     memory_bytes = memory_bytes or memory_limit()
 
     def ask(case: Case, seconds: float) -> Outcome:
         def run() -> Outcome:
-            way = ELSEWHERE[-1] if ELSEWHERE else in_a_zygote if must_spawn(case) else in_a_fork
-            return way(case, seconds, memory_bytes, to_the_end=to_the_end)
+            way: Way = in_a_fork
+            if ELSEWHERE:
+                way = ELSEWHERE[-1]
+            elif must_spawn(case, deadline):
+                way = partial(in_a_zygote, deadline=deadline)
+            return way(case, deadline.left(seconds), memory_bytes, to_the_end=to_the_end)
 
-        return unless_the_machine_failed(run, expected=case.signature)
+        return unless_the_machine_failed(run, expected=case.signature, deadline=deadline)
 
     if case.kind is Kind.HANG:
-        enough = time_for(case, ask)
+        enough = time_for(case, ask, deadline)
         return ask(case, seconds if enough is None else min(seconds, max(LEAST_S, enough)))
     outcome = ask(case, seconds)
     if case.kind is None and outcome.signature is not None and outcome.signature.kind is Kind.HANG:
-        enough = time_for(case, ask)
+        enough = time_for(case, ask, deadline)
         if enough is not None and enough > seconds:
             return ask(case, enough)
     return outcome
@@ -97,9 +109,9 @@ def submit(
 # ---- the way to a child ----------------------------------------------------------------------------
 
 
-def must_spawn(case: Case) -> bool:
+def must_spawn(case: Case, deadline: Deadline = NEVER) -> bool:
     """Whether ``case`` must be asked in another interpreter than a fork of this process. A refusal is said once."""
-    refusal = why_not_in_a_fork(case)
+    refusal = why_not_in_a_fork(case, deadline)
     if refusal is not None and refusal != ASKED_FOR:
         say_once(
             f"{refusal}; questions are asked in forks of a fresh interpreter, "
@@ -111,14 +123,14 @@ def must_spawn(case: Case) -> bool:
 ASKED_FOR = "the setting 'workers' is 'spawn'"
 
 
-def why_not_in_a_fork(case: Case) -> str | None:
+def why_not_in_a_fork(case: Case, deadline: Deadline = NEVER) -> str | None:
     """Why ``case`` cannot run in a fork of this process; None when it can, or ``MINIDBG_WORKERS`` says so."""
     wanted = os.environ.get("MINIDBG_WORKERS", "")
     if wanted in ("spawn", "fork"):
         return ASKED_FOR if wanted == "spawn" else None
     if ranks.has_real_group() and ranks.needs_group(case.graph_module, case.inputs):
         return "this process is connected to other ranks, which no fork of it may talk to"
-    return fork_refusal(autograd=may_use_autograd(case)) or hang_in_forks(case)
+    return fork_refusal(autograd=may_use_autograd(case)) or hang_in_forks(case, deadline)
 
 
 def may_use_autograd(case: Case) -> bool:
@@ -136,7 +148,7 @@ AUTOGRAD = re.compile(r"autograd|grad_|_grad|backward|jvp|vjp|checkpoint")
 """In the targets of nodes that may run autograd, or make tensors that do."""
 
 
-def hang_in_forks(case: Case) -> str | None:
+def hang_in_forks(case: Case, deadline: Deadline = NEVER) -> str | None:
     """Why a backend that is not torch's own needs an interpreter of its own: not even one addition ends in a fork.
 
     Its own threads, started in this process, are missing in each fork of it.
@@ -145,15 +157,24 @@ def hang_in_forks(case: Case) -> str | None:
         return None
     key = (os.getpid(), f"{case.backend.expression} {case.backend.embedded}")
     if key not in WORKS_IN_FORKS:
-        outcome = in_a_fork(one_addition(case), BACKEND_QUESTION_S, None)
+        outcome = in_a_fork(one_addition(case), deadline.left(BACKEND_QUESTION_S), None)
         hangs = outcome.signature is not None and outcome.signature.kind is Kind.HANG
+        if hangs and deadline.is_over:
+            return f"no time is left to find out whether {case.backend.name} works in a fork"
         WORKS_IN_FORKS[key] = not hangs
     if WORKS_IN_FORKS[key]:
         return None
     return f"{case.backend.name} did not end one addition in a fork of this process in {BACKEND_QUESTION_S:.0f} s"
 
 
-def in_a_zygote(case: Case, seconds: float, memory_bytes: int | None, *, to_the_end: bool = True) -> Outcome:
+def in_a_zygote(
+    case: Case,
+    seconds: float,
+    memory_bytes: int | None,
+    *,
+    to_the_end: bool = True,
+    deadline: Deadline = NEVER,
+) -> Outcome:
     """One run in a fork of a fresh interpreter, of another one where that has lost its accelerators. Raises OSError."""
     for last in (False, True):
         try:
@@ -162,6 +183,7 @@ def in_a_zygote(case: Case, seconds: float, memory_bytes: int | None, *, to_the_
                     "minidbg.isolation.packing:answer",
                     {"path": str(path), "margin": case.margin, "to_the_end": to_the_end},
                     seconds=seconds,
+                    deadline=deadline,
                     memory_bytes=memory_bytes,
                     **warmth(case),
                 )
@@ -236,11 +258,13 @@ Ask = Callable[[Case, float], Outcome]
 """One oracle call with a limit in seconds."""
 
 
-def time_for(case: Case, ask: Ask) -> float | None:
+def time_for(case: Case, ask: Ask, deadline: Deadline = NEVER) -> float | None:
     """Seconds after which ``case`` hangs; None when the backend did not do even one addition here."""
     key = (case.backend.expression, repr(case.backend.options), str(case.backend.mode), str(case.call))
     if key not in HEALTHY:
         outcome = ask(one_addition(case), MOST_S / TIMES)
+        if outcome.verdict is not Verdict.GONE and deadline.is_over:
+            return None  # cut off, which says nothing
         HEALTHY[key] = outcome.seconds if outcome.verdict is Verdict.GONE else None
     healthy = HEALTHY[key]
     if healthy is None:
@@ -294,10 +318,12 @@ MACHINE_FAILURES = {
 """
 
 
-def unless_the_machine_failed(ask: Callable[[], Outcome], *, expected: Signature | None) -> Outcome:
+def unless_the_machine_failed(
+    ask: Callable[[], Outcome], *, expected: Signature | None, deadline: Deadline = NEVER
+) -> Outcome:
     """The outcome of ``ask()``, which is called again where the machine failed and not the backend.
 
-    Where the machine goes on failing, the outcome is invalid and says why. A failure that is ``expected`` is the answer,
+    Where the machine goes on failing, or the ``deadline`` is over, the outcome is invalid and says why. A failure that is ``expected`` is the answer,
     whatever it looks like. Raises OSError when no process can be made.
     """
     for pause in (*PAUSES_S, None):
@@ -305,16 +331,16 @@ def unless_the_machine_failed(ask: Callable[[], Outcome], *, expected: Signature
             outcome = ask()
             why = machine_failure(outcome, expected)
         except OSError:
-            if pause is None:
+            if pause is None or deadline.is_over:
                 raise
         else:
             if why is None:
                 return outcome
-            if pause is None:
+            if pause is None or deadline.is_over:
                 break
             with contextlib.suppress(KeyError, OSError):
                 remove_unfinished(Path(os.environ[VARIABLE]))
-        time.sleep(pause)
+        time.sleep(deadline.left(pause))
     return replace(outcome, verdict=Verdict.INVALID, signature=None, reason=f"{why}, again and again")
 
 

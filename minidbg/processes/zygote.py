@@ -29,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from minidbg.deadline import NEVER, Deadline
 from minidbg.processes.child import FORKABLE, JSON, ChildResult, end_of, has_ended, kill_group
 from minidbg.processes.fork import Notes, call_in_fork, fork
 from minidbg.processes.run_script import kept_from_the_collector
@@ -48,6 +49,7 @@ def call_in_zygote(
     argument: Mapping[str, JSON],
     *,
     seconds: float,
+    deadline: Deadline = NEVER,
     memory_bytes: int | None = None,
     imports: Sequence[str] = (),
     warm: str = "",
@@ -58,22 +60,25 @@ def call_in_zygote(
 
     The environment, the folder and ``sys.path`` are this process's of now. ``imports`` are modules that the zygote itself imports
     first, where that starts no thread; ``warm`` (``aot``, ``inductor``) has it compile once. ``stream`` is passed on: the
-    argument's ``stream`` is its descriptor in the child. Interrupts are as in ``call_in_fork``. Raises OSError when no process can be made.
+    argument's ``stream`` is its descriptor in the child. ``seconds`` begin after the imports; ``deadline`` has them in it. Interrupts are as in ``call_in_fork``. Raises OSError when no process can be made.
     """
     question = {
         "call": function, "argument": dict(argument), "seconds": seconds, "memory_bytes": memory_bytes,
         "imports": list(imports), "warm": warm, "environ": dict(os.environ), "cwd": os.getcwd(), "path": sys.path,
         "interrupts": on_interrupt is not None,
     }  # fmt: skip
-    deadline = time.monotonic() + START_LIMIT_S + seconds
+    began = time.monotonic()
+    until = began + deadline.left(START_LIMIT_S + seconds)
     last_words = ""
     for _ in range(2):  # a zygote that somebody has killed is started once more
         zygote = start_zygote()
-        answer = zygote.ask(json.dumps(question).encode(), stream, deadline, on_interrupt)
+        answer = zygote.ask(json.dumps(question).encode(), stream, until, on_interrupt)
         if answer is not None:
             return ChildResult(**answer)
         last_words = zygote.last_words()
         end_zygote()
+        if deadline.is_over:
+            return ChildResult(timed_out=True, seconds=time.monotonic() - began, stderr_tail=last_words)
     raise OSError(f"a fresh interpreter gave no answer{last_words}")
 
 

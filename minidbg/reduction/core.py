@@ -50,6 +50,8 @@ class Minimized:
     """Every oracle call."""
     neighbour: tuple[fx.GraphModule, tuple[Any, ...]] | None = None
     """One step smaller, and passing."""
+    is_out_of_budget: bool = False
+    """Whether a spent budget ended it: what it has is certified or not, and perhaps not as plain as it may be."""
     whole_passed: bool = False
     """Whether the whole, said to fail, did not when it was asked, or dynamo made other graphs of all that was: there was nothing to reduce."""
 
@@ -97,7 +99,7 @@ def reduce_graph(
     whole = Candidate(OwnGraph(graph_module), tuple(inputs), tokens, faithful=True)
     problem = ReductionProblem(whole, ask, **how)
     proven: Candidate | None = None
-    interrupted, whole_passed = False, False
+    interrupted, whole_passed, is_out_of_budget = False, False, False
     try:
         follow_frames(problem)
         if not problem.steps:
@@ -109,7 +111,7 @@ def reduce_graph(
             simplify_for_a_while(problem)
             proven = problem.best
     except BudgetSpent:
-        pass
+        is_out_of_budget = True
     except NotReproduced:
         if not problem.whole_is_known:
             raise
@@ -127,6 +129,7 @@ def reduce_graph(
         steps=tuple((step.graph_module, step.inputs) for step in problem.steps),
         history=tuple(problem.history),
         neighbour=(neighbour.graph_module, neighbour.inputs) if neighbour else None,
+        is_out_of_budget=is_out_of_budget,
         whole_passed=whole_passed,
     )
 

@@ -15,6 +15,7 @@ import torch
 
 from minidbg import isolation, processes, repro
 from minidbg.case import CallPath, Case
+from minidbg.deadline import Deadline
 from minidbg.devices import devices_of
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Outcome, Signature, Verdict
@@ -25,6 +26,7 @@ from minidbg.graphs.origins import user_line
 from minidbg.graphs.ranks import on_its_rank, what_was_needed
 from minidbg.graphs.size import call_nodes, call_targets, canonical_text
 from minidbg.graphs.specs import is_constructed
+from minidbg.reduction.candidate import BudgetSpent
 from minidbg.reduction.result import Written
 from minidbg.reduction.session import Session
 from minidbg.reduction.simplify import flagged_as
@@ -33,7 +35,7 @@ from minidbg.repro import Exactness
 log = logging.getLogger("minidbg")
 
 VERIFY_SECONDS = 120.0
-"""Time limit of the run in a fresh interpreter; importing torch and inductor is most of a usual one."""
+"""Most seconds of a run in a fresh interpreter; importing torch and inductor is most of a usual one."""
 
 ROOM_BYTES = 1 << 30
 """Inputs up to which a script may run twice at the same time."""
@@ -53,6 +55,8 @@ class Reduced:
     notes: tuple[str, ...] = ()
     neighbour: Case | None = None
     """One step smaller, and passing."""
+    ended_by: str = ""
+    """What ended the search before its end, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +69,24 @@ class ScriptForm:
 
 
 def publish_first_that_fails(original: Case, found: Reduced, folder: Path, session: Session) -> Written:
-    """Write the first form that fails the same way in a fresh interpreter; forms go from short to faithful."""
-    start, last = call_nodes(original.graph_module), Outcome(Verdict.INVALID, reason="nothing was run")
+    """Write the first form that fails the same way in a fresh interpreter; forms go from short to faithful.
+
+    Where the budget is over before one has, nothing is announced: the smallest case stays, unverified, beside its log.
+    """
+    session.until = session.deadline  # the search is over
+    tried = [Outcome(Verdict.INVALID, reason="nothing was run")]
+    try:
+        return published(original, found, folder, session, tried)
+    except BudgetSpent:
+        session.keep_best()
+        return replace(written(None, found.smallest, original, tried[-1], session), ended_by=session.budget)
+
+
+def published(
+    original: Case, found: Reduced, folder: Path, session: Session, tried: list[Outcome]
+) -> Written:
+    """``publish_first_that_fails``; ``tried`` gets the outcome of each form. Raises BudgetSpent, and Alternates."""
+    start = call_nodes(original.graph_module)
     for form in forms(found, original):
         session.tell("verify", call_nodes(form.case.graph_module), start)
         if form.exactness is not Exactness.EXACT and not seeded_values_suffice(form, session):
@@ -76,16 +96,18 @@ def publish_first_that_fails(original: Case, found: Reduced, folder: Path, sessi
             case = with_story(variant, original, found, session, certified=found.certified and is_smallest)
             limit = session.limits.value_limit_bytes
             last, draft = verify(case, form.exactness, folder, session=session, value_limit_bytes=limit)
+            tried.append(last)
             if draft is not None:
                 if last.signature is not None and faces(last.signature) > faces(case.signature):
                     repro.discard(draft)
                     raise Alternates(replace(case, signature=last.signature))
                 path = repro.publish(case, draft, folder)
                 keep_neighbour(found.neighbour if is_smallest else None, path, folder)
-                return written(path, case, original, last, session)
+                done = written(path, case, original, last, session)
+                return replace(done, ended_by=found.ended_by)
             if last.verdict is not Verdict.CRASHED:
                 break
-    return written(None, found.smallest, original, last, session)
+    return written(None, found.smallest, original, tried[-1], session)
 
 
 class Alternates(Exception):
@@ -174,9 +196,15 @@ def with_story(
         oracle_calls=session.oracle_calls,
         seconds=session.elapsed(),
         neighbour=next(differences(form.case, found.neighbour)) if found.neighbour and certified else "",
-        notes=tuple(filter(None, (*original.provenance.notes, *found.notes, *told))),
+        notes=tuple(filter(None, (*original.provenance.notes, *found.notes, *told, ended_early(found)))),
     )
     return replace(form.case, provenance=story)
+
+
+def ended_early(found: Reduced) -> str:
+    """A note on what a spent budget left out."""
+    left_out = "plainer values and settings were" if found.certified else "smaller graphs were"
+    return f"{left_out} not all tried: {found.ended_by}" if found.ended_by else ""
 
 
 def message_of(case: Case, original: Case, found: Reduced, session: Session) -> str:
@@ -206,7 +234,10 @@ def on_the_cpu(case: Case, session: Session) -> str:
     if len(kinds) != 1 or any(map(is_constructed, case.inputs)):
         return ""
     inputs = tuple(_moved_to_cpu(value) for value in case.inputs)
-    verdict = session.run(replace(case, inputs=inputs)).verdict
+    try:
+        verdict = session.run(replace(case, inputs=inputs)).verdict
+    except BudgetSpent:
+        return ""
     told = {Verdict.GONE: "passes on cpu", Verdict.REPRODUCES: "fails on cpu in the same way"}
     told |= {Verdict.CHANGED: "fails on cpu in another way", Verdict.CRASHED: "the process dies on cpu"}
     return f"fails on {kinds.pop()}, {told[verdict]}" if verdict in told else ""
@@ -239,7 +270,8 @@ def verify(
     The draft, to be published or discarded, when both say that the failure reproduces; else None. Further runs follow
     where the two disagree, or the search has met other failures: a script that shows the expected failure or another
     one ``reproduces`` with a signature that has both; one that sometimes passes is ``flaky``. A script whose few lines
-    do not show the failure is written standalone, and says why. Raises CannotWrite.
+    do not show the failure is written standalone, and says why. ``seconds`` is the limit of one run; all of them together
+    end by the session's deadline. Raises CannotWrite, and BudgetSpent where that comes first.
     """
     draft = repro.drafts(folder) / "draft.py"
     try:
@@ -262,51 +294,75 @@ def verified(
 ) -> tuple[Outcome, processes.ChildResult | None]:
     """What the oracle says of the script that ``write`` puts at ``draft``; and how it ends by itself, where the failure shows."""
     why = ""
+    limit = partial(limit_of_a_run, session, seconds)
     try:
         write()
     except repro.NoShortForm as refusal:
         why = str(refusal)
         write_standalone(write, why)
     ready, another = (session.interpreter(place) if session else None for place in range(2))
-    with run_alone_meanwhile(case, draft, seconds, ready) as how_alone:
-        outcomes = [judged(case, draft, seconds, ready)]
+    with run_alone_meanwhile(case, draft, limit, ready) as how_alone:
+        outcomes = [in_time(judged(case, draft, limit(), ready), session)]
         if outcomes[0].verdict not in SHOWN and ready is not None:
-            outcomes = [judged(case, draft, seconds)]  # a fork may lack what this one has: an accelerator
+            # a fork may lack what this one has: an accelerator
+            outcomes = [in_time(judged(case, draft, limit()), session)]
         if outcomes[0].verdict not in SHOWN:
             return outcomes[0], None
         if session is not None and session.others and case.kind is not Kind.HANG and session.remaining():
-            outcomes.append(judged(case, draft, seconds, another))
+            outcomes.append(in_time(judged(case, draft, limit(), another), session))
         ended = how_alone()
         if ended.exit_status != 1 and ready is not None:
-            ended = repro.run_alone(draft, seconds=seconds)
+            ended = repro.run_alone(draft, seconds=limit())
     others_shown = any(one.verdict in (Verdict.CHANGED, Verdict.GONE) for one in outcomes[1:])
     if others_shown or ended.exit_status in (0, 3):
-        outcomes += [judged(case, draft, seconds) for _ in range(RUNS_IN_DOUBT)]
+        outcomes += [in_time(judged(case, draft, limit()), session) for _ in range(RUNS_IN_DOUBT)]
     outcome = of_several_runs(outcomes, case.signature)
     if outcome.verdict is Verdict.FLAKY:
         for _ in range(RUNS_IN_DOUBT):
             if ended.exit_status != 1:
-                ended = repro.run_alone(draft, seconds=seconds)
+                ended = repro.run_alone(draft, seconds=limit())
     if faces(outcome.signature) > faces(case.signature):
         return outcome, processes.ChildResult(exit_status=1)  # to be reduced again, with all of them
     if ended.exit_status != 1 and not why:
+        limit()  # what the deadline has cut off says nothing about the script
         verb = "recognise" if ended.exit_status == 3 else "show"
         why = f"a few lines do not {verb} the failure ({how_it_ended(ended)})"
         write_standalone(write, why)
-        ended = repro.run_alone(draft, seconds=seconds)
+        ended = repro.run_alone(draft, seconds=limit())
+    if ended.exit_status != 1:
+        limit()
     return outcome, ended
+
+
+def limit_of_a_run(session: Session | None, seconds: float) -> float:
+    """Seconds that one run may take. Raises BudgetSpent where none are left."""
+    if session is None:
+        return seconds
+    if session.deadline.is_over:
+        raise BudgetSpent
+    return session.deadline.left(seconds)
+
+
+def in_time(outcome: Outcome, session: Session | None) -> Outcome:
+    """``outcome``. Raises BudgetSpent where the deadline has ended the run: that is no answer, and no hang."""
+    if session is not None and session.was_cut_off(outcome, session.deadline):
+        raise BudgetSpent
+    return outcome
 
 
 @contextlib.contextmanager
 def run_alone_meanwhile(
-    case: Case, draft: Path, seconds: float, ready: processes.ReadyInterpreter | None
+    case: Case, draft: Path, limit: Callable[[], float], ready: processes.ReadyInterpreter | None
 ) -> Iterator[Callable[[], processes.ChildResult]]:
     """How the draft ends by itself: a function that waits for it. It runs beside the block where the machine has room for both."""
-    run = partial(repro.run_alone, draft, seconds=seconds)
+
+    def run(ready: processes.ReadyInterpreter | None = None) -> processes.ChildResult:
+        return repro.run_alone(draft, seconds=limit(), ready=ready)
+
     if ready is None or devices_of(case.inputs) or bytes_of(tensors_in(case.inputs)) > ROOM_BYTES:
-        yield partial(run, ready=ready)
+        yield partial(run, ready)
         return
-    under_way = ready.start([str(draft.absolute())], seconds=seconds)
+    under_way = ready.start([str(draft.absolute())], seconds=limit())
     try:
         yield lambda: under_way.result() or run()
     finally:
@@ -317,8 +373,11 @@ def judged(
     case: Case, draft: Path, seconds: float, ready: processes.ReadyInterpreter | None = None
 ) -> Outcome:
     """What the installed oracle says of the script of ``case`` at ``draft``, in a fresh interpreter or a fork of the ``ready`` one."""
+    deadline = Deadline.after(seconds)
     return isolation.unless_the_machine_failed(
-        lambda: repro.run(draft, seconds=seconds, ready=ready), expected=case.signature
+        lambda: repro.run(draft, seconds=deadline.left(), ready=ready),
+        expected=case.signature,
+        deadline=deadline,
     )
 
 

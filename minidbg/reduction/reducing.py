@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from torch import fx
 
 from minidbg import isolation, processes, repro
 from minidbg.case import STAND_INS, CallPath, Case, Level
+from minidbg.deadline import Deadline
 from minidbg.errors import Interrupted, MinidbgError, NotReproduced
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs.ranks import on_its_rank
@@ -31,7 +33,7 @@ from minidbg.oracle.agreement import margin_for
 from minidbg.oracle.embed import settings_of
 from minidbg.oracle.execute import ANOTHER_GRAPH
 from minidbg.reduction import core, surroundings
-from minidbg.reduction.candidate import OracleAnswer
+from minidbg.reduction.candidate import BudgetSpent, OracleAnswer
 from minidbg.reduction.publishing import (
     SHOWN,
     VERIFY_SECONDS,
@@ -81,9 +83,10 @@ def reduce_and_publish(
     Ctrl-C ends the search, and what was found is published; a second one raises KeyboardInterrupt.
     Raises NotReproduced when the whole case does not show its failure here.
     """
+    limits = limits.begun()
     with processes.own_kernel_cache() as kernels, own_place(case, folder, limits, listener) as place:
         if place is not None and just_seen:
-            published = still_reproduces(place)
+            published = still_reproduces(place, Deadline(limits.due or math.inf))
             if published is not None:
                 return published
         log = open_log(place, case, just_seen=just_seen)
@@ -114,7 +117,7 @@ def own_place(case: Case, folder: Path, limits: Limits, listener: Listener) -> I
             lock.acquire(timeout=0)
         except Timeout:
             listener(Progress("waiting for another process that reduces this failure", 0, 0, 0, 0.0))
-            lock.acquire(timeout=limits.seconds)
+            lock.acquire(timeout=Session(limits).remaining())
     except (OSError, Timeout):
         yield None
         return
@@ -124,13 +127,13 @@ def own_place(case: Case, folder: Path, limits: Limits, listener: Listener) -> I
         lock.release()
 
 
-def still_reproduces(place: Path) -> Written | None:
-    """The result of an earlier reduction of this very case, when its repro is there, certified, and fails now."""
+def still_reproduces(place: Path, deadline: Deadline) -> Written | None:
+    """The result of an earlier reduction of this very case, when its repro is there, certified, and fails now, before ``deadline``."""
     written = last_result(place)
     if written is None or written.path is None or not written.certified or not written.path.is_file():
         return None
     try:
-        outcome = repro.run(written.path, seconds=VERIFY_SECONDS)
+        outcome = repro.run(written.path, seconds=deadline.left(VERIFY_SECONDS))
     except MinidbgError:
         return None
     if outcome.verdict not in SHOWN:
@@ -200,6 +203,14 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
     which a busy machine makes of a slow compile: each question about anything smaller would take the whole time limit.
     Raises NotReproduced.
     """
+    try:
+        return smallest_case(case, session, just_seen=just_seen)
+    except BudgetSpent:  # before anything smaller was found
+        return Reduced(case, ended_by=session.budget)
+
+
+def smallest_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
+    """``reduce_case``. Raises BudgetSpent where the budget does not suffice for the whole."""
     known = Reliability(1, 1)
     untried_in_eager = case.kind is Kind.RUNTIME and STAND_INS in case.provenance.notes
     believed = not (untried_in_eager or case.kind is Kind.HANG) and (
@@ -215,7 +226,8 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
         if another or known.is_flaky or reduced.whole_passed:
             case, reduced = found, reduce_graph_of(found, session)
     if reduced.steps and not known.is_flaky and session.remaining() > 0:
-        reduced, known = made_sure(case, reduced, session)
+        with contextlib.suppress(BudgetSpent):
+            reduced, known = made_sure(case, reduced, session)
     steps = [case.with_graph(graph, inputs) for graph, inputs in reduced.steps]
     smallest = case.with_graph(reduced.graph_module, tuple(reduced.inputs))
     session.best = simpler = smallest
@@ -231,7 +243,9 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
         notes = (said, *notes)
     neighbour = case.with_graph(*reduced.neighbour) if reduced.neighbour else None
     certified = reduced.certified and not session.interrupted
-    return Reduced(simpler, (*steps, smallest), certified, notes, neighbour)
+    is_short = reduced.is_out_of_budget or session.until.is_over
+    ended_by = session.budget if is_short and not session.interrupted else ""
+    return Reduced(simpler, (*steps, smallest), certified, notes, neighbour, ended_by)
 
 
 def made_sure(case: Case, reduced: core.Minimized, session: Session) -> tuple[core.Minimized, Reliability]:

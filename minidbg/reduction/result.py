@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TextIO, TypeAlias, TypeVar
+from typing import Any, Protocol, Self, TextIO, TypeAlias, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeElapsedColumn
@@ -21,7 +22,7 @@ from minidbg.settings import VALUE_LIMIT_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a reduction may spend. The verification of its result comes on top."""
+    """What a reduction may spend, waiting and the verification of its result included."""
 
     seconds: float = 300.0
     max_calls: int | None = None
@@ -32,6 +33,12 @@ class Limits:
     """Most bytes of real tensor values that the script may store."""
     jobs: int = 1
     """Oracle calls at the same time. The result does not depend on it."""
+    due: float | None = None
+    """When ``seconds`` are over, by ``time.monotonic``, where somebody has waited for the answer since before the reduction began."""
+
+    def begun(self) -> Self:
+        """The same, with ``seconds`` that began now unless they had before."""
+        return self if self.due is not None else replace(self, due=time.monotonic() + self.seconds)
 
 
 UNLIMITED = Limits(seconds=math.inf)
@@ -56,6 +63,8 @@ class Written:
     """Other failures met on the way."""
     known_before: bool = False
     """Whether an earlier reduction found it, and its repro was only run again."""
+    ended_by: str = ""
+    """What ended it before its end: ``budget of 8 s``."""
 
     @property
     def line(self) -> str:
@@ -63,11 +72,15 @@ class Written:
         if self.known_before and self.path is not None:
             return f"{counts}found before, and its repro still fails; run: python {display_path(self.path)}"
         counts += f"{self.oracle_calls} oracle calls, {self.seconds:.1f} s"
+        if self.path is None and self.ended_by:
+            return f"{counts}; not verified: {self.ended_by}"
         if self.path is None:
             return (
                 f"{counts}; no verified repro ({self.verdict}): {'; '.join(self.notes) or 'no reason known'}"
             )
-        extra = "" if self.certified else " (not certified as minimal)"
+        why = f": {self.ended_by}" if self.ended_by else ""
+        extra = f" (not made plainer{why})" if why else ""
+        extra = extra if self.certified else f" (not certified as minimal{why})"
         many = f" (also found {self.also_found} others)"
         others = {0: "", 1: " (also found another failure)"}.get(self.also_found, many)
         return f"{counts}{extra}{others}; run: python {display_path(self.path)}"

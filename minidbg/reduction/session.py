@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,18 +16,21 @@ import torch.compiler.config as compiler_config
 from minidbg import isolation, processes, repro
 from minidbg._torch import InductorStage
 from minidbg.case import Case
+from minidbg.deadline import Deadline
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.graphs.size import call_nodes
 from minidbg.oracle.execute import last_stage_needed
 from minidbg.oracle.suspects import Suspects
-from minidbg.reduction.candidate import OracleAnswer, last_that_holds
+from minidbg.reduction.candidate import BudgetSpent, OracleAnswer, last_that_holds
 from minidbg.reduction.replay import ReplayLog, digest_of
 from minidbg.reduction.result import Limits, Listener, Progress, silent
 
 BEST_FILE = "best.py"
 BEST_EVERY_S = 10.0
 """A search that ends sooner writes no script but its result; one that is killed goes on from its replay log."""
+FOR_VERIFICATION_S = 15.0
+"""Of the budget, at most its half: to write the script and to run it by itself."""
 LARGE = 100
 """Nodes above which one run may take longer than the time limit of a call."""
 
@@ -75,7 +78,12 @@ class Session:
     """The kernel cache of its oracle calls."""
     folder: Path | None = None
     """Where the best so far is kept."""
+    clock: Callable[[], float] = time.monotonic
     started: float = field(default_factory=time.monotonic)
+    deadline: Deadline = field(init=False)
+    """When the answer is due."""
+    until: Deadline = field(init=False)
+    """When questions end: what is left then is for the verification."""
     phase: str = "reduce"
     oracle_calls: int = 0
     repeats: int = 1
@@ -97,12 +105,26 @@ class Session:
     ahead: InterpretersAhead | None = None
     """Interpreters for the first verifications."""
 
+    def __post_init__(self) -> None:
+        limits = self.limits
+        due = self.started + limits.seconds if limits.due is None else limits.due
+        self.deadline = Deadline(due, self.clock)
+        self.until = self.deadline.earlier(min(FOR_VERIFICATION_S, limits.seconds / 2))
+
     def elapsed(self) -> float:
-        return time.monotonic() - self.started
+        return self.clock() - self.started
 
     def remaining(self) -> float:
-        """Seconds left of the budget, never negative; none after Ctrl-C."""
-        return 0.0 if self.interrupted else max(0.0, self.limits.seconds - self.elapsed())
+        """Seconds left for questions, never negative; none after Ctrl-C."""
+        return 0.0 if self.interrupted else self.until.left()
+
+    @property
+    def budget(self) -> str:
+        """``budget of 8 s``: what may end it, in words."""
+        limits = self.limits
+        if limits.max_calls is not None and not self.until.is_over:
+            return f"budget of {limits.max_calls} calls"
+        return f"budget of {limits.seconds:.3g} s"
 
     def limits_left(self) -> Limits:
         """What a search that begins now may spend: calls of the log were paid before, those of a flaky case come one by one."""
@@ -159,18 +181,31 @@ class Session:
             raise AnswersAreStale
 
     def run(self, case: Case) -> Outcome:
-        """One oracle call, in a child; what a killed one left half written in the kernel cache goes."""
+        """One oracle call, in a child; what a killed one left half written in the kernel cache goes.
+
+        Raises BudgetSpent where no time is left for it, or too little: what the deadline cuts off looks like a hang.
+        """
+        if self.until.is_over:
+            raise BudgetSpent
         began = time.time()
         outcome = isolation.submit(
             self.remembering_graphs(case),
             seconds=self.seconds_for(case),
             memory_bytes=self.limits.memory_bytes,
             to_the_end=False,
+            deadline=self.until,
         )
         died = outcome.signature is not None and outcome.signature.kind in (Kind.CRASH, Kind.HANG)
         if died and self.kernels is not None:
             processes.remove_unfinished(self.kernels, since=began)
+        if self.was_cut_off(outcome, self.until):
+            raise BudgetSpent
         return outcome
+
+    def was_cut_off(self, outcome: Outcome, deadline: Deadline) -> bool:
+        """Whether a run ended by the deadline and not by a time limit of its own, or may have."""
+        ended = outcome.signature is not None and outcome.signature.kind is Kind.HANG
+        return deadline.is_over and (ended or outcome.verdict is Verdict.TIMEOUT)
 
     def remembering_graphs(self, case: Case) -> Case:
         """``case``, with inductor's cache of graphs: questions of this session that differ in values alone are compiled once.
@@ -245,8 +280,11 @@ class Session:
         return started[place] if place < len(started) else None
 
     def fails_the_same(self, case: Case) -> bool:
-        """Whether an oracle call shows the case's own failure."""
-        return ANSWERS[self.ask(case).verdict] is OracleAnswer.INTERESTING
+        """Whether an oracle call shows the case's own failure; where no time is left for one, none did."""
+        try:
+            return ANSWERS[self.ask(case).verdict] is OracleAnswer.INTERESTING
+        except BudgetSpent:
+            return False
 
     def begin(self, phase: str) -> None:
         """Enter a phase: what is asked from now on is logged under its name."""

@@ -22,8 +22,8 @@ from minidbg.settings import Reduce, Settings
 
 FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH")
 """Signals that somebody sends to us and means for the program."""
-GRACE_S = 180.0
-"""What reducing may take beyond its budget: loading the backend, and verifying."""
+GRACE_S = 60.0
+"""What reducing may take beyond its budget, which begins when torch is imported and the backend is loaded."""
 FROM_THE_KEYBOARD = ("SIGINT", "SIGQUIT")
 """Signals that a terminal sends to the whole process group, the program included."""
 

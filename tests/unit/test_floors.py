@@ -42,6 +42,7 @@ FLOORS = {
     "_torch": 1,
     "settings": 2,
     "checks": 1,
+    "deadline": 0,
     "devices": 0,
     "errors": 0,
     "metadata": 0,

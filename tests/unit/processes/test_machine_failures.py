@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from minidbg.deadline import Deadline
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.isolation import oracle_calls, unless_the_machine_failed
 from minidbg.processes import kernel_cache
@@ -89,6 +90,21 @@ def test_what_a_backend_does_wrong_itself_is_an_answer(message: str, cache: Path
     ask, times = asked(outcome)
     assert unless_the_machine_failed(ask, expected=WANTED) == outcome
     assert len(times) == 1
+
+
+def test_pauses_and_further_questions_end_with_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(oracle_calls, "PAUSES_S", (1.0, 4.0, 4.0))
+    monkeypatch.setattr(oracle_calls.time, "sleep", sleep)
+    ask, times = asked(*[failed(MACHINE[4])] * 4)
+    outcome = unless_the_machine_failed(ask, expected=WANTED, deadline=Deadline(3.0, lambda: now))
+    assert outcome.verdict is Verdict.INVALID
+    assert (now, len(times)) == (3.0, 3)
 
 
 def test_a_machine_that_goes_on_failing_proves_nothing() -> None:

@@ -1,0 +1,208 @@
+"""A budget has everything in it: questions, waiting, the verification. Time is a number that the world of a test moves on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from minidbg import repro
+from minidbg.backend import respond
+from minidbg.case import BackendRef, Case
+from minidbg.deadline import Deadline
+from minidbg.failure import Kind, Outcome, Signature, Verdict
+from minidbg.oracle.execute import execute
+from minidbg.processes import ChildResult
+from minidbg.reduction import publishing, reducing, session
+from minidbg.reduction.candidate import BudgetSpent
+from minidbg.reduction.result import Limits, Written
+from minidbg.settings import Reduce, Settings
+
+BUDGET_S = 8.0
+
+
+class World:
+    """Its clock, and how long a question and a run of a script take there."""
+
+    def __init__(self, question_s: float, script_s: float) -> None:
+        self.now = 0.0
+        self.question_s, self.script_s = question_s, script_s
+        self.began: list[float] = []
+        """When each question began."""
+        self.runs: list[float] = []
+        """When each run of a script began."""
+        self.drafts: dict[Path, Case] = {}
+
+    def clock(self) -> float:
+        return self.now
+
+    def takes(self, needed: float, at_most: float) -> bool:
+        """Whether that is the end of it, and not of its time."""
+        self.now += min(needed, at_most)
+        return needed <= at_most
+
+    def submit(self, case: Case, *, seconds: float, deadline: Deadline, **_: Any) -> Outcome:
+        self.began.append(self.now)
+        if not self.takes(self.question_s, deadline.left(seconds)):
+            return Outcome(Verdict.TIMEOUT, signature=Signature(Kind.HANG))
+        return execute(case)
+
+    def judged(self, case: Case, draft: Path, seconds: float, *_: Any) -> Outcome:
+        self.runs.append(self.now)
+        self.drafts[draft] = case
+        if not self.takes(self.script_s, seconds):
+            return Outcome(Verdict.TIMEOUT, signature=Signature(Kind.HANG))
+        return execute(case)
+
+    def run_alone(self, draft: Path, *, seconds: float, **_: Any) -> ChildResult:
+        self.runs.append(self.now)
+        if not self.takes(self.script_s, seconds):
+            return ChildResult(timed_out=True)
+        return ChildResult(exit_status=execute(self.drafts[draft]).verdict.exit_status)
+
+
+def failing_case() -> Case:
+    def forward(x: torch.Tensor) -> Any:
+        for layer in range(24):
+            x = torch.sin(x) if layer != 17 else torch.relu(x)
+        return (x,)
+
+    name = "planted_backends.raises_on_relu"
+    backend = BackendRef(name, name, setup=("import planted_backends",))
+    case = Case(fx.symbolic_trace(forward), (torch.randn(4, 3),), backend, compiler=silent_about_relu)
+    return publishing.with_failure(case, execute(case))
+
+
+def silent_about_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    """Its message names no op: there is something to search."""
+    if torch.relu in [node.target for node in graph_module.graph.nodes]:
+        raise ValueError("no kernel")
+    return graph_module.forward
+
+
+def reduced_in(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> Written:
+    monkeypatch.setattr(session.isolation, "submit", world.submit)
+    monkeypatch.setattr(publishing, "judged", world.judged)
+    monkeypatch.setattr(publishing.repro, "run_alone", world.run_alone)
+    monkeypatch.setattr(session.InterpretersAhead, "start", lambda *_: None)
+    monkeypatch.setattr(reducing, "Session", partial(session.Session, clock=world.clock, started=0.0))
+    given = Limits(seconds=BUDGET_S, due=BUDGET_S, **limits)
+    return reducing.reduce_and_publish(failing_case(), folder, limits=given)
+
+
+def test_the_verification_has_its_share_of_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = reduced_in(world := World(question_s=1.0, script_s=1.5), tmp_path, monkeypatch)
+    assert written.path is not None
+    assert not written.certified
+    assert "(not certified as minimal: budget of 8 s)" in written.line
+    assert "smaller graphs were not all tried: budget of 8 s" in written.path.read_text()
+    searched = [at for at in world.began if at < world.runs[0]]
+    assert len(searched) >= 4
+    assert world.now <= BUDGET_S
+
+
+def test_what_the_budget_does_not_let_verify_is_not_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that is cut off is no hang, and says nothing about the script: no further form is tried, and none standalone."""
+    written = reduced_in(world := World(question_s=1.0, script_s=5.0), tmp_path, monkeypatch)
+    assert written.path is None
+    assert written.line.endswith("not verified: budget of 8 s")
+    assert world.now <= BUDGET_S
+    assert len(world.runs) == 1
+    assert list(tmp_path.glob("*.py")) == []
+    (best,) = tmp_path.glob(".minidbg/reductions/*/best.py")
+    assert written.nodes_after < 24
+    assert repro.load(best).graph_module is not None
+
+
+def test_a_judge_in_time_and_a_script_by_itself_too_late_are_no_verification(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = reduced_in(world := World(question_s=1.0, script_s=2.0), tmp_path, monkeypatch)
+    assert written.path is None
+    assert len(world.runs) == 2, "none in standalone form: nothing was seen against the short one"
+    assert world.now <= BUDGET_S
+
+
+def test_a_question_that_the_deadline_cuts_off_is_not_remembered_as_a_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reduced_in(World(question_s=3.0, script_s=1.0), tmp_path, monkeypatch)
+    (log,) = tmp_path.glob(".minidbg/reductions/*/replay.jsonl")
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    searched = [entry for entry in entries if entry.get("phase") not in (None, "verify")]
+    assert len(searched) == 1, "one question ended within half of the budget"
+    assert "timeout" not in log.read_text()
+
+
+@pytest.mark.parametrize("kind", [Kind.COMPILE, Kind.HANG])
+def test_no_question_gets_more_time_than_is_left(monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
+    now, given = 0.0, []
+
+    def submit(case: Case, *, seconds: float, deadline: Deadline, **_: Any) -> Outcome:
+        nonlocal now
+        given.append((seconds, deadline.left()))
+        now += 3.0
+        return Outcome(Verdict.GONE)
+
+    monkeypatch.setattr(session.isolation, "submit", submit)
+    asks = session.Session(Limits(seconds=BUDGET_S), clock=lambda: now, started=0.0)
+    case = publishing.with_failure(failing_case(), Outcome(Verdict.REPRODUCES, signature=Signature(kind)))
+    for _ in range(2):
+        asks.ask(case)
+    with pytest.raises(BudgetSpent):
+        asks.ask(case)
+    assert [left for _, left in given] == [4.0, 1.0]
+
+
+def test_waiting_for_another_process_is_in_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+
+    def acquire(lock: object, timeout: float) -> None:
+        waited.append(timeout)
+        if len(waited) == 1:
+            raise reducing.Timeout("lock")
+
+    monkeypatch.setattr(reducing.FileLock, "acquire", acquire)
+    limits = Limits(seconds=BUDGET_S).begun()
+    with reducing.own_place(failing_case(), tmp_path, limits, lambda _: None):
+        pass
+    assert waited[0] == 0
+    assert waited[1] <= BUDGET_S / 2
+
+
+def test_the_time_begins_with_the_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the capture took is gone from the budget, and the reducing process ends soon after it whatever it does."""
+    given: list[float] = []
+
+    def call_in_fork(run: Any, *, seconds: float, **_: Any) -> ChildResult:
+        given.append(seconds)
+        return ChildResult(timed_out=True, seconds=seconds)
+
+    monkeypatch.setattr(respond.processes, "call_in_fork", call_in_fork)
+    monkeypatch.setattr(respond.isolation, "why_not_in_a_fork", lambda *_: None)
+    monkeypatch.setattr(session.InterpretersAhead, "start", lambda *_: None)
+    now, keep_capture = 0.0, respond.repro.keep_capture
+
+    def slowly(*args: Any, **how: Any) -> Path:
+        nonlocal now
+        now += 3.0
+        return keep_capture(*args, **how)
+
+    monkeypatch.setattr(respond.repro, "keep_capture", slowly)
+    monkeypatch.setattr(respond.Deadline, "after", lambda seconds: Deadline(seconds, lambda: now))
+    settings = Settings(seconds=BUDGET_S, reduce=Reduce.NOW, repro_dir=tmp_path)
+    report = respond.on_failure(failing_case(), settings)
+    assert report.capture is not None
+    assert given == [BUDGET_S - 3.0 + respond.GRACE_S]
