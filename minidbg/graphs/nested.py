@@ -7,49 +7,25 @@ op. Where that is wrong the edited graph does not run in eager, so it is never a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import fx
 
 from minidbg import _torch
-from minidbg.graphs.effects import Mode, attribute_of, is_graph, mode_of, nested_graphs, nodes_in, op_name
-from minidbg.graphs.pieces import drop_unused_attributes, rewritten, with_graph_inlined
+from minidbg.graphs.carried import branches, holders, operand_leaves, slots
+from minidbg.graphs.effects import Mode, mode_of, nested_graphs, nodes_in, op_name
+from minidbg.graphs.pieces import rewritten, with_graph_inlined, with_graphs
+from minidbg.graphs.runs import EagerFailure
 
-
-def holders(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
-    """The calls that run a nested graph, in order: higher-order ops, and submodules that are graph modules."""
-    for node in graph_module.graph.nodes:
-        is_submodule = node.op == "call_module" and isinstance(attribute_of(node), fx.GraphModule)
-        if is_submodule or (node.op == "call_function" and any(nested_graphs(node))):
-            yield node
-
-
-def branches(node: fx.Node) -> list[tuple[str, fx.GraphModule]]:
-    """Attribute path and graph of each graph that ``node`` runs, each once."""
-    if node.op == "call_module":
-        return [(str(node.target), attribute_of(node))]
-    found = {str(one.target): attribute_of(one) for one in node.all_input_nodes if is_graph(one)}
-    return list(found.items())
+if TYPE_CHECKING:
+    from minidbg.graphs.record import Recording
 
 
 def operands(node: fx.Node, branch: fx.GraphModule) -> list[Any] | None:
     """What ``node`` hands to each input of ``branch``; None when it has too few arguments for that."""
-    count, given = len(branch.graph.find_nodes(op="placeholder")), _operands(node)
+    count, given = len(branch.graph.find_nodes(op="placeholder")), operand_leaves(node)
     return given[len(given) - count :] if count <= len(given) else None
-
-
-def _operands(node: fx.Node) -> list[Any]:
-    """The leaves of ``node``'s arguments that are no graphs."""
-    return [value for value in _flat(node.args) if not is_graph(value)]
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, tuple | list):
-        for part in value:
-            yield from _flat(part)
-    else:
-        yield value
 
 
 def inlined(graph_module: fx.GraphModule, node: fx.Node, path: str) -> fx.GraphModule | None:
@@ -59,12 +35,60 @@ def inlined(graph_module: fx.GraphModule, node: fx.Node, path: str) -> fx.GraphM
     return None if given is None else with_graph_inlined(graph_module, node, branch, path, given)
 
 
-def with_branch(graph_module: fx.GraphModule, path: str, branch: fx.GraphModule) -> fx.GraphModule:
-    """``graph_module`` with another nested graph at ``path``."""
-    made = rewritten(graph_module)
-    owner, _, name = path.rpartition(".")
-    setattr(made.get_submodule(owner), name, branch)
-    return made
+Route: TypeAlias = tuple[str, ...]
+"""Attribute paths from a graph to a graph nested in it, one for each level."""
+
+
+def levels(graph_module: fx.GraphModule, route: Route = ()) -> Iterator[tuple[Route, fx.GraphModule]]:
+    """``graph_module`` and all graphs nested in it, each once, outer ones first."""
+    yield route, graph_module
+    paths = {path: branch for node in holders(graph_module) for path, branch in branches(node)}
+    for path, branch in paths.items():
+        yield from levels(branch, (*route, path))
+
+
+def level(graph_module: fx.GraphModule, route: Route) -> fx.GraphModule | None:
+    """The graph at the end of ``route``, while it is there."""
+    return next((graph for at, graph in levels(graph_module) if at == route), None)
+
+
+def with_level(graph_module: fx.GraphModule, route: Route, inner: fx.GraphModule) -> fx.GraphModule:
+    """``graph_module`` with ``inner`` at the end of ``route``; the graphs on the way are made anew."""
+    if not route:
+        return inner
+    path, *rest = route
+    branch = graph_module.get_submodule(path)
+    assert isinstance(branch, fx.GraphModule)
+    return with_graphs(graph_module, {path: with_level(branch, tuple(rest), inner)})
+
+
+def values_of(recording: Recording, node: fx.Node, path: str) -> list[Any] | None:
+    """A value for each input of the graph at ``path`` that ``node`` runs; None where they cannot be known."""
+    branch = dict(branches(node))[path]
+    if gets_other_values(node, branch):
+        return values_like_examples(branch)
+    given = _given(node, path, branch)
+    if given is None:
+        return None
+    wanted = [value for value, _ in given if isinstance(value, fx.Node)]
+    try:
+        values = iter(recording.values([(recording.index[node], value) for value in wanted]))
+        known = [(next(values) if isinstance(value, fx.Node) else value, rows) for value, rows in given]
+        return [value[0] if in_rows else value for value, in_rows in known]
+    except (EagerFailure, IndexError):  # no rows
+        return None
+
+
+def _given(node: fx.Node, path: str, branch: fx.GraphModule) -> list[tuple[Any, bool]] | None:
+    """What each input of ``branch`` gets, and whether row by row."""
+    leaves, found = operand_leaves(node), dict[int, tuple[Any, bool]]()
+    for slot in slots(node):
+        if slot.operand is not None:
+            found |= dict.fromkeys(slot.inputs.get(path, ()), (leaves[slot.operand], slot.in_rows))
+    if len(found) == len(branch.graph.find_nodes(op="placeholder")):
+        return [found[place] for place in range(len(found))]
+    given = operands(node, branch)
+    return None if given is None else [(value, False) for value in given]
 
 
 def without_node(branch: fx.GraphModule, node: fx.Node, stand_in: fx.Node) -> fx.GraphModule:
@@ -99,52 +123,6 @@ def values_like_examples(branch: fx.GraphModule) -> list[Any] | None:
         torch.zeros([_torch.hint(size) for size in example.shape], dtype=example.dtype, device=example.device)
         for example in examples
     ]
-
-
-def without_operand(graph_module: fx.GraphModule, node: fx.Node, place: int) -> fx.GraphModule | None:
-    """``graph_module`` without the operand of ``node`` that is input ``place`` of its graphs; None when one uses it."""
-    nested = branches(node)
-    counts = {len(branch.graph.find_nodes(op="placeholder")) for _, branch in nested}
-    given = operands(node, nested[0][1])
-    if given is None or len(counts) != 1 or node.kwargs:
-        return None
-    made = graph_module
-    for path, branch in nested:
-        smaller = _without_input(branch, place)
-        if smaller is None:
-            return None
-        made = with_branch(made, path, smaller)
-    position = len(_operands(node)) - len(given) + place
-    edited = next(other for other in made.graph.nodes if other.name == node.name)
-    edited.args = _without_flat(edited.args, position)
-    drop_unused_attributes(made.graph)
-    return _torch.lazy_graph_module(made, made.graph)
-
-
-def _without_input(branch: fx.GraphModule, place: int) -> fx.GraphModule | None:
-    gone = branch.graph.find_nodes(op="placeholder")[place]
-    if gone.users or isinstance(gone.meta.get("example_value"), torch.SymInt):
-        return None
-    return rewritten(branch, without={gone})
-
-
-def _without_flat(args: Any, position: int) -> Any:
-    """``args`` without the leaf at ``position``, graphs not counted."""
-    seen = -1
-
-    def visit(value: Any) -> Any:
-        nonlocal seen
-        if isinstance(value, tuple | list):
-            return type(value)(part for item in value if (part := visit(item)) is not GONE)
-        if not is_graph(value):
-            seen += 1
-            return GONE if seen == position else value
-        return value
-
-    return visit(tuple(args))
-
-
-GONE = object()
 
 
 def shorter_arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 from torch import fx
 
 from minidbg import _torch
-from minidbg.graphs.effects import Fact, FactKind, Mode, blocks, is_call, leaves_state, mode_of
+from minidbg.graphs.effects import Fact, FactKind, Mode, blocks, is_call, leaves_state, mode_of, nested_graphs
 
 if TYPE_CHECKING:
     from minidbg.graphs.record import Recording
@@ -96,6 +96,15 @@ def rewritten(
     return _torch.lazy_graph_module(graph_module, graph)
 
 
+def with_graphs(graph_module: fx.GraphModule, graphs: Mapping[str, fx.GraphModule]) -> fx.GraphModule:
+    """``graph_module`` with other nested graphs at these attribute paths."""
+    made = rewritten(graph_module)
+    for path, graph in graphs.items():
+        owner, _, name = path.rpartition(".")
+        setattr(made.get_submodule(owner), name, graph)
+    return made
+
+
 def with_graph_inlined(
     graph_module: fx.GraphModule, node: fx.Node, inner: fx.GraphModule, path: str, given: Sequence[Any]
 ) -> fx.GraphModule:
@@ -142,11 +151,11 @@ def drop_unused_attributes(graph: fx.Graph) -> None:
 def without_arguments(node: fx.Node, gone: Set[fx.Node]) -> tuple[Any, Any]:
     """Args and kwargs of ``node`` without these nodes: out of lists, and None where one was a whole argument, an end of a slice or in a dict.
 
-    Raises CannotExtract where that leaves an empty list, or for the first argument, or any of a Triton kernel.
+    Raises CannotExtract where that leaves an empty list, or for the first argument, or any of a Triton kernel or an op that hands them to nested graphs.
     """
     if not any(argument in gone for argument in node.all_input_nodes):
         return node.args, node.kwargs
-    if _torch.is_kernel_launch(node):
+    if _torch.is_kernel_launch(node) or any(nested_graphs(node)):
         raise CannotExtract(f"{node.name} needs all of its arguments")
     if node.args and node.args[0] in gone:
         raise CannotExtract(f"{node.name} needs its first argument")

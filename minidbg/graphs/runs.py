@@ -22,6 +22,8 @@ from minidbg.graphs.effects import (
     STATISTICS,
     Fact,
     Mode,
+    attribute_of,
+    is_graph,
     is_loop,
     keeps_state,
     leaves_state,
@@ -29,6 +31,7 @@ from minidbg.graphs.effects import (
     op_name,
     tensors_in,
 )
+from minidbg.graphs.pieces import with_graphs
 
 
 class EagerFailure(Exception):
@@ -243,6 +246,8 @@ class Runs:
 
     def _attribute(self, node: fx.Node) -> Any:
         value = operator.attrgetter(str(node.target))(self.graph_module)
+        if self._loop_seconds is not None and isinstance(value, fx.GraphModule):
+            return with_limited_loops(value, self._loop_seconds)
         return clone_values([value])[0] if node.name in self._cloned and isinstance(value, Tensor) else value
 
     def _module(self, node: fx.Node, modules: dict[str, torch.nn.Module]) -> torch.nn.Module:
@@ -342,3 +347,23 @@ def limited(condition: Callable[..., Any], seconds: float) -> Callable[..., Any]
         return condition(*values)
 
     return limited_condition
+
+
+def with_limited_loops(graph_module: fx.GraphModule, seconds: float) -> fx.GraphModule:
+    """``graph_module`` with ``limited`` conditions for its loops, those of graphs nested in it included; itself where it has none."""
+    nested = {str(node.target): attribute_of(node) for node in graph_module.graph.nodes if is_graph(node)}
+    limits = {path: with_limited_loops(graph, seconds) for path, graph in nested.items()}
+    changed = {path: graph for path, graph in limits.items() if graph is not nested[path]}
+    if not changed and not any(map(is_loop, graph_module.graph.nodes)):
+        return graph_module
+    made = with_graphs(graph_module, changed)
+    for node in filter(is_loop, made.graph.nodes):
+        node.target = limited_loop(node.target, seconds)
+    return _torch.lazy_graph_module(made, made.graph)
+
+
+def limited_loop(loop: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    def run(condition: Callable[..., Any], *others: Any) -> Any:
+        return loop(limited(condition, seconds), *others)
+
+    return run

@@ -21,10 +21,10 @@ from torch import Tensor, fx
 
 from minidbg.devices import devices_of, generators_put_back
 from minidbg.graphs import copy_graph_module
+from minidbg.graphs.carried import branches
 from minidbg.graphs.copying import clone_values
 from minidbg.graphs.effects import FORM_OF_ENTER, FORM_OF_EXIT, is_call, nested_graphs, op_name
 from minidbg.graphs.mutation import written_arguments
-from minidbg.graphs.nested import branches
 from minidbg.oracle import draw_edits as edits
 from minidbg.oracle.draw_edits import DrawingCall, Drawn, Edit, argument_of, inputs_of
 from minidbg.oracle.precision import random_states

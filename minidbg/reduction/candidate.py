@@ -16,7 +16,7 @@ from torch import fx
 
 from minidbg import _torch
 from minidbg.graphs.copying import copy_graph_module, storage_bytes, storage_key
-from minidbg.graphs.effects import attribute_of, is_call
+from minidbg.graphs.effects import attribute_of, is_call, nodes_in
 
 
 class OracleAnswer(enum.Enum):
@@ -70,7 +70,7 @@ def last_that_holds(holds: Callable[[int], bool], low: int, high: int) -> int:
 
 def expected_calls(size: tuple[int, ...]) -> int:
     """About how many calls a reduction still takes from a candidate of this size: a bisection, then single removals."""
-    nodes, inputs, outputs = size
+    nodes, inputs, outputs, *_ = size
     return math.ceil(2 * math.log2(nodes + 1)) + min(nodes, 8) + min(inputs, 8) + min(outputs, 4)
 
 
@@ -149,12 +149,12 @@ class Candidate:
 
     @cached_property
     def size(self) -> tuple[int, ...]:
-        """What a reduction makes smaller, most important first: calls, inputs, outputs."""
+        """What a reduction makes smaller, most important first: calls, inputs, outputs, what nested graphs take and give."""
         nodes = list(self.graph_module.graph.nodes)
         nested = sum(_calls_within(node) for node in nodes)
         returned = nodes[-1].args[0] if nodes else ()
         outputs = len(returned) if isinstance(returned, tuple | list) else 1
-        return nested, len(self.inputs), outputs
+        return nested, len(self.inputs), outputs, sum(map(_carried_by, nodes))
 
 
 def _calls_within(node: fx.Node) -> int:
@@ -167,6 +167,19 @@ def _calls_within(node: fx.Node) -> int:
         return 1
     nested = attribute_of(node) if node.op == "get_attr" else None
     return sum(map(_calls_within, nested.graph.nodes)) if isinstance(nested, fx.GraphModule) else 0
+
+
+def _carried_by(node: fx.Node) -> int:
+    """Inputs and outputs of the nested graph that a node gives, and of those inside it."""
+    graph = attribute_of(node) if node.op == "get_attr" else None
+    if not isinstance(graph, fx.GraphModule):
+        return 0
+    ends = sum(
+        1 if inner.op == "placeholder" else len(nodes_in(inner.args))
+        for inner in graph.graph.nodes
+        if inner.op in ("placeholder", "output")
+    )
+    return ends + sum(map(_carried_by, graph.graph.nodes))
 
 
 # --- telling candidates apart ---

@@ -65,6 +65,7 @@ FINDING: tuple[tuple[str, Pass], ...] = (
 POLISHING: tuple[tuple[str, Pass], ...] = (
     ("branches", edits.inline_branches),
     ("outputs", edits.drop_outputs),
+    ("spare operands", edits.drop_operands_at_once),
     ("modes", edits.drop_modes),
     ("alike inputs", edits.merge_alike_inputs),
     ("spare inputs", edits.drop_inputs_at_once),

@@ -6,16 +6,14 @@ A graph inside the graph is put in the place of what runs it, or made smaller wh
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
-from minidbg.graphs import nested, pieces
+from minidbg.graphs import carried, nested, pieces
 from minidbg.graphs.effects import Mode, fact_of, is_call, mode_of
 from minidbg.graphs.pieces import alike, is_unpacking
-from minidbg.graphs.record import Recording
-from minidbg.graphs.runs import EagerFailure
+from minidbg.graphs.record import LOOP_SECONDS, Recording, runs_in_eager
 from minidbg.reduction.candidate import Candidate, OwnGraph
 from minidbg.reduction.problem import ReductionProblem
 
@@ -184,24 +182,11 @@ def _merged(problem: ReductionProblem, name: str, other: str) -> Candidate | Non
 
 def inline_branches(problem: ReductionProblem) -> None:
     """Try each nested graph in the place of the op that runs it. Cost: one call for each nested graph."""
-    for name in _holders(problem):
-        for node, path, _ in _branches_of(problem, name):
-            if problem.consider(_edited(problem, nested.inlined(problem.best.graph_module, node, path))):
-                break
-
-
-def _holders(problem: ReductionProblem) -> list[str]:
-    return [node.name for node in nested.holders(problem.best.graph_module)]
-
-
-_Branch: TypeAlias = tuple[fx.Node, str, fx.GraphModule]
-"""A node, the path to a graph that it runs, and that graph."""
-
-
-def _branches_of(problem: ReductionProblem, name: str) -> list[_Branch]:
-    """The nested graphs of the node called ``name``, while it is there."""
-    nodes = [node for node in nested.holders(problem.best.graph_module) if node.name == name]
-    return [(node, *branch) for node in nodes for branch in nested.branches(node)]
+    for name in [node.name for node in carried.holders(problem.best.graph_module)]:
+        for node in [node for node in carried.holders(problem.best.graph_module) if node.name == name]:
+            for path, _ in carried.branches(node):
+                if problem.consider(_edited(problem, nested.inlined(problem.best.graph_module, node, path))):
+                    break
 
 
 def _edited(problem: ReductionProblem, graph_module: fx.GraphModule | None) -> Candidate | None:
@@ -228,62 +213,116 @@ def drop_nested_nodes(problem: ReductionProblem) -> None:
 
     First without its settings of grad mode. Cost: one call for each such value, and one. A nested graph cannot get new inputs, so only values inside it will do.
     """
-    for name in _holders(problem):
-        for path in [path for _, path, _ in _branches_of(problem, name)]:
-            if found := _branch(problem, name, path):
-                problem.consider(_with_branch(problem, path, nested.without_grad_modes(found[2])))
-            found = _branch(problem, name, path)
-            calls = [inner.name for inner in found[2].graph.nodes if is_call(inner)] if found else []
-            for inner in reversed(calls):
-                _bypass_inner(problem, name, path, inner)
+    for route in _routes(problem)[1:]:
+        if branch := nested.level(problem.best.graph_module, route):
+            problem.consider(_with_level(problem, route, nested.without_grad_modes(branch)))
+        branch = nested.level(problem.best.graph_module, route)
+        calls = [inner.name for inner in branch.graph.nodes if is_call(inner)] if branch else []
+        for inner in reversed(calls):
+            _bypass_inner(problem, route, inner)
 
 
-def _branch(problem: ReductionProblem, name: str, path: str = "") -> _Branch | None:
-    """The nested graph of that node at ``path``, or its first one."""
-    return next((found for found in _branches_of(problem, name) if path in ("", found[1])), None)
+def _routes(problem: ReductionProblem) -> list[nested.Route]:
+    return [route for route, _ in nested.levels(problem.best.graph_module)]
 
 
-def _with_branch(problem: ReductionProblem, path: str, branch: fx.GraphModule | None) -> Candidate | None:
-    return _edited(problem, nested.with_branch(problem.best.graph_module, path, branch)) if branch else None
+def _with_level(
+    problem: ReductionProblem, route: nested.Route, graph_module: fx.GraphModule | None
+) -> Candidate | None:
+    if graph_module is None:
+        return None
+    return _edited(problem, nested.with_level(problem.best.graph_module, route, graph_module))
 
 
-def _bypass_inner(problem: ReductionProblem, name: str, path: str, inner: str) -> None:
+def _bypass_inner(problem: ReductionProblem, route: nested.Route, inner: str) -> None:
     """Try each value of the shape of the node ``inner`` that is there before it: what it takes, and the inputs."""
-    found = _branch(problem, name, path)
-    values = _operand_values(problem, found[0], found[2]) if found else None
-    if found is None or values is None:
-        return
-    branch, recording = found[2], Recording(found[2], values)
-    node = next((node for node in branch.graph.nodes if node.name == inner), None)
-    if node is None:
+    recording = _recording_at(problem, route)
+    node = next((node for node in recording.nodes if node.name == inner), None) if recording else None
+    if recording is None or node is None:
         return
     for source in dict.fromkeys([*node.all_input_nodes, *recording.placeholders]):
-        if alike(recording.facts, source, node) and problem.consider(
-            _with_branch(problem, path, nested.without_node(branch, node, source))
-        ):
+        if not alike(recording.facts, source, node):
+            continue
+        fewer = nested.without_node(recording.graph_module, node, source)
+        if _runs_by_itself(problem, route, fewer) and problem.consider(_with_level(problem, route, fewer)):
             return
 
 
-def _operand_values(problem: ReductionProblem, node: fx.Node, branch: fx.GraphModule) -> list[Any] | None:
-    if nested.gets_other_values(node, branch):
-        return nested.values_like_examples(branch)
-    given, recording = nested.operands(node, branch), problem.recording
-    if given is None:
-        return None
-    wanted = [value for value in given if isinstance(value, fx.Node)]
-    try:
-        values = iter(recording.values([(recording.index[node], value) for value in wanted]))
-    except EagerFailure:
-        return None
-    return [next(values) if isinstance(value, fx.Node) else value for value in given]
+def _runs_by_itself(problem: ReductionProblem, route: nested.Route, inner: fx.GraphModule) -> bool:
+    """Whether each graph around ``inner`` runs with it at the end of ``route``: one may be a branch that is not taken."""
+    for depth in reversed(range(1, len(route) + 1)):
+        recording = _recording_at(problem, route[:depth])
+        if recording is None:
+            continue
+        edited = nested.with_level(recording.graph_module, route[depth:], inner)
+        if not runs_in_eager(edited, recording.inputs):
+            return False
+    return True
+
+
+def _recording_at(problem: ReductionProblem, route: nested.Route) -> Recording | None:
+    """The values inside the nested graph at ``route``, in the first call that runs it; None where they cannot be known."""
+    recording = problem.recording
+    for path in route:
+        runs_it = (
+            node for node in carried.holders(recording.graph_module) if path in dict(carried.branches(node))
+        )
+        node = next(runs_it, None)
+        values = nested.values_of(recording, node, path) if node else None
+        if node is None or values is None:
+            return None
+        recording = Recording(dict(carried.branches(node))[path], values, loop_seconds=LOOP_SECONDS)
+    return recording
+
+
+def drop_operands_at_once(problem: ReductionProblem) -> None:
+    """Try each higher-order op without all that it hands to its graphs and nothing needs. Cost: one call for each op."""
+    for route, name in _holders(problem):
+        found = _spare_slots(problem, route, name)
+        together: frozenset[int] = frozenset()
+        for chosen in reversed(found):  # as much as leaves a result
+            if _without_slots(problem, route, name, together | chosen) is not None:
+                together |= chosen
+        problem.consider(_without_slots(problem, route, name, together))
 
 
 def drop_operands(problem: ReductionProblem) -> None:
-    """Try without each operand that no nested graph uses. Cost: one call for each."""
-    for name in _holders(problem):
-        first = _branch(problem, name)
-        operands = nested.operands(first[0], first[2]) if first else None
-        for place in reversed(range(len(operands or ()))):
-            if now := _branch(problem, name):
-                fewer = nested.without_operand(problem.best.graph_module, now[0], place)
-                problem.consider(_edited(problem, fewer))
+    """Try without each value that a higher-order op carries: operand, inputs of its graphs and result at once. Cost: one call for each."""
+    for route, name in _holders(problem):
+        for place in reversed(range(len(_spare_slots(problem, route, name)))):
+            found = _spare_slots(problem, route, name)  # fewer after each that went
+            if place < len(found):
+                problem.consider(_without_slots(problem, route, name, found[place]))
+
+
+def _holders(problem: ReductionProblem) -> list[tuple[nested.Route, str]]:
+    """The calls that run nested graphs, those inside others included, by route and name."""
+    return [
+        (route, node.name)
+        for route, graph_module in nested.levels(problem.best.graph_module)
+        for node in carried.holders(graph_module)
+    ]
+
+
+def _spare_slots(problem: ReductionProblem, route: nested.Route, name: str) -> list[frozenset[int]]:
+    graph_module, node = _holder(problem, route, name)
+    return carried.spare_slots(graph_module, node, is_whole=not route) if graph_module and node else []
+
+
+def _without_slots(
+    problem: ReductionProblem, route: nested.Route, name: str, chosen: frozenset[int]
+) -> Candidate | None:
+    graph_module, node = _holder(problem, route, name)
+    if graph_module is None or node is None:
+        return None
+    fewer = carried.without_slots(graph_module, node, chosen, is_whole=not route)
+    return _with_level(problem, route, fewer)
+
+
+def _holder(
+    problem: ReductionProblem, route: nested.Route, name: str
+) -> tuple[fx.GraphModule | None, fx.Node | None]:
+    """The nested graph at ``route`` and the call of that name in it, while they are there."""
+    graph_module = nested.level(problem.best.graph_module, route)
+    nodes = carried.holders(graph_module) if graph_module else ()
+    return graph_module, next((node for node in nodes if node.name == name), None)

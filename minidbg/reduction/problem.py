@@ -165,7 +165,7 @@ class ReductionProblem:
         return self.answer(candidate) is OracleAnswer.INTERESTING
 
     def _is_something(self, candidate: Candidate) -> bool:
-        calls, _, outputs = candidate.size
+        calls, _, outputs, *_ = candidate.size
         return calls > 0 or (self.allow_no_calls and outputs > 0)
 
     def answer(self, candidate: Candidate) -> OracleAnswer:
