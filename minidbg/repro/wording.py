@@ -9,6 +9,8 @@ from torch import fx
 
 from minidbg.case import Case, Context
 from minidbg.failure import Kind
+from minidbg.graphs.carried import holders
+from minidbg.graphs.nested import levels
 from minidbg.graphs.size import call_nodes, call_targets
 from minidbg.oracle.signature import meaningful_lines
 from minidbg.printable import escape
@@ -37,7 +39,7 @@ def title(case: Case) -> str:
     template = _TITLES.get(case.kind or Kind.COMPILE, "{backend} fails on {ops}.")
     if case.signature is not None and case.signature.is_layout:
         template = "{backend} gives the result of {ops} another layout than eager."
-    text = template.format(backend=case.backend.name, ops=ops_phrase(case.graph_module))
+    text = template.format(backend=case.backend.name, ops=ops_phrase(case))
     way = case.signature.direction if case.signature else "forward"
     return text if way == "forward" else f"{text[:-1]} in backward."
 
@@ -54,12 +56,15 @@ def op_names(gm: fx.GraphModule) -> tuple[str, ...]:
 def telling_op(case: Case) -> str:
     """The op that the failure is most likely about: one that its error or its frames name, else the last one."""
     names = op_names(case.graph_module)
-    if not names:
-        return ""
+    named = named_ops(case, names)
+    return named[0] if named else names[-1] if names else ""
+
+
+def named_ops(case: Case, names: Sequence[str]) -> list[str]:
+    """Those of ``names`` that the case's error or its frames hold, the longest first."""
     signature = case.signature
     said = " ".join((signature.message, *signature.types, *signature.frames)) if signature else ""
-    named = [name for name in names if len(name) > 2 and name in said]
-    return max(named, key=len) if named else names[-1]
+    return sorted((name for name in names if len(name) > 2 and name in said), key=len, reverse=True)
 
 
 def _short(target: str) -> str:
@@ -69,14 +74,21 @@ def _short(target: str) -> str:
     return parts[-1].strip("_") or parts[-1]
 
 
-def ops_phrase(gm: fx.GraphModule) -> str:
-    """``cumsum``, ``full and cumsum``, or the size of a larger graph."""
-    names = op_names(gm)
-    if len(names) == 1:
-        return names[0]
-    if 2 <= len(names) <= 4:
-        return f"{', '.join(names[:-1])} and {names[-1]}"
-    return f"a graph of {call_nodes(gm)} nodes"
+MOST_OPS = 4
+"""Operators that a title names."""
+
+
+def ops_phrase(case: Case) -> str:
+    """``cumsum``, ``full and cumsum``; of many operators those that the error names, those that run nested graphs, and how many others."""
+    names = list(op_names(case.graph_module))
+    if len(names) > MOST_OPS:
+        of_nested = (node.target for _, graph in levels(case.graph_module) for node in holders(graph))
+        first = [*named_ops(case, names)[:1], *(_short(str(target)) for target in of_nested)]
+        names.sort(key=lambda name: name not in first)
+        names[MOST_OPS - 1 :] = [f"{len(names) - MOST_OPS + 1} other operators"]
+    if len(names) < 2:
+        return names[0] if names else "a graph without operators"
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 USAGE = "Exit status: 0 gone, 1 reproduces, 3 fails differently (125 with --bisect), 125 cannot be judged here; --device D."

@@ -164,7 +164,7 @@ HIGHER_ORDER = [
     Construct("cond", branching, square, raises_on("cond"), ["sin", "cos", "cond"], full=True),
     Construct("in_a_branch", branching, square, raises_on("cond", "relu"), ["relu", "cos", "cond"]),
     Construct("alone_in_a_branch", branching, square, raises_on("relu"), ["relu"]),
-    Construct("while_loop", looping, square, raises_on("while_loop"), ["lt", "add", "sin", "while_loop"], full=True),
+    Construct("while_loop", looping, square, raises_on("while_loop"), ["lt", "add", "while_loop"], full=True),
     Construct("in_a_loop", looping, square, raises_on("while_loop", "relu"), ["lt", "add", "relu", "while_loop"]),
     Construct("scan", scanning, square, raises_on("scan"), ["scan"], full=True),
     Construct("in_a_scan", scanning, square, raises_on("scan", "relu"), ["relu", "scan"]),

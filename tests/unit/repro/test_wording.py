@@ -37,7 +37,7 @@ def test_the_title_says_backend_kind_op_and_direction(make_case, signature, text
     assert title(make_case(signature=signature)) == text
 
 
-def test_ops_have_short_names():
+def test_ops_have_short_names(make_case):
     graph_module = graph_of(
         ("call_function", torch.ops.aten.cumsum.default),
         ("call_function", torch.nn.functional.gelu),
@@ -45,12 +45,35 @@ def test_ops_have_short_names():
         ("call_function", torch.flatten),
     )
     assert op_names(graph_module) == ("cumsum", "gelu", "add", "flatten")
-    assert ops_phrase(graph_module) == "cumsum, gelu, add and flatten"
+    assert ops_phrase(make_case(graph_module=graph_module)) == "cumsum, gelu, add and flatten"
 
 
-def test_a_large_graph_goes_by_its_size():
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ("", "relu, sin, cos and 3 other operators"),
+        ("cannot lower log", "log, relu, sin and 3 other operators"),
+    ],
+)
+def test_a_large_graph_goes_by_operators_the_one_that_the_error_names_first(make_case, said, text):
     names = ("relu", "sin", "cos", "tan", "exp", "log")
-    assert ops_phrase(graph_of(*(("call_method", name) for name in names))) == "a graph of 6 nodes"
+    graph_module = graph_of(*(("call_method", name) for name in names))
+    case = make_case(graph_module=graph_module, signature=Signature(Kind.COMPILE, message=said))
+    assert ops_phrase(case) == text
+
+
+def test_an_operator_that_runs_nested_graphs_is_named_before_those_in_it(make_case):
+    branches = [graph_of(("call_method", "relu"), ("call_method", name)) for name in ("sin", "cos")]
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    one, other = graph.get_attr("one"), graph.get_attr("other")
+    chosen = graph.call_function(
+        torch.ops.higher_order.cond, (graph.call_method("any", (x,)), one, other, (x,))
+    )
+    graph.output((chosen,))
+    graph_module = fx.GraphModule(dict(zip(("one", "other"), branches, strict=True)), graph)
+    case = make_case(graph_module=graph_module, signature=Signature(Kind.COMPILE))
+    assert ops_phrase(case) == "cond, relu, sin and 2 other operators"
 
 
 def test_modes_that_differ_from_the_defaults_are_told():
@@ -97,8 +120,8 @@ def test_no_text_ends_the_docstring_or_hides_in_it(text):
 
 
 def test_getitem_is_named_where_it_is_all_there_is():
-    assert ops_phrase(fx.symbolic_trace(lambda x: x[0])) == "getitem"
-    assert ops_phrase(fx.symbolic_trace(lambda x: torch.topk(x, 2)[0])) == "topk"
+    assert op_names(fx.symbolic_trace(lambda x: x[0])) == ("getitem",)
+    assert op_names(fx.symbolic_trace(lambda x: torch.topk(x, 2)[0])) == ("topk",)
 
 
 @pytest.mark.parametrize(
