@@ -159,10 +159,10 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def generator_states(values: Iterable[Any]) -> tuple[tuple[str, Tensor], ...]:
-    """Device and state of the default generators: of the CPU, of the devices of ``values``, of the accelerator in use."""
+    """Device and state of the default generators: of the CPU, of the devices of ``values``, of all of the accelerator's kind in use."""
     devices = {str(device) for device in devices_of(values)}
-    if (kind := in_use()) is not None:
-        devices.add(f"{kind}:{module_of(kind).current_device()}")
+    if (kind := in_use()) is not None:  # ``torch.manual_seed`` seeds each of them
+        devices |= {f"{kind}:{index}" for index in range(module_of(kind).device_count())}
     return states_of(devices)
 
 

@@ -114,6 +114,7 @@ def guard_backward(
             on_error(error)
             raise
 
+    guarded.__wrapped__ = implementation
     function_class._backward_impl = staticmethod(guarded)
 
 

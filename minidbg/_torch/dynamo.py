@@ -6,6 +6,7 @@ import contextlib
 import logging
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, MutableSet, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -33,16 +34,38 @@ def compiling_alone() -> Iterator[None]:
     Tracing keeps its state in globals that dynamo's lock guards, and a call of a compiled function does not hold it.
     """
     from torch._dynamo.convert_frame import compile_lock
+
+    with compile_lock, counters_put_back():
+        yield
+
+
+@contextlib.contextmanager
+@seen("2.11", "2.15", otherwise=lambda: iter([{}]))
+def counters_put_back() -> Iterator[dict[str, Counter[str]]]:
+    """A block of ours that torch does not count. Afterwards the table holds what it would have counted."""
     from torch._dynamo.utils import counters
 
-    with compile_lock:
-        before = {kind: counts.copy() for kind, counts in counters.items()}
-        try:
-            yield
-        finally:
-            for kind, counts in counters.items():
-                counts.clear()
-                counts.update(before.get(kind, {}))
+    counted: dict[str, Counter[str]] = {}
+    before = {kind: counts.copy() for kind, counts in counters.items()}
+    try:
+        yield counted
+    finally:
+        for kind in list(counters):
+            known = before.get(kind, Counter())
+            counted[kind] = counters[kind] - known
+            counters[kind].clear()
+            counters[kind].update(known)
+            if kind not in before:
+                del counters[kind]
+
+
+def count_after_all(counted: dict[str, Counter[str]]) -> None:
+    """Have torch count what ``counters_put_back`` held back."""
+    from torch._dynamo.utils import counters
+
+    for kind, counts in counted.items():
+        if counts:
+            counters[kind].update(counts)
 
 
 @seen("2.11", "2.15", otherwise=lambda error: type(error).__name__ in CONTROL_FLOW)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -29,7 +28,6 @@ from minidbg.backend.standing import (
     several_ranks,
 )
 from minidbg.case import Case
-from minidbg.devices import generator_states, set_generator_state
 from minidbg.errors import AccuracyError, MinidbgError, TorchNameMissing
 from minidbg.failure import Kind, Signature
 from minidbg.settings import Layout, Reduce, Settings
@@ -125,7 +123,6 @@ def answer(failure: Failure, settings: Settings) -> Report:
 
 def report_of_failure(failure: Failure, settings: Settings) -> Report:
     """What became of ``failure``, as ``answer`` gives it."""
-    generator = random.getstate()  # rich draws from Python's when it is imported
     try:
         with answering(failure.inputs):
             return capture_and_reduce(failure, settings)
@@ -141,16 +138,14 @@ def report_of_failure(failure: Failure, settings: Settings) -> Report:
         return Report(
             f"could not capture this failure ({type(trouble).__name__}: {trouble}); that is a bug in minidbg"
         )
-    finally:
-        random.setstate(generator)
 
 
 def kept_in_words(failure: Failure, refusal: Exception, settings: Settings) -> Report:
     """The report on a failure that no script can hold."""
-    from minidbg.backend.respond import keep_what_there_is  # late, as in respond
-
     path = None
     with contextlib.suppress(TorchNameMissing), answering(failure.inputs):
+        from minidbg.backend.respond import keep_what_there_is  # late, as in respond
+
         path = keep_what_there_is(failure, refusal, settings)
     kept = f"; the graph and what else is known are in {path}" if path else ""
     return Report(f"not captured: {refusal}{kept}", capture=path)
@@ -158,15 +153,12 @@ def kept_in_words(failure: Failure, refusal: Exception, settings: Settings) -> R
 
 @contextlib.contextmanager
 def answering(values: Sequence[Any]) -> Iterator[None]:
-    """A block of our own work on ``values``: no live tracing context, no wrapper that answers, RNG streams as before."""
+    """A block of our own work on ``values``: no live tracing context, no wrapper that answers, the program's random numbers as before."""
     token = ANSWERING.set(True)
-    generators = generator_states(values)
     try:
-        with _torch.outside_tracing():
+        with _torch.random_numbers_put_back(values), _torch.outside_tracing():
             yield
     finally:
-        for device, state in generators:
-            set_generator_state(device, state)
         ANSWERING.reset(token)
 
 

@@ -86,7 +86,7 @@ class Record:
     def write(self, step: Step, link: Link, values: Sequence[Any]) -> None:
         """Write the record for a call with ``values``. Raises MinidbgError or OSError when it cannot be."""
         self.close()
-        with _torch.outside_tracing():
+        with _torch.random_numbers_put_back(values), _torch.outside_tracing():
             case = case_about_to_run(self.graph_module, link, values, self.settings)
             script = render(
                 case,
@@ -182,7 +182,7 @@ def remember(values: Sequence[Any], record: Path) -> None:
     seed = torch.manual_seed
     torch.manual_seed = torch.default_generator.manual_seed  # not the device's too, which refuses that
     try:
-        with tempfile.TemporaryDirectory() as folder:
+        with _torch.random_numbers_put_back(values), tempfile.TemporaryDirectory() as folder:
             copy = Path(folder, "record.py")
             shutil.copy(record, copy)
             with contextlib.suppress(FileNotFoundError):

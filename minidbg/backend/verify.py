@@ -20,9 +20,9 @@ from torch import fx
 from minidbg import _torch
 from minidbg.backend import failures, first_wrong, verify_runs
 from minidbg.backend.capture import AFTER_THE_CALL, Failure, place_of_input
-from minidbg.backend.chain import Link
+from minidbg.backend.chain import Link, compile_at_run_time
 from minidbg.backend.collectives import Heard, Replay, alone
-from minidbg.backend.kept import Kept, refusal
+from minidbg.backend.kept import Kept, refusal, tensors_in
 from minidbg.backend.standing import PROCESS, GraphStanding, is_of_a_signal_handler, is_out_of_memory
 from minidbg.case import CompiledFn
 from minidbg.devices import generator_states
@@ -335,7 +335,8 @@ def begin(
         if state.wants_backward() and heard is not None:
             standing.leave_out(GRADIENTS_SHARED)
         elif state.wants_backward():
-            run_backward(verification, call, kept)
+            with _torch.random_numbers_put_back(args):
+                run_backward(verification, call, kept)
     except Exception as trouble:  # a copy that cannot be made keeps nobody from his own call
         if is_of_a_signal_handler(trouble):
             raise
@@ -345,8 +346,13 @@ def begin(
     return verification
 
 
-def run_backward(verification: Verification, call: Callable[[list[Any]], Any], kept: Kept) -> None:
-    """Run the user's compiled function and its backward on copies, and keep the gradients, or what was raised."""
+def run_backward(
+    verification: Verification, call: Callable[[list[Any]], Any], kept: Kept, *, compiled_for_us: bool = False
+) -> None:
+    """Run the user's compiled function and its backward on copies, and keep the gradients, or what was raised.
+
+    Where the backward cannot run without being taken for the program's first one, the graph is compiled once more, for us alone.
+    """
     inside = verification.before
     inputs = inside.fresh(everything=True)
     sources = gradient_sources(inside.model, inputs)
@@ -358,12 +364,18 @@ def run_backward(verification: Verification, call: Callable[[list[Any]], Any], k
                 if is_of_a_signal_handler(error):
                     raise
                 return
+            if not (compiled_for_us or _torch.leave_first_backward(tensors_in([outputs]))):
+                compiled_fn = compile_at_run_time(verification.link, inside.model, tuple(inputs))
+                inside.set_generators()
+                run_backward(verification, lambda args: compiled_fn(*args), kept, compiled_for_us=True)
+                return
             try:
                 verification.gradients = gradients_of(outputs, sources)
             except Exception as error:  # judged when eager's backward has been seen
                 if is_out_of_memory(error) or is_of_a_signal_handler(error):
                     raise
-                if _torch.is_a_check_of_aot_autograd(error):
+                # one that was compiled for us, outside of dynamo, may want what only dynamo has; the program's own will tell
+                if compiled_for_us or _torch.is_a_check_of_aot_autograd(error):
                     verification.standing.leave_out(GRADIENTS_REFUSED)
                 else:
                     verification.backward_error = error

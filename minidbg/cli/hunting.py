@@ -319,7 +319,7 @@ def progress() -> AbstractContextManager[Listener]:
         ),
     )
     first = {"tried": 0, "failures": 0, "left": "starting", "doing": ""}
-    return bar_or_lines(sys.stderr, columns, first, shown, line, every_s=LINE_EVERY_S)
+    return bar_or_lines(sys.stderr, lambda: columns, first, shown, line, every_s=LINE_EVERY_S)
 
 
 def time_left(standing: HuntProgress) -> str:

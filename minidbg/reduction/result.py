@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, Self, TextIO, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO, TypeAlias, TypeVar
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as RichProgress
-
+from minidbg import _torch
 from minidbg.failure import Verdict
 from minidbg.printable import display_path
 from minidbg.settings import VALUE_LIMIT_BYTES
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +138,18 @@ def silent(event: Progress) -> None:
 
 def on_stream(stream: TextIO) -> AbstractContextManager[Listener]:
     """A block with a listener that writes to ``stream``, in the form that suits it."""
-    columns = (
-        TextColumn("minidbg: {task.fields[phase]}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("nodes removed, {task.fields[nodes]} left, {task.fields[calls]} oracle calls"),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[rest]}"),
-    )
+
+    def columns() -> Iterable[ProgressColumn]:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+
+        return (
+            TextColumn("minidbg: {task.fields[phase]}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("nodes removed, {task.fields[nodes]} left, {task.fields[calls]} oracle calls"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[rest]}"),
+        )
 
     def shown(event: Progress) -> dict[str, Any]:
         return {
@@ -166,7 +170,7 @@ def on_stream(stream: TextIO) -> AbstractContextManager[Listener]:
 @contextmanager
 def bar_or_lines(
     stream: TextIO,
-    columns: Iterable[ProgressColumn],
+    columns: Callable[[], Iterable[ProgressColumn]],
     first: Mapping[str, Any],
     shown: Callable[[Timed], Mapping[str, Any]],
     line: Callable[[Timed], str],
@@ -189,8 +193,12 @@ def bar_or_lines(
     if not stream.isatty() or os.environ.get("TERM") == "dumb":
         yield write
         return
+    with _torch.random_numbers_put_back():  # rich draws one when it is imported
+        from rich.console import Console
+        from rich.progress import Progress as RichProgress
     # It draws only when told: a drawing thread would not survive the forks.
-    with RichProgress(*columns, console=Console(file=stream), auto_refresh=False, transient=True) as display:
+    display = RichProgress(*columns(), console=Console(file=stream), auto_refresh=False, transient=True)
+    with display:
         task = display.add_task("", total=None, **first)
 
         def draw(event: Timed) -> None:

@@ -51,8 +51,8 @@ class Module:
 
         return call
 
-    def current_device(self) -> int:
-        return 0
+    def device_count(self) -> int:
+        return 2
 
 
 @pytest.fixture

@@ -1,0 +1,238 @@
+"""What torch does once, when something runs for the first time, is left to the program: verification runs before it, and must not be that first time.
+
+The list of such state is in ``minidbg.backend.kept``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
+
+import minidbg
+from minidbg import _torch
+from minidbg.backend.standing import PROCESS
+
+X = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
+Job = Callable[[Callable[..., Any], torch.Tensor], None]
+
+
+def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    a = x.sin()
+    c = (a * 2).exp().cos() * a
+    return torch.nn.functional.gelu(c @ c), (c.tanh() * a).sum()
+
+
+def plain(f: Callable[..., Any], x: torch.Tensor) -> None:
+    f(x)[1].backward()
+    f(x)[1].backward()
+
+
+def kept_graph(f: Callable[..., Any], x: torch.Tensor) -> None:
+    loss = f(x)[1]
+    loss.backward(retain_graph=True)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    f(x)[1].backward()
+
+
+def kept_graph_later(f: Callable[..., Any], x: torch.Tensor) -> None:
+    """Refused by AOTAutograd, with and without us."""
+    f(x)[1].backward()
+    f(x)[1].backward(retain_graph=True)
+
+
+def double_backward(f: Callable[..., Any], x: torch.Tensor) -> None:
+    """Refused as well, in the second backward."""
+    (x.grad,) = torch.autograd.grad(f(x)[1], x, create_graph=True)
+    x.grad.sum().backward()
+
+
+def grad_twice(f: Callable[..., Any], x: torch.Tensor) -> None:
+    loss = f(x)[1]
+    first, second = (torch.autograd.grad(loss, x, retain_graph=keeps)[0] for keeps in (True, False))
+    x.grad = first + 2 * second
+
+
+def an_output_at_a_time(f: Callable[..., Any], x: torch.Tensor) -> None:
+    result, loss = f(x)
+    result.sum().backward(retain_graph=True)
+    loss.backward()
+
+
+def checkpointed(f: Callable[..., Any], x: torch.Tensor) -> None:
+    checkpoint(f, x, use_reentrant=False)[1].backward(retain_graph=True)
+
+
+def two_forwards_first(f: Callable[..., Any], x: torch.Tensor) -> None:
+    first, second = f(x)[1], f(x)[1]
+    second.backward(retain_graph=True)
+    first.backward()
+
+
+JOBS = (
+    plain, kept_graph, kept_graph_later, double_backward, grad_twice, an_output_at_a_time, checkpointed, two_forwards_first
+)  # fmt: skip
+
+
+class Donating:
+    """A backend that notes, for each run of a backward, how many saved tensors its code may write to."""
+
+    def __init__(self) -> None:
+        self.compiled: list[int] = []
+        self.ran: list[int] = []
+        self.buckets: Any = None
+        self.backend = aot_autograd(fw_compiler=self.forward, bw_compiler=self.backward)
+
+    def forward(self, gm: fx.GraphModule, example_inputs: Any) -> Any:
+        context = torch._guards.TracingContext.try_get()
+        if self.buckets is not None and context is not None:  # as DDPOptimizer does
+            context.ddp_optimizer_ctx = self.buckets
+            self.buckets.curr_bucket += 1
+            self.buckets.metadata_per_bucket.append(context.fw_metadata)
+        return make_boxed_func(gm.forward)
+
+    def backward(self, gm: fx.GraphModule, example_inputs: Any) -> Any:
+        warnings.warn("this backward is slow", stacklevel=1)
+        counters["donating"]["backwards"] += 1
+        context = torch._guards.TracingContext.try_get()  # none in a compile outside of dynamo
+        donated = len(context.fw_metadata.bw_donated_idxs) if context is not None else 0
+        self.compiled.append(donated)
+
+        def run(*args: Any) -> Any:
+            self.ran.append(donated)
+            return gm(*args)
+
+        return make_boxed_func(run)
+
+
+@pytest.fixture
+def donating() -> Iterator[Donating]:
+    yield Donating()
+    torch._dynamo.reset()
+    _torch.TAKEN_AWAY.clear()
+
+
+def outcome(job: Job, backend: Any) -> tuple[torch.Tensor | None, str]:
+    """The gradient that ``job`` leaves, and what it raised."""
+    torch._dynamo.reset()
+    x = X.clone().requires_grad_()
+    try:
+        job(torch.compile(program, backend=backend), x)
+    except RuntimeError as error:
+        return x.grad, str(error)
+    return x.grad, ""
+
+
+def wrapped(backend: Any, folder: Path, verify: Any = "first") -> Any:
+    return minidbg.wrap(backend, reduce="later", repro_dir=folder, verify=verify)
+
+
+@pytest.mark.parametrize("verify", ["first", 2])
+@pytest.mark.parametrize("job", JOBS)
+def test_the_programs_first_backward_decides_what_is_donated(
+    job: Job, verify: Any, donating: Donating, tmp_path: Path
+) -> None:
+    """Gradients, exceptions and the memory that each backward may reuse are those of the bare program, whose graph is verified."""
+    bare = Donating()
+    with warnings.catch_warnings(action="ignore"):
+        gradient, said = outcome(job, bare.backend)
+        own_gradient, own_said = outcome(job, wrapped(donating.backend, tmp_path, verify))
+    assert own_said == said
+    assert torch.equal(own_gradient, gradient)  # type: ignore[arg-type]
+    assert minidbg.stats().verified == 1
+    verified = 2 if verify == 2 and job in (plain, kept_graph, kept_graph_later, two_forwards_first) else 1
+    runs_of_ours = verified + (job is checkpointed and verify == 2)
+    assert len(donating.ran) == len(bare.ran) + runs_of_ours
+    keeps_first = job not in (plain, kept_graph_later)
+    ours, *programs = donating.compiled
+    assert ours > 0
+    assert programs == (bare.compiled if keeps_first else [])
+    assert bare.compiled == ([0] if keeps_first else [ours])
+
+
+def test_the_plain_program_still_donates_and_compiles_its_backward_once(
+    donating: Donating, tmp_path: Path
+) -> None:
+    with warnings.catch_warnings(action="ignore"):
+        outcome(plain, wrapped(donating.backend, tmp_path))
+    assert donating.compiled == donating.ran[:1]
+    assert donating.compiled[0] > 0
+    assert len(set(donating.ran)) == 1
+
+
+@pytest.mark.parametrize("job", [plain, kept_graph])
+def test_warnings_and_counters_of_the_backward_come_in_the_programs_own_backward(
+    job: Job, donating: Donating, tmp_path: Path
+) -> None:
+    def noticed(backend: Any) -> Any:
+        counters.clear()
+        seen: list[Any] = []
+
+        def watched(f: Callable[..., Any], x: torch.Tensor) -> None:
+            f(x)
+            seen.append((len(heard), deepcopy(dict(counters))))
+            job(f, x)
+            seen.append((len(heard), deepcopy(dict(counters))))
+
+        with warnings.catch_warnings(record=True, action="always") as heard:
+            outcome(watched, backend)
+        return seen, [
+            (str(one.message), one.filename, one.lineno) for one in heard if "slow" in str(one.message)
+        ]
+
+    bare = noticed(Donating().backend)
+    assert noticed(wrapped(donating.backend, tmp_path)) == bare
+    assert len(bare[1]) == 1
+
+
+def test_where_torch_keeps_it_elsewhere_the_graph_is_compiled_once_more(
+    donating: Donating, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PROCESS, "said", set())
+    _torch.TAKEN_AWAY.add("torch._functorch._aot_autograd.runtime_wrappers._AutogradBackwardCompiler")
+    with warnings.catch_warnings(action="ignore"):
+        gradient, said = outcome(kept_graph, "aot_eager")
+        own_gradient, own_said = outcome(kept_graph, wrapped(donating.backend, tmp_path))
+    assert (own_said, said) == ("", "")
+    assert torch.equal(own_gradient, gradient)  # type: ignore[arg-type]
+    assert len(donating.compiled) == 2
+    assert minidbg.stats().verified == 1
+
+
+def test_the_backwards_of_a_model_in_buckets_are_told_apart(donating: Donating, tmp_path: Path) -> None:
+    """DDPOptimizer expects backwards to be compiled from the last bucket to the first, and counts them."""
+
+    def in_two_buckets(x: torch.Tensor) -> torch.Tensor:
+        x = x.sin().exp()
+        torch._dynamo.graph_break()
+        return (x.cos() * x.sigmoid().tanh()).sum()
+
+    def compiled_in_buckets(backend: Donating, given: Any) -> torch.Tensor | None:
+        torch._dynamo.reset()
+        backend.buckets = SimpleNamespace(curr_bucket=-1, metadata_per_bucket=[])
+        x = X.clone().requires_grad_()
+        torch.compile(in_two_buckets, backend=given)(x).backward()
+        assert backend.buckets.curr_bucket == -1
+        return x.grad
+
+    bare = Donating()
+    with warnings.catch_warnings(action="ignore"):
+        gradient = compiled_in_buckets(bare, bare.backend)
+        own_gradient = compiled_in_buckets(donating, wrapped(donating.backend, tmp_path))
+    assert torch.equal(own_gradient, gradient)  # type: ignore[arg-type]
+    assert len(set(bare.compiled)) == 2
+    assert donating.compiled == bare.compiled[::-1]
+    assert minidbg.stats().verified == 2

@@ -1,0 +1,102 @@
+"""Random numbers of a program are those that it draws without minidbg: Python's, NumPy's and each device's."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import planted_backends as planted
+import pytest
+import torch
+from new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
+
+import minidbg
+from minidbg import _torch
+
+IMPORTS = """
+import importlib, pkgutil, random, sys
+import torch
+import minidbg
+
+before = random.getstate()
+for module in ["minidbg.wrap", *(one.name for one in pkgutil.walk_packages(minidbg.__path__, "minidbg."))]:
+    if module.startswith(("minidbg.watch", "minidbg.cli", "minidbg.cluster", "minidbg.demo", "minidbg.__main__")):
+        continue  # commands, in processes of their own
+    getattr(minidbg, "wrap") if module == "minidbg.wrap" else importlib.import_module(module)
+    if random.getstate() != before:
+        sys.exit(f"{module} draws when it is imported")
+assert len(sys.modules) > 1000
+"""
+
+TRAINING = """
+import random, sys
+import numpy, torch
+from torch import nn
+
+random.seed(0), numpy.random.seed(0), torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
+options = {"backend": "aot_eager", "repro_dir": "repros"}
+compiled = torch.compile(model, backend=sys.argv[1], **({"options": options} if sys.argv[1] == "minidbg" else {}))
+for step in range(3):
+    batch = torch.tensor([[random.random() for _ in range(4)], list(numpy.random.rand(4))], dtype=torch.float32)
+    loss = compiled(batch + torch.randn(2, 4)).sum()
+    loss.backward()
+    print(loss.item(), model[0].weight.grad.sum().item())
+seeds = torch.cuda._lazy_seed_tracker.manual_seed_all_cb[0].__closure__[0].cell_contents
+print(seeds, random.random(), numpy.random.rand(), torch.rand(()).item())
+"""
+
+
+def printed(program: str, folder: Path, *arguments: str) -> str:
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    return ended.stdout
+
+
+def test_nothing_that_a_program_imports_of_ours_draws(tmp_path: Path) -> None:
+    printed(IMPORTS, tmp_path)
+
+
+def test_a_training_program_by_name_has_the_losses_of_the_bare_one(tmp_path: Path) -> None:
+    assert printed(TRAINING, tmp_path, "minidbg") == printed(TRAINING, tmp_path, "aot_eager")
+
+
+@pytest.mark.parametrize("backend", [planted.adds_one_to_relu, planted.raises_on_relu, "aot_eager"])
+def test_a_verified_call_and_an_answered_failure_draw_nothing(backend: object, tmp_path: Path) -> None:
+    """Nor do they seed: accelerators that are not in use yet keep the seed that waits for them."""
+    random.seed(1), numpy.random.seed(1), torch.manual_seed(1)
+    waiting = [vars(torch.cuda._lazy_seed_tracker).copy(), vars(torch.xpu._lazy_seed_tracker).copy()]
+    state, legacy, generator = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    wrapped = minidbg.wrap(backend, repro_dir=tmp_path, reduce="later", on_failure="fallback")  # type: ignore[arg-type]
+    x = torch.linspace(-1, 1, 8, requires_grad=True)
+    torch.compile(lambda x: torch.relu(x).cumsum(0) / 3, backend=wrapped)(x).sum().backward()
+    assert random.getstate() == state
+    assert all(
+        numpy.array_equal(one, other) for one, other in zip(numpy.random.get_state(), legacy, strict=True)
+    )
+    assert torch.equal(torch.get_rng_state(), generator)
+    now = [vars(torch.cuda._lazy_seed_tracker), vars(torch.xpu._lazy_seed_tracker)]
+    assert now == waiting
+
+
+def test_a_block_of_ours_may_draw_and_seed_what_it_likes() -> None:
+    torch.manual_seed(2)
+    seed = vars(torch.cuda._lazy_seed_tracker).copy()
+    with _torch.random_numbers_put_back():
+        before = random.getstate(), numpy.random.rand(), torch.rand(1)
+        random.seed(5), numpy.random.seed(5), torch.manual_seed(5)
+    assert random.getstate() == before[0]
+    with _torch.random_numbers_put_back():
+        pass
+    assert vars(torch.cuda._lazy_seed_tracker) == seed
+    assert torch.initial_seed() == 2
