@@ -64,8 +64,11 @@ def forks_survive_autograd() -> bool:
 
     Autograd's engine starts a thread for each device when it first runs, and no child forked after that may run it. A CUDA
     build on a machine without a GPU has eight devices as soon as dynamo has made its first FakeTensorMode
-    (``_ensureCUDADeviceGuardSet``), none before: so the engine is started here, before, where there is no device.
+    (``_ensureCUDADeviceGuardSet``), none before: so the engine is started here, before, where there is no device. A backend that
+    registers a device of its own has it from its import on.
     """
+    if torch._C._get_privateuse1_backend_name() != "privateuseone":
+        return False
     if any(map(os.path.exists, DRIVERS)):
         return torch.version.cuda is None and torch.version.hip is None and not autograd_has_threads()
     with contextlib.suppress(Exception), without_modes(), torch.inference_mode(False), torch.enable_grad():

@@ -12,7 +12,7 @@ first call and of later ones, and the most memory that the first call took, the 
 already are not made again, so that an interrupted trial goes on where it was. Exit status 1 when a trial was not silent or a planted bug was missed.
 
 Modes: ``eval`` (no gradients), ``train`` (three steps of SGD), ``amp`` (the same in bfloat16 autocast), ``dynamic`` (the same with symbolic
-shapes and two batch sizes).
+shapes and two batch sizes). A backend may be followed by a mode of torch.compile: ``inductor:reduce-overhead``.
 """
 
 from __future__ import annotations
@@ -134,7 +134,11 @@ def run_program(trial: Trial, backend: Any, folder: Path, tool: str) -> dict[str
     model.to(trial.device).train(trial.mode != "eval")
     batches = [2, 3, 2] if trial.mode == "dynamic" else [2] * STEPS
     inputs = [tree_map_only(Tensor, lambda one: one.to(trial.device), make_inputs(n)) for n in batches]
-    compiled = torch.compile(model, backend=backend, dynamic=True if trial.mode == "dynamic" else None)
+    mode = trial.backend.partition(":")[2] or None
+    given = {"mode": mode} if mode and isinstance(backend, str) else {}  # a wrapped backend has it
+    compiled = torch.compile(
+        model, backend=backend, dynamic=True if trial.mode == "dynamic" else None, **given
+    )
     found: dict[str, Any] = {}
     results: dict[str, Tensor] = {}
     torch.manual_seed(1)
@@ -149,8 +153,9 @@ def run_program(trial: Trial, backend: Any, folder: Path, tool: str) -> dict[str
                 )
                 found["peak_bytes"] = memory_bytes("VmHWM")
                 found["peak_added_bytes"] = found["peak_bytes"] - before
-                if trial.device != "cpu":
-                    found["device_peak_bytes"] = torch.get_device_module(trial.device).max_memory_allocated()
+                peak = getattr(torch.get_device_module(trial.device), "max_memory_allocated", None)
+                if trial.device != "cpu" and peak is not None:
+                    found["device_peak_bytes"] = peak()
         results |= {f"state {name}": kept(value) for name, value in model.state_dict().items()}
         results["RNG state"] = torch.get_rng_state()
         if trial.device != "cpu":
@@ -219,7 +224,9 @@ class Planted:
 
     def __call__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         self.plant(graph_module)
-        return torch._dynamo.lookup_backend(self.backend)(graph_module, example_inputs)
+        name, _, mode = self.backend.partition(":")
+        given = {"mode": mode} if mode else {}
+        return torch._dynamo.lookup_backend(name)(graph_module, example_inputs, **given)
 
     def plant(self, graph_module: fx.GraphModule) -> None:
         graph = graph_module.graph
@@ -315,11 +322,12 @@ def run_as(trial: Trial, tool: str, folder: Path, place: int = 0) -> None:
         if tool in ("broken", "wrapped") and trial.plant
         else None
     )
-    backend: Any = bug or trial.backend
+    name, _, mode = trial.backend.partition(":")
+    backend: Any = bug or name
     if tool == "wrapped":
         import minidbg
 
-        backend = minidbg.wrap(backend, reduce="later", repro_dir=own / "repros")
+        backend = minidbg.wrap(backend, mode=mode or None, reduce="later", repro_dir=own / "repros")
     warnings.simplefilter("ignore")
     found = run_program(trial, backend, folder, tool)
     if tool == "wrapped":

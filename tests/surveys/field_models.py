@@ -110,7 +110,15 @@ def of_diffusers(name: str, inputs: Inputs, config: dict[str, Any]) -> Made:
     return getattr(diffusers, name)(**config), inputs
 
 
+def of_torch(make: Callable[[], torch.nn.Module], inputs: Inputs) -> Made:
+    return make(), inputs
+
+
 ENTRIES: dict[str, Entry] = {}
+
+
+def torch_model(name: str, make: Callable[[], torch.nn.Module], inputs: Inputs) -> None:
+    ENTRIES[f"torch/{name}"] = Entry("torch", partial(of_torch, make, inputs))
 
 
 def transformer(name: str, inputs: Inputs = text, base: dict[str, Any] = TEXT, **config: Any) -> None:
@@ -381,3 +389,41 @@ diffuser(
     pooled_projection_dim=16,
     axes_dims_rope=(4, 4, 8),
 )
+
+
+# ---- torch alone: for a machine that has nothing else
+def sequence(batch: int, name: str = "src") -> dict[str, Any]:
+    return {name: torch.randn(batch, LENGTH, 32)}
+
+
+def convolutions() -> torch.nn.Module:
+    nn = torch.nn
+    block = [nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.SiLU(), nn.Dropout2d(0.1)]
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2), *block, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, 10)
+    )
+
+
+def encoder() -> torch.nn.Module:
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 48, dropout=0.1, activation="gelu", batch_first=True)
+    return torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+class Words(torch.nn.Module):
+    """Embeddings, a gated layer and a head, with tied weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(VOCABULARY, 32)
+        self.gate, self.up = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
+        self.norm = torch.nn.RMSNorm(32)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.table(input_ids)).cumsum(1)
+        x = torch.nn.functional.silu(self.gate(x)) * self.up(x)
+        return torch.log_softmax(x @ self.table.weight.T, -1)
+
+
+torch_model("TransformerEncoder", encoder, sequence)
+torch_model("convolutions", convolutions, partial(pixels, name="input"))
+torch_model("Words", Words, text)

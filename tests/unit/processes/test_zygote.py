@@ -247,6 +247,16 @@ def test_driver_in_sight_leaves_the_engine_alone(monkeypatch: pytest.MonkeyPatch
     assert len(ran) == 1
 
 
+def test_a_device_of_a_backends_own_leaves_the_engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has devices from its import on, and no driver of a name that anybody knows."""
+    ran: list[object] = []
+    monkeypatch.setattr("minidbg._torch.process.DRIVERS", ())
+    monkeypatch.setattr(torch.autograd, "backward", ran.append)
+    monkeypatch.setattr(torch._C, "_get_privateuse1_backend_name", lambda: "npu")
+    assert not _torch.forks_survive_autograd()
+    assert ran == []
+
+
 def test_zygote_imports_only_what_starts_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "calm_one.py").write_text("")
     (tmp_path / "busy_one.py").write_text(

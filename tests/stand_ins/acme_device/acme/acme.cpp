@@ -29,6 +29,8 @@ constexpr auto kAcme = c10::DeviceType::PrivateUse1;
 struct State {
   int64_t used = 0, limit = int64_t(1) << 40;
   std::string pending;  // an error that the next synchronize raises
+  bool breaks = false;  // from that error on, as with a CUDA context
+  bool endless = false;  // a kernel runs that never ends
   bool broken = false;  // every later call fails
 };
 std::array<State, kDevices> states;
@@ -216,9 +218,16 @@ at::Generator generator(int64_t device) {
 }
 int64_t current_device() { return current; }
 void fail_later(int64_t device, std::string text) { states.at(device).pending = text; }
+void break_later(int64_t device, std::string text) {
+  fail_later(device, text);
+  states.at(device).breaks = true;
+}
 void break_device(int64_t device) { states.at(device).broken = true; }
+void never_ready(int64_t device) { states.at(device).endless = true; }
 void synchronize(int64_t device) {
+  while (states.at(device).endless) ::pause();
   auto text = std::exchange(states.at(device).pending, "");
+  states.at(device).broken |= !text.empty() && states.at(device).breaks;
   TORCH_CHECK(text.empty(), text);
   check_usable(device);
 }
@@ -249,6 +258,8 @@ TORCH_LIBRARY(acme_runtime, m) {
   m.def("generator", &generator);
   m.def("current_device", &current_device);
   m.def("fail_later", &fail_later);
+  m.def("break_later", &break_later);
   m.def("break_device", &break_device);
+  m.def("never_ready", &never_ready);
   m.def("synchronize", &synchronize);
 }

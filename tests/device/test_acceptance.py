@@ -1,0 +1,119 @@
+"""The acceptance run on the stand-in: what breaks in one part is a row, and leaves the others whole."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import acceptance
+import pytest
+
+SCRIPT = Path(__file__).with_name("acceptance.py")
+slow = [pytest.mark.slow, pytest.mark.device, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture
+def stand_in(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--device") != "acme":
+        pytest.skip("on a device the acceptance run itself is what is run: python tests/device/acceptance.py")
+
+
+def run(out: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
+    command = [sys.executable, str(SCRIPT), "--device", "acme", "--out", str(out), *words]
+    done = subprocess.run(command, cwd=out.parent, text=True, capture_output=True, timeout=1100)
+    return done, [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
+
+
+def statuses(rows: Sequence[dict[str, Any]], part: str) -> set[str]:
+    return {row["status"] for row in rows if row["part"] == part}
+
+
+@pytest.mark.usefixtures("stand_in")
+class TestOnTheStandIn:
+    pytestmark = slow
+
+    def test_all_parts_that_need_no_model_are_well(self, tmp_path: Path) -> None:
+        parts = [word for name in ("flow", "triton", "watch", "speed") for word in ("--part", name)]
+        done, rows = run(tmp_path / "out", "--minutes", "16", *parts)
+        assert not [row for row in rows if row["status"] == "failed"], done.stdout
+        assert done.returncode == 0
+        skipped = {row["said"] for row in rows if row["status"] == "skipped"}
+        assert skipped <= {
+            "Triton has no driver for the stand-in",
+            "triton is not here (--wheels)",
+            "the part's share of the minutes is over",
+        }
+        assert {row["row"] for row in rows if row["part"] == "flow"} >= {"compile failure", "endless kernel"}
+        table = (tmp_path / "out" / "table.md").read_text()
+        assert all(f"| {row['part']} | {row['row']} |" in table for row in rows)
+
+    @pytest.mark.parametrize("planted", ["hangs", "dies"])
+    def test_a_part_that_hangs_or_dies_leaves_the_others_whole(self, tmp_path: Path, planted: str) -> None:
+        words = ("--minutes", "1.5", "--part", "healthy", "--part", "triton", "--planted", planted)
+        done, rows = run(tmp_path / "out", *words)
+        assert done.returncode == 1
+        (broken,) = (row for row in rows if row["part"] == "healthy")
+        wanted = "did not end within" if planted == "hangs" else "SIGABRT"
+        assert broken["status"] == "failed"
+        assert wanted in broken["said"]
+        assert len([row for row in rows if row["part"] == "triton"]) == 3, done.stdout
+        assert "failed" not in statuses(rows, "triton")
+
+    def test_a_resumed_run_goes_on_behind_its_rows(self, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        _, first = run(out, "--part", "triton")
+        refused, same = run(out, "--part", "triton")
+        assert refused.returncode == 125
+        assert f"has {len(first)} rows" in refused.stderr
+        _, again = run(out, "--part", "triton", "--resume")
+        assert first == same == again
+
+
+def test_time_that_a_part_leaves_is_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(acceptance.time, "monotonic", lambda: now)
+    parts = list(acceptance.SHARES)
+    given = []
+    for name, seconds in acceptance.shared(parts, until=100.0):
+        given.append((name, seconds))
+        now += 10.0 if name == "flow" else seconds
+    assert given[0] == ("flow", pytest.approx(30.0))
+    assert given[1][1] == pytest.approx(90.0 * 25 / 70)
+    assert now == pytest.approx(100.0)
+
+
+def test_a_row_that_was_run_twice_counts_once_in_the_table(tmp_path: Path) -> None:
+    results = acceptance.Results(tmp_path, "acme")
+    results.add("flow", "compile failure", "failed", said="no repro: a | b")
+    results.add("flow", "compile failure", "ok", figures={"s": 3.14})
+    assert results.table().splitlines()[0].endswith("1 ok")
+    assert "| flow | compile failure | ok | 3.1 s |" in results.table()
+    assert len(acceptance.Results(tmp_path, "acme").rows) == 2, "they are read back"
+
+
+def test_a_line_that_was_cut_short_by_a_kill_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"part": "flow", "row": "a", "status": "ok"}\n{"part": "fl')
+    assert [row["row"] for row in acceptance.Results(tmp_path, "acme").rows] == ["a"]
+
+
+def test_wheels_are_unpacked_for_what_is_missing_alone(tmp_path: Path) -> None:
+    import zipfile
+
+    wheels, out = tmp_path / "wheels", tmp_path / "out"
+    wheels.mkdir()
+    for name in ("not_known_here-1.0", "torch-9.9", "pytest-0.1"):
+        with zipfile.ZipFile(wheels / f"{name}-py3-none-any.whl", "w") as file:
+            file.writestr(f"{name.partition('-')[0]}_of_the_wheel.py", "")
+    options = acceptance.parsed(["--wheels", str(wheels), "--out", str(out)])
+    list(acceptance.missing_packages(options, {}))
+    assert [path.name for path in (out / "site").iterdir()] == ["not_known_here_of_the_wheel.py"]
+
+
+def test_each_needed_package_is_named_without_torch() -> None:
+    names = {acceptance.name_in(line) for line in acceptance.needed_packages()}
+    assert {"click", "watchdog", "structlog", "pytest", "transformers"} <= names
+    assert "torch" not in names
