@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from acceptance import is_here
+
 from parts.context import Context, Failed, Figures, Row, Skipped
 
 FIELD = Path(__file__).resolve().parents[2] / "surveys" / "field.py"

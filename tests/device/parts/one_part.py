@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from acceptance import append
+
 from parts.context import Context, Failed, Row, Skipped
 
 

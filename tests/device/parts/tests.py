@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from acceptance import CHECKOUT
+
 from parts.context import Context, Failed, Figures, Row, need
 
 
