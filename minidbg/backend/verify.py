@@ -42,7 +42,7 @@ log = logging.getLogger("minidbg")
 GRADIENTS_REFUSED = "its gradients are not judged: autograd refuses the graph's backward"
 GRADIENTS_SHARED = "the gradients of a graph that talks to other ranks: its backward must not run twice"
 RECORDED = "its random numbers were recorded and are inputs here, so that eager and the backend have the same"
-
+DRAWS = "of its random numbers only what chance does not decide is returned here: their form, and whether they are possible"
 ALONE = "what other ranks gave to it was recorded and is an input here; what it gives to them is an output"
 
 
@@ -119,15 +119,21 @@ class Verification:
             actual["gradients"] = expected["gradients"] = {}
         if drew:
             allowed = self.settings.allowed or None
-            if compare.mismatch(left_by(actual), left_by(expected), tolerances=allowed) is None:
+            runs = left_by(actual), left_by(expected)
+            if compare.mismatch(*runs, tolerances=allowed) is None:
                 return self.layout(actual, expected)
+            if (found := compare.form_difference(*runs)) is not None:
+                return self.mismatch(found, actual, expected)
             if inside.replay is not None:
                 raise CannotCompare("it draws random numbers and talks to other ranks")
             inside.set_generators()
             fed = feed_recorded(inside.graph, inside.fresh())
             if fed.fed:
-                if self.agrees_with_the_backends_numbers(fed, actual):
-                    return self.layout(actual, expected)
+                try:
+                    if self.agrees_with_the_backends_numbers(fed, actual):
+                        return self.layout(actual, expected)
+                except verify_runs.ImpossibleDraws as seen:
+                    return self.drawn_wrong(seen)
                 return self.with_numbers(fed).compiled_anew()
         found = self.difference(actual, expected)
         if found is not None and inside.replay is not None:
@@ -188,7 +194,7 @@ class Verification:
         try:
             drawn = verify_runs.draws_by(self.link, self.before, fed)
         except Exception as error:  # a small graph of ours, which the user never asked for
-            if is_of_a_signal_handler(error):
+            if is_of_a_signal_handler(error) or isinstance(error, verify_runs.ImpossibleDraws):
                 raise
             log.debug("draws_alone_failed", exc_info=True)
             return False
@@ -199,6 +205,17 @@ class Verification:
         for place in range(len(self.before.inputs), len(drawn.inputs)):
             expected["inputs_after"].pop(str(place), None)
         return other.difference(actual, expected) is None
+
+    def drawn_wrong(self, seen: verify_runs.ImpossibleDraws) -> Failure:
+        """The failure of a backend whose random numbers are no such numbers."""
+        everything = frozenset(range(len(seen.inputs)))
+        inside = replace(
+            self.before, graph=seen.graph, inputs=seen.inputs, written=frozenset(), copied=everything
+        )
+        failure = replace(self, before=inside, notes=[], gradients=None).compiled_anew(DRAWS)
+        if failure is None:
+            raise CannotCompare(str(seen))
+        return failure
 
     def with_numbers(self, fed: Fed) -> Verification:
         """The same call of a graph that gets its random numbers as inputs."""

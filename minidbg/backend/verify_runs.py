@@ -23,8 +23,9 @@ from minidbg.graphs.copying import bytes_of, clone_values, copy_graph_module
 from minidbg.graphs.mutation import written_attributes
 from minidbg.graphs.specs import is_constructed
 from minidbg.oracle.arithmetic import are_close
+from minidbg.oracle.draw_support import is_possible
 from minidbg.oracle.harness import gradient_sources, gradients_of, left_behind, needs_gradient
-from minidbg.oracle.randomness import Fed, draws_alone
+from minidbg.oracle.randomness import Fed, checks_alone, draws_alone
 
 SMALL_BYTES = 64 << 20
 """Inputs that take no more are all copied, so that a backend that writes where it must not is found out."""
@@ -157,7 +158,7 @@ def run_compiled_anew(
 def draws_by(link: Link, inside: Before, fed: Fed) -> Fed | None:
     """``fed`` with the numbers that ``link`` draws when it compiles just the calls that draw; None where it does not.
 
-    Raises what the backend raises.
+    Raises ImpossibleDraws where no right backend draws such, and what the backend raises.
     """
     found = draws_alone(fed)
     if found is None:
@@ -166,8 +167,18 @@ def draws_by(link: Link, inside: Before, fed: Fed) -> Fed | None:
     with torch.no_grad():
         compiled_fn = compile_at_run_time(link, graph, inputs)
         inside.set_generators()
-        results = compiled_fn(*inputs)
-    return fed.with_results(clone_values(results))
+        results = clone_values(compiled_fn(*inputs))
+    if not all(map(is_possible, fed.drawn, results)):
+        raise ImpossibleDraws(*checks_alone(fed))
+    return fed.with_results(results)
+
+
+class ImpossibleDraws(Exception):
+    """Random numbers of a wrong form, or that the calls cannot give; ``graph`` and ``inputs`` show it without chance."""
+
+    def __init__(self, graph: fx.GraphModule, inputs: tuple[Any, ...]) -> None:
+        super().__init__("the backend's random numbers have another form or range than eager's")
+        self.graph, self.inputs = graph, inputs
 
 
 def ran(

@@ -49,7 +49,7 @@ TOLERANCES = {
 }
 FEW_LEFT_OUT = 3  # leaves that are named one by one
 MOST_BY_LUCK = 100.0  # times more than allowed that rounding errors of float32 may explain
-NEVER_EXCUSED = ("dtype", "device")  # chance and rounding change values and shapes
+NEVER_EXCUSED = ("dtype", "device")
 Run = Snapshot | Callable[[], Snapshot | None] | None  # a function is called only when its answer is needed
 Difference = dict[str, Any]
 
@@ -96,7 +96,7 @@ def mismatch(
                 refusal = refusal or error
             else:
                 if difference and (
-                    difference["category"] in NEVER_EXCUSED
+                    is_never_excused(difference)
                     or (judge.is_steady(where) and ("elements" in difference or judge.is_defined(where)))
                 ):
                     return difference
@@ -110,6 +110,25 @@ def mismatch(
     if refusal:
         raise refusal
     return None
+
+
+def form_difference(actual: Snapshot, expected: Snapshot) -> Difference | None:
+    """The first difference that neither chance nor rounding explains, of runs with other random numbers."""
+    for where, leaf in expected.items():
+        a, e = (one.value if one else None for one in (actual.get(where), leaf))
+        if isinstance(a, torch.Tensor) and isinstance(e, torch.Tensor):
+            difference = _form(where, leaf.kind, a, e)
+            if difference and is_never_excused(difference):
+                return difference
+    return None
+
+
+def is_never_excused(difference: Difference) -> bool:
+    """Whether chance and rounding cannot explain it: they change values and sizes, but no dtype and no number of dimensions."""
+    if difference["category"] == "shape":
+        got, wanted = difference["actual"], difference["expected"]
+        return (got.count(","), got == "[]") != (wanted.count(","), wanted == "[]")
+    return difference["category"] in NEVER_EXCUSED
 
 
 def layout_difference(actual: Snapshot, expected: Snapshot) -> Difference | None:

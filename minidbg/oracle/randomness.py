@@ -27,6 +27,7 @@ from minidbg.graphs.effects import FORM_OF_ENTER, FORM_OF_EXIT, is_call, nested_
 from minidbg.graphs.mutation import written_arguments
 from minidbg.oracle import draw_edits as edits
 from minidbg.oracle.draw_edits import DrawingCall, Drawn, Edit, argument_of, inputs_of
+from minidbg.oracle.draw_support import with_checks
 from minidbg.oracle.precision import random_states
 
 DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"})
@@ -150,6 +151,13 @@ def draws_alone(fed: Fed) -> tuple[fx.GraphModule, tuple[Any, ...]] | None:
         results.append(node if one.part is None else graph.call_function(operator.getitem, (node, one.part)))
     graph.output(tuple(results))
     return fx.GraphModule({}, graph), tuple(inputs)
+
+
+def checks_alone(fed: Fed) -> tuple[fx.GraphModule, tuple[Any, ...]]:
+    """The graph of ``draws_alone``, which returns in place of the numbers what chance does not decide of them."""
+    alone = draws_alone(fed)
+    assert alone is not None  # asked only where they were drawn alone
+    return with_checks(alone[0], fed.drawn), alone[1]
 
 
 def tensors_in(call: DrawingCall) -> list[Tensor]:

@@ -1,0 +1,100 @@
+"""Of a backend's random numbers the values are believed, and nothing else: not their form, not what they cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from new_process import Answers
+from torch import Tensor, fx
+
+import minidbg
+from minidbg.backend.standing import PROCESS
+from minidbg.errors import AccuracyError
+from minidbg.graphs.effects import op_name
+
+X = torch.linspace(0.1, 2.0, 16)
+PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
+    "dropout": lambda x: F.dropout(x, 0.25) * 2,
+    "rand": lambda x: x + torch.rand(16),
+    "rand_like": lambda x: x + torch.rand_like(x),
+    "uniform_": lambda x: x.sin().uniform_(2.0, 3.0) + x,
+    "randint": lambda x: x + torch.randint(3, 9, (16,)),
+    "randperm": lambda x: x[torch.randperm(16)] * 2,
+    "bernoulli": lambda x: torch.bernoulli(x / 2) + x,
+    "normal": lambda x: torch.normal(x, 1.0).double() + 1,
+}
+WRONG: dict[str, tuple[str, Callable[[Tensor], Tensor], str]] = {
+    "another number of dimensions": ("dropout", lambda r: r.expand(3, 16), "shape"),
+    "another size": ("dropout", lambda r: torch.cat([r, r])[:1], "shape"),
+    "not scaled": ("dropout", lambda r: r * 0.75, "output"),
+    "scaled twice": ("dropout", lambda r: r / 0.75, "output"),
+    "below the bounds": ("rand", lambda r: r - 1, "output"),
+    "above the bounds": ("uniform_", lambda r: r + 1, "output"),
+    "one too large": ("randint", lambda r: r + 6, "output"),
+    "no permutation": ("randperm", lambda r: r // 2, "output"),
+    "no bit": ("bernoulli", lambda r: r + 0.5, "output"),
+    "another dtype": ("normal", lambda r: torch.randn(16).double(), "dtype"),
+    "nan": ("rand_like", lambda r: r * float("nan"), "output"),
+}
+
+
+def wrong_in(name: str, change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    """A backend that changes what the op ``name`` draws and runs all else in eager."""
+
+    class Draws(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            result = super().run_node(n)
+            return change(result) if n.op.startswith("call") and op_name(n) == name else result
+
+    def draws_wrong(gm: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+        return lambda *args: Draws(gm).run(*args)
+
+    return draws_wrong
+
+
+def call(name: str, backend: Any, **more: Any) -> Any:
+    torch._dynamo.reset()
+    PROCESS.__init__()  # type: ignore[misc]
+    return torch.compile(PROGRAMS[name], backend=minidbg.wrap(backend, **more))(X)
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_random_numbers_are_found(
+    what: str, answers: Answers, capfd: pytest.CaptureFixture[str]
+) -> None:
+    name, change, words = WRONG[what]
+    with pytest.raises(AccuracyError, match=words):
+        call(name, wrong_in(name, change))
+    assert "Call using an FX-traced Module" not in capfd.readouterr().err
+
+
+def other_numbers(r: Tensor) -> Tensor:
+    return r[torch.randperm(16)] if r.numel() == 16 else r
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("backend", ["aot_eager", "other numbers"])
+def test_healthy_random_numbers_pass(
+    name: str, backend: str, answers: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        call(name, backend if backend == "aot_eager" else wrong_in(name, other_numbers))
+    assert [one.getMessage() for one in caplog.records if one.levelname == "WARNING"] == []
+    assert minidbg.stats().not_verified == {}
+
+
+@pytest.mark.slow
+def test_inductor_promotes_a_normal_of_half_and_float(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from quick_path import failing_program, take_the_quick_path
+
+    take_the_quick_path(monkeypatch)
+    inputs = torch.ones(8, dtype=torch.float16), torch.ones(8)
+    found = failing_program(
+        lambda mean, std: torch.normal(mean, std).float() + 1, inputs, "inductor", tmp_path
+    )
+    assert "has dtype float32, eager gives float16" in found.text
+    assert found.ops == ["normal"]
