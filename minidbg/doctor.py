@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-import jinja2
 import psutil
 import torch
 from packaging.requirements import Requirement
@@ -24,7 +23,6 @@ from minidbg import _torch, isolation, processes, settings
 from minidbg.errors import BadSetting
 from minidbg.processes.deaths import last_json
 from minidbg.repro import flights
-from minidbg.repro import templates as own
 
 
 class Condition(enum.StrEnum):
@@ -234,22 +232,6 @@ def configuration() -> Iterator[Finding]:
     yield fine("settings", f"{len(changed)} differ from the default; 'minidbg config' lists them")
 
 
-def templates() -> Iterator[Finding]:
-    """Templates of one's own, as far as their syntax tells."""
-    place = own.own_folder()
-    if place is None:
-        return
-    for name in own.own_names():
-        try:
-            own.environment(place).get_template(name)
-        except jinja2.TemplateError as error:
-            line = getattr(error, "lineno", None)
-            advice = "the built-in one is used until it is mended"
-            yield missing("templates", f"{place / name}, line {line}: {error}", advice)
-        else:
-            yield fine("templates", str(place / name))
-
-
 def folder() -> Iterator[Finding]:
     """The repro folder, and what crashed processes have left in it."""
     place = settings.load().repro_dir
@@ -327,7 +309,7 @@ Check = Callable[[], Iterator[Finding]]
 
 CHECKS: tuple[Check, ...] = (
     python, torch_version, private_names, devices, compiler, forking, shared_memory, memory, caches, inotify, configuration,
-    templates, folder, switches, backends,
+    folder, switches, backends,
 )  # fmt: skip
 
 

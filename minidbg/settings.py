@@ -19,7 +19,7 @@ from typing import Any, TypedDict
 
 import platformdirs
 
-from minidbg import checks
+from minidbg import checks, retired
 from minidbg.checks import Converter, choice, number, path, setting, texts, whole
 from minidbg.errors import BadSetting, nearest
 
@@ -149,8 +149,6 @@ class Settings:
     """Write down what a backend is about to do, for the case that the process dies in it."""
     stages: bool = setting(True, checks.flag)
     """Find out in the background, once a repro has been announced, which stage of compiling fails (CPU only)."""
-    templates: Path | None = setting(None, checks.existing_folder)
-    """A folder of one's own templates; what it does not have is taken from those that come with minidbg."""
 
     @property
     def allowed(self) -> dict[str, tuple[float, float]] | str:
@@ -249,9 +247,8 @@ def files(folder: Path, user_file: Path) -> Iterator[tuple[str, Mapping[str, Any
     if user_file.is_file():
         yield str(user_file), read_toml(user_file)
     project, table = project_table(folder)
-    for name in ("repro_dir", "templates"):
-        if isinstance(table.get(name), str):
-            table[name] = project.parent / path(table[name])
+    if isinstance(table.get("repro_dir"), str):
+        table["repro_dir"] = project.parent / path(table["repro_dir"])
     # [tool.minidbg.watch] is read, and checked, by watch
     yield f"[tool.minidbg] of {project}", {name: value for name, value in table.items() if name != "watch"}
 
@@ -295,6 +292,8 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def known(name: str, source: str, names: Sequence[str]) -> None:
     """Raises BadSetting, with the nearest names, for a name that is no setting."""
     if name not in names:
+        if instead := retired.of_setting(name):
+            raise BadSetting(f"{name!r} (in {source}): {instead}")
         near = nearest(name, names) or ";"
         raise BadSetting(f"no setting named {name!r} (in {source}){near} Settings: {', '.join(names)}")
 

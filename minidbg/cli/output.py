@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from minidbg import retired
 from minidbg.errors import MinidbgError
 from minidbg.printable import printable
 
@@ -122,6 +123,9 @@ def told_usage(error: click.ClickException) -> list[str]:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "minidbg"
     what, _, advice = error.format_message().partition("; ")
+    option = error.option_name if isinstance(error, click.NoSuchOption) else ""
+    if context and (instead := retired.of_option(context.info_name or "", option)):
+        what, _, advice = f"{option}: {instead}".partition("; ")
     return [f"{command}: {what[:1].lower()}{what[1:]}", f"  {advice or f'see: {command} --help'}"]
 
 

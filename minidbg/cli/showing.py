@@ -131,23 +131,15 @@ def report(
 @click.command()
 @REPRO
 @click.option("--standalone", is_flag=True, help="With the whole judge in it, for where no minidbg is.")
-@click.option("-t", "--template", help="issue, or one of yours.")
 @OUTPUT
 @RUN
 @JSON
-def export(
-    repro: Path, standalone: bool, template: str | None, output: Path | None, run: bool, as_json: bool
-) -> None:
-    """Write REPRO anew: as a short script, standalone, as a bug report, or by a template of yours."""
+def export(repro: Path, standalone: bool, output: Path | None, run: bool, as_json: bool) -> None:
+    """Write REPRO anew: as a short script, or standalone."""
     from minidbg.report import forms, story_of
 
-    if standalone and template is not None:
-        raise click.UsageError("--standalone and --template exclude each other")
     story = story_of(repro_named(repro))
-    if template is None:
-        form = forms.rewritten(story, standalone=standalone, run=run)
-    else:
-        form = forms.export(story, template, run=run)
+    form = forms.rewritten(story, standalone=standalone, run=run)
     for remark in (form.complaint, *form.remarks):
         if remark:
             note(remark)

@@ -1,7 +1,6 @@
-"""A repro in other forms: written anew, standalone with the whole judge, a bug report, or by a person's own template.
+"""A repro in other forms: written anew, standalone with the whole judge, or as a bug report.
 
-``NAME.*.j2`` in a folder of one's own is the template NAME; it gets the variables of VARIABLES. A script is run before it is
-handed out: a form that does not fail as the repro does is no repro, and the repro itself is given in its place.
+A script is run before it is handed out; that it did not fail as the repro does is said.
 
 The bug report, in Markdown, has the sections of PyTorch's own template for torch.compile,
 ``.github/ISSUE_TEMPLATE/pt2-bug-report.yml``: Describe the bug (with the ablation and the minimal reproducer it asks for),
@@ -21,40 +20,15 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from minidbg import processes, repro
-from minidbg.errors import MinidbgError, nearest
+from minidbg.errors import MinidbgError
 from minidbg.failure import Kind, Verdict
 from minidbg.report.story import Story, as_table, difference
-from minidbg.repro import selfcheck, templates
+from minidbg.repro import templates
 from minidbg.stages import StageReport, find_stages
 
 RUN_SECONDS = 180.0
-
-VARIABLES: Mapping[str, str] = {
-    "title": "one sentence: backend, kind of failure, ops, and what the backend said",
-    "kind": "compile, runtime, accuracy, crash or hang",
-    "backend_name": "the backend, for people",
-    "message": "what the backend said, its first lines",
-    "captured_from": "train.py:41, or empty",
-    "line": "that line's text, or empty",
-    "notes": "list of sentences that a reader must know",
-    "figures": "nodes, nodes_before, inputs, inputs_before, certified, oracle_calls, seconds",
-    "torch_version": "the version that it was seen with",
-    "name": "the file's name without .py, good as part of a test's name",
-    "imports": "list of import statements above the backend",
-    "embedded": "source that the backend needs and no import reaches, or empty",
-    "backend": "source of def backend()",
-    "model": "source of class Repro, or of def graph()",
-    "inputs": "source of def inputs()",
-    "stored": "source of def stored(), which reads the .safetensors file beside the script, or empty",
-    "functions": "list of sources that test needs; empty where a plain call does",
-    "test": "body of def test_repro(device), which raises while the failure is there; empty for crash and hang",
-    "pattern": "a string literal: a regular expression that its 'Type: message' contains",
-    "header": "all of [tool.minidbg], as a table",
-}
-"""What every template gets; ``script.py.j2`` gets other ones, and ``issue.md.j2`` some more, see ``issue``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,75 +66,9 @@ def rewritten(story: Story, *, standalone: bool, run: bool = True) -> Export:
     return Export(text, name, complaint, remarks_of(story))
 
 
-def export(story: Story, template: str, *, run: bool = True) -> Export:
-    """``story`` by the template of that name. Raises MinidbgError for a template that does not exist."""
-    file = template_file(template)
-    stem = story.path.stem
-    if template == "issue":
-        return Export(issue(story, run=run).body, f"{stem}.md")
-    ending = Path(file.removesuffix(".j2")).suffix
-    text = templates.fill(file, variables_of(story))
-    if run and ending == ".py":
-        try:
-            check_that_it_fails(text, story)
-        except repro.NoShortForm as refusal:
-            return Export(story.text, story.path.name, f"{refusal}; this is the repro itself")
-    return Export(text, f"{stem}_{template}{ending}", remarks=remarks_of(story))
-
-
 def remarks_of(story: Story) -> tuple[str, ...]:
     """What the script needs that no index has."""
     return tuple(map(str, as_table(story.header.table.get("reference")).get("remarks", ())))
-
-
-def template_file(name: str) -> str:
-    """The file name of the template called ``name``. Raises MinidbgError with the nearest one."""
-    known = {"issue": "issue.md.j2"} | {file.partition(".")[0]: file for file in templates.own_names()}
-    if name not in known:
-        near = nearest(name, list(known))
-        raise MinidbgError(f"no template named {name!r}{near or ';'} there are {', '.join(known)}")
-    return known[name]
-
-
-def variables_of(story: Story) -> dict[str, Any]:
-    header, parts = story.header, story.parts
-    try:
-        judge = selfcheck.lines_for(header, model=parts.model, plain_backend="")
-    except repro.NoShortForm:
-        judge = {"functions": [], "test": "", "pattern": "", "dies": False}
-    return {
-        "title": story.title,
-        "kind": str(header.kind),
-        "backend_name": header.backend,
-        "message": story.message,
-        "captured_from": header.provenance.captured_from,
-        "line": header.provenance.line,
-        "notes": list(header.provenance.notes),
-        "figures": dict(story.figures),
-        "torch_version": header.provenance.torch_version,
-        "name": re.sub(r"\W", "_", story.path.stem),
-        "imports": list(parts.imports),
-        "embedded": embedded(story),
-        "backend": parts.backend,
-        "model": "\n\n\n".join(part for part in (parts.kernels.strip(), parts.model) if part),
-        "inputs": parts.inputs,
-        "stored": parts.stored,
-        "functions": judge["functions"],
-        "test": "" if judge["dies"] else judge["test"],
-        "pattern": judge["pattern"],
-        "header": dict(header.table),
-    }
-
-
-def embedded(story: Story) -> str:
-    """Definitions that the backend needs, copied or added by hand, without imports that every form has."""
-    text = "\n\n\n".join(part for part in (story.parts.copied, story.parts.added) if part)
-    lines = [
-        line
-        for line in text.split("\n")
-        if line not in ("import torch", "from __future__ import annotations")
-    ]
-    return "\n".join(lines).strip("\n")
 
 
 def check_that_it_fails(text: str, story: Story) -> None:
@@ -211,13 +119,22 @@ def issue(story: Story, *, run: bool = True, keep_private: bool = False, version
     ``keep_private`` leaves paths and names as they are. ``versions`` runs ``torch.utils.collect_env``.
     """
     logs, ran = logs_of(story, run=run)
-    neighbour = story.neighbour
-    extra = {
-        "said": SAID[story.header.kind],
+    header, neighbour, title = story.header, story.neighbour, title_of(story)
+    variables = {
+        "issue_title": title,
+        "kind": str(header.kind),
+        "said": SAID[header.kind],
+        "backend_name": header.backend,
+        "name": re.sub(r"\W", "_", story.path.stem),
+        "captured_from": header.provenance.captured_from,
+        "line": header.provenance.line,
+        "notes": list(header.provenance.notes),
+        "torch_version": header.provenance.torch_version,
+        "figures": dict(story.figures),
         "script": story.text,
         "needs_file": bool(story.parts.stored),
         "remarks": remarks_of(story),
-        "passes": story.header.provenance.neighbour,
+        "passes": header.provenance.neighbour,
         "logs": last_lines(logs, LOG_LINES),
         "ablation": ablation(story, run=run),
         "neighbour": "\n".join(difference(story.parts.model, neighbour.model)) if neighbour else "",
@@ -225,8 +142,7 @@ def issue(story: Story, *, run: bool = True, keep_private: bool = False, version
         "is_long": len(story.text.splitlines()) > LONG_LINES,
         "ran": ran,
     }
-    title = title_of(story)
-    body = templates.fill("issue.md.j2", {**variables_of(story), "issue_title": title, **extra})
+    body = templates.fill("issue.md.j2", variables)
     if not keep_private:
         private = Private.of_this_process()
         title, body = private.left_out(title), private.left_out(body)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import enum
-import functools
 import inspect
 import itertools
 import textwrap
@@ -32,7 +31,7 @@ from minidbg.references import avoid_names, backend_function, load_by_path
 from minidbg.references.source_text import joined
 from minidbg.repro import selfcheck
 from minidbg.repro.header import header_of, write_header
-from minidbg.repro.templates import built_in, fill
+from minidbg.repro.templates import fill
 from minidbg.repro.wording import docstring
 from minidbg.settings import VALUE_LIMIT_BYTES
 
@@ -138,10 +137,9 @@ def render(
             "harness_imports": [line for line in imports if line not in SCRIPT_IMPORTS],
             "harness": harness_source(kind, case.call).rstrip("\n"),
         }
-    if contents is not WITH_CARE:  # a record of a flight: templates and checks take longer than all the rest
-        return Script(built_in(form.value, variables), stored)
-    text = fill(form.value, variables, functools.partial(_check_own, case=case))
-    _check(text)
+    text = fill(form.value, variables)
+    if contents is WITH_CARE:  # not for a record of a flight: the check takes longer than all the rest
+        _check(text)
     return Script(text, stored)
 
 
@@ -254,18 +252,6 @@ def _has_annotations(text: str) -> bool:
         getattr(node, "annotation", None) is not None or getattr(node, "returns", None) is not None
         for node in ast.walk(ast.parse(text))
     )
-
-
-def _check_own(text: str, case: Case) -> None:
-    """What a template of one's own must leave in a script: without it, tools and the script itself find nothing.
-
-    Raises ValueError or SyntaxError.
-    """
-    compile(text, "<repro script>", "exec")
-    model = "def graph(" if case.call is CallPath.DIRECT else "class Repro("
-    for needed in ("# /// script", model, "def inputs(", "__main__"):
-        if needed not in text:
-            raise ValueError(f"the script would have no {needed!r}")
 
 
 def _check(text: str) -> None:

@@ -56,7 +56,7 @@ def lines_for(header: Header, *, model: str, plain_backend: str, has_numbers: bo
     """
     case = _Judged(header, model, plain_backend, has_numbers)
     needed = {"run": case.needs_run, "compiled": case.is_direct, "check": bool(case.leaf)}
-    text = templates.environment(None).get_template("judge.py.j2").module
+    text = templates.environment().get_template("judge.py.j2").module
     return {
         "functions": [getattr(text, name)(case).strip("\n") for name, wanted in needed.items() if wanted],
         "test": case.test(),

@@ -89,6 +89,12 @@ def main(argv: list[str] | None = None) -> int:
     environ = environment(options.out, options.device)
     for line in missing_packages(options, environ):
         print(line, flush=True)
+    if (
+        options.device == "acme"
+        and subprocess.run([sys.executable, "-m", "acme.build"], env=environ).returncode
+    ):
+        print("the stand-in cannot be built: it needs g++", file=sys.stderr)
+        return 125
     until = time.monotonic() + 60 * options.minutes
     for name, seconds in shared(options.part or list(SHARES), until):
         run_part(name, seconds, options, environ, results)

@@ -51,7 +51,8 @@ def run(device: str, tmp_path: Path) -> Run:
 
 
 def environment(device: str, bug: str, stand_in: Path) -> dict[str, str]:
-    paths = os.pathsep.join([str(stand_in), str(HERE.parents[1])])
+    given = os.environ.get("PYTHONPATH", "")  # where packages are that this machine lacks
+    paths = os.pathsep.join(filter(None, [str(stand_in), str(HERE.parents[1]), given]))
     own = {"PYTHONPATH": paths, "ACME_BUG": bug, "ACME_ON": device, "MINIDBG_STAGES": "0"}
     return os.environ | own
 

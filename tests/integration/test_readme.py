@@ -87,12 +87,6 @@ def test_the_configuration_shown_is_one_that_is_read() -> None:
         assert set(table) <= set(settings.CONVERT)
 
 
-def test_every_variable_of_templates_is_in_its_topic() -> None:
-    from minidbg.report.forms import VARIABLES
-
-    assert [name for name in VARIABLES if f"`{name}`" not in topics()["templates"]] == []
-
-
 def test_the_readme_is_short_and_names_every_topic() -> None:
     assert len(README.splitlines()) <= 200
     assert [name for name in topics() if f"[{name}](minidbg/help/{name}.md)" not in README] == []

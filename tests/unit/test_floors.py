@@ -47,6 +47,7 @@ FLOORS = {
     "errors": 0,
     "metadata": 0,
     "printable": 0,
+    "retired": 0,
 }
 
 # The harness is text that every repro script carries, so it cannot import _torch; the comparison likewise.

@@ -10,7 +10,6 @@ from command_line import python
 from lying_repro import lay
 
 from minidbg import cli
-from minidbg.errors import MinidbgError
 from minidbg.report import forms, story_of
 from minidbg.report.forms import Private, issue, last_lines
 from minidbg.report.story import Story
@@ -76,24 +75,6 @@ def test_modes_options_and_dynamic_shapes_are_in_the_short_form(repro: Path) -> 
     assert 'with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):' in text
     assert "torch.use_deterministic_algorithms(True)" in text
     compile(text, "form", "exec")
-
-
-def test_an_unknown_template_is_answered_with_those_there_are(story: Story) -> None:
-    with pytest.raises(MinidbgError, match="did you mean 'issue'"):
-        forms.export(story, "isue")
-
-
-def test_a_template_of_ones_own_gets_every_documented_variable(
-    story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "ours").mkdir()
-    fields = "\n".join(f"{name}={{{{ {name} }}}}" for name in forms.VARIABLES)
-    (tmp_path / "ours" / "mail.txt.j2").write_text(fields)
-    monkeypatch.setenv("MINIDBG_TEMPLATES", str(tmp_path / "ours"))
-    form = forms.export(story, "mail", run=False)
-    assert form.name == "compile_relu_aaaaaa_mail.txt"
-    assert "title=no_relu fails to compile relu." in form.text
-    assert set(forms.variables_of(story)) == set(forms.VARIABLES)
 
 
 def test_a_report_has_the_sections_that_pytorch_asks_for(story: Story) -> None:

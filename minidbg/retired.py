@@ -1,0 +1,30 @@
+"""Settings, options and commands' words that minidbg had and has no more: what to do instead, one sentence each.
+
+Each is refused with its sentence, never ignored and never taken for something else. A row stays as long as somebody may have the old
+word in a file; a test goes through them.
+"""
+
+from __future__ import annotations
+
+DATA_INSTEAD = (
+    "'minidbg show REPRO --json' and 'minidbg report REPRO --json' give the data for a form of your own"
+)
+SETTINGS = {
+    "templates": f"templates of one's own went; {DATA_INSTEAD}",
+}
+"""By the setting's name, in a call, a file, or a variable ``MINIDBG_NAME``."""
+OPTIONS = {
+    ("export", "--template"): f"it went; 'minidbg report REPRO' writes the bug report, and {DATA_INSTEAD}",
+}
+"""By command and option; of a short option the long name."""
+SHORT = {("export", "-t"): "--template"}
+
+
+def of_setting(name: str) -> str | None:
+    """What to do instead of the setting ``name``; None for a name that minidbg never had."""
+    return SETTINGS.get(name)
+
+
+def of_option(command: str, option: str) -> str | None:
+    """What to do instead of ``option`` of ``minidbg COMMAND``, as ``--name`` or ``-n``; None for what it never had."""
+    return OPTIONS.get((command, SHORT.get((command, option), option)))
