@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 import traceback
 from collections.abc import Iterable, Mapping, Set
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
@@ -28,6 +29,12 @@ SOURCE_NODES = re.compile(r"Source Nodes: \[(?P<names>[^\]]*)\]")
 """Inductor's comment above a kernel's call; a C++ kernel's has none."""
 CPP_KERNEL = re.compile(r"^\s+(?P<kernel>cpp_fused_\w+)\(")
 """The call of a C++ kernel, named after the ATen ops in it."""
+CPP_LINE = re.compile(r"API call failed at (?P<file>\S+), line (?P<line>\d+)")
+"""What a wrapper in C++ says, which has no frame in Python. Its file has the same comments."""
+FX_FILE = "<eval_with_key>"
+"""Begins the name of the file that a GraphModule's code seems to come from."""
+FX_LINE = re.compile(r"^\s*(?P<name>\w+)(: [^=]*)? = (?P<call>.*)$")
+"""A line of that code, which assigns to the name of the node."""
 STACK_LINE = re.compile(r'(?m)^  File "(?P<file>.*)", line (?P<line>\d+) in .*$')
 """A frame as faulthandler writes it."""
 
@@ -41,7 +48,9 @@ def suspects_of(error: BaseException, calls: Iterable[_torch.GivenCall]) -> Susp
     known = {call.name: call for call in calls}
     of_backend = takewhile(lambda one: one[0].f_code.co_name not in CALLS_BACKEND, frames)
     groups = (group for frame, line in of_backend for group in _named_by(frame, line, known))
-    return telling(groups, len(known))
+    texts = (found for one in traced for found in CPP_LINE.finditer(str(one)))
+    by_text = (group for at in texts for group in of_generated_line(at["file"], int(at["line"]), known))
+    return telling(chain(by_text, groups), len(known))
 
 
 def suspects_in_stack(stderr: str, calls: Iterable[_torch.GivenCall]) -> Suspects:
@@ -98,6 +107,17 @@ def of_generated_line(file: str, line: int, known: Mapping[str, _torch.GivenCall
     return [new, set(between)]
 
 
+def of_fx_line(frame: FrameType, line: int, known: Mapping[str, _torch.GivenCall]) -> list[Set[str]]:
+    """The node that a line of a GraphModule's code runs, where it is one of ``known`` and not another op of its name."""
+    file = frame.f_code.co_filename
+    found = FX_LINE.match(linecache.getline(file, line)) if file.startswith(FX_FILE) else None
+    if found is None or found["name"] not in known:
+        return []
+    call = known[found["name"]]
+    op = str(getattr(call.target, "__name__", call.target)).partition(".")[0]
+    return [{found["name"]}] if op in found["call"] else []
+
+
 def _first_comment(lines: Iterable[str], known: Mapping[str, _torch.GivenCall]) -> list[str]:
     """The nodes among ``known`` in the first comment of ``lines``."""
     comment = next(filter(None, map(SOURCE_NODES.search, lines)), None)
@@ -111,7 +131,7 @@ def _has_op(kernel: str, call: _torch.GivenCall) -> bool:
 
 
 def _named_by(frame: FrameType, line: int, known: Mapping[str, _torch.GivenCall]) -> list[Set[str]]:
-    generated = of_generated_line(frame.f_code.co_filename, line, known)
+    generated = of_generated_line(frame.f_code.co_filename, line, known) or of_fx_line(frame, line, known)
     if any(generated):
         return generated
     return [{name for value in list(frame.f_locals.values()) for name in _names_behind(value, known)}]

@@ -75,6 +75,8 @@ class ReductionProblem:
     """The modes in which the graph runs in eager."""
     is_deadly: bool = False
     """Whether the failure ends its process: where in memory a read is deadly is chance, so no size is searched for exactly."""
+    fails_when_it_runs: bool = False
+    """Whether what was compiled raises: the cause is in what the op that raises was computed from."""
     allow_no_calls: bool = False
     """Whether a graph without any call may be a candidate."""
     plainness: Callable[[Candidate], tuple[float, ...]] | None = None

@@ -345,6 +345,7 @@ def reduce_graph_of(
         ask_together=ask_together,
         simplify=simplify,
         is_deadly=case.kind in (Kind.CRASH, Kind.HANG),
+        fails_when_it_runs=case.kind is Kind.RUNTIME,
         around=lambda: harness.entered_modes(context),
     )
     session.interrupted |= reduced.interrupted

@@ -60,15 +60,16 @@ class Subsets:
         keep = {node for number in chosen for node in self.units[number]}
         return self.problem.extract(keep, out_of=(self.base, self.recording), **how)
 
-    def links(self) -> list[set[int]]:
-        """For each unit those that it takes values from, and those that take its own."""
+    def links(self, *, both_ways: bool = True) -> list[set[int]]:
+        """For each unit those that it takes values from, and ``both_ways`` those that take its own."""
         unit_of = {node: number for number, unit in enumerate(self.units) for node in unit}
         found: list[set[int]] = [set() for _ in self.units]
         for node, number in unit_of.items():
             for source in node.all_input_nodes:
                 if source in unit_of and unit_of[source] != number:
                     found[number].add(unit_of[source])
-                    found[unit_of[source]].add(number)
+                    if both_ways:
+                        found[unit_of[source]].add(number)
         return found
 
     def ask_ahead(self, *several: Sequence[int]) -> None:
@@ -98,9 +99,11 @@ def units_of(recording: Recording) -> list[Unit]:
     return [tuple(group) for group in groups.values()]
 
 
-def neighbourhood(subsets: Subsets, numbers: Sequence[int], distance: int) -> list[int]:
-    """``numbers`` and the units at most ``distance`` dependency steps from them, in order."""
-    linked, found, edge = subsets.links(), set(numbers), set(numbers)
+def neighbourhood(
+    subsets: Subsets, numbers: Sequence[int], distance: int, *, both_ways: bool = True
+) -> list[int]:
+    """``numbers`` and the units at most ``distance`` dependency steps from them, in order; a backward slice unless ``both_ways``."""
+    linked, found, edge = subsets.links(both_ways=both_ways), set(numbers), set(numbers)
     for _ in range(distance):
         edge = {other for number in edge for other in linked[number]} - found
         found |= edge
@@ -138,6 +141,8 @@ def within_bytes(subsets: Subsets, numbers: Sequence[int], limit: int) -> list[i
 
 DISTANCES = (0, 1, 2, 4)
 """Dependency steps around the suspects, tried in this order."""
+SLICES = (4, 16, 64)
+"""Dependency steps back from an op that fails when it runs: what it was given may have gone wrong long before."""
 FEW = 3
 """Suspects up to which every distance is tried: many are a sign that words of the error only happen to be names of ops."""
 GROUPS = 3
@@ -162,7 +167,10 @@ def follow_frames(problem: ReductionProblem) -> None:
 
 
 def try_frames(problem: ReductionProblem, groups: Sequence[Sequence[str]]) -> None:
-    """Ask what each frame names, innermost first, what the text names, then more and more around a frame's. Cost: at most eleven calls."""
+    """Ask what each frame names, innermost first, what the text names, then more and more around a frame's. Cost: at most eleven calls.
+
+    Of a failure at run time the frame names the op that noticed. What runs after it cannot be the cause: there, the backward slice.
+    """
     subsets = Subsets(problem)
     named = [units for names in groups if (units := units_called(subsets, names))]
     words = {hint.lower() for hint in problem.hints}
@@ -173,7 +181,11 @@ def try_frames(problem: ReductionProblem, groups: Sequence[Sequence[str]]) -> No
         if not any(map(subsets.fails, worth)) and both in worth:
             subsets.fails(both, bypass=True)
         return
-    around = (neighbourhood(subsets, named[0], steps) for steps in DISTANCES[1:] if named)
+    around = (
+        neighbourhood(subsets, named[0], steps, both_ways=not problem.fails_when_it_runs)
+        for steps in (SLICES if problem.fails_when_it_runs else DISTANCES[1:])
+        if named
+    )
     guesses += [only_ones(subsets, problem.hints), suspected(subsets, problem.hints)]
     guesses += [with_makers(subsets, units) for units in around]
     for chosen in guesses:

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +51,15 @@ class Row:
     after: str = "dynamo"
     level: str = "2"
     variables: tuple[tuple[str, str], ...] = ()
+    dynamic: bool | None = None
 
 
 OF_CASES = (
     Row("compile_193265_gpt2_step_schedule", "", 2),
     Row("runtime_190272_densenet121_fractional_pool", "", 1, variables=(("OMP_NUM_THREADS", "1"),)),
     Row("accuracy_own_unet_remainder_inf", "", 1, level="4"),
+    Row("runtime_189518_detr_positions", "", 4),
+    Row("accuracy_187027_tts_upsampling", "", 4, level="4", dynamic=True),
 )
 
 
@@ -66,7 +69,7 @@ def rows(bugs: Sequence[str], models: Sequence[str]) -> Iterator[Row]:
         if model == "cases":
             for row in OF_CASES:
                 make = f"__import__({row.name!r}).make()"
-                yield Row(row.name, make, row.nodes, level=row.level, variables=row.variables)
+                yield replace(row, make=make)
             continue
         for name in bugs:
             bug = BUGS[name]
@@ -107,7 +110,7 @@ if tool == "minidbg":
         return answer(failure, settings)
     failures.answer = timed
     backend = minidbg.wrap(backend, stages=False)  # else they are searched for beside what runs next
-compiled = torch.compile(model, backend=backend)
+compiled = torch.compile(model, backend=backend, dynamic={dynamic!r})
 began = time.perf_counter()
 found = {{}}
 try:
@@ -154,7 +157,9 @@ def run(command: list[str], folder: Path, limit_s: float, **variables: str) -> t
 
 def program(row: Row, tool: str, folder: Path, limit_s: float, **variables: str) -> dict[str, Any]:
     """What one run of the user's program found, with the seconds of the failing call and of the whole."""
-    text = PROGRAM.format(folders=[str(HERE), str(CASES)], make=row.make, training=row.training, tool=tool)
+    text = PROGRAM.format(
+        folders=[str(HERE), str(CASES)], make=row.make, training=row.training, tool=tool, dynamic=row.dynamic
+    )
     (folder / PROGRAM_FILE).write_text(text)
     stdout, seconds, status = run([sys.executable, PROGRAM_FILE], folder, limit_s, **variables)
     lines = [line.removeprefix("FOUND ") for line in stdout.splitlines() if line.startswith("FOUND ")]

@@ -239,6 +239,38 @@ def test_outer_frames_are_asked_when_the_innermost_holds_too_little() -> None:
     assert needs.calls <= 9
 
 
+def test_what_an_op_that_fails_when_it_runs_was_given_is_followed_back_to_where_it_went_wrong() -> None:
+    """A long trunk and a branch of 12 calls meet in an op that notices what is wrong with the branch since its beginning."""
+    branch = [f"branch_{number}" for number in range(12)]
+
+    def build(graph: fx.Graph, x: fx.Node) -> Any:
+        trunk = wrong = x
+        for number in range(150):
+            trunk = graph.create_node("call_function", torch.sin, (trunk,), name=f"trunk_{number}")
+        for name in branch:
+            wrong = graph.create_node("call_function", torch.cos, (wrong,), name=name)
+        joined = graph.create_node("call_function", torch.add, (trunk, wrong), name="joined")
+        last = graph.create_node("call_function", torch.relu, (joined,), name="noticed")
+        return (row(graph, last, 150)[-1],)
+
+    calls = []
+    for at_run_time in (False, True):
+        needs = Needs(*branch, "joined", "noticed")
+        result = reduce_graph(
+            graph_of(build),
+            [torch.ones(4)],
+            answers(needs),
+            frames=lambda: (("joined", "noticed"),),
+            fails_when_it_runs=at_run_time,
+        )
+        assert set(call_names(result.graph_module)) == needs.names
+        calls.append(needs.calls)
+        first = next(asked for asked in needs.asked if needs.names <= set(asked))
+    assert not any(name.startswith("op_") for name in first), "what runs after it was never reached"
+    assert len(first) <= 40
+    assert calls[1] <= calls[0] - 4
+
+
 def test_an_op_that_text_and_frames_name_is_asked_by_itself_first() -> None:
     frames = (("op_148", "op_149", "op_150"), ("op_147", "op_148", "op_149", "op_150"))
     needs = Needs("op_149")
