@@ -77,6 +77,9 @@ POLISHING: tuple[tuple[str, Pass], ...] = (
 )
 """Single removals, repeated until none succeeds."""
 
+ALONG_A_CHAIN = tuple(sorted(POLISHING, key=lambda one: POLISHING.index(one) if one[0] != "bypass" else 4.5))
+"""The same where values go wrong at one op and are noticed at another: a call between them can be bypassed, and seldom left out."""
+
 
 @collector_spared_what_is_there()
 def reduce_graph(
@@ -185,6 +188,10 @@ def find(problem: ReductionProblem) -> None:
     problem.is_impatient = True
     for name, reduction_pass in FINDING:
         before = problem.best
+        # what has led back from an op to where it went wrong is one cluster, and none of it an island
+        is_slice = problem.fails_when_it_runs and problem.followed and problem.steps
+        if name == "islands" and is_slice:
+            continue
         if len(before.calls) > FEW_UNITS:
             try:
                 run(problem, name, reduction_pass)
@@ -201,7 +208,7 @@ def polish(problem: ReductionProblem) -> None:
     before: Candidate | None = None
     while problem.best is not before:
         before = problem.best
-        for name, reduction_pass in POLISHING:
+        for name, reduction_pass in ALONG_A_CHAIN if problem.fails_when_it_runs else POLISHING:
             run(problem, name, reduction_pass)
 
 

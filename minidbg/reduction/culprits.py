@@ -106,6 +106,9 @@ def find_ends(problem: ReductionProblem, window: _Window) -> None:
     """
     subsets, seen = window.subsets, len(problem.steps)
     rest = list(range(window.low, window.high))
+    if ends_where_it_was_noticed(subsets, rest):
+        thin_before(subsets, rest[:-1], rest[-1])
+        return
     search = _Search(subsets, rest, [])
     search.narrow(2)
     pair = rest[max(0, search.high - 2) : search.high]
@@ -122,6 +125,19 @@ def find_ends(problem: ReductionProblem, window: _Window) -> None:
     else:
         search.narrow(1)
         before, last = rest[: search.high - 1], rest[search.high - 1]
+    thin_before(subsets, before, last)
+
+
+def ends_where_it_was_noticed(subsets: Subsets, rest: Sequence[int]) -> bool:
+    """Whether the last of ``rest`` is what a frame of a failure at run time names: nothing else need be the last."""
+    problem = subsets.problem
+    if not (problem.fails_when_it_runs and problem.steps and problem.followed and rest):
+        return False
+    return any(node.name in problem.followed[0] for node in subsets.units[rest[-1]])
+
+
+def thin_before(subsets: Subsets, before: list[int], last: int) -> None:
+    """Find the first unit of ``before`` that is needed, given the ``last``, and drop what is not needed between them."""
     first = _Search(subsets, before[::-1], [last]).next_needed()
     if first is not None:
         thin_between(subsets, first, before[before.index(first) + 1 :], last)

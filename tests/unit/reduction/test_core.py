@@ -268,7 +268,32 @@ def test_what_an_op_that_fails_when_it_runs_was_given_is_followed_back_to_where_
         first = next(asked for asked in needs.asked if needs.names <= set(asked))
     assert not any(name.startswith("op_") for name in first), "what runs after it was never reached"
     assert len(first) <= 40
-    assert calls[1] <= calls[0] - 4
+    assert calls[1] <= calls[0] - 12
+
+
+def test_calls_between_where_values_go_wrong_and_where_it_is_noticed_are_bypassed_first() -> None:
+    """Each is needed to carry the value on, and none for what it computes."""
+    graph_module, inputs = chain(24)
+    nodes = {node.name: node for node in graph_module.graph.nodes}
+    nodes["op_3"].target, nodes["op_20"].target = torch.erf, torch.exp
+
+    def fails(candidate: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+        asked.append(call_count(candidate))
+        ends = {node.target: node for node in candidate.graph.nodes if node.op == "call_function"}
+        if not {torch.erf, torch.exp} <= ends.keys():
+            return False
+        value = ends[torch.exp]
+        while value.args and value is not ends[torch.erf]:
+            value = value.args[0]
+        return value is ends[torch.erf]
+
+    counts = []
+    for at_run_time in (False, True):
+        asked: list[int] = []
+        result = reduce_graph(graph_module, inputs, answers(fails), fails_when_it_runs=at_run_time)
+        assert call_count(result.graph_module) == 2
+        counts.append(len(asked))
+    assert counts[1] < counts[0] - 8
 
 
 def test_an_op_that_text_and_frames_name_is_asked_by_itself_first() -> None:
