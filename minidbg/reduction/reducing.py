@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import math
+import operator
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from minidbg.case import STAND_INS, CallPath, Case, Level
 from minidbg.deadline import Deadline
 from minidbg.errors import Interrupted, MinidbgError, NotReproduced
 from minidbg.failure import Kind, Outcome, Verdict
+from minidbg.graphs.effects import is_call
 from minidbg.graphs.ranks import on_its_rank
 from minidbg.graphs.size import call_nodes
 from minidbg.oracle import harness
@@ -209,8 +211,29 @@ def reduce_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
         return Reduced(case, ended_by=session.budget)
 
 
+class SeenEarlier(Exception):
+    """The first wrong node by itself, ``case``, which fails otherwise than the whole: later nodes only change what is seen of it."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        self.case = case
+
+
 def smallest_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
-    """``reduce_case``. Raises BudgetSpent where the budget does not suffice for the whole."""
+    """``reduce_case``, of the first wrong node where that fails by itself: a later node may have turned its NaN into a number."""
+    try:
+        return smallest_of(case, session, just_seen=just_seen)
+    except SeenEarlier as seen:
+        before = case.provenance.message.partition("\n")[0].partition(" gives wrong results: ")[2]
+        found = smallest_of(seen.case, session, just_seen=True, is_sure=True)
+        return replace(found, notes=(*found.notes, f"first seen further on in the graph: {before}"))
+
+
+def smallest_of(case: Case, session: Session, *, just_seen: bool, is_sure: bool = False) -> Reduced:
+    """The smallest case that fails as ``case`` does, which an oracle call has shown where it ``is_sure``.
+
+    Raises SeenEarlier, and BudgetSpent where the budget does not suffice for the whole.
+    """
     known = Reliability(1, 1)
     untried_in_eager = case.kind is Kind.RUNTIME and STAND_INS in case.provenance.notes
     believed = not (untried_in_eager or case.kind is Kind.HANG) and (
@@ -219,7 +242,7 @@ def smallest_case(case: Case, session: Session, *, just_seen: bool) -> Reduced:
     if not believed:
         case, known = reproducing_path(case, session)
     reduced = reduce_graph_of(case, session, believed=believed)
-    if believed and not reduced.steps and session.remaining() > 0:
+    if believed and not is_sure and not reduced.steps and session.remaining() > 0:
         # Nothing smaller failed. Either all of it is needed, or this path never shows the failure: ask the whole.
         found, known = reproducing_path(case, session)
         another = found.call is not case.call or found.backend is not case.backend
@@ -314,23 +337,30 @@ STRAYS = 3
 def reduce_graph_of(
     case: Case, session: Session, *, simplify: bool = True, believed: bool = False
 ) -> core.Minimized:
+    """The smallest graph that fails as ``case`` does. Raises SeenEarlier."""
     strays = 0
     start = call_nodes(case.graph_module)
+    first_wrong = surroundings.first_differing(case) if case.kind is Kind.ACCURACY else ""
     case_suspects = tuple(tuple(group.split()) for group in case.provenance.suspects)
     context = settings_of(case)["context"]
 
     def ask(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> OracleAnswer:
-        return answer_of(session.ask(case.with_graph(graph_module, tuple(inputs))))
+        asked = case.with_graph(graph_module, tuple(inputs))
+        return answer_of(asked, session.ask(asked))
 
     def ask_together(questions: Sequence[tuple[fx.GraphModule, tuple[Any, ...]]]) -> list[OracleAnswer]:
         cases = [case.with_graph(graph_module, inputs) for graph_module, inputs in questions]
-        return [answer_of(outcome) for outcome in session.ask_together(cases)]
+        return list(map(answer_of, cases, session.ask_together(cases)))
 
-    def answer_of(outcome: Outcome) -> OracleAnswer:
+    def answer_of(asked: Case, outcome: Outcome) -> OracleAnswer:
         nonlocal strays
         strays += outcome.reason.startswith(ANOTHER_GRAPH)
         if believed and strays == STRAYS and session.best is None:
             raise NotReproduced("torch.compile makes other graphs of all of it", outcome)
+        if first_wrong and gives_wrong_value(outcome) and is_just(first_wrong, asked.graph_module):
+            seen = with_failure(asked, outcome)
+            session.take_up(seen, outcome)
+            raise SeenEarlier(seen)
         return ANSWERS[outcome.verdict]
 
     reduced = core.reduce_graph(
@@ -350,6 +380,21 @@ def reduce_graph_of(
     )
     session.interrupted |= reduced.interrupted
     return reduced
+
+
+def gives_wrong_value(outcome: Outcome) -> bool:
+    """Whether the case fails otherwise than expected, by a wrong result."""
+    found = outcome.signature
+    is_wrong = found is not None and found.kind is Kind.ACCURACY and not found.is_layout
+    return outcome.verdict is Verdict.CHANGED and is_wrong
+
+
+def is_just(name: str, graph_module: fx.GraphModule) -> bool:
+    """Whether the node called ``name`` is all that the graph calls, what takes its result apart not counted."""
+    calls = [
+        node for node in graph_module.graph.nodes if is_call(node) and node.target is not operator.getitem
+    ]
+    return [node.name for node in calls] == [name]
 
 
 def get_ready_for(case: Case) -> None:

@@ -27,10 +27,15 @@ def hints(case: Case) -> tuple[str, ...]:
     """
     text = case.provenance.message
     if case.kind is Kind.ACCURACY:  # the words of the comparison name no node
-        text = text.partition(FIRST_DIFFERING)[2].partition("\n")[0]
+        text = first_differing(case)
     elif case.signature is not None:
         text = f"{text} {case.signature.message} {' '.join(case.signature.frames)}"
     return tuple(dict.fromkeys(WORD.findall(text)))
+
+
+def first_differing(case: Case) -> str:
+    """The name of the first node whose value is wrong, as far as the message of a wrong result tells."""
+    return case.provenance.message.partition(FIRST_DIFFERING)[2].partition("\n")[0]
 
 
 def simplify(case: Case, fails: Callable[[Case], bool], remaining: Callable[[], float]) -> Case:

@@ -24,6 +24,7 @@ import planted_backends
 import pytest
 import torch
 from torch import fx
+from wrong_results import after_each
 
 from minidbg import processes, repro
 from minidbg.case import STAND_INS, BackendRef, CallPath, Case, Provenance
@@ -388,6 +389,70 @@ def test_what_was_known_of_a_wrong_result_is_told_beside_the_figures_of_the_smal
     )
     larger = replace(wrong, graph_module=chain()[0])
     assert publishing.message_of(larger, wrong, found, meeting) == before
+
+
+def nan_for_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    return after_each(graph_module, "relu", lambda value: torch.full_like(value, float("nan")))
+
+
+def half_for_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    return after_each(graph_module, "relu", lambda value: (value + 1).half())
+
+
+def seen_further_on(
+    later: Callable[[torch.Tensor], torch.Tensor], compiler: Callable[..., Any] = nan_for_relu
+) -> Case:
+    """A case whose first wrong node is a relu, and what ``later`` makes of it is what is seen."""
+    graph_module = fx.symbolic_trace(lambda x: (later(torch.relu(x.sin() + 2)),))
+    case = replace(failing_case(compiler), graph_module=graph_module)
+    case = with_its_failure(case)
+    assert case.kind is Kind.ACCURACY
+    message = f"planted gives wrong results: {case.provenance.message}\nfirst differing node: relu"
+    return replace(case, provenance=replace(case.provenance, message=message))
+
+
+@pytest.mark.parametrize(
+    ("later", "compiler", "expected", "found"),
+    [
+        (lambda x: torch.nan_to_num(x, 7.0).neg(), nan_for_relu, "output: float", "output: nan"),
+        (torch.isnan, nan_for_relu, "output: bool", "output: nan"),
+        (lambda x: (x > 0).int().sum(), nan_for_relu, "output: integer", "output: nan"),
+        (lambda x: x.float(), half_for_relu, "output: float", "output: dtype float16 for float32"),
+    ],
+)
+def test_what_later_nodes_make_of_a_wrong_value_is_the_same_failure_seen_later(
+    tmp_path: Path,
+    oracle: list[Case],
+    later: Callable[[torch.Tensor], torch.Tensor],
+    compiler: Callable[..., Any],
+    expected: str,
+    found: str,
+) -> None:
+    case = seen_further_on(later, compiler)
+    assert case.signature is not None
+    assert case.signature.message == expected
+    written = reduced(case, tmp_path)
+    assert written.path is not None
+    assert targets_of(written.path) == ("torch.relu",)
+    smallest = repro.load(written.path)
+    assert smallest.signature is not None
+    assert (smallest.signature.message, written.certified, written.also_found) == (found, True, 0)
+    assert "First seen further on in the graph: output 0" in written.path.read_text()
+
+
+def test_a_first_wrong_node_that_is_right_by_itself_does_not_change_what_is_looked_for(
+    tmp_path: Path, oracle: list[Case]
+) -> None:
+    def only_before_neg(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        if "neg" in map(str, graph_module.graph.nodes):
+            return nan_for_relu(graph_module, example_inputs)
+        return graph_module.forward
+
+    case = seen_further_on(lambda x: torch.nan_to_num(x, 7.0).neg(), only_before_neg)
+    written = reduced(case, tmp_path)
+    assert written.path is not None
+    assert repro.load(written.path).signature == case.signature
+    assert "further on" not in written.path.read_text()
 
 
 def test_other_failures_met_on_the_way_are_kept_as_captures(tmp_path: Path, oracle: list[Case]) -> None:
