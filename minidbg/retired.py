@@ -6,6 +6,8 @@ word in a file; a test goes through them.
 
 from __future__ import annotations
 
+import re
+
 DATA_INSTEAD = (
     "'minidbg show REPRO --json' and 'minidbg report REPRO --json' give the data for a form of your own"
 )
@@ -18,6 +20,16 @@ OPTIONS = {
 }
 """By command and option; of a short option the long name."""
 SHORT = {("export", "-t"): "--template"}
+
+RECIPES = (
+    "recipes (desktop, slack:, matrix:, webhook:, github:) went; on_flip is a shell command that gets flips as JSON Lines on stdin, "
+    "and 'minidbg help watch' shows one for a chat, a desktop and a GitHub summary"
+)
+
+
+def is_recipe(text: str) -> bool:
+    """Whether an entry of ``on_flip`` is one of an earlier version, which a shell must not run by mistake."""
+    return text == "desktop" or re.match(r"(slack|matrix|webhook|github):|\w+:https?://", text) is not None
 
 
 def of_setting(name: str) -> str | None:

@@ -88,7 +88,7 @@ def words(kind: type[enum.StrEnum]) -> click.Choice[str]:
 @click.option(
     "--on-flip",
     multiple=True,
-    help="Shell command that gets each flip as JSON on stdin; or desktop, slack:URL, matrix:URL, webhook:URL, github:FILE.",
+    help="Shell command that gets what flipped within a sweep as JSON Lines on stdin.",
 )
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Runs at the same time.")
 @click.option(

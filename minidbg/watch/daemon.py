@@ -23,7 +23,7 @@ from minidbg.watch.events import WatchdogEvents
 from minidbg.watch.recorder import Recorder, contradictions, exit_status
 from minidbg.watch.repros import Lock, hidden_folder, home_of
 from minidbg.watch.runner import IN_WORKER, Bytecode, Runner, forks
-from minidbg.watch.settings import Column, FailOn, Machine, WatchSettings, is_recipe
+from minidbg.watch.settings import Column, FailOn, Machine, WatchSettings
 from minidbg.watch.sources import repositories_worth_building, revisions
 from minidbg.watch.states import FAILING, seen_too_seldom
 from minidbg.watch.sweeper import Sweeper
@@ -99,8 +99,7 @@ class Daemon:
         announce.views.append(self.log)
         history, notice = open_or_begin_anew(hidden / NAME, time.time())
         history.interrupt_running(time.time())
-        commands = tuple(one for one in settings.on_flip if not is_recipe(one))
-        self.recorder = Recorder(history, announce, commands, settings.folder, history.states())
+        self.recorder = Recorder(history, announce, history.states())
         self.pool = make_pool(hidden)
         self.watched = Watched(self.paths, self.home, settings, events, announce)
         take = getattr(self.pool, "take", None)

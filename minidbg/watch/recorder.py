@@ -5,11 +5,7 @@ Answers are stored and then told; a flip is told once, also when we were killed 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
-import subprocess
-import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,8 +21,6 @@ from minidbg.watch.repros import Repro, hidden_path, home_of, living_holder, nam
 from minidbg.watch.states import FAILING, NOT_JUDGED, Seen, is_expected, is_fallback
 from minidbg.watch.sweep import JobAnswer
 
-HOOK_SECONDS = 60.0
-HOOK_GRACE_S = 5.0
 TRY_DISK_S = 30.0
 MESSAGE_CHARACTERS = 1000
 
@@ -37,15 +31,11 @@ class Recorder:
 
     history: History
     announce: Announcer
-    commands: tuple[str, ...] = ()
-    """Shell commands that are given each flip."""
-    hook_folder: Path = field(default_factory=Path.cwd)
     states: dict[tuple[str, str], ReproState] = field(default_factory=dict)
     torch: str = ""
     """Its version, stored with each result."""
     torches: dict[str, str] = field(default_factory=dict)
     """Of machines that have another one, by the key of their environment."""
-    hooks: list[threading.Thread] = field(default_factory=list)
     next_try: float | None = None
     """When to try to write the history again; None while it can be written."""
 
@@ -97,12 +87,10 @@ class Recorder:
         self.announce("result", **data)
 
     def tell_flip(self, flip: Flip, repro: Repro | None) -> None:
-        """Announce a flip, run the hook, and note that it was told."""
+        """Announce a flip, and note that it was told."""
         path, muted = (str(repro.path), repro.muted) if repro else (flip.repro, "")
         event = {**flip_facts(self.history, flip), "path": path, "muted": muted, "torch": self.torch}
         self.announce("flip", **event)
-        self.hooks = [thread for thread in self.hooks if thread.is_alive()]
-        self.hooks += [run_hook(one, event, self.hook_folder) for one in self.commands if not muted]
         self.history.mark_announced(flip.id)
 
     def take_up(self, environments: Collection[str]) -> None:
@@ -131,9 +119,7 @@ class Recorder:
         return False
 
     def close(self) -> None:
-        """Give hooks that have just begun a moment to end, and write what could not be written."""
-        for thread in self.hooks:
-            thread.join(timeout=HOOK_GRACE_S)
+        """Write what could not be written."""
         if self.history.trouble and not self.history.write_back():
             text = f"what was seen since the disk was full is lost: {self.history.path}"
             self.announce("notice", text=text)
@@ -156,22 +142,6 @@ def revision_text(revisions: Mapping[str, Revision]) -> str:
     if len(revisions) == 1:
         return str(next(iter(revisions.values())))
     return ", ".join(f"{Path(root).name} {revision}" for root, revision in sorted(revisions.items()))
-
-
-def run_hook(command: str, event: Mapping[str, Any], folder: Path) -> threading.Thread:
-    """Give the event to a shell command, beside us; one that fails or hangs is its own affair."""
-    data = json.dumps(event).encode()
-
-    def run() -> None:
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            subprocess.run(
-                command, shell=True, input=data, cwd=folder, timeout=HOOK_SECONDS, check=False,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
-
-    thread = threading.Thread(target=run, name="minidbg-hook", daemon=True)
-    thread.start()
-    return thread
 
 
 # What the answers of a sweep come to

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minidbg import retired
 from minidbg import settings as base
 from minidbg.checks import choice, flag, number, setting, text, texts, whole
 from minidbg.cluster.members import Cluster, whole_name
@@ -75,6 +76,15 @@ def backend_options(value: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
+def commands(value: Any) -> tuple[str, ...]:
+    """One or more shell commands; a recipe of earlier versions is none."""
+    found = (text(value),) if isinstance(value, str) else texts(value)
+    for one in found:
+        if retired.is_recipe(one):
+            raise ValueError(retired.RECIPES)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class WatchSettings:
     """Checked values. Those with a check may stand in a file."""
@@ -91,10 +101,8 @@ class WatchSettings:
     """Further patterns, as in ``.gitignore``, relative to each watched folder."""
     build: str | None = setting(None, text)
     """A shell command that runs before each sweep that a change of code has caused."""
-    on_flip: tuple[str, ...] = setting(
-        (), lambda value: (text(value),) if isinstance(value, str) else texts(value)
-    )
-    """Shell commands that are given each flip as JSON on their stdin, and recipes of ``notices``, which get each burst of them."""
+    on_flip: tuple[str, ...] = setting((), commands)
+    """Shell commands that get what flipped within one sweep as JSON Lines on stdin (``flip_commands``)."""
     on_change: OnChange = setting(OnChange.QUEUE, choice(OnChange))
     poll_s: float | None = setting(None, lambda value: number(value, at_least=0.05))
     """Look every so many seconds instead of waiting for events."""
@@ -127,18 +135,6 @@ class WatchSettings:
 CONVERT = {
     one.name: one.metadata["check"] for one in dataclasses.fields(WatchSettings) if "check" in one.metadata
 }
-
-
-def is_recipe(text: str) -> bool:
-    """Whether an entry of ``on_flip`` is a recipe; else it is a shell command. Raises BadSetting for an unknown recipe."""
-    name, colon, _ = text.partition(":")
-    if name in ("slack", "matrix", "webhook", "github") if colon else name == "desktop":
-        return True
-    if re.match(r"\w+:https?://", text):
-        raise BadSetting(
-            f"on_flip has no recipe {name!r}; recipes are desktop, slack:URL, matrix:URL, webhook:URL, github:FILE"
-        )
-    return False
 
 
 def load(arguments: Mapping[str, Any], *, folder: Path | None = None) -> WatchSettings:

@@ -16,10 +16,11 @@ from minidbg.processes.pool import Pool, Preload, ServerPool, preload_for
 from minidbg.watch.announce import Announcer, JsonLines, PlainLines, View
 from minidbg.watch.daemon import Daemon, Hint, Inbox, Key, Stop
 from minidbg.watch.events import WatchdogEvents
+from minidbg.watch.flip_commands import FlipCommands
 from minidbg.watch.page import Live, Page, Results
 from minidbg.watch.repros import home_of, read_repros
 from minidbg.watch.runner import forks
-from minidbg.watch.settings import WatchSettings, is_recipe
+from minidbg.watch.settings import WatchSettings
 
 if TYPE_CHECKING:
     from minidbg.watch.serving import WebServer
@@ -50,10 +51,8 @@ def views_of(
     if outputs.junit or outputs.document:
         files = {"junit": outputs.junit, "document": outputs.document}
         views.append(Results(live, settings.fail_on, **files))
-    if recipes := [one for one in settings.on_flip if is_recipe(one)]:
-        from minidbg.watch.notices import Notifier
-
-        views.append(Notifier(recipes, lambda text: inbox.put(Notice(text))))
+    if settings.on_flip:
+        views.append(FlipCommands(settings.on_flip, settings.folder, lambda text: inbox.put(Notice(text))))
     if outputs.as_json:
         views.append(JsonLines(sys.stdout))
     elif sys.stdout.isatty() and sys.stdin.isatty() and not settings.once:

@@ -28,6 +28,9 @@ class Failed(Exception):
     """The row ran, and is not as it should be."""
 
 
+OVER = "the part's share of the minutes is over"
+
+
 @dataclass(frozen=True, slots=True)
 class Done:
     """How a child ended."""
@@ -58,7 +61,7 @@ class Context:
     @property
     def left(self) -> float:
         """Seconds of the part's share."""
-        return max(1.0, self.until - time.monotonic())
+        return max(0.1, self.until - time.monotonic())
 
     def place(self, name: str) -> Path:
         """An empty folder for a row."""
@@ -69,7 +72,10 @@ class Context:
         return found
 
     def python(self, *words: object, cwd: Path, limit: float | None = None, **variables: str) -> Done:
-        """``python WORDS`` in a process group of its own, killed at its limit or the part's; what it prints is kept in ``cwd``."""
+        """``python WORDS`` in a process group of its own, killed at its limit; what it prints is kept in ``cwd``.
+
+        Raises Skipped where the part's time is over first.
+        """
         began = time.monotonic()
         process = self.started(*words, cwd=cwd, **variables)
         with ended_with(process):
@@ -78,6 +84,8 @@ class Context:
                 status = process.returncode
             except subprocess.TimeoutExpired:
                 status = None
+        if status is None and time.monotonic() >= self.until:
+            raise Skipped(OVER)
         return self.done(process, status, cwd, began)
 
     def started(self, *words: object, cwd: Path, **variables: str) -> subprocess.Popen[bytes]:

@@ -59,7 +59,7 @@ def row(context: Context, backend: str, modes: str, models: Sequence[str]) -> tu
         raise Skipped("none of its models' packages is here (--wheels)")
     name = f"{backend.replace(':', '-')}-{modes.replace(',', '-')}"
     path = context.folder / f"{name}.jsonl"
-    limit = context.left
+    limit = max(1.0, context.left - 2)  # then its finished trials are judged
     done = context.python(
         FIELD, "--models", *chosen, "--modes", modes, "--backends", backend, "--device", context.device,
         "--jobs", max(1, (os.cpu_count() or 2) // 2), "--limit", f"{limit:.0f}", "--json", path, cwd=context.place(name), limit=limit,

@@ -17,7 +17,7 @@ from typing import Any
 
 from acceptance import append
 
-from parts.context import Context, Failed, Row, Skipped
+from parts.context import OVER, Context, Failed, Row, Skipped
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
 
 def outcome_of(task: Row, context: Context) -> dict[str, Any]:
     if time.monotonic() >= context.until:
-        return {"status": "skipped", "said": "the part's share of the minutes is over"}
+        return {"status": "skipped", "said": OVER}
     try:
         figures, said = task()
     except Skipped as reason:

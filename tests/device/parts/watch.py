@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from parts.context import Context, Failed, Figures, Row, ended_with
+from parts.context import OVER, Context, Failed, Figures, Row, Skipped, ended_with
 from parts.flow import reduced_in_the_program
 
 FAULTY = Path(__file__).resolve().parents[1] / "faulty.py"
@@ -113,7 +113,7 @@ class Daemon:
     """``minidbg watch --json`` on a folder's repros, ended with the block."""
 
     def __init__(self, context: Context, folder: Path, *words: str, **variables: str) -> None:
-        self.seen = 0
+        self.seen, self.over = 0, context.until
         place = context.place(f"daemon-of-{folder.name}")
         self.output = place / "stdout.txt"
         self.process: subprocess.Popen[bytes] = context.started(
@@ -133,7 +133,7 @@ class Daemon:
 
     def wait_for(self, wanted: Callable[[Event], bool], seconds: float) -> Event:
         """The next event that is wanted. Raises Failed."""
-        until = time.monotonic() + seconds
+        until = min(time.monotonic() + seconds, self.over)
         while time.monotonic() < until and self.process.poll() is None:
             text = self.output.read_text()
             events = [
@@ -144,6 +144,8 @@ class Daemon:
                 if wanted(events[self.seen - 1]):
                     return events[self.seen - 1]
             time.sleep(0.1)
+        if time.monotonic() >= self.over:
+            raise Skipped(OVER)
         last = self.output.read_text().splitlines()[-1:]
         raise Failed(
             f"it did not happen within {seconds:.0f} s (the daemon's status: {self.process.poll()}); last: {last}"

@@ -1,0 +1,87 @@
+"""``on_flip``: a burst is given to each command once, one flip a line, and a command that fails is said."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from minidbg.errors import BadSetting
+from minidbg.watch import flip_commands
+from minidbg.watch.announce import Event
+from minidbg.watch.flip_commands import FlipCommands
+from minidbg.watch.settings import load
+
+
+def flip(name: str, kind: str = "FIXED", muted: str = "") -> Event:
+    return Event("flip", {"repro": f"{name}.py", "device": "cpu", "kind": kind, "muted": muted}, 1.0)
+
+
+FINISHED = Event("sweep_finished", {"sweep": 1}, 2.0)
+
+
+def given_to(commands: tuple[str, ...], folder: Path, *events: Event) -> list[str]:
+    """Give the events to the commands, and wait; what was said of them."""
+    said: list[str] = []
+    view = FlipCommands(commands, folder, said.append)
+    for event in events:
+        view.show(event)
+    for thread in view.threads:
+        thread.join(30)
+    view.close()
+    return said
+
+
+def read(path: Path) -> list[str]:
+    return [json.loads(line)["repro"] for line in path.read_text().splitlines()]
+
+
+def test_each_command_gets_a_burst_at_once_without_muted_ones(tmp_path: Path) -> None:
+    burst = [flip("sin"), flip("cos", "REGRESSED"), flip("quiet", muted="waits"), FINISHED, FINISHED]
+    commands = ("cat >> one; echo end >> ends", "cat >> two")
+    assert given_to(commands, tmp_path, *burst) == []
+    assert read(tmp_path / "one") == read(tmp_path / "two") == ["sin.py", "cos.py"]
+    assert (tmp_path / "ends").read_text() == "end\n", "started once"
+
+
+def test_flips_outside_of_a_sweep_do_not_wait_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flip_commands, "MOST_WAIT_S", 0.05)
+    view = FlipCommands(("cat >> flips",), tmp_path, print)
+    view.show(flip("sin"))
+    until = time.monotonic() + 30
+    while not view.threads and time.monotonic() < until:
+        time.sleep(0.01)
+    view.close()
+    assert read(tmp_path / "flips") == ["sin.py"]
+
+
+def test_what_waits_is_given_at_the_end(tmp_path: Path) -> None:
+    given_to(("cat >> flips",), tmp_path, flip("sin"))
+    assert read(tmp_path / "flips") == ["sin.py"]
+
+
+def test_a_command_that_fails_is_said_with_its_last_line(tmp_path: Path) -> None:
+    (said,) = given_to(("echo no network >&2; exit 6",), tmp_path, flip("sin"), FINISHED)
+    assert "ended with status 6 for 1 flip: no network" in said
+
+
+def test_a_command_that_does_not_end_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flip_commands, "COMMAND_SECONDS", 0.1)
+    (said,) = given_to(("exec sleep 60",), tmp_path, flip("sin"), FINISHED)
+    assert "did not end within 0.1 s" in said
+
+
+@pytest.mark.parametrize(
+    "recipe", ["desktop", "slack:$URL", "github:summary.md", "discord:https://example.com/x"]
+)
+def test_a_recipe_of_earlier_versions_is_no_command(recipe: str, tmp_path: Path) -> None:
+    with pytest.raises(BadSetting, match=r"recipes .* went; on_flip is a shell command"):
+        load({"on_flip": [recipe]}, folder=tmp_path)
+    assert load({"on_flip": ["desktop-notify x", "echo a:b"]}, folder=tmp_path).on_flip == (
+        "desktop-notify x",
+        "echo a:b",
+    )
