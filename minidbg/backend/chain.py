@@ -40,12 +40,14 @@ class Link:
 
     @property
     def name(self) -> str:
-        return name_of(self.backend)
+        """For people; torch calls every ``aot_autograd(...)`` ``compiler_fn``."""
+        is_any = _torch.aot_autograd_arguments(self.backend) is not None
+        return references.name_of(self.backend) if is_any else name_of(self.backend)  # type: ignore[arg-type] # no text
 
     @property
     def __name__(self) -> str:
         # dynamo's exception asks a backend for it
-        return self.name
+        return name_of(self.backend)
 
 
 def name_of(backend: Backend) -> str:

@@ -21,6 +21,7 @@ from minidbg.graphs.expressions import Expressions
 from minidbg.graphs.fills import Fill
 from minidbg.graphs.names import reference_to, walk
 from minidbg.graphs.ranks import TENSOR, imports_of
+from minidbg.references.modules import finds_again
 
 CROP_BYTES = 1 << 20
 """A view that starts this far into a much larger storage is moved to its beginning, keeping its alignment."""
@@ -281,7 +282,9 @@ def _masked(value: Any) -> Construction:
 
 
 def _by_unflatten(value: Any) -> Construction:
-    """By the class's own ``__tensor_unflatten__``, with what its ``__tensor_flatten__`` gives."""
+    """By the class's own ``__tensor_unflatten__``, with what its ``__tensor_flatten__`` gives; one without parts by ``as_subclass``."""
+    if not hasattr(value, "__tensor_flatten__") and _holds_its_data(type(value)):
+        return _as_subclass(value)
     names, context = value.__tensor_flatten__()
     write = _Values()
     kind = write.reference(type(value))
@@ -291,6 +294,26 @@ def _by_unflatten(value: Any) -> Construction:
     size, stride = tuple(map(int, value.shape)), tuple(map(int, value.stride()))
     text = f"{kind}.__tensor_unflatten__({{{{{inner}}}}}, {known}, torch.Size({list(size)}), {stride})"
     return Construction(parts, text, tuple(sorted(write.imports)))
+
+
+def _holds_its_data(kind: type) -> bool:
+    """Whether tensors of ``kind`` are plain ones of another type, and no wrappers around others."""
+    inherited = (getattr(kind, name) is getattr(Tensor, name) for name in ("__torch_dispatch__", "__new__"))
+    return all(inherited)
+
+
+SAID_BY_EVERY_CLASS = {"__module__", "__doc__", "__dict__", "__static_attributes__", "__firstlineno__"}
+
+
+def _as_subclass(value: Any) -> Construction:
+    kind, write = type(value), _Values()
+    says_nothing = kind.__bases__ == (Tensor,) and not vars(kind).keys() - SAID_BY_EVERY_CLASS
+    if says_nothing and not finds_again(kind.__module__):
+        name = f'type("{kind.__name__}", (torch.Tensor,), {{{{}}}})'
+    else:
+        name = write.reference(kind)
+    data = value.detach().as_subclass(Tensor)
+    return Construction({"data": data}, f"{{data}}.as_subclass({name})", tuple(sorted(write.imports)))
 
 
 CONSTRUCTORS: Mapping[str, Callable[[Any], Construction]] = {

@@ -18,7 +18,7 @@ from minidbg.case import CallPath, Case
 from minidbg.deadline import Deadline
 from minidbg.devices import devices_of
 from minidbg.errors import CannotWrite
-from minidbg.failure import Kind, Outcome, Signature, Verdict
+from minidbg.failure import Direction, Kind, Outcome, Signature, Verdict
 from minidbg.graphs import describing, tensors
 from minidbg.graphs.copying import bytes_of
 from minidbg.graphs.effects import tensors_in
@@ -195,7 +195,7 @@ def with_story(
         certified=certified,
         oracle_calls=session.oracle_calls,
         seconds=session.elapsed(),
-        neighbour=next(differences(form.case, found.neighbour)) if found.neighbour and certified else "",
+        neighbour=next(differences(form.case, found.neighbour), "") if found.neighbour and certified else "",
         notes=tuple(filter(None, (*original.provenance.notes, *found.notes, *told, ended_early(found)))),
     )
     return replace(form.case, provenance=story)
@@ -426,7 +426,10 @@ def written(path: Path | None, case: Case, original: Case, last: Outcome, sessio
 
 
 def differences(smallest: Case, neighbour: Case) -> Iterator[str]:
-    """What ``neighbour``, which passes, is without: ``passes without torch.relu``; the difference that explains most first."""
+    """What ``neighbour``, which passes, is without: ``passes without torch.relu``; the difference that explains most first.
+
+    Nothing where an input needs no gradient and the failure is one of gradients: that explains nothing.
+    """
     gone = Counter(call_targets(smallest.graph_module)) - Counter(call_targets(neighbour.graph_module))
     names = [name for name in gone if name not in "{}"]
     if names:
@@ -438,11 +441,18 @@ def differences(smallest: Case, neighbour: Case) -> Iterator[str]:
     if not further and canonical_text(smallest.graph_module) != canonical_text(neighbour.graph_module):
         yield "passes with plainer arguments of the same calls"
     lacking: dict[Any, Any] = _by_name(neighbour) if further else dict(enumerate(neighbour.inputs))
+    asks_for_gradients = smallest.signature is not None and smallest.signature.direction is Direction.BACKWARD
     for place, (name, has) in enumerate(_by_name(smallest).items()):
         lacks = lacking.get(name if further else place, has)
+        if asks_for_gradients and _needs_gradient(has) and not _needs_gradient(lacks):
+            return
         if _told(has) != _told(lacks):
             yield f"passes when input {place} is {_told(lacks)} instead of {_told(has)}"
     yield "passes with plainer values in its inputs"
+
+
+def _needs_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def _by_name(case: Case) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """How a fresh process gets a backend back."""
 
-from minidbg.references.finding import find
+from minidbg.references.finding import find, name_of
 from minidbg.references.operators import with_operators
 from minidbg.references.resolving import (
     Hooks,
@@ -17,6 +17,7 @@ from minidbg.references.source_text import NotALiteral, read_literal, write_lite
 
 __all__ = [
     "find",
+    "name_of",
     "with_operators",
     "read_literal",
     "resolve",

@@ -138,12 +138,11 @@ def _expression(
         expression = expression_for(backend, builder)
     except NoWay as error:
         raise unreachable(backend, error, f"the backend {name_of(backend)}") from error
-    location = location_of(backend) if is_nameless(backend) else None
-    return f"{location.module}.{location.path}" if location else name_of(backend), expression
+    return name_of(backend), expression
 
 
 def is_nameless(backend: object) -> bool:
-    """Whether ``name_of`` could only say what kind of object it is, and that kind is none of the user's own."""
+    """Whether its kind is all that ``backend`` says of itself, and that kind is none of the user's own."""
     is_named = isinstance(backend, types.MethodType | types.FunctionType | type | functools.partial)
     return not is_named and not is_foreign(type(backend).__module__)
 
@@ -155,8 +154,14 @@ def _innermost(backend: Any) -> Any:
 
 
 def name_of(backend: CompilerFn) -> str:
-    """What a person calls it: ``my_pkg.mod.my_backend``, ``my_pkg.Compiler``."""
+    """What a person calls it: ``my_pkg.mod.my_backend``, ``my_pkg.Compiler``, ``aot_autograd(fw_compiler=my_compiler)``."""
+    location = location_of(backend) if is_nameless(backend) else None
+    if location is not None:
+        return f"{location.module}.{location.path}".removeprefix("__main__.")
     inner = _innermost(backend)
+    compiler = (_torch.aot_autograd_arguments(inner) or {}).get("fw_compiler")
+    if compiler is not None:
+        return f"aot_autograd(fw_compiler={name_of(compiler)})"
     owner = inner if isinstance(inner, types.MethodType | types.FunctionType | type) else type(inner)
     module = "" if owner.__module__ == "__main__" else owner.__module__ + "."
     return f"{module}{owner.__qualname__}".replace("<locals>.", "").replace("<lambda>", "lambda")

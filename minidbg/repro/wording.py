@@ -122,6 +122,8 @@ def escaped(text: str) -> str:
 
 
 def _message_lines(message: str) -> Iterator[str]:
+    for pattern, replacement in OF_ONE_PROCESS:
+        message = re.sub(pattern, replacement, message)
     lines = [line.rstrip() for line in message.splitlines() if line.strip()]
     telling = meaningful_lines(message)
     if len(telling) <= 2 and lines and telling and telling[0] not in lines:
@@ -130,6 +132,14 @@ def _message_lines(message: str) -> Iterator[str]:
         yield line if len(line) <= MESSAGE_WIDTH else f"{line[:MESSAGE_WIDTH]}..."
     if len(lines) > MESSAGE_LINES:
         yield "..."
+
+
+OF_ONE_PROCESS = (
+    (r" at 0x[0-9a-fA-F]+\b", ""),  # <Graph object at 0x7f6be17ec590>
+    (r"\b0x[0-9a-fA-F]{9,}\b", "0x..."),
+    (r"<?\bminidbg_source_\d+\b>?", "this script"),
+)
+"""What a message has of the process that it was raised in, and nobody else can look up: addresses, and files that minidbg made."""
 
 
 def _story(case: Case, values: str) -> Iterator[str]:
