@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Hashable, Iterator, Mapping
+import re
+from collections.abc import Hashable, Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
@@ -22,8 +23,8 @@ from minidbg.backend.standing import is_of_a_signal_handler
 from minidbg.backend.verify_runs import Before, before, run_compiled_anew, run_eager
 from minidbg.graphs.copying import copy_graph_module
 from minidbg.graphs.edit import extract
-from minidbg.graphs.effects import is_call, kind_of_call
-from minidbg.graphs.mutation import mutated_placeholders, written_arguments
+from minidbg.graphs.effects import is_call, kind_of_call, nodes_in
+from minidbg.graphs.mutation import mutated_placeholders, storages_of, written_arguments
 from minidbg.graphs.pieces import CannotExtract, Piece
 from minidbg.graphs.record import Recording
 from minidbg.oracle import agreement, compare
@@ -38,14 +39,44 @@ MOST_TAPPED = 128
 MOST_OF_MEMORY = 0.2
 
 
-def first_differing_node(inside: Before, link: Link, settings: Settings) -> fx.Node | None:
-    """The first node, in the graph's order, whose value the backend gets wrong; None when it cannot be told."""
-    for parts in (one_of_each_kind(inside), earliest_parts(inside, link, settings)):
+def first_differing_node(inside: Before, link: Link, settings: Settings, where: str) -> fx.Node | None:
+    """The first node on the way to ``where``, in the graph's order, whose value the backend gets wrong; None when it cannot be told."""
+    way = {node.name for node in on_the_way(inside.graph, where)}
+    for parts in (one_of_each_kind(inside, way), earliest_parts(inside, link, settings, way)):
         with left_out_where_it_fails():
             for part in parts:
-                if node := differing_node_of(part, link, settings):
+                if node := differing_node_of(part, link, settings, way):
                     return node
     return None
+
+
+def on_the_way(graph: fx.GraphModule, where: str) -> list[fx.Node]:
+    """The calls that what differs at ``where`` depends on, be it only by what they write; none where it is no output or input."""
+    output, place = re.match(r"output (\d+)", where), place_of_input(where)
+    end = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
+    memory: set[object] = set()
+    wanted: set[fx.Node] = set()
+    if output is not None:
+        outputs = end.args[0] if isinstance(end.args[0], tuple | list) else end.args
+        wanted = set(nodes_in(outputs[int(output[1])]))
+        memory.update(*map(memory_of_node, wanted))
+    elif place is not None:
+        memory = memory_of_node(graph.graph.find_nodes(op="placeholder")[place])
+    found = []
+    for node in reversed(graph.graph.nodes):
+        if not is_call(node):
+            continue
+        written = {one for argument in written_arguments(graph, node) for one in memory_of_node(argument)}
+        if node in wanted or written & memory:
+            found.append(node)
+            wanted.update(node.all_input_nodes)
+            memory.update(*map(memory_of_node, (node, *node.all_input_nodes)))
+    return found
+
+
+def memory_of_node(node: fx.Node) -> set[object]:
+    """What nodes share that may hold the same memory."""
+    return {node, *storages_of(node)}
 
 
 @contextlib.contextmanager
@@ -94,9 +125,9 @@ def where_gradients_go_wrong(
 NOTHING_LEFT: Mapping[str, Any] = {"outputs": (), "inputs_after": {}}
 
 
-def differing_node_of(part: Before, link: Link, settings: Settings) -> fx.Node | None:
-    """The first node of ``part`` whose value differs when each of them is an output; None where memory may not suffice."""
-    tapped, nodes = with_taps(part.graph)
+def differing_node_of(part: Before, link: Link, settings: Settings, way: Set[str]) -> fx.Node | None:
+    """The first node of ``part`` on the ``way`` whose value differs when each of them is an output; None where memory may not suffice."""
+    tapped, nodes = with_taps(part.graph, way)
     sizes = sum(bytes_of_example(node.meta.get("example_value")) for node in part.graph.graph.nodes)
     if not nodes or 3 * sizes > MOST_OF_MEMORY * free_bytes(tensors_in(part.inputs)):
         return None
@@ -156,9 +187,9 @@ def difference(
     return differ(actual, expected, eager, case, [])
 
 
-def one_of_each_kind(inside: Before) -> Iterator[Before]:
-    """A part with the first call of each kind, where that is a small one: most ops that are wrong are wrong by themselves."""
-    calls = calls_of(inside.graph)
+def one_of_each_kind(inside: Before, way: Set[str]) -> Iterator[Before]:
+    """A part with the first call of each kind on the ``way``, where that is a small one: most ops that are wrong are wrong by themselves."""
+    calls = [node for node in calls_of(inside.graph) if node.name in way]
     if len(calls) > TAPPED:
         recording = Recording(inside.graph, inside.inputs)
         kinds: dict[Hashable, fx.Node] = {}
@@ -168,7 +199,7 @@ def one_of_each_kind(inside: Before) -> Iterator[Before]:
             yield part_of(extract(recording, set(kinds.values())))
 
 
-def earliest_parts(inside: Before, link: Link, settings: Settings) -> Iterator[Before]:
+def earliest_parts(inside: Before, link: Link, settings: Settings, way: Set[str]) -> Iterator[Before]:
     """At most ``TAPPED`` calls in which the first difference lies, with the inputs that eager gives them; then where it was last seen.
 
     The first half is asked; where it agrees with eager, the second is taken to differ. That is wrong where both halves are
@@ -176,7 +207,7 @@ def earliest_parts(inside: Before, link: Link, settings: Settings) -> Iterator[B
     graph cannot be cut.
     """
     seen: Before | None = None
-    while len(calls := calls_of(inside.graph)) > TAPPED:
+    while len(calls := [node for node in calls_of(inside.graph) if node.name in way]) > TAPPED:
         recording = Recording(inside.graph, inside.inputs)
         middle = len(calls) // 2
         try:
@@ -201,13 +232,21 @@ def part_of(piece: Piece) -> Before:
     return before(piece.graph_module, piece.inputs, mutated_placeholders(piece.graph_module))
 
 
-def with_taps(graph: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, fx.Node]]:
-    """A copy of ``graph`` that returns every tensor it computes and never writes to; and which output is which node's."""
+def with_taps(graph: fx.GraphModule, way: Set[str]) -> tuple[fx.GraphModule, dict[str, fx.Node]]:
+    """A copy of ``graph`` that returns every tensor it computes on the ``way`` and never writes to; and which output is which node's.
+
+    A view of memory that is written to counts as written: it would show what a later node has done.
+    """
     tapped = copy_graph_module(graph)
     calls = [node for node in tapped.graph.nodes if node.op.startswith("call")]
-    touched = {argument for node in calls for argument in written_arguments(tapped, node)}
+    arguments = {argument for node in calls for argument in written_arguments(tapped, node)}
+    touched = {one for argument in arguments for one in memory_of_node(argument)}
     nodes = [
-        node for node in calls if node not in touched and isinstance(node.meta.get("example_value"), Tensor)
+        node
+        for node in calls
+        if node.name in way
+        and isinstance(node.meta.get("example_value"), Tensor)
+        and not memory_of_node(node) & touched
     ]
     output = next(node for node in reversed(tapped.graph.nodes) if node.op == "output")
     output.args = (tuple(nodes),)

@@ -271,7 +271,11 @@ class Verification:
         # a graph that talks to others cannot be run in parts; and no value of a part tells who writes to an input, or of gradients
         forward = Direction(found["signature"]["direction"]) is Direction.FORWARD
         in_parts = forward and self.before.replay is None and not self.is_spoilt(found["where"])
-        node = first_wrong.first_differing_node(self.before, self.link, self.settings) if in_parts else None
+        node = (
+            first_wrong.first_differing_node(self.before, self.link, self.settings, found["where"])
+            if in_parts
+            else None
+        )
         message = f"{self.link.name} gives wrong results: {said}"
         if node is not None:
             message += f"\n{FIRST_DIFFERING}{node.name}"

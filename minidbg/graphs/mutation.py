@@ -90,7 +90,7 @@ class _Memory:
         self._of: dict[fx.Node, frozenset[int]] = {}
         self._by_storage: dict[int, frozenset[int]] = {}
         for index, node in enumerate(sources):
-            for storage in _storages(node):
+            for storage in storages_of(node):
                 self._by_storage[storage] = self._by_storage.get(storage, frozenset()) | {index}
         for index, node in enumerate(sources):
             self._of[node] = self._shared(node) | {index}
@@ -104,7 +104,7 @@ class _Memory:
         if isinstance(_known_value(node), _NUMBERS):
             self._of[node] = frozenset()
             return
-        known = bool(_storages(node))
+        known = bool(storages_of(node))
         sources = _returned_arguments(node)
         if sources is None:  # nothing is known about the function: its value's storage has to tell
             sources = [] if known else node.all_input_nodes
@@ -116,7 +116,9 @@ class _Memory:
             self._of[node] = given
 
     def _shared(self, node: fx.Node) -> frozenset[int]:
-        return frozenset().union(*(self._by_storage.get(storage, frozenset()) for storage in _storages(node)))
+        return frozenset().union(
+            *(self._by_storage.get(storage, frozenset()) for storage in storages_of(node))
+        )
 
 
 def written_arguments(gm: fx.GraphModule, node: fx.Node) -> Iterator[fx.Node]:
@@ -280,7 +282,7 @@ def _known_schemas(path: str) -> tuple[Any, ...]:
     return _torch.operator_schemas(path) if path else ()
 
 
-def _storages(node: fx.Node) -> frozenset[int]:
+def storages_of(node: fx.Node) -> frozenset[int]:
     """Identities of the memory behind a node's known value; empty when nothing is known."""
     return frozenset(
         _torch.storage_identity(tensor)
