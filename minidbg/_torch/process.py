@@ -40,15 +40,17 @@ os.register_at_fork(after_in_child=silence_lock._at_fork_reinit)  # type: ignore
 
 @contextlib.contextmanager
 def in_silence() -> Iterator[None]:
-    """A block without warnings and anomaly detection.
+    """A block without warnings and anomaly detection. What torch warns of once, it can warn of afterwards.
 
-    Both are the process's, and threads may be in such blocks at once: the first in changes them, the last out puts them back.
+    All are the process's, and threads may be in such blocks at once: the first in changes them, the last out puts them back.
     """
     global silent_blocks
     with silence_lock:
         if not silent_blocks:
             silence.enter_context(warnings.catch_warnings(action="ignore"))
             silence.enter_context(torch.autograd.set_detect_anomaly(False))
+            silence.callback(torch.set_warn_always, torch.is_warn_always_enabled())
+            torch.set_warn_always(True)
         silent_blocks += 1
     try:
         yield

@@ -5,6 +5,8 @@ The list of such state is in ``minidbg.backend.kept``.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -236,3 +238,27 @@ def test_the_backwards_of_a_model_in_buckets_are_told_apart(donating: Donating, 
     assert len(set(bare.compiled)) == 2
     assert donating.compiled == bare.compiled[::-1]
     assert minidbg.stats().verified == 2
+
+
+ONCE = """
+import warnings
+import torch
+from minidbg import _torch
+
+cube = torch.ones(2, 2, 2)
+with _torch.in_silence():
+    cube.T
+    cube.T
+assert not torch.is_warn_always_enabled()
+with warnings.catch_warnings(record=True, action="always") as heard:
+    cube.T
+    cube.T
+print(len(heard))
+"""
+
+
+def test_what_torch_warns_of_once_is_not_used_up_by_us() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", ONCE], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert ended.stdout == "1\n"
