@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -93,6 +94,7 @@ class Context:
             return subprocess.Popen(
                 [sys.executable, *map(str, words)],
                 cwd=cwd, env={**self.environ, **variables}, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
+                preexec_fn=die_with_the_part if sys.platform == "linux" else None,
             )  # fmt: skip
 
     def done(self, process: subprocess.Popen[bytes], status: int | None, cwd: Path, began: float) -> Done:
@@ -101,6 +103,11 @@ class Context:
 
     def minidbg(self, *words: object, cwd: Path, limit: float | None = None, **variables: str) -> Done:
         return self.python("-m", "minidbg", *words, cwd=cwd, limit=limit, **variables)
+
+
+def die_with_the_part() -> None:
+    """A part that is killed leaves no daemon behind, and no program that waits for its device."""
+    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 @contextlib.contextmanager
