@@ -262,3 +262,28 @@ def test_what_torch_warns_of_once_is_not_used_up_by_us() -> None:
         [sys.executable, "-c", ONCE], capture_output=True, text=True, check=True, timeout=120
     )
     assert ended.stdout == "1\n"
+
+
+def gives_its_input(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def test_the_first_calls_check_of_custom_operators_is_the_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AOTAutograd says in the first call that an operator's result is its input, which its schema does not say."""
+    monkeypatch.setattr(torch._functorch.config, "error_on_custom_op_aliasing", True)
+    library = torch.library.Library("first_time", "DEF")
+    library.define("same(Tensor x) -> Tensor")
+    library.impl("same", gives_its_input, "CompositeExplicitAutograd")
+    library.impl("same", torch.empty_like, "Meta")
+
+    def said(backend: Any) -> str:
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda x, w: torch.ops.first_time.same(x) * w, backend=backend)
+        with pytest.raises(RuntimeError) as caught:
+            compiled(X, X.clone().requires_grad_())
+        return str(caught.value)
+
+    assert "same" in (bare := said("aot_eager"))
+    assert said(wrapped("aot_eager", tmp_path)) == bare

@@ -52,6 +52,8 @@ REALLY_WRONG = {
 FAILS: dict[str, str] = {
     "hessian-wrong": "SIGSEGV: bits of a ZeroTensor are looked at",
     "flex_attention-wrong": "eager leaves a functorch level behind, and what was seen becomes 'not verified'",
+    "whole_step-aot_eager": "bare, dynamo counts frames of AOTAutograd's own, which compiles the backward in the compiled step; "
+    "wrapped, that has been compiled before and is handed over",
     "vmap-inductor": "not verified: the storage of a tensor with a functorch level is asked for",
 }
 """What is not yet as it should be, by ``program-backend`` or ``program-plant``, and why."""
