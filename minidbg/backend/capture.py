@@ -27,7 +27,7 @@ from minidbg.graphs.origins import user_line
 from minidbg.graphs.ranks import rank_note
 from minidbg.graphs.size import call_nodes, canonical_text
 from minidbg.oracle.agreement import margin_for
-from minidbg.oracle.signature import signature_of
+from minidbg.oracle.signature import signature_of, text_of
 from minidbg.oracle.suspects import Suspects, suspects_of, telling
 from minidbg.settings import Settings
 
@@ -102,6 +102,17 @@ def case_of_call(
     )
 
 
+def case_to_fill_in(failure: Failure, settings: Settings) -> Case:
+    """The failure as a case whose script leaves the backend to the person who knows how to get it."""
+    link = failure.link
+    fill_in = ("# fill in what torch.compile gets as its backend",)
+    REFERENCES[id(link)] = (link, settings, BackendRef(link.name, "...", setup=fill_in))
+    try:
+        return case_of(failure, settings)
+    finally:
+        del REFERENCES[id(link)]
+
+
 REFERENCES: dict[int, tuple[Link, Settings, BackendRef]] = {}
 
 
@@ -132,13 +143,14 @@ def digest(failure: Failure) -> str:
 
 
 def provenance(failure: Failure, notes: Iterable[str]) -> Provenance:
-    where, line = user_line(failure.graph_module, str(failure.error))
+    said = text_of(failure.error)
+    where, line = user_line(failure.graph_module, said)
     return Provenance(
         nodes=call_nodes(failure.graph_module),
         inputs=len(failure.inputs),
         captured_from=where,
         line=line,
-        message=first_lines(str(failure.error)),
+        message=first_lines(said),
         torch_version=torch.__version__,
         python_version=platform.python_version(),
         notes=tuple(notes),

@@ -148,6 +148,8 @@ def kept_in_words(failure: Failure, refusal: Exception, settings: Settings) -> R
 
         path = keep_what_there_is(failure, refusal, settings)
     kept = f"; the graph and what else is known are in {path}" if path else ""
+    if path is not None and path.suffix == ".py":
+        kept = f"; the graph is in {path}: fill in its backend(), then minidbg reduce {path}"
     return Report(f"not captured: {refusal}{kept}", capture=path)
 
 

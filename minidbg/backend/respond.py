@@ -17,11 +17,11 @@ from typing import Any, TextIO
 import torch
 
 from minidbg import isolation, processes, repro, stages
-from minidbg.backend.capture import Failure
+from minidbg.backend.capture import Failure, case_to_fill_in
 from minidbg.backend.failures import Report
 from minidbg.case import Case, Level
 from minidbg.deadline import Deadline
-from minidbg.errors import MinidbgError
+from minidbg.errors import BackendUnreachable, MinidbgError
 from minidbg.failure import Kind
 from minidbg.printable import display_path
 from minidbg.reduction import reducing
@@ -197,10 +197,13 @@ def stream_to_the_user() -> Iterator[TextIO]:
 
 
 def keep_what_there_is(failure: Failure, refusal: Exception, settings: Settings) -> Path | None:
-    """The text file written to the captures, or None where the file system refuses that too.
+    """The file written to the captures, or None where the file system refuses that too: a text, or a script without its backend.
 
     The same failure gives the same file.
     """
+    if isinstance(refusal, BackendUnreachable):
+        with contextlib.suppress(MinidbgError, OSError):
+            return captured(case_to_fill_in(failure, settings), settings)
     text = "\n".join(parts(failure, refusal))
     graph = str(failure.graph_module.graph).encode("utf-8", "backslashreplace")
     digest = hashlib.sha256(graph).hexdigest()

@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 
 from minidbg.errors import CannotWrite
 from minidbg.graphs.attributes import Attributes, ConstantExpression, by_name, exact_literal, used_targets
-from minidbg.graphs.effects import paired
+from minidbg.graphs.effects import op_name, paired
 from minidbg.graphs.expressions import Expressions
 from minidbg.graphs.names import Names, class_name
 from minidbg.graphs.origins import location
@@ -174,6 +174,8 @@ class _ForwardWriter:
                 depth -= 1
                 block_is_empty = False
                 continue
+            if mark := level_mark(node):
+                lines.append(f"{INDENT * depth}# {mark}")
             lines.append(INDENT * depth + _commented(self._code(node), node))
             block_is_empty = node in self._pairs
             depth += block_is_empty
@@ -199,6 +201,13 @@ class _ForwardWriter:
             owner, index, value = node.args
             return f"{write.value(owner)}[{write.index(index)}] = {write.value(value)}"
         return f"{self._names[node]} = {write.node(node)}" if node.users else write.node(node)
+
+
+def level_mark(node: fx.Node) -> str:
+    """What to say of a call that enters or leaves a level of vmap, jvp or grad; empty for all others."""
+    level, _, does = op_name(node).strip("_").partition("_") if node.op == "call_function" else ("",) * 3
+    words = {"increment_nesting": "enters", "decrement_nesting": "leaves"}
+    return f"{words[does]} a level of {level}" if does in words else ""
 
 
 def _commented(text: str, node: fx.Node) -> str:

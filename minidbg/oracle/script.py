@@ -89,6 +89,8 @@ def find_backend(own: Callable[[], Any], paths: list[str], wanted: str | None) -
     except (ImportError, AttributeError) as error:
         raise Unavailable(f"no backend {wanted!r} here: {brief(error)}") from None
     compiler = wanted or found
+    if compiler is ...:
+        raise Unavailable("its backend() is to be filled in, with what torch.compile gets as its backend")
     if isinstance(compiler, str) and compiler not in torch.compiler.list_backends(()):
         raise Unavailable(f"no backend named {compiler!r} is registered here")
     return compiler

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 from functorch.compile import make_boxed_func
-from quick_path import failing_program, take_the_quick_path
+from quick_path import failing_program, judge_in_fork, take_the_quick_path
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
 import minidbg
 from minidbg.case import BackendRef, Case
+from minidbg.failure import Verdict
 from minidbg.repro import Exactness, Form, render
 
 
@@ -117,3 +118,46 @@ def test_a_wrong_gradient_is_not_explained_by_an_input_without_one(tmp_path: Pat
     assert "in backward" in said
     assert "It passes when" not in said
     assert "plainer values" not in said
+
+
+class Counts:
+    """A backend with a state, which no name leads to."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+        self.calls += 1
+        return refuses_sin(gm, example_inputs)
+
+
+@pytest.mark.parametrize("backend", [lambda gm, inputs: refuses_sin(gm, inputs), Counts()])
+def test_a_backend_that_nothing_leads_to_leaves_a_script_to_fill_in(backend: Any, tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    wrapped = minidbg.wrap(backend, repro_dir=tmp_path)
+    with pytest.raises(Exception, match="no kernel") as caught:
+        torch.compile(program, backend=wrapped)(torch.randn(3))
+    report = minidbg.report_of(caught.value)
+    assert report is not None
+    assert report.capture is not None
+    assert "fill in its backend()" in report.line
+    text = report.capture.read_text()
+    assert "x.sin()" in text
+    unfilled = "    # fill in what torch.compile gets as its backend\n\n    return ...\n"
+    assert unfilled in text
+    outcome = judge_in_fork(report.capture)
+    assert (outcome.verdict, "filled in" in outcome.reason) == (Verdict.SKIPPED, True)
+    report.capture.write_text(
+        text.replace(unfilled, f"    import {__name__} as own\n\n    return own.refuses_sin\n")
+    )
+    assert judge_in_fork(report.capture).verdict is Verdict.REPRODUCES
+
+
+def test_lines_that_enter_and_leave_a_level_are_marked(tmp_path: Path) -> None:
+    def mapped(x: torch.Tensor) -> Any:
+        return torch.vmap(lambda row: row.sin() * 2)(x)
+
+    found = failing_program(mapped, (torch.randn(3, 4),), refuses_sin, tmp_path)
+    lines = [line.strip() for line in found.text.splitlines()]
+    for mark, call in (("enters", "_vmap_increment_nesting"), ("leaves", "_vmap_decrement_nesting")):
+        assert call in lines[lines.index(f"# {mark} a level of vmap") + 1]

@@ -92,12 +92,16 @@ def test_a_masked_tensor_keeps_its_mask() -> None:
 
 
 class NotTakenApart(torch.Tensor):
-    """A subclass that does not say what it is made of."""
+    """A wrapper that does not say what it is made of."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return NotImplemented
 
 
 def test_a_subclass_that_cannot_be_taken_apart_is_refused_by_its_name() -> None:
     with pytest.raises(CannotWrite, match=r"input x .*NotTakenApart.*__tensor_flatten__"):
-        made_again(torch.randn(2).as_subclass(NotTakenApart))
+        made_again(torch.Tensor._make_wrapper_subclass(NotTakenApart, (2,)))
 
 
 def test_a_mesh_among_other_inputs_leaves_their_shared_storage_alone(mesh: DeviceMesh) -> None:
