@@ -12,7 +12,18 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from minidbg._torch import memory, thread_state
 from minidbg._torch.private_names import nothing_around, seen
+
+has_plain_memory = seen("2.11", "2.15")(memory.has_plain_memory)
+is_zero_tensor = seen("2.11", "2.15", otherwise=lambda value: False)(memory.is_zero_tensor)
+is_freed = memory.is_freed
+is_wrapped = seen("2.11", "2.15", otherwise=lambda value: False)(memory.is_wrapped)
+in_memory = seen("2.11", "2.15")(memory.in_memory)
+for look in thread_state.LOOKS:  # a state that torch does not know is left out there
+    seen("2.11", "2.15")(look)
+state_of_thread = thread_state.thread_state
+thread_state_kept = thread_state.thread_state_kept
 
 
 @seen("2.11", "2.15")
@@ -156,41 +167,14 @@ def storage_identity(value: torch.Tensor) -> int:
 
 
 @seen("2.11", "2.15")
-def is_inside_functorch(value: torch.Tensor) -> bool:
-    """Whether ``value`` lives inside a level of vmap, grad or jvp and exists nowhere else."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
-
-
-@contextlib.contextmanager
-@seen("2.11", "2.15")
-def functional_state_kept() -> Iterator[None]:
-    """A block after which no level of vmap or grad that it opened is open, and the states around them are as before.
-
-    Also of attention's kernels. ``_functorch`` and ``_sdpa_kernel`` as here are private.
-    """
-    from torch.nn import attention
-
-    levels, hooks = torch._C._functorch, torch._C._autograd
-    depth = levels.get_dynamic_layer_stack_depth()
-    inplace = levels.get_inplace_requires_grad_allowed()
-    disabled = hooks._saved_tensors_hooks_get_disabled_error_message()
-    kernels = attention._cur_sdpa_kernel_backends(with_priority=True)
-    try:
-        yield
-    finally:
-        while levels.get_dynamic_layer_stack_depth() > depth:
-            # One level at a time: pop_dynamic_layer_stack_and_undo_to_depth of 2.11 takes away two in each step.
-            kind = levels.peek_interpreter_stack().key().name.lower()
-            getattr(levels, f"_{kind.removesuffix('tionalize')}_decrement_nesting")()
-        if levels.get_inplace_requires_grad_allowed() != inplace:
-            levels.set_inplace_requires_grad_allowed(inplace)
-        if hooks._saved_tensors_hooks_get_disabled_error_message() != disabled:
-            if disabled is None:
-                hooks._saved_tensors_hooks_enable()
-            else:
-                hooks._saved_tensors_hooks_disable(disabled)
-        if attention._cur_sdpa_kernel_backends(with_priority=True) != kernels:
-            attention._sdpa_kernel(kernels, set_priority=True)
+def without_levels(value: torch.Tensor) -> tuple[torch.Tensor, tuple[tuple[int, int], ...]]:
+    """What lies under the levels of vmap and grad around ``value``; and of each vmap, outermost first, its dimension there and its level."""
+    functorch, found = torch._C._functorch, []
+    while functorch.is_functorch_wrapped_tensor(value):
+        if functorch.is_batchedtensor(value):
+            found.append((functorch.maybe_get_bdim(value), functorch.maybe_get_level(value)))
+        value = functorch.get_unwrapped(value)
+    return value, tuple(reversed(found))
 
 
 @seen("2.11", "2.15")

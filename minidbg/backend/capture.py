@@ -65,7 +65,7 @@ def case_of(failure: Failure, settings: Settings) -> Case:
         context = replace(context, autocast=(), grad=False)
     call = case_of_call(failure.link, failure.graph_module, failure.inputs, context, settings)
     notes = list(failure.notes)
-    if any(_torch.is_fake(value) for value in failure.inputs) or devices.in_error(failure.inputs):
+    if any(map(is_without_values, failure.inputs)) or devices.in_error(failure.inputs):
         notes.append(STAND_INS)
     notes += rank_note()
     return replace(
@@ -208,9 +208,12 @@ def first_lines(message: str) -> str:
 
 def real_value(value: Any, seed: int) -> Any:
     """``value``, or what stands in for it: numbers for symbolic ones, a seeded tensor for a fake one."""
-    if isinstance(value, torch.Tensor) and _torch.is_fake(value):
-        return stand_in(value, seed)
-    return concrete(value)
+    return stand_in(value, seed) if is_without_values(value) else concrete(value)
+
+
+def is_without_values(value: Any) -> bool:
+    """Whether ``value`` is a tensor whose elements are nowhere: a fake one, or one whose memory was freed."""
+    return isinstance(value, torch.Tensor) and (_torch.is_fake(value) or _torch.is_freed(value))
 
 
 def concrete(value: Any) -> Any:

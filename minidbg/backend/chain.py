@@ -92,7 +92,7 @@ def compile_here(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -> Comp
     """One direct call of the backend on a copy of ``graph``."""
     loops = any(op_name(node) == "while_loop" for node in graph.graph.nodes)
     around = _torch.with_shape_env() if loops else contextlib.nullcontext()
-    with _torch.compiling_alone(), _torch.outside_tracing(), around:
+    with _torch.compiling_alone(), _torch.outside_tracing(), _torch.thread_state_kept(), around:
         if link.level is Level.ATEN:  # outside AOTAutograd: the compiler gets fake inputs, as from it
             case = {"level": "aten"}
             return compile_directly(link.compiler, copy_graph_module(graph), tuple(args), case, {})  # type: ignore[no-any-return]
@@ -110,7 +110,10 @@ def compiled_per_shape(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -
 
     def compiled_for(args: Sequence[Any]) -> CompiledFn:
         shape = tuple(
-            (tuple(arg.shape), arg.stride()) if isinstance(arg, torch.Tensor) else arg for arg in args
+            (tuple(arg.shape), arg.stride() if arg.layout is torch.strided else ())
+            if isinstance(arg, torch.Tensor)
+            else arg
+            for arg in args
         )
         if shape not in compiled:
             if len(compiled) >= MOST_SHAPES:

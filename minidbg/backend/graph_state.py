@@ -169,6 +169,7 @@ class GraphState:
         at_rest(values)  # an error of what ran before is not one of this graph
         kept = self.keep(values)
         verification, heard = None, self.heard(values)
+        put_state_back = _torch.state_of_thread()
         try:
             verification = self.verification(values, kept, heard)
             if heard is not None and verification is None:
@@ -177,6 +178,7 @@ class GraphState:
                 result = self.call(args)
                 at_rest(values, result)
         except Exception as error:
+            put_state_back()  # a level of vmap that it has left open would have a part in all that follows
             again = self.after_failure(error, values, kept, heard)
             if again is None:
                 del kept, verification, values, heard  # the traceback holds this frame

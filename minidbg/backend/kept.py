@@ -111,7 +111,7 @@ def keep(
             copies = tuple(
                 KeptTensor(tensor, tensor.grad_fn, memory, memory.clone())
                 for tensor, memory in written
-                if has_memory(memory)
+                if not (_torch.is_freed(memory) or _torch.is_zero_tensor(memory))
             )
         return Kept(copies, generator_states(values))
     except (RuntimeError, MemoryError):  # no memory left, or a tensor type without clone
@@ -132,13 +132,6 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
         if stride == 0 and size > 1:
             plain = plain.narrow(dimension, 0, 1)
     return plain
-
-
-def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether the elements of ``tensor`` are there; sharded training frees storages and keeps the tensors."""
-    if tensor.layout is not torch.strided or tensor.numel() == 0:
-        return True
-    return tensor.untyped_storage().nbytes() > 0
 
 
 def capturing_device_graph() -> bool:
@@ -164,7 +157,7 @@ def refusal(
     for node in (node for one in graphs for node in one.nodes):
         if node.op.startswith("call") and _torch.has_effects(node.target):
             return f"{node.name} has effects outside the graph, so it must not run twice"
-    if not all(map(has_memory, tensors_in(args))):
+    if any(map(_torch.is_freed, tensors_in(args))):
         return "the memory of an input has been freed"
     return too_large(graph, args, mutated, settings)
 

@@ -126,15 +126,16 @@ class Verification:
                 return self.mismatch(found, actual, expected)
             if inside.replay is not None:
                 raise CannotCompare("it draws random numbers and talks to other ranks")
-            inside.set_generators()
-            fed = feed_recorded(inside.graph, inside.fresh())
-            if fed.fed:
-                try:
-                    if self.agrees_with_the_backends_numbers(fed, actual):
-                        return self.layout(actual, expected)
-                except verify_runs.ImpossibleDraws as seen:
-                    return self.drawn_wrong(seen)
-                return self.with_numbers(fed).compiled_anew()
+            with by_element_where_it_fails():
+                inside.set_generators()
+                fed = feed_recorded(inside.graph, inside.fresh())
+                if fed.fed:
+                    try:
+                        if self.agrees_with_the_backends_numbers(fed, actual):
+                            return self.layout(actual, expected)
+                    except verify_runs.ImpossibleDraws as seen:
+                        return self.drawn_wrong(seen)
+                    return self.with_numbers(fed).compiled_anew()
         found = self.difference(actual, expected)
         if found is not None and inside.replay is not None:
             return self.wrong_on_this_rank(inside.replay, found, actual, expected)
@@ -286,7 +287,8 @@ class Verification:
             )
         if spoilt:
             message += f"\ngradients go wrong between {spoilt[0].name} and {spoilt[-1].name}"
-        message += self.by_design(found, actual, expected)
+        with first_wrong.left_out_where_it_fails():
+            message += self.by_design(found, actual, expected)
         error = AccuracyError(message, found, op_name(node) if node is not None else "")
         error.spoilt = tuple(node.name for node in spoilt)
         return self.failure(error, Kind.ACCURACY, Direction(error.signature["direction"]), notes)
@@ -407,6 +409,17 @@ def run_backward(
 
 
 @contextlib.contextmanager
+def by_element_where_it_fails() -> Iterator[None]:
+    """A block that takes random numbers out of a graph. Where that fails, the results are compared but for what other numbers change."""
+    try:
+        yield
+    except Exception as error:
+        if is_of_a_signal_handler(error):
+            raise
+        log.debug("numbers_not_taken_out", exc_info=True)
+
+
+@contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """A block without warnings and anomaly detection (NaN in a gradient is compared), whose casts autocast does not keep.
 
@@ -415,7 +428,7 @@ def quiet() -> Iterator[None]:
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
-        with _torch.outside_tracing(), _torch.in_silence():
+        with _torch.outside_tracing(), _torch.in_silence(), _torch.thread_state_kept():
             yield
     finally:
         torch.set_autocast_cache_enabled(cached)

@@ -94,9 +94,10 @@ class Before:
         own = own_attributes(copy_graph_module(self.graph))
         graph = change(fx.GraphModule(own, own.graph))  # one that is not lazy, since its forward is replaced
         inputs = tuple(change(self.fresh()))
-        sources = gradient_sources(graph, inputs) if backward else {}
-        outputs = self.call(graph.forward, inputs)
-        found = gradients_of(outputs, sources)
+        with _torch.thread_state_kept():
+            sources = gradient_sources(graph, inputs) if backward else {}
+            outputs = self.call(graph.forward, inputs)
+            found = gradients_of(outputs, sources)
         return self.seen(left_behind(outputs, graph, inputs, found))
 
 
@@ -164,7 +165,7 @@ def draws_by(link: Link, inside: Before, fed: Fed) -> Fed | None:
     if found is None:
         return None
     graph, inputs = found
-    with torch.no_grad():
+    with _torch.thread_state_kept(), torch.no_grad():
         compiled_fn = compile_at_run_time(link, graph, inputs)
         inside.set_generators()
         results = clone_values(compiled_fn(*inputs))
@@ -181,6 +182,7 @@ class ImpossibleDraws(Exception):
         self.graph, self.inputs = graph, inputs
 
 
+@_torch.thread_state_kept()
 def ran(
     inside: Before,
     function: Callable[..., Any],

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from minidbg import _torch
 from minidbg.errors import CannotWrite
 from minidbg.graphs.expressions import attribute_path, literal, tensor_literal
 from minidbg.graphs.names import is_plain_identifier
@@ -47,7 +48,9 @@ def exact_literal(name: str, value: Tensor) -> str:
 def is_plain(value: Tensor) -> bool:
     """Whether ``value`` is a strided tensor of torch's own classes, whose elements are all that it is."""
     is_known = type(value) in (Tensor, nn.Parameter, nn.Buffer)
-    return is_known and value.layout is torch.strided and not value.is_quantized
+    if not is_known or value.layout is not torch.strided or value.is_quantized or value.is_nested:
+        return False
+    return not (_torch.is_wrapped(value) or _torch.is_zero_tensor(value) or _torch.is_freed(value))
 
 
 def by_name(name: str, value: Tensor) -> str:

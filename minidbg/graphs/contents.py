@@ -44,8 +44,13 @@ class ValueReader:
 
 
 def has_data(value: Tensor) -> bool:
-    """Whether ``value`` holds numbers that can be read: not those of fake and meta tensors, nor of a device in error."""
-    return not (value.device.type == "meta" or _torch.is_fake(value) or value.device in BROKEN)
+    """Whether ``value`` holds numbers that can be read: not those of fake and meta tensors, of freed memory, nor of a device in error."""
+    return not (
+        value.device.type == "meta"
+        or _torch.is_fake(value)
+        or value.device in BROKEN
+        or _torch.is_freed(value)
+    )
 
 
 SEEN_BEFORE: dict[int, Tensor] = {}

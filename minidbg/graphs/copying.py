@@ -99,9 +99,14 @@ class _Cloner:
         return self._seen[id(value)]
 
     def _clone_tensor(self, value: Tensor) -> Tensor:
-        if value.is_conj() or value.is_neg():
+        plain = _torch.has_plain_memory(value)
+        if _torch.is_zero_tensor(
+            value
+        ):  # nothing can be written to it, and a clone would be an ordinary tensor
+            clone = value.detach()
+        elif value.is_conj() or value.is_neg():
             clone = _clone_of_lazy(value.detach())
-        elif not _has_plain_storage(value) or self._is_simple(value):
+        elif not (plain or _torch.is_freed(value)) or (plain and self._is_simple(value)):
             clone = value.detach().clone()
         else:
             mode: Any = torch.inference_mode if value.is_inference() else torch.no_grad
@@ -138,7 +143,7 @@ class _Cloner:
             copied = leaf.clone()
             if copied.stride() == leaf.stride():
                 return copied
-            if not _has_plain_storage(leaf) or _is_expanded(leaf.shape, leaf.stride()):
+            if not _torch.has_plain_memory(leaf) or _is_expanded(leaf.shape, leaf.stride()):
                 return leaf.view_as(leaf)
             made = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
             memory: torch.UntypedStorage = leaf.untyped_storage().clone()  # type: ignore[no-untyped-call]
@@ -162,17 +167,6 @@ def _clone_of_lazy(value: Tensor) -> Tensor:
         plain = value.conj()
         return (_clone_of_lazy(plain) if plain.is_neg() else plain.clone()).conj()
     return _torch.negated_view(_torch.negated_view(value).clone())
-
-
-def _has_plain_storage(value: Tensor) -> bool:
-    return (
-        type(value) in (Tensor, torch.nn.Parameter)
-        and value.layout is torch.strided
-        and not value.is_conj()
-        and not value.is_neg()
-        and not value.is_quantized
-        and not value.is_nested
-    )
 
 
 _OF_ONE_GRAPH = frozenset({"_graph", "_code", "_lineno_map", "_prologue_start", "meta"})

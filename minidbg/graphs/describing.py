@@ -111,6 +111,8 @@ class _Look:
 
     def content(self, value: Tensor, view: ViewExpression, layout: StridedLayout, key: str) -> Content:
         """What the base of ``value`` is filled with; ``key`` is for values that are stored."""
+        if _torch.is_zero_tensor(value):
+            return Content(Fill(How.NO_MEMORY))
         readable = in_place_of(value)
         if readable is None:
             return content_without_data(value.dtype)
@@ -247,7 +249,8 @@ def _shared_bases(values: Sequence[Any], names: Sequence[str], look: _Look) -> d
     members: dict[int, list[int]] = {}
     first = {id(value): index for index, value in reversed([*enumerate(values)]) if isinstance(value, Tensor)}
     for index in sorted(first.values()):
-        if values[index].layout is torch.strided and not is_constructed(values[index]):
+        value = values[index]
+        if value.layout is torch.strided and not (is_constructed(value) or _torch.is_zero_tensor(value)):
             members.setdefault(_torch.storage_identity(values[index]), []).append(index)
     found: dict[int, _Shared] = {}
     numbered = itertools.chain(["storage"], map("storage_{}".format, itertools.count(2)))

@@ -113,6 +113,8 @@ LEAVE_STATE = (
     "_saved_tensors_hooks_enable",
     "set_inplace_requires_grad_allowed",
     "_sdpa_kernel",
+    "_dual_level",
+    "_set_fwd_grad_enabled",
 )
 """Ends of names of functions that change a state of the process for the nodes after them, and no mode of ``MODES``."""
 
@@ -227,7 +229,7 @@ def fact_of(value: Any) -> Fact:
 
 
 def _tensor_fact(value: Tensor) -> Fact:
-    if _torch.is_inside_functorch(value):
+    if _torch.is_wrapped(value):
         return Fact(FactKind.OPAQUE, traits="functorch level")
     shape = tuple(map(_torch.hint, value.shape))
     if value.layout is not torch.strided or value.is_nested:

@@ -53,6 +53,8 @@ class How(enum.StrEnum):
     """share of True"""
     FULL = "full"
     """value"""
+    NO_MEMORY = "no_memory"
+    """zeros that are not in memory: a ZeroTensor"""
     CONSTRUCTED = "constructed"
     """by the text, from the parts of a tensor subclass"""
     COUNT = "count"

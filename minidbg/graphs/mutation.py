@@ -287,5 +287,5 @@ def storages_of(node: fx.Node) -> frozenset[int]:
     return frozenset(
         _torch.storage_identity(tensor)
         for tensor in tensors_in(_known_value(node))
-        if tensor.layout is torch.strided and not _torch.is_inside_functorch(tensor)
+        if tensor.layout is torch.strided and not _torch.is_wrapped(tensor)
     )

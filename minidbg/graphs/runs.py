@@ -306,7 +306,7 @@ class Runs:
         outer_grad, outer_random = torch.is_grad_enabled(), torch.get_rng_state()
         torch.set_rng_state(cut.random_state if cut else self._random_state)
         try:
-            with self._around(), _torch.functional_state_kept():
+            with self._around(), _torch.thread_state_kept():
                 torch.set_grad_enabled(cut.grad if cut else self._grad)
                 try:
                     for node in [node for node in env if mode_of(node) is Mode.ENTER]:

@@ -126,7 +126,7 @@ def _finished(spec: InputSpec, text: str, *, is_new: bool) -> str:
     """
     view = spec.view + (".conj()" if spec.is_conj else "")
     if spec.requires_grad and not spec.is_leaf:
-        if not is_new:  # a view of a leaf, in the memory that it shares
+        if not is_new or spec.fill.how is How.NO_MEMORY:  # a view of a leaf, in the memory that it shares
             return f"{_with_grad(f'{text}.detach()')}{view or f'.view({_sizes(spec.shape)})'}"
         if view and not _outlives_an_op(spec):  # a view of a leaf: eager writes to none
             return f"{grouped(_with_grad(text))}{view}"
@@ -206,6 +206,8 @@ def fill_expression(
             return target.mask(share)
         case How.FULL, value:
             return target.full(value)
+        case (How.NO_MEMORY,):
+            return target.call("_efficientzerotensor", str(size), dtype)
         case How.COUNT, start, step:
             return target.count(int(start.real), int(step.real))
         case (How.PERMUTATION,):

@@ -10,8 +10,8 @@ It is also part of repro scripts, as text.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
 from typing import Any
 
 import torch
@@ -49,6 +49,7 @@ TOLERANCES = {
 }
 FEW_LEFT_OUT = 3  # leaves that are named one by one
 MOST_BY_LUCK = 100.0  # times more than allowed that rounding errors of float32 may explain
+RUNS_IN_WORDS = {"float64": "eager in float64", "again": "a second run of eager"}
 NEVER_EXCUSED = ("dtype", "device")
 Run = Snapshot | Callable[[], Snapshot | None] | None  # a function is called only when its answer is needed
 Difference = dict[str, Any]
@@ -99,7 +100,7 @@ def mismatch(
                     is_never_excused(difference)
                     or (judge.is_steady(where) and ("elements" in difference or judge.is_defined(where)))
                 ):
-                    return difference
+                    return difference | {"message": "\n".join([difference["message"], *judge.notes])}
         if difference := _first_relation(actual, expected):
             return difference
     finally:
@@ -170,6 +171,7 @@ class _Judge:
     ) -> None:
         self.expected, self.tolerances, self.margin = expected, tolerances, margin
         self.runs = {"float64": reference64, "again": eager_again}
+        self.notes: dict[str, None] = {}
         self.steady: dict[str, bool] = {}
         self.answers, self.roundings = others
         self.lower = lower
@@ -178,10 +180,34 @@ class _Judge:
 
     def other(self, run: str, where: str, like: torch.Tensor | None = None) -> Any:
         """The value of leaf ``where`` in another run; None when there is none, or none of the shape of ``like``."""
-        if callable(answer := self.runs[run]):
-            answer = self.runs[run] = answer()
+        if callable(ask := self.runs[run]):
+            self.runs[run] = None
+            with self.difference_stands(RUNS_IN_WORDS[run]):
+                self.runs[run] = ask()
+        answer: Any = self.runs[run]
         value = answer[where].value if answer is not None and where in answer else None
         return value if like is None or _can_stand_for(value, like) else None
+
+    @contextlib.contextmanager
+    def difference_stands(self, run: str) -> Iterator[None]:
+        """A block with a run that might explain a difference. One that raises explains nothing: what was seen is reported, and says so."""
+        try:
+            yield
+        except CannotCompare:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever an op says
+            self.notes[f"{run}, which might explain it, fails: {brief_text(error)}"] = None
+
+    def explaining(self, run: str, runs: Any) -> Iterator[Any]:
+        """The runs that ``runs`` gives, until one raises."""
+        with self.difference_stands(run):
+            yield from runs
+
+    def others(self, *, roundings: bool = True) -> Iterator[Any]:
+        """Eager runs with other answers where torch leaves them open, then with other rounding errors."""
+        yield from self.explaining("eager with other answers", self.answers)
+        if roundings:
+            yield from self.explaining("eager with other rounding", self.roundings)
 
     def is_steady(self, where: str) -> bool:
         """Whether eager, run twice, gave the same leaf, apart from rounding noise."""
@@ -195,7 +221,7 @@ class _Judge:
     def is_defined(self, where: str) -> bool:
         """Whether the whole leaf is the same for all answers that torch leaves open."""
         first = self.expected.get(where)
-        for other in chain(self.answers, self.roundings):
+        for other in self.others():
             again = other.get(where)
             is_same = first is again
             if first and again:
@@ -275,7 +301,7 @@ class _Judge:
         reference, again = (self.other(run, where, e) for run in ("float64", "again"))
         found = wrong_elements(a, e, tolerance, reference, again, self.margin)
         undefined = torch.zeros_like(e, dtype=torch.bool)
-        for count, other in enumerate(chain(self.answers, self.roundings if found else ())):
+        for count, other in enumerate(self.others(roundings=found is not None)):
             value = _in_place_of(e, other, where)
             undefined |= far_apart(value, e, relative, absolute) if _can_stand_for(value, e) else True
             if undefined.any():  # errors of what is undefined say nothing about the rest
@@ -288,7 +314,8 @@ class _Judge:
                 found = wrong_elements(a, e, tolerance, reference, again, self.margin)
             if found is None and count:
                 break
-        for run in self.lower if found and self.may_be_rounding(found) else ():
+        lower = self.explaining("eager in a lower precision", self.lower)
+        for run in lower if found and self.may_be_rounding(found) else ():
             value = _in_place_of(e, run, where)
             if not _can_stand_for(value, e):
                 continue
@@ -307,6 +334,10 @@ class _Judge:
         if isinstance(self.tolerances, str) or getattr(self.answers, "narrow", True):
             return True
         return isinstance(found["excess"], (int, float)) and found["excess"] < MOST_BY_LUCK
+
+
+def brief_text(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:200]
 
 
 def default_tolerance(dtype: torch.dtype) -> tuple[float, float, float]:

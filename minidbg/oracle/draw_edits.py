@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -39,6 +39,15 @@ class Drawn:
     """Which of the call's results it is."""
     read: Callable[[Any], Any] = lambda result: result
     """The value, from what the call gives."""
+    levels: tuple[tuple[int, int], ...] = ()
+    """Of a value drawn inside vmap: along which of its dimensions each level goes, and the number of the level, outermost first."""
+
+    def standing_alone(self) -> Drawn:
+        """The value without the levels of vmap and grad that it was drawn in; no call makes it outside of them."""
+        if not _torch.is_wrapped(self.value):
+            return self
+        value, levels = _torch.without_levels(self.value)
+        return replace(self, value=value, call=None, levels=levels)
 
 
 NewInput: TypeAlias = Callable[[Drawn], fx.Node]
@@ -221,6 +230,11 @@ def put_graph(graph: fx.GraphModule, place: int, gm: fx.GraphModule, node: fx.No
 def become(node: fx.Node, op: str, target: Any, args: tuple[Any, ...]) -> None:
     """Make ``node`` another call; its name and what is known of its value stay."""
     node.op, node.target, node.args, node.kwargs = op, target, args, {}
+
+
+def putting_under_a_level(graph: fx.Graph) -> Any:
+    """The function by which ``graph`` puts its own values under a level of vmap."""
+    return next(node.target for node in graph.nodes if op_name(node) == "_add_batch_dim")
 
 
 def takes_a_part(node: fx.Node) -> bool:

@@ -42,6 +42,7 @@ def parts_of(kind: str, call: str = CallPath.DIRECT) -> tuple[str, ...]:
     """The files of this room whose text a script of that kind and call path carries, in order."""
     extra = {
         Kind.ACCURACY: (
+            "../_torch/memory.py",
             "snapshot.py",
             "arithmetic.py",
             "compare.py",
@@ -53,7 +54,8 @@ def parts_of(kind: str, call: str = CallPath.DIRECT) -> tuple[str, ...]:
         Kind.HANG: ("child.py",),
     }
     direct = ("direct.py",) if call == CallPath.DIRECT else ()
-    return ("../metadata.py", "signature.py", *extra.get(Kind(kind), ()), *direct, "harness.py", "script.py")
+    shared = ("../metadata.py", "signature.py", "../_torch/thread_state.py")
+    return (*shared, *extra.get(Kind(kind), ()), *direct, "harness.py", "script.py")
 
 
 @cache

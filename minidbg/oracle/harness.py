@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch._dynamo.backends.registry import lookup_backend
 
+from minidbg._torch.thread_state import thread_state_kept
 from minidbg.metadata import same_message
 from minidbg.oracle.direct import compile_directly
 from minidbg.oracle.signature import exception_chain, is_about_guards, phase_of, signature_of, text_of
@@ -189,12 +190,13 @@ def run_once(
 ) -> dict[str, Any]:
     """Call ``function``, then backward if the case has one; outputs, inputs and buffers afterwards, gradients."""
     torch.manual_seed(seed)
-    sources = gradient_sources(model, inputs) if case.get("backward") else {}
-    outputs = function(*inputs)
-    wait_for_devices((*inputs, *leaves_of(outputs)))
-    gradients = gradients_of(outputs, sources, backward_begins)
-    wait_for_devices(gradients.values())
-    return left_behind(outputs, model, inputs, gradients)
+    with thread_state_kept():  # a run that raises inside vmap would leave its level to the next one
+        sources = gradient_sources(model, inputs) if case.get("backward") else {}
+        outputs = function(*inputs)
+        wait_for_devices((*inputs, *leaves_of(outputs)))
+        gradients = gradients_of(outputs, sources, backward_begins)
+        wait_for_devices(gradients.values())
+        return left_behind(outputs, model, inputs, gradients)
 
 
 def wait_for_devices(values: Any) -> None:

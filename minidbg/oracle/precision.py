@@ -16,6 +16,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from minidbg._torch.memory import has_plain_memory, in_memory
 from minidbg.oracle.undefined import ChangedEager, within
 
 # --- embedded from here ---
@@ -42,19 +43,18 @@ def to_float64(value: Any) -> Any:
 def copied(value: Any, change: Callable[[torch.Tensor], torch.Tensor], mode: Callable[[], Any]) -> Any:
     """A copy of a module, a function or a tuple of inputs, whose tensors are changed, and which runs in ``mode()``."""
     if isinstance(value, (tuple, list)):
-        memories: dict[Any, torch.Tensor] = {}
-        return tuple(
-            _copied(item, memories, change) if isinstance(item, torch.Tensor) else item for item in value
-        )
+        copies = Copies(change, value)
+        return tuple(copies.of(item) if isinstance(item, torch.Tensor) else item for item in value)
     if not isinstance(value, torch.nn.Module):
         return within(mode, value)
-    model = copy.deepcopy(value)
-    for tensor in [*model.parameters(), *model.buffers()]:
-        tensor.data = change(tensor.data)
-    for module in model.modules():
-        for name, held in [*vars(module).items()]:
-            if isinstance(held, torch.Tensor):
-                setattr(module, name, change(held))
+    model, held = copy.deepcopy(value), Copies(change)
+    tensors = ([*one.parameters(), *one.buffers()] for one in (value, model))
+    for original, tensor in zip(*tensors, strict=True):  # a copied parameter has lost its strides
+        tensor.data = held.over_its_memory(original.data)
+    for before, module in zip(value.modules(), model.modules(), strict=True):
+        for name, original in [*vars(before).items()]:
+            if isinstance(original, torch.Tensor):
+                setattr(module, name, held.over_its_memory(original))
     model.forward = within(mode, model.forward)
     return model
 
@@ -100,25 +100,52 @@ def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else dtype
 
 
-def _copied(
-    value: torch.Tensor, memories: dict[Any, torch.Tensor], change: Callable[[torch.Tensor], torch.Tensor]
-) -> torch.Tensor:
-    """A changed copy of ``value``, over one copy of all its memory, so that strides and aliasing stay."""
-    plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
-    if not plain or value.is_quantized:
-        raise NoFloat64(f"an input is a {type(value).__name__} of {value.dtype}, {value.layout}")
-    if value.is_conj() or value.is_neg():
-        made = change(value.detach().clone())
-    else:
-        memory = value.untyped_storage()
-        if (key := (memory.data_ptr(), value.dtype)) not in memories:
-            flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(memory)
-            memories[key] = change(flat.clone())
-        made = memories[key].as_strided(value.shape, value.stride(), value.storage_offset())
-    if isinstance(value, torch.nn.Parameter):
-        return torch.nn.Parameter(made, value.requires_grad)
-    made.requires_grad_(value.requires_grad)
-    return made if value.is_leaf else made.clone()
+class Copies:
+    """Changed copies of tensors, each over one copy of all its memory: size, stride, offset and what they share stay."""
+
+    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor], values: Any = ()) -> None:
+        self.change = change
+        self.memories: dict[Any, torch.Tensor] = {}
+        plain = [self.key(value) for value in values if has_plain_memory(value)]
+        self.shared = {key for key in plain if plain.count(key) > 1}
+
+    @staticmethod
+    def key(value: torch.Tensor) -> Any:
+        return value.untyped_storage().data_ptr(), value.dtype
+
+    def over_its_memory(self, value: torch.Tensor) -> torch.Tensor:
+        """A changed copy of ``value``, without gradients; of a lazy one or a ZeroTensor, of its elements."""
+        if not has_plain_memory(value):
+            if (elements := in_memory(value)) is None:
+                raise NoFloat64(f"an input is a {type(value).__name__} of {value.dtype}, {value.layout}")
+            return self.change(elements.detach().clone())
+        if (key := self.key(value)) not in self.memories:
+            flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())
+            self.memories[key] = self.change(flat.clone())
+        return self.memories[key].as_strided(value.shape, value.stride(), value.storage_offset())
+
+    def of(self, value: torch.Tensor) -> torch.Tensor:
+        """An input of a run: a parameter, a leaf, or with a history, as ``value`` is."""
+        made = self.over_its_memory(value)
+        if isinstance(value, torch.nn.Parameter):
+            return torch.nn.Parameter(made, value.requires_grad)
+        made.requires_grad_(value.requires_grad)
+        if value.is_leaf:
+            return made
+        if has_plain_memory(value) and self.key(value) in self.shared:
+            return made.view_as(made)
+        copied = made.clone()
+        if copied.stride() == made.stride():
+            return copied
+        own = (
+            self.memories[self.key(value)]
+            .clone()
+            .as_strided(made.shape, made.stride(), made.storage_offset())
+        )
+        try:
+            return own.copy_(made)
+        except RuntimeError:  # elements that lie on each other, which eager writes to as little
+            return made.view_as(made)
 
 
 def random_states() -> list[torch.Tensor]:
@@ -178,22 +205,22 @@ class LowerPrecision(ChangedEager):
 
     def stored(self, tensor: Any) -> Any:
         """``tensor``, rounded in place where a value of this precision is stored."""
-        if self.precision != "tf32" and isinstance(tensor, torch.Tensor) and tensor.dtype is torch.float32:
+        if self.precision != "tf32" and has_plain_memory(tensor) and tensor.dtype is torch.float32:
             tensor.copy_(self.rounded(tensor))
         return tensor
 
     def rounded(self, value: Any) -> Any:
         """``value`` with fewer bits of mantissa, and in float16 with its range; what is no float32 stays."""
-        plain = isinstance(value, torch.Tensor) and value.layout is torch.strided
-        if not plain or value.dtype is not torch.float32:
+        plain = in_memory(value)
+        if plain is None or value.dtype is not torch.float32:
             return value
         step = 1 << DROPPED_BITS[self.precision]
         added: Any = step // 2
         if self.number:
             added = torch.randint(step, value.shape, dtype=torch.int32, generator=self.generator)
             added = added.to(value.device)
-        fewer = ((value.detach().view(torch.int32) + added) & -step).view(torch.float32)
-        result = torch.where(value.isfinite(), fewer, value)
+        fewer = ((plain.detach().view(torch.int32) + added) & -step).view(torch.float32)
+        result = torch.where(plain.isfinite(), fewer, plain)
         return result.half().float() if self.precision == "float16" else result
 
 
@@ -222,8 +249,7 @@ class OtherRounding(LowerPrecision):  # type: ignore[no-untyped-call]
 
     def stored(self, tensor: Any) -> Any:
         """``tensor`` with other errors, in place."""
-        plain = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
-        kind = NOISY_BITS.get(tensor.dtype) if plain else None
+        kind = NOISY_BITS.get(tensor.dtype) if has_plain_memory(tensor) else None
         if kind is not None and tensor.numel():
             whole, bits = kind[0], min(kind[1], self.most_bits)
             up = torch.randint(2, tensor.shape, generator=self.generator).to(tensor.device, whole)
@@ -253,11 +279,7 @@ class OtherSums(OtherRounding):  # type: ignore[no-untyped-call]
             return result
         sums = result if isinstance(result, (tuple, list)) else (result,)
         for place, one in enumerate(sums):
-            if (
-                isinstance(one, torch.Tensor)
-                and one.dtype in NOISY_BITS
-                and 0 < 2 * one.numel() <= terms.numel()
-            ):
+            if has_plain_memory(one) and one.dtype in NOISY_BITS and 0 < 2 * one.numel() <= terms.numel():
                 again = func(self.shaken(terms, terms.numel() / one.numel()), *args[1:], **kwargs)
                 one.copy_(again[place] if isinstance(again, (tuple, list)) else again)
         return result
@@ -302,7 +324,8 @@ def has_few_bits(argument: Any) -> bool:
         return True
     whole, _ = NOISY_BITS[argument.dtype]
     half = (1 << (1 - int(math.log2(torch.finfo(argument.dtype).eps))) // 2) - 1
-    return argument.layout is not torch.strided or not (argument.detach().view(whole) & half).any()
+    plain = in_memory(argument)
+    return plain is None or not (plain.detach().view(whole) & half).any()
 
 
 def tolerance_in(

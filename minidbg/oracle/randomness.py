@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from minidbg import _torch
 from minidbg.devices import devices_of, generators_put_back
 from minidbg.graphs import copy_graph_module
 from minidbg.graphs.carried import branches
@@ -83,31 +84,36 @@ class Fed:
         return replace(self, inputs=(*self.inputs[:given], *values))
 
 
-def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any]) -> Fed:
+def feed_recorded(gm: fx.GraphModule, inputs: Sequence[Any], *, is_nested: bool = False) -> Fed:
     """``gm`` with its draws turned into inputs, which hold what one eager run on clones of ``inputs`` drew.
 
     A dropout becomes a product with its mask, so that gradients pass; attention takes its mask. Ops that hide what they
     draw (recurrent ones) have it switched off. Everything else becomes the value that it gave, a constant to autograd.
-    ``gm``, ``inputs`` and the random state are left as they were. Raises what the graph raises in eager.
+    What was drawn inside vmap is an input with the dimension of vmap, which is put under its level where it is used; by the outermost
+    graph, whose inputs lie outside of it (``is_nested``: this is none). ``gm``, ``inputs`` and the random state are left as they were.
+    Raises what the graph raises in eager.
     """
     recorder = _Recorder(gm)
-    with generators_put_back(map(str, devices_of(inputs))), torch.no_grad():
+    with generators_put_back(map(str, devices_of(inputs))), _torch.thread_state_kept(), torch.no_grad():
         recorder.record(clone_values(inputs))
     made, drawn = copy_graph_module(gm), list[Drawn]()
     nodes = {node.name: node for node in made.graph.nodes}
     first_call = next(node for node in made.graph.nodes if node.op != "placeholder")
 
-    def new_input(one: Drawn) -> fx.Node:
-        drawn.append(one)
+    def new_input(one: Drawn, user: fx.Node) -> fx.Node:
+        drawn.append(one := one.standing_alone())
         with made.graph.inserting_before(first_call):
             node = made.graph.placeholder(f"drawn_{len(drawn)}")
         node.__dict__["_dynamo_source"] = None  # AOTAutograd asks each input of a graph of dynamo's for it
         node.meta["example_value"] = one.value
+        with made.graph.inserting_before(user):
+            for dim, level in () if is_nested else one.levels:
+                node = made.graph.call_function(edits.putting_under_a_level(made.graph), (node, dim, level))
         return node
 
     needed = {node for node in made.graph.nodes if node.users}
     for name, edit in recorder.edits.items():
-        edit(made, nodes[name], new_input)
+        edit(made, nodes[name], partial(new_input, user=nodes[name]))
     for node in reversed(made.graph.nodes):  # what only a draw had used
         if node in needed and not node.users and is_call(node) and not any(written_arguments(made, node)):
             made.graph.erase_node(node)
@@ -267,7 +273,7 @@ class _Recorder(fx.Interpreter):
 
     def fed_inside(self, node: fx.Node, graph: fx.GraphModule, inputs: Sequence[Any]) -> Fed:
         """A graph that ``node`` runs, fed; what cannot be is noted under the name of ``node``."""
-        fed = feed_recorded(graph, inputs)
+        fed = feed_recorded(graph, inputs, is_nested=True)
         self.left += [f"{node.name}.{name}" for name in fed.left]
         self.switched_off += [f"{node.name}.{name}" for name in fed.switched_off]
         return fed
@@ -288,7 +294,7 @@ class _Recorder(fx.Interpreter):
         while bool(condition(*values, *further)):
             if len(turns) == MOST_TURNS:
                 return None
-            turns.append(feed_recorded(body, (*values, *further)))
+            turns.append(feed_recorded(body, (*values, *further), is_nested=True))
             body(*clone_values((*values, *further)))  # moves the generators: each turn draws other numbers
             values = tuple(turns[-1].graph_module(*clone_values(turns[-1].inputs)))
         first = turns[0]
@@ -310,7 +316,7 @@ class _Recorder(fx.Interpreter):
             return None
         for place in range(len(rows[0])):
             given = (*values, *(one[place] for one in rows), *further)
-            turns.append(feed_recorded(body, given))
+            turns.append(feed_recorded(body, given, is_nested=True))
             results = body(*clone_values(given))  # moves the generators: each step draws other numbers
             values = clone_values(results[: len(values)])
         if not (turns and draw_alike(turns)):
@@ -324,6 +330,10 @@ class _Recorder(fx.Interpreter):
 def draw_alike(turns: Sequence[Fed]) -> bool:
     """Whether the same nodes drew in each turn of a loop, and all are fed."""
     first = turns[0]
+    if any(
+        one.levels for one in first.drawn
+    ):  # the values of all turns are stacked, which moves the dimension of vmap
+        return False
     return not (first.left or first.switched_off) and all(turn.fed == first.fed for turn in turns)
 
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from minidbg._torch.memory import in_memory, is_wrapped, is_zero_tensor
+
 # --- embedded from here ---
 
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -68,14 +70,17 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _leaf(kind: str, value: Any) -> Leaf:
     if isinstance(value, torch.Tensor):
-        return Leaf(kind, value.detach(), value.requires_grad)
+        if is_wrapped(value):  # the level that it belonged to is closed: no op takes it
+            return Leaf(kind, value)
+        return Leaf(kind, in_memory(value) if is_zero_tensor(value) else value.detach(), value.requires_grad)
     plain = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}.get(type(value))
     return Leaf(kind, plain(value) if plain else value)
 
 
 def _are_plain(a: Any, e: Any) -> bool:
-    """Whether both are dense tensors with values, of one shape."""
-    if not all(type(x) is torch.Tensor and x.layout is torch.strided and not x.is_quantized for x in (a, e)):
+    """Whether both are dense tensors with values, of one shape. Lazily conjugated and negated ones are: arithmetic reads them."""
+    dense = all(type(x) is torch.Tensor and x.layout is torch.strided for x in (a, e))
+    if not dense or any(x.is_quantized or x.is_nested or is_wrapped(x) for x in (a, e)):
         return False
     return bool(a.shape == e.shape)
 

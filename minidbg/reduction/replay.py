@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from minidbg import _torch
 from minidbg.case import Case
 from minidbg.failure import Outcome
 from minidbg.graphs.copying import storage_key
@@ -192,6 +193,7 @@ def told(value: Any) -> str:
     kind = f"{value.dtype} {tuple(value.shape)} {value.requires_grad} {value.device}"
     if value.layout is not torch.strided or value.is_meta or value.is_quantized:
         return kind
+    value = value.detach() if (plain := _torch.in_memory(value)) is None else plain
     values = value.detach().tolist() if value.numel() <= FEW and not value.dtype.is_floating_point else ""
     return f"{kind} {value.stride()} {values}"
 

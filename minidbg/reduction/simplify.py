@@ -12,8 +12,9 @@ from torch import Tensor, fx
 
 from minidbg import _torch
 from minidbg.graphs import nested, pieces
+from minidbg.graphs.contents import put
 from minidbg.graphs.effects import attribute_of
-from minidbg.graphs.specs import is_constructed, plain_stand_in
+from minidbg.graphs.specs import StridedLayout, is_constructed, plain_stand_in
 from minidbg.reduction.candidate import BudgetSpent, Candidate, OracleAnswer, OwnGraph, last_that_holds
 from minidbg.reduction.edits import merge_inputs
 from minidbg.reduction.problem import ReductionProblem
@@ -71,7 +72,10 @@ def _laid_as(value: Tensor, made: Tensor) -> Tensor:
     """``made`` with the strides of ``value``."""
     if value.layout is not torch.strided or made.stride() == value.stride():
         return made
-    return torch.empty_strided(value.shape, value.stride(), dtype=made.dtype, device=made.device).copy_(made)
+    layout = StridedLayout(tuple(value.shape), value.stride())
+    flat = torch.zeros(layout.span, dtype=made.dtype, device=made.device)
+    put(flat, made, layout)
+    return flat.as_strided(layout.shape, layout.stride)
 
 
 def flagged_as(value: Tensor, made: Tensor) -> Tensor:

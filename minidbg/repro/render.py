@@ -12,13 +12,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from minidbg import _torch
 from minidbg.case import BackendRef, CallPath, Case
 from minidbg.errors import CannotWrite
 from minidbg.failure import Kind
 from minidbg.graphs import describing, origins, source, tensors
 from minidbg.graphs.contents import WITH_CARE, ValueReader
+from minidbg.graphs.copying import storage_bytes, storage_key
+from minidbg.graphs.effects import tensors_in
 from minidbg.graphs.expressions import quoted
 from minidbg.graphs.fills import How
 from minidbg.graphs.mutation import mutated_placeholders
@@ -160,8 +164,26 @@ def _lines_that_judge(case: Case, header: str, model: str, plain_backend: str) -
             raise selfcheck.NoShortForm(
                 "gradients of a value that the graph writes to are those from before the write"
             )
-    lines = selfcheck.lines_for(read, model=model, plain_backend=plain_backend, has_numbers=has_numbers)
+    lines = selfcheck.lines_for(
+        read,
+        model=model,
+        plain_backend=plain_backend,
+        has_numbers=has_numbers,
+        lies_oddly=lies_oddly(case.inputs),
+    )
     return {**lines, "limit": f"{selfcheck.hang_limit(read):g}"}
+
+
+def lies_oddly(values: Sequence[Any]) -> bool:
+    """Whether a cast of each value by itself loses how they lie in memory: gaps, overlaps, an offset, what they share."""
+    plain = {id(one): one for one in tensors_in(list(values)) if _torch.has_plain_memory(one)}.values()
+    shared = len({storage_key(one) for one in plain}) < len(plain)
+    return shared or any(storage_bytes(one) != one.nbytes or not keeps_strides(one) for one in plain)
+
+
+def keeps_strides(value: Tensor) -> bool:
+    like = torch.empty_strided(value.shape, value.stride(), device="meta")
+    return like.clone().stride() == like.stride()
 
 
 def plain_name(backend: BackendRef) -> str:

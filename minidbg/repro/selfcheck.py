@@ -48,13 +48,16 @@ class NoShortForm(MinidbgError):
     """The repro needs the whole oracle; the message says why."""
 
 
-def lines_for(header: Header, *, model: str, plain_backend: str, has_numbers: bool = True) -> dict[str, Any]:
+def lines_for(
+    header: Header, *, model: str, plain_backend: str, has_numbers: bool = True, lies_oddly: bool = False
+) -> dict[str, Any]:
     """The variables of ``script.py.j2`` that judge; ``judge.py.j2`` has the text of the functions.
 
     ``plain_backend`` is a backend's name in quotes, or the global name of its function; empty where ``backend()`` gives it.
-    ``has_numbers``: there may be plain integers among the inputs.
+    ``has_numbers``: there may be plain integers among the inputs. ``lies_oddly``: a plain ``double()`` would lay an input otherwise in memory.
     """
     case = _Judged(header, model, plain_backend, has_numbers)
+    case.lies_oddly = lies_oddly
     needed = {"run": case.needs_run, "compiled": case.is_direct, "check": bool(case.leaf)}
     text = templates.environment().get_template("judge.py.j2").module
     return {
@@ -80,6 +83,7 @@ class _Judged:
         self.is_aten = self.table.get("level") == "aten"
         self.has_state = "def __init__" in model or (self.is_direct and "root." in model)
         self.has_parameters = "torch.nn.Parameter" in model
+        self.lies_oddly = False
         self.has_symbols = has_numbers and (not self.is_aten or bool(self.table.get("dynamic")))
         """Whether plain integers among the inputs become symbols, as AOTAutograd makes them."""
         self.backward = bool(self.table.get("backward"))

@@ -34,6 +34,19 @@ def after_each(graph_module: fx.GraphModule, op: str, function: Callable[..., An
     return graph_module.forward
 
 
+def off_by_a_thousandth(graph_module: fx.GraphModule, _example_inputs: Sequence[Any]) -> CompiledFn:
+    """Each result of the graph, a thousandth too large."""
+    return lambda *args: tuple(
+        one * 1.001 if isinstance(one, torch.Tensor) and one.is_floating_point() else one
+        for one in graph_module(*args)
+    )
+
+
+def blind_to_strides(graph_module: fx.GraphModule, _example_inputs: Sequence[Any]) -> CompiledFn:
+    """The graph on dense copies of its inputs."""
+    return lambda *args: graph_module(*(one.contiguous() for one in args))
+
+
 def a_little_more(x: torch.Tensor) -> torch.Tensor:
     return x + 1e-2
 

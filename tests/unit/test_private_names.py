@@ -127,7 +127,7 @@ def test_a_level_of_vmap_or_grad_that_a_graph_leaves_open_is_closed_alone(kind: 
     arguments = {"vmap": (3, "error"), "func": (True,)}.get(kind, ())
     levels._grad_increment_nesting()
     try:
-        with _torch.functional_state_kept():
+        with _torch.thread_state_kept():
             for _ in range(2):
                 getattr(levels, f"_{kind}_increment_nesting")(*arguments)
         assert levels.get_dynamic_layer_stack_depth() == 1

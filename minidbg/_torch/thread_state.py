@@ -1,0 +1,204 @@
+"""What a run may leave behind in its thread, put back: levels of vmap and grad, modes, grad mode, autocast.
+
+A graph holds the calls that open and close them. One that raises in between (in float64, in a mode that changes its answers)
+leaves them open for whatever runs next, the user's program included. Standing alone, since it is also part of repro scripts as text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+# --- embedded from here ---
+
+
+@contextlib.contextmanager
+def thread_state_kept() -> Iterator[None]:
+    """A block after which torch's state of this thread is what it was: what the block opened is closed, what it set is set back."""
+    put_back = thread_state()
+    try:
+        yield
+    finally:
+        put_back()
+
+
+def thread_state() -> Callable[[], None]:
+    """What brings torch's state of this thread back to what it is now."""
+    undo = [remembered for look in LOOKS if (remembered := what_undoes(look)) is not None]
+
+    def put_back() -> None:
+        for one in undo:
+            one()
+
+    return put_back
+
+
+def what_undoes(look: Callable[[], Callable[[], object]]) -> Callable[[], object] | None:
+    """What ``look`` gives; None where this torch has no such state."""
+    try:
+        return look()
+    except (AttributeError, ImportError):
+        return None
+
+
+def function_modes() -> Callable[[], None]:
+    """Modes above torch's functions; that of a default device goes below the others, so the stack is compared as a whole."""
+    from torch.utils import _device
+
+    stack: Any = torch.overrides
+    before, device = stack._get_current_function_mode_stack(), _device.CURRENT_DEVICE
+
+    def undo() -> None:
+        now = stack._get_current_function_mode_stack()
+        if list(map(id, now)) != list(map(id, before)):
+            for _ in now:
+                stack._pop_mode()
+            for mode in before:
+                stack._push_mode(mode)
+        _device.CURRENT_DEVICE = device
+
+    return undo
+
+
+def dispatch_modes() -> Callable[[], None]:
+    """Modes below autograd that were entered and not left."""
+    stack: Any = torch.utils._python_dispatch
+    depth = len(stack._get_current_dispatch_mode_stack())
+
+    def undo() -> None:
+        while len(entered := stack._get_current_dispatch_mode_stack()) > depth:
+            entered[-1].__exit__(None, None, None)
+
+    return undo
+
+
+def levels() -> Callable[[], None]:
+    """Levels of vmap, grad, jvp and functionalize; one at a time: the function of 2.11 that takes away several takes two in each step."""
+    functorch = torch._C._functorch
+    depth = functorch.get_dynamic_layer_stack_depth()
+
+    def undo() -> None:
+        while functorch.get_dynamic_layer_stack_depth() > depth:
+            kind = functorch.peek_interpreter_stack().key().name.lower()
+            getattr(functorch, f"_{kind.removesuffix('tionalize')}_decrement_nesting")()
+
+    return undo
+
+
+def level_of_duals() -> Callable[[], None]:
+    """The one level of forward-mode differentiation, which nobody can ask for: entering it fails where it is open."""
+
+    def is_open() -> bool:
+        try:
+            torch._C._exit_dual_level(level=torch._C._enter_dual_level())
+        except RuntimeError:
+            return True
+        return False
+
+    was_open, number = is_open(), torch.autograd.forward_ad._current_level
+
+    def undo() -> None:
+        if not was_open and is_open():
+            torch._C._exit_dual_level(level=0)
+        torch.autograd.forward_ad._current_level = number
+
+    return undo
+
+
+def autocast() -> Callable[[], None]:
+    """Autocast of each device that knows it, its cache, and how deep its blocks are nested: casts are kept until the outermost ends."""
+    devices = [name for name in AUTOCAST_DEVICES if torch.amp.is_autocast_available(name)]
+    before = [(name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in devices]
+    cached, depth = torch.is_autocast_cache_enabled(), nesting()
+
+    def undo() -> None:
+        for name, enabled, dtype in before:
+            if (torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) != (enabled, dtype):
+                torch.set_autocast_enabled(name, enabled)
+                torch.set_autocast_dtype(name, dtype)
+        if torch.is_autocast_cache_enabled() != cached:
+            torch.set_autocast_cache_enabled(cached)
+        while nesting() > depth:
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
+
+    return undo
+
+
+def nesting() -> int:
+    torch.autocast_increment_nesting()
+    return int(torch.autocast_decrement_nesting())
+
+
+def setting(get: Callable[[], Any], put: Callable[[Any], object]) -> Callable[[], None]:
+    """One value, set back where it has changed."""
+    before = get()
+
+    def undo() -> None:
+        if get() != before:
+            put(before)
+
+    return undo
+
+
+def saved_tensor_hooks() -> Callable[[], None]:
+    """Whether hooks on saved tensors are refused, and why."""
+    autograd = torch._C._autograd
+
+    def put(reason: str | None) -> None:
+        if reason is None:
+            autograd._saved_tensors_hooks_enable()
+        else:
+            autograd._saved_tensors_hooks_disable(reason)
+
+    return setting(autograd._saved_tensors_hooks_get_disabled_error_message, put)
+
+
+def attention_kernels() -> Callable[[], None]:
+    """The kernels that attention may take, in their order."""
+    from torch.nn import attention
+
+    return setting(
+        lambda: attention._cur_sdpa_kernel_backends(with_priority=True),
+        lambda kernels: attention._sdpa_kernel(kernels, set_priority=True),
+    )
+
+
+def grad_in_levels() -> Callable[[], None]:
+    """Whether requires_grad_ may be called inside a level."""
+    functorch = torch._C._functorch
+    return setting(functorch.get_inplace_requires_grad_allowed, functorch.set_inplace_requires_grad_allowed)
+
+
+def forward_grad() -> Callable[[], None]:
+    """Whether tangents are computed."""
+    return setting(torch._C._is_fwd_grad_enabled, torch._C._set_fwd_grad_enabled)
+
+
+def grad() -> Callable[[], None]:
+    """Grad mode."""
+    return setting(torch.is_grad_enabled, torch._C._set_grad_enabled)
+
+
+def default_dtype() -> Callable[[], None]:
+    return setting(torch.get_default_dtype, torch.set_default_dtype)
+
+
+AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "hpu", "mps", "mtia", "xla", "maia", "privateuseone")
+LOOKS: tuple[Callable[[], Callable[[], object]], ...] = (
+    function_modes,
+    dispatch_modes,
+    levels,
+    level_of_duals,
+    autocast,
+    saved_tensor_hooks,
+    attention_kernels,
+    grad_in_levels,
+    forward_grad,
+    grad,
+    default_dtype,
+)
+"""In the order in which they are put back; what closes a level may set others."""
