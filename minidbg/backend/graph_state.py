@@ -178,9 +178,11 @@ class GraphState:
                 result = self.call(args)
                 at_rest(values, result)
         except Exception as error:
+            as_left = _torch.state_of_thread()
             put_state_back()  # a level of vmap that it has left open would have a part in all that follows
             again = self.after_failure(error, values, kept, heard)
             if again is None:
+                as_left()
                 del kept, verification, values, heard  # the traceback holds this frame
                 raise
         else:
