@@ -287,3 +287,25 @@ def test_the_first_calls_check_of_custom_operators_is_the_programs(
 
     assert "same" in (bare := said("aot_eager"))
     assert said(wrapped("aot_eager", tmp_path)) == bare
+
+
+@pytest.mark.slow
+def test_inductors_cache_does_not_hand_our_backward_to_a_program_that_keeps_its_graph(tmp_path: Path) -> None:
+    """Its key does not say what is donated: ours may write to what it is given, and the program's is run again."""
+    from torch._inductor.utils import fresh_cache
+
+    def kept_twice(f: Callable[..., Any], x: torch.Tensor) -> None:
+        loss = f(x)[1]
+        first, second = (torch.autograd.grad(loss, x, retain_graph=True)[0] for _ in range(2))
+        assert torch.equal(first, second)
+        x.grad = second
+
+    seen = []
+    for backend in ("inductor", wrapped("inductor", tmp_path)):
+        counters.clear()
+        with fresh_cache():
+            gradient, said = outcome(kept_twice, backend)
+        assert gradient is not None
+        seen.append((said, gradient.tolist(), dict(counters["inductor"]), dict(counters["aot_autograd"])))
+    assert seen[0] == seen[1]
+    assert seen[0][2]["fxgraph_cache_miss"] == 2
