@@ -20,6 +20,8 @@ FEW = 8
 """Integers and booleans up to this number are written one by one."""
 ENOUGH = 200
 """Of fewer values one cannot tell whether they are uniform or normal."""
+MOST_DISTINCT = 1 << 20
+"""Integers among which different ones are drawn: as many are shuffled."""
 SAMPLE = 1 << 16
 """Elements looked at to fit a distribution."""
 
@@ -60,6 +62,8 @@ class How(enum.StrEnum):
     COUNT = "count"
     """start, step, along the last dimension"""
     PERMUTATION = "permutation"
+    DISTINCT = "distinct"
+    """low, high (exclusive): integers, none of them twice"""
     BYTES = "bytes"
     """random bytes seen as the dtype"""
     LITERAL = "literal"
@@ -135,7 +139,17 @@ def _fit_integers(value: Tensor, structured: bool) -> Fill:
     if low == high:
         return Fill(How.FULL, (low,))
     found = (_count(wide) or _permutation(wide, low, high)) if structured else None
+    if found is None and _are_distinct_on_purpose(wide, high - low + 1):
+        found = Fill(How.DISTINCT, (low, high + 1))
     return found or Fill(How.INTEGERS, (low, high + 1))
+
+
+def _are_distinct_on_purpose(value: Tensor, choices: int) -> bool:
+    """Whether no integer occurs twice, as by chance one in twenty tensors would at most: they may be places to write to."""
+    count = value.numel()
+    if not count <= choices <= MOST_DISTINCT or count * count < 6 * choices:
+        return False
+    return int(torch.unique(value).numel()) == count
 
 
 def _count(value: Tensor) -> Fill | None:

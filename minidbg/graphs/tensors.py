@@ -200,7 +200,9 @@ def fill_expression(
             return f"{target.full(inside)}.tril({int(diagonal.real) or ''})"
         case How.UPPER, diagonal, inside:
             return f"{target.full(inside)}.triu({int(diagonal.real) or ''})"
-        case How.INTEGERS, low, high:
+        case How.DISTINCT, low, high if math.prod(size) <= high.real - low.real:
+            return target.distinct(int(low.real), int(high.real))
+        case ((How.INTEGERS | How.DISTINCT), low, high):  # a base may have more elements than the input
             return target.call("randint", f"{int(low.real)}, {int(high.real)}, {size}", dtype, torch.int64)
         case How.BOOLS, share:
             return target.mask(share)
@@ -316,6 +318,15 @@ class _Target:
         else:
             text += f".repeat({', '.join(map(str, [*repeats, 1]))})"
         return text if self.dtype is torch.int64 else f"{text}.to({self.dtype})"
+
+    def distinct(self, low: int, high: int) -> str:
+        """As many of the integers from ``low`` to below ``high`` as there are elements, in any order."""
+        count = math.prod(self.size)
+        text = f"torch.randperm({high - low}{self.place})" + (f"[:{count}]" if count < high - low else "")
+        text = f"{text} + {low}" if low else text
+        if len(self.size) != 1:
+            text = f"{grouped(text)}.view({', '.join(map(str, self.size))})"
+        return text if self.dtype is torch.int64 else f"{grouped(text)}.to({self.dtype})"
 
     def bytes(self) -> str:
         """Random bytes, seen as the dtype."""

@@ -15,7 +15,7 @@ from minidbg.devices import devices_of
 from minidbg.errors import NotReproduced
 from minidbg.graphs.edit import extract
 from minidbg.graphs.pieces import CannotExtract
-from minidbg.graphs.record import Around, Recording, runs_in_eager
+from minidbg.graphs.record import LOOP_SECONDS, Around, Recording, runs_in_eager
 from minidbg.oracle.suspects import Suspects
 from minidbg.reduction.candidate import (
     Ask,
@@ -28,9 +28,12 @@ from minidbg.reduction.candidate import (
     OwnGraph,
     expected_calls,
 )
+from minidbg.reduction.defined import keeps_its_results, open_points
 from minidbg.reduction.result import UNLIMITED, Limits
 
 LEAST_SPARE_BYTES = 16 << 20
+FEW_CALLS = 16
+"""Calls up to which a candidate with other values than recorded ones is held against what torch leaves undefined."""
 
 TELLING = ("nodes", "sizes", "arguments", "dtypes", "tensors", "bypass", "inputs", "values", "outputs")
 """Phases whose candidates are one step smaller than ``best``: what a passing one of them lacks says most about a failure first."""
@@ -111,6 +114,7 @@ class ReductionProblem:
     _passing: list[int] = field(default_factory=list)
     _bits: dict[str, int] = field(default_factory=dict)
     _recording: tuple[Candidate, Recording] | None = None
+    _open: tuple[Candidate, frozenset[str]] | None = None
     _started: float = field(default_factory=time.monotonic)
     _progress: tuple[int, float] = (0, 0.0)
     """Calls and seconds when something smaller was last found, or a pass was last given up."""
@@ -215,7 +219,29 @@ class ReductionProblem:
         """
         if candidate.faithful or devices_of(candidate.inputs):
             return True
-        return runs_in_eager(candidate.graph_module, candidate.inputs, self.around)
+        if not runs_in_eager(candidate.graph_module, candidate.inputs, self.around):
+            return False
+        # in a large graph next to all values are recorded ones, and a run in which torch answers otherwise takes long
+        return len(candidate.calls) > FEW_CALLS or self._is_as_defined(candidate)
+
+    def _is_as_defined(self, candidate: Candidate) -> bool:
+        """Whether torch leaves nothing open in ``candidate`` that it does not in ``best``."""
+        found = open_points(candidate.graph_module, candidate.inputs, self.around)
+        if found and (self._open is None or self._open[0] is not self.best):
+            self._open = self.best, open_points(self.best.graph_module, self.best.inputs, self.around)
+        return not found or (self._open is not None and found <= self._open[1])
+
+    def keeps_its_results(self, candidate: Candidate, changed: str = "") -> bool:
+        """Whether eager's results in ``candidate`` say as much as those in ``best``, and the call named ``changed`` still does something.
+
+        On an accelerator nobody looks.
+        """
+        if devices_of(candidate.inputs):
+            return True
+        again = Recording(
+            candidate.graph_module, candidate.inputs, around=self.around, loop_seconds=LOOP_SECONDS
+        )
+        return again.failure is None and keeps_its_results(self.recording, again, changed)
 
     def _is_smaller(self, candidate: Candidate, size: tuple[int, ...]) -> bool:
         if size != self.best.size or self.plainness is None:

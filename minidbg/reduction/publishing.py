@@ -26,7 +26,10 @@ from minidbg.graphs.origins import user_line
 from minidbg.graphs.ranks import on_its_rank, what_was_needed
 from minidbg.graphs.size import call_nodes, call_targets, canonical_text
 from minidbg.graphs.specs import is_constructed
+from minidbg.oracle import harness
+from minidbg.oracle.embed import settings_of
 from minidbg.reduction.candidate import BudgetSpent
+from minidbg.reduction.defined import open_points
 from minidbg.reduction.result import Written
 from minidbg.reduction.session import Session
 from minidbg.reduction.simplify import flagged_as
@@ -176,7 +179,17 @@ def seeded_values_suffice(form: ScriptForm, session: Session) -> bool:
     if next(tensors_in(form.case.inputs), None) is None:
         return True  # there are none
     specs = describing.describe(form.case.inputs, list(_by_name(form.case)), form.exactness)
-    return session.fails_the_same(replace(form.case, inputs=tuple(tensors.materialise(specs))))
+    seeded = replace(form.case, inputs=tuple(tensors.materialise(specs)))
+    return not newly_open(seeded, form.case) and session.fails_the_same(seeded)
+
+
+def newly_open(case: Case, before: Case) -> frozenset[str]:
+    """What torch leaves open in ``case`` and did not in ``before``: places that are written to twice, equal elements."""
+    if devices_of(case.inputs):  # nobody asks eager there
+        return frozenset()
+    around = partial(harness.entered_modes, settings_of(case)["context"])
+    found = open_points(case.graph_module, case.inputs, around)
+    return found - open_points(before.graph_module, before.inputs, around) if found else found
 
 
 def with_story(

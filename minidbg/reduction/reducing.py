@@ -41,6 +41,7 @@ from minidbg.reduction.publishing import (
     VERIFY_SECONDS,
     Alternates,
     Reduced,
+    newly_open,
     publish_first_that_fails,
     with_failure,
 )
@@ -248,6 +249,7 @@ def smallest_of(case: Case, session: Session, *, just_seen: bool, is_sure: bool 
         another = found.call is not case.call or found.backend is not case.backend
         if another or known.is_flaky or reduced.whole_passed:
             case, reduced = found, reduce_graph_of(found, session)
+    reduced = as_defined(case, reduced)
     if reduced.steps and not known.is_flaky and session.remaining() > 0:
         with contextlib.suppress(BudgetSpent):
             reduced, known = made_sure(case, reduced, session)
@@ -269,6 +271,24 @@ def smallest_of(case: Case, session: Session, *, just_seen: bool, is_sure: bool 
     is_short = reduced.is_out_of_budget or session.until.is_over
     ended_by = session.budget if is_short and not session.interrupted else ""
     return Reduced(simpler, (*steps, smallest), certified, notes, neighbour, ended_by)
+
+
+def as_defined(case: Case, reduced: core.Minimized) -> core.Minimized:
+    """``reduced``, which ends in its smallest step in which torch leaves no more open than in ``case``."""
+    for place in reversed(range(len(reduced.steps))):
+        graph_module, inputs = reduced.steps[place]
+        if not newly_open(case.with_graph(graph_module, inputs), case):
+            if place == len(reduced.steps) - 1:
+                break
+            return replace(
+                reduced,
+                graph_module=graph_module,
+                inputs=inputs,
+                steps=reduced.steps[: place + 1],
+                certified=False,
+                neighbour=None,
+            )
+    return reduced
 
 
 def made_sure(case: Case, reduced: core.Minimized, session: Session) -> tuple[core.Minimized, Reliability]:

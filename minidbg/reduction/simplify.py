@@ -16,6 +16,7 @@ from minidbg.graphs.contents import put
 from minidbg.graphs.effects import attribute_of
 from minidbg.graphs.specs import StridedLayout, is_constructed, plain_stand_in
 from minidbg.reduction.candidate import BudgetSpent, Candidate, OracleAnswer, OwnGraph, last_that_holds
+from minidbg.reduction.defined import are_distinct, indices_within
 from minidbg.reduction.edits import merge_inputs
 from minidbg.reduction.problem import ReductionProblem
 from minidbg.reduction.result import UNLIMITED
@@ -133,7 +134,10 @@ def _change_arguments(
             best.graph_module,
             arguments=lambda other, new=changed: new if other is node else (other.args, other.kwargs),  # type: ignore[misc]
         )
-        if problem.consider(with_inputs(problem, {}, "", graph_module)):
+        candidate = with_inputs(problem, {}, "", graph_module)
+        if propose is nested.simpler_constants and not problem.keeps_its_results(candidate, name):
+            continue
+        if problem.consider(candidate):
             return problem.best is not best
     return False
 
@@ -256,7 +260,7 @@ def _cropped(value: Tensor, sizes: Mapping[int, int], starts: Mapping[int, int])
         limit = max(sizes)
         if cut.numel() and int(cut.to(torch.int64).max()) < limit:
             # through int64: torch has no clamp of uint16 and its like
-            cut = cut.to(torch.int64).clamp(max=max(0, sizes[limit] - 1)).to(value.dtype)
+            cut = indices_within(cut.to(torch.int64), max(0, sizes[limit] - 1)).to(value.dtype)
     return flagged_as(value, cut)
 
 
@@ -325,11 +329,13 @@ def _with_values(problem: ReductionProblem, places: Sequence[int], name: str) ->
     changes: dict[int, Any] = {}
     for place in places:
         value = problem.best.inputs[place]
+        make = MAKERS["arange" if are_distinct(value) else name]
         try:
-            changes[place] = flagged_as(value, _laid_as(value, MAKERS[name](value.detach())))
+            changes[place] = flagged_as(value, _laid_as(value, make(value.detach())))
         except (RuntimeError, NotImplementedError):  # a dtype or layout for which there is no such value
             return None
-    return with_inputs(problem, changes, name)
+    candidate = with_inputs(problem, changes, name)
+    return candidate if name != "zeros" or problem.keeps_its_results(candidate) else None
 
 
 def _rank(token: Hashable) -> int:
