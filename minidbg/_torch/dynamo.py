@@ -28,15 +28,15 @@ CONTROL_FLOW = (
 
 @contextlib.contextmanager
 @seen("2.11", "2.15")
-def compiling_alone() -> Iterator[None]:
-    """A block that compiles while no other thread does, and of which torch counts nothing.
+def compiling_alone() -> Iterator[dict[str, Counter[str]]]:
+    """A block that compiles while no other thread does, and of which torch counts nothing; as ``counters_put_back``.
 
     Tracing keeps its state in globals that dynamo's lock guards, and a call of a compiled function does not hold it.
     """
     from torch._dynamo.convert_frame import compile_lock
 
-    with compile_lock, counters_put_back():
-        yield
+    with compile_lock, counters_put_back() as counted:
+        yield counted
 
 
 @contextlib.contextmanager

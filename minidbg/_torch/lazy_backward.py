@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from minidbg._torch.dynamo import count_after_all, counters_put_back
+from minidbg._torch.dynamo import compiling_alone, count_after_all
 from minidbg._torch.private_names import seen
 
 TAG = "minidbg"
@@ -127,8 +127,8 @@ class CompiledAhead:
             config: Any = torch.compiler.config
             tag = config.cache_key_tag + (TAG if self.donated else "")
             with (
+                compiling_alone() as self.counted,
                 config.patch(cache_key_tag=tag),
-                counters_put_back() as self.counted,
                 warnings.catch_warnings(record=True, action="always") as self.warned,
             ):
                 self.made = self.compile(module, placeholders)

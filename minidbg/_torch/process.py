@@ -42,7 +42,6 @@ os.register_at_fork(after_in_child=silence_lock._at_fork_reinit)  # type: ignore
 def in_silence() -> Iterator[None]:
     """A block without warnings and anomaly detection. What torch warns of once, it can warn of afterwards.
 
-    So AOTAutograd makes no check of custom operators here: it belongs to the first call of a compiled function, the program's own.
     All are the process's, and threads may be in such blocks at once: the first in changes them, the last out puts them back.
     """
     global silent_blocks
@@ -52,9 +51,6 @@ def in_silence() -> Iterator[None]:
             silence.enter_context(torch.autograd.set_detect_anomaly(False))
             silence.callback(torch.set_warn_always, torch.is_warn_always_enabled())
             torch.set_warn_always(True)
-            aot_autograd = sys.modules.get("torch._functorch.config")
-            if hasattr(aot_autograd, "check_custom_op_aliasing"):
-                silence.enter_context(aot_autograd.patch(check_custom_op_aliasing=False))  # type: ignore[union-attr]
         silent_blocks += 1
     try:
         yield

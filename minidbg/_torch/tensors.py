@@ -93,7 +93,8 @@ def outside_tracing() -> Iterator[None]:
     """A block without tracing context, compiled autograd, the program's modes (a default device stays) and saved-tensor hooks.
 
     Work of ours inside a backend's call would overwrite dynamo's live context; dynamo's graph has what function modes do;
-    the hooks of ``checkpoint`` count what is saved; compiled autograd would hand each backward of ours to the program's compiler.
+    the hooks of ``checkpoint`` count what is saved; compiled autograd would hand each backward of ours to the program's compiler;
+    AOTAutograd checks custom operators in the first call of a compiled function, which is to be the program's.
     """
     from torch._C import _len_torch_function_stack
     from torch.overrides import _pop_mode, _push_mode
@@ -102,10 +103,14 @@ def outside_tracing() -> Iterator[None]:
 
     autograd = torch._C._autograd
     with contextlib.ExitStack() as before:
-        if "torch._dynamo.compiled_autograd" in sys.modules:
-            from torch._dynamo.compiled_autograd import _disable
-
-            before.enter_context(_disable())
+        compiled_autograd: Any = sys.modules.get("torch._dynamo.compiled_autograd")
+        if getattr(compiled_autograd, "compiled_autograd_enabled", False):
+            # the flag is the process's, the compiler a thread's: a thread without one would leave the flag off
+            before.callback(setattr, compiled_autograd, "compiled_autograd_enabled", True)
+            before.enter_context(compiled_autograd._disable())
+        aot_autograd: Any = sys.modules.get("torch._functorch.config")
+        if hasattr(aot_autograd, "check_custom_op_aliasing"):
+            before.enter_context(aot_autograd.patch(check_custom_op_aliasing=False))
         while (pair := autograd._top_saved_tensors_default_hooks(True)) is not None:
             autograd._pop_saved_tensors_default_hooks()
             before.callback(autograd._push_saved_tensors_default_hooks, *pair)

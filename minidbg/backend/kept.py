@@ -15,7 +15,7 @@ What a program can notice of it, and who leaves it to the program:
 - **Random numbers**, a seed that waits for an accelerator's first use, and imports that draw: ``_torch.random_numbers``.
 - **Warnings given once**: ``_torch.in_silence``. Those of torch's C++ come again for the program; those that Python code of torch gives once by a
   cache of its own do not, where only a run of ours meets them.
-- **AOTAutograd's check of custom operators**, in the first call of a compiled function: ``_torch.in_silence``.
+- **AOTAutograd's check of custom operators**, in the first call of a compiled function: ``_torch.outside_tracing``.
 - **Compiled autograd, saved-tensor hooks and modes** do not see runs of ours: ``_torch.outside_tracing``. Autocast keeps no cast of ours: ``verify.quiet``.
 - **Guards**: dynamo builds them from the state after the backend has returned; ``_torch.GuardState`` and ``DynamoGraph.undo_compiling`` put that back.
 - **Autotuning** (Triton, cuDNN's benchmark) is done by the first run on an accelerator, which is ours, on copies of the same shapes and

@@ -390,7 +390,8 @@ def run_backward(
             if not (compiled_for_us or _torch.leave_first_backward(tensors_in([outputs]))):
                 compiled_fn = compile_at_run_time(verification.link, inside.model, tuple(inputs))
                 inside.set_generators()
-                run_backward(verification, lambda args: compiled_fn(*args), kept, compiled_for_us=True)
+                with _torch.counters_put_back():
+                    run_backward(verification, lambda args: compiled_fn(*args), kept, compiled_for_us=True)
                 return
             try:
                 verification.gradients = gradients_of(outputs, sources)

@@ -153,7 +153,8 @@ def run_compiled_anew(
     compiled_fn = compile_at_run_time(link, graph, inside.fresh(everything=True))
     inside.set_generators()
     inputs = inside.fresh(everything=True)
-    return ran(inside, compiled_fn, graph, inputs, backward=backward, is_enough=is_enough)
+    with _torch.counters_put_back():  # the backward is compiled when it runs
+        return ran(inside, compiled_fn, graph, inputs, backward=backward, is_enough=is_enough)
 
 
 def draws_by(link: Link, inside: Before, fed: Fed) -> Fed | None:

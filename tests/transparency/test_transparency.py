@@ -54,6 +54,7 @@ FAILS: dict[str, str] = {
     "flex_attention-wrong": "eager leaves a functorch level behind, and what was seen becomes 'not verified'",
     "whole_step-aot_eager": "bare, dynamo counts frames of AOTAutograd's own, which compiles the backward in the compiled step; "
     "wrapped, that has been compiled before and is handed over",
+    "whole_step-inductor": "the same",
     "vmap-inductor": "not verified: the storage of a tensor with a functorch level is asked for",
 }
 """What is not yet as it should be, by ``program-backend`` or ``program-plant``, and why."""
@@ -155,7 +156,9 @@ def test_wrapped_program_is_the_bare_one(tmp_path: Path, kernels: Path, program:
             if path not in left_out:
                 found.setdefault(path, {})[way] = pair
         assert way == "run" or not under["graphs"]["not_verified"]
-        assert "raised" in bare or not under["captures"]
+        assert not under["captures"] or '"text"' in json.dumps(
+            bare.get("results", bare)
+        )  # an exception of torch's own
     if found:
         again = observed(program, backend, "again", tmp_path, kernels)
         by_chance = differences(without(bare), without(again))
