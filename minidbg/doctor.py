@@ -19,7 +19,7 @@ import psutil
 import torch
 from packaging.requirements import Requirement
 
-from minidbg import _torch, isolation, processes, settings
+from minidbg import _torch, environment, isolation, processes, settings
 from minidbg.errors import BadSetting
 from minidbg.processes.deaths import last_json
 from minidbg.repro import flights
@@ -103,8 +103,9 @@ def compiler() -> Iterator[Finding]:
         command = [*words, "-fopenmp", "-shared", "-fPIC", str(source), "-o", str(Path(folder, "probe.so"))]
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, timeout=COMPILER_SECONDS, check=False
-            )
+                command, capture_output=True, text=True, timeout=COMPILER_SECONDS, check=False,
+                env=environment.for_tool(),
+            )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
             yield missing("C++ compiler", f"{words[0]}: {error}", "inductor on CPU needs one that works")
             return

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 import torch
 
-from minidbg import _torch, isolation, processes, references, repro
+from minidbg import _torch, environment, isolation, processes, references, repro
 from minidbg.case import CallPath, Case, Level
 from minidbg.errors import NotReproduced, UnreadableRepro
 from minidbg.failure import Kind, Outcome, Verdict
@@ -201,8 +201,9 @@ def start_in_background(path: Path) -> bool:
     command = [sys.executable, "-m", "minidbg", "stages", "--background", str(path.absolute())]
     try:
         done = subprocess.run(
-            ["/bin/sh", "-c", LAUNCH, "minidbg", *command], start_new_session=True, check=False, timeout=10
-        )
+            ["/bin/sh", "-c", LAUNCH, "minidbg", *command], start_new_session=True, check=False, timeout=10,
+            env=environment.for_judge(),
+        )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return False
     return done.returncode == 0

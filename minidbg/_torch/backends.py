@@ -113,6 +113,18 @@ def registered_backend(name: str) -> Callable[..., Any]:
     return lookup_backend(name)
 
 
+OVERRIDES = ("debug_backend_override", "debug_inductor_config_override", "debug_dynamo_config_override")
+"""Options of dynamo that hold torch's override variables, as they were when it was imported."""
+
+
+@contextlib.contextmanager
+def without_overrides() -> Iterator[None]:
+    """A block in which a graph is compiled by the backend and with the options that are asked for, whatever torch's override variables say."""
+    config: Any = torch._dynamo.config
+    with config.patch({name: "" for name in OVERRIDES if getattr(config, name, "")}):
+        yield
+
+
 @seen("2.11", "2.15")
 def names_of_backend(compiler_fn: object) -> list[str]:
     """The names under which exactly this object is registered. ``_COMPILER_FNS`` is private."""
@@ -135,6 +147,35 @@ def as_given_to_compile(backend: object) -> tuple[Any, dict[str, Any] | None, st
     if type(given) is other:
         return given.compiler_fn, given.kwargs.get("options"), given.kwargs.get("mode")
     return backend, None, None
+
+
+@seen("2.11", "2.15")
+def asked_in_place_of(backend: object) -> Any:
+    """What the program has asked for, where torch calls ``backend`` instead because an override variable says so; else None.
+
+    It is as ``torch.compile`` made it. The variable is ``TORCH_COMPILE_OVERRIDE_BACKENDS``; the graph that is being compiled, the
+    filter of the variable and ``DDPOptimizer``'s field are private.
+    """
+    from torch._dynamo import config
+    from torch._dynamo.backends.distributed import DDPOptimizer
+    from torch._dynamo.graph_id_filter import get_backend_override_for_compile_id
+    from torch._dynamo.symbolic_convert import tls
+
+    translator = getattr(tls, "current_tx", None)  # none in a thread that compiles nothing
+    if translator is None or not config.debug_backend_override:
+        return None
+    output = translator.output
+    chosen = get_backend_override_for_compile_id(output.dynamo_compile_id, config.debug_backend_override)
+    if chosen is not backend:
+        return None
+    asked: Any = output.compiler_fn
+    while True:
+        if isinstance(owner := getattr(asked, "__self__", None), DDPOptimizer):
+            asked = owner.backend_compile_fn
+        elif (inner := getattr(asked, "_torchdynamo_orig_backend", None)) is not None:
+            asked = inner
+        else:
+            return asked
 
 
 def is_called_by_torch(frame: FrameType | None) -> bool:

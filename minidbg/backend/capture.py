@@ -242,8 +242,9 @@ def stand_in(fake: torch.Tensor, seed: int) -> torch.Tensor:
 
 CONFIG_MODULES = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
 
-SET_BY_TORCH_COMPILE = frozenset({"assume_static_by_default", "automatic_dynamic_shapes"})
-"""Dynamo's options that ``torch.compile(dynamic=...)`` sets for the time of a call; the case has ``dynamic`` instead."""
+NOT_OF_THE_CASE = frozenset({"assume_static_by_default", "automatic_dynamic_shapes", *_torch.OVERRIDES})
+"""Dynamo's options that ``torch.compile(dynamic=...)`` sets for the time of a call: the case has ``dynamic`` instead; and those that
+give some graphs of a program, by their number in it, another backend or other options: the case has what its graph got."""
 
 ENVIRONMENT = (
     "CC", "CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "CXX",
@@ -298,7 +299,7 @@ def default_device() -> str | None:
 def literal_config(module_name: str) -> dict[str, Any]:
     """The module's options that differ from their defaults, as far as ``repr`` gives them back."""
     changed = sorted(_torch.changed_config(module_name).items())
-    return {name: value for name, value in changed if name not in SET_BY_TORCH_COMPILE and round_trips(value)}
+    return {name: value for name, value in changed if name not in NOT_OF_THE_CASE and round_trips(value)}
 
 
 def round_trips(value: Any) -> bool:

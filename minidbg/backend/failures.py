@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 
-from minidbg import _torch
+from minidbg import _torch, environment
 from minidbg.backend import capture
 from minidbg.backend.capture import Failure, default_device, enabled_autocasts
 from minidbg.backend.standing import (
@@ -75,7 +74,7 @@ ANSWERING: ContextVar[bool] = ContextVar("minidbg_answering", default=False)
 
 def is_answering() -> bool:
     """Whether the caller is minidbg itself at work on a failure, so that a wrapper must not answer again."""
-    return ANSWERING.get() or "MINIDBG__JUDGING" in os.environ
+    return ANSWERING.get() or environment.is_judging()
 
 
 def report_of(error: BaseException | None) -> Report | None:

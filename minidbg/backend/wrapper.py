@@ -7,25 +7,28 @@ inference), the example inputs are fake, and the compiled function may take its 
 from __future__ import annotations
 
 import functools
+import logging
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack, get_type_hints
+from typing import Any, Unpack, cast, get_type_hints
 
 from torch import fx
 
-from minidbg import _torch, references, settings
+from minidbg import _torch, environment, references, settings
 from minidbg.backend import failures
 from minidbg.backend.chain import Backend, Link, backend_hash, merged, name_of, same_backend
 from minidbg.backend.dynamo_graph import DynamoGraph
 from minidbg.backend.failures import Report
 from minidbg.backend.graph_state import GraphState, state_of
 from minidbg.case import CompiledFn, CompilerFn, Level
-from minidbg.errors import BadSetting, UnknownBackend, nearest
+from minidbg.errors import BadSetting, TorchNameMissing, UnknownBackend, nearest
 from minidbg.settings import CompilerSettings, Layout, Settings, WrapSettings
 
 _torch.forks_survive_autograd()  # at import: once dynamo has made a FakeTensorMode it is too late (see ``isolation.fork_safety``)
 
+log = logging.getLogger("minidbg")
 OWN_NAME = "minidbg"
 FORWARDED = ("reset", "get_compiler_config")
 """Attributes that dynamo looks for on a backend; ours has those that the wrapped one has."""
@@ -72,9 +75,22 @@ class WrappedBackend:
         options: Mapping[str, Any] | None = None,
     ) -> CompiledFn:
         """What the wrapped backend returns, behind a thin function; what it raises is raised, with a note."""
+        return self.compiled(
+            gm, example_inputs, mode, options or {}, _torch.is_called_by_torch(sys._getframe(1))
+        )
+
+    def compiled(
+        self,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        mode: str | None,
+        options: Mapping[str, Any],
+        by_torch: bool,
+    ) -> CompiledFn:
+        """As a call. ``by_torch``: torch.compile calls, and will wrap what is raised."""
         links = self.links
         if mode or options:
-            links = self.links_with(*merged(self.options, self.mode, options or {}, mode))
+            links = self.links_with(*merged(self.options, self.mode, options, mode))
         graph = state_of(lambda: DynamoGraph(gm, links, self.settings))
         if graph is None:
             return links[0].compiler(gm, example_inputs)
@@ -84,7 +100,7 @@ class WrappedBackend:
             report = failures.own_report(error)
             if report is None:
                 raise
-            if _torch.dynamo_keeps_type(error) or not _torch.is_called_by_torch(sys._getframe(1)):
+            if _torch.dynamo_keeps_type(error) or not by_torch:
                 failures.add_line(error, report)
                 raise
             # dynamo would wrap it in this, and a note on the inner exception is never printed
@@ -122,7 +138,7 @@ def wrap(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
     **given: Unpack[WrapSettings],
-) -> WrappedBackend:
+) -> CompilerFn:
     """``backend``, for ``torch.compile(backend=)``; when it fails, a verified minimal repro is left in ``repro_dir``.
 
     ``backend`` is a name, a callable ``(gm, example_inputs) -> compiled_fn``, or a list of them: a chain, in which the
@@ -147,12 +163,17 @@ def wrap(
     user's file; ``minidbg.settings.Settings`` has the defaults. The result compares equal to another one of the same
     backend, options and settings, so that dynamo does not compile again.
 
+    In an interpreter that judges a repro, ``backend`` comes back as it is: its failure is not to be answered there.
+
     Raises UnknownBackend, and BadSetting for a setting or option that does not exist or a value it cannot have.
     """
     backends = checked_backends(backend)
     wrapped = WrappedBackend(backends, options or {}, mode, settings.of_call(given, WrapSettings))
     if options or mode:
         wrapped.links  # noqa: B018 - what inductor does not know is an error now, not in the first call
+    if environment.is_judging():
+        log.info("not_wrapped: %s, since this interpreter judges a repro", wrapped.__name__)
+        return wrapped.links[0].compiler if options or mode or isinstance(backends[0], str) else backends[0]
     return wrapped
 
 
@@ -210,7 +231,7 @@ class EntryPoint:
     _tags: tuple[str, ...] = ()
 
     def __init__(self) -> None:
-        self.made: list[tuple[dict[str, Any], WrappedBackend]] = []
+        self.made: list[tuple[dict[str, Any], CompilerFn]] = []
 
     def __call__(
         self,
@@ -221,18 +242,29 @@ class EntryPoint:
         options: Mapping[str, Any] | None = None,
     ) -> CompiledFn:
         """As the wrapped backend. Raises BadSetting and UnknownBackend inside dynamo's BackendCompilerFailed."""
+        by_torch = _torch.is_called_by_torch(sys._getframe(1))
+        if by_torch and (asked := asked_in_place_of_minidbg(self)) is not None:
+            compiler, options, mode = _torch.as_given_to_compile(asked)
+            if isinstance(compiler, WrappedBackend) or not _torch.is_backend_of_a_program(asked):
+                return cast(CompiledFn, asked(gm, example_inputs))
+            if compiler is not self:
+                options = {"backend": compiler, **({"options": options} if options else {})}
         given = dict(options or {})
         if mode is not None and "mode" not in given:
             given["mode"] = mode
-        return self.wrapped(given)(gm, example_inputs)
+        wrapped = self.wrapped(given)
+        if isinstance(wrapped, WrappedBackend):
+            return wrapped.compiled(gm, example_inputs, None, {}, by_torch)
+        return wrapped(gm, example_inputs)
 
-    def wrapped(self, given: dict[str, Any]) -> WrappedBackend:
+    def wrapped(self, given: dict[str, Any]) -> CompilerFn:
         """The wrapper for these options; the same one for equal options."""
         for known, wrapper in self.made:
             if known == given:
                 return wrapper
         wrapper = wrap(**split_options(given))
-        self.made.append((given, wrapper))
+        if isinstance(wrapper, WrappedBackend):  # else a question is under way in this process
+            self.made.append((given, wrapper))
         return wrapper
 
     def reset(self) -> None:
@@ -243,6 +275,27 @@ class EntryPoint:
 
 
 entry_point = EntryPoint()
+
+
+def asked_in_place_of_minidbg(entry: EntryPoint) -> Any:
+    """What the program asked for, where ``TORCH_COMPILE_OVERRIDE_BACKENDS`` has torch call minidbg instead; None where the program names minidbg.
+
+    What torch does not say, ``MINIDBG_BACKEND`` does. Raises BadSetting without both.
+    """
+    try:
+        return _torch.asked_in_place_of(entry)
+    except TorchNameMissing as missing:
+        if OWN_NAME not in os.environ.get(OVERRIDE, ""):
+            return None
+        if backend := os.environ.get("MINIDBG_BACKEND"):
+            return references.named(backend)
+        raise BadSetting(
+            f"{OVERRIDE} names minidbg, which cannot see what the program asked for ({missing}); "
+            f"MINIDBG_BACKEND=NAME, or MODULE:ATTRIBUTE, says it"
+        ) from None
+
+
+OVERRIDE = "TORCH_COMPILE_OVERRIDE_BACKENDS"
 WRAP_ARGUMENTS = ("backend", "options", "mode", *get_type_hints(WrapSettings))
 
 
@@ -314,6 +367,9 @@ def wrap_compiler(compiler: CompilerFn, **given: Unpack[CompilerSettings]) -> An
             f"a backend of torch.compile goes to minidbg.wrap"
         )
     own = settings.of_call(given, CompilerSettings)
+    if environment.is_judging():
+        log.info("not_wrapped: %s, since this interpreter judges a repro", name_of(compiler))
+        return compiler
     return _torch.with_inner_compiler(
         compiler, lambda inner, stored: WrappedCompiler(inner, own, stored=stored)
     )

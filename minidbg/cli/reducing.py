@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 import tempfile
 import time
@@ -229,11 +228,10 @@ def run(
     loaded = settings.load({**given, "repro_dir": folder})
     repro_dir = loaded.repro_dir.absolute()
     variables = {f"MINIDBG_{name.upper()}": str(value) for name, value in given.items() if value is not None}
-    environ = {**os.environ, **variables, "MINIDBG_DIR": str(repro_dir)}
     began = time.time()
     with tempfile.NamedTemporaryFile(prefix="minidbg-run-", suffix=".jsonl") as log:
         orders = Orders(log.name, backend, compile_all)
-        ending = run_program(program, orders.in_environment(environ))
+        ending = run_program(program, orders.for_program({**variables, "MINIDBG_DIR": str(repro_dir)}))
         lines = summary_of(Path(log.name), ending, began, loaded, note)
     for line in lines:
         note(line)

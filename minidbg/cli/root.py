@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from minidbg import environment
 from minidbg.cli.output import CANNOT_JUDGE, INTERRUPTED, VERBOSITY, colour, print_error, with_common_options
 from minidbg.errors import nearest
 
@@ -58,6 +59,10 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
 PLACES: Mapping[str, str] = {
     name: place for commands in SECTIONS.values() for name, place in commands.items()
 }
+
+
+PROGRAMS = ("run", "demo")
+"""Commands that run a program, whose failures are to be answered; the others judge, and answer none."""
 
 
 class Commands(click.Group):
@@ -107,6 +112,8 @@ def cli(context: click.Context) -> None:
     3 fails differently, 125 cannot be judged, or the command cannot do what it was asked.
     """
     context.color = colour()
+    if context.invoked_subcommand not in PROGRAMS:
+        context.with_resource(environment.judging())
 
 
 with_common_options(cli)

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.syntax import Syntax
 
+from minidbg import environment
 from minidbg.backend import report_of
 from minidbg.backend.failures import Report
 from minidbg.errors import MinidbgError
@@ -44,7 +45,7 @@ def run(console: Console) -> Report:
 
     command = [sys.executable, str(report.path)]
     console.rule(f"python {report.path}")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment.for_judge())
     console.print(done.stdout.rstrip(), markup=False, highlight=False)
     console.print(f"exit status {done.returncode} (1 = reproduces)", style="dim")
     if done.returncode != 1:

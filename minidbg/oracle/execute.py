@@ -106,6 +106,7 @@ def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = T
     with (
         generators_put_back(map(str, devices_of(case.inputs))),
         _torch.outside_tracing(),
+        _torch.without_overrides(),
         _torch.graphs_given_to_backends() as reached,
         without_needless_stages(case, wanted=not to_the_end) as stopped,
     ):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from minidbg import environment
 from minidbg.processes.child import end_of, kill_group
 
 OUTPUT_LINES = 30
@@ -41,7 +42,7 @@ class Build:
             self.output = stack.enter_context(tempfile.TemporaryFile())
             self.process = subprocess.Popen(
                 command, shell=True, cwd=folder, stdin=subprocess.DEVNULL, stdout=self.output, stderr=self.output,
-                start_new_session=True,
+                start_new_session=True, env=environment.for_tool(),
             )  # fmt: skip
             stack.pop_all()  # the thread that waits closes it
         threading.Thread(target=self.wait, name="minidbg-build", daemon=True).start()

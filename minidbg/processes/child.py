@@ -22,8 +22,6 @@ import psutil
 
 JSON: TypeAlias = Any
 """What ``json`` can write, or ``bytes``."""
-FORKABLE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""For a process that is to be forked: torch then looks for GPUs without CUDA, which no fork of a process that has used it can use."""
 POLL_S = 0.05
 LAST_WORDS_S = 2.0
 """After the deadline: how long a child has to write its stack before it is killed."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Self
 
+from minidbg import environment
 from minidbg.processes.child import Child, ChildResult, end_of
 from minidbg.processes.run_script import RUN_SCRIPT
 
@@ -49,14 +50,12 @@ class Program:
         python: str = sys.executable,
     ) -> None:
         self.began = time.monotonic()
-        variables = {
-            name: value for name, value in {**os.environ, **(env or {})}.items() if value is not None
-        }
         with contextlib.ExitStack() as stack:
             self.out, self.err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
             self.process = subprocess.Popen(
                 [python, "-X", "faulthandler", *arguments],
-                stdin=stdin, stdout=self.out, stderr=self.err, cwd=cwd, env=variables, start_new_session=True,
+                stdin=stdin, stdout=self.out, stderr=self.err, cwd=cwd, start_new_session=True,
+                env=environment.for_judge(given=env),
             )  # fmt: skip
             self.stack = stack.pop_all()
         self.child = Child(self.process.pid)

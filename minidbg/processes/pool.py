@@ -22,7 +22,9 @@ from typing import Any, Protocol, TypeAlias
 
 import psutil
 
+from minidbg import environment
 from minidbg.processes.child import ChildResult
+from minidbg.processes.kernel_cache import VARIABLE
 from minidbg.processes.server import fingerprints, say, tail
 
 ROOT = str(Path(__file__).parents[2])
@@ -30,14 +32,7 @@ SERVER = (
     "import sys; sys.path.append(sys.argv[1]); from minidbg.processes.server import main; main(*sys.argv[1:])"
 )
 
-COMPILER_ENVIRONMENT = {
-    # A cached graph would hide a change of the compiler; the cache of compiled kernels, keyed by their source, cannot.
-    "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
-    "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
-    "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO": "0",
-}
 LEAST_ROOM_BYTES = 64 << 20
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), "1")
 NUMBERS = itertools.count(1)
 """For the orders of this process: two never have the same."""
 
@@ -195,8 +190,8 @@ class ServerPool:
 
     def start(self, which: str, variables: Mapping[str, str]) -> ServerProcess:
         state = self.roomy_folder()
-        kernels = {"TORCHINDUCTOR_CACHE_DIR": str(state / "kernels")}
-        env = {**kernels, **os.environ, **COMPILER_ENVIRONMENT, **variables}
+        kernels = os.environ.get(VARIABLE, str(state / "kernels"))
+        env = environment.for_judge(environment.NO_CACHED_GRAPHS, given={VARIABLE: kernels, **variables})
         preload = self.preload
         if which == "untouched":
             return ServerProcess(
@@ -204,8 +199,9 @@ class ServerPool:
                 Preload((*preload.modules, *(preload.untouched if preload.warm else ())), ""), state / "scratch", env, {},
             )  # fmt: skip
         # The limit of threads is for the process that forks. A fresh interpreter gets back what a person would have.
-        own = {name: env.get(name) for name in ONE_THREAD}
-        return ServerProcess(self.listener, preload, state / "scratch", {**env, **ONE_THREAD}, own)
+        one_thread = environment.ONE_THREAD.put_in
+        own = {name: env.get(name) for name in one_thread}
+        return ServerProcess(self.listener, preload, state / "scratch", {**env, **one_thread}, own)
 
     def roomy_folder(self) -> Path:
         """Where runs may write: a folder for temporary files when the disk of the history is full."""

@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from minidbg import environment
 from minidbg.processes import child
 from minidbg.processes.run_script import (
     NO_VERDICT,
@@ -341,7 +342,7 @@ def main(root: str, text: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon, which tells us
     child.die_with_parent(signal.SIGTERM, config["parent"])
     child.prctl(child.PR_SET_CHILD_SUBREAPER, 1)
-    os.environ.update(child.FORKABLE)
+    os.environ.update(environment.FORKABLE.put_in)
     with kept_from_the_collector():
         preload(config["preload"], warm=config["warm"])
     sys.path.reverse()  # the last one is ours; it may be on the path by itself

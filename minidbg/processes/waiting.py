@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from minidbg.processes.child import FORKABLE, ChildResult
+from minidbg import environment
+from minidbg.processes.child import ChildResult
 from minidbg.processes.pool import NUMBERS, Ended, Order, Preload, ServerPool, ServerProcess
 
 
@@ -71,7 +72,7 @@ class ReadyInterpreter:
     def __init__(self, preload: Preload, env: Mapping[str, str]) -> None:
         """``env`` are all of its variables. Raises OSError when no process can be made."""
         self.ends = Ends()
-        of_scripts = {name: env.get(name) for name in FORKABLE}
+        of_scripts = {name: env.get(name) for name in environment.FORKABLE.put_in}
         scratch = Path(tempfile.gettempdir())
         self.server = ServerProcess(self.ends.heard, preload, scratch, env, of_scripts)
 

@@ -29,8 +29,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from minidbg import environment
 from minidbg.deadline import NEVER, Deadline
-from minidbg.processes.child import FORKABLE, JSON, ChildResult, end_of, has_ended, kill_group
+from minidbg.processes.child import JSON, ChildResult, end_of, has_ended, kill_group
 from minidbg.processes.fork import Notes, call_in_fork, fork
 from minidbg.processes.run_script import kept_from_the_collector
 
@@ -58,14 +59,14 @@ def call_in_zygote(
 ) -> ChildResult:
     """``function(argument, note)`` in a fork of the zygote; ``function`` is ``module:name``, ``note`` hears texts for the result.
 
-    The environment, the folder and ``sys.path`` are this process's of now. ``imports`` are modules that the zygote itself imports
+    The folder, ``sys.path`` and, as far as a judge is to have it, the environment are this process's of now. ``imports`` are modules that the zygote itself imports
     first, where that starts no thread; ``warm`` (``aot``, ``inductor``) has it compile once. ``stream`` is passed on: the
     argument's ``stream`` is its descriptor in the child. ``seconds`` begin after the imports; ``deadline`` has them in it. Interrupts are as in ``call_in_fork``. Raises OSError when no process can be made.
     """
     question = {
         "call": function, "argument": dict(argument), "seconds": seconds, "memory_bytes": memory_bytes,
-        "imports": list(imports), "warm": warm, "environ": dict(os.environ), "cwd": os.getcwd(), "path": sys.path,
-        "interrupts": on_interrupt is not None,
+        "imports": list(imports), "warm": warm, "cwd": os.getcwd(), "path": sys.path,
+        "environ": environment.for_judge(environment.FORKABLE), "interrupts": on_interrupt is not None,
     }  # fmt: skip
     began = time.monotonic()
     until = began + deadline.left(START_LIMIT_S + seconds)
@@ -172,7 +173,7 @@ def start_interpreter(control: int, folder: Path, stderr: int) -> int:
     started = subprocess.Popen(
         [sys.executable, "-X", "faulthandler", "-m", "minidbg.processes.zygote", str(control), str(folder)],
         stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr, pass_fds=(control,), start_new_session=True,
-        env=os.environ | FORKABLE,
+        env=environment.for_judge(environment.FORKABLE),
     )  # fmt: skip
     started.returncode = 0  # reaped by its number, as a fork is: Popen need not wait for it
     return started.pid
@@ -254,7 +255,7 @@ def serve(control: socket.socket, *, branch: bool = False) -> None:
 def get_ready(question: Mapping[str, Any], warmed: set[str] | None) -> None:
     """Have the asker's surroundings. Import and compile here, once, what the question's child would have to, unless ``warmed`` is None."""
     os.environ.clear()
-    os.environ.update(question["environ"] | FORKABLE)
+    os.environ.update(question["environ"])
     sys.path[:] = question["path"]
     with contextlib.suppress(OSError):
         os.chdir(question["cwd"])

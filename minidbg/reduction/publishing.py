@@ -28,6 +28,7 @@ from minidbg.graphs.size import call_nodes, call_targets, canonical_text
 from minidbg.graphs.specs import is_constructed
 from minidbg.oracle import harness
 from minidbg.oracle.embed import settings_of
+from minidbg.printable import last_line
 from minidbg.reduction.candidate import BudgetSpent
 from minidbg.reduction.defined import open_points
 from minidbg.reduction.result import Written
@@ -419,7 +420,7 @@ def keep_neighbour(neighbour: Case | None, path: Path, folder: Path) -> None:
 
 
 def written(path: Path | None, case: Case, original: Case, last: Outcome, session: Session) -> Written:
-    notes = case.provenance.notes if path else (*case.provenance.notes, last.reason)
+    notes = case.provenance.notes if path else (*case.provenance.notes, why_not(last))
     if last.verdict is Verdict.FLAKY and last.runs:
         notes = (*notes, f"flaky: its script fails in {last.reproduced} of {last.runs} fresh interpreters")
     return Written(
@@ -433,6 +434,15 @@ def written(path: Path | None, case: Case, original: Case, last: Outcome, sessio
         notes=notes,
         also_found=len(session.others),
     )
+
+
+def why_not(last: Outcome) -> str:
+    """What the last run in a fresh interpreter showed instead of the failure: its reason, or what it printed."""
+    if last.reason:
+        return last.reason
+    agrees = "there the backend agrees with eager; " if last.verdict is Verdict.GONE else ""
+    said = last_line(last.message) or last_line(last.stderr)
+    return f"{agrees}the last line printed was: {said[:200]}" if said else f"{agrees}nothing was printed"
 
 
 # --- the passing neighbour ---

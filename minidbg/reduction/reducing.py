@@ -22,7 +22,7 @@ from typing import Any, TextIO
 from filelock import FileLock, Timeout
 from torch import fx
 
-from minidbg import isolation, processes, repro
+from minidbg import _torch, isolation, processes, repro
 from minidbg.case import STAND_INS, CallPath, Case, Level
 from minidbg.deadline import Deadline
 from minidbg.errors import Interrupted, MinidbgError, NotReproduced
@@ -435,7 +435,7 @@ def reduce_on_stream(
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     logging.getLogger("minidbg").addHandler(logging.StreamHandler(stream))
-    with on_stream(stream) as listener:
+    with on_stream(stream) as listener, _torch.without_overrides():
         # its code may have come out of a cache; then each child would have to set up its passes
         unready = case.backend.name == "inductor" and case.kind is not Kind.COMPILE
         try:

@@ -75,9 +75,8 @@ class Written:
         if self.path is None and self.ended_by:
             return f"{counts}; not verified: {self.ended_by}"
         if self.path is None:
-            return (
-                f"{counts}; no verified repro ({self.verdict}): {'; '.join(self.notes) or 'no reason known'}"
-            )
+            said = f": {'; '.join(self.notes)}" if self.notes else ""
+            return f"{counts}; no verified repro ({self.verdict}){said}"
         why = f": {self.ended_by}" if self.ended_by else ""
         extra = f" (not made plainer{why})" if why else ""
         extra = extra if self.certified else f" (not certified as minimal{why})"

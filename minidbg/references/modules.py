@@ -25,6 +25,8 @@ from types import ModuleType
 from urllib.parse import unquote, urlsplit, urlunsplit
 from urllib.request import url2pathname
 
+from minidbg import environment
+
 _WITHOUT_ANSWER = (ImportError, AttributeError, ValueError)
 
 
@@ -283,7 +285,9 @@ def _at_commit(folder: str) -> str:
     """``" at commit 1a2b3c4d5e6f"``, with ``-dirty`` when the work tree had changes; nothing outside git."""
     command = ["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=GIT_S, check=False)
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=GIT_S, check=False, env=environment.for_tool()
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     commit = answer.stdout.strip()

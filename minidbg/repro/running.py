@@ -15,14 +15,12 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from minidbg import processes
+from minidbg import environment, processes
 from minidbg.errors import MinidbgError
 from minidbg.failure import Outcome, Verdict
 from minidbg.judge_script import JUDGE_SCRIPT
 from minidbg.processes.deaths import outcome_of
 from minidbg.repro.header import read_header
-
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def run(
@@ -53,6 +51,8 @@ def run(
     argv += ["--tolerances", *given] if given else []
     ended = _run(argv, seconds, ready, python)
     outcome = outcome_of(ended, header.signature, limit_s=seconds)
+    if not (outcome.reason or outcome.stderr) and outcome.verdict in (Verdict.GONE, Verdict.CHANGED):
+        outcome = replace(outcome, stderr=ended.stderr_tail)  # who expected a failure asks what was said
     return replace(outcome, device=device or outcome.device or header.device)
 
 
@@ -71,10 +71,10 @@ def _run(
         return ended
     with tempfile.TemporaryDirectory(prefix="minidbg-run-") as folder:
         # No fresh bytecode folder: compiling torch's own modules again would cost half a minute a run.
-        # As in a shell of somebody who never set them: a repro that needs a number of threads sets it itself.
-        env = dict.fromkeys((*THREAD_VARIABLES, *(["PYTHONHOME"] if python else [])))
+        parts = (environment.USUAL_THREADS, *([environment.OTHER_PYTHON] if python else []))
+        unset = dict.fromkeys(name for part in parts for name in part.taken_out)
         return processes.run_python(
-            argv, seconds=seconds, cwd=folder, env=env, python=python or sys.executable
+            argv, seconds=seconds, cwd=folder, env=unset, python=python or sys.executable
         )
 
 
@@ -87,8 +87,8 @@ def start_ahead(backend: str, *, generates_code: bool) -> processes.ReadyInterpr
     if backend == "inductor":
         modules = (*preload.modules, "torch._inductor.compile_fx")
         preload = processes.Preload(modules, "machine" if generates_code else "")
-    env = {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
-    return processes.ReadyInterpreter(preload, {**env, **processes.where_kernels_go()})
+    env = environment.for_judge(environment.USUAL_THREADS, given=processes.where_kernels_go())
+    return processes.ReadyInterpreter(preload, env)
 
 
 # --- with the torch of other interpreters ---
@@ -104,8 +104,9 @@ def torch_version_of(python: str) -> str:
     """The version of torch that the interpreter ``python`` has. Raises MinidbgError."""
     try:
         done = subprocess.run(
-            [python, "-c", VERSION], capture_output=True, text=True, timeout=VERSION_SECONDS, check=False
-        )
+            [python, "-c", VERSION], capture_output=True, text=True, timeout=VERSION_SECONDS, check=False,
+            env=environment.for_judge(environment.OTHER_PYTHON),
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MinidbgError(f"{python} does not run: {error}; give the path of a Python interpreter") from None
     if done.returncode:
@@ -203,7 +204,7 @@ def search_torch(
     wanted = [one for one in read_header(repro).dependencies if not one.startswith("torch==")]
 
     def judge(version: str) -> Outcome:
-        with environment(version, wanted, folder, tell) as python:
+        with interpreter_with_torch(version, wanted, folder, tell) as python:
             outcome = run(repro, python=python, seconds=seconds)
         tell(f"torch {version}: {outcome.verdict}{f' ({outcome.reason})' if outcome.reason else ''}")
         return outcome
@@ -212,7 +213,7 @@ def search_torch(
 
 
 @contextlib.contextmanager
-def environment(
+def interpreter_with_torch(
     version: str, wanted: Sequence[str], folder: Path | None, tell: Callable[[str], None]
 ) -> Iterator[str]:
     """The interpreter of an environment with torch ``version`` and the distributions ``wanted``. Raises MinidbgError."""
@@ -249,4 +250,7 @@ def install(place: Path, wanted: Sequence[str]) -> None:
     if uv is not None:
         make, put = [uv, "venv", "--python", sys.executable], [uv, "pip", "install", "--python", python]
     for command in ([*make, str(place)], [*put, *wanted]):
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS)
+        subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS,
+            env=environment.for_tool(),
+        )  # fmt: skip

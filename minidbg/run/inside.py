@@ -11,12 +11,10 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-VARIABLE = "MINIDBG__RUN"
-HOOK = Path(__file__).parent / "hook"
+from minidbg import environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +28,15 @@ class Orders:
     compile_all: tuple[str, ...] = ()
     """Classes of modules, ``module:Class``, whose instances are compiled."""
 
-    def in_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """``environ`` for the program."""
-        before = environ.get("PYTHONPATH")
-        path = os.pathsep.join([str(HOOK), *([before] if before else [])])
-        return {**environ, "PYTHONPATH": path, VARIABLE: json.dumps(asdict(self))}
+    def for_program(self, given: Mapping[str, str]) -> dict[str, str]:
+        """The environment of the program, with ``given``."""
+        return environment.for_program({**given, environment.RUN: json.dumps(asdict(self))})
 
 
 def read_orders() -> Orders | None:
     """The orders for this process; None when it is in no program under ``minidbg run``."""
     with contextlib.suppress(KeyError, ValueError, TypeError):
-        table = json.loads(os.environ[VARIABLE])
+        table = json.loads(os.environ[environment.RUN])
         return Orders(table["log"], table["backend"], tuple(table["compile_all"]))
     return None
 

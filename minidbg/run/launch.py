@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from minidbg import environment
 from minidbg.printable import display_path
 from minidbg.processes.child import PR_SET_PDEATHSIG, prctl
 from minidbg.processes.deaths import json_objects, last_json
@@ -200,7 +201,14 @@ def reduced(
     command.append(f"{settings.seconds:g}")
     limit, began = settings.seconds + GRACE_S, time.monotonic()
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, timeout=limit, check=False, text=True)
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            timeout=limit,
+            check=False,
+            text=True,
+            env=environment.for_judge(),
+        )
     except subprocess.TimeoutExpired:
         return f"{happened}; reducing it took {time.monotonic() - began:.0f} s and was ended: {shown}"
     written = last_json(done.stdout) or {}

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from minidbg import environment
 from minidbg.errors import MinidbgError
 from minidbg.failure import EXIT_STATUS, Outcome, Verdict
 from minidbg.printable import last_line
 from minidbg.processes import deaths, run_python
 from minidbg.processes.build import build_within
-from minidbg.processes.pool import COMPILER_ENVIRONMENT
 from minidbg.watch.repros import Repro, read_repro
 from minidbg.watch.runner import as_renamed, expected_signature, judging
 from minidbg.watch.settings import Column
@@ -203,8 +203,9 @@ def environment_for(tree: Path, repro: Repro, repository: Path) -> dict[str, str
             if above.is_relative_to(os.path.realpath(repository)):
                 folders.append(str(tree / above.relative_to(os.path.realpath(repository))))
     path = os.pathsep.join([*dict.fromkeys(folders), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    # No bytecode at all: commits follow each other within a second, and that of the one before must not run.
-    return {**os.environ, **COMPILER_ENVIRONMENT, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    return environment.for_judge(
+        environment.NO_CACHED_GRAPHS, environment.NO_BYTECODE, given={"PYTHONPATH": path}
+    )
 
 
 def imported_from_elsewhere(tree: Path, repro: Repro, env: dict[str, str]) -> str:
@@ -253,7 +254,7 @@ def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False,
-            stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL, env=environment.for_tool(environment.IN_ENGLISH),
         )  # fmt: skip
     except OSError as error:
         raise CannotBisect(f"git cannot be run: {error}") from error

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from minidbg import environment
 from minidbg.cluster.code import link_or_copy
 from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.history import ReproState
@@ -19,7 +20,7 @@ from minidbg.judge_script import JUDGE_SCRIPT
 from minidbg.metadata import HANG_LIMIT_S
 from minidbg.processes import deaths
 from minidbg.processes.deaths import last_json, signal_name
-from minidbg.processes.pool import NUMBERS, ONE_THREAD, Ended, Order, Pool, busyness, share_of_memory
+from minidbg.processes.pool import NUMBERS, Ended, Order, Pool, busyness, share_of_memory
 from minidbg.watch.repros import Repro, module_names
 from minidbg.watch.settings import Column, WatchSettings, Workers
 from minidbg.watch.snapshot import Root, is_inside
@@ -125,7 +126,7 @@ class Runner:
 
 def sets_threads(task: Task) -> bool:
     """Whether the task's column says how many threads there are: a fork cannot have more than one."""
-    return not ONE_THREAD.keys().isdisjoint(task.job.column.variables)
+    return not environment.ONE_THREAD.put_in.keys().isdisjoint(task.job.column.variables)
 
 
 def judging(repro: Repro, column: Column, *, in_worker: bool = True) -> tuple[str, ...]:

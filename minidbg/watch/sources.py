@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from minidbg import environment
 from minidbg.history import Revision
 from minidbg.watch.repros import HIDDEN, Repro, read_repro
 from minidbg.watch.snapshot import JUNK_FOLDERS, Ignore, Root, Snapshot, is_inside, repository_of, scan
@@ -108,6 +109,7 @@ def git(repository: str, *arguments: str) -> bytes | None:
             timeout=GIT_SECONDS,
             check=True,
             stdin=subprocess.DEVNULL,
+            env=environment.for_tool(),
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -20,6 +20,7 @@ import click
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from minidbg import environment
 from minidbg.printable import display_path
 from minidbg.watch.announce import Event, View
 from minidbg.watch.daemon import Inbox, Key
@@ -133,7 +134,7 @@ class Terminal(View):
         """Give the terminal to an editor until it ends. The daemon goes on meanwhile."""
         self.live.stop()
         try:
-            self.editor = subprocess.Popen(command)
+            self.editor = subprocess.Popen(command, env=environment.for_tool())
             self.editor.wait()
         except OSError as error:
             self.note(f"{command[0]} cannot be started: {error.strerror or error}")

@@ -44,6 +44,7 @@ FLOORS = {
     "checks": 1,
     "deadline": 0,
     "devices": 0,
+    "environment": 0,
     "errors": 0,
     "metadata": 0,
     "printable": 0,

@@ -71,6 +71,6 @@ def leave_no_trace() -> None:
         spec.loader.exec_module(module)
 
 
-if "MINIDBG__RUN" in os.environ:
+if "MINIDBG__RUN" in os.environ and "MINIDBG__JUDGING" not in os.environ:
     sys.meta_path.insert(0, Watcher())
 leave_no_trace()

@@ -294,8 +294,8 @@ def test_a_process_that_has_looked_for_a_gpu_is_not_forked() -> None:
 def test_a_warm_up_where_a_gpu_is_leaves_it_to_the_forks() -> None:
     program = """
         import os, sys
-        from minidbg.processes.child import FORKABLE
-        os.environ.update(FORKABLE)
+        from minidbg.environment import FORKABLE
+        os.environ.update(FORKABLE.put_in)
         import torch
         torch.cuda._device_count_nvml = lambda: 1  # as where a GPU is; CUDA itself would not start here
         from minidbg import _torch, devices

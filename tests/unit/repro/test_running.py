@@ -261,7 +261,7 @@ def test_an_environment_whose_making_was_interrupted_is_not_taken_for_a_whole_on
         raise KeyboardInterrupt
 
     monkeypatch.setattr(running, "install", interrupted)
-    with pytest.raises(KeyboardInterrupt), running.environment("2.13.0", [], tmp_path, print):
+    with pytest.raises(KeyboardInterrupt), running.interpreter_with_torch("2.13.0", [], tmp_path, print):
         pass
     assert list(tmp_path.iterdir()) == []
 
