@@ -203,7 +203,8 @@ def with_story(
         original.provenance,
         message=message_of(form.case, original, found, session),
         captured_from=where or original.provenance.captured_from,
-        line=line if where else original.provenance.line,
+        # a graph that was read from a script knows its lines by their numbers alone
+        line=line or (original.provenance.line if where in ("", original.provenance.captured_from) else ""),
         reduced=True,
         suspects=(),
         certified=certified,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from minidbg import environment
 from minidbg.printable import in_one_line, plural
 from minidbg.watch.announce import Event, View
 
@@ -71,6 +72,7 @@ class FlipCommands(View):
             done = subprocess.run(
                 command, shell=True, input=data, cwd=self.folder, timeout=COMMAND_SECONDS, check=False,
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+                env=environment.for_tool(),
             )  # fmt: skip
             said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
             trouble = f"ended with status {done.returncode}" if done.returncode else ""

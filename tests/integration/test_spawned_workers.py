@@ -10,6 +10,7 @@ import planted_backends as planted
 import psutil
 import pytest
 import torch
+from command_line import python
 
 from minidbg import isolation, processes, references
 from minidbg.case import Case
@@ -125,8 +126,8 @@ def test_training_program_that_cannot_be_forked_has_its_repros(
     monkeypatch.delenv("MINIDBG_WORKERS")
     script = tmp_path / "train.py"
     script.write_text(PROGRAM.format(before=before))
-    done = processes.run_python([str(script), str(tmp_path / "repros")], seconds=250)
-    assert done.stdout.splitlines() == ["True"] * 3, done.stderr_tail
-    assert done.exit_status == 0
-    assert done.stderr_tail.count("forks of a fresh interpreter") == bool(said)
-    assert said in done.stderr_tail
+    done = python(script, tmp_path / "repros", timeout=250)
+    assert done.stdout.splitlines() == ["True"] * 3, done.stderr
+    assert done.returncode == 0
+    assert done.stderr.count("forks of a fresh interpreter") == bool(said)
+    assert said in done.stderr

@@ -1,0 +1,213 @@
+"""The ways that README names, each once as a person goes it: what is started, asked and written, and whether the screen tells the truth.
+
+Processes and questions are counted, since a nest of interpreters passes every test of an exit status: it only takes longer. A number
+that changes here is to be explained in the commit that changes it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from travels import Journey, traveller
+
+MOST_LINES = 120
+MODEL = """
+import torch{more}
+
+def my_backend(gm, example_inputs):
+    for node in gm.graph.nodes:
+        if node.target is torch.relu:
+            raise NotImplementedError("my_backend: no kernel for relu")
+    return gm.forward
+
+torch._dynamo.register_backend(my_backend)
+
+def f(x):
+    return torch.relu(x.sin()).cos()
+
+torch.compile(f, {how})(torch.ones(3))
+"""
+BARE = MODEL.format(more="", how='backend="my_backend"')
+LINE = re.compile(r"minidbg: 3 -> 1 nodes, 3 oracle calls, [\d.]+ s; run: python (minidbg_repros/\w+\.py)")
+
+
+@pytest.fixture
+def travel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Journey]:
+    return traveller(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def wrapped(tmp_path_factory: pytest.TempPathFactory) -> Journey:
+    """The program with ``minidbg.wrap``: what the other ways are held against."""
+    program = MODEL.format(more=", minidbg", how='backend=minidbg.wrap("my_backend")')
+    return traveller(tmp_path_factory)("model.py", program=program)
+
+
+def starts_a_judge(words: list[str]) -> bool:
+    """Whether an interpreter was started ahead, for runs of scripts."""
+    return any("minidbg.processes.server" in word for word in words)
+
+
+def check_screen(journey: Journey) -> None:
+    """The line on the exception names the repro that is there, with its right figures, and nothing more was wrapped than the program."""
+    found = [match for match in map(LINE.fullmatch, journey.stderr.splitlines()) if match]
+    assert found, journey.stderr
+    (path,) = journey.scripts
+    assert [match[1] for match in found] == [f"minidbg_repros/{path.name}"]
+    assert journey.calls == 1
+    assert len(journey.script.splitlines()) <= MOST_LINES
+    assert "1 of 3 nodes, 1 of 1 inputs, 1-minimal." in journey.script
+
+
+def test_wrap(wrapped: Journey, travel: Callable[..., Journey]) -> None:
+    """Two interpreters, the program and the judge; the script does what the line says."""
+    assert wrapped.status == 1
+    assert [starts_a_judge(words) for words in wrapped.started] == [False, True]
+    check_screen(wrapped)
+    assert LINE.fullmatch(wrapped.last_line())
+    alone = travel(wrapped.scripts[0], folder=wrapped.folder)
+    assert (alone.status, alone.stdout.splitlines()[-1]) == (1, "reproduces")
+    assert "NotImplementedError: my_backend: no kernel for relu" in alone.stderr
+    assert (len(alone.started), alone.calls) == (1, 0)
+
+
+def test_by_name(wrapped: Journey, travel: Callable[..., Journey]) -> None:
+    journey = travel(
+        "model.py", program=MODEL.format(more="", how='backend="minidbg", options={"backend": "my_backend"}')
+    )
+    assert journey.status == 1
+    check_screen(journey)
+    assert LINE.fullmatch(journey.last_line())
+    assert len(journey.started) == len(wrapped.started)
+    assert journey.script == wrapped.script
+
+
+def test_run(wrapped: Journey, travel: Callable[..., Journey]) -> None:
+    """The program without a change: one interpreter more than with ``wrap``, and the same script."""
+    journey = travel("-m", "minidbg", "run", "model.py", program=BARE)
+    assert journey.status == 1
+    check_screen(journey)
+    *_, failed, graphs = journey.stderr.splitlines()
+    assert failed.startswith("minidbg: my_backend, compile: 3 -> 1 nodes, 3 oracle calls, ")
+    assert failed.endswith(f"run: python minidbg_repros/{journey.scripts[0].name}")
+    assert graphs == "minidbg: 0 of 1 graphs that ran agree with eager"
+    assert len(journey.started) == len(wrapped.started) + 1
+    assert journey.script == wrapped.script
+
+
+def test_torchs_own_override_variable(wrapped: Journey, travel: Callable[..., Journey]) -> None:
+    """It names minidbg in place of the backend that the program asks for, which is the one that is wrapped."""
+    journey = travel("model.py", program=BARE, env={"TORCH_COMPILE_OVERRIDE_BACKENDS": ">=0:minidbg"})
+    assert journey.status == 1
+    check_screen(journey)
+    assert "BackendCompilerFailed: backend='my_backend' raised:" in journey.stderr
+    assert len(journey.started) == len(wrapped.started)
+    assert journey.script == wrapped.script
+
+
+COMPILER = """
+import torch, minidbg
+from torch._dynamo.backends.common import aot_autograd
+
+def my_compiler(gm, example_inputs):
+    for node in gm.graph.nodes:
+        if node.target is torch.ops.aten.relu.default:
+            raise NotImplementedError("my_compiler: no kernel for relu")
+    return gm.forward
+
+def f(x):
+    return torch.relu(x.sin()).cos()
+
+torch.compile(f, backend=aot_autograd(fw_compiler=minidbg.wrap_compiler(my_compiler)))(torch.ones(3))
+"""
+
+
+def test_wrap_compiler(wrapped: Journey, travel: Callable[..., Journey]) -> None:
+    """One level lower: the script calls the compiler with an ATen graph."""
+    journey = travel("model.py", program=COMPILER)
+    assert journey.status == 1
+    assert len(journey.started) == len(wrapped.started)
+    assert journey.questions == 4
+    assert len(journey.script.splitlines()) <= MOST_LINES
+    assert "torch.ops.aten.relu.default" in journey.script
+    assert f"run: python minidbg_repros/{journey.scripts[0].name}" in journey.stderr
+
+
+def test_reduce_of_a_capture(wrapped: Journey, travel: Callable[..., Journey]) -> None:
+    """What ``reduce="later"`` leaves to do: the same repro as at once."""
+    (capture,) = (wrapped.folder / "minidbg_repros" / ".minidbg" / "captures").glob("*.py")
+    folder = wrapped.folder / "again"
+    folder.mkdir()
+    journey = travel("-m", "minidbg", "reduce", capture, "--dir", "minidbg_repros", folder=folder)
+    assert journey.status == 0
+    assert journey.stdout.strip() == f"minidbg_repros/{journey.scripts[0].name}"
+    assert [starts_a_judge(words) for words in journey.started] == [False, True]
+    assert journey.calls == 0
+    assert journey.questions <= wrapped.questions + 1  # nobody has seen the whole case fail here
+    assert journey.script.partition("# ///")[0] == wrapped.script.partition("# ///")[0]
+
+
+DIES = """
+import os, torch, minidbg
+
+def my_backend(gm, example_inputs):
+    if any(node.target is torch.relu for node in gm.graph.nodes):
+        os.abort()
+    return gm.forward
+
+def f(x):
+    return torch.relu(x.sin()).cos()
+
+if __name__ == "__main__":
+    torch.compile(f, backend=minidbg.wrap(my_backend))(torch.ones(3))
+"""
+
+
+def test_last_crash(travel: Callable[..., Journey]) -> None:
+    """A process that died in a backend has left its graph, which becomes a repro in another one."""
+    dead = travel("model.py", program=DIES)
+    assert dead.status == -6
+    assert (len(dead.started), dead.calls, dead.scripts) == (1, 1, [])
+    journey = travel("-m", "minidbg", "reduce", "--last-crash", folder=dead.folder)
+    assert journey.status == 0, journey.stderr
+    assert journey.calls == 0
+    assert sum(map(starts_a_judge, journey.started)) == 1
+    assert len(journey.script.splitlines()) <= MOST_LINES
+    assert journey.script.startswith('"""The process dies in my_backend with relu: SIGABRT')
+
+
+HUNTED = BARE.partition("torch._dynamo")[0].replace("torch.relu", "torch.cos")
+
+
+def test_hunt(travel: Callable[..., Journey]) -> None:
+    """A backend that nobody has used yet: the op that it has no kernel for is found."""
+    journey = travel(
+        "-m", "minidbg", "hunt", "model:my_backend", "--ops", "sin,cos", "--dtypes", "float32", "--no-graphs",
+        "--samples", 1, program=HUNTED,
+    )  # fmt: skip
+    assert [path.name.split("_")[1] for path in journey.scripts] == ["cos"]
+    assert journey.calls == 0
+    assert len(journey.script.splitlines()) <= MOST_LINES
+
+
+def test_pytest(wrapped: Journey, travel: Callable[..., Journey]) -> None:
+    """A repro is a test, which fails while the bug is there."""
+    journey = travel(
+        "-m", "pytest", "-q", "-p", "no:cacheprovider", wrapped.scripts[0], folder=wrapped.folder
+    )
+    assert journey.status == 1
+    assert re.search(r"(?m)^1 failed in ", journey.stdout)
+    assert "NotImplementedError: my_backend: no kernel for relu" in journey.stdout
+    assert (len(journey.started), journey.calls) == (1, 0)
+
+
+def test_watch(wrapped: Journey, travel: Callable[..., Journey]) -> None:
+    """One sweep over the folder: the daemon and the interpreters whose forks judge; the verdict is on the screen."""
+    journey = travel("-m", "minidbg", "watch", "--once", "minidbg_repros", folder=wrapped.folder)
+    assert journey.status == 1
+    name = wrapped.scripts[0].name
+    assert re.search(rf"new +{name} \[cpu\] \(reproduces\)", journey.stdout + journey.stderr), journey.stderr
+    assert [starts_a_judge(words) for words in journey.started] == [False, True]
+    assert journey.calls == 0
