@@ -253,7 +253,7 @@ def capture_by_dynamo(
         raise _Captured(inputs)
 
     compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)
-    with _torch.many_recompiles():
+    with _torch.many_recompiles(), _torch.without_overrides():
         try:
             compiled(*args)
         except _Captured as captured:
