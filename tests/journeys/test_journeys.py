@@ -179,6 +179,9 @@ def test_last_crash(travel: Callable[..., Journey]) -> None:
 
 
 HUNTED = BARE.partition("torch._dynamo")[0].replace("torch.relu", "torch.cos")
+HUNTED = HUNTED.replace(
+    "NotImplementedError", "IndexError"
+)  # the former says that an op is not supported, which is no failure
 
 
 def test_hunt(travel: Callable[..., Journey]) -> None:
@@ -209,5 +212,5 @@ def test_watch(wrapped: Journey, travel: Callable[..., Journey]) -> None:
     assert journey.status == 1
     name = wrapped.scripts[0].name
     assert re.search(rf"new +{name} \[cpu\] \(reproduces\)", journey.stdout + journey.stderr), journey.stderr
-    assert [starts_a_judge(words) for words in journey.started] == [False, True]
+    assert [starts_a_judge(words) for words in journey.started] == [False, True, True]
     assert journey.calls == 0

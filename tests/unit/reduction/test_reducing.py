@@ -608,6 +608,32 @@ def test_questions_that_differ_in_values_alone_are_compiled_once(
     assert (configs[0] != configs[2]) is kept, "a graph of another session may be another compiler's"
 
 
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        (Outcome(Verdict.INVALID, reason="eager itself fails"), "eager itself fails"),
+        (
+            Outcome(Verdict.GONE, stderr="compiling\nfell back to eager\n"),
+            "there the backend agrees with eager; the last line printed was: fell back to eager",
+        ),
+        (Outcome(Verdict.GONE), "there the backend agrees with eager; nothing was printed"),
+        (
+            Outcome(Verdict.CHANGED, message="no kernel for cos"),
+            "the last line printed was: no kernel for cos",
+        ),
+    ],
+    ids=["reason", "stderr", "nothing", "message"],
+)
+def test_a_reduction_without_a_repro_says_what_its_last_run_showed(
+    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, last: Outcome, said: str
+) -> None:
+    """No reason known is never an answer: the run's own output is."""
+    monkeypatch.setattr(publishing, "judged", lambda *_: last)
+    written = reducing.reduce_and_publish(failing_case(), tmp_path, limits=Limits(), just_seen=True)
+    assert written.path is None
+    assert written.line.endswith(said)
+
+
 def test_a_script_by_itself_is_not_waited_for_when_the_judge_sees_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

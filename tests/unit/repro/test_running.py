@@ -53,6 +53,11 @@ def test_the_scripts_own_answer_counts(ended):
     assert (outcome.verdict, outcome.seconds) == (Verdict.GONE, 1.5)
 
 
+def test_a_verdict_without_a_reason_has_what_the_run_printed(ended):
+    outcome = ended(stdout=said(), stderr_tail="fell back to eager\n", exit_status=0)
+    assert (outcome.reason, outcome.stderr) == ("", "fell back to eager\n")
+
+
 def test_device_and_backend_are_passed_on(ended, tmp_path):
     outcome = ended(arguments={"device": "cuda:1", "backend": "mod:attr"}, stdout=said(verdict="skipped"))
     assert ended.argv[1:] == [str(tmp_path / "r.py"), "--json", "--device", "cuda:1", "--backend", "mod:attr"]
