@@ -62,7 +62,7 @@ def open_points(
     mode, found = OpenPoints(), set[str]()
     limited = with_limited_loops(graph_module, LOOP_SECONDS)
     random_state = torch.get_rng_state()
-    with around(), _torch.functional_state_kept(), torch.no_grad():
+    with around(), _torch.thread_state_kept(), torch.no_grad():
         try:
             with mode:
                 others = _left_by(limited, inputs, random_state)
