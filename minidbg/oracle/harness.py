@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -281,15 +282,33 @@ def plain_modes() -> Iterator[None]:
         yield
 
 
+JUDGED_NOW: list[
+    str | None
+] = []  # the mark as it was before each judged run that is under way, of any thread
+JUDGED_LOCK = threading.Lock()
+if hasattr(os, "register_at_fork"):  # another thread may hold it
+    os.register_at_fork(after_in_child=JUDGED_LOCK._at_fork_reinit)  # type: ignore[attr-defined]
+
+
 @contextlib.contextmanager
 def wrappers_at_rest() -> Iterator[None]:
-    """A backend that the user's own module wraps with minidbg answers no failure of a run that is being judged."""
-    before = os.environ.get("MINIDBG__JUDGING")
-    os.environ["MINIDBG__JUDGING"] = "1"
+    """A backend that the user's own module wraps with minidbg answers no failure of a run that is being judged.
+
+    The mark is the process's, and threads may judge at once: the first in sets it, the last out puts it back.
+    """
+    with JUDGED_LOCK:
+        JUDGED_NOW.append(os.environ.get("MINIDBG__JUDGING"))
+        os.environ["MINIDBG__JUDGING"] = "1"
     try:
         yield
     finally:
-        os.environ.pop("MINIDBG__JUDGING") if before is None else os.environ.update(MINIDBG__JUDGING=before)
+        with JUDGED_LOCK:
+            before = JUDGED_NOW[0]
+            JUDGED_NOW.pop()
+            if not JUDGED_NOW:
+                os.environ.pop("MINIDBG__JUDGING") if before is None else os.environ.update(
+                    MINIDBG__JUDGING=before
+                )
 
 
 @contextlib.contextmanager

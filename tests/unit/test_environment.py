@@ -171,3 +171,15 @@ def test_nobody_else_hands_the_environment_on(path: Path) -> None:
 )
 def test_the_lint_sees_each_way_to_hand_it_on(line: str) -> None:
     assert list(inherited(ast.parse(textwrap.dedent(line))))
+
+
+def test_the_mark_goes_with_the_last_of_several_threads_that_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first in, first out: what the second one found was the first one's mark, and it must not stay."""
+    monkeypatch.delenv(environment.JUDGING, raising=False)
+    first, second = harness.wrappers_at_rest(), harness.wrappers_at_rest()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert os.environ[environment.JUDGING] == "1", "the second one still judges"
+    second.__exit__(None, None, None)
+    assert environment.JUDGING not in os.environ
