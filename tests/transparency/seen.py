@@ -199,7 +199,7 @@ def of_compiler() -> dict[str, Any]:
     """What torch counted: frames, graphs, breaks, what was compiled and how often."""
     from torch._dynamo.utils import counters
 
-    return {str(kind): {str(key): count for key, count in table.items() if count} for kind, table in counters.items() if any(table.values())}  # fmt: skip
+    return {str(kind): {re.sub("0x[0-9a-f]+", "0x", str(key)): count for key, count in table.items() if count} for kind, table in counters.items() if any(table.values())}  # fmt: skip
 
 
 def live_tensors() -> list[str]:
