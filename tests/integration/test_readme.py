@@ -25,8 +25,8 @@ from minidbg.cli.root import PLACES, cli
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 MANUAL = "\n".join([README, *topics().values()])
 BLOCK = re.compile(r"(?ms)^```(\w+)\n(.*?)^```$")
-RUN_ELSEWHERE = re.compile(r"^(pip install|git bisect run|\.ci/run|minidbg bisect)")
-"""By CI itself, and by the tests of bisecting: it needs a repository."""
+RUN_ELSEWHERE = re.compile(r"^(pip install|python tests/device|git bisect run|\.ci/run|minidbg bisect)")
+"""By CI itself, by the tests of tests/device, and by those of bisecting: it needs a repository."""
 
 
 def blocks(language: str) -> list[str]:

@@ -31,18 +31,12 @@ WARM_AS_COLD = {
 IN_CI = {
     "aot_eager": (
         "retained_graph double_backward hooks own_function checkpointing compiled_autograd accumulated writes "
-        "grad vmap jvp hessian control_flow nested_regions own_operators "
-        "generators threads signals traced warnings_as_errors warnings_once exceptions graph_breaks freed "
-        "autocast deterministic default_dtype default_device inference own_modes cuda_graphs dropout sizes workers forked "
-        "sparse nested complex_numbers subclasses tied_weights round_trips averaged compiled_step"
+        "grad vmap jvp hessian control_flow own_operators generators threads signals traced warnings_as_errors exceptions "
+        "graph_breaks autocast default_dtype inference cuda_graphs dropout sizes forked complex_numbers round_trips"
     ),
-    "inductor": (
-        "retained_graph hooks checkpointing writes vmap control_flow own_operators threads warnings_as_errors autocast "
-        "default_dtype inference cuda_graphs dropout sizes forked complex_numbers round_trips averaged"
-    ),
-    "wrong": "retained_graph hooks checkpointing compiled_autograd writes vmap jvp control_flow nested_regions own_operators "
-    "generators threads graph_breaks autocast inference dropout sizes workers sparse nested complex_numbers round_trips averaged",
-}  # fmt: skip
+    "inductor": "retained_graph checkpointing writes vmap control_flow own_operators warnings_as_errors autocast dropout sizes",
+    "wrong": "retained_graph hooks checkpointing writes vmap hessian control_flow own_operators threads graph_breaks dropout sizes",
+}
 """What CI's slow step runs with each backend and plant; the rest is one of many of its kind."""
 REALLY_WRONG = {
     "other_generators-inductor": "numbers of Python's generator that are drawn in a compiled function come as garbage",
@@ -50,12 +44,9 @@ REALLY_WRONG = {
 }
 """Programs that go wrong in silence without us (torch 2.13 and 2.14): the wrapped program says so."""
 FAILS: dict[str, str] = {
-    "hessian-wrong": "SIGSEGV: bits of a ZeroTensor are looked at",
-    "flex_attention-wrong": "eager leaves a functorch level behind, and what was seen becomes 'not verified'",
     "whole_step-aot_eager": "bare, dynamo counts frames of AOTAutograd's own, which compiles the backward in the compiled step; "
     "wrapped, that has been compiled before and is handed over",
     "whole_step-inductor": "the same",
-    "vmap-inductor": "not verified: the storage of a tensor with a functorch level is asked for",
 }
 """What is not yet as it should be, by ``program-backend`` or ``program-plant``, and why."""
 
