@@ -242,9 +242,12 @@ def stand_in(fake: torch.Tensor, seed: int) -> torch.Tensor:
 
 CONFIG_MODULES = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
 
-NOT_OF_THE_CASE = frozenset({"assume_static_by_default", "automatic_dynamic_shapes", *_torch.OVERRIDES})
-"""Dynamo's options that ``torch.compile(dynamic=...)`` sets for the time of a call: the case has ``dynamic`` instead; and those that
-give some graphs of a program, by their number in it, another backend or other options: the case has what its graph got."""
+NOT_OF_THE_CASE = frozenset(
+    {"assume_static_by_default", "automatic_dynamic_shapes", "check_custom_op_aliasing", *_torch.OVERRIDES}
+)
+"""Options that ``torch.compile(dynamic=...)`` sets for the time of a call: the case has ``dynamic`` instead; one that minidbg sets for its
+own runs (``_torch.in_silence``); and those that give some graphs of a program, by their number in it, another backend or other options: the
+case has what its graph got."""
 
 ENVIRONMENT = (
     "CC", "CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "CXX",

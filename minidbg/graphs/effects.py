@@ -171,6 +171,15 @@ def nesting_levels(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
                 yield first, node
 
 
+def open_levels(graph: fx.Graph) -> int:
+    """How many functorch levels ``graph`` enters and does not leave."""
+    names = [op_name(node) for node in graph.nodes if node.op == "call_function"]
+    entered, left = (
+        sum(name.endswith(f"_{way}_nesting") for name in names) for way in ("increment", "decrement")
+    )
+    return entered - left
+
+
 class FactKind(enum.Enum):
     """What can be done with a value when the node that made it is gone."""
 

@@ -14,6 +14,7 @@ from torch import fx
 from minidbg.devices import devices_of
 from minidbg.errors import NotReproduced
 from minidbg.graphs.edit import extract
+from minidbg.graphs.effects import open_levels
 from minidbg.graphs.pieces import CannotExtract
 from minidbg.graphs.record import LOOP_SECONDS, Around, Recording, runs_in_eager
 from minidbg.oracle.suspects import Suspects
@@ -216,7 +217,10 @@ class ReductionProblem:
         """Whether ``candidate`` runs in eager; costs no oracle call.
 
         On an accelerator the oracle finds out: an index out of range there would leave the device in error for this process.
+        A level of vmap that is entered and not left is in the way of whatever runs next, dynamo in the script included.
         """
+        if open_levels(candidate.graph_module.graph) > max(0, open_levels(self.best.graph_module.graph)):
+            return False
         if candidate.faithful or devices_of(candidate.inputs):
             return True
         if not runs_in_eager(candidate.graph_module, candidate.inputs, self.around):
