@@ -16,12 +16,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minidbg.backend import Stats, report_of, stats, wrap, wrap_compiler
-    from minidbg.case import Case
-    from minidbg.errors import AccuracyError, MinidbgError
-    from minidbg.failure import Kind, Outcome, Signature, Verdict
+    from minidbg.fx.case import Case
     from minidbg.library import check, load, reduce, save_repro
     from minidbg.reduction import Minimized, minimize
+    from minidbg.words.errors import AccuracyError, MinidbgError
+    from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
+    from minidbg.wrapper import Stats, report_of, stats, wrap, wrap_compiler
 
 __all__ = [
     "wrap",
@@ -47,12 +47,12 @@ __all__ = [
 HOMES = {
     name: home
     for home, names in {
-        "minidbg.backend": ("wrap", "report_of", "wrap_compiler", "stats", "Stats"),
+        "minidbg.wrapper": ("wrap", "report_of", "wrap_compiler", "stats", "Stats"),
         "minidbg.reduction": ("minimize", "Minimized"),
         "minidbg.library": ("load", "check", "reduce", "save_repro"),
-        "minidbg.case": ("Case",),
-        "minidbg.failure": ("Outcome", "Verdict", "Kind", "Signature"),
-        "minidbg.errors": ("MinidbgError", "AccuracyError"),
+        "minidbg.fx.case": ("Case",),
+        "minidbg.words.outcome": ("Outcome", "Verdict", "Kind", "Signature"),
+        "minidbg.words.errors": ("MinidbgError", "AccuracyError"),
     }.items()
     for name in names
 }

@@ -1,6 +1,6 @@
 """``python -m minidbg`` is the command line."""
 
-from minidbg.cli import main
+from minidbg.commands import main
 
 if __name__ == "__main__":
     main()

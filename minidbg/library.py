@@ -10,14 +10,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from minidbg import intake, isolation, references, repro, settings
-from minidbg.backend.capture import current_context
-from minidbg.case import Case, CompilerFn
-from minidbg.errors import BadSetting, NotReproduced
-from minidbg.failure import Outcome, Verdict
-from minidbg.graphs.copying import capture_by_dynamo, copy_graph_module
-from minidbg.reduction import publishing, reducing
+from minidbg import asking, backends, repro
+from minidbg.fx.case import Case
+from minidbg.fx.context import current_context
+from minidbg.fx.copying import capture_by_dynamo, copy_graph_module
+from minidbg.reduction import importers, publishing, reducing
 from minidbg.reduction.result import Limits, Listener, Written, silent
+from minidbg.words import settings
+from minidbg.words.errors import BadSetting, NotReproduced
+from minidbg.words.outcome import Outcome, Verdict
+from minidbg.words.run_spec import CompilerFn
 
 StrPath = str | os.PathLike[str]
 
@@ -96,7 +98,7 @@ def reduced(
         return reducing.reduce_path(
             what, limits=limits, folder=folder, listener=listener, own_process=own_process
         )
-    case = intake.first_that_fails(forms, str(what) if isinstance(what, Path) else "the program")
+    case = importers.first_that_fails(forms, str(what) if isinstance(what, Path) else "the program")
     folder = folder or settings.load().repro_dir
     return reducing.reduce_and_publish(case, folder, limits=limits, listener=listener, just_seen=True)
 
@@ -106,11 +108,11 @@ def forms_of(
 ) -> Iterator[Case] | None:
     """The cases in what minidbg did not write; None for a script of its own."""
     if isinstance(what, Path) and what.suffix == ".pt2":
-        what = intake.read_exported(what)
+        what = importers.read_exported(what)
     if isinstance(what, torch.export.ExportedProgram):
-        return intake.cases_of_exported(what, intake.backend_named(backend or "inductor"))
-    if intake.is_torch_repro(what):
-        return intake.cases_of_torch_repro(what, backend)
+        return importers.cases_of_exported(what, importers.backend_named(backend or "inductor"))
+    if importers.is_torch_repro(what):
+        return importers.cases_of_torch_repro(what, backend)
     return None
 
 
@@ -140,10 +142,10 @@ def save_repro(
         graph_module, values = copy_graph_module(model), tuple(inputs)
     else:
         graph_module, values = capture_by_dynamo(model, inputs, dynamic=dynamic)
-    found = references.find(backend, options=options, mode=mode, setup=setup, reference=reference)
-    used = intake.UsedBackend(found, backend)
-    case = intake.case_of(graph_module, values, used, context=context, setup=setup, dynamic=dynamic)
-    outcome = isolation.submit(case, seconds=seconds)
+    found = backends.find(backend, options=options, mode=mode, setup=setup, reference=reference)
+    used = importers.UsedBackend(found, backend)
+    case = importers.case_of(graph_module, values, used, context=context, setup=setup, dynamic=dynamic)
+    outcome = asking.submit(case, seconds=seconds)
     if outcome.verdict is not Verdict.REPRODUCES:
         raise NotReproduced(
             f"{found.name} does not fail on this graph: {outcome.in_words}. A repro is written of failures only",

@@ -20,16 +20,16 @@ from typing import Any
 
 import pytest
 
-from minidbg.errors import MinidbgError
-from minidbg.failure import Kind, Outcome, Verdict
-from minidbg.metadata import BLOCK
-from minidbg.processes.deaths import last_json
-from minidbg.processes.pool import preload_for
-from minidbg.processes.waiting import OneByOne
 from minidbg.watch.repros import HIDDEN, Repro, is_script, read_repro
 from minidbg.watch.runner import IN_WORKER, judging, mode_for, outcome_of, own_limit
 from minidbg.watch.settings import Column, Machine, Workers, devices_of, parse_devices
 from minidbg.watch.states import is_expected, is_fallback
+from minidbg.words.errors import MinidbgError
+from minidbg.words.outcome import Kind, Outcome, Verdict
+from minidbg.words.script_header import BLOCK
+from minidbg.workers.deaths import last_json
+from minidbg.workers.pool import preload_for
+from minidbg.workers.waiting import OneByOne
 
 CANNOT_JUDGE = (Verdict.SKIPPED, Verdict.INVALID)
 WORTH_WARMING = 3

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from minidbg.errors import MinidbgError
-from minidbg.failure import Outcome, Verdict
 from minidbg.history.records import Environment, ReproState, Revision
 from minidbg.history.store import History, state_of
+from minidbg.words.errors import MinidbgError
+from minidbg.words.outcome import Outcome, Verdict
 
 FORMAT = 1
 SweepKey: TypeAlias = tuple[float, str]

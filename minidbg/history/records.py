@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from minidbg.failure import Outcome, Verdict
+from minidbg.words.outcome import Outcome, Verdict
 
 
 @dataclass(frozen=True, slots=True)

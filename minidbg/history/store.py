@@ -15,9 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from minidbg.errors import MinidbgError
-from minidbg.failure import Outcome, Verdict
 from minidbg.history.records import Environment, Flip, ReproState, Result, Revision, SweepRecord
+from minidbg.words.errors import MinidbgError
+from minidbg.words.outcome import Outcome, Verdict
 
 T = TypeVar("T")
 

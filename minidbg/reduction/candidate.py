@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from minidbg import _torch
-from minidbg.graphs.copying import copy_graph_module, storage_bytes, storage_key
-from minidbg.graphs.effects import attribute_of, is_call, nodes_in
+from minidbg import torch_internals
+from minidbg.fx.copying import copy_graph_module, storage_bytes, storage_key
+from minidbg.fx.effects import attribute_of, is_call, nodes_in
 
 
 class OracleAnswer(enum.Enum):
@@ -219,7 +219,7 @@ def _target(node: fx.Node) -> str:
         if isinstance(value, fx.GraphModule):
             return "".join(_lines(value))
         return f"{node.target} {id(value)}"
-    if isinstance(node.target, str) or _torch.is_overload(node.target):
+    if isinstance(node.target, str) or torch_internals.is_overload(node.target):
         return str(node.target)
     return f"{getattr(node.target, '__name__', '')} {id(node.target)}"
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from minidbg.errors import MinidbgError, NotReproduced
-from minidbg.graphs.copying import clone_values, collector_spared_what_is_there
+from minidbg.fx.copying import clone_values, collector_spared_what_is_there
 from minidbg.reduction import edits
 from minidbg.reduction.candidate import (
     Ask,
@@ -27,6 +26,7 @@ from minidbg.reduction.problem import Pass, ReductionProblem
 from minidbg.reduction.result import Limits
 from minidbg.reduction.simplify import SIMPLIFYING, plainness, simplify_inputs_at_once
 from minidbg.reduction.subsets import FEW_UNITS, follow_frames, try_suspects
+from minidbg.words.errors import MinidbgError, NotReproduced
 
 LEAST_SIMPLIFYING_S = 20.0
 """Simplification may take as long as the reduction before it took, and at least this."""

@@ -13,13 +13,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from minidbg import _torch
-from minidbg.graphs.copying import clone_values
-from minidbg.graphs.effects import Fact, FactKind, is_call, op_name, tensors_in
-from minidbg.graphs.record import LOOP_SECONDS, Around, Recording
-from minidbg.graphs.runs import EagerFailure, with_limited_loops
-from minidbg.oracle.compare import _same_but_for_rounding
-from minidbg.oracle.undefined import RULES, OtherAnswers
+from minidbg import torch_internals
+from minidbg.fx.copying import clone_values
+from minidbg.fx.effects import Fact, FactKind, is_call, op_name, tensors_in
+from minidbg.fx.record import LOOP_SECONDS, Around, Recording
+from minidbg.fx.runs import EagerFailure, with_limited_loops
+from minidbg.judge.compare import _same_but_for_rounding
+from minidbg.judge.undefined import RULES, OtherAnswers
 
 # --- what torch leaves open ---
 
@@ -62,7 +62,7 @@ def open_points(
     mode, found = OpenPoints(), set[str]()
     limited = with_limited_loops(graph_module, LOOP_SECONDS)
     random_state = torch.get_rng_state()
-    with around(), _torch.thread_state_kept(), torch.no_grad():
+    with around(), torch_internals.thread_state_kept(), torch.no_grad():
         try:
             with mode:
                 others = _left_by(limited, inputs, random_state)

@@ -10,10 +10,10 @@ from collections.abc import Hashable, Mapping
 import torch
 from torch import fx
 
-from minidbg.graphs import carried, nested, pieces
-from minidbg.graphs.effects import Mode, fact_of, is_call, mode_of
-from minidbg.graphs.pieces import alike, is_unpacking
-from minidbg.graphs.record import LOOP_SECONDS, Recording, runs_in_eager
+from minidbg.fx import carried, nested, pieces
+from minidbg.fx.effects import Mode, fact_of, is_call, mode_of
+from minidbg.fx.pieces import alike, is_unpacking
+from minidbg.fx.record import LOOP_SECONDS, Recording, runs_in_eager
 from minidbg.reduction.candidate import Candidate, OwnGraph
 from minidbg.reduction.problem import ReductionProblem
 

@@ -11,13 +11,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from minidbg.devices import devices_of
-from minidbg.errors import NotReproduced
-from minidbg.graphs.edit import extract
-from minidbg.graphs.effects import open_levels
-from minidbg.graphs.pieces import CannotExtract
-from minidbg.graphs.record import LOOP_SECONDS, Around, Recording, runs_in_eager
-from minidbg.oracle.suspects import Suspects
+from minidbg.fx.edit import extract
+from minidbg.fx.effects import open_levels
+from minidbg.fx.pieces import CannotExtract
+from minidbg.fx.record import LOOP_SECONDS, Around, Recording, runs_in_eager
+from minidbg.judge.suspects import Suspects
 from minidbg.reduction.candidate import (
     Ask,
     AskTogether,
@@ -31,6 +29,8 @@ from minidbg.reduction.candidate import (
 )
 from minidbg.reduction.defined import keeps_its_results, open_points
 from minidbg.reduction.result import UNLIMITED, Limits
+from minidbg.torch_internals.devices import devices_of
+from minidbg.words.errors import NotReproduced
 
 LEAST_SPARE_BYTES = 16 << 20
 FEW_CALLS = 16

@@ -13,28 +13,29 @@ from typing import Any
 
 import torch
 
-from minidbg import isolation, processes, repro
-from minidbg.case import CallPath, Case
-from minidbg.deadline import Deadline
-from minidbg.devices import devices_of
-from minidbg.errors import CannotWrite
-from minidbg.failure import Direction, Kind, Outcome, Signature, Verdict
-from minidbg.graphs import describing, tensors
-from minidbg.graphs.copying import bytes_of
-from minidbg.graphs.effects import tensors_in
-from minidbg.graphs.origins import user_line
-from minidbg.graphs.ranks import on_its_rank, what_was_needed
-from minidbg.graphs.size import call_nodes, call_targets, canonical_text
-from minidbg.graphs.specs import is_constructed
-from minidbg.oracle import harness
-from minidbg.oracle.embed import settings_of
-from minidbg.printable import last_line
+from minidbg import asking, repro, workers
+from minidbg.fx.case import Case
+from minidbg.fx.copying import bytes_of
+from minidbg.fx.effects import tensors_in
+from minidbg.fx.ranks import on_its_rank, what_was_needed
+from minidbg.judge import harness
+from minidbg.judge.embed import settings_of
 from minidbg.reduction.candidate import BudgetSpent
 from minidbg.reduction.defined import open_points
 from minidbg.reduction.result import Written
 from minidbg.reduction.session import Session
 from minidbg.reduction.simplify import flagged_as
 from minidbg.repro import Exactness
+from minidbg.source import describing, tensors
+from minidbg.source.origins import user_line
+from minidbg.source.size import call_nodes, call_targets, canonical_text
+from minidbg.source.specs import is_constructed
+from minidbg.torch_internals.devices import devices_of
+from minidbg.words.deadline import Deadline
+from minidbg.words.errors import CannotWrite
+from minidbg.words.outcome import Direction, Kind, Outcome, Signature, Verdict
+from minidbg.words.run_spec import CallPath
+from minidbg.words.text import last_line
 
 log = logging.getLogger("minidbg")
 
@@ -306,7 +307,7 @@ def verify(
 
 def verified(
     case: Case, draft: Path, write: Callable[..., Path], session: Session | None, seconds: float
-) -> tuple[Outcome, processes.ChildResult | None]:
+) -> tuple[Outcome, workers.ChildResult | None]:
     """What the oracle says of the script that ``write`` puts at ``draft``; and how it ends by itself, where the failure shows."""
     why = ""
     limit = partial(limit_of_a_run, session, seconds)
@@ -337,7 +338,7 @@ def verified(
             if ended.exit_status != 1:
                 ended = repro.run_alone(draft, seconds=limit())
     if faces(outcome.signature) > faces(case.signature):
-        return outcome, processes.ChildResult(exit_status=1)  # to be reduced again, with all of them
+        return outcome, workers.ChildResult(exit_status=1)  # to be reduced again, with all of them
     if ended.exit_status != 1 and not why:
         limit()  # what the deadline has cut off says nothing about the script
         verb = "recognise" if ended.exit_status == 3 else "show"
@@ -367,11 +368,11 @@ def in_time(outcome: Outcome, session: Session | None) -> Outcome:
 
 @contextlib.contextmanager
 def run_alone_meanwhile(
-    case: Case, draft: Path, limit: Callable[[], float], ready: processes.ReadyInterpreter | None
-) -> Iterator[Callable[[], processes.ChildResult]]:
+    case: Case, draft: Path, limit: Callable[[], float], ready: workers.ReadyInterpreter | None
+) -> Iterator[Callable[[], workers.ChildResult]]:
     """How the draft ends by itself: a function that waits for it. It runs beside the block where the machine has room for both."""
 
-    def run(ready: processes.ReadyInterpreter | None = None) -> processes.ChildResult:
+    def run(ready: workers.ReadyInterpreter | None = None) -> workers.ChildResult:
         return repro.run_alone(draft, seconds=limit(), ready=ready)
 
     if ready is None or devices_of(case.inputs) or bytes_of(tensors_in(case.inputs)) > ROOM_BYTES:
@@ -384,12 +385,10 @@ def run_alone_meanwhile(
         under_way.cancel()  # where nobody has waited for it
 
 
-def judged(
-    case: Case, draft: Path, seconds: float, ready: processes.ReadyInterpreter | None = None
-) -> Outcome:
+def judged(case: Case, draft: Path, seconds: float, ready: workers.ReadyInterpreter | None = None) -> Outcome:
     """What the installed oracle says of the script of ``case`` at ``draft``, in a fresh interpreter or a fork of the ``ready`` one."""
     deadline = Deadline.after(seconds)
-    return isolation.unless_the_machine_failed(
+    return asking.unless_the_machine_failed(
         lambda: repro.run(draft, seconds=deadline.left(), ready=ready),
         expected=case.signature,
         deadline=deadline,
@@ -402,7 +401,7 @@ def write_standalone(write: Callable[..., Path], why: str) -> None:
     write(repro.Form.STANDALONE, remark=f"It carries minidbg's whole judge: {why}.")
 
 
-def how_it_ended(ended: processes.ChildResult) -> str:
+def how_it_ended(ended: workers.ChildResult) -> str:
     """How a script's run by itself ended, for people."""
     if ended.timed_out:
         return f"no end within {ended.seconds:.0f} s"

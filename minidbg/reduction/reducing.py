@@ -22,18 +22,14 @@ from typing import Any, TextIO
 from filelock import FileLock, Timeout
 from torch import fx
 
-from minidbg import _torch, isolation, processes, repro
-from minidbg.case import STAND_INS, CallPath, Case, Level
-from minidbg.deadline import Deadline
-from minidbg.errors import Interrupted, MinidbgError, NotReproduced
-from minidbg.failure import Kind, Outcome, Verdict
-from minidbg.graphs.effects import is_call
-from minidbg.graphs.ranks import on_its_rank
-from minidbg.graphs.size import call_nodes
-from minidbg.oracle import harness
-from minidbg.oracle.agreement import margin_for
-from minidbg.oracle.embed import settings_of
-from minidbg.oracle.execute import ANOTHER_GRAPH
+from minidbg import asking, repro, torch_internals, workers
+from minidbg.asking.execute import ANOTHER_GRAPH
+from minidbg.fx.case import Case
+from minidbg.fx.effects import is_call
+from minidbg.fx.ranks import on_its_rank
+from minidbg.judge import harness
+from minidbg.judge.agreement import margin_for
+from minidbg.judge.embed import settings_of
 from minidbg.reduction import core, surroundings
 from minidbg.reduction.candidate import BudgetSpent, OracleAnswer
 from minidbg.reduction.publishing import (
@@ -60,7 +56,12 @@ from minidbg.reduction.session import (
     reliability,
     runs_worth_having,
 )
-from minidbg.repro.folder import replace_file
+from minidbg.source.size import call_nodes
+from minidbg.words.deadline import Deadline
+from minidbg.words.errors import Interrupted, MinidbgError, NotReproduced
+from minidbg.words.files import replace_file
+from minidbg.words.outcome import Kind, Outcome, Verdict
+from minidbg.words.run_spec import STAND_INS, CallPath, Level
 
 OTHERS_KEPT = 5
 """Other failures of one reduction that are kept as captures."""
@@ -87,7 +88,7 @@ def reduce_and_publish(
     Raises NotReproduced when the whole case does not show its failure here.
     """
     limits = limits.begun()
-    with processes.own_kernel_cache() as kernels, own_place(case, folder, limits, listener) as place:
+    with workers.own_kernel_cache() as kernels, own_place(case, folder, limits, listener) as place:
         if place is not None and just_seen:
             published = still_reproduces(place, Deadline(limits.due or math.inf))
             if published is not None:
@@ -423,7 +424,7 @@ def get_ready_for(case: Case) -> None:
     Not for a crash or a hang: what ends children would end this process.
     """
     if case.kind not in (Kind.CRASH, Kind.HANG):
-        isolation.get_ready(inductor=case.backend.name == "inductor")
+        asking.get_ready(inductor=case.backend.name == "inductor")
 
 
 def reduce_on_stream(
@@ -435,7 +436,7 @@ def reduce_on_stream(
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     logging.getLogger("minidbg").addHandler(logging.StreamHandler(stream))
-    with on_stream(stream) as listener, _torch.without_overrides():
+    with on_stream(stream) as listener, torch_internals.without_overrides():
         # its code may have come out of a cache; then each child would have to set up its passes
         unready = case.backend.name == "inductor" and case.kind is not Kind.COMPILE
         try:
@@ -454,7 +455,7 @@ def reduce_on_stream(
 
 def reduce_elsewhere(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
     """``reduce_on_stream`` in a child of a zygote."""
-    processes.branch_off()  # the case may use a device that no fork of this process could use after that
+    workers.branch_off()  # the case may use a device that no fork of this process could use after that
     with os.fdopen(argument["stream"], "w", encoding="utf-8", errors="replace") as stream:
         limits = Limits(**argument["limits"])
         return reduce_on_stream(repro.load(argument["path"]), Path(argument["folder"]), limits, stream)
@@ -474,7 +475,7 @@ def reduce_path(
     loading the script's backend raises.
     """
     case = repro.load(path)
-    own_process = own_process and isolation.fork_refusal() is None
+    own_process = own_process and asking.fork_refusal() is None
     with contextlib.suppress(KeyError, ValueError):  # which repro scripts keep, as the limit of one run
         limits = replace(limits, call_seconds=float(os.environ["MINIDBG_TIME_LIMIT_S"]))
     written = reduce_and_publish(

@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from minidbg import _torch
-from minidbg.case import Case
-from minidbg.failure import Outcome
-from minidbg.graphs.copying import storage_key
-from minidbg.graphs.size import canonical_text
+from minidbg import torch_internals
+from minidbg.fx.case import Case
+from minidbg.fx.copying import storage_key
 from minidbg.reduction.result import Written
-from minidbg.repro.folder import replace_file
+from minidbg.source.size import canonical_text
+from minidbg.words.files import replace_file
+from minidbg.words.outcome import Outcome
 
 SCHEMA = 1
 FILE = "replay.jsonl"
@@ -193,7 +193,7 @@ def told(value: Any) -> str:
     kind = f"{value.dtype} {tuple(value.shape)} {value.requires_grad} {value.device}"
     if value.layout is not torch.strided or value.is_meta or value.is_quantized:
         return kind
-    value = value.detach() if (plain := _torch.in_memory(value)) is None else plain
+    value = value.detach() if (plain := torch_internals.in_memory(value)) is None else plain
     values = value.detach().tolist() if value.numel() <= FEW and not value.dtype.is_floating_point else ""
     return f"{kind} {value.stride()} {values}"
 

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO, TypeAlias, TypeVar
 
-from minidbg import _torch
-from minidbg.failure import Verdict
-from minidbg.printable import display_path
-from minidbg.settings import VALUE_LIMIT_BYTES
+from minidbg import torch_internals
+from minidbg.words.outcome import Verdict
+from minidbg.words.settings import VALUE_LIMIT_BYTES
+from minidbg.words.text import display_path
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
@@ -192,7 +192,7 @@ def bar_or_lines(
     if not stream.isatty() or os.environ.get("TERM") == "dumb":
         yield write
         return
-    with _torch.random_numbers_put_back():  # rich draws one when it is imported
+    with torch_internals.random_numbers_put_back():  # rich draws one when it is imported
         from rich.console import Console
         from rich.progress import Progress as RichProgress
     # It draws only when told: a drawing thread would not survive the forks.

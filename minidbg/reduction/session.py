@@ -13,18 +13,18 @@ from pathlib import Path
 
 import torch.compiler.config as compiler_config
 
-from minidbg import isolation, processes, repro
-from minidbg._torch import InductorStage
-from minidbg.case import Case
-from minidbg.deadline import Deadline
-from minidbg.errors import CannotWrite
-from minidbg.failure import Kind, Outcome, Verdict
-from minidbg.graphs.size import call_nodes
-from minidbg.oracle.execute import last_stage_needed
-from minidbg.oracle.suspects import Suspects
+from minidbg import asking, repro, workers
+from minidbg.asking.execute import last_stage_needed
+from minidbg.fx.case import Case
+from minidbg.judge.suspects import Suspects
 from minidbg.reduction.candidate import BudgetSpent, OracleAnswer, last_that_holds
 from minidbg.reduction.replay import ReplayLog, digest_of
 from minidbg.reduction.result import Limits, Listener, Progress, silent
+from minidbg.source.size import call_nodes
+from minidbg.torch_internals import InductorStage
+from minidbg.words.deadline import Deadline
+from minidbg.words.errors import CannotWrite
+from minidbg.words.outcome import Kind, Outcome, Verdict
 
 BEST_FILE = "best.py"
 BEST_EVERY_S = 10.0
@@ -57,7 +57,7 @@ class InterpretersAhead(contextlib.ExitStack):
         """``case`` is what their scripts will be about."""
         super().__init__()
         self.case = case
-        self.started: list[processes.ReadyInterpreter] = []
+        self.started: list[workers.ReadyInterpreter] = []
 
     def start(self) -> None:
         """Start one more."""
@@ -188,7 +188,7 @@ class Session:
         if self.until.is_over:
             raise BudgetSpent
         began = time.time()
-        outcome = isolation.submit(
+        outcome = asking.submit(
             self.remembering_graphs(case),
             seconds=self.seconds_for(case),
             memory_bytes=self.limits.memory_bytes,
@@ -197,7 +197,7 @@ class Session:
         )
         died = outcome.signature is not None and outcome.signature.kind in (Kind.CRASH, Kind.HANG)
         if died and self.kernels is not None:
-            processes.remove_unfinished(self.kernels, since=began)
+            workers.remove_unfinished(self.kernels, since=began)
         if self.was_cut_off(outcome, self.until):
             raise BudgetSpent
         return outcome
@@ -281,7 +281,7 @@ class Session:
                 value_limit_bytes=self.limits.value_limit_bytes,
             )
 
-    def interpreter(self, place: int) -> processes.ReadyInterpreter | None:
+    def interpreter(self, place: int) -> workers.ReadyInterpreter | None:
         """The interpreter that was started ahead as number ``place``, if there is one."""
         started = self.ahead.started if self.ahead is not None else []
         return started[place] if place < len(started) else None

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from minidbg import _torch
-from minidbg.graphs import nested, pieces
-from minidbg.graphs.contents import put
-from minidbg.graphs.effects import attribute_of
-from minidbg.graphs.specs import StridedLayout, is_constructed, plain_stand_in
+from minidbg import torch_internals
+from minidbg.fx import nested, pieces
+from minidbg.fx.effects import attribute_of
 from minidbg.reduction.candidate import BudgetSpent, Candidate, OracleAnswer, OwnGraph, last_that_holds
 from minidbg.reduction.defined import are_distinct, indices_within
 from minidbg.reduction.edits import merge_inputs
 from minidbg.reduction.problem import ReductionProblem
 from minidbg.reduction.result import UNLIMITED
+from minidbg.source.contents import put
+from minidbg.source.specs import StridedLayout, is_constructed, plain_stand_in
 
 MAKERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "ones": torch.ones_like,
@@ -152,7 +152,7 @@ def shrink_sizes(problem: ReductionProblem) -> None:
     Cost: one call for a size that does not matter, else about ``log2(size)``, and at most two in each later round.
     """
     least_gain = 2.0 if problem.is_deadly else 32 / 31
-    if _torch.has_kernel_launch(problem.best.graph_module):  # it would write beyond a smaller tensor
+    if torch_internals.has_kernel_launch(problem.best.graph_module):  # it would write beyond a smaller tensor
         return
     for size in sorted(_sizes(problem), reverse=True):
         if size in problem.settled_sizes:
@@ -284,7 +284,7 @@ def _with_dtype(problem: ReductionProblem, old: torch.dtype) -> Candidate:
 def plain_tensors(problem: ReductionProblem) -> None:
     """Try inputs without gradients, that are no Parameters, and contiguous; all at once, then one by one."""
     changing = [(_without_grad, "no grad"), (_contiguous, "contiguous")]
-    if _torch.has_kernel_launch(problem.best.graph_module):  # strides are among its arguments
+    if torch_internals.has_kernel_launch(problem.best.graph_module):  # strides are among its arguments
         changing.pop()
     for change, how in changing:
         changes = {place: made for place, value in _tensors(problem) if (made := change(value)) is not None}

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 from torch import fx
 
-from minidbg.graphs.effects import Mode, is_call, kind_of_call, mode_of, nesting_levels, op_name
-from minidbg.graphs.pieces import is_unpacking
-from minidbg.graphs.record import Recording
+from minidbg.fx.effects import Mode, is_call, kind_of_call, mode_of, nesting_levels, op_name
+from minidbg.fx.pieces import is_unpacking
+from minidbg.fx.record import Recording
 from minidbg.reduction.candidate import Candidate, OracleAnswer
 from minidbg.reduction.problem import ReductionProblem
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from minidbg import _torch
-from minidbg.case import CallPath, Case, Context, Level
-from minidbg.failure import Kind
-from minidbg.graphs.copying import copy_graph_module
+from minidbg import torch_internals
+from minidbg.fx.case import Case
+from minidbg.fx.copying import copy_graph_module
+from minidbg.words.outcome import Kind
+from minidbg.words.run_spec import CallPath, Context, Level
 
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")
 FIRST_DIFFERING = "first differing node: "
@@ -71,7 +72,7 @@ def without_mode(case: Case, name: str) -> Case:
 def plain_context(context: Context) -> Context:
     """Torch's defaults. Options of its configuration are set to theirs: this process may still have what the user set."""
     config = {
-        module: {name: _torch.config_default(module, name) for name in options}
+        module: {name: torch_internals.config_default(module, name) for name in options}
         for module, options in context.config.items()
     }
     return replace(Context(), threads=context.threads, env=context.env, config=config)
@@ -81,7 +82,9 @@ def without_defaults(context: Context) -> Context:
     """``context`` without the options that are as they are in a fresh process."""
     config = {
         module: {
-            name: value for name, value in options.items() if value != _torch.config_default(module, name)
+            name: value
+            for name, value in options.items()
+            if value != torch_internals.config_default(module, name)
         }
         for module, options in context.config.items()
     }

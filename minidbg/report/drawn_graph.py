@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from minidbg.graphs.origins import comments_by_line
-from minidbg.graphs.parse import FUNCTION_OF_SYMBOL
+from minidbg.source.origins import comments_by_line
+from minidbg.source.parse import FUNCTION_OF_SYMBOL
 
 WITH_NUMBER = re.compile(r"(.*?_\d+)(?:_|$)")
 LAST_PART = re.compile(r"_(?:weight|bias|running_mean|running_var|num_batches_tracked)$")

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from minidbg import processes, repro
-from minidbg.case import Case
-from minidbg.errors import MinidbgError
-from minidbg.graphs.copying import clone_values, copy_graph_module
-from minidbg.graphs.mutation import written_arguments
-from minidbg.graphs.source import instantiate, write_module
-from minidbg.oracle.compare import TOLERANCES
-from minidbg.processes.deaths import last_json
+from minidbg import repro, workers
+from minidbg.fx.case import Case
+from minidbg.fx.copying import clone_values, copy_graph_module
+from minidbg.fx.mutation import written_arguments
+from minidbg.judge.compare import TOLERANCES
+from minidbg.source.module_text import instantiate, write_module
+from minidbg.words.errors import MinidbgError
+from minidbg.workers.deaths import last_json
 
 SECONDS = 300.0
 MOST_NODES = 10_000
@@ -47,7 +47,7 @@ class ErrorsAlong:
 
 def errors_of(path: Path) -> ErrorsAlong:
     """The errors along the graph of the script at ``path``, computed in a new process. Raises MinidbgError."""
-    ended = processes.run_python(["-m", "minidbg.report.errors_along", str(path)], seconds=SECONDS)
+    ended = workers.run_python(["-m", "minidbg.report.errors_along", str(path)], seconds=SECONDS)
     answer = last_json(ended.stdout)
     if answer is None:
         last = (ended.stderr_tail.strip().splitlines() or ["no message"])[-1]

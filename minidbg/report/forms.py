@@ -21,12 +21,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from minidbg import processes, repro
-from minidbg.errors import MinidbgError
-from minidbg.failure import Kind, Verdict
+from minidbg import repro, workers
+from minidbg.reduction.stages import StageReport, find_stages
 from minidbg.report.story import Story, as_table, difference
 from minidbg.repro import templates
-from minidbg.stages import StageReport, find_stages
+from minidbg.words.errors import MinidbgError
+from minidbg.words.outcome import Kind, Verdict
 
 RUN_SECONDS = 180.0
 
@@ -183,7 +183,7 @@ def ablation(story: Story, *, run: bool) -> StageReport | None:
 
 def environment() -> str:
     """What ``python -m torch.utils.collect_env`` prints, in a process of its own."""
-    ended = processes.run_python(["-W", "ignore", "-m", "torch.utils.collect_env"], seconds=VERSIONS_SECONDS)
+    ended = workers.run_python(["-W", "ignore", "-m", "torch.utils.collect_env"], seconds=VERSIONS_SECONDS)
     text = ended.stdout.strip()
     start = text.find("PyTorch version")
     return text[start:] if start >= 0 else f"torch.utils.collect_env gave nothing: {ended.stderr_tail[-500:]}"

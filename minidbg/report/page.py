@@ -17,14 +17,14 @@ from markupsafe import Markup
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-from minidbg.errors import UnreadableRepro
 from minidbg.history import Result
-from minidbg.metadata import DIVIDER
-from minidbg.printable import display_path, moment
 from minidbg.report.drawn_graph import SMALL, DrawnNode, FoldedNodes, fold, kept_names, read_graph
 from minidbg.report.errors_along import ErrorsAlong
 from minidbg.report.story import LoggedCall, Story, difference, facts, story_of
 from minidbg.repro import templates
+from minidbg.words.errors import UnreadableRepro
+from minidbg.words.script_header import DIVIDER
+from minidbg.words.text import display_path, moment
 
 MOST_LISTED = 20_000
 """Nodes whose lines are listed on the page."""

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from minidbg import repro
-from minidbg.case import Provenance
-from minidbg.errors import UnreadableRepro
 from minidbg.history import NAME, DamagedHistory, Flip, History, ReproState, Result
-from minidbg.printable import display_path, moment, plural
-from minidbg.processes.deaths import json_objects
+from minidbg.reduction.stages import StageReport, stages_of
 from minidbg.report.drawn_graph import read_graph
 from minidbg.repro.folder import HIDDEN
 from minidbg.repro.header import Header, header_of, script_text
+from minidbg.repro.known_workaround import best_of
 from minidbg.repro.loading import Parts, read_parts
-from minidbg.stages import StageReport, stages_of
-from minidbg.workarounds import best_of
+from minidbg.words.errors import UnreadableRepro
+from minidbg.words.run_spec import Provenance
+from minidbg.words.text import display_path, moment, plural
+from minidbg.workers.deaths import json_objects
 
 HISTORY_ENTRIES = 200
 

@@ -1,6 +1,5 @@
 """Repro scripts: written, published, read, run."""
 
-from minidbg.graphs.specs import Exactness
 from minidbg.repro.folder import (
     captures,
     discard,
@@ -19,6 +18,7 @@ from minidbg.repro.loading import load
 from minidbg.repro.render import Form, Script, render
 from minidbg.repro.running import run, run_alone, start_ahead
 from minidbg.repro.selfcheck import NoShortForm
+from minidbg.source.specs import Exactness
 
 __all__ = [
     "Exactness",

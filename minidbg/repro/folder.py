@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import os
 import re
-import secrets
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,16 +15,17 @@ from filelock import FileLock
 from safetensors.torch import save
 from torch import Tensor
 
-from minidbg.case import Case
-from minidbg.errors import UnreadableRepro
-from minidbg.failure import Kind
-from minidbg.graphs import describing
-from minidbg.graphs.size import canonical_text
-from minidbg.graphs.specs import Exactness
+from minidbg.fx.case import Case
 from minidbg.repro.header import read_header
 from minidbg.repro.render import Form, Script, render
 from minidbg.repro.wording import telling_op
-from minidbg.settings import VALUE_LIMIT_BYTES
+from minidbg.source import describing
+from minidbg.source.size import canonical_text
+from minidbg.source.specs import Exactness
+from minidbg.words.errors import UnreadableRepro
+from minidbg.words.files import for_others_to_read, replace_file, sync_folder
+from minidbg.words.outcome import Kind
+from minidbg.words.settings import VALUE_LIMIT_BYTES
 
 HIDDEN = ".minidbg"
 IGNORE = ".gitignore"
@@ -178,7 +178,7 @@ def move_script(source: Path, target: Path) -> None:
     os.replace(source, target)
     if not has_tensors:
         tensors_of(target).unlink(missing_ok=True)
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
 
 
 def write_script(script: Script, path: Path) -> Path:
@@ -203,41 +203,11 @@ def as_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
     return save({key: tensors[key] for key in sorted(tensors)})
 
 
-def for_others_to_read(path: str, flags: int) -> int:
-    """An opener whose new files have the mode of the user's umask, and are never writable by everybody."""
-    return os.open(path, flags, 0o664)
-
-
 def make_folder(folder: Path) -> None:
     """Make ``folder`` and those above it that are missing, none of them writable by everybody. Raises OSError."""
     if not folder.parent.exists():
         make_folder(folder.parent)
     folder.mkdir(mode=0o775, exist_ok=True)
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Put ``content`` at ``path`` in one step, on disk before it is seen, with the mode that the user's umask gives."""
-    # Not tempfile: its files are private, and a repro is made to be shared.
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
-        with open(draft, "xb", opener=for_others_to_read) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name != "posix":
-        return  # a folder cannot be opened there
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def discard(path: Path) -> None:

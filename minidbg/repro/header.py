@@ -10,13 +10,14 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from minidbg import references
-from minidbg.case import CallPath, Case, Context, Provenance
-from minidbg.errors import UnreadableRepro
-from minidbg.failure import Kind, Signature
-from minidbg.graphs.size import call_nodes
-from minidbg.metadata import metadata_of, table_in
-from minidbg.oracle.embed import settings_of
+from minidbg import backends
+from minidbg.fx.case import Case
+from minidbg.judge.embed import settings_of
+from minidbg.source.size import call_nodes
+from minidbg.words.errors import UnreadableRepro
+from minidbg.words.outcome import Kind, Signature
+from minidbg.words.run_spec import CallPath, Context, Provenance
+from minidbg.words.script_header import metadata_of, table_in
 
 SCHEMA = 1
 DAMAGE = (
@@ -128,7 +129,7 @@ IN_THE_LOG = ("oracle_calls", "seconds")
 
 
 def _origin(case: Case) -> dict[str, Any]:
-    story, default = case.provenance, Provenance(torch_version="")
+    story, default = case.provenance, Provenance()
     origin: dict[str, Any] = {}
     for name in Provenance.__slots__:
         value = getattr(story, name)
@@ -222,14 +223,14 @@ def _context(modes: Mapping[str, Any], origin: Mapping[str, Any]) -> Context:
 
 def literal_options(value: str | Mapping[str, Any]) -> dict[str, Any]:
     """Options from the text of a Python literal, as the judge reads them, or from a TOML table."""
-    return dict(references.read_literal(value) if isinstance(value, str) else value)
+    return dict(backends.read_literal(value) if isinstance(value, str) else value)
 
 
 def _provenance(origin: Mapping[str, Any]) -> Provenance:
     fields = {name: origin[name] for name in Provenance.__slots__ if name in origin}
     for name in {"notes", "suspects"} & fields.keys():
         fields[name] = tuple(map(str, fields[name]))
-    return Provenance(**{"torch_version": "", **fields})
+    return Provenance(**fields)
 
 
 # --- TOML ---

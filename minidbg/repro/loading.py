@@ -13,20 +13,22 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from minidbg import references
-from minidbg.case import BackendRef, CallPath, Case, Level
-from minidbg.errors import UnreadableRepro
-from minidbg.failure import Kind
-from minidbg.graphs import capture_by_dynamo, origins, tensors, write_module
-from minidbg.graphs.expressions import quoted
-from minidbg.graphs.origins import comments_by_line, dedented, stack_trace
-from minidbg.graphs.parse import NotOurForm, read_module
-from minidbg.graphs.source import by_name, write_graph_builder
-from minidbg.graphs.specs import all_imports_of
-from minidbg.metadata import DIVIDER, backend_in
-from minidbg.oracle.embed import harness_names
+from minidbg import backends
+from minidbg.fx.case import Case
+from minidbg.fx.copying import capture_by_dynamo
+from minidbg.judge.embed import harness_names
 from minidbg.repro.header import Header, header_of, literal_options, script_text
 from minidbg.repro.render import EMBEDDED_MARK, KERNELS_MARK, OWN_NAMES, SCRIPT_IMPORTS
+from minidbg.source import origins, tensors
+from minidbg.source.expressions import quoted
+from minidbg.source.module_text import by_name, write_graph_builder, write_module
+from minidbg.source.origins import comments_by_line, dedented, stack_trace
+from minidbg.source.parse import NotOurForm, read_module
+from minidbg.source.specs import all_imports_of
+from minidbg.words.errors import UnreadableRepro
+from minidbg.words.outcome import Kind
+from minidbg.words.run_spec import BackendRef, CallPath, Level
+from minidbg.words.script_header import DIVIDER, backend_in
 
 _numbers = itertools.count(1)
 
@@ -52,7 +54,7 @@ def load(path: Path | str) -> Case:
     header = header_of(text, path)
     parts = read_parts(text, header)
     reference = backend_of(parts, header)
-    compiler = references.resolve(reference)
+    compiler = backends.resolve(reference)
     namespace = _namespace(path, parts, reference)
     with tensors.as_scripts_do([header.device]):
         values = tuple(namespace["inputs"](header.device))
@@ -89,10 +91,10 @@ def _namespace(path: Path, parts: Parts, reference: BackendRef) -> dict[str, Any
     known: dict[str, Any] = {}
     if reference.embedded:
         # Evaluated where resolve has run the embedded definitions, once: operators cannot be registered twice.
-        known |= cast(Any, references.resolve(replace(reference, setup=(), expression="dict(globals())")))
+        known |= cast(Any, backends.resolve(replace(reference, setup=(), expression="dict(globals())")))
     known |= {"__file__": str(path), "torch": torch}
     text = "\n\n".join([*parts.imports, parts.stored, parts.kernels, parts.model, parts.inputs])
-    return references.run_as_module(f"minidbg_repro_{next(_numbers)}", text, **known)
+    return backends.run_as_module(f"minidbg_repro_{next(_numbers)}", text, **known)
 
 
 def _graph(

@@ -15,29 +15,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minidbg import _torch
-from minidbg.case import BackendRef, CallPath, Case
-from minidbg.errors import CannotWrite
-from minidbg.failure import Kind
-from minidbg.graphs import describing, origins, source, tensors
-from minidbg.graphs.contents import WITH_CARE, ValueReader
-from minidbg.graphs.copying import storage_bytes, storage_key
-from minidbg.graphs.effects import tensors_in
-from minidbg.graphs.expressions import quoted
-from minidbg.graphs.fills import How
-from minidbg.graphs.mutation import mutated_placeholders
-from minidbg.graphs.ranks import with_group
-from minidbg.graphs.source import write_graph_builder
-from minidbg.graphs.specs import Exactness, InputSpec
-from minidbg.metadata import DIVIDER
-from minidbg.oracle.embed import harness_imports, harness_names, harness_source
-from minidbg.references import avoid_names, backend_function, load_by_path
-from minidbg.references.source_text import joined
+from minidbg import torch_internals
+from minidbg.backends import avoid_names, backend_function, load_by_path
+from minidbg.fx.case import Case
+from minidbg.fx.copying import storage_bytes, storage_key
+from minidbg.fx.effects import tensors_in
+from minidbg.fx.mutation import mutated_placeholders
+from minidbg.fx.ranks import with_group
+from minidbg.judge.embed import harness_imports, harness_names, harness_source
+from minidbg.python_text.source_text import joined
 from minidbg.repro import selfcheck
 from minidbg.repro.header import header_of, write_header
 from minidbg.repro.templates import fill
 from minidbg.repro.wording import docstring
-from minidbg.settings import VALUE_LIMIT_BYTES
+from minidbg.source import describing, module_text, origins, tensors
+from minidbg.source.contents import WITH_CARE, ValueReader
+from minidbg.source.expressions import quoted
+from minidbg.source.fills import How
+from minidbg.source.module_text import write_graph_builder
+from minidbg.source.specs import Exactness, InputSpec
+from minidbg.words.errors import CannotWrite
+from minidbg.words.outcome import Kind
+from minidbg.words.run_spec import BackendRef, CallPath
+from minidbg.words.script_header import DIVIDER
+from minidbg.words.settings import VALUE_LIMIT_BYTES
 
 SCRIPT_IMPORTS = (
     "from __future__ import annotations",
@@ -176,7 +177,9 @@ def _lines_that_judge(case: Case, header: str, model: str, plain_backend: str) -
 
 def lies_oddly(values: Sequence[Any]) -> bool:
     """Whether a cast of each value by itself loses how they lie in memory: gaps, overlaps, an offset, what they share."""
-    plain = {id(one): one for one in tensors_in(list(values)) if _torch.has_plain_memory(one)}.values()
+    plain = {
+        id(one): one for one in tensors_in(list(values)) if torch_internals.has_plain_memory(one)
+    }.values()
     shared = len({storage_key(one) for one in plain}) < len(plain)
     return shared or any(storage_bytes(one) != one.nbytes or not keeps_strides(one) for one in plain)
 
@@ -213,14 +216,14 @@ def inputs_function(specs: Sequence[InputSpec], device: str, *, explicit: bool) 
     names = [spec.name for spec in specs]
     returned = f"({names[0]},)" if len(names) == 1 else ", ".join(names) if names else "()"
     if len(f"return {returned}") > 100:
-        returned = f"(\n{source.listed(names)},\n)"
+        returned = f"(\n{module_text.listed(names)},\n)"
     lines = "\n".join(filter(None, (body, f"return {returned}")))
     return f'def inputs(device="{device}"):\n' + textwrap.indent(lines, "    ")
 
 
 def _model(
     case: Case, exactness: Exactness, stored: dict[str, Tensor], *, explicit: bool
-) -> source.ModuleSource:
+) -> module_text.ModuleSource:
     seeds = itertools.count(1)
 
     def expression(name: str, value: Tensor) -> str:
@@ -228,7 +231,7 @@ def _model(
 
     if case.call is CallPath.DIRECT:
         return write_graph_builder(case.graph_module, constant_expression=expression)
-    return source.write_module(case.graph_module, "Repro", constant_expression=expression)
+    return module_text.write_module(case.graph_module, "Repro", constant_expression=expression)
 
 
 def constant_expression(

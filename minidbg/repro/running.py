@@ -15,12 +15,13 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from minidbg import environment, processes
-from minidbg.errors import MinidbgError
-from minidbg.failure import Outcome, Verdict
-from minidbg.judge_script import JUDGE_SCRIPT
-from minidbg.processes.deaths import outcome_of
+from minidbg import workers
+from minidbg.judge.command import JUDGE_SCRIPT
 from minidbg.repro.header import read_header
+from minidbg.words import environment
+from minidbg.words.errors import MinidbgError
+from minidbg.words.outcome import Outcome, Verdict
+from minidbg.workers.deaths import outcome_of
 
 
 def run(
@@ -31,7 +32,7 @@ def run(
     options: str = "",
     tolerances: tuple[float, float] | str | None = None,
     seconds: float = 120.0,
-    ready: processes.ReadyInterpreter | None = None,
+    ready: workers.ReadyInterpreter | None = None,
     python: str | None = None,
 ) -> Outcome:
     """Judge the script at ``path`` in a fresh interpreter, from an empty folder, for at most ``seconds``.
@@ -57,15 +58,15 @@ def run(
 
 
 def run_alone(
-    path: Path, *, seconds: float, ready: processes.ReadyInterpreter | None = None
-) -> processes.ChildResult:
+    path: Path, *, seconds: float, ready: workers.ReadyInterpreter | None = None
+) -> workers.ChildResult:
     """How ``python path`` ends, run by itself from an empty folder for at most ``seconds``."""
     return _run([str(path.absolute())], seconds, ready)
 
 
 def _run(
-    argv: list[str], seconds: float, ready: processes.ReadyInterpreter | None, python: str | None = None
-) -> processes.ChildResult:
+    argv: list[str], seconds: float, ready: workers.ReadyInterpreter | None, python: str | None = None
+) -> workers.ChildResult:
     ended = ready.start(argv, seconds=seconds).result() if ready is not None else None
     if ended is not None:
         return ended
@@ -73,22 +74,22 @@ def _run(
         # No fresh bytecode folder: compiling torch's own modules again would cost half a minute a run.
         parts = (environment.USUAL_THREADS, *([environment.OTHER_PYTHON] if python else []))
         unset = dict.fromkeys(name for part in parts for name in part.taken_out)
-        return processes.run_python(
+        return workers.run_python(
             argv, seconds=seconds, cwd=folder, env=unset, python=python or sys.executable
         )
 
 
-def start_ahead(backend: str, *, generates_code: bool) -> processes.ReadyInterpreter:
+def start_ahead(backend: str, *, generates_code: bool) -> workers.ReadyInterpreter:
     """A fresh interpreter for runs of scripts for ``backend`` (its name), which is importing torch when this returns.
 
     ``generates_code``: the scripts come as far as that, so that the backend may find out for which CPU. Raises OSError.
     """
-    preload = processes.Preload(("torch", "torch._dynamo"), "")
+    preload = workers.Preload(("torch", "torch._dynamo"), "")
     if backend == "inductor":
         modules = (*preload.modules, "torch._inductor.compile_fx")
-        preload = processes.Preload(modules, "machine" if generates_code else "")
-    env = environment.for_judge(environment.USUAL_THREADS, given=processes.where_kernels_go())
-    return processes.ReadyInterpreter(preload, env)
+        preload = workers.Preload(modules, "machine" if generates_code else "")
+    env = environment.for_judge(environment.USUAL_THREADS, given=workers.where_kernels_go())
+    return workers.ReadyInterpreter(preload, env)
 
 
 # --- with the torch of other interpreters ---

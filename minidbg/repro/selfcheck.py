@@ -1,7 +1,7 @@
 """The few lines by which a repro script judges itself: its model in eager first, then through the backend.
 
 A failure is compared by exception type and a text pattern; wrong results by tolerances, against eager and against eager in
-float64. ``minidbg.oracle`` compares more. A script is announced only when both say that the failure reproduces; for a case
+float64. ``minidbg.judge`` compares more. A script is announced only when both say that the failure reproduces; for a case
 that these lines cannot show, ``lines_for`` raises NoShortForm, and a standalone script is written.
 """
 
@@ -11,13 +11,7 @@ import re
 import textwrap
 from typing import Any
 
-from minidbg.case import CallPath, Context
-from minidbg.devices import kind_of
-from minidbg.errors import MinidbgError
-from minidbg.failure import Kind, Signature
-from minidbg.graphs.expressions import quoted
-from minidbg.metadata import EXPRESSION, HANG_LIMIT_S
-from minidbg.oracle.signature import (
+from minidbg.judge.signature import (
     BUILDS_GUARDS,
     CONTROL_SEQUENCE,
     GUARD_FAILED,
@@ -28,6 +22,12 @@ from minidbg.oracle.signature import (
 from minidbg.repro import templates
 from minidbg.repro.header import Header
 from minidbg.repro.wording import is_dotted_name, mode_phrases
+from minidbg.source.expressions import quoted
+from minidbg.torch_internals.devices import kind_of
+from minidbg.words.errors import MinidbgError
+from minidbg.words.outcome import Kind, Signature
+from minidbg.words.run_spec import CallPath, Context
+from minidbg.words.script_header import EXPRESSION, HANG_LIMIT_S
 
 NAMES = ("run", "check", "compiled", "sharing", "options", "device", "error", "same")
 """Global names of these lines, beside those that every script has."""

@@ -7,15 +7,16 @@ from collections.abc import Iterator, Sequence
 
 from torch import fx
 
-from minidbg.case import Case, Context
-from minidbg.failure import Kind
-from minidbg.graphs.carried import holders
-from minidbg.graphs.nested import levels
-from minidbg.graphs.size import call_nodes, call_targets
-from minidbg.oracle.signature import meaningful_lines
-from minidbg.printable import escape
-from minidbg.references.source_text import write_literal
+from minidbg.fx.carried import holders
+from minidbg.fx.case import Case
+from minidbg.fx.nested import levels
+from minidbg.judge.signature import meaningful_lines
+from minidbg.python_text.source_text import write_literal
 from minidbg.repro.header import without_half_pairs
+from minidbg.source.size import call_nodes, call_targets
+from minidbg.words.outcome import Kind
+from minidbg.words.run_spec import Context
+from minidbg.words.text import escape
 
 TITLE_WIDTH = 110
 MESSAGE_LINES = 4

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TextIO
 import structlog
 from structlog import processors
 
-from minidbg.printable import display_path, plural, printable
+from minidbg.words.text import display_path, plural, printable
 
 LOG_BYTES = 5_000_000
 LOG_FILES = 3

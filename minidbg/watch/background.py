@@ -15,18 +15,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from minidbg.cluster.members import Cluster
-from minidbg.failure import LAYOUT
 from minidbg.history import History
-from minidbg.printable import last_line
-from minidbg.processes.build import Build, Built
-from minidbg.processes.deaths import last_json
-from minidbg.processes.pool import NUMBERS, Ended, Order, Pool
 from minidbg.watch.announce import Announcer
 from minidbg.watch.repros import HIDDEN, Repro, header_table, stamp_of
 from minidbg.watch.runner import IN_WORKER
 from minidbg.watch.settings import Column
 from minidbg.watch.watched import Mark, Watched
+from minidbg.words.cluster_address import Cluster
+from minidbg.words.outcome import LAYOUT
+from minidbg.words.text import last_line
+from minidbg.workers.build import Build, Built
+from minidbg.workers.deaths import last_json
+from minidbg.workers.pool import NUMBERS, Ended, Order, Pool
 
 FOLDER = "flight"
 UNTOUCHED_S = 10.0

@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from minidbg import environment
-from minidbg.errors import MinidbgError
-from minidbg.failure import EXIT_STATUS, Outcome, Verdict
-from minidbg.printable import last_line
-from minidbg.processes import deaths, run_python
-from minidbg.processes.build import build_within
 from minidbg.watch.repros import Repro, read_repro
 from minidbg.watch.runner import as_renamed, expected_signature, judging
 from minidbg.watch.settings import Column
 from minidbg.watch.sources import module_roots, repositories_of
 from minidbg.watch.states import is_fallback
+from minidbg.words import environment
+from minidbg.words.errors import MinidbgError
+from minidbg.words.outcome import EXIT_STATUS, Outcome, Verdict
+from minidbg.words.text import last_line
+from minidbg.workers import deaths, run_python
+from minidbg.workers.build import build_within
 
 CANNOT_JUDGE = 125
 

@@ -11,15 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from minidbg.cluster.members import Members, Notice, Place
 from minidbg.history import NAME, Environment, Revision, open_or_begin_anew
-from minidbg.printable import display_path, last_line
-from minidbg.processes.build import Built
-from minidbg.processes.deaths import last_json
-from minidbg.processes.pool import NUMBERS, Died, Ended, Order, Pool, Ready
 from minidbg.watch.announce import Announcer, Log
 from minidbg.watch.background import Background, Builds
 from minidbg.watch.events import WatchdogEvents
+from minidbg.watch.places import Members, Notice, Place
 from minidbg.watch.recorder import Recorder, contradictions, exit_status
 from minidbg.watch.repros import Lock, hidden_folder, home_of
 from minidbg.watch.runner import IN_WORKER, Bytecode, Runner, forks
@@ -28,6 +24,10 @@ from minidbg.watch.sources import repositories_worth_building, revisions
 from minidbg.watch.states import FAILING, seen_too_seldom
 from minidbg.watch.sweeper import Sweeper
 from minidbg.watch.watched import Mark, Watched
+from minidbg.words.text import display_path, last_line
+from minidbg.workers.build import Built
+from minidbg.workers.deaths import last_json
+from minidbg.workers.pool import NUMBERS, Died, Ended, Order, Pool, Ready
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from minidbg import environment
-from minidbg.printable import in_one_line, plural
 from minidbg.watch.announce import Event, View
+from minidbg.words import environment
+from minidbg.words.text import in_one_line, plural
 
 MOST_WAIT_S = 30.0
 """A flip in the midst of a long sweep, or outside of one, waits no longer for others."""

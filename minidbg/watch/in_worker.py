@@ -36,8 +36,8 @@ def main(argv: Sequence[str]) -> int:
 
 def canary(path: str, device: str, options: str) -> dict[str, Any]:
     """The answer for the backend of the repro at ``path``. A script may define ``canary(device)``, which raises when it is broken."""
-    from minidbg.judge_script import definitions_of, with_options
-    from minidbg.metadata import read_table
+    from minidbg.judge.command import definitions_of, with_options
+    from minidbg.words.script_header import read_table
 
     try:
         script = definitions_of(path)
@@ -63,8 +63,8 @@ def judged(script: Mapping[str, Any], settings: dict[str, Any], device: str) -> 
     """Judge a few cases of one op as any other case is judged: one must be as in eager, since each may be a repro's very bug."""
     import torch
 
-    from minidbg.oracle.agreement import differ
-    from minidbg.oracle.script import judge_script
+    from minidbg.judge.agreement import differ
+    from minidbg.judge.script import judge_script
 
     def inputs(device: str) -> tuple[Any, ...]:
         return (torch.linspace(-2, 2, 8, device=device),)

@@ -13,9 +13,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from minidbg.printable import display_path, plural, printable
 from minidbg.watch.announce import Event, line_of
 from minidbg.watch.states import FAILING
+from minidbg.words.text import display_path, plural, printable
 
 STYLES: Mapping[str | None, str] = {
     "crashed": "bold yellow", "timeout": "yellow", "changed": "yellow", "flaky": "magenta", "reproduces": "red",

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from minidbg.errors import MinidbgError
-from minidbg.printable import display_path, in_one_line, printable
 from minidbg.watch import recorder
 from minidbg.watch.announce import Event, View, between
 from minidbg.watch.matrix import Matrix, VerdictCell
 from minidbg.watch.repros import Repro, replace_text
 from minidbg.watch.settings import FailOn
 from minidbg.watch.states import FAILING
+from minidbg.words.errors import MinidbgError
+from minidbg.words.text import display_path, in_one_line, printable
 
 Json = dict[str, Any]
 SITE = Path(__file__).with_name("site")

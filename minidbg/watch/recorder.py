@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from minidbg.errors import MinidbgError
-from minidbg.failure import Verdict
 from minidbg.history import NAME, Flip, History, ReproState, Result, Revision
-from minidbg.printable import moment, plural, printable
 from minidbg.watch.announce import Announcer
 from minidbg.watch.repros import Repro, hidden_path, home_of, living_holder, name_of, read_repros
 from minidbg.watch.states import FAILING, NOT_JUDGED, Seen, is_expected, is_fallback
 from minidbg.watch.sweep import JobAnswer
+from minidbg.words.errors import MinidbgError
+from minidbg.words.outcome import Verdict
+from minidbg.words.text import moment, plural, printable
 
 TRY_DISK_S = 30.0
 MESSAGE_CHARACTERS = 1000

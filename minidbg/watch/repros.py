@@ -25,10 +25,10 @@ import filelock
 import platformdirs
 import psutil
 
-from minidbg.errors import MinidbgError
-from minidbg.failure import Kind, Verdict
-from minidbg.metadata import backend_in, metadata_of, table_in
 from minidbg.watch.snapshot import stamp
+from minidbg.words.errors import MinidbgError
+from minidbg.words.outcome import Kind, Verdict
+from minidbg.words.script_header import backend_in, metadata_of, table_in
 
 FOR_PEOPLE = re.compile(rb"(?m)^# (expect|owner|issue|muted) = .*\n")
 """What somebody may write into a header without its being another repro."""

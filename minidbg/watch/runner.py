@@ -12,20 +12,20 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from minidbg import environment
-from minidbg.cluster.code import link_or_copy
-from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.history import ReproState
-from minidbg.judge_script import JUDGE_SCRIPT
-from minidbg.metadata import HANG_LIMIT_S
-from minidbg.processes import deaths
-from minidbg.processes.deaths import last_json, signal_name
-from minidbg.processes.pool import NUMBERS, Ended, Order, Pool, busyness, share_of_memory
+from minidbg.judge.command import JUDGE_SCRIPT
 from minidbg.watch.repros import Repro, module_names
 from minidbg.watch.settings import Column, WatchSettings, Workers
 from minidbg.watch.snapshot import Root, is_inside
 from minidbg.watch.states import Purpose
 from minidbg.watch.sweep import CanaryAnswer, Lane, Task
+from minidbg.words import environment
+from minidbg.words.files import link_or_copy
+from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
+from minidbg.words.script_header import HANG_LIMIT_S
+from minidbg.workers import deaths
+from minidbg.workers.deaths import last_json, signal_name
+from minidbg.workers.pool import NUMBERS, Ended, Order, Pool, busyness, share_of_memory
 
 IN_WORKER = str(Path(__file__).with_name("in_worker.py"))
 CANARY_SECONDS = 120.0

@@ -15,11 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minidbg import retired
-from minidbg import settings as base
-from minidbg.checks import choice, flag, number, setting, text, texts, whole
-from minidbg.cluster.members import Cluster, whole_name
-from minidbg.errors import BadSetting
+from minidbg.watch.places import whole_name
+from minidbg.words import retired
+from minidbg.words import settings as base
+from minidbg.words.cluster_address import Cluster
+from minidbg.words.converters import choice, flag, number, setting, text, texts, whole
+from minidbg.words.errors import BadSetting
 
 if TYPE_CHECKING:
     from minidbg.history import Environment

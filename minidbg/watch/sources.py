@@ -22,10 +22,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from minidbg import environment
 from minidbg.history import Revision
 from minidbg.watch.repros import HIDDEN, Repro, read_repro
 from minidbg.watch.snapshot import JUNK_FOLDERS, Ignore, Root, Snapshot, is_inside, repository_of, scan
+from minidbg.words import environment
 
 GIT_SECONDS = 20.0
 LOCKS = ("index.lock", "HEAD.lock")

@@ -5,25 +5,23 @@ from __future__ import annotations
 import queue
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-from minidbg import settings as base
-from minidbg.cluster.members import Notice
-from minidbg.processes.pool import Pool, Preload, ServerPool, preload_for
 from minidbg.watch.announce import Announcer, JsonLines, PlainLines, View
 from minidbg.watch.daemon import Daemon, Hint, Inbox, Key, Stop
 from minidbg.watch.events import WatchdogEvents
 from minidbg.watch.flip_commands import FlipCommands
 from minidbg.watch.page import Live, Page, Results
+from minidbg.watch.places import Notice
 from minidbg.watch.repros import home_of, read_repros
 from minidbg.watch.runner import forks
 from minidbg.watch.settings import WatchSettings
-
-if TYPE_CHECKING:
-    from minidbg.watch.serving import WebServer
+from minidbg.words import settings as base
+from minidbg.workers.pool import Pool, Preload, ServerPool, preload_for
 
 DEFAULT_ADDRESS = "127.0.0.1:8765"
 
@@ -41,8 +39,18 @@ class Outputs:
     allow_actions: bool = False
 
 
+class PageServer(View, Protocol):
+    """The page of ``--serve``: it hears of events like every view."""
+
+    url: str
+    token: str
+
+    def start(self) -> None:
+        """Answer requests from here on."""
+
+
 def views_of(
-    settings: WatchSettings, outputs: Outputs, inbox: Inbox, live: Live, server: WebServer | None
+    settings: WatchSettings, outputs: Outputs, inbox: Inbox, live: Live, server: PageServer | None
 ) -> list[View]:
     """Those who hear of events. Raises MinidbgError, and OSError for a file that cannot be written."""
     views: list[View] = [live, server] if server is not None else [live]
@@ -64,32 +72,32 @@ def views_of(
     return views
 
 
-def run_daemon(paths: list[Path], settings: WatchSettings, outputs: Outputs) -> int:
-    """Watch until stopped; the exit status."""
+def run_daemon(
+    paths: list[Path], settings: WatchSettings, outputs: Outputs, extra: Callable[[str], Any]
+) -> int:
+    """Watch until stopped; the exit status. ``extra`` gives the parts of extras that options switch on, by their names."""
     default = base.load().repro_dir
     for path in paths:
         if not path.exists() and path == default:
             path.mkdir(parents=True)  # the first repro may come while we watch
     inbox: Inbox = queue.SimpleQueue()
-    live, server = Live(), None
+    live = Live()
+    server: PageServer | None = None
     if outputs.serve:
-        from minidbg.watch.serving import WebServer
-
         address = DEFAULT_ADDRESS if outputs.serve == "-" else outputs.serve
         ask = (lambda repro: inbox.put(Key("rerun", repro=repro))) if outputs.allow_actions else None
-        server = WebServer(address, live, home_of(paths), ask)
+        server = extra("page")(address, live, home_of(paths), ask)
     announce = Announcer(views_of(settings, outputs, inbox, live, server))
     backends = {repro.backend for repro in read_repros(paths, Path()).values()}
 
     def make_pool(hidden: Path) -> Pool:
         if settings.cluster is None:
             return ServerPool(inbox.put, preload_for(backends, forks=forks(settings.workers)), state=hidden)
-        from minidbg.cluster.pool import ClusterPool
-
-        return ClusterPool(
+        runs: Pool = extra("cluster runs")(
             inbox.put, settings.cluster, here=lambda: ServerPool(inbox.put, Preload((), ""), state=hidden),
             slots=settings.jobs, build=settings.build or "", build_folder=str(settings.folder.resolve()),
         )  # fmt: skip
+        return runs
 
     events = WatchdogEvents(lambda path: inbox.put(Hint(path)))
     try:

@@ -19,9 +19,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.history import Flip, ReproState
 from minidbg.watch.repros import Repro
+from minidbg.words.outcome import Kind, Outcome, Verdict
 
 FAILING = frozenset({Verdict.REPRODUCES, Verdict.CHANGED, Verdict.CRASHED, Verdict.TIMEOUT, Verdict.FLAKY})
 JUDGING = FAILING | {Verdict.GONE}

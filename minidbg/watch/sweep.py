@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from minidbg.failure import Kind, Verdict
 from minidbg.history import ReproState
 from minidbg.watch.repros import Repro, module_names
 from minidbg.watch.settings import Column
 from minidbg.watch.states import FAILING, Purpose, Seen, Settled, Transition, decide, is_fallback
+from minidbg.words.outcome import Kind, Verdict
 
 SLOW_S = 5.0
 SLOW_FACTOR = 4.0

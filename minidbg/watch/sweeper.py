@@ -11,27 +11,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from minidbg.cluster.members import Place
-from minidbg.failure import Outcome, Verdict
-from minidbg.printable import display_path, plural
-from minidbg.processes.pool import Ended
 from minidbg.watch.announce import Announcer
+from minidbg.watch.places import Place
 from minidbg.watch.recorder import Recorder
 from minidbg.watch.repros import Repro, stamp_of
 from minidbg.watch.runner import Runner, as_renamed, canary_of, outcome_of
-from minidbg.watch.settings import (
-    Column,
-    Machine,
-    OnChange,
-    WatchSettings,
-    devices_of,
-    parse_devices,
-)
+from minidbg.watch.settings import Column, Machine, OnChange, WatchSettings, devices_of, parse_devices
 from minidbg.watch.snapshot import Root
 from minidbg.watch.sources import import_folders, installed_digest
 from minidbg.watch.states import Purpose, Seen, Settled, Transition, usual_seconds
 from minidbg.watch.sweep import CanaryKey, Job, JobAnswer, Sweep, Task, Unconfirmed, count_standings, in_order
 from minidbg.watch.watched import Mark, Watched
+from minidbg.words.outcome import Outcome, Verdict
+from minidbg.words.text import display_path, plural
+from minidbg.workers.pool import Ended
 
 MOST_FILES_TOLD = 200
 MOST_TOUCHES = 2

@@ -20,11 +20,11 @@ import click
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from minidbg import environment
-from minidbg.printable import display_path
 from minidbg.watch.announce import Event, View
 from minidbg.watch.daemon import Inbox, Key
 from minidbg.watch.matrix import Matrix
+from minidbg.words import environment
+from minidbg.words.text import display_path
 
 ENTER = "\r\n"
 KEY = re.compile(r"\x1b[\[O].|.", re.DOTALL)

@@ -154,13 +154,13 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     from cluster_driver import free_port
     from toy_repros import WORKS, script, toy_package
 
-    from minidbg.cluster import judges
-    from minidbg.cluster.members import Cluster
-    from minidbg.cluster.pool import ClusterPool
+    from minidbg.extras.cluster import judges
+    from minidbg.extras.cluster.pool import ClusterPool
     from minidbg.watch.announce import Announcer, Event
     from minidbg.watch.daemon import Daemon, Hint, Inbox, Stop
     from minidbg.watch.events import WatchdogEvents
     from minidbg.watch.settings import load
+    from minidbg.words.cluster_address import Cluster
 
     package = toy_package(folder / "src", {"op": WORKS})
     sys.path.insert(0, str(folder / "src"))

@@ -18,12 +18,12 @@ from typing import Any
 
 PROGRAM = """
 import json, sys
-from minidbg import _torch
+from minidbg import torch_internals
 from minidbg.hunt import judging, samples
 argument = json.loads(sys.argv[1])
 samples.operators()
 if len(argument["batch"]) != 1:  # what a hunt's worker is forked from; a process for one graph compiles that alone
-    _torch.warm_up_compiling(inductor=argument["backend"]["name"] == "inductor")
+    torch_internals.warm_up_compiling(inductor=argument["backend"]["name"] == "inductor")
 judging.run_batch(argument, lambda text: None)
 """
 
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--fresh", type=int, default=3, help="fresh processes, one graph each")
     parser.add_argument("--together", type=int, default=12)
     given = parser.parse_args()
-    from minidbg.hunt import samples
+    from minidbg.extras.hunt import samples
 
     cells = samples.plan((), ("float32",), ("cpu",))
     step = max(1, len(cells) // given.graphs)

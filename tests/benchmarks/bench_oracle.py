@@ -20,15 +20,14 @@ import torch
 from bench_wrapper import Residual
 from torch import fx
 
-from minidbg import isolation, processes, references
-from minidbg.backend.chain import Link
-from minidbg.backend.flight import Record
-from minidbg.case import Case
-from minidbg.graphs import capture_by_dynamo
-from minidbg.graphs.copying import copy_graph_module
-from minidbg.oracle import execute
+from minidbg import asking, backends, workers
+from minidbg.asking.execute import execute
+from minidbg.fx.case import Case
+from minidbg.fx.copying import capture_by_dynamo, copy_graph_module
 from minidbg.repro.flights import Step
-from minidbg.settings import Settings
+from minidbg.words.settings import Settings
+from minidbg.wrapper.chain import Link
+from minidbg.wrapper.flight import Record
 
 GPT2 = Path(__file__).parents[1] / "cases" / "models" / "compile_193265_gpt2_step_schedule.py"
 
@@ -50,9 +49,9 @@ def oracle_call(backend: str, times: int) -> dict[str, float]:
         return torch.relu(torch.sin(x)) + 1
 
     graph, inputs = capture_by_dynamo(model, (torch.linspace(-1, 1, 12),))
-    case = Case(graph, inputs, references.find(backend), compiler=backend)
+    case = Case(graph, inputs, backends.find(backend), compiler=backend)
     found = {}
-    with processes.own_kernel_cache():
+    with workers.own_kernel_cache():
         execute(case)  # kernels are compiled and modules imported
 
         def here() -> None:
@@ -62,8 +61,8 @@ def oracle_call(backend: str, times: int) -> dict[str, float]:
         found["here_s"] = best(here, times)
         for way in ("fork", "spawn"):
             os.environ["MINIDBG_WORKERS"] = way
-            isolation.submit(case, seconds=200)
-            found[f"{way}_s"] = best(lambda: isolation.submit(case, seconds=200), times)
+            asking.submit(case, seconds=200)
+            found[f"{way}_s"] = best(lambda: asking.submit(case, seconds=200), times)
     return found
 
 

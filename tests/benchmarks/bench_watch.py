@@ -26,7 +26,7 @@ from pathlib import Path
 
 import psutil
 
-from minidbg.judge_script import JUDGE_SCRIPT
+from minidbg.judge.command import JUDGE_SCRIPT
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 

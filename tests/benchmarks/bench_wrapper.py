@@ -17,10 +17,10 @@ from unittest.mock import patch
 import torch
 from torch import fx, nn
 
-from minidbg.backend import WrappedBackend, wrap
-from minidbg.backend.chain import Link
-from minidbg.backend.dynamo_graph import DynamoGraph
-from minidbg.settings import Settings, Verify
+from minidbg.words.settings import Settings, Verify
+from minidbg.wrapper import WrappedBackend, wrap
+from minidbg.wrapper.chain import Link
+from minidbg.wrapper.dynamo_graph import DynamoGraph
 
 
 class Residual(nn.Module):

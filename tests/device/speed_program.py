@@ -13,7 +13,7 @@ import faulty
 import torch
 
 import minidbg
-from minidbg.devices import free_bytes
+from minidbg.torch_internals.devices import free_bytes
 
 
 def chain(x, w):

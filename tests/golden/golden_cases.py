@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from minidbg.case import BackendRef, CallPath, Case, Context, Provenance
-from minidbg.failure import Kind, Signature
-from minidbg.graphs import capture_by_dynamo
+from minidbg.fx.case import Case
+from minidbg.fx.copying import capture_by_dynamo
 from minidbg.repro import Exactness
+from minidbg.words.outcome import Kind, Signature
+from minidbg.words.run_spec import BackendRef, CallPath, Context, Provenance
 
 RAISES_ON_RELU = """\
 class ReluNotSupported(Exception):

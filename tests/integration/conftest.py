@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from new_process import Answers
 
-from minidbg.backend import failures
-from minidbg.case import Case
+from minidbg.fx.case import Case
+from minidbg.wrapper import failures
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
 import minidbg
-from minidbg import _torch, isolation, references, repro
-from minidbg.backend import wrap
-from minidbg.case import Case
-from minidbg.failure import Direction, Kind, Verdict
+from minidbg import asking, backends, repro, torch_internals
+from minidbg.fx.case import Case
 from minidbg.reduction import surroundings
+from minidbg.words.outcome import Direction, Kind, Verdict
+from minidbg.wrapper import wrap
 
 
 def forward_works(gm: fx.GraphModule, example_inputs: Any) -> Any:
@@ -98,17 +98,17 @@ def test_the_backward_of_another_compiled_graph_is_not_taken_for_ours(cases: lis
 
 def test_the_next_number_of_aot_autograd_is_read_without_taking_it() -> None:
     torch.compile(lambda x: x.sin(), backend="aot_eager")(torch.ones(2))
-    assert _torch.next_aot_id() == _torch.next_aot_id() > 0
+    assert torch_internals.next_aot_id() == torch_internals.next_aot_id() > 0
 
 
 def test_what_needs_neither_backward_nor_gradients_loses_them() -> None:
     graph, inputs = fx.symbolic_trace(lambda x: (torch.relu(x),)), (torch.randn(3, requires_grad=True),)
     backend = planted.raises_on_relu
-    case = Case(graph, inputs, references.find(backend), backward=True, compiler=backend)
-    case = replace(case, signature=isolation.submit(case, seconds=60).signature)
+    case = Case(graph, inputs, backends.find(backend), backward=True, compiler=backend)
+    case = replace(case, signature=asking.submit(case, seconds=60).signature)
 
     def fails(candidate: Case) -> bool:
-        return isolation.submit(candidate, seconds=60).verdict is Verdict.REPRODUCES
+        return asking.submit(candidate, seconds=60).verdict is Verdict.REPRODUCES
 
     simple = surroundings.simplify(case, fails, lambda: 60.0)
     assert not simple.backward

@@ -20,11 +20,11 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.testing._internal.two_tensor import TwoTensor
 
 import minidbg
-from minidbg import _torch
-from minidbg.graphs.attributes import by_name
-from minidbg.graphs.copying import capture_by_dynamo
-from minidbg.graphs.size import call_targets
-from minidbg.graphs.source import instantiate, write_module
+from minidbg import torch_internals
+from minidbg.fx.copying import capture_by_dynamo
+from minidbg.source.attributes import by_name
+from minidbg.source.module_text import instantiate, write_module
+from minidbg.source.size import call_targets
 
 QUICK = {
     "all_dynamic", "dynamic_not_needed", "item", "alone_in_a_branch", "in_a_branch", "in_a_map", "checkpoint", "in_an_autocast_block",
@@ -82,7 +82,7 @@ def test_its_graph_comes_back_from_source_and_from_dynamo_as_it_was(construct: C
         module = instantiate(write_module(gm, constant_expression=by_name))
         again, _ = capture_by_dynamo(module, inputs, dynamic=dynamic)
     # From 2.14 on dynamo writes arithmetic on sizes in an order of its own.
-    compared = _torch.call_targets if dynamic else call_targets
+    compared = torch_internals.call_targets if dynamic else call_targets
     assert list(compared(again)) == list(compared(gm))
 
 

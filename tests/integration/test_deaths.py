@@ -14,10 +14,10 @@ import pytest
 from command_line import python
 
 from minidbg import repro
-from minidbg.failure import Verdict
 from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits
 from minidbg.repro import flights
+from minidbg.words.outcome import Verdict
 
 pytestmark = pytest.mark.slow
 

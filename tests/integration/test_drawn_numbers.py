@@ -12,9 +12,9 @@ from new_process import Answers
 from torch import Tensor, fx
 
 import minidbg
-from minidbg.backend.standing import PROCESS
-from minidbg.errors import AccuracyError
-from minidbg.graphs.effects import op_name
+from minidbg.fx.effects import op_name
+from minidbg.words.errors import AccuracyError
+from minidbg.wrapper.standing import PROCESS
 
 X = torch.linspace(0.1, 2.0, 16)
 PROGRAMS: dict[str, Callable[[Tensor], Any]] = {

@@ -1,6 +1,6 @@
 """What torch does once, when something runs for the first time, is left to the program: verification runs before it, and must not be that first time.
 
-The list of such state is in ``minidbg.backend.kept``.
+The list of such state is in ``minidbg.wrapper.kept``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import minidbg
-from minidbg import _torch
-from minidbg.backend.standing import PROCESS
+from minidbg import torch_internals
+from minidbg.wrapper.standing import PROCESS
 
 X = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
 Job = Callable[[Callable[..., Any], torch.Tensor], None]
@@ -124,7 +124,7 @@ class Donating:
 def donating() -> Iterator[Donating]:
     yield Donating()
     torch._dynamo.reset()
-    _torch.TAKEN_AWAY.clear()
+    torch_internals.TAKEN_AWAY.clear()
 
 
 def outcome(job: Job, backend: Any) -> tuple[torch.Tensor | None, str]:
@@ -204,7 +204,9 @@ def test_where_torch_keeps_it_elsewhere_the_graph_is_compiled_once_more(
     donating: Donating, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PROCESS, "said", set())
-    _torch.TAKEN_AWAY.add("torch._functorch._aot_autograd.runtime_wrappers._AutogradBackwardCompiler")
+    torch_internals.TAKEN_AWAY.add(
+        "torch._functorch._aot_autograd.runtime_wrappers._AutogradBackwardCompiler"
+    )
     with warnings.catch_warnings(action="ignore"):
         gradient, said = outcome(kept_graph, "aot_eager")
         own_gradient, own_said = outcome(kept_graph, wrapped(donating.backend, tmp_path))
@@ -243,10 +245,10 @@ def test_the_backwards_of_a_model_in_buckets_are_told_apart(donating: Donating, 
 ONCE = """
 import warnings
 import torch
-from minidbg import _torch
+from minidbg import torch_internals
 
 cube = torch.ones(2, 2, 2)
-with _torch.in_silence():
+with torch_internals.in_silence():
     cube.T
     cube.T
 assert not torch.is_warn_always_enabled()

@@ -11,11 +11,12 @@ import torch
 from new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError
 
-from minidbg.backend import report_of, wrap
-from minidbg.case import BackendRef, Case
-from minidbg.failure import Kind, Verdict
-from minidbg.graphs.copying import capture_by_dynamo
-from minidbg.oracle import execute
+from minidbg.asking.execute import execute
+from minidbg.fx.case import Case
+from minidbg.fx.copying import capture_by_dynamo
+from minidbg.words.outcome import Kind, Verdict
+from minidbg.words.run_spec import BackendRef
+from minidbg.wrapper import report_of, wrap
 
 BROKEN = [
     breaks_guards.guards_on_its_own_symbol,

@@ -13,12 +13,13 @@ from new_process import Answers, as_in_a_new_process  # noqa: F401 - a fixture f
 from torch._dynamo.backends.common import aot_autograd
 
 import minidbg
-from minidbg import _torch, environment
-from minidbg.backend.wrapper import WrappedBackend
-from minidbg.case import Case
-from minidbg.errors import BadSetting
-from minidbg.failure import Verdict
-from minidbg.oracle import execute
+from minidbg import torch_internals
+from minidbg.asking.execute import execute
+from minidbg.fx.case import Case
+from minidbg.words import environment
+from minidbg.words.errors import BadSetting
+from minidbg.words.outcome import Verdict
+from minidbg.wrapper.wrapper import WrappedBackend
 
 pytestmark = pytest.mark.usefixtures("answers")
 
@@ -177,7 +178,7 @@ def test_a_backend_that_calls_minidbg_itself_asks_for_no_override(cases: list[Ca
     """Else it would be called for itself without end."""
 
     def outer(gm: Any, example_inputs: Any) -> Any:
-        return _torch.registered_backend("minidbg")(
+        return torch_internals.registered_backend("minidbg")(
             gm, example_inputs, options={"backend": planted.raises_on_relu}
         )
 
@@ -190,8 +191,8 @@ def test_a_backend_that_calls_minidbg_itself_asks_for_no_override(cases: list[Ca
 def test_what_torch_does_not_say_the_variable_does(
     monkeypatch: pytest.MonkeyPatch, cases: list[Case]
 ) -> None:
-    monkeypatch.setattr(_torch, "TAKEN_AWAY", {"torch._dynamo.symbolic_convert.tls"})
-    monkeypatch.setattr(_torch.private_names, "TAKEN_AWAY", {"torch._dynamo.symbolic_convert.tls"})
+    monkeypatch.setattr(torch_internals, "TAKEN_AWAY", {"torch._dynamo.symbolic_convert.tls"})
+    monkeypatch.setattr(torch_internals.private_names, "TAKEN_AWAY", {"torch._dynamo.symbolic_convert.tls"})
     monkeypatch.setenv("TORCH_COMPILE_OVERRIDE_BACKENDS", ">=0:minidbg")
     with pytest.raises(Exception, match="MINIDBG_BACKEND=NAME, or MODULE:ATTRIBUTE, says it"):
         torch.compile(relu, backend="eager")(torch.ones(3))

@@ -21,7 +21,7 @@ from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.utils import counters
 
 from minidbg import AccuracyError, stats, wrap
-from minidbg.backend.verify import quiet
+from minidbg.wrapper.verify import quiet
 
 pytestmark = pytest.mark.usefixtures("answers")
 

@@ -11,8 +11,8 @@ import torch
 from command_line import cli, python
 
 import minidbg
-from minidbg.errors import NotReproduced
-from minidbg.graphs.size import call_targets
+from minidbg.source.size import call_targets
+from minidbg.words.errors import NotReproduced
 
 PROGRAM = """
 import torch, minidbg

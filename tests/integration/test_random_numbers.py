@@ -14,7 +14,7 @@ import torch
 from new_process import as_in_a_new_process  # noqa: F401 - a fixture for all tests here
 
 import minidbg
-from minidbg import _torch
+from minidbg import torch_internals
 
 IMPORTS = """
 import importlib, pkgutil, random, sys
@@ -23,7 +23,7 @@ import minidbg
 
 before = random.getstate()
 for module in ["minidbg.wrap", *(one.name for one in pkgutil.walk_packages(minidbg.__path__, "minidbg."))]:
-    if module.startswith(("minidbg.watch", "minidbg.cli", "minidbg.cluster", "minidbg.demo", "minidbg.__main__")):
+    if module.startswith(("minidbg.watch", "minidbg.commands", "minidbg.extras.cluster", "minidbg.commands.demo", "minidbg.__main__")):
         continue  # commands, in processes of their own
     getattr(minidbg, "wrap") if module == "minidbg.wrap" else importlib.import_module(module)
     if random.getstate() != before:
@@ -92,11 +92,11 @@ def test_a_verified_call_and_an_answered_failure_draw_nothing(backend: object, t
 def test_a_block_of_ours_may_draw_and_seed_what_it_likes() -> None:
     torch.manual_seed(2)
     seed = vars(torch.cuda._lazy_seed_tracker).copy()
-    with _torch.random_numbers_put_back():
+    with torch_internals.random_numbers_put_back():
         before = random.getstate(), numpy.random.rand(), torch.rand(1)
         random.seed(5), numpy.random.seed(5), torch.manual_seed(5)
     assert random.getstate() == before[0]
-    with _torch.random_numbers_put_back():
+    with torch_internals.random_numbers_put_back():
         pass
     assert vars(torch.cuda._lazy_seed_tracker) == seed
     assert torch.initial_seed() == 2

@@ -19,8 +19,9 @@ from pathlib import Path
 import click
 import pytest
 
-from minidbg.cli.about import topics
-from minidbg.cli.root import PLACES, cli
+from minidbg.commands.about import topics
+from minidbg.commands.root import cli
+from minidbg.commands.table import COMMANDS
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 MANUAL = "\n".join([README, *topics().values()])
@@ -69,7 +70,7 @@ def test_every_command_is_one_that_the_command_line_takes(
 
 def test_every_command_is_in_the_readme() -> None:
     named = {shlex.split(command)[1] for command in ours()} | set(re.findall(r"`minidbg (\w+)", README))
-    assert set(PLACES) <= named
+    assert set(COMMANDS) <= named
 
 
 @pytest.mark.parametrize("text", [*blocks("python")])
@@ -78,8 +79,8 @@ def test_every_snippet_is_python(text: str) -> None:
 
 
 def test_the_configuration_shown_is_one_that_is_read() -> None:
-    from minidbg import settings
     from minidbg.watch import settings as watching
+    from minidbg.words import settings
 
     for text in blocks("toml"):
         table = tomllib.loads(text)["tool"]["minidbg"]

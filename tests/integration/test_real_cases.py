@@ -138,7 +138,7 @@ def test_a_real_failure_ends_as_a_small_repro_that_fails_elsewhere(
     assert "minidbg's whole judge" not in script.read_text()
 
     from minidbg import repro
-    from minidbg.graphs.size import call_nodes
+    from minidbg.source.size import call_nodes
 
     case = repro.load(script)
     assert call_nodes(case.graph_module) <= expected.nodes, script.read_text()

@@ -13,7 +13,7 @@ import pytest
 from command_line import python
 from fresh_interpreters import Ended, FreshInterpreters
 
-from minidbg.references import load_by_path
+from minidbg.backends import load_by_path
 
 pytestmark = pytest.mark.slow
 
@@ -22,25 +22,25 @@ STAND_INS = Path(__file__).parents[1] / "stand_ins"
 FIND = """
 import json
 import torch
-from minidbg import references
-from minidbg.errors import MinidbgError
+from minidbg import backends
+from minidbg.words.errors import MinidbgError
 
 
 def found(backend, **given):
     try:
-        return with_graph(references.find(backend, **given))
+        return with_graph(backends.find(backend, **given))
     except MinidbgError as error:
         return {"refused": f"{type(error).__name__}: {error}"}
 
 
 def with_graph(ref, *graph, **given):
     if graph:
-        ref = references.with_operators(ref, *graph, **given)
-    ref = references.avoid_names(ref, ("backend", "Repro", "main", "run", "torch"), ("import torch",))
-    again = references.resolve(ref)
+        ref = backends.with_operators(ref, *graph, **given)
+    ref = backends.avoid_names(ref, ("backend", "Repro", "main", "run", "torch"), ("import torch",))
+    again = backends.resolve(ref)
     assert again is not None
     fields = {name: getattr(ref, name) for name in ref.__slots__}
-    return {**fields, "function": references.backend_function(ref)}
+    return {**fields, "function": backends.backend_function(ref)}
 
 
 def write(*found):
@@ -133,7 +133,7 @@ def fresh() -> Iterator[FreshInterpreters]:
 
 @pytest.fixture(scope="module")
 def users() -> Iterator[FreshInterpreters]:
-    with FreshInterpreters("minidbg.references") as interpreters:
+    with FreshInterpreters("minidbg.backends") as interpreters:
         yield interpreters
 
 
@@ -632,7 +632,7 @@ def model(x):
 CAPTURED = """
 graphs = []
 torch.compile(model, backend=lambda gm, inputs: graphs.append(gm) or gm.forward, fullgraph=True)(torch.ones(2))
-write(with_graph(references.find("eager"), *graphs))
+write(with_graph(backends.find("eager"), *graphs))
 """
 
 
@@ -682,9 +682,9 @@ graph = torch.fx.Graph()
 x = graph.placeholder("x")
 graph.output(graph.call_function(torch.ops.from_nowhere.op.default, (x,)))
 gm = torch.fx.GraphModule(torch.nn.Module(), graph)
-ref = references.find("eager")
+ref = backends.find("eager")
 try:
-    references.with_operators(ref, gm)
+    backends.with_operators(ref, gm)
 except MinidbgError as error:
     refused = {{"refused": str(error)}}
 write(refused, with_graph(ref, gm, setup="import functools"))

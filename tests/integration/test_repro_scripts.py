@@ -12,12 +12,13 @@ import pytest
 import torch
 from command_line import python
 
-from minidbg import isolation, references
-from minidbg.case import BackendRef, Case, Context
-from minidbg.failure import Kind, Signature, Verdict
-from minidbg.graphs import capture_by_dynamo
-from minidbg.judge_script import JUDGE_SCRIPT
+from minidbg import asking, backends
+from minidbg.fx.case import Case
+from minidbg.fx.copying import capture_by_dynamo
+from minidbg.judge.command import JUDGE_SCRIPT
 from minidbg.repro import Exactness, Form, run, run_alone, write
+from minidbg.words.outcome import Kind, Signature, Verdict
+from minidbg.words.run_spec import BackendRef, Context
 
 pytestmark = pytest.mark.slow
 
@@ -195,9 +196,9 @@ def test_a_real_failure_of_inductor_is_shown_elsewhere(tmp_path, name, monkeypat
     module = importlib.import_module(name)
     function, values = module.make()
     graph_module, inputs = capture_by_dynamo(function, values)
-    backend = references.with_operators(references.find(module.BACKEND), graph_module)
+    backend = backends.with_operators(backends.find(module.BACKEND), graph_module)
     case = Case(graph_module, inputs, backend, Context(grad=False))
-    seen = isolation.submit(case, seconds=100)
+    seen = asking.submit(case, seconds=100)
     script = write(replace(case, signature=seen.signature), tmp_path / "r.py")
     outcome = run(script)
     assert outcome.verdict is Verdict.REPRODUCES

@@ -12,13 +12,13 @@ import pytest
 import torch
 from command_line import python
 
-from minidbg import isolation, processes, references
-from minidbg.case import Case
-from minidbg.failure import Outcome, Verdict
-from minidbg.graphs import capture_by_dynamo
+from minidbg import asking, backends, workers
+from minidbg.fx.case import Case
+from minidbg.fx.copying import capture_by_dynamo
 from minidbg.reduction import reducing
 from minidbg.reduction.result import Limits
 from minidbg.repro import read_header
+from minidbg.words.outcome import Outcome, Verdict
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,7 @@ def _spawned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("MINIDBG_WORKERS", "spawn")
     monkeypatch.setenv("PYTHONPATH", PLANTED)
     yield
-    processes.end_zygote()
+    workers.end_zygote()
     assert psutil.Process().children(recursive=True) == []
 
 
@@ -40,11 +40,11 @@ def case_of(backend: Any, **fields: Any) -> Case:
 
     graph, inputs = capture_by_dynamo(model, (torch.linspace(-1, 1, 12),))
     torch._dynamo.reset()
-    return Case(graph, inputs, references.find(backend), **fields)
+    return Case(graph, inputs, backends.find(backend), **fields)
 
 
 def asked(backend: Any, **fields: Any) -> Outcome:
-    return isolation.submit(case_of(backend, **fields), seconds=60, memory_bytes=2 << 30)
+    return asking.submit(case_of(backend, **fields), seconds=60, memory_bytes=2 << 30)
 
 
 def test_spawned_worker_answers_as_a_fork_does_and_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_spawned_worker_answers_as_a_fork_does_and_is_used_again(monkeypatch: py
         children.append([child.pid for child in psutil.Process().children()])
     assert children[0] == children[1] == children[2]
     monkeypatch.setenv("MINIDBG_WORKERS", "fork")
-    processes.end_zygote()
+    workers.end_zygote()
     forked = [asked(backend) for backend in backends]
     assert [one.verdict for one in spawned] == [one.verdict for one in forked] == expected
     assert [one.signature for one in spawned] == [one.signature for one in forked]

@@ -15,11 +15,12 @@ import pytest
 import torch
 
 import minidbg
-from minidbg import references, repro, stages
-from minidbg.case import CallPath, Level
-from minidbg.errors import NotReproduced
-from minidbg.failure import Outcome, Verdict
-from minidbg.stages import StageReport, find_stages, keep_stages, stages_of, start_in_background
+from minidbg import backends, repro
+from minidbg.reduction import stages
+from minidbg.reduction.stages import StageReport, find_stages, keep_stages, stages_of, start_in_background
+from minidbg.words.errors import NotReproduced
+from minidbg.words.outcome import Outcome, Verdict
+from minidbg.words.run_spec import CallPath, Level
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def test_a_detached_process_leaves_the_report_in_the_header(script: Path) -> Non
 
 
 def test_a_graph_of_aot_autograd_has_no_stages(script: Path, tmp_path: Path) -> None:
-    backend = references.find(planted_compilers.raises_on_relu)
+    backend = backends.find(planted_compilers.raises_on_relu)
     case = replace(minidbg.load(script), level=Level.ATEN, call=CallPath.DIRECT, backend=backend)
     path = repro.write(case, tmp_path / "aten.py")
     with pytest.raises(NotReproduced, match="no stages"):

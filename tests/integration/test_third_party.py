@@ -13,7 +13,7 @@ import pytest
 from command_line import python
 
 from minidbg import repro
-from minidbg.failure import Verdict
+from minidbg.words.outcome import Verdict
 
 PROGRAM = """
 import json, warnings

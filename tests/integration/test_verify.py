@@ -23,12 +23,12 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.overrides import TorchFunctionMode
 
 from minidbg import AccuracyError
-from minidbg.backend import report_of, stats, wrap
-from minidbg.backend import verify as verify_module
-from minidbg.backend.verify import GRADIENTS_REFUSED
-from minidbg.failure import Direction, Kind
-from minidbg.oracle.undefined import OtherAnswers
-from minidbg.settings import Reduce
+from minidbg.judge.undefined import OtherAnswers
+from minidbg.words.outcome import Direction, Kind
+from minidbg.words.settings import Reduce
+from minidbg.wrapper import report_of, stats, wrap
+from minidbg.wrapper import verify as verify_module
+from minidbg.wrapper.verify import GRADIENTS_REFUSED
 
 pytestmark = pytest.mark.usefixtures("answers")
 

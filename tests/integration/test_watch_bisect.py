@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from toy_repros import BROKEN, WORKS, git, script, toy_package
 
-from minidbg.cli.watching import bisect
+from minidbg.commands.watching import bisect
 from minidbg.watch.bisecting import Bisection, CannotBisect
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]

@@ -26,10 +26,10 @@ from lying_repro import lay
 from toy_repros import BROKEN, WORKS, Checkout, script
 from watch_driver import WatchProcess, free_port, watching
 
+from minidbg.extras.serve.serving import WebServer
 from minidbg.watch.announce import Event
 from minidbg.watch.page import Live, Page
 from minidbg.watch.repros import read_repros
-from minidbg.watch.serving import WebServer
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

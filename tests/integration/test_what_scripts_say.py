@@ -14,9 +14,10 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
 import minidbg
-from minidbg.case import BackendRef, Case
-from minidbg.failure import Verdict
+from minidbg.fx.case import Case
 from minidbg.repro import Exactness, Form, render
+from minidbg.words.outcome import Verdict
+from minidbg.words.run_spec import BackendRef
 
 
 @pytest.fixture(autouse=True)

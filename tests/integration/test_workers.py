@@ -12,10 +12,11 @@ import pytest
 import torch
 from command_line import python
 
-from minidbg.case import BackendRef, CallPath, Case, Context
-from minidbg.failure import Kind, Outcome, Verdict
-from minidbg.graphs import capture_by_dynamo
-from minidbg.isolation import submit
+from minidbg.asking import submit
+from minidbg.fx.case import Case
+from minidbg.fx.copying import capture_by_dynamo
+from minidbg.words.outcome import Kind, Outcome, Verdict
+from minidbg.words.run_spec import BackendRef, CallPath, Context
 
 pytestmark = pytest.mark.slow
 
@@ -24,10 +25,11 @@ CASES = Path(__file__).parents[1] / "cases"
 AFTER_REAL_USE = """
 import os, sys, time
 import torch
-from minidbg.case import BackendRef, CallPath, Case
-from minidbg.graphs import capture_by_dynamo
-from minidbg.isolation import fork_refusal, submit
-from minidbg.processes import call_in_fork
+from minidbg.fx.case import Case
+from minidbg.words.run_spec import BackendRef, CallPath
+from minidbg.fx.copying import capture_by_dynamo
+from minidbg.asking import fork_refusal, submit
+from minidbg.workers import call_in_fork
 
 torch.set_num_threads(2)
 model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256))

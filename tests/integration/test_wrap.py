@@ -26,12 +26,12 @@ from torch._dynamo.testing import CompileCounter
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._subclasses.fake_tensor import DataDependentOutputException, UnsupportedFakeTensorException
 
-from minidbg.backend import Report, entry_point, failures, report_of, wrap
-from minidbg.backend.standing import stats
-from minidbg.case import Case
-from minidbg.errors import BadSetting, ConflictingOptions, UnknownBackend
-from minidbg.failure import Direction, Kind
-from minidbg.settings import Reduce, Settings
+from minidbg.fx.case import Case
+from minidbg.words.errors import BadSetting, ConflictingOptions, UnknownBackend
+from minidbg.words.outcome import Direction, Kind
+from minidbg.words.settings import Reduce, Settings
+from minidbg.wrapper import Report, entry_point, failures, report_of, wrap
+from minidbg.wrapper.standing import stats
 
 pytestmark = pytest.mark.usefixtures("answers")
 
@@ -551,7 +551,7 @@ def test_our_own_trouble_never_hides_the_users_exception(monkeypatch: pytest.Mon
 def test_a_graph_that_cannot_be_copied_is_passed_on_without_us(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from minidbg.backend import graph_state
+    from minidbg.wrapper import graph_state
 
     def broken(gm: fx.GraphModule) -> Any:
         raise ZeroDivisionError("a bug of ours")

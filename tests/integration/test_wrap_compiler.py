@@ -17,10 +17,11 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import minidbg
 from minidbg import repro
-from minidbg.backend import Report, report_of, wrap, wrap_compiler
-from minidbg.case import CallPath, Case, Level
-from minidbg.errors import AccuracyError, BadSetting
-from minidbg.failure import Kind, Verdict
+from minidbg.fx.case import Case
+from minidbg.words.errors import AccuracyError, BadSetting
+from minidbg.words.outcome import Kind, Verdict
+from minidbg.words.run_spec import CallPath, Level
+from minidbg.wrapper import Report, report_of, wrap, wrap_compiler
 
 
 def model(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -252,11 +253,11 @@ def test_a_judged_run_of_a_wrapped_backend_answers_nothing(answers: Answers) -> 
     """The user's module may hold wrapped compilers; a repro that imports it must not start another reduction."""
     from torch import fx
 
-    from minidbg import references
-    from minidbg.oracle import execute
+    from minidbg import backends
+    from minidbg.asking.execute import execute
 
     backend = aot_autograd(fw_compiler=wrap_compiler(planted.raises_on_relu))
     graph = fx.symbolic_trace(lambda x: (torch.relu(x),))
-    case = Case(graph, (torch.ones(3),), references.find("aot_eager"), compiler=backend)
+    case = Case(graph, (torch.ones(3),), backends.find("aot_eager"), compiler=backend)
     assert execute(case).verdict is Verdict.REPRODUCES
     assert not answers.cases

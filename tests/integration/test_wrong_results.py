@@ -10,9 +10,9 @@ import pytest
 from command_line import python
 
 from minidbg import repro
-from minidbg.failure import Verdict
-from minidbg.graphs.effects import op_name
-from minidbg.judge_script import JUDGE_SCRIPT
+from minidbg.fx.effects import op_name
+from minidbg.judge.command import JUDGE_SCRIPT
+from minidbg.words.outcome import Verdict
 
 PLANTED = Path(__file__).parents[1] / "planted"
 

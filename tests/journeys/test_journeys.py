@@ -47,7 +47,7 @@ def wrapped(tmp_path_factory: pytest.TempPathFactory) -> Journey:
 
 def starts_a_judge(words: list[str]) -> bool:
     """Whether an interpreter was started ahead, for runs of scripts."""
-    return any("minidbg.processes.server" in word for word in words)
+    return any("minidbg.workers.server" in word for word in words)
 
 
 def check_screen(journey: Journey) -> None:

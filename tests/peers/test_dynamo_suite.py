@@ -18,11 +18,11 @@ from torch.ao import quantization
 from torch.ao.nn.intrinsic import qat
 
 import minidbg
-from minidbg.errors import CannotWrite
-from minidbg.failure import Kind
-from minidbg.graphs import instantiate, write_module
-from minidbg.graphs.attributes import by_name
-from minidbg.oracle import harness
+from minidbg.judge import harness
+from minidbg.source.attributes import by_name
+from minidbg.source.module_text import instantiate, write_module
+from minidbg.words.errors import CannotWrite
+from minidbg.words.outcome import Kind
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from minidbg.graphs import instantiate, write_module
-from minidbg.graphs.copying import NoGraph, capture_by_dynamo
-from minidbg.graphs.fills import Fill, How
-from minidbg.graphs.specs import InputSpec
-from minidbg.graphs.tensors import statements
+from minidbg.fx.copying import NoGraph, capture_by_dynamo
+from minidbg.source.fills import Fill, How
+from minidbg.source.module_text import instantiate, write_module
+from minidbg.source.specs import InputSpec
+from minidbg.source.tensors import statements
 
 
 def test_inputs_keep_the_index_of_their_device() -> None:

@@ -16,7 +16,7 @@ from quick_path import Found, failing_program
 from torch import nn
 
 import minidbg
-from minidbg.failure import Kind
+from minidbg.words.outcome import Kind
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 

@@ -1,7 +1,7 @@
 """The measured weaknesses W1 to W16 of torch's own minifier, and minidbg without them. A number in a title is theirs.
 
 W6 (slipping to another failure) is test_after_dynamo_error of test_dynamo_suite.py; W10 (hangs) and W11 (crashes) are in
-unit/processes/test_submit.py; W13 (symbolic shapes) and the nested graphs of W12 are in the table of constructs; W16 (a healthy
+unit/workers/test_submit.py; W13 (symbolic shapes) and the nested graphs of W12 are in the table of constructs; W16 (a healthy
 program is compiled once and called as often as it calls) is in integration/test_wrap.py and integration/test_verify.py.
 """
 
@@ -19,8 +19,8 @@ from fails_on import raises_on
 from quick_path import failing_program, judge_in_fork, take_the_quick_path
 
 import minidbg
-from minidbg.errors import NotReproduced
-from minidbg.failure import Direction, Verdict
+from minidbg.words.errors import NotReproduced
+from minidbg.words.outcome import Direction, Verdict
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from minidbg import _torch
-from minidbg.graphs.attributes import by_name
-from minidbg.graphs.parse import read_module
-from minidbg.graphs.size import canonical_text
-from minidbg.graphs.source import ModuleSource, write_graph_builder, write_module
+from minidbg import torch_internals
+from minidbg.source.attributes import by_name
+from minidbg.source.module_text import ModuleSource, write_graph_builder, write_module
+from minidbg.source.parse import read_module
+from minidbg.source.size import canonical_text
 
 
 def namespace_of(source: ModuleSource) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def graph_of(build: Callable[[fx.Graph], Any], inputs: int = 1, root: Any = None
 
 def module_of(graph: fx.Graph, root: Any = None) -> fx.GraphModule:
     """A graph module that never compiles fx's own text of ``graph``, which some names and arguments break."""
-    return _torch.lazy_graph_module({} if root is None else root, graph)
+    return torch_internals.lazy_graph_module({} if root is None else root, graph)
 
 
 def forward_of(source: ModuleSource) -> list[str]:
@@ -52,7 +52,7 @@ def assert_round_trip(gm: fx.GraphModule) -> ModuleSource:
     assert write_module(back, constant_expression=by_name).text == source.text
     assert canonical_text(back) == canonical_text(gm)
     builder = write_graph_builder(gm, constant_expression=by_name)
-    names = namespace_of(builder) | {"lazy": _torch.lazy_graph_module}
+    names = namespace_of(builder) | {"lazy": torch_internals.lazy_graph_module}
     # GraphModule would compile fx's own text, which cannot say all that ours can
     exec(builder.text.replace("torch.fx.GraphModule(root, g)", "lazy(root, g)"), names)
     assert canonical_text(names["graph"]()) == canonical_text(gm)

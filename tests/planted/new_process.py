@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from minidbg.backend import Report
-from minidbg.backend.standing import GRAPHS, PROCESS
-from minidbg.case import Case
-from minidbg.settings import Settings
+from minidbg.fx.case import Case
+from minidbg.words.settings import Settings
+from minidbg.wrapper import Report
+from minidbg.wrapper.standing import GRAPHS, PROCESS
 
 
 @pytest.fixture(autouse=True)

@@ -18,20 +18,21 @@ import torch
 from fails_on import all_nodes, name_of
 
 import minidbg
-from minidbg import isolation, judge_script, processes, repro
-from minidbg.backend.standing import PROCESS
-from minidbg.case import Case
-from minidbg.failure import Outcome, Verdict
-from minidbg.oracle import execute
-from minidbg.oracle.script import outcome_of
+from minidbg import asking, repro, workers
+from minidbg.asking.execute import execute
+from minidbg.fx.case import Case
+from minidbg.judge import command
+from minidbg.judge.script import outcome_of
 from minidbg.reduction.session import InterpretersAhead
+from minidbg.words.outcome import Outcome, Verdict
+from minidbg.wrapper.standing import PROCESS
 
 SCRIPT_SECONDS = 60.0
 
 
 def take_the_quick_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Oracle calls and runs of scripts start no interpreter from here on."""
-    monkeypatch.setattr(isolation, "submit", ask_here)
+    monkeypatch.setattr(asking, "submit", ask_here)
     monkeypatch.setattr(repro, "run", judge_in_fork)
     monkeypatch.setattr(repro, "run_alone", run_in_fork)
     monkeypatch.setattr(InterpretersAhead, "start", lambda *_: None)
@@ -45,15 +46,15 @@ def judge_in_fork(path: Path, *, seconds: float = SCRIPT_SECONDS, **how: Any) ->
     """What the installed judge says of the script at ``path``."""
 
     def in_child() -> object:
-        return outcome_of(judge_script.with_judge(judge_script.definitions_of(str(path)), str(path)))
+        return outcome_of(command.with_judge(command.definitions_of(str(path)), str(path)))
 
-    done = processes.call_in_fork(in_child, seconds=seconds)
+    done = workers.call_in_fork(in_child, seconds=seconds)
     if not done.answered:
         return Outcome(Verdict.INVALID, reason=done.error or done.stderr_tail)
     return Outcome.from_json(done.value)
 
 
-def run_in_fork(path: Path, *, seconds: float = SCRIPT_SECONDS, **how: Any) -> processes.ChildResult:
+def run_in_fork(path: Path, *, seconds: float = SCRIPT_SECONDS, **how: Any) -> workers.ChildResult:
     """How the script at ``path`` ends by itself."""
 
     def in_child() -> object:
@@ -64,7 +65,7 @@ def run_in_fork(path: Path, *, seconds: float = SCRIPT_SECONDS, **how: Any) -> p
             return ended.code or 0
         return 0
 
-    done = processes.call_in_fork(in_child, seconds=seconds)
+    done = workers.call_in_fork(in_child, seconds=seconds)
     return replace(done, exit_status=done.value) if done.answered else replace(done, stderr_tail=done.error)
 
 

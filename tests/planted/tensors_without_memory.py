@@ -11,16 +11,17 @@ from typing import Any
 
 import torch
 
-from minidbg import _torch
-from minidbg.backend import kept
-from minidbg.backend.capture import real_value
-from minidbg.errors import MinidbgError
-from minidbg.graphs import copying, describing, effects, size
-from minidbg.graphs.runs import StorageSerials
-from minidbg.graphs.tensors import materialise
-from minidbg.oracle import arithmetic, compare, precision, undefined
-from minidbg.oracle.snapshot import CannotCompare, _are_plain, snapshot
+from minidbg import torch_internals
+from minidbg.fx import copying, effects
+from minidbg.fx.runs import StorageSerials
+from minidbg.judge import arithmetic, compare, precision, undefined
+from minidbg.judge.snapshot import CannotCompare, _are_plain, snapshot
 from minidbg.reduction import replay
+from minidbg.source import describing, size
+from minidbg.source.tensors import materialise
+from minidbg.words.errors import MinidbgError
+from minidbg.wrapper import kept
+from minidbg.wrapper.capture import real_value
 
 LEVELS = torch._C._functorch
 
@@ -115,8 +116,8 @@ def in_modes(value: torch.Tensor) -> None:
 
 
 LOOKS: dict[str, Callable[[Any], Any]] = {
-    "has_plain_memory": _torch.has_plain_memory,
-    "in_memory": _torch.in_memory,
+    "has_plain_memory": torch_internals.has_plain_memory,
+    "in_memory": torch_internals.in_memory,
     "rounded": precision.LowerPrecision("bfloat16").rounded,
     "stored": precision.LowerPrecision("float16", 1).stored,
     "other rounding": precision.OtherRounding(1).stored,

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidbg.oracle.compare import mismatch
-from minidbg.oracle.snapshot import Leaf, snapshot
+from minidbg.judge.compare import mismatch
+from minidbg.judge.snapshot import Leaf, snapshot
 
 settings.register_profile("compare", deadline=None, max_examples=60, derandomize=True)
 settings.load_profile("compare")

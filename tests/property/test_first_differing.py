@@ -15,9 +15,9 @@ from torch import fx
 
 import minidbg
 from minidbg import AccuracyError
-from minidbg.backend.capture import place_of_input
-from minidbg.backend.first_wrong import on_the_way
 from minidbg.reduction.surroundings import FIRST_DIFFERING
+from minidbg.wrapper.capture import place_of_input
+from minidbg.wrapper.first_wrong import on_the_way
 
 GRID = torch.linspace(-1, 1, 12).reshape(3, 4)
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from minidbg.errors import UnreadableRepro
-from minidbg.printable import in_one_line, printable
 from minidbg.repro import Header, read_header
 from minidbg.repro.header import header_of, write_lines
+from minidbg.words.errors import UnreadableRepro
+from minidbg.words.text import in_one_line, printable
 
 FILE = Path("repro.py")
 KEYS = [
@@ -127,7 +127,7 @@ def test_commands_print_no_control_sequence_of_a_header(
 ) -> None:
     from click.testing import CliRunner
 
-    from minidbg.cli.root import cli
+    from minidbg.commands.root import cli
 
     told = {"message": EVIL, "captured_from": EVIL, "line": EVIL, "notes": [EVIL]}
     signature = {"kind": "compile", "types": [EVIL], "frames": [EVIL], "message": EVIL}

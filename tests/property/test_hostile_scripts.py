@@ -11,11 +11,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import fx
 
-from minidbg.case import BackendRef, Case, Context, Provenance
-from minidbg.failure import Kind, Signature
-from minidbg.metadata import DIVIDER
+from minidbg.fx.case import Case
 from minidbg.repro import render
 from minidbg.repro.header import header_of
+from minidbg.words.outcome import Kind, Signature
+from minidbg.words.run_spec import BackendRef, Context, Provenance
+from minidbg.words.script_header import DIVIDER
 
 HOSTILE = [
     '"""\nimport os; os._exit(9)\n"""',

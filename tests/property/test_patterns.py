@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from minidbg.failure import Signature
-from minidbg.oracle.harness import first_lines
-from minidbg.oracle.signature import signature_of
+from minidbg.judge.harness import first_lines
+from minidbg.judge.signature import signature_of
 from minidbg.repro import selfcheck
 from minidbg.repro.header import Header, header_of, write_lines
+from minidbg.words.outcome import Signature
 
 PIECES = st.sampled_from(
     ["error: ", "x.cpp:3:7: ", "Fehler: ", "'", "\u2018", "\u00ab\u00a0", "\x1b[31m", "\x1b[m", "\x1b", "\x00", "\t", "\n", "\r\n", "  ",

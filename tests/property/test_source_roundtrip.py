@@ -12,15 +12,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx
 
-from minidbg import _torch
-from minidbg.graphs.attributes import by_name
-from minidbg.graphs.copying import capture_by_dynamo
-from minidbg.graphs.expressions import BINARY, UNARY
-from minidbg.graphs.mutation import mutated_placeholders
-from minidbg.graphs.size import call_targets
-from minidbg.graphs.source import instantiate, write_module
+from minidbg import torch_internals
+from minidbg.fx.copying import capture_by_dynamo
+from minidbg.fx.mutation import mutated_placeholders
+from minidbg.source.attributes import by_name
+from minidbg.source.expressions import BINARY, UNARY
+from minidbg.source.module_text import instantiate, write_module
+from minidbg.source.size import call_targets
 
-ENTER_AUTOCAST, EXIT_AUTOCAST = _torch.autocast_functions()
+ENTER_AUTOCAST, EXIT_AUTOCAST = torch_internals.autocast_functions()
 SET_GRAD = torch._C._set_grad_enabled
 CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 
@@ -71,7 +71,7 @@ def graph_modules(draw: st.DrawFn, depth: int = 1) -> fx.GraphModule:
         made.meta["stack_trace"] = draw(st.sampled_from([None, '  File "/a/b.py", line 3, in f\n']))
         nodes.append(made)
     graph.output(draw(arguments(nodes)))
-    gm = _torch.lazy_graph_module(root, graph)
+    gm = torch_internals.lazy_graph_module(root, graph)
     gm.graph.lint()
     return gm
 

@@ -26,10 +26,10 @@ sys.path.insert(0, str(PLANTED))
 import planted_backends as planted  # noqa: E402 - found beside the tests
 from dies import dies  # noqa: E402
 
-from minidbg import isolation, processes, references  # noqa: E402
-from minidbg.case import Case  # noqa: E402
-from minidbg.failure import Kind, Signature  # noqa: E402
-from minidbg.graphs import capture_by_dynamo  # noqa: E402
+from minidbg import asking, backends, workers  # noqa: E402
+from minidbg.fx.case import Case  # noqa: E402
+from minidbg.fx.copying import capture_by_dynamo  # noqa: E402
+from minidbg.words.outcome import Kind, Signature  # noqa: E402
 
 MIX: list[tuple[str, Any, Kind | None]] = [
     ("passes", planted.returns_gm_forward, None),
@@ -62,7 +62,7 @@ def figures(folder: Path) -> dict[str, int]:
 
 
 def is_a_kept_worker(process: psutil.Process) -> bool:
-    return any("minidbg.processes.zygote" in part for part in process.cmdline())
+    return any("minidbg.workers.zygote" in part for part in process.cmdline())
 
 
 def soak(calls: int, folder: Path) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def soak(calls: int, folder: Path) -> dict[str, Any]:
         name: Case(
             graph,
             inputs,
-            references.find(backend),
+            backends.find(backend),
             compiler=backend,
             signature=Signature(kind) if kind else None,
             backward=name.endswith("backward"),
@@ -89,7 +89,7 @@ def soak(calls: int, folder: Path) -> dict[str, Any]:
             course.append(figures(folder))
         name = list(cases)[number % len(cases)]
         began = time.monotonic()
-        outcome = isolation.submit(cases[name], seconds=60, memory_bytes=512 << 20)
+        outcome = asking.submit(cases[name], seconds=60, memory_bytes=512 << 20)
         seen[f"{name}: {outcome.verdict}"] += 1
         seconds[name] += time.monotonic() - began
     return {
@@ -121,7 +121,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         found = soak(options.calls, Path(folder))
-        processes.end_zygote()
+        workers.end_zygote()
         tempfile.tempdir = None
     found["grown"] = grown(found["course"])
     print(json.dumps(found) if options.json else json.dumps(found, indent=1))

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import fx
 
-from minidbg import references
-from minidbg.case import BackendRef, Case
-from minidbg.graphs import capture_by_dynamo
+from minidbg import backends
+from minidbg.fx.case import Case
+from minidbg.fx.copying import capture_by_dynamo
+from minidbg.words.run_spec import BackendRef
 
 
 def sin_relu_add(x: torch.Tensor) -> torch.Tensor:
@@ -34,6 +35,6 @@ def case_of(relu_graph: tuple[fx.GraphModule, tuple[Any, ...]]) -> Callable[...,
         name = backend if isinstance(backend, str) else getattr(backend, "__name__", "backend")
         given = {"graph_module": relu_graph[0], "inputs": relu_graph[1], "compiler": backend, **fields}
         known = getattr(planted, name, None) is backend and backend is not None
-        return Case(backend=references.find(backend) if known else BackendRef(name, repr(name)), **given)
+        return Case(backend=backends.find(backend) if known else BackendRef(name, repr(name)), **given)
 
     return make

@@ -8,7 +8,7 @@ import typing
 import pytest
 
 import minidbg
-from minidbg.settings import WrapSettings
+from minidbg.words.settings import WrapSettings
 
 
 @pytest.mark.parametrize("name", minidbg.__all__)

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from minidbg.errors import MinidbgError
-from minidbg.failure import Outcome, Verdict
 from minidbg.history import (
     Environment,
     Flip,
@@ -23,6 +21,8 @@ from minidbg.history import (
     import_history,
 )
 from minidbg.history.carrying import contents_of, from_json, merged, to_json
+from minidbg.words.errors import MinidbgError
+from minidbg.words.outcome import Outcome, Verdict
 
 BAD, GOOD = Verdict.REPRODUCES, Verdict.GONE
 Open = Callable[[str], History]

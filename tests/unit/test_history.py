@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.history import (
     DamagedHistory,
     Environment,
@@ -22,6 +21,7 @@ from minidbg.history import (
     Revision,
     open_or_begin_anew,
 )
+from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 
 OUTCOME = Outcome(
     Verdict.REPRODUCES, Signature(Kind.COMPILE, types=("ValueError",)), seconds=0.25, reason="said so"

@@ -22,7 +22,7 @@ class CountedCalls(importlib.abc.MetaPathFinder):
     """Has a backend that minidbg wraps tell when it is called."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != "minidbg.backend.wrapper":
+        if name != "minidbg.wrapper.wrapper":
             return None
         sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path)

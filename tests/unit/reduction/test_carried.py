@@ -14,8 +14,8 @@ from torch._higher_order_ops import associative_scan, scan, while_loop
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
-from minidbg.graphs.size import call_nodes, call_targets
 from minidbg.reduction.core import Minimized, minimize
+from minidbg.source.size import call_nodes, call_targets
 
 Program = Callable[[Tensor], Any]
 

@@ -12,7 +12,7 @@ import torch
 from graphs_to_reduce import Needs, answers, call_count, call_names, chain, graph_of, row
 from torch import Tensor, fx
 
-from minidbg.graphs import capture_by_dynamo
+from minidbg.fx.copying import capture_by_dynamo
 from minidbg.reduction.candidate import OracleAnswer
 from minidbg.reduction.core import reduce_graph
 from minidbg.reduction.result import UNLIMITED

@@ -13,16 +13,17 @@ import torch
 from torch import fx
 
 from minidbg import repro
-from minidbg.backend import respond
-from minidbg.case import BackendRef, Case
-from minidbg.deadline import Deadline
-from minidbg.failure import Kind, Outcome, Signature, Verdict
-from minidbg.oracle.execute import execute
-from minidbg.processes import ChildResult
+from minidbg.asking.execute import execute
+from minidbg.fx.case import Case
 from minidbg.reduction import publishing, reducing, session
 from minidbg.reduction.candidate import BudgetSpent
 from minidbg.reduction.result import Limits, Written
-from minidbg.settings import Reduce, Settings
+from minidbg.words.deadline import Deadline
+from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
+from minidbg.words.run_spec import BackendRef
+from minidbg.words.settings import Reduce, Settings
+from minidbg.workers import ChildResult
+from minidbg.wrapper import respond
 
 BUDGET_S = 8.0
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from minidbg.graphs.describing import describe
-from minidbg.graphs.effects import tensors_in
-from minidbg.graphs.fills import How, fit
-from minidbg.graphs.specs import Exactness
-from minidbg.graphs.tensors import materialise
+from minidbg.fx.effects import tensors_in
 from minidbg.reduction.core import Minimized, minimize
 from minidbg.reduction.defined import open_points
+from minidbg.source.describing import describe
+from minidbg.source.fills import How, fit
+from minidbg.source.specs import Exactness
+from minidbg.source.tensors import materialise
 
 
 def simplified(function: Callable[..., Any], inputs: Sequence[Any], op: str) -> Minimized:

@@ -26,16 +26,17 @@ import torch
 from torch import fx
 from wrong_results import after_each
 
-from minidbg import processes, repro
-from minidbg.case import STAND_INS, BackendRef, CallPath, Case, Provenance
-from minidbg.errors import CannotWrite, Interrupted, NotReproduced
-from minidbg.failure import Kind, Outcome, Signature, Verdict
-from minidbg.graphs.size import call_nodes, call_targets
-from minidbg.oracle.execute import ANOTHER_GRAPH, execute
-from minidbg.processes import ChildResult
+from minidbg import repro, workers
+from minidbg.asking.execute import ANOTHER_GRAPH, execute
+from minidbg.fx.case import Case
 from minidbg.reduction import publishing, reducing, session
 from minidbg.reduction.result import Limits, Written
+from minidbg.source.size import call_nodes, call_targets
 from minidbg.watch.background import reduced_digest
+from minidbg.words.errors import CannotWrite, Interrupted, NotReproduced
+from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
+from minidbg.words.run_spec import STAND_INS, BackendRef, CallPath, Provenance
+from minidbg.workers import ChildResult
 
 
 class Death(BaseException):
@@ -647,9 +648,9 @@ def test_a_script_by_itself_is_not_waited_for_when_the_judge_sees_no_failure(
         return tmp_path / "draft.py"
 
     begun: list[Any] = []
-    start = processes.ReadyInterpreter.start
+    start = workers.ReadyInterpreter.start
     monkeypatch.setattr(
-        processes.ReadyInterpreter,
+        workers.ReadyInterpreter,
         "start",
         lambda *args, **how: begun.append(start(*args, **how)) or begun[-1],
     )
@@ -731,16 +732,16 @@ def test_what_a_fork_of_the_ready_interpreter_does_not_show_is_asked_in_a_new_on
         asks.ahead = session.InterpretersAhead(case)
         asks.ahead.started.append(ready)
         # a new interpreter has no arguments but the script's; the server's are others
-        text = "import sys; raise SystemExit(int('minidbg.processes.server' not in sys.modules))"
+        text = "import sys; raise SystemExit(int('minidbg.workers.server' not in sys.modules))"
         outcome, ended = publishing.verified(case, draft, lambda **_: draft.write_text(text), asks, 60.0)
     assert outcome.verdict is Verdict.REPRODUCES
     assert ended is not None
     assert ended.exit_status == 1
 
 
-def ready_interpreter() -> processes.ReadyInterpreter:
+def ready_interpreter() -> workers.ReadyInterpreter:
     """One that has nothing to import."""
-    return processes.ReadyInterpreter(processes.Preload((), ""), os.environ)
+    return workers.ReadyInterpreter(workers.Preload((), ""), os.environ)
 
 
 # ---- a failure with two faces

@@ -9,9 +9,10 @@ import torch
 import torch._inductor.config as inductor_config
 from torch import fx
 
-from minidbg.case import BackendRef, CallPath, Case, Context, Provenance
-from minidbg.failure import Kind, Signature
+from minidbg.fx.case import Case
 from minidbg.reduction.surroundings import hints, simplify
+from minidbg.words.outcome import Kind, Signature
+from minidbg.words.run_spec import BackendRef, CallPath, Context, Provenance
 
 INDUCTOR = "torch._inductor.config"
 BUG = "cpp.inject_relu_bug_TESTING_ONLY"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from minidbg.failure import Outcome, Verdict
 from minidbg.history import NAME, History, ReproState, Result
-from minidbg.metadata import DIVIDER
+from minidbg.words.outcome import Outcome, Verdict
+from minidbg.words.script_header import DIVIDER
 
 HEADER = """
 @DIVIDER@

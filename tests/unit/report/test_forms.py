@@ -9,7 +9,7 @@ import pytest
 from command_line import python
 from lying_repro import lay
 
-from minidbg import cli
+from minidbg import commands
 from minidbg.report import forms, story_of
 from minidbg.report.forms import Private, issue, last_lines
 from minidbg.report.story import Story
@@ -99,7 +99,7 @@ def test_a_report_is_run_asks_other_backends_and_has_the_versions(
 ) -> None:
     repro.write_text(forms.rewritten(story_of(repro), standalone=False).text)
     with pytest.raises(SystemExit):
-        cli.main(["report", str(repro), "--json"])
+        commands.main(["report", str(repro), "--json"])
     told = json.loads(capsys.readouterr().out)
     assert told["ran"] is True
     assert "BackendCompilerFailed" in told["body"]

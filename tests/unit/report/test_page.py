@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from lying_repro import LARGE, SMALL, lay, long_capture
 
-from minidbg.graphs.source import write_graph_builder
 from minidbg.report import story_of
 from minidbg.report.drawn_graph import MOST_BLOCKS, DrawnNode, fold, kept_names, module_of, read_graph
 from minidbg.report.errors_along import ErrorsAlong
 from minidbg.report.page import errors_svg, graph_svg, highlighted, page
+from minidbg.source.module_text import write_graph_builder
 
 
 def model_in(script: str) -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from lying_repro import lay
 
-from minidbg import cli
-from minidbg.errors import MinidbgError
+from minidbg import commands
 from minidbg.report import glance, story_of
 from minidbg.watch.repros import find_repro
+from minidbg.words.errors import MinidbgError
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_show_prints_json_with_the_same_facts(
 ) -> None:
     monkeypatch.chdir(repro.parent.parent)
     with pytest.raises(SystemExit) as ended:
-        cli.main(["show", "compile_relu", "--json"])
+        commands.main(["show", "compile_relu", "--json"])
     assert ended.value.code == 0
     told = json.loads(capsys.readouterr().out)
     assert told["figures"]["nodes_before"] == 5

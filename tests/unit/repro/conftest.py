@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import fx
 
-from minidbg.case import BackendRef, Case, Context, Provenance
-from minidbg.failure import Kind, Signature
+from minidbg.fx.case import Case
+from minidbg.words.outcome import Kind, Signature
+from minidbg.words.run_spec import BackendRef, Context, Provenance
 
 STORY = Provenance(
     nodes=812,

@@ -11,9 +11,6 @@ import torch
 from safetensors.torch import load_file
 from torch import fx
 
-from minidbg.case import BackendRef, CallPath
-from minidbg.errors import CannotWrite
-from minidbg.failure import Kind, Signature
 from minidbg.repro import (
     Exactness,
     captures,
@@ -27,7 +24,10 @@ from minidbg.repro import (
     write,
 )
 from minidbg.repro import publish as publish_draft
-from minidbg.repro.folder import replace_file
+from minidbg.words.errors import CannotWrite
+from minidbg.words.files import replace_file
+from minidbg.words.outcome import Kind, Signature
+from minidbg.words.run_spec import BackendRef, CallPath
 
 
 def publish(case, folder):
@@ -121,8 +121,9 @@ def test_two_processes_publish_into_one_folder(tmp_path):
 import sys, torch
 from torch import fx
 from minidbg import repro
-from minidbg.case import BackendRef, Case
-from minidbg.failure import Kind, Signature
+from minidbg.fx.case import Case
+from minidbg.words.run_spec import BackendRef
+from minidbg.words.outcome import Kind, Signature
 graph = fx.Graph()
 graph.output((graph.call_method("relu", (graph.placeholder("x"),)),))
 gm = fx.GraphModule(torch.nn.Module(), graph)

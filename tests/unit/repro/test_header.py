@@ -8,11 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidbg.case import BackendRef, CallPath, Context, Provenance
-from minidbg.errors import UnreadableRepro
-from minidbg.failure import Direction, Kind, Signature
 from minidbg.repro import Exactness, read_header, write
 from minidbg.repro.header import torch_requirement, write_lines, write_value
+from minidbg.words.errors import UnreadableRepro
+from minidbg.words.outcome import Direction, Kind, Signature
+from minidbg.words.run_spec import BackendRef, CallPath, Context, Provenance
 
 CONTEXT = Context(
     grad=False,

@@ -8,11 +8,11 @@ import pytest
 import torch
 from graphs_to_write import graph_of
 
-from minidbg.case import BackendRef, CallPath, Context
-from minidbg.errors import UnreadableRepro
-from minidbg.graphs import call_nodes, canonical_text, capture_by_dynamo
-from minidbg.graphs.size import call_targets
+from minidbg.fx.copying import capture_by_dynamo
 from minidbg.repro import Exactness, load, render, write
+from minidbg.source.size import call_nodes, call_targets, canonical_text
+from minidbg.words.errors import UnreadableRepro
+from minidbg.words.run_spec import BackendRef, CallPath, Context
 
 
 def factories(x):

@@ -9,11 +9,11 @@ import torch
 from graphs_to_write import graph_of
 from torch import fx
 
-from minidbg.case import BackendRef, CallPath, Context
-from minidbg.errors import CannotWrite
-from minidbg.failure import Direction, Kind, Signature
-from minidbg.metadata import BLOCK
 from minidbg.repro import Exactness, Form, render, write
+from minidbg.words.errors import CannotWrite
+from minidbg.words.outcome import Direction, Kind, Signature
+from minidbg.words.run_spec import BackendRef, CallPath, Context
+from minidbg.words.script_header import BLOCK
 
 
 def top_of(case, **arguments):

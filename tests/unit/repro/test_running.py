@@ -16,15 +16,15 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from minidbg import processes, references, repro
-from minidbg.case import Case
-from minidbg.cli.root import cli
-from minidbg.errors import MinidbgError, UnreadableRepro
-from minidbg.failure import Kind, Outcome, Signature, Verdict
-from minidbg.graphs import capture_by_dynamo
-from minidbg.processes import ChildResult
+from minidbg import backends, repro, workers
+from minidbg.commands.root import cli
+from minidbg.fx.case import Case
+from minidbg.fx.copying import capture_by_dynamo
 from minidbg.repro import run, running, write
 from minidbg.repro.running import TorchFlip, find_flip, in_order
+from minidbg.words.errors import MinidbgError, UnreadableRepro
+from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
+from minidbg.workers import ChildResult
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def ended(make_case, tmp_path, monkeypatch):
             answer.argv, answer.limits = argv, limits
             return ChildResult(**how)
 
-        monkeypatch.setattr(processes, "run_python", run_python)
+        monkeypatch.setattr(workers, "run_python", run_python)
         path = write(make_case(signature=Signature(kind, message="m")), tmp_path / "r.py")
         return run(path, seconds=5, **(arguments or {}))
 
@@ -186,7 +186,7 @@ def fake(tmp_path: Path) -> Fake:
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     graph, inputs = capture_by_dynamo(torch.relu, (torch.ones(3),))
     torch._dynamo.reset()
-    case = Case(graph, inputs, references.find("eager"), signature=Signature(Kind.COMPILE))
+    case = Case(graph, inputs, backends.find("eager"), signature=Signature(Kind.COMPILE))
     return repro.write(case, tmp_path_factory.mktemp("repros") / "one.py")
 
 

@@ -11,13 +11,14 @@ from command_line import python
 from compiler_says import COMPILER_SAYS, CppCompileError, compile_error
 from torch import fx
 
-from minidbg.case import BackendRef, CallPath, Case, Level, Provenance
-from minidbg.failure import Direction, Kind, Signature
-from minidbg.graphs import capture_by_dynamo
-from minidbg.oracle.harness import first_lines, same_failure
-from minidbg.oracle.signature import NO_GUARDS, meaningful_lines, signature_of
+from minidbg.fx.case import Case
+from minidbg.fx.copying import capture_by_dynamo
+from minidbg.judge.harness import first_lines, same_failure
+from minidbg.judge.signature import NO_GUARDS, meaningful_lines, signature_of
 from minidbg.repro import NoShortForm, load, render, write
 from minidbg.repro.selfcheck import text_pattern, written_pattern
+from minidbg.words.outcome import Direction, Kind, Signature
+from minidbg.words.run_spec import BackendRef, CallPath, Level, Provenance
 
 
 @pytest.mark.parametrize(

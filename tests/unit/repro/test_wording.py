@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import fx
 
-from minidbg.case import Context, Provenance
-from minidbg.failure import Direction, Kind, Signature
 from minidbg.repro.wording import docstring, escaped, mode_phrases, op_names, ops_phrase, title
+from minidbg.words.outcome import Direction, Kind, Signature
+from minidbg.words.run_spec import Context, Provenance
 
 
 def graph_of(*calls):

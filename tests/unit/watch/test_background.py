@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from minidbg.history import History
-from minidbg.processes.pool import Ended, Order
 from minidbg.watch import in_worker
 from minidbg.watch.announce import Announcer, Event
 from minidbg.watch.background import ASK_AGAIN_S, UNTOUCHED_S, Background, Flights
 from minidbg.watch.repros import Repro, read_repro
 from minidbg.watch.settings import Column
+from minidbg.workers.pool import Ended, Order
 
 SCRIPT = """# /// script
 # [tool.minidbg]

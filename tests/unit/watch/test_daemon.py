@@ -13,16 +13,17 @@ from typing import Any
 
 import pytest
 
-from minidbg.cluster.members import Cluster, Members, Place
-from minidbg.failure import Verdict
 from minidbg.history import Environment, History
-from minidbg.judge_script import JUDGE_SCRIPT
-from minidbg.processes.pool import Ended, Order
+from minidbg.judge.command import JUDGE_SCRIPT
 from minidbg.watch import watched
 from minidbg.watch.announce import Announcer, Event
 from minidbg.watch.daemon import Daemon, Hint, Inbox, Key, Stop
+from minidbg.watch.places import Members, Place
 from minidbg.watch.settings import FailOn, OnChange, WatchSettings
 from minidbg.watch.snapshot import Root
+from minidbg.words.cluster_address import Cluster
+from minidbg.words.outcome import Verdict
+from minidbg.workers.pool import Ended, Order
 
 REPRO = """# /// script
 # [tool.minidbg]
@@ -612,7 +613,7 @@ def test_a_fault_of_our_own_is_logged_and_survived(world: World, monkeypatch: py
 def test_the_daemon_needs_no_torch() -> None:
     import subprocess
 
-    program = "import minidbg.watch.daemon, minidbg.cli.watching, minidbg.watch.terminal, sys; sys.exit('torch' in sys.modules)"
+    program = "import minidbg.watch.daemon, minidbg.commands.watching, minidbg.watch.terminal, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from minidbg.errors import BadSetting
 from minidbg.watch import flip_commands
 from minidbg.watch.announce import Event
 from minidbg.watch.flip_commands import FlipCommands
 from minidbg.watch.settings import load
+from minidbg.words.errors import BadSetting
 
 
 def flip(name: str, kind: str = "FIXED", muted: str = "") -> Event:

@@ -15,13 +15,13 @@ import pytest
 pytest.importorskip("starlette", reason="the page needs its server: pip install 'minidbg[serve]'")
 pytest.importorskip("uvicorn")
 
-from minidbg.errors import MinidbgError
-from minidbg.failure import Outcome, Verdict
+from minidbg.extras.serve.serving import WebServer
 from minidbg.history import History, ReproState, Result
 from minidbg.watch.announce import Event
 from minidbg.watch.page import Live
 from minidbg.watch.repros import read_repros
-from minidbg.watch.serving import WebServer
+from minidbg.words.errors import MinidbgError
+from minidbg.words.outcome import Outcome, Verdict
 
 SCRIPT = '''"""toy fails on <script>alert(1)</script>."""
 # /// script
@@ -286,6 +286,6 @@ def test_a_port_that_is_taken_is_said(serve: Serve, live: Live, home: Path) -> N
 
 def test_without_the_extra_the_message_has_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "minidbg.watch.serving")
+    monkeypatch.delitem(sys.modules, "minidbg.extras.serve.serving")
     with pytest.raises(MinidbgError, match=r"pip install 'minidbg\[serve\]'"):
-        import minidbg.watch.serving  # noqa: F401
+        import minidbg.extras.serve.serving  # noqa: F401

@@ -6,17 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from minidbg.failure import Outcome, Verdict
 from minidbg.history import ReproState
-from minidbg.watch.states import (
-    Purpose,
-    Seen,
-    Settled,
-    Transition,
-    decide,
-    is_expected,
-    quiet_runs_needed,
-)
+from minidbg.watch.states import Purpose, Seen, Settled, Transition, decide, is_expected, quiet_runs_needed
+from minidbg.words.outcome import Outcome, Verdict
 
 GONE, REPRODUCES, CHANGED = Verdict.GONE, Verdict.REPRODUCES, Verdict.CHANGED
 CRASHED, TIMEOUT, FLAKY = Verdict.CRASHED, Verdict.TIMEOUT, Verdict.FLAKY

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from minidbg.failure import Kind, Outcome, Verdict
 from minidbg.history import ReproState
 from minidbg.watch.repros import Repro
 from minidbg.watch.runner import CanaryAnswer
@@ -24,6 +23,7 @@ from minidbg.watch.sweep import (
     Unconfirmed,
     in_order,
 )
+from minidbg.words.outcome import Kind, Outcome, Verdict
 
 PASSES = CanaryAnswer("passes")
 GONE, REPRODUCES, SKIPPED = Verdict.GONE, Verdict.REPRODUCES, Verdict.SKIPPED

@@ -12,12 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from minidbg import judge_script
-from minidbg.errors import BadSetting, MinidbgError
-from minidbg.failure import Kind, Outcome, Signature, Verdict
 from minidbg.history import ReproState
-from minidbg.processes.build import Build, Built, build_within
-from minidbg.processes.pool import Ended
+from minidbg.judge import command
 from minidbg.watch import in_worker
 from minidbg.watch.repros import AlreadyWatched, Lock, Repro, home_of, living_holder, read_repro, read_repros
 from minidbg.watch.runner import Bytecode, Runner, canary_of, judging, outcome_of
@@ -26,6 +22,10 @@ from minidbg.watch.snapshot import Root
 from minidbg.watch.sources import left_out_folders, module_roots, source_roots, worth_watching
 from minidbg.watch.states import Purpose
 from minidbg.watch.sweep import Job, Task
+from minidbg.words.errors import BadSetting, MinidbgError
+from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
+from minidbg.workers.build import Build, Built, build_within
+from minidbg.workers.pool import Ended
 
 SCRIPT = """# /// script
 # dependencies = []
@@ -86,7 +86,7 @@ def test_a_wrong_setting_says_where_and_what_is_near(tmp_path: Path, line: str, 
 def test_the_other_settings_do_not_stumble_over_the_table_of_watch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from minidbg import settings
+    from minidbg.words import settings
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").write_text('[tool.minidbg.watch]\nbuild = "ninja"\n')
@@ -449,7 +449,7 @@ def inputs(device):
 """
     variant = "{'fuse': False, 'limit': 2}"
     assert canary(tmp_path, capsys, HEADER_OF_OPTIONS + backend, variant)["canary"] == "passes"
-    told = judge_script.with_judge({}, str(tmp_path / "a.py"), variant)
+    told = command.with_judge({}, str(tmp_path / "a.py"), variant)
     merged = eval(told["changes"]["options"], {"torch": SimpleNamespace(float16="half")})
     assert merged == {"dtype": "half", "limit": 2, "fuse": False}
     assert told["judge_command"][-2:] == ["--options", variant], "a child that may crash gets them too"

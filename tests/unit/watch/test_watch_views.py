@@ -14,15 +14,15 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from minidbg.cli.watching import accept, list_repros, status, watch
-from minidbg.cli.watching import history as history_command
-from minidbg.failure import Outcome, Verdict
+from minidbg.commands.watching import accept, list_repros, status, watch
+from minidbg.commands.watching import history as history_command
 from minidbg.history import Flip, History, ReproState, Result, Revision
 from minidbg.watch.announce import Announcer, Event, JsonLines, Log, PlainLines, line_of
 from minidbg.watch.matrix import Matrix, clock, span
 from minidbg.watch.page import Live, Page, Results
 from minidbg.watch.repros import Lock
 from minidbg.watch.settings import FailOn
+from minidbg.words.outcome import Outcome, Verdict
 
 NOW = 1_000_000.0
 

@@ -1,0 +1,175 @@
+"""Runs a case in this process and says what happened. Whatever a foreign backend raises ends here as an Outcome.
+
+What is known of inductor makes a question cost less, and its answer never another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from itertools import zip_longest
+
+import torch
+
+from minidbg import backends, torch_internals
+from minidbg.fx.case import Case
+from minidbg.fx.copying import clone_values
+from minidbg.fx.effects import is_call
+from minidbg.judge import harness
+from minidbg.judge.agreement import differ
+from minidbg.judge.embed import settings_of
+from minidbg.judge.suspects import Suspects, renamed, suspects_of
+from minidbg.source.attributes import by_name
+from minidbg.source.module_text import ModuleSource, instantiate, write_graph_builder, write_module
+from minidbg.torch_internals.devices import devices_of, generators_put_back
+from minidbg.words.errors import CannotWrite, MinidbgError
+from minidbg.words.outcome import Direction, Kind, Outcome, Verdict
+from minidbg.words.run_spec import CallPath, Level
+
+BEFORE_INDUCTORS_CODEGEN = (
+    "torch._inductor.fx_passes",
+    "torch._inductor.pattern_matcher",
+    "torch._inductor.decomposition",
+    "torch._inductor.lowering",
+    "torch._decomp",
+    "torch._refs",
+    "torch._meta_registrations",
+)
+"""Modules that run before inductor schedules a graph, and not after."""
+LOWERING_ERROR = "torch._inductor.exc.LoweringException"
+BEFORE_INDUCTORS_KERNELS = (
+    "torch._inductor.scheduler",
+    "torch._inductor.codegen",
+    "torch._inductor.ir",
+    "torch._inductor.loop_body",
+    "torch._inductor.bounds",
+    "torch._inductor.dependencies",
+    "torch._inductor.index_propagation",
+    "torch._inductor.memory",
+    "torch._inductor.ops_handler",
+    "torch._inductor.sizevars",
+)
+"""Modules that have done their work when inductor begins to compile the kernels that it has generated."""
+
+
+def without_needless_stages(case: Case, *, wanted: bool) -> AbstractContextManager[list[str]]:
+    """Stop inductor after the last stage in which the expected failure can happen: a graph that comes through it has passed.
+
+    The list gets an item when that happened; what was raised then means nothing.
+    """
+    stage = last_stage_needed(case) if wanted else None
+    return nullcontext([]) if stage is None else torch_internals.inductor_stopped_after(stage)
+
+
+def last_stage_needed(case: Case) -> torch_internals.InductorStage | None:
+    """The last stage of inductor, short of all, in which the case's failure can happen."""
+    signature = case.signature
+    if signature is None or (signature.kind, signature.direction) != (Kind.COMPILE, Direction.FORWARD):
+        return None
+    if case.backward or case.backend.expression.strip("'\"") != "inductor":
+        return None
+    own = [frame for frame in signature.frames if frame.startswith("torch._inductor.")]
+    innermost = signature.frames[0] if signature.frames else ""
+    if LOWERING_ERROR in signature.types or innermost.startswith(BEFORE_INDUCTORS_CODEGEN):
+        return torch_internals.InductorStage.LOWERING
+    if own and own[0].startswith(BEFORE_INDUCTORS_KERNELS):
+        return torch_internals.InductorStage.CODEGEN
+    return None
+
+
+Note = Callable[[str], object]
+ANOTHER_GRAPH = "dynamo handed another graph to the backend"
+"""How the reason of an outcome begins that says nothing about the case on this call path."""
+
+
+def execute(case: Case, *, note: Note = lambda phase: None, to_the_end: bool = True) -> Outcome:
+    """Run ``case`` once in eager and once through its backend, here; judged against the case's signature.
+
+    Made for a child process: a crash or a hang is the caller's. RNG state, graph and inputs are afterwards what
+    they were. ``note`` hears which part begins: ``eager``, ``compile forward``, ``runtime backward``.
+    Only KeyboardInterrupt passes through. ``to_the_end`` False: a backend that is known (inductor) may stop once the
+    case can no longer fail as expected; the outcome is then ``gone``, whatever the later stages would have said.
+    """
+    if case.level is Level.ATEN and case.call is not CallPath.DIRECT:
+        return Outcome(Verdict.INVALID, reason="a compiler for aot_autograd is called directly only")
+    try:
+        compiler = case.compiler if case.compiler is not None else backends.resolve(case.backend)
+    except (ImportError, MinidbgError) as error:
+        return Outcome(Verdict.SKIPPED, reason=f"the backend is not here: {harness.brief(error)}")
+    try:
+        source = written(case)
+    except CannotWrite as error:
+        return Outcome(Verdict.INVALID, reason=str(error))
+    device = next((str(value.device) for value in case.inputs if isinstance(value, torch.Tensor)), "cpu")
+    suspects: list[Suspects] = []
+    with (
+        generators_put_back(map(str, devices_of(case.inputs))),
+        torch_internals.outside_tracing(),
+        torch_internals.without_overrides(),
+        torch_internals.graphs_given_to_backends() as reached,
+        without_needless_stages(case, wanted=not to_the_end) as stopped,
+    ):
+        found = harness.attempt(
+            make_model=lambda: instantiate(source, fresh(source)),
+            make_inputs=lambda: tuple(clone_values(case.inputs)),
+            compiler=compiler,
+            case={**settings_of(case), "margin": case.margin},
+            note=note,
+            differ=differ if case.kind in (None, Kind.ACCURACY) else None,
+            witness=lambda error: suspects.append(named_in_case(error, case, reached)),
+        )
+    outcome = replace(Outcome.from_json({**found, "device": device}), suspects=next(iter(suspects), ()))
+    if stopped:
+        outcome = Outcome(
+            Verdict.GONE, reason="it passed the stage that fails", seconds=outcome.seconds, device=device
+        )
+    if case.call is CallPath.TORCH_COMPILE and outcome.verdict is Verdict.GONE:
+        outcome = unless_another_graph(outcome, case, reached)
+    return outcome  # the harness has judged it against the case's signature
+
+
+def named_in_case(
+    error: BaseException, case: Case, reached: Sequence[Sequence[torch_internals.GivenCall]]
+) -> Suspects:
+    """The nodes of the case's graph that the frames of ``error`` name; dynamo may have given them other names."""
+    own = [node.name for node in torch_internals.calls_that_count(case.graph_module, case.inputs)]
+    calls = (
+        reached[0]
+        if reached
+        else [torch_internals.GivenCall.of(node) for node in case.graph_module.graph.nodes if is_call(node)]
+    )
+    suspects = suspects_of(error, calls)
+    if len(calls) != len(own) or not reached:
+        return suspects
+    return renamed(suspects, dict(zip([call.name for call in calls], own, strict=True)))
+
+
+def written(case: Case) -> ModuleSource:
+    """The case's graph as a repro script will hold it, so that script and oracle run the same program."""
+    if case.call is CallPath.DIRECT:
+        return write_graph_builder(case.graph_module, constant_expression=by_name)
+    return write_module(case.graph_module, constant_expression=by_name)
+
+
+def fresh(source: ModuleSource) -> dict[str, torch.Tensor]:
+    """The source's constants for one run, which may write to them."""
+    return dict(zip(source.constants, clone_values(list(source.constants.values())), strict=True))
+
+
+def unless_another_graph(
+    outcome: Outcome, case: Case, reached: Sequence[Sequence[torch_internals.GivenCall]]
+) -> Outcome:
+    """``outcome``, or INVALID when what reached the backend was not the candidate: its success proves nothing."""
+    if not reached:
+        return Outcome(Verdict.INVALID, reason="no graph reached the backend", seconds=outcome.seconds)
+    wanted = torch_internals.call_targets(case.graph_module, case.inputs)
+    if len(reached) == 1 and [call.text for call in reached[0]] == wanted:
+        return outcome
+    found = [call.text for call in reached[-1]]
+    first = next((pair for pair in zip_longest(wanted, found) if pair[0] != pair[1]), (None, None))
+    reason = (
+        f"{ANOTHER_GRAPH}: {len(reached)} of them, the last with {len(found)} calls "
+        f"instead of {len(wanted)}; first difference: {first[1]} instead of {first[0]}"
+    )
+    return Outcome(Verdict.INVALID, reason=reason, seconds=outcome.seconds)

@@ -1,0 +1,34 @@
+"""How a fresh process gets a backend back."""
+
+from minidbg.backends.finding import find, name_of
+from minidbg.backends.operators import with_operators
+from minidbg.backends.resolving import (
+    Hooks,
+    avoid_names,
+    backend_function,
+    compiler_fn,
+    hooks,
+    load_by_path,
+    named,
+    resolve,
+)
+from minidbg.python_text.run import run_as_module
+from minidbg.python_text.source_text import NotALiteral, read_literal, write_literal
+
+__all__ = [
+    "find",
+    "name_of",
+    "with_operators",
+    "read_literal",
+    "resolve",
+    "run_as_module",
+    "backend_function",
+    "avoid_names",
+    "compiler_fn",
+    "hooks",
+    "Hooks",
+    "load_by_path",
+    "named",
+    "write_literal",
+    "NotALiteral",
+]

@@ -1,0 +1,114 @@
+"""Commands about minidbg itself: ``demo``, ``completion``, ``doctor`` and ``help``."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from importlib import resources
+
+import click
+
+from minidbg.commands.output import CANNOT_JUDGE, JSON, print_json
+from minidbg.words.errors import nearest
+
+SHELLS = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/completions/minidbg.fish"}
+
+
+@click.command()
+@JSON
+def demo(as_json: bool) -> None:
+    """Break a transformer in a small buggy backend and watch it being reduced. No download, GPU or compiler."""
+    from rich.console import Console
+
+    from minidbg.commands.demo import show
+
+    report = show.run(Console(stderr=as_json))
+    if as_json:
+        print_json({"path": str(report.path), "capture": str(report.capture), "line": report.line})
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(list(SHELLS)))
+def completion(shell: str) -> None:
+    """Print the shell code that completes minidbg's commands and options.
+
+    For example, at the end of ~/.bashrc:  eval "$(minidbg completion bash)"
+    """
+    from click.shell_completion import get_completion_class
+
+    from minidbg.commands.root import cli
+
+    found = get_completion_class(shell)
+    assert found is not None, f"click completes no {shell}"
+    click.echo(found(cli, {}, "minidbg", "_MINIDBG_COMPLETE").source())
+
+
+STATE_STYLE = {"fine": "green", "missing": "yellow", "broken": "red"}
+
+
+@click.command()
+@click.option("--internals", is_flag=True, help="List torch's private names that minidbg uses instead.")
+@JSON
+def doctor(internals: bool, as_json: bool) -> None:
+    """Look at what this machine has of what minidbg needs, and say what to do about the rest.
+
+    Exit status 0, or 125 when something is broken without which nothing works.
+    """
+    if internals:
+        list_internals(as_json=as_json)
+        return
+    from minidbg.commands.doctor import Condition, examine
+
+    worst = Condition.FINE
+    for finding in examine():
+        if finding.state is Condition.BROKEN:
+            worst = Condition.BROKEN
+        if as_json:
+            print_json(asdict(finding))
+            continue
+        state = click.style(f"{finding.state:<7}", fg=STATE_STYLE[finding.state])
+        click.echo(f"{state}  {finding.name}: {finding.found}")
+        if finding.advice:
+            click.echo(f"{'':<9}{finding.advice}")
+    sys.exit(CANNOT_JUDGE if worst is Condition.BROKEN else 0)
+
+
+def list_internals(*, as_json: bool) -> None:
+    """Each private name of torch: whether it is here, the versions it was seen in, and what needs it."""
+    from minidbg import torch_internals
+
+    for need in torch_internals.internals():
+        for name in need.names:
+            here = torch_internals.is_here(name)
+            if as_json:
+                versions = {"first": need.first, "last": need.last}
+                print_json({"name": name, "here": here, **versions, "purpose": need.purpose})
+                continue
+            state = click.style("here   ", fg="green") if here else click.style("missing", fg="red")
+            click.echo(f"{state}  {need.first} to {need.last}  {name}: {need.purpose}")
+
+
+def topics() -> dict[str, str]:
+    """Name of each help topic -> its Markdown, in alphabetical order."""
+    folder = resources.files("minidbg") / "help"
+    found = {file.name.removesuffix(".md"): file.read_text(encoding="utf-8") for file in folder.iterdir()}
+    return dict(sorted(found.items()))
+
+
+@click.command("help")
+@click.argument("topic", required=False)
+def help_topic(topic: str | None) -> None:
+    """Show one topic of the manual, or list them all."""
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    known = topics()
+    if topic is None:
+        for name, text in known.items():
+            click.echo(f"{name:<15}{text.splitlines()[0].lstrip('# ')}")
+    elif topic not in known:
+        raise click.UsageError(f"no topic {topic!r}{nearest(topic, known) or '; see: minidbg help'}")
+    elif sys.stdout.isatty():
+        Console().print(Markdown(known[topic]))
+    else:
+        click.echo(known[topic], nl=False)

@@ -1,0 +1,147 @@
+"""``minidbg check``: run repros and say which still fail."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from minidbg.commands.output import CANNOT_JUDGE, JSON, print_json
+from minidbg.commands.watching import OPTIONS
+from minidbg.words.outcome import EXIT_STATUS, Outcome, Verdict
+from minidbg.words.settings import PRECISIONS
+from minidbg.words.text import in_one_line
+
+WORST_FIRST = (1, 3, CANNOT_JUDGE, 0)
+
+VERDICT_STYLE = {
+    Verdict.GONE: "green",
+    Verdict.REPRODUCES: "red",
+    Verdict.CHANGED: "yellow",
+    Verdict.CRASHED: "yellow",
+    Verdict.TIMEOUT: "yellow",
+    Verdict.FLAKY: "magenta",
+}
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@JSON
+@click.option("--device", help="Run on this device instead of the one in the script, for example cuda:1.")
+@click.option("--backend", help="Ask another backend, by its registered name.")
+@OPTIONS
+@click.option(
+    "--rtol", type=click.FloatRange(min=0.0), help="Relative tolerance of wrong results; with --atol."
+)
+@click.option("--atol", type=click.FloatRange(min=0.0), help="Absolute tolerance of wrong results.")
+@click.option(
+    "--tolerances",
+    "precision",
+    type=click.Choice(PRECISIONS),
+    help="Judge wrong results as of a backend that computes float32 in this precision by design.",
+)
+@click.option("--bisect", is_flag=True, help="For git bisect run: exit with 125 in place of 3.")
+@click.option("--seconds", default=300.0, show_default=True, help="Time limit of each run.")
+@click.option(
+    "--python",
+    "pythons",
+    multiple=True,
+    metavar="PATH",
+    help="Judge with this interpreter and its torch; given more than once, a table says which torch shows what.",
+)
+def check(
+    paths: tuple[Path, ...],
+    as_json: bool,
+    device: str | None,
+    backend: str | None,
+    options: str,
+    rtol: float | None,
+    atol: float | None,
+    precision: str | None,
+    bisect: bool,
+    seconds: float,
+    pythons: tuple[str, ...],
+) -> None:
+    """Run repros, each in a fresh interpreter, and say which still fail.
+
+    PATHS are scripts or folders of scripts. Exit status: the worst of 1 (reproduces), 3 (fails differently),
+    125 (cannot be judged here), 0 (gone).
+    """
+    from minidbg import repro
+
+    if (rtol is None) != (atol is None):
+        raise click.UsageError("--rtol and --atol belong together: give both, or neither")
+    if pythons:
+        if device or backend or options or precision or rtol is not None:
+            raise click.UsageError("--python goes with --seconds and --json only")
+        statuses = compare(repros_in(paths), pythons, seconds, as_json=as_json)
+        sys.exit(min(statuses, key=WORST_FIRST.index))
+    if precision and rtol is not None:
+        raise click.UsageError("--tolerances takes the place of --rtol and --atol: give one of them")
+    tolerances = precision if rtol is None or atol is None else (rtol, atol)
+    statuses = []
+    for path in repros_in(paths):
+        outcome = repro.run(
+            path, device=device, backend=backend, options=options, tolerances=tolerances, seconds=seconds
+        )
+        statuses.append(outcome.verdict.exit_status)
+        if as_json:
+            print_json({"repro": str(path), **outcome.to_json()})
+        else:
+            print_outcome(path, outcome)
+    worst = min(statuses, key=WORST_FIRST.index)
+    sys.exit(CANNOT_JUDGE if bisect and worst == Verdict.CHANGED.exit_status else worst)
+
+
+def compare(repros: list[Path], pythons: tuple[str, ...], seconds: float, *, as_json: bool) -> list[int]:
+    """Print each repro's verdict with each interpreter; their exit statuses."""
+    from minidbg.repro.running import judged_with, torch_version_of
+
+    versions = [torch_version_of(python) for python in pythons]
+    statuses = []
+    width = max(12, *(len(version) + 2 for version in versions))
+    if not as_json:
+        click.echo("".join(f"{version:<{width}}" for version in versions) + "torch")
+    for path, outcomes in zip(repros, judged_with(pythons, repros, seconds=seconds), strict=True):
+        statuses += [outcome.verdict.exit_status for outcome in outcomes]
+        if as_json:
+            for python, version, outcome in zip(pythons, versions, outcomes, strict=True):
+                print_json({"repro": str(path), "python": python, "torch": version, **outcome.to_json()})
+            continue
+        cells = [
+            click.style(f"{one.verdict:<{width}}", fg=VERDICT_STYLE.get(one.verdict)) for one in outcomes
+        ]
+        click.echo("".join(cells) + in_one_line(str(path)))
+        for version, outcome in zip(versions, outcomes, strict=True):
+            if outcome.verdict.exit_status == CANNOT_JUDGE:
+                click.echo(f"  {version}: {in_one_line(outcome.reason)}")
+    return statuses
+
+
+def repros_in(paths: Sequence[Path]) -> list[Path]:
+    """The scripts that ``paths`` name: files as they are, of folders the scripts at their top.
+
+    Raises click.UsageError when a path does not exist or a folder holds no script.
+    """
+    from minidbg.watch.repros import find_repros
+
+    for path in paths:
+        if not path.exists():
+            raise click.UsageError(f"{path}: no such file or folder; give repro scripts or a folder of them")
+        if not find_repros([path]):
+            raise click.UsageError(
+                f"{path}: no *.py in this folder; captures lie in {path}/.minidbg/captures"
+            )
+    return find_repros(paths)
+
+
+def print_outcome(path: Path, outcome: Outcome) -> None:
+    """One line for one run: verdict, script, seconds, and the reason or what the backend said."""
+    verdict = click.style(f"{outcome.verdict:<10}", fg=VERDICT_STYLE.get(outcome.verdict))
+    said = outcome.reason or outcome.message.strip().partition("\n")[0][:120]
+    click.echo(f"{verdict} {in_one_line(str(path))}  {outcome.seconds:.1f} s  {in_one_line(said)}".rstrip())
+
+
+assert set(EXIT_STATUS.values()) == set(WORST_FIRST), "a new status needs its place among the worst"

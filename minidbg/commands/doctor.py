@@ -1,0 +1,326 @@
+"""What minidbg needs, one check each: the machine, torch and its private names, settings, folders, the installed backends."""
+
+from __future__ import annotations
+
+import enum
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+import torch
+from packaging.requirements import Requirement
+
+from minidbg import asking, torch_internals, workers
+from minidbg.repro import flights
+from minidbg.words import environment, settings
+from minidbg.words.errors import BadSetting
+from minidbg.workers.deaths import last_json
+
+
+class Condition(enum.StrEnum):
+    """How it is."""
+
+    FINE = "fine"
+    MISSING = "missing"
+    """Something works less well, or not at all, without it; the rest does."""
+    BROKEN = "broken"
+    """minidbg cannot do its work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was looked at, what was found, and what to do about it."""
+
+    name: str
+    state: Condition
+    found: str
+    advice: str = ""
+
+
+def fine(name: str, found: str) -> Finding:
+    return Finding(name, Condition.FINE, found)
+
+
+def missing(name: str, found: str, advice: str) -> Finding:
+    return Finding(name, Condition.MISSING, found, advice)
+
+
+def enough(is_enough: bool, name: str, found: str, advice: str) -> Finding:
+    return fine(name, found) if is_enough else missing(name, found, advice)
+
+
+def broken(name: str, found: str, advice: str) -> Finding:
+    return Finding(name, Condition.BROKEN, found, advice)
+
+
+GIB = 1 << 30
+COMPILER_SECONDS = 60
+LEAST_SHARED_BYTES = 64 << 20
+LEAST_FREE_BYTES = GIB
+LEAST_WATCHES = 8192
+LEAST_INSTANCES = 16
+
+COMPILER_PROBE = "#include <omp.h>\n#include <cmath>\nint threads() { return omp_get_max_threads(); }\n"
+
+
+def python() -> Iterator[Finding]:
+    yield fine("python", f"{platform.python_version()}, {sys.executable}, {platform.platform()}")
+
+
+def devices() -> Iterator[Finding]:
+    """The CPU and what torch can use beside it."""
+    yield fine("cpu", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads for torch")
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is None:
+        yield fine(
+            "accelerator", "none that this build of torch can use; repros of other devices are skipped here"
+        )
+        return
+    kind = accelerator.type
+    for number in range(torch.accelerator.device_count()):
+        name_of = getattr(getattr(torch, kind, None), "get_device_name", None)
+        yield fine(f"{kind}:{number}", str(name_of(number)) if name_of else kind)
+
+
+def compiler() -> Iterator[Finding]:
+    """Whether inductor can make C++ kernels: a compiler with OpenMP."""
+    words = shlex.split(os.environ.get("CXX", "")) or [next(filter(shutil.which, ("g++", "clang++")), "")]
+    if not words[0] or shutil.which(words[0]) is None:
+        named = f"CXX is {words[0]!r}, which is not there" if words[0] else "no g++ or clang++ on the path"
+        yield missing("C++ compiler", named, "inductor on CPU needs one: install g++, or set CXX")
+        return
+    with tempfile.TemporaryDirectory(prefix="minidbg-doctor-") as folder:
+        source = Path(folder, "probe.cpp")
+        source.write_text(COMPILER_PROBE)
+        command = [*words, "-fopenmp", "-shared", "-fPIC", str(source), "-o", str(Path(folder, "probe.so"))]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=COMPILER_SECONDS, check=False,
+                env=environment.for_tool(),
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            yield missing("C++ compiler", f"{words[0]}: {error}", "inductor on CPU needs one that works")
+            return
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["no message"])[0]
+        yield missing("C++ compiler", f"{words[0]} fails: {said}", "install its OpenMP headers and library")
+    else:
+        yield fine("C++ compiler", f"{shutil.which(words[0])}, with OpenMP")
+
+
+def forking() -> Iterator[Finding]:
+    refusal = asking.fork_refusal()
+    if refusal is None:
+        yield fine("fork", "oracle calls run in forks of the failing process: 0.1 to 1 s each")
+    else:
+        advice = "nothing to do: they run in forks of a fresh interpreter, which costs some seconds once"
+        yield missing("fork", refusal, advice)
+
+
+def shared_memory() -> Iterator[Finding]:
+    """``/dev/shm``, which containers like to make small."""
+    place = Path("/dev/shm")
+    if not place.is_dir():
+        if sys.platform == "linux":
+            advice = "mount a tmpfs on it: torch's workers share tensors through it"
+            yield missing("/dev/shm", "not there", advice)
+        return
+    free = shutil.disk_usage(place).free
+    advice = "give the container more, for example docker run --shm-size=1g"
+    yield enough(free >= LEAST_SHARED_BYTES, "/dev/shm", f"{free >> 20} MiB free", advice)
+
+
+def memory() -> Iterator[Finding]:
+    seen = psutil.virtual_memory()
+    found = f"{seen.available / GIB:.1f} of {seen.total / GIB:.1f} GiB free"
+    advice = "close something, or lower watch's jobs: each run needs about 0.5 GiB"
+    yield enough(seen.available >= LEAST_FREE_BYTES, "memory", found, advice)
+
+
+def caches() -> Iterator[Finding]:
+    """The folders that compilers write to."""
+    temporary = Path(tempfile.gettempdir())
+    kernels = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or temporary / f"torchinductor_{user_name()}")
+    for name, place in (("inductor's cache", kernels), ("temporary files", temporary)):
+        refused = refusal_to_write(place)
+        if refused:
+            advice = "set TORCHINDUCTOR_CACHE_DIR or TMPDIR"
+            yield missing(name, f"{place} cannot be written: {refused}", advice)
+            continue
+        free = shutil.disk_usage(existing(place)).free
+        advice = "make room: kernels and captures are written there"
+        yield enough(free >= LEAST_FREE_BYTES, name, f"{place}, {free / GIB:.1f} GiB free", advice)
+
+
+def inotify() -> Iterator[Finding]:
+    """How many folders the system lets watch follow."""
+    limits = Path("/proc/sys/fs/inotify")
+    if not limits.is_dir():
+        return
+    watches, instances = (
+        int((limits / name).read_text()) for name in ("max_user_watches", "max_user_instances")
+    )
+    found = f"{watches} folders, {instances} watchers"
+    advice = (
+        "sysctl fs.inotify.max_user_watches=524288 fs.inotify.max_user_instances=512, or watch with --poll 2"
+    )
+    yield enough(watches >= LEAST_WATCHES and instances >= LEAST_INSTANCES, "file events", found, advice)
+
+
+def user_name() -> str:
+    """As torch has it in the name of its cache folder."""
+    try:
+        return psutil.Process().username().replace("/", "_")
+    except (psutil.Error, KeyError):
+        return "unknown"
+
+
+def existing(place: Path) -> Path:
+    """``place``, or the nearest folder above it that is there."""
+    return next(folder for folder in (place, *place.parents) if folder.exists())
+
+
+def refusal_to_write(place: Path) -> str:
+    """Why no file can be made in ``place`` (or where it would be made); empty when one can."""
+    try:
+        with tempfile.TemporaryFile(dir=existing(place)):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+OFF = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
+BESIDE = (
+    "TORCHDYNAMO_REPRO_AFTER", "TORCHDYNAMO_REPRO_LEVEL", "TORCH_LOGS", "TORCH_TRACE", "TORCH_COMPILE_DEBUG",
+)  # fmt: skip
+
+
+def torch_version() -> Iterator[Finding]:
+    """Torch, within the range that this minidbg is tested with."""
+    needs = [one for one in map(Requirement, metadata.requires("minidbg") or ()) if one.name == "torch"]
+    wanted, here = needs[0].specifier if needs else "", torch.__version__
+    advice = f"minidbg is tested with torch{wanted}: private parts of torch that it uses may be others"
+    is_known = not needs or needs[0].specifier.contains(here.partition("+")[0], prereleases=True)
+    yield enough(is_known, "torch", here, advice)
+
+
+def private_names() -> Iterator[Finding]:
+    """Names that torch may change without notice, and what is off without those that it has changed."""
+    found = list(torch_internals.internals())
+    lost = [(need, name) for need in found for name in need.names if not torch_internals.is_here(name)]
+    for need, name in lost:
+        yield missing(name, "not in this torch", f"off without it: {need.purpose}")
+    if not lost:
+        count = len({name for need in found for name in need.names})
+        yield fine("torch's private names", f"all {count} are here; 'minidbg doctor --internals' lists them")
+
+
+def configuration() -> Iterator[Finding]:
+    """The settings that are in force."""
+    try:
+        changed = [one for one in settings.load_with_origins() if one.source != "default"]
+    except BadSetting as error:
+        yield broken("settings", str(error), "mend it there: minidbg.wrap raises the same")
+        return
+    yield fine("settings", f"{len(changed)} differ from the default; 'minidbg config' lists them")
+
+
+def folder() -> Iterator[Finding]:
+    """The repro folder, and what crashed processes have left in it."""
+    place = settings.load().repro_dir
+    refused = refusal_to_write(place.absolute())
+    if refused:
+        yield missing("repro folder", f"{place} cannot be written: {refused}", "set MINIDBG_DIR")
+        return
+    scripts = len(list(place.glob("*.py")))
+    yield fine(
+        "repro folder", f"{place}, {scripts} repros" if place.exists() else f"{place}, made when needed"
+    )
+    for line in flights.at_work(place):
+        yield fine("at work", line)
+    dead = flights.dead_flights(place)
+    if dead:
+        advice = "minidbg reduce --last-crash makes a repro of the newest"
+        yield missing("crashes", f"{len(dead)} processes died in a backend: {dead[0].name}", advice)
+
+
+def switches() -> Iterator[Finding]:
+    """Variables that change what torch.compile does."""
+    for name in OFF:
+        if os.environ.get(name, "0") not in ("", "0"):
+            yield broken(
+                name, os.environ[name], "unset it: torch.compile does nothing, so no backend can fail"
+            )
+    for name in BESIDE:
+        if os.environ.get(name):
+            yield fine(name, f"{os.environ[name]}: goes on working beside minidbg")
+
+
+GROUP = "torch_dynamo_backends"
+IMPORT_SECONDS = 120.0
+
+IMPORT_PROBE = """
+import sys, json
+from importlib import metadata
+name = sys.argv[1]
+(entry,) = [one for one in metadata.entry_points(group="torch_dynamo_backends") if one.name == name][:1]
+try:
+    found = entry.load()
+    print(json.dumps({"callable": callable(found)}))
+except BaseException as error:
+    print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
+"""
+
+
+def backends() -> Iterator[Finding]:
+    """Those that torch registers itself, then each that an installed distribution brings."""
+    entries = {entry.name: entry for entry in metadata.entry_points(group=GROUP)}
+    registered = [name for name in torch_internals.known_backends() if name not in entries]
+    yield fine("backends", f"registered: {', '.join(registered)}")
+    for name, entry in sorted(entries.items()):
+        yield examined(name, entry)
+
+
+def examined(name: str, entry: metadata.EntryPoint) -> Finding:
+    """The backend of an entry point, loaded in a process of its own."""
+    dist = f" of {entry.dist.name} {entry.dist.version}" if entry.dist else ""
+    what = f"{name} = {entry.value}{dist}"
+    advice = f"torch.compile(backend={name!r}) fails the same way: mend or remove that distribution"
+    ended = workers.run_python(["-c", IMPORT_PROBE, name], seconds=IMPORT_SECONDS)
+    answer = last_json(ended.stdout) or {}
+    if ended.timed_out:
+        trouble = f"its import did not end within {IMPORT_SECONDS:g} s"
+    elif not answer:
+        how = f"signal {ended.signal}" if ended.signal else f"exit status {ended.exit_status}"
+        trouble = f"the process that imported it died ({how})"
+    else:
+        trouble = answer.get("error") or ("" if answer["callable"] else "is no callable")
+    return missing("backend", f"{what}: {trouble}", advice) if trouble else fine("backend", what)
+
+
+Check = Callable[[], Iterator[Finding]]
+
+CHECKS: tuple[Check, ...] = (
+    python, torch_version, private_names, devices, compiler, forking, shared_memory, memory, caches, inotify, configuration,
+    folder, switches, backends,
+)  # fmt: skip
+
+
+def examine() -> Iterator[Finding]:
+    """One finding after the other, as they are made. Takes some seconds: backends are imported in a child."""
+    for check in CHECKS:
+        try:
+            yield from check()
+        except Exception as trouble:  # noqa: BLE001 - a machine that breaks one check is why there are others
+            name = check.__name__.replace("_", " ")
+            found = f"could not be looked at: {type(trouble).__name__}: {trouble}"
+            yield broken(name, found, "this is worth a bug report")

@@ -1,0 +1,167 @@
+"""What all commands share: -q and -v, --json, logs and notes on stderr, errors in two lines, NO_COLOR."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import traceback
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from minidbg.words import retired
+from minidbg.words.errors import MinidbgError
+from minidbg.words.text import printable
+
+CANNOT_JUDGE = 125
+"""The status of every request that could not be met: no mistake of ours looks like a failing repro to ``git bisect``."""
+INTERRUPTED = 130
+VERBOSITY: ContextVar[int] = ContextVar("minidbg_verbosity", default=0)
+"""-1 or less when quiet, 0 as a rule, 1 or more when verbose; errors are told when no context of click is left."""
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+COUNT = click.IntRange(min=1)
+JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+
+
+def count(step: int) -> Any:
+    """A callback that adds ``step`` for each time the flag was given, before the command's name or after it."""
+
+    def add(_context: click.Context, _parameter: click.Parameter, times: int) -> None:
+        if times:
+            VERBOSITY.set(VERBOSITY.get() + step * times)
+            configure(VERBOSITY.get())
+
+    return add
+
+
+QUIET = click.Option(
+    ["-q", "--quiet"], count=True, expose_value=False, callback=count(-1), help="Results and errors only."
+)
+VERBOSE = click.Option(
+    ["-v", "--verbose"],
+    count=True,
+    expose_value=False,
+    callback=count(1),
+    help="Log what is done on stderr, and show tracebacks; twice: more.",
+)
+
+
+def with_common_options(command: click.Command) -> click.Command:
+    """``command`` with -q and -v, where it has no options of those names itself."""
+    taken = {name for parameter in command.params for name in parameter.opts}
+    for option in (QUIET, VERBOSE):
+        if not taken & set(option.opts):
+            command.params.append(option)
+    if isinstance(command, click.Group) and command.name == "history":
+        for one in command.commands.values():
+            with_common_options(one)
+    return command
+
+
+def colour() -> bool | None:
+    """False under NO_COLOR (https://no-color.org: set and not empty), else None: what the stream is decides."""
+    return False if os.environ.get("NO_COLOR") else None
+
+
+def note(text: str) -> None:
+    """One line on stderr, unless quiet."""
+    if VERBOSITY.get() >= 0:
+        click.echo(f"minidbg: {printable(text)}", err=True)
+
+
+def repro_folder() -> Path:
+    from minidbg.words import settings
+
+    return settings.load().repro_dir
+
+
+def repro_named(text: Path) -> Path:
+    """The script that a person means by ``text``: a path, or enough of a name in the repro folder. Raises MinidbgError."""
+    from minidbg.watch.repros import find_repro
+
+    return find_repro(text, repro_folder())
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, default=str))
+
+
+# --- errors, in two lines: what happened, with the value; what to do ---
+
+
+def print_error(error: BaseException) -> None:
+    """Two lines on stderr; the traceback before them when verbose."""
+    if VERBOSITY.get() > 0 and not isinstance(error, click.ClickException):
+        click.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
+    for line in told(error):
+        click.echo(printable(line), err=True)
+
+
+def told(error: BaseException) -> list[str]:
+    if isinstance(error, click.ClickException):
+        return told_usage(error)
+    if isinstance(error, MinidbgError):
+        what, advice = error.in_two()
+        return [f"minidbg: {what}", f"  {advice or '-v shows where this came from'}"]
+    what = f"{type(error).__name__}: {error}".rstrip(": ")
+    if isinstance(error, OSError):
+        return [f"minidbg: {what}", "  look at that path and its permissions; -v shows where this came from"]
+    return [
+        f"minidbg: unexpected {what}",
+        "  run it again with -v for the traceback; where the script is fine, this is a bug in minidbg",
+    ]
+
+
+def told_usage(error: click.ClickException) -> list[str]:
+    """The lines for a command that was given something it does not take."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "minidbg"
+    what, _, advice = error.format_message().partition("; ")
+    option = error.option_name if isinstance(error, click.NoSuchOption) else ""
+    if context and (instead := retired.of_option(context.info_name or "", option)):
+        what, _, advice = f"{option}: {instead}".partition("; ")
+    return [f"{command}: {what[:1].lower()}{what[1:]}", f"  {advice or f'see: {command} --help'}"]
+
+
+if TYPE_CHECKING:
+    from structlog.typing import Processor
+
+
+def configure(verbosity: int) -> None:
+    """Send what the logger ``minidbg`` gets to stderr; other loggers, the root included, stay as they are.
+
+    ``verbosity``: -1 and less errors only, 1 what is done, 2 and more everything.
+    """
+    import structlog
+
+    logger = logging.getLogger("minidbg")
+    logger.setLevel(logging.ERROR if verbosity < 0 else logging.DEBUG if verbosity > 1 else logging.INFO)
+    for handler in [one for one in logger.handlers if getattr(one, "of_the_command_line", False)]:
+        logger.removeHandler(handler)
+    shared: list[Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
+        structlog.stdlib.PositionalArgumentsFormatter(),
+    ]
+    handler = logging.StreamHandler(sys.stderr)
+    handler.of_the_command_line = True  # type: ignore[attr-defined]  # how it is found again
+    colours = colour() is not False and sys.stderr.isatty()
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processor=structlog.dev.ConsoleRenderer(colors=colours), foreign_pre_chain=shared
+        )
+    )
+    logger.addHandler(handler)
+    logger.propagate = False
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )

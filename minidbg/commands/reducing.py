@@ -1,0 +1,242 @@
+"""``minidbg run``, an unmodified program, wrapped; and ``minidbg reduce``, a capture or a repro, reduced (further)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from minidbg.commands.cluster_options import cluster_options
+from minidbg.commands.output import CANNOT_JUDGE, COUNT, FOLDER, JSON, note, print_json, repro_folder
+from minidbg.words.cluster_address import Cluster
+
+if TYPE_CHECKING:
+    from minidbg.reduction.result import Listener
+
+
+@click.command()
+@click.argument("path", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--last-crash", is_flag=True, help="Reduce what the last process that died in a backend was at."
+)
+@click.option("--backend", help="For a .pt2 file or torch's repro: a registered name or module:attribute.")
+@click.option("--seconds", default=300.0, show_default=True, help="Most seconds to spend.")
+@click.option("--max-calls", type=COUNT, help="Most oracle calls to spend.")
+@click.option("--dir", "folder", type=FOLDER, help="Where the repro goes.")
+@click.option("--jobs", "-j", default=1, show_default=True, type=COUNT, help="Oracle calls at the same time.")
+@click.option("--memory-bytes", type=COUNT, help="Memory limit of an oracle call.")
+@cluster_options
+@click.option("--events", is_flag=True, help="Progress as JSON objects on stderr, one for each oracle call.")
+@JSON
+def reduce(
+    path: Path | None,
+    last_crash: bool,
+    backend: str | None,
+    seconds: float,
+    max_calls: int | None,
+    folder: Path | None,
+    jobs: int,
+    memory_bytes: int | None,
+    cluster: Cluster | None,
+    events: bool,
+    as_json: bool,
+) -> None:
+    """Reduce a capture or a repro further, edited by hand or not, and write a verified repro.
+
+    PATH may also be a .pt2 file of torch.export.save, or a script that torch's own minifier or tlparse wrote
+    (minifier_launcher.py, repro.py, fx_graph_runnable); it is executed.
+
+    Ctrl-C ends the search, and the best repro so far is verified and written. A reduction that was ended in any other way
+    (kill -9, power loss) goes on where it was when it is started again.
+    """
+    from minidbg import library
+    from minidbg.reduction.result import Limits
+    from minidbg.words import settings
+
+    path = asked_for(path, last_crash, folder)
+    with listener_on_stderr(events) as listener, machines(cluster, path, jobs) as jobs:
+        written = library.reduced(
+            path,
+            backend=backend,
+            limits=Limits(
+                seconds,
+                max_calls,
+                memory_bytes=memory_bytes,
+                value_limit_bytes=settings.load().value_limit_bytes,
+                jobs=jobs,
+            ),
+            folder=folder,
+            listener=listener,
+            own_process=True,
+        )
+    if as_json:
+        print_json(written.to_json())
+    elif written.path is not None:
+        click.echo(str(written.path))
+    note(written.line)
+    if written.path is not None and not as_json:
+        tell_stages(written.path)
+    sys.exit(0 if written.path is not None else CANNOT_JUDGE)
+
+
+@contextlib.contextmanager
+def machines(cluster: Cluster | None, path: Path, jobs: int) -> Iterator[int]:
+    """Ask the questions of a reduction on the machines of ``cluster``; how many at the same time."""
+    if cluster is None:
+        yield jobs
+        return
+    from minidbg.commands.table import extra
+    from minidbg.repro import read_header
+    from minidbg.watch.sources import code_behind
+
+    device = str(read_header(path).table.get("device", "cpu"))
+    with extra("cluster questions")(cluster, device, code_behind(path), tell=note) as slots:
+        yield slots if jobs == 1 else min(jobs, slots)
+
+
+def tell_stages(path: Path) -> None:
+    """Say at which stage the repro fails, now that it is announced; Ctrl-C leaves it out."""
+    from minidbg import repro
+    from minidbg.reduction import stages
+    from minidbg.words import settings
+    from minidbg.words.errors import MinidbgError
+
+    header = repro.read_header(path)
+    if not settings.load().stages or header.table.get("level") == "aten" or header.kind in ("crash", "hang"):
+        return
+    sys.stdout.flush()
+    try:
+        report = stages.stages_of(header)
+        if report is None:
+            report = stages.find_stages(path)
+            stages.keep_stages(path, report)
+    except (MinidbgError, OSError) as error:
+        note(f"its stage was not found out: {error}")
+    except KeyboardInterrupt:
+        note(f"its stage was not found out; minidbg stages {path} does it")
+    else:
+        note(f"stages: {report.sentence}")
+
+
+def asked_for(path: Path | None, last_crash: bool, folder: Path | None) -> Path:
+    """The script to reduce; a flight record becomes a capture first. Raises UsageError."""
+    from minidbg.repro import flights
+
+    if (path is None) is not last_crash:
+        raise click.UsageError("give one of them: a PATH, or --last-crash")
+    if path is None:
+        folder = folder or repro_folder()
+        left = flights.dead_flights(folder)
+        waited = flights.waited_in_vain(folder)
+        for record in (*waited, *left):
+            note(flights.death(record))
+        for record in waited:
+            flights.remove(record)
+        if not left:
+            raise click.UsageError(
+                f"no process that died in a backend has left a record in {flights.flight_folder(folder)}; "
+                "other captures lie beside it, in captures"
+            )
+        path = left[0]
+        if len(left) > 1:
+            note("the newest is reduced; minidbg reduce PATH takes another")
+    if flights.read_name(path) is not None:
+        path = flights.as_capture(path)
+        note(f"kept as {path}")
+    return path
+
+
+def listener_on_stderr(events: bool) -> contextlib.AbstractContextManager[Listener]:
+    """Where progress goes: a bar or lines for a person, objects for a machine."""
+    from minidbg.reduction import result
+
+    def as_json(progress: result.Progress) -> None:
+        click.echo(json.dumps({"event": "reduction", **asdict(progress)}), err=True)
+
+    return contextlib.nullcontext(as_json) if events else result.on_stream(sys.stderr)
+
+
+class ProgramLast(click.Command):
+    """A command whose options end where the program's name, or its ``-m``, begins."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As of any command, with all that is the program's left to it."""
+        begin = self.begin_of_program(args)
+        return super().parse_args(ctx, [*args[:begin], "--", *args[begin:]])
+
+    def begin_of_program(self, args: list[str]) -> int:
+        """The place of the first argument that is not ours."""
+        options = [one for one in self.params if isinstance(one, click.Option)]
+        with_value = {name for one in options if not (one.is_flag or one.count) for name in one.opts}
+        place = 0
+        while place < len(args) and args[place].startswith("-") and args[place] not in ("-m", "--"):
+            place += 2 if args[place] in with_value else 1
+        return place + (args[place : place + 1] == ["--"])
+
+
+@click.command(cls=ProgramLast)
+@click.option(
+    "--backend",
+    envvar="MINIDBG_BACKEND",
+    metavar="NAME|MODULE:OBJECT",
+    help="Use this backend instead of those that the program asks for.",
+)
+@click.option("--fallback", is_flag=True, help="Go on in eager where a backend fails.")
+@click.option("--later", is_flag=True, help="Write captures only; reduce them with: minidbg reduce.")
+@click.option("--dir", "folder", type=FOLDER, help="The repro folder.")
+@click.option("--seconds", type=float, help="Most seconds that the reductions of a process may take.")
+@click.option(
+    "--compile-all",
+    envvar="MINIDBG_COMPILE_ALL",
+    multiple=True,
+    metavar="MODULE:CLASS",
+    help="Compile the instances of this torch.nn.Module class; for programs without torch.compile.",
+)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="{PROGRAM|-m MODULE} [ARGS]...")
+def run(
+    backend: str | None,
+    fallback: bool,
+    later: bool,
+    folder: Path | None,
+    seconds: float | None,
+    compile_all: tuple[str, ...],
+    program: tuple[str, ...],
+) -> None:
+    """Run a Python program with every torch.compile in it wrapped.
+
+    The program runs as it would alone, and its exit status is ours (128 + n when signal n ended it). What failed is
+    told at the end, also when the program died in a backend. Options stand before PROGRAM. Settings come from MINIDBG_*
+    variables and pyproject.toml, as for minidbg.wrap.
+    """
+    from minidbg.commands.run.inside import Orders
+    from minidbg.commands.run.launch import run_program, summary_of
+    from minidbg.words import settings
+
+    if not program or program == ("-m",):
+        raise click.UsageError(
+            "no program; for example: minidbg run train.py, or: minidbg run -m package.train"
+        )
+    given = {
+        "on_failure": "fallback" if fallback else None,
+        "reduce": "later" if later else None,
+        "seconds": seconds,
+    }
+    loaded = settings.load({**given, "repro_dir": folder})
+    repro_dir = loaded.repro_dir.absolute()
+    variables = {f"MINIDBG_{name.upper()}": str(value) for name, value in given.items() if value is not None}
+    began = time.time()
+    with tempfile.NamedTemporaryFile(prefix="minidbg-run-", suffix=".jsonl") as log:
+        orders = Orders(log.name, backend, compile_all)
+        ending = run_program(program, orders.for_program({**variables, "MINIDBG_DIR": str(repro_dir)}))
+        lines = summary_of(Path(log.name), ending, began, loaded, note)
+    for line in lines:
+        note(line)
+    sys.exit(ending.pass_on())

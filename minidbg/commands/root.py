@@ -1,0 +1,102 @@
+"""The root of the command line: finds commands when they are asked for, and ends every one in the same manner.
+
+Exit statuses are those of the verdicts (``minidbg.words.outcome.EXIT_STATUS``); what cannot be judged, a usage error
+included, is 125.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from minidbg.commands.output import (
+    CANNOT_JUDGE,
+    INTERRUPTED,
+    VERBOSITY,
+    colour,
+    print_error,
+    with_common_options,
+)
+from minidbg.commands.table import COMMANDS, SECTIONS, loaded
+from minidbg.words import environment
+from minidbg.words.errors import nearest
+
+PROGRAMS = ("run", "demo")
+"""Commands that run a program, whose failures are to be answered; the others judge, and answer none."""
+
+
+class Commands(click.Group):
+    """The commands of the registry, each imported when it is needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        found: click.Command = loaded(COMMANDS[cmd_name])
+        return with_common_options(found)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the arguments begin with. Raises UsageError with the nearest name."""
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and name not in COMMANDS:
+            raise click.UsageError(
+                f"no command named {name!r}{nearest(name, COMMANDS) or '; see: minidbg --help'}", ctx
+            )
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands under the headings of the registry."""
+        for heading, names in SECTIONS.items():
+            width = formatter.width - 6 - max(map(len, COMMANDS))
+            rows = [
+                (name, command.get_short_help_str(width))
+                for name in names
+                if (command := self.get_command(ctx, name)) is not None
+            ]
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+
+@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="minidbg")
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """Shrink what breaks a torch.compile backend, keep it as a script, and watch it get fixed.
+
+    Results are printed on stdout, all else on stderr. Exit status of what judges repros: 0 gone, 1 reproduces,
+    3 fails differently, 125 cannot be judged, or the command cannot do what it was asked.
+    """
+    context.color = colour()
+    if context.invoked_subcommand not in PROGRAMS:
+        context.with_resource(environment.judging())
+
+
+with_common_options(cli)
+
+
+def main(argv: list[str] | None = None) -> Any:
+    """The entry point. A request that cannot be met ends with two lines on stderr and status 125."""
+    VERBOSITY.set(0)
+    try:
+        status = cli.main(args=argv, prog_name="minidbg", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as asked:
+        click.echo(asked.format_message())
+        status = 0
+    except click.exceptions.Abort:
+        click.echo("minidbg: interrupted", err=True)
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # who read our output has gone: nothing to say, and nobody to say it to
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(CANNOT_JUDGE)
+    except Exception as error:  # noqa: BLE001 - a traceback exits with 1, which means "reproduces"
+        print_error(error)
+        sys.exit(CANNOT_JUDGE)
+    sys.exit(status if isinstance(status, int) else 0)

@@ -1,0 +1,129 @@
+"""In the program: every way to ``torch.compile`` leads through a wrapped backend, as the orders of ``minidbg run`` say.
+
+Orders come in one variable, and each process answers by lines in one file. Nothing of minidbg but this file is imported before the
+program compiles something."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from minidbg.words import environment
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """How the program's use of torch.compile is changed."""
+
+    log: str
+    """The file to which each process appends what happened."""
+    backend: str | None = None
+    """Used instead of the one that the program asks for: a registered name, or ``module:attribute``."""
+    compile_all: tuple[str, ...] = ()
+    """Classes of modules, ``module:Class``, whose instances are compiled."""
+
+    def for_program(self, given: Mapping[str, str]) -> dict[str, str]:
+        """The environment of the program, with ``given``."""
+        return environment.for_program({**given, environment.RUN: json.dumps(asdict(self))})
+
+
+def read_orders() -> Orders | None:
+    """The orders for this process; None when it is in no program under ``minidbg run``."""
+    with contextlib.suppress(KeyError, ValueError, TypeError):
+        table = json.loads(os.environ[environment.RUN])
+        return Orders(table["log"], table["backend"], tuple(table["compile_all"]))
+    return None
+
+
+def tell(log: str, event: Mapping[str, Any]) -> None:
+    """Append one line; of several processes each line stays whole."""
+    data = (json.dumps({**event, "pid": os.getpid()}) + "\n").encode()
+    with contextlib.suppress(OSError):  # the program goes on without a summary
+        descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
+        try:
+            os.write(descriptor, data)
+        finally:
+            os.close(descriptor)
+
+
+if TYPE_CHECKING:
+    from minidbg.wrapper.capture import Failure
+    from minidbg.wrapper.failures import Report
+
+
+def compiler_is_here(module: ModuleType) -> None:
+    """``torch._dynamo.eval_frame`` was imported: from now on backends are wrapped when they are looked up."""
+    if (orders := read_orders()) is not None:
+        from minidbg import torch_internals
+
+        torch_internals.replace_backends(module, lambda backend: wrapped(backend, orders))
+
+
+def wrapped(backend: Any, orders: Orders) -> Any:
+    """What torch.compile is to use where the program asked for ``backend``."""
+    from minidbg import torch_internals
+    from minidbg.backends import named
+    from minidbg.wrapper import failures
+    from minidbg.wrapper.wrapper import OWN_NAME, WrappedBackend, wrap
+
+    asked, options, mode = torch_internals.as_given_to_compile(backend)
+    if failures.is_answering() or not torch_internals.is_backend_of_a_program(backend):
+        return backend
+    if listener not in failures.LISTENERS:
+        failures.LISTENERS.append(listener)
+        atexit.register(tell_stats)
+    name = asked if isinstance(asked, str) else str(getattr(asked, "__name__", asked))
+    tell(orders.log, {"event": "wrapped", "backend": orders.backend or name})
+    if isinstance(asked, WrappedBackend) or name == OWN_NAME:
+        return backend
+    if orders.backend is not None:
+        # options and mode were meant for the other one
+        asked, options, mode = named(orders.backend), None, None
+    return torch_internals.as_torch_compile_has_it(wrap(asked, options=options, mode=mode))
+
+
+def listener(failure: Failure, report: Report) -> None:
+    """Pass on what became of a failure, for the summary."""
+    orders = read_orders()
+    if orders is not None:
+        said = str(failure.error).strip().partition("\n")[0][:200]
+        event = {
+            "event": "failure", "backend": failure.link.name, "kind": str(failure.kind),
+            "said": f"{type(failure.error).__name__}: {said}", "line": report.line,
+            "path": str(report.path) if report.path else None,
+            "capture": str(report.capture) if report.capture else None,
+        }  # fmt: skip
+        tell(orders.log, event)
+
+
+def tell_stats() -> None:
+    """At the end of a process: how many of its graphs were verified."""
+    from minidbg.wrapper import stats
+
+    orders = read_orders()
+    if orders is not None and (found := stats()).graphs:
+        tell(orders.log, {"event": "graphs", **asdict(found)})
+
+
+def modules_are_here(module: ModuleType) -> None:
+    """``torch.nn.modules.module`` was imported: instances of the classes that were asked for compile themselves."""
+    orders = read_orders()
+    if orders is None or not orders.compile_all:
+        return
+    asked = frozenset(orders.compile_all)
+    original = module.Module.__init__
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        # dynamo compiles at the first call, when the instance is complete
+        if any(f"{one.__module__}:{one.__qualname__}" in asked for one in type(self).__mro__):
+            self.compile()
+
+    __init__.__wrapped__ = original  # type: ignore[attr-defined]
+    module.Module.__init__ = __init__

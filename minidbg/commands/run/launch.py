@@ -1,0 +1,220 @@
+"""The program in a child process that behaves as if it had been started directly, and the summary when it has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from minidbg.words import environment
+from minidbg.words.settings import Reduce, Settings
+from minidbg.words.text import display_path
+from minidbg.workers.child import PR_SET_PDEATHSIG, prctl
+from minidbg.workers.deaths import json_objects, last_json
+
+FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH")
+"""Signals that somebody sends to us and means for the program."""
+GRACE_S = 60.0
+"""What reducing may take beyond its budget, which begins when torch is imported and the backend is loaded."""
+FROM_THE_KEYBOARD = ("SIGINT", "SIGQUIT")
+"""Signals that a terminal sends to the whole process group, the program included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the program ended."""
+
+    code: int
+    """Its exit status, or the signal that ended it, negative."""
+
+    @property
+    def in_words(self) -> str:
+        if self.code < 0:
+            return f" (the program ended by {signal.Signals(-self.code).name})"
+        return f" (the program ended with status {self.code})" if self.code else ""
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether Ctrl-C ended it, by the signal or by the status that shells have for that."""
+        return self.code in (-signal.SIGINT, 130)
+
+    def pass_on(self) -> int:
+        """The exit status for us: as a shell has it, 128 and its number for a signal.
+
+        After Ctrl-C we die of it as the program did, so that a shell ends its loop.
+        """
+        if self.code == -signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        return 128 - self.code if self.code < 0 else self.code
+
+
+def run_program(arguments: Sequence[str], environ: Mapping[str, str]) -> Ending:
+    """Run ``python *arguments`` with this terminal, working directory and streams. Raises OSError."""
+    with signals_for_the_child() as children:
+        child = subprocess.Popen(
+            [sys.executable, *arguments],
+            env=dict(environ),
+            # a kill of minidbg alone must not leave the program behind
+            preexec_fn=(lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM)) if sys.platform == "linux" else None,
+        )
+        children.append(child)
+        return Ending(child.wait())
+
+
+@contextlib.contextmanager
+def signals_for_the_child() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A block in which signals to us reach the children in the list, each once."""
+    children: list[subprocess.Popen[bytes]] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        for child in children:
+            child.send_signal(number)
+
+    def from_the_keyboard(number: int, frame: FrameType | None) -> None:
+        if not in_the_foreground():
+            forward(number, frame)
+
+    wanted = dict.fromkeys(FORWARDED, forward) | dict.fromkeys(FROM_THE_KEYBOARD, from_the_keyboard)
+    before = {}
+    for name, handler in wanted.items():
+        number = getattr(signal, name, None)
+        # Handlers, since a child would inherit that a signal is ignored; ignored ones (nohup) stay so for both.
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, handler)
+    try:
+        yield children
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def in_the_foreground() -> bool:
+    """Whether the keyboard's signals come to this process group from the terminal."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+def summary_of(
+    log: Path, ending: Ending, began: float, settings: Settings, say: Callable[[str], object]
+) -> list[str]:
+    """What failed in the program that ran since ``began`` (seconds of the epoch); dead processes' cases are reduced.
+
+    ``say`` hears what is done meanwhile.
+    """
+    events = list(json_objects(log.read_text(encoding="utf-8", errors="replace").splitlines()))
+    lines = failure_lines(event for event in events if event.get("event") == "failure")
+    if any((settings.repro_dir / ".minidbg" / "flight").glob("*.py")):
+        lines += deaths_since(began, settings, ending, say)
+    graphs = graph_lines(event for event in events if event.get("event") == "graphs")
+    return [*(lines or [nothing_failed(events)]), *graphs]
+
+
+def failure_lines(events: Iterable[dict[str, Any]]) -> list[str]:
+    """One line for each failure that a process reported; equal ones once, with their number."""
+    texts = Counter(f"{event.get('backend')}, {event.get('kind')}: {event.get('line')}" for event in events)
+    return [text if times == 1 else f"{text} ({times} times)" for text, times in texts.items()]
+
+
+def graph_lines(events: Iterable[dict[str, Any]]) -> list[str]:
+    """How many graphs all processes verified, and a line for each reason why others were not; none without graphs."""
+    counts, reasons = Counter[str](), Counter[str]()
+    for event in events:
+        counts.update({name: event[name] for name in ("graphs", "verified", "not_run")})
+        reasons.update({f"not verified: {reason}": n for reason, n in event["not_verified"].items()})
+        reasons.update({f"verified in part: {note}": n for note, n in event["left_out"].items()})
+    if not counts["graphs"]:
+        return []
+    first = f"{counts['verified']} of {counts['graphs'] - counts['not_run']} graphs that ran agree with eager"
+    return [first, *(f"{number} {reason}" for reason, number in reasons.most_common())]
+
+
+def nothing_failed(events: Sequence[dict[str, Any]]) -> str:
+    """The line for a program in which no backend failed."""
+    backends = Counter(str(event.get("backend")) for event in events if event.get("event") == "wrapped")
+    if not backends:
+        return (
+            "no torch.compile in this program; --compile-all MODULE:CLASS compiles the instances of a class"
+        )
+    uses = ", ".join(f"{name} {times} times" if times > 1 else name for name, times in backends.items())
+    return f"no backend failed (wrapped: {uses})"
+
+
+# Processes of the program that did not come back from a backend
+
+
+def deaths_since(
+    began: float, settings: Settings, ending: Ending, say: Callable[[str], object]
+) -> Iterator[str]:
+    """A line for each process that has started since ``began`` and died, with the repro that was made of the case it left."""
+    from minidbg.repro import flights  # late: torch is imported only where somebody has died
+
+    folder = settings.repro_dir
+    for record in (*flights.dead_flights(folder), *flights.waited_in_vain(folder)):
+        name = flights.read_name(record)
+        if name is None or name.started_ms / 1000 < began - flights.SAME_START_S:
+            continue
+        happened = flights.death(record) + ending.in_words
+        if name.step is flights.Step.WAITING:
+            flights.remove(record)
+            yield happened
+            continue
+        try:
+            capture = flights.as_capture(record)
+        except FileNotFoundError:
+            yield f"{happened}; another minidbg has taken its record"
+        except OSError as error:
+            yield f"{happened}; its record {record} cannot be moved ({error})"
+        else:
+            interrupted = ending.was_interrupted or name.step is flights.Step.INTERRUPTED
+            yield reduced(capture, settings, happened, say, interrupted=interrupted)
+
+
+def reduced(
+    capture: Path, settings: Settings, happened: str, say: Callable[[str], object], *, interrupted: bool
+) -> str:
+    """Reduce the capture in a process of its own, which the backend's import may kill, where that is wanted now."""
+    shown = display_path(capture)
+    if settings.reduce is Reduce.LATER:
+        return f"{happened}; run: minidbg reduce {shown}"
+    if interrupted:
+        return f"{happened}; if the backend hung, run: minidbg reduce {shown}"
+    say(f"{happened}; reducing what it was at")
+    command = [sys.executable, "-m", "minidbg", "reduce", "-q", str(capture), "--json", "--seconds"]
+    command.append(f"{settings.seconds:g}")
+    limit, began = settings.seconds + GRACE_S, time.monotonic()
+    try:
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            timeout=limit,
+            check=False,
+            text=True,
+            env=environment.for_judge(),
+        )
+    except subprocess.TimeoutExpired:
+        return f"{happened}; reducing it took {time.monotonic() - began:.0f} s and was ended: {shown}"
+    written = last_json(done.stdout) or {}
+    if not written.get("path"):
+        return f"{happened}; that could not be brought about again, its case is kept: {shown}"
+    counts = (
+        f"{written['nodes_before']} -> {written['nodes_after']} nodes, {written['oracle_calls']} oracle calls"
+    )
+    return f"{happened}: {counts}; run: python {display_path(written['path'])}"

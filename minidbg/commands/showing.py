@@ -1,0 +1,198 @@
+"""Commands that show a repro, or write it as somebody else needs it: ``show``, ``stages``, ``report``, ``export``; and ``config``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from minidbg.commands.output import FILE, JSON, note, print_json, repro_named
+from minidbg.watch import settings as watching
+from minidbg.words import settings
+from minidbg.words.errors import MinidbgError
+from minidbg.words.settings import Origin
+from minidbg.words.text import printable
+
+if TYPE_CHECKING:
+    from minidbg.report import Story
+
+
+REPRO = click.argument("repro", type=click.Path(path_type=Path))
+OUTPUT = click.option("-o", "--output", type=FILE, help="Write it here, not to stdout.")
+RUN = click.option("--run/--no-run", default=True, help="Run it first, to be sure that it fails (default).")
+
+
+@click.command()
+@REPRO
+@click.option(
+    "--html",
+    type=FILE,
+    help="Write a page that stands alone: the graph, the reduction's course, the history.",
+)
+@click.option(
+    "--errors",
+    is_flag=True,
+    help="With --html: run it, and show the error of each value along the graph (wrong results only).",
+)
+@click.option(
+    "--body", is_flag=True, hidden=True, help="With --html: the part that minidbg watch --serve needs."
+)
+@JSON
+def show(repro: Path, html: Path | None, errors: bool, body: bool, as_json: bool) -> None:
+    """Show what is known about REPRO; nothing in it is run, unless --errors asks for it.
+
+    REPRO is a script, or enough of a name in the repro folder.
+    """
+    from minidbg import report
+
+    if errors and html is None:
+        raise click.UsageError("--errors draws on a page; give --html FILE too")
+    story = report.story_of(repro_named(repro))
+    if html is not None:
+        write_page(story, html, errors=errors, body_only=body)
+    if as_json:
+        print_json({**story.to_json(), "html": str(html) if html else None})
+    elif html is None:
+        click.echo(printable(report.glance(story)))
+
+
+def write_page(story: Story, html: Path, *, errors: bool, body_only: bool = False) -> None:
+    """The page of ``story`` in the file; errors that cannot be computed are a complaint on it."""
+    from minidbg.report.errors_along import errors_of
+    from minidbg.report.page import page
+
+    along, complaint = None, ""
+    if errors:
+        try:
+            along = errors_of(story.capture or story.path)
+        except MinidbgError as refusal:
+            complaint = str(refusal)
+            note(complaint)
+    html.write_text(page(story, along, complaint=complaint, body_only=body_only), encoding="utf-8")
+    note(f"written: {html}")
+
+
+@click.command()
+@click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--seconds", default=120.0, show_default=True, help="Most seconds to spend.")
+@click.option(
+    "--background", is_flag=True, hidden=True, help="When the machine is idle, for a minute at most."
+)
+@JSON
+def stages(path: Path, seconds: float, background: bool, as_json: bool) -> None:
+    """Find out at which stage of compiling PATH's failure comes about, and write that into its header.
+
+    Runs its graph through eager, aot_eager and aot_eager_decomp_partition, and bisects inductor's passes, lowerings
+    and options with torch's own bisector. Each run is a child process.
+    """
+    from minidbg.reduction import stages as room
+
+    report = room.find_in_background(path) if background else room.find_stages(path, seconds=seconds)
+    room.keep_stages(path, report)
+    if as_json:
+        print_json({"repro": str(path), "sentence": report.sentence, **report.to_table()})
+    else:
+        click.echo(report.sentence)
+    note(f"{report.seconds:.1f} s; it stands in the header of {path}")
+
+
+@click.command()
+@REPRO
+@OUTPUT
+@RUN
+@click.option("--keep-private", is_flag=True, help="Leave paths, user and host names as they are.")
+@click.option("--versions/--no-versions", default=True, help="With torch.utils.collect_env (default).")
+@JSON
+def report(
+    repro: Path, output: Path | None, run: bool, keep_private: bool, versions: bool, as_json: bool
+) -> None:
+    """Write a bug report for REPRO, as PyTorch's issue template asks for it, in Markdown.
+
+    Home and working folder, other private paths, user and host name are left out. Read it before you post it.
+    """
+    from minidbg.report import story_of
+    from minidbg.report.forms import issue
+
+    story = story_of(repro_named(repro))
+    written = issue(story, run=run, keep_private=keep_private, versions=versions)
+    if run and not written.ran:
+        note("the failure did not show when it was run just now; the report has what was captured")
+    if as_json:
+        print_json(
+            {"repro": str(story.path), "title": written.title, "body": written.body, "ran": written.ran}
+        )
+    put(written.body, output, quiet=as_json)
+
+
+@click.command()
+@REPRO
+@click.option("--standalone", is_flag=True, help="With the whole judge in it, for where no minidbg is.")
+@OUTPUT
+@RUN
+@JSON
+def export(repro: Path, standalone: bool, output: Path | None, run: bool, as_json: bool) -> None:
+    """Write REPRO anew: as a short script, or standalone."""
+    from minidbg.report import forms, story_of
+
+    story = story_of(repro_named(repro))
+    form = forms.rewritten(story, standalone=standalone, run=run)
+    for remark in (form.complaint, *form.remarks):
+        if remark:
+            note(remark)
+    tensors = story.path.with_suffix(".safetensors")
+    if story.parts.stored and output is not None:
+        shutil.copyfile(tensors, output.with_suffix(".safetensors"))
+    elif story.parts.stored:
+        note(f"it reads {tensors}: keep a copy beside it, under its own name")
+    if as_json:
+        print_json(
+            {"repro": str(story.path), "name": form.name, "text": form.text, "complaint": form.complaint}
+        )
+    put(form.text, output, quiet=as_json)
+
+
+def put(text: str, output: Path | None, *, quiet: bool) -> None:
+    """``text`` in the file, or on stdout unless ``quiet``."""
+    if output is not None:
+        output.write_text(text, encoding="utf-8")
+        note(f"written: {output}")
+    elif not quiet:
+        click.echo(printable(text.rstrip("\n")))
+
+
+@click.command()
+@JSON
+def config(as_json: bool) -> None:
+    """Print each setting, its value and where that was written.
+
+    The weakest source first: defaults, the user's file, [tool.minidbg] of the nearest pyproject.toml, MINIDBG_*
+    variables, arguments. Those of [tool.minidbg.watch] follow as watch.NAME.
+    """
+    of_watch = (replace(one, name=f"watch.{one.name}") for one in watching.load_with_origins())
+    origins = [*settings.load_with_origins(), *of_watch]
+    if as_json:
+        for origin in origins:
+            print_json({"name": origin.name, "value": origin.value, "source": origin.source})
+        return
+    names, values = max(len(one.name) for one in origins), max(len(text(one.value)) for one in origins)
+    for origin in origins:
+        line = f"{origin.name:<{names}}  {text(origin.value):<{min(values, 40)}}  {variable(origin)}"
+        click.echo(click.style(line, dim=origin.source == "default"))
+    click.echo(f"minidbg: the user's file is {settings.user_settings_file()}", err=True)
+
+
+def variable(origin: Origin) -> str:
+    """Where the setting was written, with the variable's name when it was the environment."""
+    if origin.source != "the environment":
+        return origin.source
+    name = "MINIDBG_DIR" if origin.name == "repro_dir" else f"MINIDBG_{origin.name.upper()}"
+    return f"{name} in the environment"
+
+
+def text(value: Any) -> str:
+    shown = json.loads(json.dumps(value, default=str))  # as --json prints it
+    return "-" if shown is None or shown == [] else str(shown)

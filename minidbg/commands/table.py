@@ -1,0 +1,68 @@
+"""Every command, and every part of an extra that a command reaches: the one place outside ``extras/`` that names them.
+
+A module is imported when it is needed, so a command's module imports torch, or anything slow, inside its functions only. To
+add a command, write it in a file of this folder, or of an extra, and name it in ``SECTIONS``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+SECTIONS: Mapping[str, Mapping[str, str]] = {
+    "From a failure to a repro": {
+        "run": "minidbg.commands.reducing:run",
+        "reduce": "minidbg.commands.reducing:reduce",
+        "demo": "minidbg.commands.about:demo",
+    },
+    "Before the model breaks": {
+        "hunt": "minidbg.extras.hunt.commands:hunt",
+    },
+    "Repros": {
+        "list": "minidbg.commands.watching:list_repros",
+        "show": "minidbg.commands.showing:show",
+        "report": "minidbg.commands.showing:report",
+        "export": "minidbg.commands.showing:export",
+        "check": "minidbg.commands.checking:check",
+        "stages": "minidbg.commands.showing:stages",
+        "workaround": "minidbg.extras.workarounds.commands:workaround",
+    },
+    "Watching": {
+        "watch": "minidbg.commands.watching:watch",
+        "worker": "minidbg.extras.cluster.commands:worker",
+        "status": "minidbg.commands.watching:status",
+        "history": "minidbg.commands.watching:history",
+        "accept": "minidbg.commands.watching:accept",
+        "bisect": "minidbg.commands.watching:bisect",
+    },
+    "This installation": {
+        "config": "minidbg.commands.showing:config",
+        "doctor": "minidbg.commands.about:doctor",
+        "completion": "minidbg.commands.about:completion",
+        "help": "minidbg.commands.about:help_topic",
+    },
+}
+"""Heading in ``minidbg --help`` -> command -> ``module:attribute``."""
+
+COMMANDS: Mapping[str, str] = {
+    name: where for commands in SECTIONS.values() for name, where in commands.items()
+}
+
+EXTRAS: Mapping[str, str] = {
+    "cluster questions": "minidbg.extras.cluster.asking:asked_on",
+    "cluster runs": "minidbg.extras.cluster.pool:ClusterPool",
+    "page": "minidbg.extras.serve.serving:WebServer",
+}
+"""What options of commands switch on: ``--cluster`` of reduce and of watch, ``--serve``."""
+
+
+def loaded(where: str) -> Any:
+    """The object at ``module:attribute``."""
+    module, _, attribute = where.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def extra(name: str) -> Any:
+    """A part of an extra. Raises MinidbgError where what it needs is not installed."""
+    return loaded(EXTRAS[name])

@@ -1,0 +1,327 @@
+"""Commands about watching: ``watch``, ``status``, ``list``, ``history``, ``accept``, ``bisect``."""
+
+from __future__ import annotations
+
+import ast
+import enum
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from minidbg.commands.cluster_options import cluster_options
+from minidbg.commands.output import JSON, print_json, repro_folder, repro_named
+from minidbg.watch.settings import FailOn, OnChange, Workers, backend_options, load
+from minidbg.words.cluster_address import Cluster
+from minidbg.words.errors import MinidbgError
+
+WITH_VALUE = {"--json": r".*\.jsonl?$", "--serve": r".*:\d+$"}
+"""Options that take the next word only if it looks like this: others are repros."""
+
+
+class WatchCommand(click.Command):
+    """Lets ``--json`` and ``--serve`` stand alone, or take a value."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """``--json FILE`` as ``--json=FILE``, and ``--json`` alone as ``--json=-``."""
+        joined: list[str] = []
+        for word in args:
+            option = joined[-1] if joined else ""
+            if option in WITH_VALUE and re.match(WITH_VALUE[option], word):
+                joined[-1] = f"{option}={word}"
+            else:
+                joined.append(word)
+        return super().parse_args(ctx, [f"{word}=-" if word in WITH_VALUE else word for word in joined])
+
+
+FOLDER = click.argument("folder", required=False, type=click.Path(path_type=Path))
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def dict_text(context: click.Context, parameter: click.Parameter, text: str) -> str:
+    """The text of a Python dict in the form that the settings of watch have. Raises BadParameter."""
+    try:
+        return backend_options([ast.literal_eval(text)])[0] if text else ""
+    except (ValueError, SyntaxError):
+        raise click.BadParameter(f"{text!r} is no Python dict; options look like {{'fuse': False}}") from None
+
+
+OPTIONS = click.option(
+    "--options",
+    default="",
+    metavar="DICT",
+    callback=dict_text,
+    help="Add these options of the backend to those of the script.",
+)
+
+
+def words(kind: type[enum.StrEnum]) -> click.Choice[str]:
+    """The words of ``kind`` as a choice; click itself would offer the members' names."""
+    return click.Choice([str(member) for member in kind])
+
+
+@click.command("watch", cls=WatchCommand)
+@click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--devices", help="cpu,cuda:1 or all; by default each repro runs on its own device.")
+@click.option(
+    "--source", "sources", multiple=True, type=click.Path(path_type=Path), help="Watch this folder too."
+)
+@click.option("--once", is_flag=True, help="One sweep, then exit: 0, 1, 3 or 125 as in 'minidbg check'.")
+@click.option("--fail-on", type=words(FailOn), help="With --once: 'unexpected' compares with each header.")
+@click.option(
+    "--json",
+    "json_file",
+    metavar="[FILE.json]",
+    help="Print each event as one JSON object a line. With --once and FILE.json: all results, there.",
+)
+@click.option(
+    "--poll",
+    "poll_s",
+    type=click.FloatRange(min=0.05),
+    help="Look every SECONDS instead of waiting for events.",
+)
+@click.option("--on-change", type=words(OnChange), help="A change during a sweep: end the runs or kill them.")
+@click.option("--build", help="Shell command to run before a sweep, for example 'ninja -C build'.")
+@click.option(
+    "--on-flip",
+    multiple=True,
+    help="Shell command that gets what flipped within a sweep as JSON Lines on stdin.",
+)
+@click.option("-j", "--jobs", type=click.IntRange(min=1), help="Runs at the same time.")
+@click.option(
+    "--device-jobs", type=click.IntRange(min=1), help="Runs at the same time on one device, default 1."
+)
+@click.option("--seconds", type=click.FloatRange(min=0.1), help="Time limit of a run.")
+@click.option("--workers", type=words(Workers), help="Fork warm processes, or start fresh ones.")
+@click.option("--html", type=FILE, help="Keep a page of the whole matrix up to date in this file.")
+@click.option("--junit", type=FILE, help="With --once: write the results as a JUnit file.")
+@click.option(
+    "--serve",
+    metavar="[HOST:PORT]",
+    help="Serve a live page, by default on 127.0.0.1:8765; elsewhere its address has a token.",
+)
+@click.option("--allow-actions", is_flag=True, help="With --serve: let whoever opens the page ask for runs.")
+@click.option("--no-reduce", is_flag=True, help="Do not reduce captures in the background.")
+@cluster_options
+def watch(
+    paths: tuple[Path, ...],
+    json_file: str | None,
+    no_reduce: bool,
+    html: Path | None,
+    junit: Path | None,
+    serve: str | None,
+    allow_actions: bool,
+    cluster: Cluster | None,
+    once: bool,
+    **options: Any,
+) -> None:
+    """Run the repros again on each change of their backends, and say which flipped.
+
+    PATHS are folders of repros or single scripts; by default the repro folder. Ends with Ctrl-C.
+    """
+    document = Path(json_file) if json_file not in (None, "-") else None
+    if (junit or document) and not once:
+        raise click.UsageError("--junit FILE and --json FILE hold one sweep; give --once too")
+    if serve and once:
+        raise click.UsageError("--serve shows sweep after sweep; --once --html FILE leaves a page")
+    if allow_actions and not serve:
+        raise click.UsageError("--allow-actions is about the page; give --serve too")
+    if serve not in (None, "-") and not re.match(WITH_VALUE["--serve"], str(serve)):
+        raise click.UsageError(f"--serve: {serve!r} is no address; it looks like 127.0.0.1:8765")
+    found = list(paths) or [repro_folder()]
+    loaded = load({**options, "reduce": False if no_reduce else None})
+    settings = replace(loaded, cluster=cluster, once=once)
+    from minidbg.commands.table import extra
+    from minidbg.watch.starting import Outputs, run_daemon
+
+    outputs = Outputs(json_file == "-", html, junit, document, serve, allow_actions)
+    sys.exit(run_daemon(found, settings, outputs, extra))
+
+
+@click.command("status")
+@FOLDER
+@JSON
+def status(folder: Path | None, as_json: bool) -> None:
+    """Say whether a daemon watches FOLDER, and where its repros stand. Exit status 0 when one does, else 1."""
+    from minidbg.watch import recorder
+
+    found = recorder.status_of(folder or repro_folder())
+    show([found], recorder.status_text(found), as_json=as_json)
+    sys.exit(0 if found["running"] else 1)
+
+
+@click.command("list")
+@FOLDER
+@JSON
+def list_repros(folder: Path | None, as_json: bool) -> None:
+    """List the repros of FOLDER with what was last seen of each on each device. Nothing is run."""
+    from minidbg.watch import recorder
+
+    rows = recorder.rows_of(folder or repro_folder())
+    show(rows, recorder.list_text(rows), as_json=as_json)
+
+
+def show(rows: Iterable[Mapping[str, Any]], text: str, *, as_json: bool) -> None:
+    """Print the text, or the rows it was made of."""
+    if not as_json:
+        click.echo(text)
+    for row in rows if as_json else ():
+        print_json(row)
+
+
+class HistoryCommands(click.Group):
+    """``minidbg history`` shows; only ``export`` and ``import`` are names of their own."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """``history REPRO`` is ``history show REPRO``."""
+        known = [*self.commands, *ctx.help_option_names]
+        return super().parse_args(ctx, args if args and args[0] in known else ["show", *args])
+
+
+@click.group("history", cls=HistoryCommands)
+def history() -> None:
+    """Show the flips of all repros, or of one and its runs; carry a history from run to run, and between machines."""
+
+
+@history.command("show")
+@click.argument("repro", required=False, type=click.Path(path_type=Path))
+@click.option("-n", "--limit", default=20, show_default=True, help="How many flips, and how many runs.")
+@JSON
+def show_history(repro: Path | None, limit: int, as_json: bool) -> None:
+    """Show the flips of all repros, or the flips and then the runs of one.
+
+    REPRO is its path or enough of its name in the repro folder; or a folder of repros.
+    """
+    from minidbg.watch import recorder
+
+    path = repro_folder() if repro is None else repro if repro.is_dir() else repro_named(repro)
+    entries = recorder.history_of(path, limit)
+    show(entries, recorder.history_text(entries), as_json=as_json)
+
+
+FOLDER_OPTION = click.option(
+    "--folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Of the repros; by default the repro folder.",
+)
+
+
+@history.command("export")
+@click.argument("file", type=FILE)
+@FOLDER_OPTION
+def export_history(file: Path, folder: Path | None) -> None:
+    """Write all that watch has seen to FILE, for 'minidbg history import'; a name that ends in .gz is compressed."""
+    from minidbg import history as store
+    from minidbg.watch import recorder
+
+    folder = folder or repro_folder()
+    with recorder.history_in(folder) as found:
+        if found is None:
+            raise MinidbgError(f"no history in {folder}; 'minidbg watch' begins one")
+        sizes = store.export_history(found, file)
+    click.echo(f"{file}: {', '.join(f'{count} {name}' for name, count in sizes.items())}")
+
+
+@history.command("import")
+@click.argument(
+    "files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+@FOLDER_OPTION
+def import_history(files: tuple[Path, ...], folder: Path | None) -> None:
+    """Merge what other runs or machines have seen into this history. To import a file twice changes nothing."""
+    from minidbg import history as store
+    from minidbg.watch.repros import Lock, hidden_path
+
+    home = folder or repro_folder()
+    home.mkdir(parents=True, exist_ok=True)
+    lock = Lock(home)
+    try:
+        with store.History.open(hidden_path(home) / store.NAME) as opened:
+            for file in files:
+                new = store.import_history(opened, file)
+                click.echo(f"{file}: {', '.join(f'{count} {name}' for name, count in new.items())} were new")
+    finally:
+        lock.release()
+
+
+@click.command("accept")
+@click.argument("repros", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--mute",
+    metavar="REASON",
+    help="Instead: tell nobody of its flips, for this reason; an empty one ends that.",
+)
+@JSON
+def accept(repros: tuple[Path, ...], mute: str | None, as_json: bool) -> None:
+    """Write expect = "gone" into the header of each repro: it is a regression test from then on.
+
+    REPROS are paths, or enough of their names in the repro folder. A header may name an owner and an issue as well.
+    """
+    from minidbg.watch.repros import write_in_header
+
+    for path in map(repro_named, repros):
+        write_in_header(path, {"expect": "gone"} if mute is None else {"muted": mute or None})
+        done = "expects gone" if mute is None else f"is muted: {mute}" if mute else "is heard again"
+        show([{"repro": str(path), "done": done}], f"{path} {done}", as_json=as_json)
+
+
+@click.command("bisect")
+@click.argument("revisions", nargs=-1, metavar="[GOOD BAD]")
+@click.argument("repro", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--torch", "versions", metavar="V,V,...", help="Search these versions of torch, not commits.")
+@click.option(
+    "--environments",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="With --torch: keep what is installed here, for the next search; FOLDER/torch-2.13.0 is used if it is there.",
+)
+@click.option(
+    "--repository",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Of the backend; found by itself where possible.",
+)
+@click.option(
+    "--build",
+    help="Shell command to run in the worktree at each commit; default: that of [tool.minidbg.watch].",
+)
+@click.option("--device", help="Run on this device.")
+@OPTIONS
+@click.option("--seconds", default=300.0, show_default=True, help="Time limit of a build, and of a run.")
+@JSON
+def bisect(
+    revisions: tuple[str, ...],
+    repro: Path,
+    as_json: bool,
+    versions: str | None,
+    environments: Path | None,
+    **options: Any,
+) -> None:
+    """Find the commit between GOOD and BAD of the backend, or the version of torch, at which REPRO began to fail, or was fixed.
+
+    GOOD and BAD are revisions: in GOOD the failure is gone, in BAD it is there; either may be the older one. The search
+    runs in a worktree of its own: your checkout is not touched.
+    """
+    if versions is not None:
+        if revisions:
+            raise click.UsageError("--torch takes the place of GOOD and BAD: give one or the other")
+        from minidbg.repro.running import search_torch
+
+        between = search_torch(repro, versions, folder=environments, seconds=options["seconds"], tell=tell)
+        show([asdict(between)], between.line, as_json=as_json)
+        return
+    if len(revisions) != 2:
+        raise click.UsageError("give GOOD, BAD and the repro; or --torch with versions, and the repro")
+    from minidbg.watch.bisecting import Bisection
+
+    settings = load({})
+    if not options["build"]:
+        options |= {"build": settings.build, "build_folder": settings.folder}
+    found = Bisection(*revisions, repro, tell, **options).run()
+    show([asdict(found)], found.text(), as_json=as_json)
+
+
+def tell(text: str) -> None:
+    click.echo(text, err=True)

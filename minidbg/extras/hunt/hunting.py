@@ -1,0 +1,309 @@
+"""The hunt: batches of candidates go to children of the zygote, new failures are reduced, and all of it is on disk.
+
+This process runs no backend. Batches and reductions are asked by threads; the main thread reads what the children write.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minidbg import workers
+from minidbg.extras.hunt.candidates import Plan, Wanted, about, name_of, untried
+from minidbg.extras.hunt.states import Fate, HuntFolder, append
+from minidbg.judge.child import memory_limit
+from minidbg.reduction.importers import backend_named
+from minidbg.reduction.result import Limits
+from minidbg.torch_internals import OP_SAMPLES
+from minidbg.words.errors import MinidbgError
+from minidbg.workers import ChildResult
+
+BATCH_SECONDS = 15.0
+MOST_TOGETHER = 12
+"""Candidates in one graph: what a compilation costs by itself is shared, and one that fails costs the others another run."""
+MOST_RESERVED = 0.4
+"""Of the time: what is left to the reductions that wait when it runs out."""
+LEAST_PATIENCE_S = 10.0
+MUCH_LONGER = 10.0
+GRACE_S = 30.0
+LOOK_S = 0.25
+HANGS_ASKED = 4
+HANG_SECONDS = 10.0
+"""Of a question of the reduction of a hang: candidates that do not hang take far less."""
+START_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class HuntProgress:
+    """How far the hunt is."""
+
+    tried: int
+    cells: int
+    cells_begun: int
+    failures: int
+    doing: str
+    seconds: float
+    rest_seconds: float | None
+
+
+Listener = Callable[[HuntProgress], object]
+Settled = tuple[str, dict[str, Any]] | None
+"""The key of a failure, and what its reduction gave."""
+
+
+class Hunt:
+    """One hunt. ``run`` returns when time or candidates are out; ``store`` then has all that is known."""
+
+    def __init__(self, wanted: Wanted, listener: Listener = lambda standing: None) -> None:
+        self.wanted, self.listener = wanted, listener
+        used = backend_named(wanted.backend)
+        self.ref = dataclasses.replace(used.ref, options=wanted.options, mode=wanted.mode)
+        self.warmth: dict[str, Any] = {
+            "imports": [*self.ref.modules, OP_SAMPLES],
+            "warm": "inductor" if self.ref.name == "inductor" else "aot",
+        }
+        head = {
+            "backend": wanted.backend, "options": repr(dict(wanted.options)), "mode": wanted.mode,
+            "torch": torch.__version__, "seed": wanted.seed,
+        }  # fmt: skip
+        self.store = HuntFolder.open(wanted.folder, self.ref, head, fresh=wanted.fresh)
+        self.cells: list[tuple[str, str, str]] = []
+        self.began = time.monotonic()
+        self.reductions_begun: set[str] = set()
+        self.again: deque[list[dict[str, Any]]] = deque()
+        """Batches that a death cut short."""
+        self.complaints: dict[str, None] = {}
+        self.complete = False
+        self.under_way: dict[Future[Settled], str] = {}
+        """With what each is about."""
+        self.reduced_last = False
+        self.seconds_of_reduction = 20.0
+        """Of the last one; each takes its turn with a batch."""
+
+    def run(self) -> None:
+        """Hunt. Raises MinidbgError when the backend or torch's samples cannot be had."""
+        with workers.own_kernel_cache(), self.store.alone(), ThreadPoolExecutor(self.wanted.jobs) as pool:
+            try:
+                self.cells = [tuple(cell) for cell in self.started()["cells"]]
+                self.began = time.monotonic()
+                self.go_round(pool)
+            except BaseException:
+                while wait(self.under_way, timeout=0.0).not_done:  # a thread whose zygote ends asks one more
+                    workers.end_zygote()
+                    wait(self.under_way, timeout=LOOK_S)
+                raise
+        self.store.read()
+
+    def go_round(self, pool: ThreadPoolExecutor) -> None:
+        """Have as many batches and reductions under way as there are jobs, until nothing is left."""
+        plan = Plan(self.wanted, self.ref.name, self.store, self.cells)
+        batches = plan.batches()
+        under_way = self.under_way
+        numbers = itertools.count()
+        while True:
+            self.store.read()
+            while len(under_way) < self.wanted.jobs:
+                to_reduce = self.to_reduce() if self.seconds_left() > 0 else []
+                reduces_next = to_reduce and plan.swept and not self.reduced_last
+                batch = None if reduces_next else self.next_batch(batches)
+                if batch is not None:
+                    under_way[pool.submit(self.batch, batch, next(numbers))] = about(batch)
+                elif to_reduce:
+                    # hangs come last: each of their questions takes the whole time limit
+                    key = min(to_reduce, key=lambda key: self.store.found[key].state is Fate.HANGS)
+                    self.reductions_begun.add(key)
+                    under_way[pool.submit(self.reduce, key)] = f"reducing {self.store.found[key].first}"
+                else:
+                    break
+                self.reduced_last = batch is None
+            if not under_way:
+                return
+            done, _ = wait(under_way, timeout=LOOK_S, return_when=FIRST_COMPLETED)
+            for future in done:
+                del under_way[future]
+                if settled := future.result():
+                    self.store.settle(*settled)
+            self.listener(self.standing(", ".join(under_way.values())))
+
+    def to_reduce(self) -> list[str]:
+        """The keys of captured failures that wait for their reduction."""
+        waiting = ((key, one) for key, one in self.store.found.items() if key not in self.reductions_begun)
+        return [key for key, one in waiting if one.capture and not one.settled]
+
+    def next_batch(self, batches: Iterator[list[dict[str, Any]]]) -> list[dict[str, Any]] | None:
+        """What to try next; None when candidates are out, or the time but for the reductions that wait."""
+        reserved = len(self.to_reduce()) * self.seconds_of_reduction
+        if self.seconds_left() <= min(reserved, MOST_RESERVED * (self.wanted.seconds or 0.0)):
+            return None
+        while self.again:
+            if rest := list(untried(self.again.popleft(), self.store)):
+                return rest
+        batch = next(batches, None)
+        if batch is None:
+            self.complete = True
+        return batch
+
+    def seconds_left(self) -> float:
+        if self.wanted.seconds is None:
+            return float("inf")
+        return self.wanted.seconds - (time.monotonic() - self.began)
+
+    # ---- asking children
+
+    def asked(
+        self, function: str, argument: Mapping[str, Any], seconds: float, stream: Any = None
+    ) -> ChildResult:
+        """What ``function`` of ``judging`` answers in a child."""
+        found = self.store.found
+        common = {
+            "backend": {
+                "name": self.wanted.backend, "options": dict(self.wanted.options), "mode": self.wanted.mode,
+            },
+            "seed": self.wanted.seed,
+            "results": str(self.store.results_file),
+            "folder": str(self.wanted.folder.absolute()),
+            "known": [key for key, one in list(found.items()) if one.capture or one.settled],
+            "call_seconds": self.wanted.call_seconds,
+            "value_limit_bytes": self.wanted.value_limit_bytes,
+            "most_together": MOST_TOGETHER,
+            "patience": self.patience(),
+        }  # fmt: skip
+        return workers.call_in_zygote(
+            f"minidbg.extras.hunt.judging:{function}",
+            {**common, **argument},
+            seconds=seconds,
+            memory_bytes=memory_limit(),
+            stream=stream,
+            **self.warmth,
+        )
+
+    def patience(self) -> float:
+        """Seconds that one graph of several candidates may take: by the pace so far, since one that hangs holds up the others."""
+        tried = len(self.store.results)
+        usual = (
+            self.store.seconds / tried * MOST_TOGETHER if tried > MOST_TOGETHER else self.wanted.call_seconds
+        )
+        return max(LEAST_PATIENCE_S, usual * MUCH_LONGER)
+
+    def started(self) -> dict[str, Any]:
+        """The zygote, ready for batches, and the cells of the table. Raises MinidbgError."""
+        wanted = self.wanted
+        plan = {"ops": wanted.ops, "dtypes": wanted.dtypes, "devices": wanted.devices}
+        done = self.asked("started", plan, START_S)
+        if not done.answered:
+            raise refusal_in(done)
+        return dict(done.value)
+
+    def batch(self, batch: list[dict[str, Any]], number: int) -> None:
+        """Have the batch judged; what a death cut off goes into another one."""
+        doing = self.store.place / f"doing_{os.getpid()}_{number}.json"
+        seconds = max(1.0, min(BATCH_SECONDS, self.seconds_left()))
+        tried = [name for name in list(self.store.results) if name.startswith("graph ")]
+        argument = {"batch": batch, "doing": str(doing), "seconds": seconds, "tried": tried}
+        try:
+            done = self.asked("run_batch", argument, seconds + 2 * self.wanted.call_seconds + GRACE_S)
+            if done.answered:
+                rest = batch[done.value["done"] :]
+            elif done.error:
+                rest = self.after_mistake(batch, done)
+            else:
+                rest = self.after_death(batch, doing, done)
+        finally:
+            doing.unlink(missing_ok=True)
+        if rest:
+            self.again.append(rest)
+
+    def after_mistake(self, batch: list[dict[str, Any]], done: ChildResult) -> list[dict[str, Any]]:
+        """Leave out what a batch began with, and say so. Raises MinidbgError for a request that cannot be met, or the third mistake."""
+        refusal = refusal_in(done)
+        if done.error.strip().rpartition("\n")[2].startswith("minidbg.") or len(self.complaints) == 2:
+            raise refusal
+        self.complaints[f"a batch that began with {about(batch)} was left out: {refusal}"] = None
+        return []
+
+    def after_death(
+        self, batch: list[dict[str, Any]], doing: Path, done: ChildResult
+    ) -> list[dict[str, Any]]:
+        """Have the candidate that ended the child recorded; the rest of the batch."""
+        try:
+            candidate = json.loads(doing.read_text())
+        except (OSError, ValueError):
+            self.complaints["a batch ended before its first candidate"] = None
+            return batch[1:]
+        if "together" in candidate:  # which of them it was is seen when each has a child of its own
+            members = candidate["together"]
+            self.again.extend([one] for one in members)
+            return [one for one in batch if one not in members]
+        if done.signal == signal.SIGALRM:  # our own time limit
+            done = dataclasses.replace(done, timed_out=True, signal=None)
+        argument = {"candidate": candidate, "done": dataclasses.asdict(done)}
+        told = self.asked("keep_death", argument, self.wanted.call_seconds * 2)
+        if not told.answered:
+            record = {
+                "candidate": candidate, "id": name_of(candidate), "state": Fate.SKIPPED,
+                "reason": "ends the process, and cannot be rebuilt",
+            }  # fmt: skip
+            append(self.store.results_file, record)
+        return [one for one in batch if one != candidate]
+
+    def reduce(self, key: str) -> Settled:
+        """Reduce the first failure of ``key`` to a verified repro; the key, and what became of it."""
+        found, began = self.store.found[key], time.monotonic()
+        limits = Limits(
+            seconds=self.wanted.reduce_seconds,
+            call_seconds=self.wanted.call_seconds,
+            value_limit_bytes=self.wanted.value_limit_bytes,
+        )
+        if found.state is Fate.HANGS:  # each question that shows it costs the whole time limit
+            short = min(self.wanted.call_seconds, HANG_SECONDS)
+            limits = dataclasses.replace(limits, max_calls=HANGS_ASKED, call_seconds=short)
+        argument = {"path": str(found.capture), "limits": dataclasses.asdict(limits)}
+        with open(os.devnull, "w") as stream:
+            done = self.asked("reduced", argument, limits.seconds + GRACE_S, stream)
+        if done.answered:
+            answer = dict(done.value)
+            if answer.get("path"):
+                answer["line"] = f"{answer['nodes_before']} -> {answer['nodes_after']} nodes"
+            else:
+                answer.setdefault(
+                    "refused", f"no repro: {answer.get('verdict')}: {'; '.join(answer.get('notes', ()))}"
+                )
+        else:
+            how = (
+                "was ended after its time" if done.timed_out else f"died ({done.signal or done.exit_status})"
+            )
+            answer = {"refused": f"its reduction {how}: {done.error.strip().rpartition(chr(10))[2]}"}
+        self.seconds_of_reduction = time.monotonic() - began
+        return key, answer
+
+    def standing(self, doing: str) -> HuntProgress:
+        begun = {tuple(name.split(" ")[:3]) for name in self.store.results if not name.startswith("graph")}
+        rest = self.seconds_left()
+        return HuntProgress(
+            tried=len(self.store.results),
+            cells=len(self.cells),
+            cells_begun=len(begun.intersection(self.cells)),
+            failures=len(self.store.cases()),
+            doing=doing,
+            seconds=time.monotonic() - self.began,
+            rest_seconds=max(0.0, rest) if rest != float("inf") else None,
+        )
+
+
+def refusal_in(done: ChildResult) -> MinidbgError:
+    """What a child said before it could judge anything: a request that cannot be met."""
+    last = done.error.strip().rpartition("\n")[2] or done.stderr_tail.strip().rpartition("\n")[2]
+    said = last.partition(": ")[2] if last.startswith("minidbg.") else last
+    return MinidbgError(said or f"a child ended without an answer (signal {done.signal})")

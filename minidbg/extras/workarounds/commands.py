@@ -1,0 +1,47 @@
+"""``minidbg workaround``: until a failure is mended."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from minidbg.commands.output import CANNOT_JUDGE, COUNT, JSON, note, print_json, repro_named
+from minidbg.words.text import printable
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--max-questions", default=10, show_default=True, type=COUNT, help="Most changes to try.")
+@JSON
+def workaround(path: Path, max_questions: int, as_json: bool) -> None:
+    """Find the smallest change of the program that avoids the failure of PATH, a repro or a capture.
+
+    Each change is tried on the unreduced capture, where that is still there, and counts when the backend then gives what
+    eager gives. Exit status 0, or 125 when nothing helps.
+    """
+    from minidbg import report
+    from minidbg.extras import workarounds
+
+    script = repro_named(path)
+    story = report.story_of(script)
+    is_capture = story.capture is None or story.capture.absolute() == script.absolute()
+    capture = script if story.capture is None or is_capture else story.capture
+    if is_capture:
+        note("its unreduced capture is not there, so the changes are tried on this script alone")
+    search = workarounds.find(capture, None if is_capture else script, most_questions=max_questions)
+    workarounds.keep(script, search)
+    if as_json:
+        print_json({"repro": str(script), "capture": str(capture), **search.to_json()})
+    for number, found in enumerate([] if as_json else search.found, 1):
+        click.echo(f"{number}. {printable(found.what)}: {found.cost}")
+        click.echo(f"   {found.where}")
+        for line in found.lines:
+            click.echo(f"       {printable(line)}")
+    for text in search.notes:
+        note(text)
+    if search.found:
+        nodes = search.found[0].nodes
+        note(f"tried on the graph of {nodes} nodes, {search.questions} questions, {search.seconds:.1f} s")
+    sys.exit(0 if search.found else CANNOT_JUDGE)

@@ -1,0 +1,1 @@
+"""FX graphs: run, recorded, cut, rewritten, copied."""

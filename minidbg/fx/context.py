@@ -1,0 +1,97 @@
+"""The modes and settings that are in force in this thread."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from minidbg import torch_internals
+from minidbg.words.run_spec import Context
+
+CONFIG_MODULES = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
+
+
+NOT_OF_THE_CASE = frozenset(
+    {
+        "assume_static_by_default",
+        "automatic_dynamic_shapes",
+        "check_custom_op_aliasing",
+        *torch_internals.OVERRIDES,
+    }
+)
+"""Options that ``torch.compile(dynamic=...)`` sets for the time of a call: the case has ``dynamic`` instead; one that minidbg sets for its
+own runs (``torch_internals.in_silence``); and those that give some graphs of a program, by their number in it, another backend or other options: the
+case has what its graph got."""
+
+
+ENVIRONMENT = (
+    "CC", "CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "CXX",
+    "HIP_VISIBLE_DEVICES", "KMP_AFFINITY", "KMP_BLOCKTIME", "MKL_CBWR", "MKL_NUM_THREADS",
+    "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "OMP_SCHEDULE", "OPENVINO_TORCH_BACKEND_DEVICE",
+    "PT_HPU_LAZY_MODE", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "PYTORCH_TRACING_MODE", "TORCHDYNAMO_DYNAMIC_SHAPES", "TORCHINDUCTOR_COMPILE_THREADS",
+    "TORCHINDUCTOR_CPP_WRAPPER", "TORCHINDUCTOR_FREEZING", "TORCHINDUCTOR_MAX_AUTOTUNE",
+    "TORCHINDUCTOR_VEC_ISA_OK", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TVM_SCHEDULER",
+)  # fmt: skip
+"""Environment variables that change what a backend does and hold no secret. Nothing else is ever read; the setting
+``env`` adds names."""
+
+
+def current_context(inputs: Iterable[Any] = (), *, further_env: Iterable[str] = ()) -> Context:
+    """What is in force in this thread now. An inference tensor among ``inputs`` counts as inference mode."""
+    tensors = (value for value in inputs if isinstance(value, torch.Tensor))
+    return Context(
+        grad=torch.is_grad_enabled(),
+        inference=torch.is_inference_mode_enabled() or any(value.is_inference() for value in tensors),
+        autocast=enabled_autocasts(),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        deterministic_warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+        default_dtype=str(torch.get_default_dtype()),
+        default_device=default_device(),
+        matmul_precision=torch.get_float32_matmul_precision(),
+        threads=torch.get_num_threads(),
+        config={name: values for name in CONFIG_MODULES if (values := literal_config(name))},
+        env=allowed_environment(os.environ, further_env),
+    )
+
+
+def enabled_autocasts() -> tuple[tuple[str, str, bool], ...]:
+    """Device type, dtype and whether casts are cached, for each autocast that is on."""
+    devices = ["cpu"]
+    if torch.accelerator.is_available() and (current := torch.accelerator.current_accelerator()) is not None:
+        devices.append(current.type)
+    cached = torch.is_autocast_cache_enabled()
+    return tuple(
+        (device, str(torch.get_autocast_dtype(device)), cached)
+        for device in devices
+        if torch.is_autocast_enabled(device)
+    )
+
+
+def default_device() -> str | None:
+    """Where factory functions put their tensors, when that is not the CPU."""
+    device = str(torch.get_default_device())
+    return None if device == "cpu" else device
+
+
+def literal_config(module_name: str) -> dict[str, Any]:
+    """The module's options that differ from their defaults, as far as ``repr`` gives them back."""
+    changed = sorted(torch_internals.changed_config(module_name).items())
+    return {name: value for name, value in changed if name not in NOT_OF_THE_CASE and round_trips(value)}
+
+
+def round_trips(value: Any) -> bool:
+    """Whether ``repr(value)`` is a literal equal to ``value``, so that a script may hold it."""
+    try:
+        return bool(ast.literal_eval(repr(value)) == value)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return False
+
+
+def allowed_environment(environ: Mapping[str, str], further: Iterable[str]) -> dict[str, str]:
+    """The variables of the allow list, and those named in ``further``, that are set."""
+    return {name: environ[name] for name in sorted({*ENVIRONMENT, *further}) if name in environ}

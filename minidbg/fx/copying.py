@@ -1,0 +1,264 @@
+"""Copies that a backend cannot tell from the original: graph modules that share tensors, clones of inputs; and the graph that dynamo makes of a function."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, fx
+
+from minidbg import torch_internals
+from minidbg.fx.effects import tensors_in
+from minidbg.fx.pieces import copy_node
+from minidbg.words.errors import MinidbgError
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """A block in which Python's collector of cycles does not run: over thousands of new nodes it takes longer than making them."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def collector_spared_what_is_there() -> Iterator[None]:
+    """A block in which the collector of cycles looks only at what is made in it: a large graph and torch itself are many objects."""
+    if gc.get_freeze_count():  # somebody else's, who may not want it undone
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def storage_key(tensor: Tensor) -> int:
+    """A number that tensors share exactly when they share their storage; for those without one, their own."""
+    try:
+        return torch_internals.storage_identity(tensor)
+    except (RuntimeError, NotImplementedError):  # sparse, opaque and wrapper tensors have none
+        return id(tensor)
+
+
+def storage_bytes(tensor: Tensor) -> int:
+    """Bytes of the storage behind ``tensor``; of a tensor without one, of its elements."""
+    try:
+        return tensor.untyped_storage().nbytes()
+    except (RuntimeError, NotImplementedError):
+        return tensor.numel() * tensor.element_size()
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the storages behind ``tensors``, each counted once."""
+    return sum({storage_key(one): storage_bytes(one) for one in tensors}.values())
+
+
+def clone_values(values: Sequence[Any]) -> list[Any]:
+    """A clone of each value, the same object for the same object; tensors that shared a storage share a new one.
+
+    What is no tensor is passed on as it is, tuples and lists are opened. No autograd history is kept: what was no leaf
+    gets a short history of its own.
+    """
+    return list(map(_Cloner(values).clone, values))
+
+
+def with_history(value: Any) -> Any:
+    """A tensor that requires grad as one that is no leaf, so that a graph may write to it; anything else as it is."""
+    if not isinstance(value, Tensor) or not value.requires_grad or not value.is_leaf:
+        return value
+    with torch.enable_grad():
+        return value.clone()
+
+
+class _Cloner:
+    def __init__(self, values: Sequence[Any]) -> None:
+        tensors = list(tensors_in(list(values)))
+        self._keys = {id(value): storage_key(value) for value in tensors}
+        self._members = Counter(self._keys[id(value)] for value in tensors)
+        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._seen: dict[int, Any] = {}
+
+    def clone(self, value: Any) -> Any:
+        if type(value) in (tuple, list):
+            return type(value)(map(self.clone, value))
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in self._seen:
+            self._seen[id(value)] = self._clone_tensor(value)
+        return self._seen[id(value)]
+
+    def _clone_tensor(self, value: Tensor) -> Tensor:
+        plain = torch_internals.has_plain_memory(value)
+        if torch_internals.is_zero_tensor(
+            value
+        ):  # nothing can be written to it, and a clone would be an ordinary tensor
+            clone = value.detach()
+        elif value.is_conj() or value.is_neg():
+            clone = _clone_of_lazy(value.detach())
+        elif not (plain or torch_internals.is_freed(value)) or (plain and self._is_simple(value)):
+            clone = value.detach().clone()
+        else:
+            mode: Any = torch.inference_mode if value.is_inference() else torch.no_grad
+            with mode():
+                clone = self._on_new_storage(value)
+        if _is_parameter(value) and not _is_parameter(clone):
+            return torch.nn.Parameter(clone, requires_grad=value.requires_grad)
+        if not value.requires_grad:
+            return clone
+        clone.requires_grad_()
+        return clone if value.is_leaf else self._with_history(clone, value)
+
+    def _is_simple(self, value: Tensor) -> bool:
+        """Whether a plain clone keeps all there is to keep: most inputs, and several times faster."""
+        return (
+            value.is_contiguous()
+            and not value.is_inference()
+            and self._members[self._keys[id(value)]] == 1
+            and value.untyped_storage().nbytes() == value.numel() * value.element_size()
+        )
+
+    def _on_new_storage(self, value: Tensor) -> Tensor:
+        key = self._keys[id(value)]
+        if key not in self._storages:
+            self._storages[key] = value.untyped_storage().clone()  # type: ignore[no-untyped-call]
+        empty = torch.empty(0, dtype=value.dtype, device=value.device)
+        return empty.set_(self._storages[key], value.storage_offset(), value.size(), value.stride())
+
+    def _with_history(self, leaf: Tensor, value: Tensor) -> Tensor:
+        """A tensor like ``leaf`` that is none; it may be written in place unless it shares its storage."""
+        with torch.enable_grad():
+            if self._members[self._keys[id(value)]] > 1:
+                return leaf.view_as(leaf)
+            copied = leaf.clone()
+            if copied.stride() == leaf.stride():
+                return copied
+            if not torch_internals.has_plain_memory(leaf) or _is_expanded(leaf.shape, leaf.stride()):
+                return leaf.view_as(leaf)
+            made = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
+            memory: torch.UntypedStorage = leaf.untyped_storage().clone()  # type: ignore[no-untyped-call]
+            return made.set_(memory, leaf.storage_offset(), leaf.size(), leaf.stride()).copy_(leaf)
+
+
+def _is_expanded(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether several elements are one, so that eager writes to none of them."""
+    return any(size > 1 and step == 0 for size, step in zip(shape, stride, strict=True))
+
+
+def _is_parameter(value: Tensor) -> bool:
+    """``isinstance``, which asks the metaclass and so takes longer than a small clone, for what is neither plain type."""
+    kind = type(value)
+    return kind is torch.nn.Parameter or (kind is not Tensor and isinstance(value, torch.nn.Parameter))
+
+
+def _clone_of_lazy(value: Tensor) -> Tensor:
+    """A clone that is lazily conjugated or negated as ``value`` is: a plain clone would carry it out."""
+    if value.is_conj():
+        plain = value.conj()
+        return (_clone_of_lazy(plain) if plain.is_neg() else plain.clone()).conj()
+    return torch_internals.negated_view(torch_internals.negated_view(value).clone())
+
+
+_OF_ONE_GRAPH = frozenset({"_graph", "_code", "_lineno_map", "_prologue_start", "meta"})
+"""Attributes of a GraphModule that belong to its graph, not to the module."""
+
+
+def copy_graph(graph: fx.Graph) -> fx.Graph:
+    """A copy of ``graph`` with the same names and shallow copies of each node's meta."""
+    new = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        made = copies[node] = copy_node(new, node, copies.__getitem__)
+        # AOTAutograd asserts that _dynamo_source is there when the module has _param_name_to_source
+        if "_dynamo_source" in node.__dict__:
+            made.__dict__["_dynamo_source"] = node.__dict__["_dynamo_source"]
+    new.set_codegen(copy.copy(graph._codegen))
+    return new
+
+
+def copy_graph_module(gm: fx.GraphModule) -> fx.GraphModule:
+    """A copy of ``gm`` whose graphs, nested ones included, can be edited without touching ``gm``.
+
+    Tensors and submodules that are no graph modules are shared. Attributes that dynamo has put on the
+    module and its nodes come along. The copy writes its Python code only when it is called.
+    """
+    with collector_paused():
+        return _copy(gm, {})
+
+
+def _copy(gm: fx.GraphModule, done: dict[int, fx.GraphModule]) -> fx.GraphModule:
+    if id(gm) in done:
+        return done[id(gm)]
+    new = done[id(gm)] = torch_internals.lazy_graph_module(gm, copy_graph(gm.graph), type(gm).__name__)
+    new.meta = copy.copy(getattr(gm, "meta", {}))
+    for name, value in vars(gm).items():
+        if name in ("_parameters", "_buffers", "_modules"):
+            kept = vars(new)[name]
+            kept.update({key: held for key, held in value.items() if not hasattr(new, key)})
+        elif name not in vars(new) and name not in _OF_ONE_GRAPH:
+            vars(new)[name] = value
+    new.training = gm.training
+    _copy_nested(new, done)
+    return new
+
+
+def _copy_nested(module: Any, done: dict[int, fx.GraphModule]) -> None:
+    """Replace the graph modules below ``module`` by copies; containers in between are the copy's own."""
+    for name, child in list(module._modules.items()):
+        if isinstance(child, fx.GraphModule):
+            module._modules[name] = _copy(child, done)
+        elif child is not None and any(isinstance(inner, fx.GraphModule) for inner in child.modules()):
+            own = module._modules[name] = copy.copy(child)
+            vars(own)["_modules"] = dict(child._modules)
+            _copy_nested(own, done)
+
+
+class NoGraph(MinidbgError):
+    """Dynamo made no single graph of the function: it computes nothing, or not all of it can be captured."""
+
+
+class _Captured(BaseException):
+    """Ends the call once the graph and its inputs are known. No user code may catch it."""
+
+    def __init__(self, inputs: tuple[Any, ...]) -> None:
+        self.inputs = inputs
+
+
+def capture_by_dynamo(
+    function: Callable[..., Any], args: Sequence[Any], *, dynamic: bool | None = None
+) -> tuple[fx.GraphModule, tuple[Any, ...]]:
+    """The whole graph of ``function(*args)`` and the values of its placeholders in order.
+
+    The inputs are the live tensors (parameters of a module among them) and plain numbers. The graph is
+    not run. Raises NoGraph when there is no single graph, and whatever dynamo raises on code that it
+    cannot trace.
+    """
+    graphs: list[fx.GraphModule] = []
+
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., NoReturn]:
+        graphs.append(copy_graph_module(gm))
+        return stop
+
+    def stop(*inputs: Any) -> NoReturn:
+        raise _Captured(inputs)
+
+    compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)
+    with torch_internals.many_recompiles(), torch_internals.without_overrides():
+        try:
+            compiled(*args)
+        except _Captured as captured:
+            return graphs[-1], captured.inputs
+    raise NoGraph(
+        "torch.compile made no graph of it: it has no operation on tensors, or dynamo is switched off; "
+        "give a function that computes something"
+    )

@@ -1,0 +1,302 @@
+"""What a node does besides giving a value (modes, blocks, graphs of its own), and what a value is, without the value."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from minidbg import torch_internals
+from minidbg.fx.attribute_paths import walk
+
+
+@dataclass(frozen=True, slots=True)
+class ContextForm:
+    """How one kind of block is written: dynamo traces ``manager``, not the enter and exit functions themselves."""
+
+    enter: Callable[..., Any]
+    exit: Callable[..., Any]
+    manager: Callable[..., Any]
+
+
+FORMS = (
+    ContextForm(*torch_internals.autocast_functions(), torch.autocast),
+    ContextForm(*torch_internals.inference_mode_functions(), torch.inference_mode),
+)
+"""The known kinds of blocks."""
+FORM_OF_ENTER: Mapping[Any, ContextForm] = {form.enter: form for form in FORMS}
+FORM_OF_EXIT: Mapping[Any, ContextForm] = {form.exit: form for form in FORMS}
+
+
+def paired(graph: fx.Graph) -> dict[fx.Node, ContextForm]:
+    """The enter and exit nodes that nest as blocks do, each with its form; others stay plain calls.
+
+    An enter node that has any other user than its exit is not among them.
+    """
+    pairs: dict[fx.Node, ContextForm] = {}
+    open_nodes: list[fx.Node] = []
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        if node.target in FORM_OF_ENTER and not node.kwargs:
+            open_nodes.append(node)
+        elif node.target in FORM_OF_EXIT and node.args and node.args[0] in open_nodes:
+            enter = node.args[0]
+            nested = open_nodes[-1] is enter and not node.users and set(enter.users) == {node}
+            form = FORM_OF_EXIT[node.target]
+            if nested and FORM_OF_ENTER[enter.target] is form and len(node.args) == 1:
+                pairs[enter] = pairs[node] = form
+            open_nodes.remove(enter)
+    return pairs
+
+
+CALLS = frozenset({"call_function", "call_method", "call_module"})
+"""The kinds of node that do something; the others bring values in and out."""
+
+STATISTICS = frozenset(
+    {"batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
+)
+"""Ops that write running statistics without moving a version counter (seen in 2.13)."""
+
+
+class Mode(enum.Enum):
+    """How a node takes part in changing a mode of the nodes after it."""
+
+    NONE = enum.auto()
+    ENTER = enum.auto()
+    EXIT = enum.auto()
+    GRAD = enum.auto()
+    """Sets grad mode until the next one does."""
+
+
+SET_GRAD = torch_internals.grad_mode_function()
+MODES = {
+    SET_GRAD: Mode.GRAD,
+    **dict.fromkeys(FORM_OF_ENTER, Mode.ENTER),
+    **dict.fromkeys(FORM_OF_EXIT, Mode.EXIT),
+}
+
+
+def is_call(node: fx.Node) -> bool:
+    """Whether ``node`` is a call: what a reduction removes."""
+    return node.op in CALLS
+
+
+def mode_of(node: fx.Node) -> Mode:
+    """What ``node`` does to the modes around the nodes after it."""
+    return MODES.get(node.target, Mode.NONE) if node.op == "call_function" else Mode.NONE
+
+
+def op_name(node: fx.Node) -> str:
+    """The last part of the op's name: ``cumsum`` of torch.cumsum, of the method and of aten.cumsum.default."""
+    target = node.target
+    if torch_internals.is_overload(target):
+        return str(target.overloadpacket.__name__)
+    if isinstance(target, str):
+        return target.rpartition(".")[2]
+    return str(getattr(target, "__name__", type(target).__name__))
+
+
+def is_loop(node: fx.Node) -> bool:
+    """Whether ``node`` is a loop that runs until a graph says no."""
+    return op_name(node) == "while_loop" and bool(node.args)
+
+
+LEAVE_STATE = (
+    "_increment_nesting",
+    "_decrement_nesting",
+    "_saved_tensors_hooks_disable",
+    "_saved_tensors_hooks_enable",
+    "set_inplace_requires_grad_allowed",
+    "_sdpa_kernel",
+    "_dual_level",
+    "_set_fwd_grad_enabled",
+)
+"""Ends of names of functions that change a state of the process for the nodes after them, and no mode of ``MODES``."""
+
+
+def leaves_state(node: fx.Node) -> bool:
+    """Whether what comes after ``node`` can only be run after it, so that no run may begin between them."""
+    return node.op == "call_function" and op_name(node).endswith(LEAVE_STATE)
+
+
+def keeps_state(module: torch.nn.Module) -> bool:
+    """Whether calling ``module`` may change buffers of its own; what is not from torch.nn may."""
+    return any(
+        not type(inner).__module__.startswith("torch.nn.")
+        or bool(getattr(inner, "track_running_stats", False) and inner.training)
+        for inner in module.modules()
+    )
+
+
+def attribute_of(node: fx.Node) -> Any:
+    """What a get_attr node gives; None when its graph has no module, or the module no such attribute."""
+    return walk(node.graph.owning_module, str(node.target))
+
+
+def is_graph(value: Any) -> bool:
+    """Whether ``value`` is a get_attr node that gives a graph."""
+    is_attribute = isinstance(value, fx.Node) and value.op == "get_attr"
+    return is_attribute and isinstance(attribute_of(value), fx.GraphModule)
+
+
+def nested_graphs(node: fx.Node) -> Iterator[fx.GraphModule]:
+    """The graphs that are arguments of a higher-order op, in order."""
+    for argument in node.all_input_nodes:
+        if is_graph(argument):
+            yield attribute_of(argument)
+
+
+def blocks(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Each enter node with its exit node, in the order of the exits."""
+    for node in graph.nodes:
+        if mode_of(node) is Mode.EXIT and node.args and isinstance(node.args[0], fx.Node):
+            yield node.args[0], node
+
+
+def nesting_levels(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """First and last node of each outermost functorch level (vmap, grad): values inside exist nowhere else."""
+    open_nodes: list[fx.Node] = []
+    for node in graph.nodes:
+        name = op_name(node) if node.op == "call_function" else ""
+        if name.endswith("_increment_nesting"):
+            open_nodes.append(node)
+        elif name.endswith("_decrement_nesting") and open_nodes:
+            first = open_nodes.pop()
+            if not open_nodes:
+                yield first, node
+
+
+def open_levels(graph: fx.Graph) -> int:
+    """How many functorch levels ``graph`` enters and does not leave."""
+    names = [op_name(node) for node in graph.nodes if node.op == "call_function"]
+    entered, left = (
+        sum(name.endswith(f"_{way}_nesting") for name in names) for way in ("increment", "decrement")
+    )
+    return entered - left
+
+
+class FactKind(enum.Enum):
+    """What can be done with a value when the node that made it is gone."""
+
+    TENSOR = enum.auto()
+    """It becomes an input."""
+    NUMBER = enum.auto()
+    """An int, float or bool: it becomes an input where it is symbolic, else a constant."""
+    PLAIN = enum.auto()
+    """None, a dtype, a size...: it becomes a constant."""
+    TUPLE = enum.auto()
+    """A tuple or list of the others: each part for itself."""
+    OPAQUE = enum.auto()
+    """Nothing: a context object, a generator, a tensor inside a functorch level."""
+
+
+PLAIN_TYPES = (
+    *(str, type(None), slice, range, type(...)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One value: ``like`` is equal for values that could stand in for each other, ``kind_of_layout`` for similar ones."""
+
+    kind: FactKind
+    like: Hashable = None
+    """Of a tensor: shape, dtype, device."""
+    traits: Hashable = None
+    """Of a tensor: what makes an op take another way for it; dtype, rank, order of strides, gradients, odd sizes."""
+    plain: Any = None
+    """The value itself, of a number or a constant."""
+    parts: tuple[Fact, ...] = ()
+    nbytes: int = 0
+
+
+def fact_of(value: Any) -> Fact:
+    """The fact about ``value``."""
+    if isinstance(value, Tensor):
+        return _tensor_fact(value)
+    if isinstance(value, bool | int | float | complex | torch.SymInt | torch.SymFloat | torch.SymBool):
+        return Fact(FactKind.NUMBER, type(value).__name__, type(value).__name__, value)
+    if isinstance(value, PLAIN_TYPES):
+        return Fact(FactKind.PLAIN, traits=repr(value), plain=value)
+    if isinstance(value, tuple | list):
+        parts = tuple(map(fact_of, value))
+        return Fact(
+            FactKind.TUPLE,
+            tuple(part.like for part in parts),
+            tuple(part.traits for part in parts),
+            value if all(part.kind is FactKind.PLAIN for part in parts) else None,
+            parts,
+            sum(part.nbytes for part in parts),
+        )
+    return Fact(FactKind.OPAQUE, traits=type(value).__name__)
+
+
+def _tensor_fact(value: Tensor) -> Fact:
+    if torch_internals.is_wrapped(value):
+        return Fact(FactKind.OPAQUE, traits="functorch level")
+    shape = tuple(map(torch_internals.hint, value.shape))
+    if value.layout is not torch.strided or value.is_nested:
+        like = (shape, value.dtype, value.device, value.layout)
+        return Fact(FactKind.TENSOR, like, (value.dtype, value.layout))
+    traits = (
+        value.dtype,
+        value.device.type,
+        len(shape),
+        _order_of(shape, tuple(map(torch_internals.hint, value.stride()))),
+        value.requires_grad,
+        tuple(size if size < 2 else 2 for size in shape),
+    )
+    return Fact(FactKind.TENSOR, (shape, value.dtype, value.device), traits, nbytes=value.nbytes)
+
+
+def _order_of(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> Hashable:
+    """How the dimensions lie in memory: equal for any two contiguous tensors of a rank."""
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size != 1 and step != expected:
+            break
+        expected *= size
+    else:
+        return "contiguous"
+    order = sorted(range(len(stride)), key=lambda dim: -stride[dim])
+    return tuple(order), tuple(step == 0 for step in stride)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in ``value``, tuples, lists and dicts opened."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(part)
+
+
+def nodes_in(value: Any) -> list[fx.Node]:
+    """The nodes in an argument, tuples, lists, dicts and slices opened."""
+    found: list[fx.Node] = []
+    fx.map_arg(value, found.append)
+    return found
+
+
+def kind_of_call(node: fx.Node, facts: Mapping[fx.Node, Fact]) -> Hashable:
+    """What calls of a kind have in common: the op, dtypes, ranks, layouts and constant arguments."""
+    return op_name(node), node.op, str(node.target), _kind_of_argument((node.args, node.kwargs), facts)
+
+
+def _kind_of_argument(value: Any, facts: Mapping[fx.Node, Fact]) -> Hashable:
+    if isinstance(value, fx.Node):
+        fact = facts.get(value)
+        return fact.traits if fact else value.op
+    if isinstance(value, tuple | list):
+        if len(value) > 1 and all(isinstance(part, int) for part in value):
+            return "ints", len(value)
+        return tuple(_kind_of_argument(part, facts) for part in value)
+    if isinstance(value, dict):
+        return tuple((key, _kind_of_argument(part, facts)) for key, part in sorted(value.items()))
+    return repr(value)

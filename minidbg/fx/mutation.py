@@ -1,0 +1,293 @@
+"""Which inputs and attributes a graph may write to: a safe guess from schemas, names and storages."""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from minidbg import torch_internals
+from minidbg.fx.attribute_paths import lookup
+from minidbg.fx.effects import STATISTICS, nested_graphs, nodes_in, tensors_in
+
+_READ_ONLY_MODULES = ("torch", "_operator", "operator", "math", "builtins")
+"""Functions from here write only where name, schema or an ``inplace`` argument says so."""
+
+_STATISTICS_FLAG = 5
+"""Position of the argument that says whether ``STATISTICS`` are written, in all of these functions."""
+
+_INPLACE_POSITIONS = {
+    **dict.fromkeys(("relu", "relu6", "silu", "mish", "selu", "hardswish", "hardsigmoid"), 1),
+    **dict.fromkeys(("leaky_relu", "elu", "celu"), 2),
+    **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d"), 3),
+    **dict.fromkeys(("alpha_dropout", "feature_alpha_dropout", "hardtanh", "threshold"), 3),
+    "rrelu": 4,
+}
+"""Where functions of torch.nn.functional take ``inplace``."""
+
+_RENORMALISED = frozenset({"embedding", "embedding_bag"})
+"""Functions that write to their weight when ``max_norm`` is given."""
+
+_IN_PLACE = frozenset(
+    getattr(operator, f"__i{name}__")
+    for name in (
+        *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
+        *("and", "or", "xor", "lshift", "rshift", "concat"),
+    )
+) | {operator.setitem, operator.delitem}
+
+_GIVES_ITS_FIRST = _IN_PLACE | {getattr, operator.getitem}
+"""Functions that return their first argument or a view of it."""
+
+_TAKES_OVER = frozenset({"set_", "_set_data_attr", "swap_tensors"})
+"""Functions after which their arguments may share memory."""
+
+
+def mutated_placeholders(gm: fx.GraphModule) -> frozenset[int]:
+    """Indices of the placeholders whose memory ``gm`` may write to; never too few, sometimes too many.
+
+    A view of an input counts as the input, inputs that share memory count together, and what an unknown
+    function is given counts as written.
+    """
+    return _written(gm, [node for node in gm.graph.nodes if node.op == "placeholder"])
+
+
+def written_attributes(gm: fx.GraphModule) -> list[Tensor]:
+    """The tensors of ``gm`` itself that it may write to: all buffers, and the parameters that its graph updates.
+
+    Dynamo makes the parameters of an optimizer that is compiled attributes of the graph.
+    """
+    fetched = [node for node in gm.graph.nodes if node.op == "get_attr"]
+    found = [lookup(gm, str(fetched[index].target)) for index in sorted(_written(gm, fetched))]
+    own = [*gm.buffers(), *(value for value in found if isinstance(value, Tensor))]
+    return list({id(value): value for value in own}.values())
+
+
+def _written(gm: fx.GraphModule, sources: list[fx.Node]) -> frozenset[int]:
+    """Indices of the ``sources``, nodes that compute nothing, whose memory ``gm`` may write to."""
+    if not sources:
+        return frozenset()
+    memory = _Memory(sources)
+    written: set[int] = set()
+    for node in gm.graph.nodes:
+        if node.op in ("placeholder", "output", "get_attr"):
+            continue
+        for argument in written_arguments(gm, node):
+            written |= memory.of(argument)
+        memory.add(node)
+    return frozenset(written)
+
+
+class _Memory:
+    """The sources that each node may share memory with: placeholders, or attributes."""
+
+    def __init__(self, sources: list[fx.Node]) -> None:
+        self._of: dict[fx.Node, frozenset[int]] = {}
+        self._by_storage: dict[int, frozenset[int]] = {}
+        for index, node in enumerate(sources):
+            for storage in storages_of(node):
+                self._by_storage[storage] = self._by_storage.get(storage, frozenset()) | {index}
+        for index, node in enumerate(sources):
+            self._of[node] = self._shared(node) | {index}
+
+    def of(self, node: fx.Node) -> frozenset[int]:
+        """Indices of the sources whose memory ``node`` may hold."""
+        return self._of.get(node, frozenset())
+
+    def add(self, node: fx.Node) -> None:
+        """Find out what a computed node holds, after its arguments."""
+        if isinstance(_known_value(node), _NUMBERS):
+            self._of[node] = frozenset()
+            return
+        known = bool(storages_of(node))
+        sources = _returned_arguments(node)
+        if sources is None:  # nothing is known about the function: its value's storage has to tell
+            sources = [] if known else node.all_input_nodes
+        self._of[node] = self._shared(node).union(*map(self.of, sources))
+        if _name(node) in _TAKES_OVER:
+            given = frozenset[int]().union(*map(self.of, node.all_input_nodes))
+            for argument in node.all_input_nodes:
+                self._of[argument] = given
+            self._of[node] = given
+
+    def _shared(self, node: fx.Node) -> frozenset[int]:
+        return frozenset().union(
+            *(self._by_storage.get(storage, frozenset()) for storage in storages_of(node))
+        )
+
+
+def written_arguments(gm: fx.GraphModule, node: fx.Node) -> Iterator[fx.Node]:
+    """The nodes among ``node``'s arguments whose values it may write to."""
+    if node.kwargs.get("out") is not None:
+        yield from nodes_in(node.kwargs["out"])
+    if node.op == "call_module":
+        yield from _written_by_module(lookup(gm, str(node.target)), node)
+    elif nested := list(nested_graphs(node)):
+        # operands of a higher-order operator reach its graphs in ways of its own: all or none
+        if any(map(mutated_placeholders, nested)):
+            yield from node.all_input_nodes
+    elif not _is_known(node):
+        yield from node.all_input_nodes
+    else:
+        yield from _written_by_name(node)
+        yield from _written_by_schema(node)
+
+
+def _is_known(node: fx.Node) -> bool:
+    """Whether names and schemas tell what ``node`` writes."""
+    if node.op == "call_method":
+        return True
+    path = torch_internals.operator_path(node.target)
+    if path is not None:
+        return not path.startswith("torch.ops.higher_order.")
+    module = getattr(node.target, "__module__", None)
+    if module is None:  # methods of torch's C classes
+        return isinstance(node.target, types.BuiltinFunctionType | types.MethodDescriptorType)
+    return str(module).partition(".")[0] in _READ_ONLY_MODULES
+
+
+def _written_by_name(node: fx.Node) -> Iterator[fx.Node]:
+    """Arguments written by convention: ``add_``, ``__iadd__``, ``x[i] = y``, ``inplace=True``, statistics."""
+    name = _name(node)
+    if node.target in _IN_PLACE or _is_in_place_name(name):
+        yield from nodes_in(node.args[:1])
+    if _argument(node, "inplace", _INPLACE_POSITIONS.get(name), default=False) is not False:
+        yield from nodes_in(node.args[:1])
+    if name in STATISTICS and _says_training(node):
+        yield from nodes_in((*node.args[1:], *node.kwargs.values()))
+    # embedding(input, weight, padding_idx, max_norm), embedding_bag(input, weight, offsets, max_norm)
+    if name in _RENORMALISED and _argument(node, "max_norm", 3, default=None) is not None:
+        yield from node.all_input_nodes
+
+
+def _is_in_place_name(name: str) -> bool:
+    if name.startswith("__"):
+        return name in ("__setitem__", "__delitem__") or (name.startswith("__i") and hasattr(operator, name))
+    return name.endswith("_")
+
+
+def _says_training(node: fx.Node) -> bool:
+    key = "use_input_stats" if "use_input_stats" in node.kwargs else "training"
+    return _argument(node, key, _STATISTICS_FLAG, default=True) is not False
+
+
+def _argument(node: fx.Node, key: str, position: int | None, *, default: Any) -> Any:
+    if key in node.kwargs:
+        return node.kwargs[key]
+    return node.args[position] if position is not None and len(node.args) > position else default
+
+
+def _written_by_schema(node: fx.Node) -> Iterator[fx.Node]:
+    for schema in _schemas(node):
+        for argument, given in _given(schema, node, _is_written):
+            # a list function of TorchScript shares its name with one of tensors: sort
+            of_lists = str(argument.type) == "List[Tensor]" and isinstance(given, fx.Node)
+            if "Tensor" in str(argument.type) and not of_lists:
+                yield from nodes_in(given)
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)
+
+
+def _given(schema: Any, node: fx.Node, wanted: Callable[[Any], bool]) -> Iterator[tuple[Any, Any]]:
+    """Each wanted argument of ``schema`` with what ``node`` gives for it."""
+    for position, argument in enumerate(schema.arguments):
+        if not wanted(argument):
+            continue
+        if argument.name in node.kwargs:
+            yield argument, node.kwargs[argument.name]
+        elif not argument.kwarg_only and position < len(node.args):
+            yield argument, node.args[position]
+
+
+def _written_by_module(module: Any, node: fx.Node) -> Iterator[fx.Node]:
+    if isinstance(module, fx.GraphModule):
+        written = mutated_placeholders(module)
+        named = bool(node.kwargs)
+        for position, argument in enumerate(node.args):
+            if named or position in written:
+                yield from nodes_in(argument)
+        if written:
+            yield from nodes_in(tuple(node.kwargs.values()))
+    elif not isinstance(module, nn.Module) or not _is_plain_module(module):
+        yield from node.all_input_nodes
+
+
+def _is_plain_module(module: nn.Module) -> bool:
+    """Whether all of ``module`` comes from torch.nn and nothing in it works in place."""
+    return all(
+        type(inner).__module__.startswith("torch.nn.")
+        and not getattr(inner, "inplace", False)
+        and getattr(inner, "max_norm", None) is None
+        for inner in module.modules()
+    )
+
+
+def _returned_arguments(node: fx.Node) -> list[fx.Node] | None:
+    """The arguments that ``node`` may return, or views of them; None when neither name nor schema tells.
+
+    A schema tells what the layout decides too (``reshape`` is a view or a copy), which meta recorded for
+    another layout would not.
+    """
+    if node.target in _GIVES_ITS_FIRST or _is_in_place_name(_name(node)):
+        return nodes_in(node.args[:1])
+    found: list[fx.Node] = []
+    if "dropout" in _name(node):
+        # eager returns the input itself when nothing is dropped; FakeTensors say it is new
+        found += nodes_in(node.args[:1])
+    for schema in _schemas(node):
+        if any(value.alias_info for value in schema.returns):
+            for _, given in _given(schema, node, lambda argument: argument.alias_info is not None):
+                found += nodes_in(given)
+    return found or None
+
+
+def _known_value(node: fx.Node) -> Any:
+    """The value that dynamo or AOTAutograd recorded for ``node``; None where none did."""
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
+_NUMBERS = bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
+
+
+def _name(node: fx.Node) -> str:
+    if node.op == "call_method":
+        return str(node.target)
+    path = torch_internals.operator_path(node.target)
+    if path is not None:
+        return path.split(".")[3]
+    return str(getattr(node.target, "__name__", ""))
+
+
+def _schemas(node: fx.Node) -> tuple[Any, ...]:
+    """The operator schemas that ``node`` may stand for; of a torch function those of the same name in aten."""
+    name = _name(node)
+    path = torch_internals.operator_path(node.target) or (
+        f"torch.ops.aten.{name}" if name.isidentifier() else ""
+    )
+    # an overload that writes to out= stands for no call without out=
+    return tuple(
+        schema
+        for schema in _known_schemas(path)
+        if all(one.name in node.kwargs for one in schema.arguments if one.kwarg_only and _is_written(one))
+    )
+
+
+@cache
+def _known_schemas(path: str) -> tuple[Any, ...]:
+    return torch_internals.operator_schemas(path) if path else ()
+
+
+def storages_of(node: fx.Node) -> frozenset[int]:
+    """Identities of the memory behind a node's known value; empty when nothing is known."""
+    return frozenset(
+        torch_internals.storage_identity(tensor)
+        for tensor in tensors_in(_known_value(node))
+        if tensor.layout is torch.strided and not torch_internals.is_wrapped(tensor)
+    )

@@ -1,0 +1,214 @@
+"""Edits of a small graph and of the graphs inside it: the branches of ``cond``, the bodies of loops, checkpoints, submodules.
+
+Which operand goes to which input of a nested graph is told by position: they are the last arguments of the higher-order
+op. Where that is wrong the edited graph does not run in eager, so it is never asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import fx
+
+from minidbg import torch_internals
+from minidbg.fx.carried import branches, holders, operand_leaves, slots
+from minidbg.fx.effects import Mode, mode_of, nested_graphs, nodes_in, op_name
+from minidbg.fx.pieces import rewritten, with_graph_inlined, with_graphs
+from minidbg.fx.runs import EagerFailure
+
+if TYPE_CHECKING:
+    from minidbg.fx.record import Recording
+
+
+def operands(node: fx.Node, branch: fx.GraphModule) -> list[Any] | None:
+    """What ``node`` hands to each input of ``branch``; None when it has too few arguments for that."""
+    count, given = len(branch.graph.find_nodes(op="placeholder")), operand_leaves(node)
+    return given[len(given) - count :] if count <= len(given) else None
+
+
+def inlined(graph_module: fx.GraphModule, node: fx.Node, path: str) -> fx.GraphModule | None:
+    """``graph_module`` with the nested graph at ``path`` in the place of ``node``; None when its operands do not fit."""
+    branch = dict(branches(node))[path]
+    given = operands(node, branch)
+    return None if given is None else with_graph_inlined(graph_module, node, branch, path, given)
+
+
+Route: TypeAlias = tuple[str, ...]
+"""Attribute paths from a graph to a graph nested in it, one for each level."""
+
+
+def levels(graph_module: fx.GraphModule, route: Route = ()) -> Iterator[tuple[Route, fx.GraphModule]]:
+    """``graph_module`` and all graphs nested in it, each once, outer ones first."""
+    yield route, graph_module
+    paths = {path: branch for node in holders(graph_module) for path, branch in branches(node)}
+    for path, branch in paths.items():
+        yield from levels(branch, (*route, path))
+
+
+def level(graph_module: fx.GraphModule, route: Route) -> fx.GraphModule | None:
+    """The graph at the end of ``route``, while it is there."""
+    return next((graph for at, graph in levels(graph_module) if at == route), None)
+
+
+def with_level(graph_module: fx.GraphModule, route: Route, inner: fx.GraphModule) -> fx.GraphModule:
+    """``graph_module`` with ``inner`` at the end of ``route``; the graphs on the way are made anew."""
+    if not route:
+        return inner
+    path, *rest = route
+    branch = graph_module.get_submodule(path)
+    assert isinstance(branch, fx.GraphModule)
+    return with_graphs(graph_module, {path: with_level(branch, tuple(rest), inner)})
+
+
+def values_of(recording: Recording, node: fx.Node, path: str) -> list[Any] | None:
+    """A value for each input of the graph at ``path`` that ``node`` runs; None where they cannot be known."""
+    branch = dict(branches(node))[path]
+    if gets_other_values(node, branch):
+        return values_like_examples(branch)
+    given = _given(node, path, branch)
+    if given is None:
+        return None
+    wanted = [value for value, _ in given if isinstance(value, fx.Node)]
+    try:
+        values = iter(recording.values([(recording.index[node], value) for value in wanted]))
+        known = [(next(values) if isinstance(value, fx.Node) else value, rows) for value, rows in given]
+        return [value[0] if in_rows else value for value, in_rows in known]
+    except (EagerFailure, IndexError):  # no rows
+        return None
+
+
+def _given(node: fx.Node, path: str, branch: fx.GraphModule) -> list[tuple[Any, bool]] | None:
+    """What each input of ``branch`` gets, and whether row by row."""
+    leaves, found = operand_leaves(node), dict[int, tuple[Any, bool]]()
+    for slot in slots(node):
+        if slot.operand is not None:
+            found |= dict.fromkeys(slot.inputs.get(path, ()), (leaves[slot.operand], slot.in_rows))
+    if len(found) == len(branch.graph.find_nodes(op="placeholder")):
+        return [found[place] for place in range(len(found))]
+    given = operands(node, branch)
+    return None if given is None else [(value, False) for value in given]
+
+
+def without_node(branch: fx.GraphModule, node: fx.Node, stand_in: fx.Node) -> fx.GraphModule:
+    """``branch`` with ``stand_in`` in the place of ``node``, and without what only ``node`` needed."""
+    made = rewritten(branch, stand_ins={node: stand_in})
+    made.graph.eliminate_dead_code()
+    return torch_internals.lazy_graph_module(branch, made.graph)
+
+
+def without_grad_modes(branch: fx.GraphModule) -> fx.GraphModule | None:
+    """``branch`` without its settings of grad mode; None when it has none."""
+    changes = {node for node in branch.graph.nodes if mode_of(node) is Mode.GRAD}
+    return rewritten(branch, without=changes) if changes else None
+
+
+def gets_other_values(node: fx.Node, branch: fx.GraphModule) -> bool:
+    """Whether ``branch`` is run on values that are no operands of ``node``.
+
+    The backward of an autograd function gets gradients and what forward saved; attention scores their places.
+    """
+    if op_name(node) == "autograd_function_apply":
+        return branch is not next(nested_graphs(node), None)
+    return op_name(node).startswith("flex_attention")
+
+
+def values_like_examples(branch: fx.GraphModule) -> list[Any] | None:
+    """Zeros for each input of ``branch``, of the shapes that it was traced with; None where one is no tensor."""
+    examples = [node.meta.get("example_value") for node in branch.graph.nodes if node.op == "placeholder"]
+    if not all(isinstance(example, torch.Tensor) for example in examples):
+        return None
+    return [
+        torch.zeros(
+            [torch_internals.hint(size) for size in example.shape], dtype=example.dtype, device=example.device
+        )
+        for example in examples
+    ]
+
+
+def shorter_arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:
+    """``node``'s arguments with one left out: the last ones first, then keyword ones. Values of nodes stay."""
+    if torch_internals.is_kernel_launch(
+        node
+    ):  # numbers in a table; and a kernel checks nothing that it is given
+        return
+    for count in range(1, len(node.args)):
+        if not nodes_in(node.args[count:]):
+            yield node.args[:count], node.kwargs
+    for key, value in node.kwargs.items():
+        if not nodes_in(value):
+            yield node.args, {other: kept for other, kept in node.kwargs.items() if other != key}
+
+
+def simpler_constants(node: fx.Node) -> Iterator[tuple[Any, Any]]:
+    """``node``'s arguments with one number nearer to 0 or 1: the smallest first."""
+    if torch_internals.is_kernel_launch(node):
+        return
+    for place, value in enumerate(node.args):
+        for other in _simpler(value):
+            yield (*node.args[:place], other, *node.args[place + 1 :]), node.kwargs
+    for key, value in node.kwargs.items():
+        for other in _simpler(value):
+            yield node.args, {**node.kwargs, key: other}
+
+
+def _simpler(value: Any) -> Iterator[Any]:
+    if isinstance(value, bool):
+        return
+    if isinstance(value, int):
+        yield from (other for other in (0, 1, 2) if other < abs(value))
+    elif isinstance(value, float):
+        yield from (other for other in (0.0, 1.0, 0.5) if weight_of(other) < weight_of(value))
+
+
+def weight_of(value: Any) -> float:
+    """How far a constant is from the simplest of its kind; sums over tuples."""
+    if isinstance(value, bool) or value is None:
+        return 0.0
+    if isinstance(value, int):
+        return float(abs(value))
+    if isinstance(value, float):
+        order: Mapping[float, float] = {0.0: 0.0, 1.0: 1.0, 0.5: 2.0}
+        return order.get(value, 3.0)
+    if isinstance(value, tuple | list):
+        return sum(map(weight_of, value))
+    return 0.0
+
+
+def with_sizes(value: Any, sizes: Mapping[int, int]) -> Any:
+    """``value`` with each int that is a key replaced, tuples and lists opened; for shapes among the arguments."""
+    if isinstance(value, tuple | list):
+        return type(value)(with_sizes(part, sizes) for part in value)
+    return sizes.get(value, value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def with_dtype(value: Any, old: torch.dtype, new: torch.dtype) -> Any:
+    """``value`` with one dtype replaced by another, tuples and lists opened."""
+    return fx.node.map_aggregate(value, lambda part: new if part is old else part)
+
+
+UNTRACEABLE = (fx.proxy.TraceError, TypeError, ValueError, RuntimeError, AttributeError, LookupError)
+"""What a submodule's code raises when it is run with stand-ins for tensors that it cannot bear."""
+
+
+def flattened(graph_module: fx.GraphModule, node: fx.Node) -> fx.GraphModule | None:
+    """``graph_module`` with the submodule that ``node`` calls traced into it; None when it cannot be traced.
+
+    Its parameters and buffers become attributes of the same names under its path.
+    """
+    path = str(node.target)
+    try:
+        inner = fx.symbolic_trace(graph_module.get_submodule(path))
+    except UNTRACEABLE:
+        return None
+    given = _bound(inner, node.args, node.kwargs)
+    return None if given is None else with_graph_inlined(graph_module, node, inner, path, given)
+
+
+def _bound(inner: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
+    """What each placeholder of ``inner`` is given; None when one is given nothing."""
+    rest = inner.graph.find_nodes(op="placeholder")[len(args) :]
+    if not all(node.target in kwargs or node.args for node in rest):
+        return None
+    return [*args, *(kwargs[node.target] if node.target in kwargs else node.args[0] for node in rest)]

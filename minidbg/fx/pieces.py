@@ -1,0 +1,270 @@
+"""The parts that edits of graphs are made of: which nodes stay, a cut-out graph with its inputs, graphs copied with changes, parts of tuple values."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+
+from torch import fx
+
+from minidbg import torch_internals
+from minidbg.fx.effects import Fact, FactKind, Mode, blocks, is_call, leaves_state, mode_of, nested_graphs
+
+if TYPE_CHECKING:
+    from minidbg.fx.record import Recording
+
+Path: TypeAlias = tuple[int, ...]
+"""Which part of a tuple value; empty for the value itself."""
+Key: TypeAlias = tuple[fx.Node, int, Path]
+"""A recorded value: the node, how many dropped writes it has seen, and which part of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A graph cut out of another one."""
+
+    graph_module: fx.GraphModule
+    inputs: tuple[Any, ...]
+    origins: tuple[Key, ...]
+    """Per input where its value comes from in the graph that this was cut out of."""
+    faithful: bool
+    """Whether every node kept computes what it computed in the whole graph, so that eager need not be asked."""
+    rebuild: Callable[[], fx.GraphModule] | None
+    """Makes the graph module again; None when it holds modules or tensors, which a copy would have to copy."""
+
+
+class CannotExtract(Exception):
+    """A value that the kept nodes need has no form as an input or a constant, or could not be recorded."""
+
+
+def alike(facts: Mapping[fx.Node, Fact], one: fx.Node, other: fx.Node) -> bool:
+    """Whether both are tensors of the same shape, dtype and device."""
+    first, second = facts.get(one), facts.get(other)
+    return is_tensor(first) and is_tensor(second) and first.like == second.like
+
+
+def is_tensor(fact: Fact | None) -> TypeGuard[Fact]:
+    return fact is not None and fact.kind is FactKind.TENSOR
+
+
+def is_unpacking(node: fx.Node, facts: Mapping[fx.Node, Fact]) -> bool:
+    """Whether ``node`` only takes a part out of a tuple value."""
+    whole = node.args[0] if node.target is operator.getitem else None
+    fact = facts.get(whole) if isinstance(whole, fx.Node) else None
+    return fact is not None and fact.kind is FactKind.TUPLE
+
+
+def copy_node(
+    graph: fx.Graph,
+    node: fx.Node,
+    argument: Callable[[fx.Node], Any],
+    arguments: tuple[Any, Any] | None = None,
+) -> fx.Node:
+    """``node`` again at the end of ``graph``, with its name where that is free, and its meta.
+
+    ``argument`` gives what stands for a node of the old graph in ``arguments``, by default the node's own args and kwargs.
+    """
+    args, kwargs = arguments or (node.args, node.kwargs)
+    new_kwargs = fx.map_arg(kwargs, argument) if kwargs else {}
+    return torch_internals.append_node(graph, node, fx.map_arg(args, argument), new_kwargs)
+
+
+def rewritten(
+    graph_module: fx.GraphModule,
+    *,
+    arguments: Callable[[fx.Node], tuple[Any, Any]] | None = None,
+    stand_ins: Mapping[fx.Node, fx.Node] = MappingProxyType({}),
+    without: Set[fx.Node] = frozenset(),
+) -> fx.GraphModule:
+    """``graph_module`` node by node; ``arguments`` gives new args and kwargs of a call, in terms of the old nodes.
+
+    ``stand_ins`` are nodes for which an earlier one is used; they go. ``without`` are unused nodes to leave out.
+    """
+    graph = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    for node in graph_module.graph.nodes:
+        if node in stand_ins:
+            new[node] = new[stand_ins[node]]
+        elif node not in without:
+            given = arguments(node) if arguments and is_call(node) else None
+            new[node] = copy_node(graph, node, new.__getitem__, given)
+    return torch_internals.lazy_graph_module(graph_module, graph)
+
+
+def with_graphs(graph_module: fx.GraphModule, graphs: Mapping[str, fx.GraphModule]) -> fx.GraphModule:
+    """``graph_module`` with other nested graphs at these attribute paths."""
+    made = rewritten(graph_module)
+    for path, graph in graphs.items():
+        owner, _, name = path.rpartition(".")
+        setattr(made.get_submodule(owner), name, graph)
+    return made
+
+
+def with_graph_inlined(
+    graph_module: fx.GraphModule, node: fx.Node, inner: fx.GraphModule, path: str, given: Sequence[Any]
+) -> fx.GraphModule:
+    """``graph_module`` with the graph of ``inner``, an attribute at ``path``, in the place of the call ``node``.
+
+    ``given`` is what each input of ``inner`` gets, in terms of the old nodes.
+    """
+    graph = fx.Graph()
+    new: dict[fx.Node, Any] = {}
+    for old in graph_module.graph.nodes:
+        if old is node:
+            new[old] = _append_graph(graph, inner, path, fx.map_arg(list(given), new.__getitem__))
+        elif old.target is operator.getitem and old.args[0] is node and isinstance(new[node], tuple | list):
+            new[old] = new[node][old.args[1]]
+        else:
+            new[old] = copy_node(graph, old, new.__getitem__)
+    drop_unused_attributes(graph)
+    return torch_internals.lazy_graph_module(graph_module, graph)
+
+
+def _append_graph(graph: fx.Graph, inner: fx.GraphModule, path: str, given: Sequence[Any]) -> Any:
+    """Append the nodes of ``inner``; what comes back is its result in terms of the new nodes."""
+    new: dict[fx.Node, Any] = {}
+    values = iter(given)
+    for node in inner.graph.nodes:
+        if node.op == "placeholder":
+            new[node] = next(values)
+        elif node.op == "output":
+            return fx.map_arg(node.args[0], new.__getitem__)
+        else:
+            new[node] = copy_node(graph, node, new.__getitem__)
+            if node.op in ("get_attr", "call_module"):
+                new[node].target = f"{path}.{node.target}"
+    raise AssertionError("a graph has an output node")
+
+
+def drop_unused_attributes(graph: fx.Graph) -> None:
+    """Erase the get_attr nodes that nothing uses."""
+    for node in graph.find_nodes(op="get_attr"):
+        if not node.users:
+            graph.erase_node(node)
+
+
+def without_arguments(node: fx.Node, gone: Set[fx.Node]) -> tuple[Any, Any]:
+    """Args and kwargs of ``node`` without these nodes: out of lists, and None where one was a whole argument, an end of a slice or in a dict.
+
+    Raises CannotExtract where that leaves an empty list, or for the first argument, or any of a Triton kernel or an op that hands them to nested graphs.
+    """
+    if not any(argument in gone for argument in node.all_input_nodes):
+        return node.args, node.kwargs
+    if torch_internals.is_kernel_launch(node) or any(nested_graphs(node)):
+        raise CannotExtract(f"{node.name} needs all of its arguments")
+    if node.args and node.args[0] in gone:
+        raise CannotExtract(f"{node.name} needs its first argument")
+    args = tuple(_without(argument, gone) for argument in node.args)
+    return args, {key: _without(argument, gone) for key, argument in node.kwargs.items()}
+
+
+def _without(argument: Any, gone: Set[fx.Node]) -> Any:
+    if isinstance(argument, fx.Node):
+        return None if argument in gone else argument
+    if isinstance(argument, slice):
+        return slice(*(_without(part, gone) for part in (argument.start, argument.stop, argument.step)))
+    if isinstance(argument, dict):
+        return {key: _without(part, gone) for key, part in argument.items()}
+    if not isinstance(argument, tuple | list):
+        return argument
+    left = [_without(part, gone) for part in argument if not (isinstance(part, fx.Node) and part in gone)]
+    if not left and argument:
+        raise CannotExtract("a list would be empty")
+    return type(argument)(left)
+
+
+def first_tensor(fact: Fact) -> Path | None:
+    """Where the first tensor of a tuple value is."""
+    for place, part in enumerate(fact.parts):
+        if part.kind is FactKind.TENSOR:
+            return (place,)
+        if part.kind is FactKind.TUPLE and (path := first_tensor(part)) is not None:
+            return (place, *path)
+    return None
+
+
+def part_of(value: Any, path: Path) -> Any:
+    for place in path:
+        value = value[place]
+    return value
+
+
+def meta_of_part(meta: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    found = dict(meta)
+    for key in ("example_value", "val"):
+        if path and key in found:
+            try:
+                found[key] = part_of(found[key], path)
+            except (TypeError, IndexError):
+                del found[key]
+    return found
+
+
+def without_orphans(
+    recording: Recording, keep: Set[fx.Node], stand_ins: Iterable[fx.Node], *, whole_tuples: bool
+) -> set[fx.Node]:
+    """``keep`` as it can stand: no part without its whole, no number or constant that nothing kept uses.
+
+    ``stand_ins`` are used though no kept node says so. Unless ``whole_tuples``, a tuple value none of whose parts are kept
+    gets back its first part that is a tensor.
+    """
+    facts, found, kept_for = recording.facts, set(), {*stand_ins, *recording.outputs}
+    for node in recording.nodes:
+        if node in keep and is_call(node) and node not in recording.mode_changes:
+            if is_unpacking(node, facts) and node.args[0] not in found:
+                continue
+            found.add(node)
+    for node in reversed([node for node in recording.nodes if node in found]):
+        fact = facts.get(node)
+        if fact is None or node in recording.writing or node in kept_for or not found.isdisjoint(node.users):
+            continue
+        if fact.kind is FactKind.TUPLE and not whole_tuples:
+            parts = (user for user in node.users if is_unpacking(user, facts))
+            found |= set(itertools.islice((part for part in parts if is_tensor(facts.get(part))), 1))
+        elif fact.kind in (FactKind.NUMBER, FactKind.PLAIN) and len(found) > 1 and not _acts(node, fact):
+            found.discard(node)
+    return found
+
+
+def _acts(node: fx.Node, fact: Fact) -> bool:
+    """Whether the call matters though nothing uses what it gives: assertions, and what is called for an effect."""
+    gives_nothing = fact.kind is FactKind.PLAIN and fact.plain is None
+    return gives_nothing or leaves_state(node) or "assert" in str(node.target) or node.is_impure()
+
+
+def with_modes(recording: Recording, keep: Set[fx.Node], without: Set[fx.Node]) -> list[fx.Node]:
+    """``keep`` with the mode changes that are in force around its nodes, but for those of ``without``, in order."""
+    index = recording.index
+    needed = set(keep)
+    positions = sorted(index[node] for node in keep)
+    for enter, exit_ in blocks(recording.graph_module.graph):
+        first_inside = bisect_right(positions, index[enter])
+        holds = first_inside < len(positions) and positions[first_inside] < index[exit_]
+        if holds and enter not in without:
+            needed |= {enter, exit_}
+    needed |= _grad_changes(recording, needed, without)
+    return [node for node in recording.nodes if node in needed]
+
+
+def _grad_changes(recording: Recording, needed: Set[fx.Node], without: Set[fx.Node]) -> set[fx.Node]:
+    """The settings of grad mode that make a difference to a needed node, and one to end as the whole graph ends."""
+    settings = [node for node in recording.nodes if mode_of(node) is Mode.GRAD]
+    state = start = recording.grad
+    pending: fx.Node | None = None
+    changes: set[fx.Node] = set()
+    for node in recording.nodes if settings else ():
+        if mode_of(node) is Mode.GRAD and node not in without:
+            pending = node
+        elif node in needed and pending is not None:
+            if pending.args[0] is not state:
+                changes.add(pending)
+                state = bool(pending.args[0])
+            pending = None
+    if state is not start and settings[-1].args[0] is start:
+        changes.add(settings[-1])
+    return changes

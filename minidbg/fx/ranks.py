@@ -1,0 +1,245 @@
+"""What a graph of one rank shares with others: meshes, placements, process groups and collectives, and their source text.
+
+A script runs alone. Where a mesh, a DTensor or a collective is left in its graph, it makes a process group of torch's ``fake``
+backend first: the same rank and number of ranks, and collectives that come back at once and move nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import distributed, fx
+
+from minidbg import torch_internals
+from minidbg.fx.case import Case
+
+COLLECTIVES = (
+    *("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd"),
+    *("symm_mem", "rpc", "fsdp", "_dtensor"),
+)
+"""Namespaces of operators by which ranks talk to each other."""
+SPEAKING = re.compile(r"all_?(reduce|gather|to_?all)|reduce_?scatter|barrier")
+"""Names of such operators in the namespaces of other people."""
+WAIT = "wait_tensor"
+TENSOR = "torch.distributed.tensor"
+PLACEMENTS = "torch.distributed.tensor.placement_types"
+MESH = "torch.distributed.device_mesh"
+FAKE_GROUP = "from torch.testing._internal.distributed.fake_pg import FakeStore"
+"""The statement by which a script, and a reader of its setup, knows that it needs a process group."""
+ASKED_FOR = "which the backend asks for"
+"""In the setup of a backend that needs the group itself, whatever its graph does."""
+SEEN = re.compile(r"seen on rank (\d+) of (\d+)")
+
+
+# --- which process this is ---
+
+
+def rank_and_size(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """The rank of this process and the number of ranks; (0, 1) for a process of its own."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    rank, size = environ.get("RANK", "0"), environ.get("WORLD_SIZE", "")
+    return (int(rank), int(size)) if rank.isdecimal() and size.isdecimal() else (0, 1)
+
+
+def rank_note() -> tuple[str, ...]:
+    """Which of several ranks this process is, for the reader of a capture; empty for a process of its own."""
+    rank, size = rank_and_size()
+    return (f"seen on rank {rank} of {size}",) if size > 1 else ()
+
+
+def has_real_group() -> bool:
+    """Whether this process is connected to other ranks, who would have to take part in a collective."""
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_backend() != "fake"
+
+
+# --- what a graph needs ---
+
+
+@functools.cache
+def collective_name(operator: Any) -> str | None:
+    """The name of a torch operator in which other ranks take part, without what says where it writes; None for others."""
+    path = torch_internals.operator_path(operator)
+    if path is None:
+        return None
+    _, _, namespace, name, *_ = path.split(".")
+    if name.startswith("_wrap_tensor"):  # only makes a tensor that somebody is to wait for
+        return None
+    is_one = namespace in COLLECTIVES or (namespace != "aten" and SPEAKING.search(name))
+    return name.removesuffix("_out").rstrip("_") if is_one else None
+
+
+def is_collective(node: fx.Node) -> bool:
+    """Whether ``node`` is one in which other ranks take part."""
+    if torch_internals.operator_path(node.target) is not None:
+        return collective_name(node.target) is not None
+    return str(getattr(node.target, "__module__", "")).startswith("torch.distributed")
+
+
+def is_shared_value(value: Any) -> bool:
+    """Whether ``value`` means something only in a process group: a DTensor, a mesh, a group."""
+    kind = type(value)
+    return kind.__name__ in ("DTensor", "DeviceMesh", "ProcessGroup") and kind.__module__.startswith("torch.")
+
+
+def needs_group(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether the graph cannot run without a process group."""
+    return any(map(is_shared_value, inputs)) or any(map(is_collective, _calls(graph_module)))
+
+
+def talks_to_others(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> str:
+    """Why other ranks may have to take part in a run of the graph; empty where none does.
+
+    Any operation on a DTensor may move data between the ranks.
+    """
+    for node in _calls(graph_module):
+        if is_collective(node):
+            return node.name
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    shared = (node.name for node, value in zip(placeholders, inputs, strict=False) if is_shared_value(value))
+    return next(shared, "")
+
+
+ABSENT = re.compile(
+    r"(?i)connection (closed|reset) by peer|timed out waiting|collective operation timeout|gloo.*time.?out"
+)
+"""What gloo and NCCL say of a rank that did not come, or went away."""
+
+
+def is_waiting_in_vain(error: BaseException, graph_module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether ``error`` says that another rank did not take part in a collective of this graph: no failure of a compiler."""
+    return ABSENT.search(str(error)) is not None and talks_to_others(graph_module, inputs) != ""
+
+
+def _calls(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
+    return (node for node in torch_internals.all_nodes(graph_module) if node.op.startswith("call"))
+
+
+# --- the process group of a script ---
+
+
+def with_group(case: Case) -> Case:
+    """``case`` with a backend whose setup makes the process group that its graph needs, and none that nobody needs."""
+    needed = needs_group(case.graph_module, case.inputs)
+    if is_asked_for_its_rank(case) and not needed:
+        return case
+    setup = (*(group_statements(case) if needed else ()), *without_group(case.backend.setup))
+    return case if setup == case.backend.setup else replace(case, backend=replace(case.backend, setup=setup))
+
+
+def on_its_rank(case: Case) -> Case | None:
+    """``case`` with a process group for a backend that asks for its rank; None where its graph has one, or there was one process."""
+    seen = next(filter(None, map(SEEN.fullmatch, case.provenance.notes)), None)
+    if seen is None or is_asked_for_its_rank(case) or needs_group(case.graph_module, case.inputs):
+        return None
+    setup = (*_statements(seen[1], seen[2], ASKED_FOR), *without_group(case.backend.setup))
+    return replace(case, backend=replace(case.backend, setup=setup), compiler=None)  # its setup is to run
+
+
+def is_asked_for_its_rank(case: Case) -> bool:
+    """Whether the setup makes a process group for the backend."""
+    return any(ASKED_FOR in text for text in case.backend.setup)
+
+
+def without_group(setup: Sequence[str]) -> tuple[str, ...]:
+    """The statements of a backend's setup without those that make a process group."""
+    if FAKE_GROUP not in setup:
+        return tuple(setup)
+    own = (FAKE_GROUP, "from torch import distributed")
+    return tuple(
+        text for text in setup if text not in own and not text.startswith("if not distributed.is_init")
+    )
+
+
+def group_statements(case: Case) -> tuple[str, ...]:
+    """Statements that make a process group with the rank, the size and the groups of this process."""
+    made = _statements(*rank_and_size(), "alone: collectives come back at once")
+    groups = (
+        f'    distributed.distributed_c10d._register_process_group("{name}", distributed.new_group({members}))'
+        for name, members in groups_named_in(case.graph_module)
+    )
+    return (*made[:-1], "\n".join([made[-1], *groups]))
+
+
+def _statements(rank: int | str, size: int | str, why: str) -> tuple[str, ...]:
+    lines = [
+        f"if not distributed.is_initialized():  # rank {rank} of {size}, {why}",
+        f'    distributed.init_process_group("fake", rank={rank}, world_size={size}, store=FakeStore())',
+    ]
+    return "from torch import distributed", FAKE_GROUP, "\n".join(lines)
+
+
+def groups_named_in(graph_module: fx.GraphModule) -> list[tuple[str, list[int]]]:
+    """Name and ranks of each group that a collective names, without the group of all ranks."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return []
+    texts = [
+        value
+        for node in _calls(graph_module)
+        if is_collective(node)
+        for value in (*node.args, *node.kwargs.values())
+        if isinstance(value, str)
+    ]
+    found = {text: torch_internals.ranks_of_group(text) for text in texts}
+    return [(text, members) for text, members in found.items() if members is not None]
+
+
+def what_was_needed(original: Case, smallest: Case) -> str:
+    """A sentence for a reader who has one process: how much of the job of several ranks the repro has; empty for other cases."""
+    if is_asked_for_its_rank(smallest):
+        return "the backend asks for its rank: it finds a fake process group, which moves no data"
+    if not needs_group(original.graph_module, original.inputs):
+        return ""
+    rank, size = rank_and_size()
+    alone = f"on a fake process group (rank {rank} of {size}, alone)"
+    if any(map(is_collective, _calls(smallest.graph_module))):
+        return f"collectives are part of the failure: they run {alone}, which moves no data"
+    if needs_group(smallest.graph_module, smallest.inputs):
+        return f"DTensors are part of the failure: they are built {alone}; with the local shards alone it does not fail"
+    return "no mesh, DTensor or collective is needed: the inputs are the local values of one rank"
+
+
+# --- values as text ---
+
+
+def shared_text(value: Any) -> tuple[str, str] | None:
+    """The expression for a placement, a mesh or a process group, and the module it needs; None for anything else."""
+    kind = type(value)
+    if kind.__module__ == PLACEMENTS:
+        return _placement(kind.__name__, value)
+    if kind.__name__ == "DeviceMesh" and kind.__module__ == MESH:
+        names = value.mesh_dim_names
+        named = f", mesh_dim_names={tuple(names)!r}" if names else ""
+        return f'{MESH}.DeviceMesh("{value.device_type}", {value.mesh.tolist()}{named})', MESH
+    if distributed.is_available() and isinstance(value, distributed.ProcessGroup):
+        members = distributed.get_process_group_ranks(value)
+        is_all = len(members) == distributed.get_world_size()
+        return "torch.distributed.group.WORLD" if is_all else f"torch.distributed.new_group({members})", ""
+    return None
+
+
+def _placement(name: str, value: Any) -> tuple[str, str] | None:
+    match name:
+        case "_StridedShard":
+            return f"{PLACEMENTS}.{name}({value.dim}, split_factor={value.split_factor})", PLACEMENTS
+        case "Shard":
+            return f"{TENSOR}.{name}({value.dim})", TENSOR
+        case "Partial":
+            return f'{TENSOR}.{name}("{value.reduce_op}")', TENSOR
+    return (f"{TENSOR}.{name}()", TENSOR) if name == "Replicate" else None
+
+
+def is_maker(maker: Any) -> bool:
+    """Whether ``maker`` is the class of a placement or a mesh, which an argument may call."""
+    return getattr(maker, "__module__", "") in (PLACEMENTS, MESH) and isinstance(maker, type)
+
+
+def imports_of(values: Iterable[Any]) -> tuple[str, ...]:
+    """The import statements that the texts of ``values`` need."""
+    texts = (shared_text(value) for value in values)
+    return tuple(sorted({f"import {text[1]}" for text in texts if text and text[1]}))

@@ -1,0 +1,226 @@
+"""Values inside a graph, found by running it eagerly: what any node may become an input with.
+
+Only what is asked for is kept; the rest is computed again from the start or from the last cut. Values are as they were
+at the moment of use, also where the graph writes to its tensors. The caller's inputs are never written to.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from minidbg.fx.effects import Fact, Mode, fact_of, is_call, mode_of
+from minidbg.fx.mutation import written_arguments
+from minidbg.fx.runs import Around, Cut, EagerFailure, Moment, Runs, StorageSerials, Survey, standing_alone
+
+__all__ = ["Around", "Moment", "Recording", "runs_in_eager"]
+
+UNKNOWN = object()
+"""Stands for a value that has to be computed."""
+
+
+class Recording:
+    """The values of ``graph_module`` run on ``inputs``, in the grad mode of the moment this is made.
+
+    ``inputs`` are one for each placeholder, and are only read. Random ops give the same values each time.
+    ``around`` gives the modes in which the graph runs: autocast, grad mode; by default those of the moment.
+    ``parent`` is a recording of a graph that this one was cut out of, so that less has to be found out again;
+    ``same_values`` says that each node computes what it did there. A loop longer than ``loop_seconds`` fails.
+    """
+
+    def __init__(
+        self,
+        graph_module: fx.GraphModule,
+        inputs: Sequence[Any],
+        *,
+        parent: Recording | None = None,
+        same_values: bool = False,
+        around: Around = nullcontext,
+        loop_seconds: float | None = None,
+    ) -> None:
+        self.graph_module = graph_module
+        self.inputs = tuple(inputs)
+        self.nodes: list[fx.Node] = list(graph_module.graph.nodes)
+        self.index = {node: position for position, node in enumerate(self.nodes)}
+        self.placeholders = graph_module.graph.find_nodes(op="placeholder")
+        self.input_of = dict(zip(self.placeholders, self.inputs, strict=True))
+        harmless = {node.name for node in parent.nodes if node not in parent.writing} if parent else set()
+        self.writing: dict[fx.Node, list[fx.Node]] = {
+            node: targets
+            for node in self.nodes
+            if is_call(node)
+            and node.name not in harmless
+            and (targets := list(dict.fromkeys(written_arguments(graph_module, node))))
+        }
+        """Nodes that may write to values that they did not make, with the nodes of those values."""
+        self._around: Around = parent._around if parent else around
+        with self._around():
+            self.grad: bool = parent.grad if parent else torch.is_grad_enabled()
+        """Grad mode before the first node."""
+        self.mode_changes = frozenset(node for node in self.nodes if mode_of(node) is not Mode.NONE)
+        self._runs = Runs(
+            graph_module, self.inputs, self.writing, self._around, grad=self.grad, loop_seconds=loop_seconds
+        )
+        self._in_use: dict[Moment, weakref.ref[Tensor]] = {}
+        self._survey_done: Survey | None = None
+        if parent is not None and same_values:
+            self._survey_done = self._inherited(parent)
+
+    # --- what is known about the nodes ---
+
+    @property
+    def facts(self) -> dict[fx.Node, Fact]:
+        """What the value of each node is; nodes after an eager failure are missing."""
+        return self._survey.facts
+
+    @property
+    def failure(self) -> EagerFailure | None:
+        """Where the graph fails in eager, if it does."""
+        return self._survey.failure
+
+    def _inherited(self, parent: Recording) -> Survey | None:
+        """What the same nodes of ``parent`` showed; None when one is not known there."""
+        at = {node.name: position for position, node in enumerate(self.nodes)}
+        known = {node.name: node for node in parent.facts}
+        wanted = (node.name for node in self.nodes[:-1] if node.op != "placeholder" or self.writing)
+        if not known.keys() >= set(wanted):
+            return None
+        survey = Survey()
+        for node in self.nodes[:-1]:
+            is_input = node.op == "placeholder"
+            survey.facts[node] = fact_of(self.input_of[node]) if is_input else parent.facts[known[node.name]]
+            if self.writing:
+                survey.storages[node] = parent.storages[known[node.name]]
+        for storage, positions in parent.writes.items():
+            names = (parent.nodes[position].name for position in positions)
+            if here := [at[name] for name in names if name in at]:
+                survey.writes[storage] = here
+        return survey
+
+    @property
+    def storages(self) -> dict[fx.Node, frozenset[int]]:
+        """Serial numbers of the storages behind each value; empty when nothing is ever written."""
+        return self._survey.storages
+
+    @property
+    def writes(self) -> dict[int, list[int]]:
+        """Serial number of a storage to the positions that write to it."""
+        return self._survey.writes
+
+    def writes_to(self, node: fx.Node, before: int) -> list[fx.Node]:
+        """The nodes before position ``before`` that write to the value of ``node``."""
+        survey = self._survey
+        if not survey.writes:
+            return []
+        first = self.index[node]
+        positions = {
+            position
+            for storage in survey.storages.get(node, frozenset())
+            for position in survey.writes.get(storage, ())
+            if first < position < before
+        }
+        return [self.nodes[position] for position in sorted(positions)]
+
+    @property
+    def outputs(self) -> list[fx.Node]:
+        """The nodes that the graph returns, each once, tuples and dicts opened."""
+        return list(dict.fromkeys(self.nodes[-1].all_input_nodes))
+
+    # --- values ---
+
+    def values(self, wanted: Sequence[Moment]) -> list[Any]:
+        """The value for each moment wanted. Tensors share storage as they did then, and nobody else's if written later.
+
+        Raises EagerFailure when the graph fails before it has them all.
+        """
+        moments = [self._clamped(moment) for moment in wanted]
+        found = {moment: self._known(moment) for moment in moments}
+        missing = [moment for moment, value in found.items() if value is UNKNOWN]
+        if missing:
+            found |= self._replay(missing)
+        return [found[moment] for moment in moments]
+
+    def _clamped(self, moment: Moment) -> Moment:
+        """The earliest moment with the same value, so that a run can stop early; always one at which it is alive."""
+        position, node = moment
+        first = self.index[node] + 1
+        if not self.writing:
+            return first, node
+        return max(first, min(position, self._runs.last_use[node])), node
+
+    def _known(self, moment: Moment) -> Any:
+        """The value where no run is needed: an input that nothing can have written to, or a value still in use."""
+        position, node = moment
+        if node.op == "placeholder" and not (self.writing and self.writes_to(node, position)):
+            return self.input_of[node]
+        recorded = self._in_use.get(moment)
+        value = recorded() if recorded is not None else None
+        return UNKNOWN if value is None else value
+
+    def _replay(self, wanted: Sequence[Moment]) -> dict[Moment, Any]:
+        by_position: dict[int, list[fx.Node]] = {}
+        for position, node in wanted:
+            by_position.setdefault(position, []).append(node)
+        stop = max(by_position)
+        held: dict[Moment, Any] = {}
+
+        def hold(position: int, env: dict[fx.Node, Any]) -> None:
+            for node in by_position.get(position, ()):
+                held[(position, node)] = env[node]
+
+        self._runs.run(stop, hold, held, self._take_cut(wanted))
+        found = {moment: standing_alone(value) for moment, value in held.items()}
+        tensors = ((moment, value) for moment, value in found.items() if isinstance(value, Tensor))
+        self._in_use |= {moment: weakref.ref(value) for moment, value in tensors}
+        return found
+
+    def _take_cut(self, wanted: Sequence[Moment]) -> Cut | None:
+        """The last cut, if all that is wanted comes after it. It is given away: what is dead after it need not be kept."""
+        cut, self._runs.cut = self._runs.cut, None
+        if cut is None:
+            return None
+        at, alive_at = cut.position, self._runs.alive_at
+        return cut if all(position >= at and alive_at(node, at) for position, node in wanted) else None
+
+    @property
+    def _survey(self) -> Survey:
+        if self._survey_done is None:
+            self._survey_done = self._take_survey()
+        return self._survey_done
+
+    def _take_survey(self) -> Survey:
+        survey = Survey()
+        storages = StorageSerials()
+
+        def look(position: int, env: dict[fx.Node, Any]) -> None:
+            if position == 0:
+                return
+            node = self.nodes[position - 1]
+            value = env[node]
+            survey.facts[node] = fact_of(value)
+            if self.writing:
+                survey.storages[node] = storages.serials(value)
+
+        def wrote(position: int, tensors: Iterable[Tensor]) -> None:
+            for serial in storages.serials(list(tensors)):
+                survey.writes.setdefault(serial, []).append(position)
+
+        try:
+            self._runs.run(len(self.nodes) - 1, look, {}, None, wrote)
+        except EagerFailure as failure:
+            survey.failure = failure
+        return survey
+
+
+LOOP_SECONDS = 2.0
+"""What a loop of a candidate may take: an edit may have taken away what ends it."""
+
+
+def runs_in_eager(graph_module: fx.GraphModule, inputs: Sequence[Any], around: Around = nullcontext) -> bool:
+    """Whether the graph runs to its end on ``inputs``, which are only read."""
+    return Recording(graph_module, inputs, around=around, loop_seconds=LOOP_SECONDS).failure is None

@@ -1,0 +1,369 @@
+"""Eager runs of one graph, from its start or from a cut, that never write to the caller's tensors and leave no mode behind."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import operator
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from minidbg import torch_internals
+from minidbg.fx.copying import clone_values, storage_key
+from minidbg.fx.effects import (
+    STATISTICS,
+    Fact,
+    Mode,
+    attribute_of,
+    is_graph,
+    is_loop,
+    keeps_state,
+    leaves_state,
+    mode_of,
+    op_name,
+    tensors_in,
+)
+from minidbg.fx.pieces import with_graphs
+
+
+class EagerFailure(Exception):
+    """The graph, or the part of it that was needed, fails in eager; ``node`` is where."""
+
+    def __init__(self, node: fx.Node, error: Exception) -> None:
+        self.node = node
+        self.error = error
+        super().__init__(f"{node.format_node()} failed in eager: {type(error).__name__}: {error}")
+
+
+@dataclass(slots=True)
+class Survey:
+    """What one whole run showed."""
+
+    facts: dict[fx.Node, Fact] = field(default_factory=dict)
+    storages: dict[fx.Node, frozenset[int]] = field(default_factory=dict)
+    """Serial numbers of the storages behind a value; kept only for graphs that may write."""
+    writes: dict[int, list[int]] = field(default_factory=dict)
+    """Storage serial to the positions that write to it."""
+    failure: EagerFailure | None = None
+
+
+class StorageSerials:
+    """Numbers for storages that stay different when a storage dies and its address is used again."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, tuple[int, Any]] = {}
+        self._next = 0
+
+    def serials(self, value: Any) -> frozenset[int]:
+        return frozenset(self._serial(tensor) for tensor in tensors_in(value))
+
+    def _serial(self, tensor: Tensor) -> int:
+        key = storage_key(tensor)
+        known = self._numbers.get(key)
+        if known is not None and known[1]() is not None:
+            return known[0]
+        self._next += 1
+        self._numbers[key] = (self._next, _weak_storage(tensor))
+        return self._next
+
+
+def _weak_storage(tensor: Tensor) -> Callable[[], Any]:
+    try:
+        reference: Any = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    except (RuntimeError, NotImplementedError):  # as in storage_key: the tensor stands for its storage
+        return weakref.ref(tensor)
+    return lambda: None if reference.expired() else reference
+
+
+def versions(node: fx.Node, targets: Iterable[fx.Node], env: Env) -> list[tuple[Tensor, Any]]:
+    """Each tensor that may be written with what tells whether it was: its version, or a copy of small statistics."""
+    tensors = [tensor for target in targets for tensor in tensors_in(env[target])]
+    if op_name(node) in STATISTICS:
+        return [(tensor, tensor.clone()) for tensor in tensors if tensor.dim() <= 1]
+    # a Triton kernel moves no version: what it may write counts as written
+    unknown = torch_internals.is_kernel_launch(node)
+    return [(tensor, None if unknown or tensor.is_inference() else tensor._version) for tensor in tensors]
+
+
+def written(node: fx.Node, before: Iterable[tuple[Tensor, Any]]) -> Iterator[Tensor]:
+    for tensor, was in before:
+        if isinstance(was, Tensor):
+            if not torch.equal(was, tensor):
+                yield tensor
+        elif was is None or tensor._version != was:
+            yield tensor
+
+
+Moment: TypeAlias = tuple[int, fx.Node]
+"""A position in the graph and the node whose value is wanted as it is just before that position runs."""
+
+Env: TypeAlias = dict[fx.Node, Any]
+"""The values of nodes that are alive."""
+
+Visit: TypeAlias = Callable[[int, Env], None]
+Wrote: TypeAlias = Callable[[int, Iterable[Tensor]], None]
+
+Around: TypeAlias = Callable[[], AbstractContextManager[Any]]
+"""Makes the block in which a graph runs."""
+
+FREE_TURNS = 1000
+"""Turns of a loop before its time counts."""
+
+
+class EndlessLoop(Exception):
+    """A ``while_loop`` did not end in the time that it was given: an edit may have taken away what ends it."""
+
+
+class _InputWritten(Exception):
+    """The graph is about to write to inputs that were not cloned; ``names`` are theirs."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self.names = names
+
+
+@dataclass(slots=True)
+class Cut:
+    """All that is needed to run on from ``position``."""
+
+    position: int
+    env: Env
+    random_state: Tensor
+    grad: bool
+
+
+class Runs:
+    """Runs of ``graph_module`` on ``inputs``, each with the same random values.
+
+    ``writing`` are the nodes that may write to values that they did not make, with the nodes of those values. ``random_state``
+    and ``grad`` hold before the first node, inside the block that ``around`` makes. ``loop_seconds`` limits each loop
+    that has turned ``FREE_TURNS`` times.
+    """
+
+    def __init__(
+        self,
+        graph_module: fx.GraphModule,
+        inputs: Sequence[Any],
+        writing: Mapping[fx.Node, Sequence[fx.Node]],
+        around: Around,
+        *,
+        grad: bool,
+        loop_seconds: float | None = None,
+    ) -> None:
+        self.graph_module = graph_module
+        self.inputs = inputs
+        self.writing = writing
+        self.nodes: list[fx.Node] = list(graph_module.graph.nodes)
+        self.placeholders = [node for node in self.nodes if node.op == "placeholder"]
+        self.index = {node: position for position, node in enumerate(self.nodes)}
+        self.last_use = {
+            node: max((self.index[user] for user in node.users), default=self.index[node])
+            for node in self.nodes
+        }
+        self.cut: Cut | None = None
+        """Where the last run ended, if another may go on from there."""
+        self._around = around
+        self._grad = grad
+        self._loop_seconds = loop_seconds
+        self._random_state = torch.get_rng_state()
+        self._can_be_cut = not writing and not any(map(leaves_state, self.nodes))
+        self._dying: dict[int, list[fx.Node]] = {}
+        """The nodes that a position uses last."""
+        for node, position in self.last_use.items():
+            if position > self.index[node]:
+                self._dying.setdefault(position, []).append(node)
+        arguments = (argument for targets in writing.values() for argument in targets)
+        self._cloned = frozenset(one.name for one in arguments if one.op in ("placeholder", "get_attr"))
+        """Names of placeholders and attributes that are an argument of a node that may write."""
+
+    def alive_at(self, node: fx.Node, position: int) -> bool:
+        """Whether the value of ``node`` is still used at ``position`` or after it."""
+        return self.index[node] >= position or self.last_use[node] >= position
+
+    # --- running ---
+
+    def run(
+        self, stop: int, visit: Visit, held: dict[Moment, Any], cut: Cut | None, wrote: Wrote | None = None
+    ) -> None:
+        """Run from ``cut``, or the start, up to ``stop``; ``visit`` sees each position's values before it runs.
+
+        It begins again with more inputs cloned when the graph turns out to write to one; ``held`` are then forgotten. ``wrote`` hears
+        who wrote to which tensors. Raises EagerFailure.
+        """
+        for _ in range(3):
+            try:
+                return self._run(stop, visit, held, cut, wrote)
+            except _InputWritten as found:
+                held.clear()
+                self._cloned |= found.names
+        self._cloned |= {node.name for node in self.nodes if node.op in ("placeholder", "get_attr")}
+        return self._run(stop, visit, held, cut, wrote)
+
+    def _run(
+        self, stop: int, visit: Visit, held: dict[Moment, Any], cut: Cut | None, wrote: Wrote | None
+    ) -> None:
+        start, env = (cut.position, cut.env) if cut else (0, {})
+        with self._surroundings(cut, env):
+            modules: dict[str, torch.nn.Module] = {}
+            arguments = iter(self._fresh_inputs())
+            own = self._uncloned_storages()
+            for position in range(start, stop):
+                node = self.nodes[position]
+                visit(position, env)
+                if node in self.writing:
+                    self._protect(node, env, held, own)
+                before = versions(node, self.writing[node], env) if wrote and node in self.writing else []
+                env[node] = next(arguments) if node.op == "placeholder" else self._execute(node, env, modules)
+                if wrote and node in self.writing:
+                    wrote(position, written(node, before))
+                for dead in self._dying.get(position, ()):
+                    env.pop(dead, None)
+            visit(stop, env)
+            self._remember_cut(stop, env)
+
+    def _execute(self, node: fx.Node, env: Env, modules: dict[str, torch.nn.Module]) -> Any:
+        if node.op == "get_attr":
+            return self._attribute(node)
+        args: Any = fx.map_arg(node.args, env.__getitem__)
+        kwargs = fx.map_arg(node.kwargs, env.__getitem__)
+        try:
+            if node.op == "call_function":
+                if self._loop_seconds is not None and is_loop(node):
+                    args = (limited(args[0], self._loop_seconds), *args[1:])
+                return node.target(*args, **kwargs)  # type: ignore[operator]
+            if node.op == "call_method":
+                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            return self._module(node, modules)(*args, **kwargs)
+        except Exception as error:  # the graph is foreign code: its failure is an answer
+            raise EagerFailure(node, error) from error
+
+    def _attribute(self, node: fx.Node) -> Any:
+        value = operator.attrgetter(str(node.target))(self.graph_module)
+        if self._loop_seconds is not None and isinstance(value, fx.GraphModule):
+            return with_limited_loops(value, self._loop_seconds)
+        return clone_values([value])[0] if node.name in self._cloned and isinstance(value, Tensor) else value
+
+    def _module(self, node: fx.Node, modules: dict[str, torch.nn.Module]) -> torch.nn.Module:
+        """The submodule that ``node`` calls; a copy for this run when its buffers may change."""
+        name = str(node.target)
+        if name not in modules:
+            module = self.graph_module.get_submodule(name)
+            modules[name] = copy.deepcopy(module) if keeps_state(module) else module
+        return modules[name]
+
+    def _fresh_inputs(self) -> list[Any]:
+        """The inputs, those that the graph writes to as clones; aliasing among the clones is kept."""
+        is_cloned = [node.name in self._cloned for node in self.placeholders]
+        clones = iter(clone_values(list(itertools.compress(self.inputs, is_cloned))))
+        return [
+            next(clones) if chosen else value for chosen, value in zip(is_cloned, self.inputs, strict=True)
+        ]
+
+    def _uncloned_storages(self) -> dict[int, set[str]]:
+        """Storages of the caller's to the names they go by in the graph; empty when nothing is ever written."""
+        own: dict[int, set[str]] = {}
+        values = dict(zip(self.placeholders, self.inputs, strict=True))
+        for node in self.nodes if self.writing else ():
+            if node.op in ("placeholder", "get_attr") and node.name not in self._cloned:
+                value = values[node] if node.op == "placeholder" else self._attribute(node)
+                for tensor in tensors_in(value):
+                    own.setdefault(storage_key(tensor), set()).add(node.name)
+        return own
+
+    def _protect(self, node: fx.Node, env: Env, held: dict[Moment, Any], own: dict[int, set[str]]) -> None:
+        """Before ``node`` writes: held values that share a storage with its arguments move to one of their own."""
+        touched = {
+            storage_key(tensor) for argument in self.writing[node] for tensor in tensors_in(env[argument])
+        }
+        names = frozenset(name for key in touched for name in own.get(key, ()))
+        if names:
+            raise _InputWritten(names)
+        endangered = {
+            moment: value
+            for moment, value in held.items()
+            if any(storage_key(tensor) in touched for tensor in tensors_in(value))
+        }
+        held |= zip(endangered, clone_values([*endangered.values()]), strict=True)
+
+    def _remember_cut(self, position: int, env: Env) -> None:
+        """Keep what is alive here, unless a later run could write to it."""
+        self.cut = None
+        if not self._can_be_cut or position >= len(self.nodes) - 1:
+            return
+        alive = {node: standing_alone(value) for node, value in env.items() if self.alive_at(node, position)}
+        self.cut = Cut(position, alive, torch.get_rng_state(), torch.is_grad_enabled())
+
+    @contextmanager
+    def _surroundings(self, cut: Cut | None, env: Env) -> Iterator[None]:
+        """Modes and random state as they are where the run begins; all as it was when the block ends."""
+        outer_grad, outer_random = torch.is_grad_enabled(), torch.get_rng_state()
+        torch.set_rng_state(cut.random_state if cut else self._random_state)
+        try:
+            with self._around(), torch_internals.thread_state_kept():
+                torch.set_grad_enabled(cut.grad if cut else self._grad)
+                try:
+                    for node in [node for node in env if mode_of(node) is Mode.ENTER]:
+                        env[node] = self._execute(node, env, {})
+                    yield
+                finally:
+                    self._leave_blocks(env)
+        finally:
+            torch.set_grad_enabled(outer_grad)
+            torch.set_rng_state(outer_random)
+
+    def _leave_blocks(self, env: Env) -> None:
+        """Run the exits of the blocks that are still open, innermost first."""
+        for node in sorted(env, key=self.index.__getitem__, reverse=True):
+            exits = (user for user in node.users if mode_of(user) is Mode.EXIT)
+            if mode_of(node) is Mode.ENTER and (leave := next(exits, None)) is not None:
+                self._execute(leave, env, {})
+
+
+def standing_alone(value: Any) -> Any:
+    """``value`` without the autograd history that led to it; the history keeps a whole run's tensors alive."""
+    if isinstance(value, Tensor) and value.grad_fn is not None:
+        return value.detach().requires_grad_()
+    if type(value) in (list, tuple):
+        return type(value)(map(standing_alone, value))
+    return value
+
+
+def limited(condition: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    """The condition of a loop that raises EndlessLoop after ``seconds``, but not in the first ``FREE_TURNS`` turns."""
+    turns, began = 0, time.monotonic()
+
+    def limited_condition(*values: Any) -> Any:
+        nonlocal turns
+        turns += 1
+        if turns > FREE_TURNS and time.monotonic() - began > seconds:
+            raise EndlessLoop(f"a loop has turned {turns} times")
+        return condition(*values)
+
+    return limited_condition
+
+
+def with_limited_loops(graph_module: fx.GraphModule, seconds: float) -> fx.GraphModule:
+    """``graph_module`` with ``limited`` conditions for its loops, those of graphs nested in it included; itself where it has none."""
+    nested = {str(node.target): attribute_of(node) for node in graph_module.graph.nodes if is_graph(node)}
+    limits = {path: with_limited_loops(graph, seconds) for path, graph in nested.items()}
+    changed = {path: graph for path, graph in limits.items() if graph is not nested[path]}
+    if not changed and not any(map(is_loop, graph_module.graph.nodes)):
+        return graph_module
+    made = with_graphs(graph_module, changed)
+    for node in filter(is_loop, made.graph.nodes):
+        node.target = limited_loop(node.target, seconds)
+    return torch_internals.lazy_graph_module(made, made.graph)
+
+
+def limited_loop(loop: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    def run(condition: Callable[..., Any], *others: Any) -> Any:
+        return loop(limited(condition, seconds), *others)
+
+    return run

@@ -1,0 +1,441 @@
+"""Does a compiled graph give what eager gives? Take a ``snapshot`` of each run, then ask ``mismatch``.
+
+A float may differ from eager's by the tolerances of ``torch.testing.assert_close``. Where it differs by more,
+both are held against the same program run in float64, as ``torch._dynamo.utils.same`` does: the compiled result
+is wrong when it is clearly farther from float64 than eager's is. Integers and bools must be equal, NaN and inf
+must be in the same places; only where eager itself disagrees with float64 is the compiled result free to do so.
+
+It is also part of repro scripts, as text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from minidbg.judge.arithmetic import (
+    FACTOR_NOISY,
+    are_close,
+    distance_between,
+    far_apart,
+    is_noise,
+    largest,
+    wrong_elements,
+)
+from minidbg.judge.precision import tolerance_in
+from minidbg.judge.snapshot import (
+    CannotCompare,
+    Leaf,
+    Snapshot,
+    _are_plain,
+    _can_stand_for,
+    _in_place_of,
+    _name,
+)
+
+# --- embedded from here ---
+
+# Relative and absolute tolerance against eager, those of torch.testing.assert_close, and relative tolerance against
+# float64: a float32 sum of ten million numbers in another order is off by 2e-5. The absolute one is for values of
+# size 1: it shrinks with the largest value among all outputs (or all gradients), so that small ones are judged too.
+TOLERANCES = {
+    torch.float64: (1e-7, 1e-7, 1e-7),
+    torch.float32: (1.3e-6, 1e-5, 3e-5),
+    torch.bfloat16: (1.6e-2, 1e-5, 3.2e-2),
+    torch.float16: (1e-3, 1e-5, 2e-3),
+}
+FEW_LEFT_OUT = 3  # leaves that are named one by one
+MOST_BY_LUCK = 100.0  # times more than allowed that rounding errors of float32 may explain
+RUNS_IN_WORDS = {"float64": "eager in float64", "again": "a second run of eager"}
+NEVER_EXCUSED = ("dtype", "device")
+Run = Snapshot | Callable[[], Snapshot | None] | None  # a function is called only when its answer is needed
+Difference = dict[str, Any]
+
+
+def mismatch(
+    actual: Snapshot,
+    expected: Snapshot,
+    reference64: Run = None,
+    *,
+    eager_again: Run = None,
+    other_answers: Any = (),
+    other_roundings: Any = (),
+    lower: Any = (),
+    tolerances: Any = None,
+    margin: float = 1.0,
+    notes: list[str] | None = None,
+) -> Difference | None:
+    """The first difference that counts between a compiled run (``actual``) and eager's (``expected``), or None.
+
+    Form and values of all leaves come first, in eager's order; then requires_grad and aliasing of outputs. Strides alone
+    are no mismatch (``layout_difference``).
+    ``eager_again`` is a second eager run, best with another seed: a leaf in which eager differs from itself is left
+    out. ``other_answers`` are eager runs with other results where torch defines none (``agreement.OtherRuns``):
+    elements that change there are left out. So are those that change in ``other_roundings`` (``agreement.other_roundings``),
+    which are asked only about differences. ``notes`` gets a sentence about either. ``tolerances`` is a triple as in
+    TOLERANCES (the third number may be missing), maps dtypes to that, or names a precision that float32 may be computed in;
+    the errors of the eager runs ``lower`` (``agreement.lower_runs`` or ``rounded_runs``) are allowed as eager's own. ``margin`` above 1 demands a difference so many times larger.
+
+    The answer holds ``where``, ``category`` (structure, dtype, device, shape, nan, inf, integer, bool, float,
+    requires_grad, aliasing), ``signature`` (its stable part) and ``message``; for values also ``index``,
+    ``actual``, ``expected``, ``wrong`` of ``elements``, ``excess`` (the largest margin at which it still counts),
+    ``max_abs``, ``max_rel``, ``allowed``, ``rmse_compiled`` and ``rmse_eager``.
+    Raises CannotCompare when a leaf cannot be judged and nothing else differs.
+    """
+    judge = _Judge(
+        expected, reference64, eager_again, (other_answers, other_roundings), lower, tolerances, margin
+    )
+    refusal = None
+    try:
+        for where in [*expected, *(label for label in actual if label not in expected)]:
+            try:
+                difference = judge.leaf(where, actual.get(where), expected.get(where))
+            except CannotCompare as error:
+                refusal = refusal or error
+            else:
+                if difference and (
+                    is_never_excused(difference)
+                    or (judge.is_steady(where) and ("elements" in difference or judge.is_defined(where)))
+                ):
+                    return difference | {"message": "\n".join([difference["message"], *judge.notes])}
+        if difference := _first_relation(actual, expected):
+            return difference
+    finally:
+        if notes is not None:
+            left_out = (where for where, steady in judge.steady.items() if not steady)
+            notes += [f"{where} is not judged: eager differs from itself" for where in left_out]
+            notes += judge.undefined()
+    if refusal:
+        raise refusal
+    return None
+
+
+def form_difference(actual: Snapshot, expected: Snapshot) -> Difference | None:
+    """The first difference that neither chance nor rounding explains, of runs with other random numbers."""
+    for where, leaf in expected.items():
+        a, e = (one.value if one else None for one in (actual.get(where), leaf))
+        if isinstance(a, torch.Tensor) and isinstance(e, torch.Tensor):
+            difference = _form(where, leaf.kind, a, e)
+            if difference and is_never_excused(difference):
+                return difference
+    return None
+
+
+def is_never_excused(difference: Difference) -> bool:
+    """Whether chance and rounding cannot explain it: they change values and sizes, but no dtype and no number of dimensions."""
+    if difference["category"] == "shape":
+        got, wanted = difference["actual"], difference["expected"]
+        return (got.count(","), got == "[]") != (wanted.count(","), wanted == "[]")
+    return difference["category"] in NEVER_EXCUSED
+
+
+def layout_difference(actual: Snapshot, expected: Snapshot) -> Difference | None:
+    """The first output that lies otherwise in memory than eager's, of runs that agree in all that ``mismatch`` compares."""
+    runs = actual, expected
+    inputs = [{_memory(leaf.value) for leaf in run.values() if leaf.kind == "input"} for run in runs]
+    found = []
+    for where, leaf in expected.items():
+        if leaf.kind == "output" and where in actual and _are_plain(actual[where].value, leaf.value):
+            got, wanted = (run[where].value for run in runs)
+            if _strides(got) != _strides(wanted):
+                found.append((where, "strides", list(got.stride()), list(wanted.stride())))
+                continue
+            offsets = [one.storage_offset() for one in (got, wanted)]
+            own = all(_memory(one) not in held for one, held in zip((got, wanted), inputs, strict=True))
+            if wanted.numel() and own and offsets[0] != offsets[1]:
+                found.append((where, "storage offset", *offsets))
+    if not found:
+        return None
+    where, what, got, wanted = found[0]
+    shape = list(expected[where].value.shape)
+    others = f" (and {len(found) - 1} other outputs)" if found[1:] else ""
+    text = f"{where} of shape {shape} has {what} {got}, eager gives {wanted}{others}; all values agree"
+    return _difference(where, "output", "stride", text, actual=str(got), expected=str(wanted))
+
+
+class _Judge:
+    """Judges leaf after leaf; holds what they share."""
+
+    def __init__(
+        self,
+        expected: Snapshot,
+        reference64: Run,
+        eager_again: Run,
+        others: tuple[Any, Any],
+        lower: Any,
+        tolerances: Any,
+        margin: float,
+    ) -> None:
+        self.expected, self.tolerances, self.margin = expected, tolerances, margin
+        self.runs = {"float64": reference64, "again": eager_again}
+        self.notes: dict[str, None] = {}
+        self.steady: dict[str, bool] = {}
+        self.answers, self.roundings = others
+        self.lower = lower
+        self.left_out: dict[str, str] = {}
+        self.scales: dict[str, float] = {}
+
+    def other(self, run: str, where: str, like: torch.Tensor | None = None) -> Any:
+        """The value of leaf ``where`` in another run; None when there is none, or none of the shape of ``like``."""
+        if callable(ask := self.runs[run]):
+            self.runs[run] = None
+            with self.difference_stands(RUNS_IN_WORDS[run]):
+                self.runs[run] = ask()
+        answer: Any = self.runs[run]
+        value = answer[where].value if answer is not None and where in answer else None
+        return value if like is None or _can_stand_for(value, like) else None
+
+    @contextlib.contextmanager
+    def difference_stands(self, run: str) -> Iterator[None]:
+        """A block with a run that might explain a difference. One that raises explains nothing: what was seen is reported, and says so."""
+        try:
+            yield
+        except CannotCompare:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever an op says
+            self.notes[f"{run}, which might explain it, fails: {brief_text(error)}"] = None
+
+    def explaining(self, run: str, runs: Any) -> Iterator[Any]:
+        """The runs that ``runs`` gives, until one raises."""
+        with self.difference_stands(run):
+            yield from runs
+
+    def others(self, *, roundings: bool = True) -> Iterator[Any]:
+        """Eager runs with other answers where torch leaves them open, then with other rounding errors."""
+        yield from self.explaining("eager with other answers", self.answers)
+        if roundings:
+            yield from self.explaining("eager with other rounding", self.roundings)
+
+    def is_steady(self, where: str) -> bool:
+        """Whether eager, run twice, gave the same leaf, apart from rounding noise."""
+        if where not in self.steady:
+            again = self.other("again", where)
+            first = self.expected[where].value if where in self.expected else None
+            reference = self.other("float64", where) if again is not None else None
+            self.steady[where] = again is None or _same_but_for_rounding(first, again, reference)
+        return self.steady[where]
+
+    def is_defined(self, where: str) -> bool:
+        """Whether the whole leaf is the same for all answers that torch leaves open."""
+        first = self.expected.get(where)
+        for other in self.others():
+            again = other.get(where)
+            is_same = first is again
+            if first and again:
+                is_same = _same_but_for_rounding(first.value, again.value)
+            if not is_same:
+                self.left_out[where] = where
+        return where not in self.left_out
+
+    def undefined(self) -> list[str]:
+        """A sentence for each leaf of which something is left out since torch does not define it; one for many leaves."""
+        what = ", ".join(getattr(self.answers, "met", ())) or "what rounding decides"
+        parts = list(self.left_out.values())
+        if len(parts) > FEW_LEFT_OUT:
+            rest = f"{len(parts) - 1} other results"
+            return [f"{parts[0]} and {rest} are not judged: torch does not define {what}"]
+        return [f"{part} is not judged: torch does not define {what}" for part in parts]
+
+    def tolerance(self, kind: str, dtype: torch.dtype) -> tuple[float, float, float]:
+        """The tolerances for a leaf of this kind and dtype; the absolute one is the given one, or scaled."""
+        default = default_tolerance(dtype)
+        given = self.tolerances
+        if isinstance(given, str):
+            default, given = tolerance_in(given, dtype, default), None
+        if isinstance(given, Mapping):
+            given = given.get(dtype, given.get(_name(dtype), given.get("any")))
+        if given is None or not any(default):
+            relative, absolute, rounding = default
+            return relative, absolute * self.scale(kind), rounding
+        return (*given, given[0])[:3]
+
+    def scale(self, kind: str) -> float:
+        """The largest finite value among eager's leaves of this kind, at most 1; and 1 where all are zero."""
+        if kind not in self.scales:
+            values = (leaf.value for leaf in self.expected.values() if leaf.kind == kind)
+            sizes = (largest(value) for value in values if _are_plain(value, value))
+            self.scales[kind] = min(max(sizes, default=0.0), 1.0) or 1.0
+        return self.scales[kind]
+
+    def leaf(self, where: str, actual: Leaf | None, expected: Leaf | None) -> Difference | None:
+        """How one leaf differs in form or in values, or None."""
+        if actual is None or expected is None:
+            who, given = ("eager", actual) if expected is None else ("the compiled graph", expected)
+            kind = given.kind if given else ""
+            return _difference(where, kind, "structure", f"{where} is not given by {who}")
+        kind, a, e = expected.kind, actual.value, expected.value
+        if kind == "gradient" and (a is None) != (e is None):  # no gradient means what a zero one means
+            a, e = (torch.zeros_like(e) if a is None else a), (torch.zeros_like(a) if e is None else e)
+        if not (isinstance(a, torch.Tensor) and isinstance(e, torch.Tensor)):
+            return self.scalars(where, kind, a, e)
+        if difference := _form(where, kind, a, e):
+            return difference
+        if not _are_plain(a, e):
+            what = f"a {type(e).__name__} of {_name(e.dtype)}, {_name(e.layout)}"
+            raise CannotCompare(f"{where} is {what}, which cannot be compared with eager's")
+        if a.numel() == 0 or a.device.type == "meta" or _is_same_memory(a, e) or are_close(a, e, 0.0, 0.0):
+            return None
+        return self.tensors(where, kind, a, e, self.tolerance(kind, e.dtype))
+
+    def scalars(self, where: str, kind: str, a: Any, e: Any) -> Difference | None:
+        """Python values: of one type and equal; floats have float32's tolerance, since most came from ``.item()``."""
+        if type(a) is not type(e):
+            text = f"{where} is a {type(a).__name__}, eager gives a {type(e).__name__}"
+            return _difference(where, kind, "structure", text)
+        if isinstance(e, float):
+            a64, e64 = (torch.tensor(value, dtype=torch.float64) for value in (a, e))
+            return self.tensors(where, kind, a64, e64, self.tolerance(kind, torch.float32))
+        category = {bool: "bool", int: "integer"}.get(type(e), "structure")
+        return None if a == e else _difference(where, kind, category, f"{where} is {a!r}, eager gives {e!r}")
+
+    def tensors(
+        self, where: str, kind: str, a: torch.Tensor, e: torch.Tensor, tolerance: tuple[float, float, float]
+    ) -> Difference | None:
+        """How the values of two dense tensors of one form differ; the other runs are asked only if they do."""
+        relative, absolute = (self.margin * allowed for allowed in tolerance[:2])
+        if are_close(a, e, relative, absolute) or not self.is_steady(where):
+            return None
+        reference, again = (self.other(run, where, e) for run in ("float64", "again"))
+        found = wrong_elements(a, e, tolerance, reference, again, self.margin)
+        undefined = torch.zeros_like(e, dtype=torch.bool)
+        for count, other in enumerate(self.others(roundings=found is not None)):
+            value = _in_place_of(e, other, where)
+            undefined |= far_apart(value, e, relative, absolute) if _can_stand_for(value, e) else True
+            if undefined.any():  # errors of what is undefined say nothing about the rest
+                part = "" if undefined.all() else f" ({int(undefined.sum())} of {e.numel()} elements)"
+                self.left_out[where] = where + part
+                a = torch.where(undefined, e, a)
+                reference, again = (
+                    one if one is None else torch.where(undefined, e, one) for one in (reference, again)
+                )
+                found = wrong_elements(a, e, tolerance, reference, again, self.margin)
+            if found is None and count:
+                break
+        lower = self.explaining("eager in a lower precision", self.lower)
+        for run in lower if found and self.may_be_rounding(found) else ():
+            value = _in_place_of(e, run, where)
+            if not _can_stand_for(value, e):
+                continue
+            value = torch.where(undefined, e, value)
+            overflown = ~(value.isfinite() | far_apart(a, value, 0.0, 0.0))  # by eager in this precision too
+            found = wrong_elements(torch.where(overflown, e, a), e, tolerance, reference, value, self.margin)
+            if found is None:
+                break
+            if isinstance(self.tolerances, str):
+                found["precision"] = self.tolerances
+                found["text"] = found["text"].replace("eager's", f"eager's in {self.tolerances}")
+        return found and _difference(where, kind, message=f"{where} {found.pop('text')}", **found)
+
+    def may_be_rounding(self, found: Mapping[str, Any]) -> bool:
+        """Whether a difference is worth runs with other rounding errors: those of float32 explain none that is far too large."""
+        if isinstance(self.tolerances, str) or getattr(self.answers, "narrow", True):
+            return True
+        return isinstance(found["excess"], (int, float)) and found["excess"] < MOST_BY_LUCK
+
+
+def brief_text(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:200]
+
+
+def default_tolerance(dtype: torch.dtype) -> tuple[float, float, float]:
+    """The triple of TOLERANCES for any dtype: of a complex one that of its parts, zeros for integers and bools."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return 0.0, 0.0, 0.0
+    info = torch.finfo(dtype)
+    one_step = (info.eps, info.eps * info.tiny, info.eps)  # float8 has no entry
+    return TOLERANCES.get(getattr(torch, info.dtype), one_step)
+
+
+def _form(where: str, kind: str, a: torch.Tensor, e: torch.Tensor) -> Difference | None:
+    for category, got, wanted in (
+        ("dtype", _name(a.dtype), _name(e.dtype)),
+        ("device", str(a.device), str(e.device)),
+        ("structure", f"{type(a).__name__}, {_name(a.layout)}", f"{type(e).__name__}, {_name(e.layout)}"),
+        ("shape", str(list(a.shape)), str(list(e.shape))),
+    ):
+        if got != wanted:
+            detail = f"dtype {got} for {wanted}" if category == "dtype" else category
+            text = f"{where} has {category} {got}, eager gives {wanted}"
+            return _difference(where, kind, category, text, detail, actual=got, expected=wanted)
+    return None
+
+
+def _first_relation(actual: Snapshot, expected: Snapshot) -> Difference | None:
+    """How outputs differ in what later code sees of them: requires_grad, and memory shared with other leaves."""
+    common = (where for where in expected if where in actual)
+    both = [where for where in common if _are_plain(actual[where].value, expected[where].value)]
+    outputs = [where for where in both if expected[where].kind == "output"]
+    for where in outputs:
+        got, wanted = (str(run[where].requires_grad) for run in (actual, expected))
+        if got != wanted:
+            text = f"{where} has requires_grad {got}, eager gives {wanted}"
+            return _difference(where, "output", "requires_grad", text, actual=got, expected=wanted)
+    inputs = [where for where in both if expected[where].kind == "input"]
+    pairs = {pair for run in (actual, expected) for pair in _in_one_storage(run, outputs, inputs)}
+    for one, two in sorted(pairs, key=lambda pair: [both.index(where) for where in pair]):
+        got_shared, shared = (_overlap(run[one].value, run[two].value) for run in (actual, expected))
+        if got_shared is not None and shared is not None and got_shared != shared:
+            does, other = ("share", "do not") if got_shared else ("do not share", "do")
+            text = f"{one} and {two} {does} memory; in eager they {other}"
+            return _difference(one, "output", "aliasing", text)
+    return None
+
+
+def _in_one_storage(run: Snapshot, outputs: list[str], inputs: list[str]) -> Iterator[tuple[str, str]]:
+    """Pairs of an output with an output before it, or with an input, that may have memory in common."""
+    seen: dict[int, list[str]] = {}
+    for where in inputs + outputs:
+        others = seen.setdefault(run[where].value.untyped_storage().data_ptr(), [])
+        yield from ((where, other) for other in others if run[where].kind == "output")
+        others.append(where)
+
+
+def _strides(tensor: torch.Tensor) -> list[int]:
+    """The strides that address anything: none of dimensions of size 1, none at all where there are no elements."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return [stride for size, stride in steps if size > 1 and tensor.numel()]
+
+
+def _memory(value: Any) -> int | None:
+    return value.untyped_storage().data_ptr() if _are_plain(value, value) else None
+
+
+def _overlap(one: torch.Tensor, two: torch.Tensor) -> bool | None:
+    """Whether two tensors have memory in common; None where first and last address do not tell."""
+    if not (one.numel() and two.numel()):
+        return None
+    first, last = [], []
+    for tensor in (one, two):
+        steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        first.append(tensor.data_ptr())
+        last.append(tensor.data_ptr() + steps * tensor.element_size())
+    if last[0] < first[1] or last[1] < first[0]:
+        return False
+    around = one if first[0] <= first[1] else two
+    return True if around.is_contiguous() or first[0] == first[1] else None
+
+
+def _difference(
+    where: str, kind: str, category: str, message: str, detail: str = "", **figures: Any
+) -> Difference:
+    direction = "backward" if kind == "gradient" else "forward"
+    signature = {"direction": direction, "message": f"{kind}: {detail or category}"}
+    return {"where": where, "category": category, "signature": signature, "message": message, **figures}
+
+
+def _is_same_memory(a: torch.Tensor, e: torch.Tensor) -> bool:
+    marks = [(x.data_ptr(), x.stride(), x.is_conj(), x.is_neg()) for x in (a, e)]
+    return marks[0] == marks[1]
+
+
+def _same_but_for_rounding(one: Any, two: Any, reference: Any = None) -> bool:
+    """Whether two runs of eager gave the same leaf; the error against ``reference`` says how far rounding goes."""
+    if _are_plain(one, two) and one.dtype is two.dtype:
+        error = distance_between(one, reference) if _can_stand_for(reference, one) else 0.0
+        return is_noise(one, two, FACTOR_NOISY * error)
+    if isinstance(one, torch.Tensor) or isinstance(two, torch.Tensor):
+        return not (_are_plain(one, one) or _are_plain(two, two))  # what cannot be compared is nobody's noise
+    return bool(one == two or (one != one and two != two))

@@ -1,0 +1,418 @@
+"""The one judge: runs a case and says what happened. Standalone scripts carry its text below their model.
+
+Stands on torch, the standard library and ``signature.py``, which is embedded with it. A *case* is here the plain
+table that a script's ``[tool.minidbg]`` header holds (``minidbg.judge.embed.settings_of`` writes it); an *outcome*
+is the table that ``--json`` prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._dynamo.backends.registry import lookup_backend
+
+from minidbg.judge.direct import compile_directly
+from minidbg.judge.signature import exception_chain, is_about_guards, phase_of, signature_of, text_of
+from minidbg.torch_internals.thread_state import thread_state_kept
+from minidbg.words.script_header import same_message
+
+# --- embedded from here ---
+
+SEED = 0
+
+
+def attempt(
+    make_model: Callable[[], Any],
+    make_inputs: Callable[[], tuple[Any, ...]],
+    compiler: Any,
+    case: dict[str, Any],
+    note: Callable[[str], object] = lambda phase: None,
+    differ: Callable[..., dict[str, Any] | None] | None = None,
+    witness: Callable[[BaseException], object] = lambda error: None,
+) -> dict[str, Any]:
+    """Run the model in eager, then through the backend. Never raises what the model or the backend raises.
+
+    Models and inputs are made anew for each run, since a run may write to both. ``note`` hears which part is
+    about to run, to know what a death was due to. ``differ`` says how two runs differ that should agree. ``witness`` sees
+    what the backend raised, with its traceback.
+    """
+    began = time.perf_counter()
+    notes: list[str] = []
+
+    def made(change: Callable[[Any], Any] = lambda made: made) -> tuple[Any, tuple[Any, ...]]:
+        with plain_modes():
+            return change(make_model()), change(make_inputs())
+
+    def eager(change: Callable[[Any], Any] = lambda made: made, seed: int = SEED) -> dict[str, Any]:
+        model, inputs = made(change)
+        with entered_modes(case.get("context", {})):
+            return run_once(model, model, inputs, case, seed)
+
+    with patched_config(case.get("context", {}).get("config", {})):
+        try:
+            note("eager")
+            expected = eager()
+        except KeyboardInterrupt:
+            raise
+        except (FileNotFoundError, ModuleNotFoundError) as error:  # the values lie in a file of their own
+            result = outcome("skipped", f"what it needs is not here: {brief(error)}")
+        except BaseException as error:  # noqa: BLE001 - where eager fails, the backend is not to blame
+            result = outcome("invalid", f"eager itself fails: {brief(error)}", message=first_lines(error))
+        else:
+            model, inputs = made()
+
+            def passes_in_eager() -> bool:
+                model, inputs = made()
+                try:
+                    compile_by_torch("eager", model, inputs, {**case, "options": None, "mode": None})(*inputs)
+                except Exception:  # noqa: BLE001 - the answer
+                    return False
+                return True
+
+            with wrappers_at_rest(), entered_modes(case.get("context", {})):
+                actual, result = run_compiled(
+                    model, inputs, compiler, case, note, notes, passes_in_eager, witness
+                )
+            if actual is not None and differ is not None:
+                note("compare")
+                result = compared(lambda: differ(actual, expected, eager, case, notes), case) or result
+            if result["verdict"] == "gone":
+                result["reason"] = "; ".join(dict.fromkeys(notes))
+    return {**result, "seconds": round(time.perf_counter() - began, 3)}
+
+
+def run_compiled(
+    model: Any,
+    inputs: tuple[Any, ...],
+    compiler: Any,
+    case: dict[str, Any],
+    note: Callable[[str], object],
+    notes: list[str],
+    passes_in_eager: Callable[[], bool],
+    witness: Callable[[BaseException], object],
+) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """One run through the backend: what it left behind (None if it failed), and the outcome.
+
+    ``notes`` gets a sentence when the backend did nothing. Where dynamo fails over its guards, ``passes_in_eager``
+    tells whose failure that is: the backend's when the same program goes through dynamo without it.
+    """
+    doing, direction, direct = "compile", "forward", case.get("call") == "direct"
+
+    def now(what: str, way: str) -> None:
+        nonlocal doing, direction
+        doing, direction = what, way
+        note(f"{what} {way}")
+
+    try:
+        now("compile", "forward")
+        compiler = told_apart(compiler, notes)
+        if direct:
+            function = compile_directly(compiler, model, inputs, case, literal_in(case.get("options")))
+            now("runtime", "forward")
+        else:
+            function = compile_by_torch(compiler, model, inputs, case)
+        left = run_once(function, model, inputs, case, SEED, lambda: now("runtime", "backward"))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever a foreign backend raises, SystemExit too, is the answer
+        witness(error)
+        kind = doing if direct and direction == "forward" else phase_of(error, direction)
+        if kind == "tracing":
+            if not (is_about_guards(error) and passes_in_eager()):
+                reason = f"dynamo did not call the backend: {brief(error)}"
+                return None, outcome("invalid", reason, message=first_lines(error))
+            kind = "compile"  # dynamo stumbled over what the backend had done to its ShapeEnv or the inputs
+        return None, failure(signature_of(error, kind, direction), case, first_lines(error))
+    return left, outcome("gone")
+
+
+def told_apart(compiler: Any, notes: list[str]) -> Any:
+    """``compiler``; a sentence goes into ``notes`` when it hands the graph back as it was, for eager to run."""
+    if compiler in ("inductor", "eager"):
+        return compiler
+    called = lookup_backend(compiler) if isinstance(compiler, str) else compiler
+
+    def call_backend_and_look(graph_module: Any, *args: Any, **kwargs: Any) -> Any:
+        before = graph_texts(graph_module)
+        compiled_fn = called(graph_module, *args, **kwargs)
+        given_back = getattr(compiled_fn, "__self__", compiled_fn)
+        if given_back is graph_module and graph_texts(graph_module) == before:
+            notes.append("fallback: the backend gave the graph back as it was, so eager ran it")
+        return compiled_fn
+
+    for name in ("get_compiler_config", "reset", "__name__"):
+        if hasattr(called, name):
+            setattr(call_backend_and_look, name, getattr(called, name))
+    return call_backend_and_look
+
+
+def graph_texts(graph_module: Any) -> list[str]:
+    graphs = (getattr(module, "graph", None) for module in graph_module.modules())
+    return [str(graph) for graph in graphs if isinstance(graph, torch.fx.Graph)]
+
+
+def compile_by_torch(compiler: Any, model: Any, inputs: tuple[Any, ...], case: dict[str, Any]) -> Any:
+    for value, dims in zip(inputs, case.get("dynamic_dims") or (), strict=False):
+        if isinstance(value, torch.Tensor):
+            mark_sizes(value, dims)
+    options = literal_in(case.get("options"))
+    given: dict[str, Any] = {"dynamic": case.get("dynamic"), "mode": case.get("mode"), "options": options}
+    given = {name: value for name, value in given.items() if value not in (None, {})}
+    return torch.compile(model, backend=compiler, fullgraph=True, **given)
+
+
+def mark_sizes(value: Any, dims: list[int]) -> None:
+    """Have dynamo take ``dims`` as symbols and the other dimensions as numbers, also with ``dynamic=True``.
+
+    ``mark_static`` does nothing while dynamo compiles, which a fork of the failing program still does.
+    """
+    for dim in dims:
+        torch._dynamo.maybe_mark_dynamic(value, dim)
+    value._dynamo_static_indices = set(range(value.dim())).difference(dims)
+    if value._base is not None and not dims:  # dynamo makes symbols for a view's base, too
+        value._base._dynamo_static_indices = set(range(value._base.dim()))
+
+
+def run_once(
+    function: Any,
+    model: Any,
+    inputs: tuple[Any, ...],
+    case: dict[str, Any],
+    seed: int,
+    backward_begins: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Call ``function``, then backward if the case has one; outputs, inputs and buffers afterwards, gradients."""
+    torch.manual_seed(seed)
+    with thread_state_kept():  # a run that raises inside vmap would leave its level to the next one
+        sources = gradient_sources(model, inputs) if case.get("backward") else {}
+        outputs = function(*inputs)
+        wait_for_devices((*inputs, *leaves_of(outputs)))
+        gradients = gradients_of(outputs, sources, backward_begins)
+        wait_for_devices(gradients.values())
+        return left_behind(outputs, model, inputs, gradients)
+
+
+def wait_for_devices(values: Any) -> None:
+    """Let the devices of the tensors come to rest: an error of theirs that comes late is one of this run."""
+    for device in {value.device for value in values if isinstance(value, torch.Tensor)}:
+        module = torch.get_device_module(device) if device.type not in ("cpu", "meta") else None
+        if (synchronize := getattr(module, "synchronize", None)) is not None:
+            synchronize(*[device] * (device.type != "mps"))  # there is one of those, and it takes no name
+
+
+def left_behind(
+    outputs: Any, model: Any, inputs: tuple[Any, ...], gradients: dict[str, Any]
+) -> dict[str, Any]:
+    after = {str(place): value for place, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
+    after |= {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {"outputs": outputs, "inputs_after": after, "gradients": gradients}
+
+
+def gradient_sources(model: Any, inputs: tuple[Any, ...]) -> dict[str, Any]:
+    """What gradients are asked for, taken before a run: of what the run writes to, the gradient is that of the value before.
+
+    Afterwards the tensor stands for its new value: in eager that has a gradient, in a graph of AOTAutograd it is outside.
+    """
+    values = {f"input {place}": value for place, value in enumerate(inputs)} | dict(model.named_parameters())
+    edge = torch.autograd.graph.get_gradient_edge
+    return {
+        name: value if value.is_leaf else edge(value)
+        for name, value in values.items()
+        if needs_gradient(value)
+    }
+
+
+def gradients_of(
+    outputs: Any, sources: dict[str, Any], backward_begins: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Gradients of ``sources``, for cotangents that are the same in each run, whatever that run draws."""
+    roots = [(place, root) for place, root in enumerate(leaves_of(outputs)) if needs_gradient(root)]
+    if not (roots and sources):
+        return {}
+    cotangents = [cotangent_for(root, place) for place, root in roots]
+    backward_begins()
+    found = torch.autograd.grad(
+        [root for _, root in roots], list(sources.values()), cotangents, allow_unused=True
+    )
+    return dict(zip(sources, found, strict=True))
+
+
+def cotangent_for(root: torch.Tensor, place: int) -> torch.Tensor:
+    if root.layout is torch.jagged:  # a ragged size is no number
+        made = torch.zeros_like(root.detach())
+        made.values().copy_(cotangent_for(made.values(), place))
+        return made
+    random = torch.Generator().manual_seed(SEED + place)
+    values = torch.randn(root.shape, generator=random, dtype=torch.float32, device="cpu")
+    return values.to(root.device, root.dtype)
+
+
+def needs_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def leaves_of(value: Any) -> list[Any]:
+    items = list(value.values()) if isinstance(value, dict) else value
+    return (
+        [leaf for item in items for leaf in leaves_of(item)] if isinstance(items, (tuple, list)) else [value]
+    )
+
+
+@contextlib.contextmanager
+def plain_modes() -> Iterator[None]:
+    """torch as it is when a script begins, for what is made before a run: no mode, float32, the seed."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        if str(torch.get_default_device()) != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        if torch.is_autocast_enabled("cpu"):
+            stack.enter_context(torch.autocast("cpu", enabled=False))
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+        torch.manual_seed(SEED)
+        yield
+
+
+JUDGED_NOW: list[
+    str | None
+] = []  # the mark as it was before each judged run that is under way, of any thread
+JUDGED_LOCK = threading.Lock()
+if hasattr(os, "register_at_fork"):  # another thread may hold it
+    os.register_at_fork(after_in_child=JUDGED_LOCK._at_fork_reinit)  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def wrappers_at_rest() -> Iterator[None]:
+    """A backend that the user's own module wraps with minidbg answers no failure of a run that is being judged.
+
+    The mark is the process's, and threads may judge at once: the first in sets it, the last out puts it back.
+    """
+    with JUDGED_LOCK:
+        JUDGED_NOW.append(os.environ.get("MINIDBG__JUDGING"))
+        os.environ["MINIDBG__JUDGING"] = "1"
+    try:
+        yield
+    finally:
+        with JUDGED_LOCK:
+            before = JUDGED_NOW[0]
+            JUDGED_NOW.pop()
+            if not JUDGED_NOW:
+                os.environ.pop("MINIDBG__JUDGING") if before is None else os.environ.update(
+                    MINIDBG__JUDGING=before
+                )
+
+
+@contextlib.contextmanager
+def entered_modes(context: dict[str, Any]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        set_defaults(stack, context)
+        if "default_device" in context:
+            stack.enter_context(torch.device(context["default_device"]))
+        stack.enter_context(torch.set_grad_enabled(context.get("grad", True)))
+        if context.get("inference"):
+            stack.enter_context(torch.inference_mode())
+        for device, dtype, cache_enabled in context.get("autocast", ()):
+            stack.enter_context(torch.autocast(device, dtype_named(dtype), cache_enabled=cache_enabled))
+        yield
+
+
+@contextlib.contextmanager
+def patched_config(given: dict[str, str]) -> Iterator[None]:
+    """Options of torch's config modules. Graph caches are off: they would hide a change of the compiler."""
+    config: dict[str, dict[str, Any]] = {
+        "torch._inductor.config": {"fx_graph_cache": False, "fx_graph_remote_cache": False},
+        "torch._functorch.config": {"enable_autograd_cache": False, "enable_remote_autograd_cache": False},
+        # whole tracebacks tell compile from runtime; and torch's own minifier must not start here
+        "torch._dynamo.config": {"verbose": True, "repro_after": None},
+    }
+    with contextlib.ExitStack() as stack:
+        for name in {**config, **given}:
+            module = importlib.import_module(name)
+            options = {**config.get(name, {}), **literal_in(given.get(name))}
+            stack.enter_context(module.patch({key: options[key] for key in options if hasattr(module, key)}))
+        yield
+
+
+def set_defaults(stack: contextlib.ExitStack, context: dict[str, Any]) -> None:
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    stack.callback(torch.use_deterministic_algorithms, deterministic, warn_only=warn_only)
+    stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+    stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+    warn_only = bool(context.get("deterministic_warn_only"))
+    torch.use_deterministic_algorithms(bool(context.get("deterministic")), warn_only=warn_only)
+    torch.set_default_dtype(dtype_named(context.get("default_dtype", "torch.float32")))
+    torch.set_float32_matmul_precision(context.get("matmul_precision", "highest"))
+    if "threads" in context:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(context["threads"])
+
+
+def dtype_named(name: str) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, name.removeprefix("torch."))
+    return dtype
+
+
+def literal_in(value: Any) -> Any:
+    """Options travel as the text of a Python literal, torch's dtypes and the like included: TOML has no None and no tuple."""
+    return eval(value, {"torch": torch}) if isinstance(value, str) else dict(value or {})
+
+
+def failure(signature: dict[str, Any], case: dict[str, Any], message: str, **more: Any) -> dict[str, Any]:
+    """The outcome of a run that showed ``signature``, against the one that the case expects."""
+    said = case.get("match") is None or re.search(case["match"], message) is not None
+    if same_failure(case.get("signature"), signature) and said:
+        verdict = "reproduces"
+    else:
+        verdict = {"crash": "crashed", "hang": "timeout"}.get(signature["kind"], "changed")
+    return outcome(verdict, signature=signature, message=message, **more)
+
+
+def compared(differ: Callable[[], dict[str, Any] | None], case: dict[str, Any]) -> dict[str, Any] | None:
+    """The outcome when two runs differ; ``differ()`` gives a part of the signature, a message and figures."""
+    try:
+        difference = differ()
+    except ValueError as error:
+        return outcome("invalid", f"cannot be compared with eager: {error}")
+    if difference is None:
+        return None
+    signature = {"kind": "accuracy", "direction": "forward", "types": [], "frames": []}
+    signature |= difference["signature"]
+    figures = {name: value for name, value in difference.items() if name not in ("signature", "message")}
+    return failure(signature, case, difference["message"], figures=figures)
+
+
+def same_failure(expected: dict[str, Any] | None, found: dict[str, Any]) -> bool:
+    """Every field equal, of the frames the innermost; or one of the further forms. Crashes and hangs are the same by their kind."""
+    if expected is None or expected["kind"] in ("crash", "hang"):
+        return expected is None or bool(expected["kind"] == found["kind"])
+    expected = {"direction": "forward", "types": [], "frames": [], "message": "", **expected}
+    innermost = [list(one["frames"])[:1] for one in (expected, found)]
+    same = all(expected[name] == found[name] for name in ("kind", "direction", "types"))
+    same = same and innermost[0] == innermost[1] and same_message(expected["message"], found["message"])
+    return same or any(same_failure(one, found) for one in expected.get("others", ()))
+
+
+def outcome(verdict: str, reason: str = "", **more: Any) -> dict[str, Any]:
+    empty = dict.fromkeys(("signature", "signal", "reproduced", "runs"))
+    return {"verdict": verdict, "reason": reason, "message": "", "figures": {}, **empty, **more}
+
+
+def brief(error: BaseException) -> str:
+    return first_lines(error).partition("\n")[0][:300]
+
+
+def first_lines(error: BaseException) -> str:
+    """What the backend said, without dynamo's wrapping and advice."""
+    error = exception_chain(error)[0]
+    text = text_of(error).partition("\n\nSet TORCHDYNAMO_VERBOSE")[0].strip()
+    return f"{type(error).__name__}: {text}"[:4000]

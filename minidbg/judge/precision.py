@@ -1,0 +1,338 @@
+"""Eager once more in another precision, to measure a compiled result by.
+
+In float64; in a lower precision, as a backend gives it that computes in bfloat16, float16 or TF32 by design; and with other
+rounding errors, which shows what hangs on them. Standing alone, since it is also part of repro scripts as text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+from minidbg.judge.undefined import ChangedEager, within
+from minidbg.torch_internals.memory import has_plain_memory, in_memory
+
+# --- embedded from here ---
+
+# Methods that name a float dtype by their own name, and what they are called in float64.
+CASTS = {"float": "double", "half": "double", "bfloat16": "double", "cfloat": "cdouble", "chalf": "cdouble"}
+
+
+class NoFloat64(TypeError):
+    """The program cannot be run in float64, or would be another program there."""
+
+
+def to_float64(value: Any) -> Any:
+    """A copy for a run in float64: of a module, of a function, or of a tuple of inputs.
+
+    Floats in inputs, parameters, buffers and tensor attributes become float64 and complex numbers complex128;
+    dtypes that the program names are replaced while it runs. Inputs keep their strides, their aliasing among
+    themselves and requires_grad. The run raises NoFloat64 where float64 would be another program (the bits of a
+    float are read, random numbers are drawn), and what torch raises where an op has no float64.
+    """
+    return copied(value, lambda tensor: tensor.to(_wide_dtype(tensor.dtype)), Float64)
+
+
+def copied(value: Any, change: Callable[[torch.Tensor], torch.Tensor], mode: Callable[[], Any]) -> Any:
+    """A copy of a module, a function or a tuple of inputs, whose tensors are changed, and which runs in ``mode()``."""
+    if isinstance(value, (tuple, list)):
+        copies = Copies(change, value)
+        return tuple(copies.of(item) if isinstance(item, torch.Tensor) else item for item in value)
+    if not isinstance(value, torch.nn.Module):
+        return within(mode, value)
+    model, held = copy.deepcopy(value), Copies(change)
+    tensors = ([*one.parameters(), *one.buffers()] for one in (value, model))
+    for original, tensor in zip(*tensors, strict=True):  # a copied parameter has lost its strides
+        tensor.data = held.over_its_memory(original.data)
+    for before, module in zip(value.modules(), model.modules(), strict=True):
+        for name, original in [*vars(before).items()]:
+            if isinstance(original, torch.Tensor):
+                setattr(module, name, held.over_its_memory(original))
+    model.forward = within(mode, model.forward)
+    return model
+
+
+class Float64(TorchFunctionMode):
+    """While active, a call that names a float dtype gets float64 instead, and float64 is the default dtype."""
+
+    def __enter__(self) -> Any:
+        self.default_dtype = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        self.random_states = random_states()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        torch.set_default_dtype(self.default_dtype)
+        if error == (None, None, None) and not all(map(torch.equal, self.random_states, random_states())):
+            raise NoFloat64("the program draws random numbers, which would be others in float64")
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        named = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
+        if name.partition(".")[0] in ("view", "view_copy") and named and named != [args[0].dtype]:
+            raise NoFloat64("the program reads the bits of a number as another dtype")
+        if name.startswith("nextafter"):
+            raise NoFloat64("the program asks for the next number of a dtype")
+        if "autocast" in name:  # leaves float64 alone, and knows no other dtypes than its own
+            return func(*args, **kwargs)
+        if func is getattr(torch.Tensor, name, None) and name in CASTS:
+            func = getattr(torch.Tensor, CASTS[name])
+        return func(*map(_in_float64, args), **{key: _in_float64(value) for key, value in kwargs.items()})
+
+
+def _in_float64(argument: Any) -> Any:
+    """An argument as float64 has it; the mode is off while a handler runs, so the bodies of higher-order ops bring it."""
+    if isinstance(argument, torch.dtype):
+        return _wide_dtype(argument)
+    return within(Float64, argument)
+
+
+def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else dtype
+
+
+class Copies:
+    """Changed copies of tensors, each over one copy of all its memory: size, stride, offset and what they share stay."""
+
+    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor], values: Any = ()) -> None:
+        self.change = change
+        self.memories: dict[Any, torch.Tensor] = {}
+        plain = [self.key(value) for value in values if has_plain_memory(value)]
+        self.shared = {key for key in plain if plain.count(key) > 1}
+
+    @staticmethod
+    def key(value: torch.Tensor) -> Any:
+        return value.untyped_storage().data_ptr(), value.dtype
+
+    def over_its_memory(self, value: torch.Tensor) -> torch.Tensor:
+        """A changed copy of ``value``, without gradients; of a lazy one or a ZeroTensor, of its elements."""
+        if not has_plain_memory(value):
+            if (elements := in_memory(value)) is None:
+                raise NoFloat64(f"an input is a {type(value).__name__} of {value.dtype}, {value.layout}")
+            return self.change(elements.detach().clone())
+        if (key := self.key(value)) not in self.memories:
+            flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())
+            self.memories[key] = self.change(flat.clone())
+        return self.memories[key].as_strided(value.shape, value.stride(), value.storage_offset())
+
+    def of(self, value: torch.Tensor) -> torch.Tensor:
+        """An input of a run: a parameter, a leaf, or with a history, as ``value`` is."""
+        made = self.over_its_memory(value)
+        if isinstance(value, torch.nn.Parameter):
+            return torch.nn.Parameter(made, value.requires_grad)
+        made.requires_grad_(value.requires_grad)
+        if value.is_leaf:
+            return made
+        if has_plain_memory(value) and self.key(value) in self.shared:
+            return made.view_as(made)
+        copied = made.clone()
+        if copied.stride() == made.stride():
+            return copied
+        own = (
+            self.memories[self.key(value)]
+            .clone()
+            .as_strided(made.shape, made.stride(), made.storage_offset())
+        )
+        try:
+            return own.copy_(made)
+        except RuntimeError:  # elements that lie on each other, which eager writes to as little
+            return made.view_as(made)
+
+
+def random_states() -> list[torch.Tensor]:
+    """Where torch's generators stand, of the CPU and of an accelerator that is in use."""
+    states = [torch.get_rng_state()]
+    accelerator = torch.accelerator.current_accelerator()
+    module = torch.get_device_module(accelerator) if accelerator else None
+    return [*states, module.get_rng_state()] if module and module.is_initialized() else states
+
+
+DROPPED_BITS = {"bfloat16": 16, "float16": 13, "tf32": 13}  # of float32's mantissa, which has 23
+MULTIPLIED = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "convolution", "convolution_backward")
+NO_ARITHMETIC = ("set", "resize", "requires_grad", "rename")
+
+
+class LowerPrecision(ChangedEager):
+    """While active, each op rounds its float32 results to ``precision``; in TF32 it rounds what is multiplied instead.
+
+    The dtype stays float32. Attention runs by its parts, since a fused kernel would round at its end only. Number 0
+    rounds to the nearest value; others round up or down by chance, since one run alone may be exact by luck.
+    """
+
+    def __init__(self, precision: str, number: int = 0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.precision, self.number = precision, number
+        self.generator = torch.Generator().manual_seed(number)
+
+    def __enter__(self) -> Any:
+        self.attention: Any = sdpa_kernel(SDPBackend.MATH)
+        self.attention.__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self.attention.__exit__(*error)
+
+    def changed(self, value: Any) -> Any:
+        """A rounded copy of a module or of a tuple of inputs. TF32 rounds no input that is not multiplied."""
+        return copied(value, lambda tensor: self.stored(tensor.clone()), contextlib.nullcontext)
+
+    def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        made = self.in_parts(func, args, kwargs)
+        if made is not NotImplemented:
+            return made
+        if self.precision == "tf32":
+            first = 1 if "add" in name else 0  # what the product is added to keeps its precision
+            if name in MULTIPLIED:
+                args = [*args[:first], *map(self.rounded, args[first:])]
+            return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        returns = [one.alias_info for one in func._schema.returns]
+        if name in NO_ARITHMETIC or any(alias and not alias.is_write for alias in returns):
+            return result  # a view of what is rounded already
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            self.stored(tensor)
+        return result
+
+    def stored(self, tensor: Any) -> Any:
+        """``tensor``, rounded in place where a value of this precision is stored."""
+        if self.precision != "tf32" and has_plain_memory(tensor) and tensor.dtype is torch.float32:
+            tensor.copy_(self.rounded(tensor))
+        return tensor
+
+    def rounded(self, value: Any) -> Any:
+        """``value`` with fewer bits of mantissa, and in float16 with its range; what is no float32 stays."""
+        plain = in_memory(value)
+        if plain is None or value.dtype is not torch.float32:
+            return value
+        step = 1 << DROPPED_BITS[self.precision]
+        added: Any = step // 2
+        if self.number:
+            added = torch.randint(step, value.shape, dtype=torch.int32, generator=self.generator)
+            added = added.to(value.device)
+        fewer = ((plain.detach().view(torch.int32) + added) & -step).view(torch.float32)
+        result = torch.where(plain.isfinite(), fewer, plain)
+        return result.half().float() if self.precision == "float16" else result
+
+
+class OtherRounding(LowerPrecision):  # type: ignore[no-untyped-call]
+    """While active, each op's float results are off by a few rounding errors, as those of another compiler are.
+
+    What moves much more than that was decided by rounding: which of two nearly equal values is the largest, on which side of a
+    threshold one lies. Zeros and inputs stay exact, and so do small integers, except where an op may have rounded to one:
+    ``log2`` of 8 is 2.9999998 elsewhere. ``step`` is afterwards the largest error of one rounding, relative.
+    ``most_bits`` is how many of the last bits such an error may change.
+    """
+
+    def __init__(self, number: int, most_bits: int = 3) -> None:
+        super().__init__("", number)
+        self.most_bits = most_bits
+        self.step = 0.0
+        self.exact = True
+
+    def changed(self, value: Any) -> Any:
+        """The inputs as they are."""
+        return value
+
+    def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        self.exact = name not in ROUNDING and (name not in ARITHMETIC or all(map(has_few_bits, args)))
+        return super().called(func, name, args, kwargs)
+
+    def stored(self, tensor: Any) -> Any:
+        """``tensor`` with other errors, in place."""
+        kind = NOISY_BITS.get(tensor.dtype) if has_plain_memory(tensor) else None
+        if kind is not None and tensor.numel():
+            whole, bits = kind[0], min(kind[1], self.most_bits)
+            up = torch.randint(2, tensor.shape, generator=self.generator).to(tensor.device, whole)
+            old = tensor.detach().view(whole)
+            moved = (old + up * ((1 << bits) - 1)) & -(1 << bits)
+            if not self.exact:
+                moved = torch.where((moved == old) & (tensor != 0), old + (2 * up - 1) * (1 << bits), moved)
+            moved = moved.view(tensor.dtype)
+            tensor.copy_(torch.where(moved.isfinite(), moved, tensor))
+            self.step = max(self.step, torch.finfo(tensor.dtype).eps * (1 << bits))
+        return tensor
+
+
+class OtherSums(OtherRounding):  # type: ignore[no-untyped-call]
+    """While active, last bits are rounded at random, and long sums are as far off as float32 makes them when terms are added one by one.
+
+    Eager adds in double precision or in a tree, which makes its sums much better than their terms are.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number, most_bits=1)
+
+    def called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        result = super().called(func, name, args, kwargs)
+        terms = args[0] if args and name in SUMMING else None
+        if not (isinstance(terms, torch.Tensor) and terms.dtype in NOISY_BITS):
+            return result
+        sums = result if isinstance(result, (tuple, list)) else (result,)
+        for place, one in enumerate(sums):
+            if has_plain_memory(one) and one.dtype in NOISY_BITS and 0 < 2 * one.numel() <= terms.numel():
+                again = func(self.shaken(terms, terms.numel() / one.numel()), *args[1:], **kwargs)
+                one.copy_(again[place] if isinstance(again, (tuple, list)) else again)
+        return result
+
+    def shaken(self, terms: torch.Tensor, number: float) -> torch.Tensor:
+        """``terms``, each off by what adding ``number`` of them leaves to each, on average."""
+        up = torch.randint(2, terms.shape, generator=self.generator).to(terms.device, terms.dtype)
+        return terms + terms * (2 * up - 1) * (torch.finfo(torch.float32).eps * math.sqrt(number))
+
+
+SUMMING = (
+    "sum", "mean", "var", "var_mean", "std", "std_mean", "native_batch_norm_backward", "batch_norm_backward",
+    "cudnn_batch_norm_backward", "miopen_batch_norm_backward", "native_layer_norm_backward", "native_group_norm_backward",
+)  # fmt: skip
+NOISY_BITS = {
+    torch.float64: (torch.int64, 3),
+    torch.float32: (torch.int32, 3),
+    torch.bfloat16: (torch.int16, 1),
+    torch.float16: (torch.int16, 1),
+}
+"""The last bits, which are rounded away up or down, and the integer that they are seen in."""
+
+NAMED_ROUNDING = """
+acos acosh asin asinh atan atan2 atanh cos cosh erf erfc erfinv exp exp2 expm1 gelu log log10 log1p log2 log_softmax logaddexp
+logaddexp2 logsumexp rsqrt sigmoid silu sin sinh softmax softplus tan tanh
+"""
+ROUNDING = frozenset(NAMED_ROUNDING.split())
+"""Ops that every library rounds in its own way."""
+NAMED_ARITHMETIC = """
+add addcdiv addcmul cumprod cumsum div dot index_add lerp linalg_vector_norm linear mean mul native_batch_norm native_group_norm
+native_layer_norm norm pow prod reciprocal rsub scatter_add sqrt std sub sum var
+"""
+ARITHMETIC = frozenset(NAMED_ARITHMETIC.split()).union(MULTIPLIED)
+"""Ops whose result depends on the order of the operations, unless their arguments have few bits."""
+
+
+def has_few_bits(argument: Any) -> bool:
+    """Whether the numbers in an argument use at most half of the mantissa, so that products and short sums of them are exact."""
+    if isinstance(argument, float):
+        argument = torch.tensor(argument)
+    if not (isinstance(argument, torch.Tensor) and argument.dtype in NOISY_BITS):
+        return True
+    whole, _ = NOISY_BITS[argument.dtype]
+    half = (1 << (1 - int(math.log2(torch.finfo(argument.dtype).eps))) // 2) - 1
+    plain = in_memory(argument)
+    return plain is None or not (plain.detach().view(whole) & half).any()
+
+
+def tolerance_in(
+    precision: str, dtype: torch.dtype, usual: tuple[float, float, float]
+) -> tuple[float, float, float]:
+    """``usual``, widened by a rounding step of ``precision`` where ``dtype`` is float32's."""
+    if dtype not in (torch.float32, torch.complex64):
+        return usual
+    step = 2.0 ** (DROPPED_BITS[precision] - 23)
+    return max(step, usual[0]), usual[1], max(step, usual[2])

@@ -1,0 +1,102 @@
+"""What a run leaves behind, leaf by leaf: outputs, inputs and gradients.
+
+This file stands alone: it is also part of repro scripts, as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from minidbg.torch_internals.memory import in_memory, is_wrapped, is_zero_tensor
+
+# --- embedded from here ---
+
+SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+Snapshot = Mapping[str, "Leaf"]
+
+
+class CannotCompare(ValueError):
+    """A leaf has no plain values to compare (quantized, nested, fake): it is neither right nor wrong."""
+
+
+class Leaf(NamedTuple):
+    """One value that a run left behind; a tensor is detached and shares the run's memory."""
+
+    kind: str  # output, input or gradient
+    value: Any
+    requires_grad: bool = False
+
+
+def snapshot(outputs: Any, inputs_after: Any = (), gradients: Any = ()) -> dict[str, Leaf]:
+    """All that one run left behind, by label: ``output 0``, ``input x after the call``, ``gradient of x``.
+
+    ``outputs`` may nest tuples, lists and dicts. ``inputs_after`` and ``gradients`` are sequences, or mappings
+    from name to value; give all tensor inputs, so that aliasing is seen. Nothing is copied.
+    """
+    leaves: dict[str, Leaf] = {}
+    for kind, label, values in (
+        ("output", "output {}", outputs if isinstance(outputs, (tuple, list, Mapping)) else (outputs,)),
+        ("input", "input {} after the call", inputs_after),
+        ("gradient", "gradient of {}", gradients),
+    ):
+        for name, value in values.items() if isinstance(values, Mapping) else enumerate(values):
+            name = f"input {name}" if kind == "gradient" and isinstance(name, int) else name
+            leaves |= {label.format(f"{name}{path}"): _leaf(kind, part) for path, part in _parts(value)}
+    return leaves
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+        items = [(f"[{index}]", item) for index, item in enumerate(value)]
+    elif isinstance(value, Mapping):
+        items = [(f"[{key!r}]", item) for key, item in value.items()]
+    elif hasattr(value, "__tensor_flatten__"):  # a tensor subclass made of plain tensors
+        items = [(f".{name}", getattr(value, name)) for name in value.__tensor_flatten__()[0]]
+    # a masked tensor: what is hidden has no value
+    elif hasattr(value, "get_mask") and value.layout is torch.strided:
+        mask = value.get_mask()
+        items = [(".mask", mask), (".data", value.get_data().detach().masked_fill(~mask, 0))]
+    elif isinstance(value, torch.Tensor) and value.layout in SPARSE and value.device.type != "meta":
+        items = [(".layout", _name(value.layout)), ("", value.to_dense())]
+    else:
+        yield "", value
+        return
+    for path, item in items:
+        yield from ((path + rest, part) for rest, part in _parts(item))
+
+
+def _leaf(kind: str, value: Any) -> Leaf:
+    if isinstance(value, torch.Tensor):
+        if is_wrapped(value):  # the level that it belonged to is closed: no op takes it
+            return Leaf(kind, value)
+        return Leaf(kind, in_memory(value) if is_zero_tensor(value) else value.detach(), value.requires_grad)
+    plain = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}.get(type(value))
+    return Leaf(kind, plain(value) if plain else value)
+
+
+def _are_plain(a: Any, e: Any) -> bool:
+    """Whether both are dense tensors with values, of one shape. Lazily conjugated and negated ones are: arithmetic reads them."""
+    dense = all(type(x) is torch.Tensor and x.layout is torch.strided for x in (a, e))
+    if not dense or any(x.is_quantized or x.is_nested or is_wrapped(x) for x in (a, e)):
+        return False
+    return bool(a.shape == e.shape)
+
+
+def _can_stand_for(value: Any, like: torch.Tensor) -> bool:
+    """Whether ``value`` is the same leaf of another run: of the same shape, and as ``like`` a float, complex or neither."""
+    if not _are_plain(value, like):
+        return False
+    return (value.is_floating_point(), value.is_complex()) == (like.is_floating_point(), like.is_complex())
+
+
+def _in_place_of(like: torch.Tensor, run: Snapshot, where: str) -> Any:
+    """Leaf ``where`` of another run, also where that is no gradient, or a number that ``.item()`` gave."""
+    value = run[where].value if where in run else None
+    return torch.full_like(like, value or 0) if value is None or isinstance(value, (int, float)) else value
+
+
+def _name(of: torch.dtype | torch.layout) -> str:
+    return str(of).removeprefix("torch.")

@@ -1,0 +1,167 @@
+"""What the frames of a failure say about its cause: the graph's nodes that their local variables, or generated lines, name."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import traceback
+from collections.abc import Iterable, Mapping, Set
+from itertools import chain, takewhile
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeAlias
+
+from torch import fx
+
+from minidbg import torch_internals
+from minidbg.judge.signature import CALLS_BACKEND, exception_chain
+
+Suspects: TypeAlias = tuple[tuple[str, ...], ...]
+"""Names of nodes, one group for each frame that holds some, the innermost frame first."""
+
+MOST_GROUPS = 6
+MOST_FRAMES = 200
+MOST_IN_CONTAINER = 256
+"""Elements of a list or dict that are looked at: what holds more tells nothing apart."""
+FEW = 8
+"""Nodes that may always be suspected together, however small the graph."""
+SOURCE_NODES = re.compile(r"Source Nodes: \[(?P<names>[^\]]*)\]")
+"""Inductor's comment above a kernel's call; a C++ kernel's has none."""
+CPP_KERNEL = re.compile(r"^\s+(?P<kernel>cpp_fused_\w+)\(")
+"""The call of a C++ kernel, named after the ATen ops in it."""
+CPP_LINE = re.compile(r"API call failed at (?P<file>\S+), line (?P<line>\d+)")
+"""What a wrapper in C++ says, which has no frame in Python. Its file has the same comments."""
+FX_FILE = "<eval_with_key>"
+"""Begins the name of the file that a GraphModule's code seems to come from."""
+FX_LINE = re.compile(r"^\s*(?P<name>\w+)(: [^=]*)? = (?P<call>.*)$")
+"""A line of that code, which assigns to the name of the node."""
+STACK_LINE = re.compile(r'(?m)^  File "(?P<file>.*)", line (?P<line>\d+) in .*$')
+"""A frame as faulthandler writes it."""
+
+
+def suspects_of(error: BaseException, calls: Iterable[torch_internals.GivenCall]) -> Suspects:
+    """The calls of the graph, as dynamo gave it to the backend, that the frames of ``error`` name."""
+    traced = [one for one in exception_chain(error) if one.__traceback__ is not None]
+    if not traced:
+        return ()
+    frames = list(traceback.walk_tb(traced[-1].__traceback__))[:-MOST_FRAMES:-1]
+    known = {call.name: call for call in calls}
+    of_backend = takewhile(lambda one: one[0].f_code.co_name not in CALLS_BACKEND, frames)
+    groups = (group for frame, line in of_backend for group in _named_by(frame, line, known))
+    texts = (found for one in traced for found in CPP_LINE.finditer(str(one)))
+    by_text = (group for at in texts for group in of_generated_line(at["file"], int(at["line"]), known))
+    return telling(chain(by_text, groups), len(known))
+
+
+def suspects_in_stack(stderr: str, calls: Iterable[torch_internals.GivenCall]) -> Suspects:
+    """The nodes among ``calls`` that the stack of a dead process names, as faulthandler wrote it."""
+    known = {call.name: call for call in calls}
+    current = stderr.rpartition("Current thread")[2]
+    lines = [(found["file"], int(found["line"])) for found in STACK_LINE.finditer(current)]
+    return telling((group for place in lines for group in of_generated_line(*place, known)), len(known))
+
+
+def telling(groups: Iterable[Set[str]], nodes: int) -> Suspects:
+    """The groups that tell some of so many nodes from the others: each once, the first few."""
+    most = max(FEW, nodes // 4)
+    found = dict.fromkeys(
+        frozenset(group) for group in groups if 0 < len(group) <= most and len(group) < nodes
+    )
+    return tuple(tuple(sorted(group)) for group in list(found)[:MOST_GROUPS])
+
+
+def renamed(suspects: Suspects, names: Mapping[str, str]) -> Suspects:
+    """The same nodes by other names; what has none is left out."""
+    groups = (tuple(names[name] for name in group if name in names) for group in suspects)
+    return tuple(group for group in groups if group)
+
+
+def of_generated_line(file: str, line: int, known: Mapping[str, torch_internals.GivenCall]) -> list[Set[str]]:
+    """The nodes that a line of a file that inductor generated runs, the likeliest group first.
+
+    Those in the comment above it. The call of a C++ kernel has no comment: there, the nodes between those of the comments before
+    and after it, and first those whose op occurs in no C++ kernel that ran before.
+    """
+    try:
+        lines = Path(file).read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    if line > len(lines) or not any("inductor" in text for text in lines[:60]):
+        return []
+    start = next((at for at in range(line - 1, 0, -1) if lines[at].lstrip().startswith("def ")), 0)
+    called = CPP_KERNEL.match(lines[line - 1])
+    above = _first_comment(reversed(lines[start:line]), known)
+    if called is None:
+        return [set(above)]
+    order = list(known)
+    below = _first_comment(lines[line:], known)
+    between = order[
+        max(map(order.index, above), default=-1) + 1 : max(map(order.index, below), default=len(order)) + 1
+    ]
+    ran = [earlier["kernel"] for text in lines[start : line - 1] if (earlier := CPP_KERNEL.match(text))]
+    new = {
+        name
+        for name in between
+        if _has_op(called["kernel"], known[name]) and not any(_has_op(kernel, known[name]) for kernel in ran)
+    }
+    return [new, set(between)]
+
+
+def of_fx_line(frame: FrameType, line: int, known: Mapping[str, torch_internals.GivenCall]) -> list[Set[str]]:
+    """The node that a line of a GraphModule's code runs, where it is one of ``known`` and not another op of its name."""
+    file = frame.f_code.co_filename
+    found = FX_LINE.match(linecache.getline(file, line)) if file.startswith(FX_FILE) else None
+    if found is None or found["name"] not in known:
+        return []
+    call = known[found["name"]]
+    op = str(getattr(call.target, "__name__", call.target)).partition(".")[0]
+    return [{found["name"]}] if op in found["call"] else []
+
+
+def _first_comment(lines: Iterable[str], known: Mapping[str, torch_internals.GivenCall]) -> list[str]:
+    """The nodes among ``known`` in the first comment of ``lines``."""
+    comment = next(filter(None, map(SOURCE_NODES.search, lines)), None)
+    names = comment["names"].split(",") if comment else []
+    return [name for name in map(str.strip, names) if name in known]
+
+
+def _has_op(kernel: str, call: torch_internals.GivenCall) -> bool:
+    op = str(getattr(call.target, "__name__", call.target)).partition(".")[0]
+    return f"_{op}_" in kernel
+
+
+def _named_by(frame: FrameType, line: int, known: Mapping[str, torch_internals.GivenCall]) -> list[Set[str]]:
+    generated = of_generated_line(frame.f_code.co_filename, line, known) or of_fx_line(frame, line, known)
+    if any(generated):
+        return generated
+    return [{name for value in list(frame.f_locals.values()) for name in _names_behind(value, known)}]
+
+
+def _names_behind(value: Any, known: Mapping[str, torch_internals.GivenCall]) -> set[str]:
+    try:
+        nodes = [node for part in _parts(value) for node in torch_internals.fx_nodes_behind(part)]
+    except Exception:  # noqa: BLE001 - an object of a compiler that has just failed; what it cannot tell is not needed
+        return set()
+    return {name for node in nodes for name in _names_in_graph(node, known)}
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """``value``, or what a container holds."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    # not the abstract Set, whose first look at each class of a compiler takes milliseconds, here in every question
+    if not (isinstance(value, list | tuple | set | frozenset) or type(value).__name__ == "OrderedSet"):
+        return (value,)
+    return value if len(value) <= MOST_IN_CONTAINER else ()
+
+
+def _names_in_graph(node: fx.Node, known: Mapping[str, torch_internals.GivenCall]) -> Iterable[str]:
+    """The names in dynamo's graph of what a compiler's ``node`` was made from, else of what has its line of source."""
+    sources = [name for name in torch_internals.names_of_sources(node) if name in known]
+    if sources:
+        return sources[-1:]
+    if node.name in known and known[node.name].target == node.target:
+        return (node.name,)
+    trace = node.stack_trace if node.op.startswith("call") else None
+    alike = [name for name, other in known.items() if trace and other.stack_trace == trace]
+    return alike if len(alike) <= FEW else ()

@@ -1,0 +1,1 @@
+"""Python's own text: read, quoted, run as a module."""

@@ -1,0 +1,1 @@
+"""A graph and its inputs as Python that reads well, and back."""

@@ -1,0 +1,328 @@
+"""One graph node as one Python expression, and any value as the short text that a person would write; ``parse`` reads them back."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import math
+import operator
+import struct
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from minidbg import torch_internals
+from minidbg.fx.ranks import shared_text
+from minidbg.source.kernels import Definitions
+from minidbg.source.names import is_plain_identifier, reference_to
+from minidbg.words.errors import CannotWrite
+
+FLOAT32 = struct.Struct("f")
+LINE = 88
+"""Characters in a line of numbers, its margin included."""
+
+
+def quoted(text: str) -> str:
+    """``repr(text)``, in double quotes where that needs no escape."""
+    plain = repr(text)
+    return f'"{plain[1:-1]}"' if plain[0] == "'" and '"' not in plain and "\\'" not in plain else plain
+
+
+def number(value: complex, dtype: torch.dtype = torch.float64) -> str:
+    """The shortest text of a bool, int, float or complex that gives ``value`` back in ``dtype``."""
+    if isinstance(value, bool | int):
+        return repr(value)
+    if isinstance(value, complex):
+        part = torch.float32 if dtype in (torch.complex32, torch.complex64) else torch.float64
+        return f"complex({number(value.real, part)}, {number(value.imag, part)})"
+    if math.isnan(value):
+        return 'float("nan")'
+    if math.isinf(value):
+        return 'float("inf")' if value > 0 else 'float("-inf")'
+    if dtype is torch.float32:
+        value = _shortest_float32(value)
+    return repr(value)
+
+
+def _shortest_float32(value: float) -> float:
+    for digits in range(1, 10):
+        short = float(f"{value:.{digits}g}")
+        with contextlib.suppress(OverflowError):  # rounded up, the largest numbers are none of float32
+            if FLOAT32.unpack(FLOAT32.pack(short))[0] == value:
+                return short
+    return value
+
+
+def rounded(value: float) -> str:
+    """``value`` to two significant digits, as a person writes it: ``0.02``, ``1.2e-05``, ``12``."""
+    text = repr(float(f"{value:.1e}"))
+    return text.removesuffix(".0")
+
+
+def tensor_literal(value: Tensor) -> str:
+    """Nested lists (a bare number for no dimension) with which ``torch.tensor`` makes ``value`` again.
+
+    ``value`` is ``[*S]`` of any dtype that has numbers; its stride is not kept.
+    """
+    items, dtype = value.detach().tolist(), value.dtype
+    text = _nested(items, dtype)
+    return text if len(text) <= LINE else _wrapped(items, dtype, 0)
+
+
+def _nested(items: Any, dtype: torch.dtype) -> str:
+    if isinstance(items, list):
+        return "[" + ", ".join(_nested(item, dtype) for item in items) + "]"
+    return number(items, dtype)
+
+
+def _wrapped(items: Any, dtype: torch.dtype, depth: int) -> str:
+    """``items`` over several lines, one row each where a row fits."""
+    margin, inner = "    " * depth, "    " * (depth + 1)
+    text = _nested(items, dtype)
+    if not isinstance(items, list) or len(text) + len(inner) <= LINE:
+        return text
+    if items and isinstance(items[0], list):
+        rows = [f"{inner}{_wrapped(item, dtype, depth + 1)},\n" for item in items]
+        return f"[\n{''.join(rows)}{margin}]"
+    words = ", ".join(number(item, dtype) for item in items)
+    lines = textwrap.wrap(words, LINE - len(inner), break_long_words=False, break_on_hyphens=False)
+    return "[\n" + "".join(f"{inner}{line.rstrip(',')},\n" for line in lines) + f"{margin}]"
+
+
+BINARY: Mapping[Callable[..., Any], str] = {
+    operator.add: "+",
+    operator.sub: "-",
+    operator.mul: "*",
+    operator.truediv: "/",
+    operator.floordiv: "//",
+    operator.mod: "%",
+    operator.pow: "**",
+    operator.matmul: "@",
+    operator.and_: "&",
+    operator.or_: "|",
+    operator.xor: "^",
+    operator.lshift: "<<",
+    operator.rshift: ">>",
+    operator.eq: "==",
+    operator.ne: "!=",
+    operator.lt: "<",
+    operator.le: "<=",
+    operator.gt: ">",
+    operator.ge: ">=",
+    operator.is_: "is",
+    operator.is_not: "is not",
+}
+"""Functions written between their two arguments."""
+
+UNARY: Mapping[Callable[..., Any], str] = {
+    operator.neg: "-",
+    operator.pos: "+",
+    operator.invert: "~",
+    operator.not_: "not ",
+}
+"""Functions written before their argument."""
+
+GET_DATA = torch_internals.get_data_function()
+"""What dynamo calls for ``x.data``, the only form that it takes back."""
+
+
+def _no_name(node: fx.Node) -> str:
+    raise CannotWrite(f"node {node.name!r}", "it stands where only constants can")
+
+
+class Expressions:
+    """Writes the nodes of one graph; ``imports`` and ``roots`` collect what the text refers to."""
+
+    def __init__(self, name_of: Callable[[fx.Node], str] = _no_name) -> None:
+        self._name_of = name_of
+        self.imports: set[str] = set()
+        self.roots: set[str] = set()
+        self.kernels = Definitions(self.value, self.imports)
+
+    def node(self, node: fx.Node) -> str:
+        """The expression that computes ``node``. Raises CannotWrite naming the node and the part."""
+        try:
+            if node.op == "get_attr":
+                return attribute_path("self", str(node.target))
+            if node.op == "call_module":
+                called = attribute_path("self", str(node.target))
+                return f"{called}({self._arguments(node.args, node.kwargs)})"
+            if node.op == "call_method":
+                return self._method(node)
+            return self._function(node)
+        except CannotWrite as refusal:
+            refusal.add_note(f"in node {node.name!r} ({node.op})")
+            raise
+
+    def value(self, value: Any) -> str:
+        """``value`` as an expression that gives an equal one. Raises CannotWrite naming its type."""
+        if isinstance(value, fx.Node):
+            return self._name_of(value)
+        if value is None or isinstance(value, bool):
+            return repr(value)
+        if value is Ellipsis:
+            return "..."
+        if isinstance(value, enum.Enum):
+            return self.reference(value)
+        if isinstance(value, float | complex):
+            return number(complex(value) if isinstance(value, complex) else float(value))
+        for kind in (int, str, bytes):
+            if isinstance(value, kind):  # by the plain type's repr: a subclass may have one of its own
+                return kind.__repr__(value)
+        if isinstance(value, tuple | list | dict | set | slice | range):
+            return self._container(value)
+        return self._torch_value(value)
+
+    def reference(self, value: Any) -> str:
+        """The dotted name of ``value``; its import is kept in ``imports``."""
+        reference = reference_to(value)
+        self.roots.add(reference.root)
+        if reference.imports:
+            self.imports.add(reference.imports)
+        return reference.text
+
+    def index(self, value: Any) -> str:
+        """What stands between brackets: ``:, 1:, None``."""
+        if type(value) is tuple and value:
+            inside = ", ".join(self._index_part(part) for part in value)
+            return f"{inside}," if len(value) == 1 else inside
+        return self._index_part(value)
+
+    def _index_part(self, value: Any) -> str:
+        if not isinstance(value, slice):
+            return self.value(value)
+        parts = (value.start, value.stop, value.step)
+        start, stop, step = ("" if part is None else self.value(part) for part in parts)
+        return f"{start}:{stop}:{step}" if step else f"{start}:{stop}"
+
+    def _function(self, node: fx.Node) -> str:
+        target, args = node.target, node.args
+        if torch_internals.is_kernel_launch(node):
+            kernel, grid, given, by_name = torch_internals.launch_of(node)
+            return f"{self._kernel(kernel)}[{self.value(grid)}]({self._arguments(given, by_name)})"
+        if not node.kwargs and args and isinstance(target, Callable):  # type: ignore[arg-type]  # typing form
+            infix = self._infix(target, args)
+            if infix is not None:
+                return infix
+        return f"{self.reference(target)}({self._arguments(args, node.kwargs)})"
+
+    def _kernel(self, kernel: Any) -> str:
+        name = self.kernels.name_of(kernel)
+        self.roots.add(name.partition(".")[0])
+        return name
+
+    def keywords(self, node: fx.Node) -> str:
+        """The dict of ``node``'s keyword arguments; numbers of a table of this process are looked up anew."""
+        if not torch_internals.is_kernel_launch(node):
+            return self.value(dict(node.kwargs))
+        kernel, constants = torch_internals.kernel_and_constants(node)
+        self.imports.add(f"import {torch_internals.TABLE.rpartition('.')[0]}")
+        texts = {key: self.value(value) for key, value in node.kwargs.items()}
+        texts["kernel_idx"] = f"{torch_internals.TABLE}.add_kernel({self._kernel(kernel)})"
+        texts["constant_args_idx"] = f"{torch_internals.TABLE}.add_constant_args({self.value(constants)})"
+        return "{" + ", ".join(f"{key!r}: {text}" for key, text in texts.items()) + "}"
+
+    def _infix(self, target: Any, args: tuple[Any, ...]) -> str | None:
+        """The operator form where it means exactly the call, else None."""
+        first_is_node = isinstance(args[0], fx.Node)
+        if target in UNARY and len(args) == 1 and first_is_node:
+            return f"{UNARY[target]}{self.value(args[0])}"
+        if target in BINARY and len(args) == 2 and _stands_between(target, args):
+            left, right = self.value(args[0]), self.value(args[1])
+            # -1 ** x is -(1 ** x)
+            left = f"({left})" if target is operator.pow and left.startswith("-") else left
+            return f"{left} {BINARY[target]} {right}"
+        if target is operator.getitem and len(args) == 2 and first_is_node:
+            return f"{self.value(args[0])}[{self.index(args[1])}]"
+        if target is getattr and len(args) == 2 and first_is_node and _is_attribute(args[1]):
+            # x.data is another function to dynamo, see below
+            return f"{self.value(args[0])}.{args[1]}" if args[1] != "data" or GET_DATA is None else None
+        if GET_DATA is not None and target is GET_DATA and len(args) == 1 and first_is_node:
+            return f"{self.value(args[0])}.data"
+        return None
+
+    def _method(self, node: fx.Node) -> str:
+        owner, *rest = node.args or (None,)
+        if not isinstance(owner, fx.Node):
+            raise CannotWrite(f"method {node.target!r}", "it is called on something that is not a node")
+        if not _is_attribute(node.target):
+            raise CannotWrite(f"method {node.target!r}", "its name is not an identifier")
+        return f"{self.value(owner)}.{node.target}({self._arguments(rest, node.kwargs)})"
+
+    def _arguments(self, args: Any, kwargs: Mapping[str, Any]) -> str:
+        parts = [self.value(arg) for arg in args]
+        parts += [f"{name}={self.value(v)}" for name, v in kwargs.items() if is_plain_identifier(name)]
+        odd = {name: value for name, value in kwargs.items() if not is_plain_identifier(name)}
+        if odd:
+            parts.append(f"**{self.value(odd)}")
+        return ", ".join(parts)
+
+    def _container(self, value: Any) -> str:
+        if isinstance(value, slice):
+            return f"slice({self.value(value.start)}, {self.value(value.stop)}, {self.value(value.step)})"
+        if isinstance(value, range):
+            return f"range({value.start}, {value.stop}, {value.step})"
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{self.value(k)}: {self.value(v)}" for k, v in value.items()) + "}"
+        if isinstance(value, set):
+            return f"{{{', '.join(sorted(map(self.value, value)))}}}" if value else "set()"
+        inside = ", ".join(self.value(item) for item in value)
+        if isinstance(value, list):
+            return f"[{inside}]"
+        if isinstance(value, torch.Size):
+            return f"torch.Size([{inside}])"
+        if hasattr(value, "_fields"):
+            return f"{self.reference(type(value))}({inside})"
+        return f"({inside},)" if len(value) == 1 else f"({inside})"
+
+    def _torch_value(self, value: Any) -> str:
+        if isinstance(value, torch.dtype | torch.layout | torch.memory_format | torch.qscheme):
+            return str(value)
+        if isinstance(value, torch.device):
+            return f"torch.device({str(value)!r})"
+        if isinstance(value, torch.Generator):
+            return f"torch.Generator({str(value.device)!r}).manual_seed({value.initial_seed()})"
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            if isinstance(value, torch.SymInt) and (constant := value.node.maybe_as_int()) is not None:
+                return repr(constant)
+            what = f"the symbolic number {value}"
+            raise CannotWrite(what, "it stands in an argument and is no node of the graph")
+        if (shared := shared_text(value)) is not None:
+            self.roots.add("torch")
+            self.imports |= {f"import {shared[1]}"} if shared[1] else set()
+            return shared[0]
+        of_triton = type(value).__module__.startswith("triton.")  # tl.float32
+        if callable(value) or hasattr(type(value), "__members__") or of_triton:
+            return self.reference(value)
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise CannotWrite(f"an argument of type {kind}", "it has no literal form")
+
+
+def _stands_between(target: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the operator form computes something at run time and compiles without a warning."""
+    if target in (operator.is_, operator.is_not):  # Python warns of identity with a literal
+        return all(isinstance(arg, fx.Node) or arg is None for arg in args) and args != (None, None)
+    return any(isinstance(arg, fx.Node) for arg in args)
+
+
+def _is_attribute(name: Any) -> bool:
+    return isinstance(name, str) and is_plain_identifier(name)
+
+
+def literal(value: Any) -> str:
+    """``value`` as an expression in which ``torch`` is the only name. Raises CannotWrite naming its type."""
+    write = Expressions()
+    text = write.value(value)
+    if write.imports:
+        raise CannotWrite(text, "it takes an import, and stands where only constants can")
+    return text
+
+
+def attribute_path(owner: str, path: str) -> str:
+    """``owner.a.b``; a part that is no identifier is looked up by its string: ``getattr(owner.a, '0').b``."""
+    for part in path.split("."):
+        owner = f"{owner}.{part}" if is_plain_identifier(part) else f"getattr({owner}, {part!r})"
+    return owner

@@ -1,0 +1,11 @@
+"""The only importer of torch's private names, a file for each subject. ``seen`` says in which versions those of a function were there."""
+
+from minidbg.torch_internals.aot import *  # noqa: F403
+from minidbg.torch_internals.backends import *  # noqa: F403
+from minidbg.torch_internals.dynamo import *  # noqa: F403
+from minidbg.torch_internals.lazy_backward import *  # noqa: F403
+from minidbg.torch_internals.operators import *  # noqa: F403
+from minidbg.torch_internals.private_names import *  # noqa: F403
+from minidbg.torch_internals.process import *  # noqa: F403
+from minidbg.torch_internals.random_numbers import *  # noqa: F403
+from minidbg.torch_internals.tensors import *  # noqa: F403

@@ -1,0 +1,204 @@
+"""AOTAutograd: the graphs it has compiled, and the backward that it compiles late."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from minidbg.torch_internals.private_names import seen
+
+
+@seen("2.11", "2.15")
+def with_inner_compiler(compiler: Any, wrapped: Callable[[Any, bool], Any]) -> Any:
+    """``wrapped(compiler, stored)``; of a compiler whose results AOTAutograd stores, one of that kind around it.
+
+    ``SerializableAOTDispatchCompiler`` is private.
+    """
+    from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
+
+    if isinstance(compiler, SerializableAOTDispatchCompiler):
+        return SerializableAOTDispatchCompiler(compiler.output_code_ty, wrapped(compiler.compiler_fn, True))
+    return wrapped(compiler, False)
+
+
+@seen("2.11", "2.15")
+def aot_graph_part() -> str | None:
+    """``forward``, ``backward`` or ``inference``: the graph that AOTAutograd is having compiled; None outside of it.
+
+    ``graph_being_compiled`` (``["0_forward"]``) is private.
+    """
+    from torch._functorch._aot_autograd import logging_utils
+
+    found = [name.rpartition("_")[2] for name in logging_utils.graph_being_compiled]
+    return found[0] if found and found[0] in ("forward", "backward", "inference") else None
+
+
+@seen("2.11", "2.15")
+def in_backward() -> bool:
+    """Whether autograd's engine is running in this thread. ``_current_graph_task_id`` is private."""
+    return torch._C._current_graph_task_id() != -1
+
+
+@seen("2.11", "2.15")
+def tries_backward_early() -> bool:
+    """Whether AOTAutograd goes on when a backward that it compiles ahead of time fails to."""
+    from torch._functorch import config
+
+    return not config.force_non_lazy_backward_lowering
+
+
+@seen("2.11", "2.15")
+def next_aot_id() -> int:
+    """The number that AOTAutograd gives to the next graph it is asked for; 0 before it is loaded.
+
+    ``AOT_COUNTER``, an ``itertools.count``, is private.
+    """
+    module = sys.modules.get("torch._functorch.aot_autograd")
+    # its repr: looking at it must not count, and Python 3.14 copies no iterator
+    return int(repr(module.AOT_COUNTER).removeprefix("count(").removesuffix(")")) if module is not None else 0
+
+
+NEAR = 4
+"""Autograd nodes between an output and the graph that made it: views and writes that AOTAutograd repeats outside."""
+
+
+@seen("2.11", "2.15")
+def aot_backward_classes(tensors: Sequence[torch.Tensor], since: int) -> list[Any]:
+    """The autograd.Functions that AOTAutograd made for the graphs that ``tensors`` came out of, numbered from ``since``.
+
+    ``_forward_cls``, ``_backward_impl`` and ``_aot_id`` are private.
+    """
+    found: dict[int, Any] = {}
+    level = [tensor.grad_fn for tensor in tensors]
+    for _ in range(NEAR):
+        beyond: list[Any] = []
+        for node in filter(None, level):
+            made: Any = getattr(node, "_forward_cls", None)
+            if hasattr(made, "_backward_impl") and hasattr(made, "_aot_id"):
+                if made._aot_id >= since:
+                    found[id(made)] = made
+            else:
+                beyond += [function for function, _ in node.next_functions]
+        level = list(dict.fromkeys(beyond))
+    return list(found.values())
+
+
+@seen("2.11", "2.15")
+def guard_backward(
+    function_class: Any,
+    on_error: Callable[[Exception], None],
+    around: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+) -> None:
+    """Let ``on_error`` hear what the compiled backward of this one graph raises; it is raised all the same.
+
+    Each run is inside of ``around()``.
+
+    The backward is compiled when it first runs, inside ``loss.backward()``, where no wrapper of the forward sees
+    it. ``_backward_impl`` is looked up on the class at each call. Dynamo would trace ours where a compiled frame asks for gradients.
+    """
+    implementation = function_class._backward_impl
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
+    def guarded(*args: Any) -> Any:
+        try:
+            with around():
+                return implementation(*args)
+        except Exception as error:
+            on_error(error)
+            raise
+
+    guarded.__wrapped__ = implementation
+    function_class._backward_impl = staticmethod(guarded)
+
+
+@seen("2.11", "2.15")
+def backward_phase(error: Exception) -> str | None:
+    """``compile`` or ``runtime`` for what a compiled backward raised, by its stack; None for AOTAutograd's own checks.
+
+    A second backward without ``retain_graph``, or one that donated buffers forbid, is the program's error.
+    torch 2.11 has no ``get_or_compile``: ``_backward_impl`` itself compiles once it has a ``metrics_context``.
+    """
+    phases = {"get_or_compile": "compile", "call_func_at_runtime_with_args": "runtime"}
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        phase = phases.get(frame.f_code.co_name)
+        if phase is not None:
+            return phase
+        if frame.f_code.co_name == "_backward_impl" and "metrics_context" in frame.f_locals:
+            made = frame.f_locals.get("CompiledFunction")
+            if made is not None and made.compiled_bw is None:
+                return "compile"
+    return None
+
+
+@seen("2.11", "2.15")
+def is_a_check_of_aot_autograd(error: Exception) -> bool:
+    """Whether AOTAutograd refused a backward before the compiled one ran: what it saved was written to, or is gone."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return (
+        bool(frames) and frames[-1].filename.endswith("runtime_wrappers.py") and backward_phase(error) is None
+    )
+
+
+@seen("2.11", "2.15")
+def aot_autograd_arguments(backend: object) -> dict[str, Any] | None:
+    """What ``aot_autograd(...)`` was called with to give ``backend``, or None when it was not made that way.
+
+    Its first call wraps the backward compiler and fills in the inference one: both are undone here.
+    ``AotAutograd.kwargs`` and ``_is_wrapped_bw_compiler`` are private.
+    """
+    from torch._dynamo.backends.common import AotAutograd
+
+    if type(backend) is not AotAutograd:
+        return None
+    arguments = dict(backend.kwargs)
+    backward: Any = arguments.get("bw_compiler")
+    if getattr(backward, "_is_wrapped_bw_compiler", False):
+        arguments["bw_compiler"] = inspect.getclosurevars(backward).nonlocals["bw_compiler_fn"]
+    for name in ("bw_compiler", "inference_compiler"):
+        if arguments.get(name) is arguments.get("fw_compiler"):
+            arguments.pop(name, None)
+    return arguments
+
+
+@seen("2.11", "2.15")
+def decompositions_expression(table: object) -> tuple[str, str] | None:
+    """The import and the expression that make an equal table of decompositions, or None.
+
+    The functions that make such tables are private.
+    """
+    if not isinstance(table, dict) or not table:
+        return None
+    for module, function in (
+        ("torch._decomp", "core_aten_decompositions"),
+        ("torch._inductor.decomposition", "select_decomp_table"),
+    ):
+        make = getattr(sys.modules.get(module), function, None)
+        if make is not None and _same_table(make(), table):
+            return f"import {module}", f"{module}.{function}()"
+    from torch._decomp import get_decompositions
+
+    operators = list(table)
+    if not all(isinstance(one, torch._ops.OpOverload) for one in operators):
+        return None
+    if not _same_table(get_decompositions(operators), table):
+        return None
+    listed = ", ".join(f"torch.ops.{one}" for one in operators)
+    return "import torch._decomp", f"torch._decomp.get_decompositions([{listed}])"
+
+
+def _same_table(known: Any, table: Any) -> bool:
+    """Whether two tables agree; what torch derives for composite operators is a new partial each time."""
+    if type(known) is not type(table) or known.keys() != table.keys():
+        return False
+    return all(
+        known[one] is table[one]
+        or (isinstance(known[one], functools.partial) and isinstance(table[one], functools.partial))
+        for one in known
+    )

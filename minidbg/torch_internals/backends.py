@@ -1,0 +1,314 @@
+"""Backends as torch.compile knows, configures and calls them; of inductor its stages, its bisector, and the fx nodes behind its objects."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+import importlib
+import io
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+
+from minidbg.torch_internals.private_names import seen
+
+
+def known_backends() -> list[str]:
+    """Every name that torch.compile knows, debugging ones and entry points included."""
+    return sorted(torch.compiler.list_backends(exclude_tags=()))  # type: ignore[no-untyped-call,unused-ignore]
+
+
+def backend_alone(
+    backend: str | Callable[..., Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
+) -> Callable[..., Any]:
+    """The backend where torch does not say how it would call it: a callable as it is, for a name eager, since nothing leads to it."""
+    return backend if callable(backend) else lambda gm, example_inputs: gm.forward
+
+
+@seen("2.11", "2.15", otherwise=backend_alone)
+def configured_backend(
+    backend: str | Callable[..., Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
+) -> Callable[..., Any]:
+    """``backend`` as ``torch.compile(backend=, options=, mode=)`` would call it: ``(gm, example_inputs)``.
+
+    Inductor by name takes them as config patches, every other backend as keyword arguments and only when given.
+    Raises RuntimeError for an option or mode that inductor does not know. ``_TorchCompileInductorWrapper`` and
+    ``lookup_backend`` are private.
+    """
+    if backend == "inductor":
+        # dynamic only ever selected among modes in versions before those supported
+        wrapper: Any = torch._TorchCompileInductorWrapper
+        compiler: Callable[..., Any] = wrapper(mode, dict(options or {}), None)
+        return compiler
+    from torch._dynamo.backends.registry import lookup_backend
+
+    keywords: dict[str, Any] = {}
+    if mode and mode != "default":
+        keywords["mode"] = mode
+    if options:
+        keywords["options"] = dict(options)
+    found = lookup_backend(backend)
+    return functools.partial(found, **keywords) if keywords else found
+
+
+@seen("2.11", "2.15")
+def inductor_option_names() -> list[str]:
+    """What ``torch.compile(options=)`` may hold for inductor. ``get_config_copy`` is private."""
+    from torch._inductor import config
+
+    return sorted(config.get_config_copy())
+
+
+@seen("2.11", "2.15")
+def inductor_modes() -> list[str]:
+    """What ``torch.compile(mode=)`` may be for inductor."""
+    from torch._inductor import list_mode_options
+
+    return sorted(list_mode_options())
+
+
+@seen("2.11", "2.15")
+def replace_backends(eval_frame: Any, replaced: Callable[[Any], Any]) -> None:
+    """Have ``replaced(backend)`` used for each backend that a program asks for, in whatever way it asks.
+
+    ``eval_frame`` is ``torch._dynamo.eval_frame``. ``torch.compile``, ``Module.compile`` and ``torch._dynamo.optimize``
+    all call its ``get_compiler_fn``.
+    """
+    original = eval_frame.get_compiler_fn
+
+    @functools.wraps(original)
+    def get_compiler_fn(compiler_fn: Any) -> Any:
+        return original(replaced(compiler_fn))
+
+    eval_frame.get_compiler_fn = get_compiler_fn
+
+
+def is_backend_of_a_program(backend: object) -> bool:
+    """Whether a program asked for this backend, and not torch itself: export captures graphs by one of its own."""
+    given, _, _ = as_given_to_compile(backend)
+    if isinstance(given, str) or given is not backend:
+        return True
+    owner = getattr(backend, "__module__", None) or type(backend).__module__
+    return backend is not None and not str(owner).startswith("torch")
+
+
+@seen("2.11", "2.15")
+def as_torch_compile_has_it(backend: Callable[..., Any]) -> Any:
+    """``backend`` as ``torch.compile(backend=backend)`` hands it on, with its name for messages."""
+    wrapper: Any = torch._TorchCompileWrapper
+    return wrapper(backend, None, None, None)
+
+
+@seen("2.11", "2.15")
+def registered_backend(name: str) -> Callable[..., Any]:
+    """The function behind a name that torch.compile knows; loads an entry point."""
+    from torch._dynamo.backends.registry import lookup_backend
+
+    return lookup_backend(name)
+
+
+OVERRIDES = ("debug_backend_override", "debug_inductor_config_override", "debug_dynamo_config_override")
+"""Options of dynamo that hold torch's override variables, as they were when it was imported."""
+
+
+@contextlib.contextmanager
+def without_overrides() -> Iterator[None]:
+    """A block in which a graph is compiled by the backend and with the options that are asked for, whatever torch's override variables say."""
+    config: Any = torch._dynamo.config
+    with config.patch({name: "" for name in OVERRIDES if getattr(config, name, "")}):
+        yield
+
+
+@seen("2.11", "2.15")
+def names_of_backend(compiler_fn: object) -> list[str]:
+    """The names under which exactly this object is registered. ``_COMPILER_FNS`` is private."""
+    from torch._dynamo.backends.registry import _COMPILER_FNS
+
+    return sorted(name for name, known in _COMPILER_FNS.items() if known is compiler_fn)
+
+
+@seen("2.11", "2.15")
+def as_given_to_compile(backend: object) -> tuple[Any, dict[str, Any] | None, str | None]:
+    """Backend, options and mode inside an object of the kinds that torch.compile makes; else ``backend`` itself.
+
+    Both wrapper classes are private.
+    """
+    given: Any = backend
+    # a torch without these classes makes no such objects
+    inductor, other = (getattr(torch, f"_TorchCompile{kind}Wrapper", None) for kind in ("Inductor", ""))
+    if type(given) is inductor:
+        return "inductor", dict(given.config) or None, None
+    if type(given) is other:
+        return given.compiler_fn, given.kwargs.get("options"), given.kwargs.get("mode")
+    return backend, None, None
+
+
+@seen("2.11", "2.15")
+def asked_in_place_of(backend: object) -> Any:
+    """What the program has asked for, where torch calls ``backend`` instead because an override variable says so; else None.
+
+    It is as ``torch.compile`` made it. The variable is ``TORCH_COMPILE_OVERRIDE_BACKENDS``; the graph that is being compiled, the
+    filter of the variable and ``DDPOptimizer``'s field are private.
+    """
+    from torch._dynamo import config
+    from torch._dynamo.backends.distributed import DDPOptimizer
+    from torch._dynamo.graph_id_filter import get_backend_override_for_compile_id
+    from torch._dynamo.symbolic_convert import tls
+
+    translator = getattr(tls, "current_tx", None)  # none in a thread that compiles nothing
+    if translator is None or not config.debug_backend_override:
+        return None
+    output = translator.output
+    chosen = get_backend_override_for_compile_id(output.dynamo_compile_id, config.debug_backend_override)
+    if chosen is not backend:
+        return None
+    asked: Any = output.compiler_fn
+    while True:
+        if isinstance(owner := getattr(asked, "__self__", None), DDPOptimizer):
+            asked = owner.backend_compile_fn
+        elif (inner := getattr(asked, "_torchdynamo_orig_backend", None)) is not None:
+            asked = inner
+        else:
+            return asked
+
+
+def is_called_by_torch(frame: FrameType | None) -> bool:
+    """Whether the caller is torch.compile's machinery, so that exceptions are dynamo's to wrap."""
+    name = frame.f_globals.get("__name__", "") if frame is not None else ""
+    return name == "torch" or name.startswith("torch._dynamo.")
+
+
+@seen("2.11", "2.15")
+def changed_config(module_name: str) -> dict[str, Any]:
+    """Options of an already imported torch config module that differ from their defaults."""
+    module = sys.modules.get(module_name)
+    if module is None:
+        return {}
+    # Deprecated options warn when they are read as attributes; this way of reading does not. It also gives options
+    # that were patched for a while and are back at their default.
+    changed = module._get_dict(skip_default=True)
+    return {name: value for name, value in changed.items() if value != module._config[name].default}
+
+
+@seen("2.11", "2.15")
+def config_default(module_name: str, name: str) -> Any:
+    """The default of an option of a torch config module. Raises KeyError for an unknown one. ``_config`` is private."""
+    return importlib.import_module(module_name)._config[name].default
+
+
+@seen("2.11", "2.15")
+def bisect_inductor(fails: Callable[[], bool]) -> tuple[str, str | None, int | None, str] | None:
+    """Backend, subsystem, number and detail that torch's CompilerBisector names; None when it finds nothing at fault.
+
+    ``fails()`` runs a program with ``torch.compile`` once, in a fork of this process: the bisector keeps its state in
+    files, here of a temporary folder. It is known to fail with inductor and to pass in the stages before. Raises RuntimeError when the answers contradict each other.
+    """
+    from torch._inductor.compiler_bisector import CompilerBisector
+
+    known: Any = CompilerBisector
+    folder = tempfile.mkdtemp(prefix="minidbg-bisect-")
+    known.in_process_cache = folder  # else it would delete a bisection that the user has begun
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints each step
+            # the stages before inductor have passed already
+            found = known.do_bisect(lambda: known.get_backend() != "inductor" or not fails())
+    finally:
+        known.in_process_cache = None
+        known.bisection_enabled = False
+        shutil.rmtree(folder, ignore_errors=True)
+    if found is None:
+        return None
+    number = found.bisect_number if found.debug_info != found.subsystem else None  # an option is on or off
+    detail = str(found.debug_info or "") if number is not None else ""
+    return found.backend, found.subsystem, number, detail
+
+
+class InductorStage(enum.Enum):
+    """A stage of inductor, with the methods of ``GraphLowering`` that begin the next one."""
+
+    LOWERING = ("codegen", "codegen_with_cpp_wrapper")
+    CODEGEN = ("_compile_to_module_lines",)
+    """Scheduling and code generation; the kernels are compiled after it."""
+
+
+class StoppedAfterStage(Exception):
+    """Inductor has come as far as it was wanted to."""
+
+
+@contextlib.contextmanager
+@seen("2.11", "2.15")
+def inductor_stopped_after(stage: InductorStage) -> Iterator[list[str]]:
+    """A block in which inductor stops after ``stage``; the list gets an item when it has."""
+    from torch._inductor.graph import GraphLowering
+
+    stopped: list[str] = []
+
+    def stop(self: Any, *args: Any, **kwargs: Any) -> Any:
+        stopped.append(stage.name)
+        raise StoppedAfterStage(f"minidbg needs no more of this graph than {stage.name.lower()}")
+
+    kept = {name: getattr(GraphLowering, name) for name in stage.value if hasattr(GraphLowering, name)}
+    for name in kept:
+        setattr(GraphLowering, name, stop)
+    try:
+        yield stopped
+    finally:
+        for name, function in kept.items():
+            setattr(GraphLowering, name, function)
+
+
+def fx_nodes_behind(value: object) -> Iterator[torch.fx.Node]:
+    """The fx nodes that an object in a frame of a compiler stands for, none for most objects.
+
+    A node stands for itself, inductor's IR for its ``origins``, its scheduler nodes and buffers for those of their IR, a match
+    of its pattern matcher for ``nodes``.
+    """
+    if isinstance(value, torch.fx.Node):
+        yield value
+    elif _is_of_inductor(value, "scheduler", "BaseSchedulerNode"):
+        for inner in value.get_nodes():  # type: ignore[attr-defined]
+            yield from getattr(getattr(inner, "node", None), "origins", None) or ()
+    elif _is_of_inductor(value, "scheduler", "SchedulerBuffer"):
+        yield from getattr(getattr(value, "node", None), "origins", None) or ()
+    elif _is_of_inductor(value, "ir", "IRNode"):
+        yield from getattr(value, "origins", None) or ()
+    elif _is_of_inductor(value, "pattern_matcher", "Match"):
+        yield from value.nodes  # type: ignore[attr-defined]
+
+
+def _is_of_inductor(value: object, module: str, name: str) -> bool:
+    kind = getattr(sys.modules.get(f"torch._inductor.{module}"), name, None)
+    return isinstance(kind, type) and isinstance(value, kind)
+
+
+def names_of_sources(node: torch.fx.Node) -> list[str]:
+    """Names of the nodes that a compiler's ``node`` was made from, the first maker last; none where it does not say.
+
+    ``meta["from_node"]``, a list of ``NodeSource`` that may hold further ones, was seen in 2.11 to 2.15.
+    """
+    names, sources = [], list(node.meta.get("from_node") or ())
+    while sources:
+        source = sources.pop(0)
+        names.append(str(getattr(source, "name", "")))
+        sources += list(getattr(source, "from_node", None) or ())
+    return names
+
+
+@seen("2.13", "2.15")
+def inductor_fallback_lines(operators: Sequence[str]) -> list[str]:
+    """Statements after which inductor calls eager's kernels for the operators, of which it has no decomposition then.
+
+    They belong before the first compilation; the table of decompositions may have been copied into a cache by an earlier one.
+    """
+    return [
+        "from torch._inductor import decomposition, lowering",
+        *(f"decomposition.decompositions.pop({name}, None)" for name in operators),
+        "decomposition.fast_random_decomps.cache_clear()",
+        *(f"lowering.make_fallback({name}, warn=False)" for name in operators),
+    ]

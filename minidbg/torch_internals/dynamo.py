@@ -1,0 +1,382 @@
+"""What dynamo does with a backend's answer: its exceptions, what it stores, the graphs that it hands out, the guards that it builds after."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, MutableSet, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+
+from minidbg.torch_internals.aot import in_backward
+from minidbg.torch_internals.operators import grad_mode_function
+from minidbg.torch_internals.private_names import seen, version_at_least
+from minidbg.torch_internals.tensors import is_fake
+
+CONTROL_FLOW = (
+    "TensorifyScalarRestartAnalysis", "SkipFrame", "DataDependentOutputException", "DynamicOutputShapeException",
+    "UnsupportedFakeTensorException", "UnsupportedOperatorException",
+)  # fmt: skip
+"""Types that dynamo takes as messages, for a torch that does not list them."""
+
+
+@contextlib.contextmanager
+@seen("2.11", "2.15")
+def compiling_alone() -> Iterator[dict[str, Counter[str]]]:
+    """A block that compiles while no other thread does, and of which torch counts nothing; as ``counters_put_back``.
+
+    Tracing keeps its state in globals that dynamo's lock guards, and a call of a compiled function does not hold it.
+    """
+    from torch._dynamo.convert_frame import compile_lock
+
+    with compile_lock, counters_put_back() as counted:
+        yield counted
+
+
+@contextlib.contextmanager
+@seen("2.11", "2.15", otherwise=lambda: iter([{}]))
+def counters_put_back() -> Iterator[dict[str, Counter[str]]]:
+    """A block of ours that torch does not count. Afterwards the table holds what it would have counted."""
+    from torch._dynamo.utils import counters
+
+    counted: dict[str, Counter[str]] = {}
+    before = {kind: counts.copy() for kind, counts in counters.items()}
+    try:
+        yield counted
+    finally:
+        for kind in list(counters):
+            known = before.get(kind, Counter())
+            counted[kind] = counters[kind] - known
+            counters[kind].clear()
+            counters[kind].update(known)
+            if kind not in before:
+                del counters[kind]
+
+
+def count_after_all(counted: dict[str, Counter[str]]) -> None:
+    """Have torch count what ``counters_put_back`` held back."""
+    from torch._dynamo.utils import counters
+
+    for kind, counts in counted.items():
+        if counts:
+            counters[kind].update(counts)
+
+
+@seen("2.11", "2.15", otherwise=lambda error: type(error).__name__ in CONTROL_FLOW)
+def is_control_flow(error: BaseException) -> bool:
+    """Whether dynamo takes this exception of a backend as a message to itself, not as a failure.
+
+    Restart of the analysis, skipping of the frame, and the FakeTensor exceptions that become a graph break.
+    ``InductorError``, ``BackendCompilerFailed`` and ``IndexError`` are none of these.
+    """
+    from torch._dynamo import exc
+
+    messages = (exc.TensorifyScalarRestartAnalysis, exc.SkipFrame, *exc.exceptions_allowed_to_be_fallback)
+    return isinstance(error, messages)
+
+
+@seen("2.11", "2.15", otherwise=lambda error: True)
+def dynamo_keeps_type(error: BaseException) -> bool:
+    """Whether dynamo lets this exception of a backend through as it is; others it wraps."""
+    from torch._dynamo.exc import ShortenTraceback
+
+    as_it_is = (ShortenTraceback, IndexError) if version_at_least(2, 13) else ShortenTraceback
+    return isinstance(error, as_it_is)
+
+
+@seen("2.11", "2.15", otherwise=lambda backend, error, frame: error)
+def backend_compiler_failed(backend: object, error: Exception, first_useful_frame: FrameType) -> Exception:
+    """The exception in which dynamo would wrap ``error``, with its traceback; dynamo does not wrap it again.
+
+    ``first_useful_frame`` must be a frame of the traceback that the exception will have.
+    """
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    return BackendCompilerFailed(backend, error, first_useful_frame).with_traceback(error.__traceback__)
+
+
+@seen("2.11", "2.15")
+def settled_forward(compiled_fn: Any) -> Any:
+    """``compiled_fn``, or the compiled forward behind it when it is a lazily compiled GraphModule's.
+
+    Dynamo does the same to what a backend returns, and cannot once it is wrapped.
+    """
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+
+    if isinstance(compiled_fn, _LazyGraphModule):
+        _LazyGraphModule.force_recompile(compiled_fn)
+        return compiled_fn
+    module = getattr(compiled_fn, "__self__", None)
+    if isinstance(module, _LazyGraphModule) and compiled_fn.__name__ == "_lazy_forward":
+        _LazyGraphModule.force_recompile(module)
+        return module.forward
+    return compiled_fn
+
+
+@seen("2.11", "2.15")
+def is_serializable_callable(compiled_fn: Any) -> bool:
+    """Whether dynamo may store this compiled function for another process, by its type."""
+    module = sys.modules.get("torch._dynamo.aot_compile_types")
+    return module is not None and isinstance(compiled_fn, module.SerializableCallable)
+
+
+@seen("2.11", "2.15")
+def in_a_backend() -> bool:
+    """Whether dynamo is having a graph compiled in this thread."""
+    return torch._guards.TracingContext.try_get() is not None and not in_backward()
+
+
+@seen("2.11", "2.15")
+def many_recompiles() -> contextlib.AbstractContextManager[None]:
+    """While it is open, one piece of code may be compiled any number of times."""
+    patch: contextlib.AbstractContextManager[None] = torch._dynamo.config.patch(
+        recompile_limit=1 << 20, accumulated_recompile_limit=1 << 20
+    )
+    return patch
+
+
+@dataclass(frozen=True, slots=True)
+class GivenCall:
+    """A call node of a graph as dynamo gave it to a backend, which may since have changed it."""
+
+    name: str
+    target: object
+    stack_trace: str | None
+    text: str
+    """The same for equal targets."""
+
+    @classmethod
+    def of(cls, node: torch.fx.Node) -> GivenCall:
+        """What ``node`` is now."""
+        text = f"{node.op} {getattr(node.target, '__module__', '')} {node.target}"
+        return cls(node.name, node.target, node.stack_trace, text)
+
+
+@contextlib.contextmanager
+@seen("2.11", "2.15")
+def graphs_given_to_backends() -> Iterator[list[list[GivenCall]]]:
+    """A list that receives, for each graph that dynamo hands to a backend in this thread, its calls.
+
+    ``OutputGraph.call_user_compiler(self, gm, example_inputs)`` is private.
+    """
+    from torch._dynamo.output_graph import OutputGraph
+
+    graphs: list[list[GivenCall]] = []
+    original = OutputGraph.call_user_compiler
+    thread = threading.get_ident()
+
+    def call_user_compiler(self: Any, gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return original(self, gm, example_inputs)
+        graphs.append([GivenCall.of(node) for node in calls_that_count(gm)])
+        try:
+            return original(self, gm, example_inputs)
+        except Exception as error:
+            if is_control_flow(error):
+                graphs.pop()  # dynamo starts anew, or runs eager: before 2.13 also with fullgraph=True
+            raise
+
+    OutputGraph.call_user_compiler = call_user_compiler  # type: ignore[method-assign]
+    try:
+        yield graphs
+    finally:
+        OutputGraph.call_user_compiler = original  # type: ignore[method-assign]
+
+
+def call_targets(gm: torch.fx.GraphModule, inputs: Sequence[Any] = ()) -> list[str]:
+    """What each call node of the outermost graph calls, in order, as text that is equal for equal targets."""
+    return [GivenCall.of(node).text for node in calls_that_count(gm, inputs)]
+
+
+def calls_that_count(gm: torch.fx.GraphModule, inputs: Sequence[Any] = ()) -> Iterator[torch.fx.Node]:
+    """The calls in an order that dynamo keeps; ``inputs`` are those of ``gm`` where its placeholders do not know their values.
+
+    Settings of grad mode under which nothing runs are missing, since dynamo leaves them out. Arithmetic on sizes comes just
+    before its first user, since dynamo of 2.14 and later writes it in an order of its own.
+    """
+    state, pending = True, None
+    waiting = size_arithmetic(gm, inputs)
+
+    def needed(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+        for argument in node.all_input_nodes:
+            if argument in waiting:
+                del waiting[argument]
+                yield from needed(argument)
+                yield argument
+
+    for node in gm.graph.nodes:
+        if node in waiting:
+            continue
+        if node.target is grad_mode_function():
+            pending = node
+        elif node.op.startswith("call"):
+            if pending is not None and pending.args[0] is not state:
+                state = bool(pending.args[0])
+                yield pending
+            pending = None
+            yield from needed(node)
+            yield node
+        elif node.op == "output":
+            yield from needed(node)
+            yield from waiting
+
+
+def size_arithmetic(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> dict[torch.fx.Node, None]:
+    """The calls of Python's operators and of ``math`` on numbers among the inputs, and on each other."""
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    values = inputs or [node.meta.get("example_value") for node in placeholders]
+    numbers = int | float | torch.SymInt | torch.SymFloat
+    found = {node for node, value in zip(placeholders, values, strict=True) if isinstance(value, numbers)}
+    arithmetic: dict[torch.fx.Node, None] = {}
+    for node in gm.graph.nodes if found else ():
+        is_arithmetic = node.op == "call_function" and node.target.__module__ in ("_operator", "math")
+        if is_arithmetic and node.all_input_nodes and found.issuperset(node.all_input_nodes):
+            found.add(node)
+            arithmetic[node] = None
+    return arithmetic
+
+
+@seen("2.11", "2.15")
+def input_reader(save_dir: str | None) -> Any:
+    """What ``load_args`` of a repro by torch's minifier reads its inputs with: stored ones, without it random ones.
+
+    ``InputReader`` and its logger are private.
+    """
+    from torch._dynamo import debug_utils
+
+    level = debug_utils.log.level
+    debug_utils.log.setLevel(logging.ERROR)  # that there is nothing to read is said in our own words
+    try:
+        reader = debug_utils.InputReader(save_dir=save_dir)
+    finally:
+        debug_utils.log.setLevel(level)
+    symint = reader.symint
+    # Scripts of 2.13 and later also pass expr=, which older readers do not take and nothing here asks for.
+    reader.symint = lambda value, **_: symint(value)  # type: ignore[method-assign]
+    return reader
+
+
+class GuardState:
+    """What dynamo will build the guards of the graph in hand from: its ShapeEnv and the example inputs.
+
+    Made before a backend is called. A backend that traces the graph once more may leave symbols in the ShapeEnv that no
+    input has, and one that works in place may reshape an input; dynamo then fails after the backend has returned.
+    ``produce_guards_verbose``, ``tracked_fakes`` and the counters were seen in 2.11 to 2.15; without them nothing is found.
+    """
+
+    def __init__(self, example_inputs: Sequence[Any] = ()) -> None:
+        context = torch._guards.TracingContext.try_get()
+        env: Any = getattr(getattr(context, "fake_mode", None), "shape_env", None)
+        # Under translation validation torch records each call of the ShapeEnv and replays them.
+        usable = hasattr(env, "produce_guards_verbose") and not env._translation_validation_enabled
+        self.env: Any = env if usable else None
+        known = vars(env) if usable else {}
+        self.attributes = {name: (value, _copied(value)) for name, value in known.items()}
+        self.size = self._size()
+        tensors = (one for one in example_inputs if isinstance(one, torch.Tensor) and not is_fake(one))
+        self.layouts = [(value, _layout(value)) for value in tensors if value.layout is torch.strided]
+
+    def error_of_guards(self) -> Exception | None:
+        """What dynamo will raise because of what was done since; None when it will go on.
+
+        An error that dynamo would have raised before, too, is none.
+        """
+        for value, before in self.layouts:
+            if _layout(value) != before:
+                return AssertionError(
+                    "Guard failed on the same frame it was created: the backend changed an example input in place, "
+                    f"from shape {before[0]}, strides {before[1]} to {tuple(value.shape)}, {value.stride()}"
+                )
+        if self.env is None or self._size() == self.size:
+            return None
+        error = self._dry_run()
+        if error is None:
+            return None
+        now = GuardState()  # the program goes on from here, or is put back again
+        self.put_back()
+        known = self._dry_run()
+        now.put_back()
+        return error if known is None else None
+
+    def put_back(self) -> None:
+        """Undo what was done since. Counters go on: caches and the names of new symbols hang on them."""
+        for value, layout in self.layouts:
+            if _layout(value) != layout:
+                with torch.no_grad():
+                    value.as_strided_(*layout)
+        if self.env is None or self._size() == self.size:
+            return
+        for name, (value, content) in self.attributes.items():
+            if content is not value:
+                value.clear()
+                (value.extend if isinstance(value, list) else value.update)(_copied(content))
+            if not (isinstance(value, int) and name.endswith("_counter")):
+                setattr(self.env, name, value)
+        for name in ("_version_counter", "_replacements_version_counter"):
+            if hasattr(self.env, name):
+                setattr(self.env, name, getattr(self.env, name) + 1)
+
+    def _size(self) -> list[int]:
+        names = ("guards", "var_to_range", "replacements", "divisible", "_version_counter")
+        values = (getattr(self.env, name, ()) for name in names)
+        return [value if isinstance(value, int) else len(value) for value in values]
+
+    def _dry_run(self) -> Exception | None:
+        tracked = list(getattr(self.env, "tracked_fakes", None) or ())
+        known = {_root_name(one.source) for one in tracked}
+        foreign: list[str] = []
+
+        def name(source: Any) -> str:
+            if source.guard_source.name == "CONSTANT" and _root_name(source) not in known:
+                foreign.append(_root_name(source))  # a name of the backend's own
+            return _name(source)
+
+        was_disabled, self.env.log.disabled = self.env.log.disabled, True  # dynamo will say it itself
+        try:
+            self.env.produce_guards_verbose(
+                [one.fake for one in tracked],
+                [one.source for one in tracked],
+                source_ref=name,
+                input_contexts=[one.symbolic_context for one in tracked],
+                langs=("python",),
+            )
+        except Exception as error:  # noqa: BLE001 - whatever it is, dynamo will meet it
+            raised_inside = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+            return error if raised_inside else None  # another torch's method may take other arguments
+        finally:
+            self.env.log.disabled = was_disabled
+        if foreign:
+            return AssertionError(
+                f"Guard failed on the same frame it was created: name {foreign[0]!r} is not defined"
+            )
+        return None
+
+
+def _root_name(source: Any) -> str:
+    while hasattr(source, "base"):
+        source = source.base
+    return _name(source)
+
+
+def _name(source: Any) -> str:
+    return str(source.name() if callable(source.name) else source.name)
+
+
+def _copied(value: Any) -> Any:
+    """A copy of a container, and of the containers in a table; anything else as it is."""
+    if isinstance(value, dict):
+        copy = value.copy()
+        copy.update({key: _copied(one) for key, one in value.items() if isinstance(one, list | set)})
+        return copy
+    make: Any = type(value)
+    return make(value) if isinstance(value, list | MutableSet) else value
+
+
+def _layout(value: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    return tuple(value.shape), value.stride(), int(value.storage_offset())

@@ -1,0 +1,145 @@
+"""The backward that AOTAutograd compiles when it first runs: runs of ours leave that first time to the program.
+
+The first backward decides for good how the backward is compiled. Where it keeps the graph (``retain_graph``, ``create_graph``), no saved tensor
+is donated to it; else they are, its memory is reused, and a later backward that keeps the graph is refused. Were a run of ours the
+first one, a program that keeps its graph would be refused in its first backward, or would go on without donations and with more memory.
+
+So the autograd nodes of our runs get an autograd.Function of their own, with a copy of what AOTAutograd sets when it compiles. What was
+compiled for us is handed to the program when it asks for the same; when it keeps the graph, its backward is compiled as it would be without us.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import types
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from minidbg.torch_internals.dynamo import compiling_alone, count_after_all
+from minidbg.torch_internals.private_names import seen
+
+TAG = "minidbg"
+"""Set on the entry of a backward in inductor's cache: the key of an entry does not say what is donated."""
+
+
+@seen("2.13", "2.14", otherwise=lambda tensors: not any(map(_of_aot_autograd, _nodes_behind(tensors))))
+def leave_first_backward(tensors: Sequence[torch.Tensor]) -> bool:
+    """Let a backward of ``tensors``, which a run of ours gave, set nothing that the program's first one is to set.
+
+    False where this torch keeps that elsewhere: then this backward must not run. ``_AutogradBackwardCompiler`` and what it holds, and the
+    variables that ``CompiledFunction.backward`` and ``_backward_impl`` close over are private.
+    """
+    from torch._functorch._aot_autograd.runtime_wrappers import _AutogradBackwardCompiler
+
+    found = []
+    for node in filter(_of_aot_autograd, _nodes_behind(tensors)):
+        implementation = inspect.unwrap(node._forward_cls._backward_impl)
+        compiler = _variables_of(implementation).get("backward_compiler")
+        if not isinstance(compiler, _AutogradBackwardCompiler):
+            return False
+        if compiler.compiled_bw is None:
+            found.append((node, implementation, compiler))
+    for node, implementation, compiler in found:
+        node._forward_cls = _own_function(node._forward_cls, implementation, _own_compiler(compiler))
+    return True
+
+
+def _nodes_behind(tensors: Sequence[torch.Tensor]) -> Iterator[Any]:
+    """The nodes of the autograd graph that ends in ``tensors``, each once."""
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
+    known = {None}
+    while waiting:
+        node = waiting.pop()
+        if node not in known:
+            known.add(node)
+            waiting += [function for function, _ in node.next_functions]
+            yield node
+
+
+def _of_aot_autograd(node: Any) -> bool:
+    return hasattr(getattr(node, "_forward_cls", None), "_aot_id")
+
+
+def _variables_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """What ``function`` closes over, by name."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells}
+
+
+def _closing_over(function: Callable[..., Any], **values: Any) -> staticmethod[..., Any]:
+    """``function`` with other ``values`` of variables that it closes over."""
+    variables = {**_variables_of(function), **values}
+    cells = tuple(types.CellType(variables[name]) for name in function.__code__.co_freevars)
+    code, module, name = function.__code__, function.__globals__, function.__name__
+    return staticmethod(types.FunctionType(code, module, name, function.__defaults__, cells))
+
+
+def _own_function(made: Any, implementation: Callable[..., Any], compiler: Any) -> Any:
+    """The autograd.Function ``made`` for a node of ours: what its backward sets, it sets in this one and in ``compiler``."""
+    own: Any = type(made.__name__, (made,), {})
+    own._backward_impl = _closing_over(implementation, CompiledFunction=own, backward_compiler=compiler)
+    own.backward = _closing_over(made.backward, CompiledFunction=own)
+    return own
+
+
+def _own_compiler(compiler: Any) -> Any:
+    """A copy of what compiles a backward. What it compiles waits for the program's first backward."""
+    known = getattr(compiler.bw_compiler, "__self__", None)
+    ahead = known if isinstance(known, CompiledAhead) else CompiledAhead(compiler)
+    own = copy.copy(compiler)
+    own.bw_compiler, own.try_save_cache_entry = ahead.for_us, None
+    compiler.bw_compiler = ahead.for_the_program
+    context: Any = getattr(own.lazy_backward_info, "saved_context", None)
+    buckets = getattr(context, "ddp_optimizer_ctx", None)
+    if (
+        buckets is not None
+    ):  # it counts the backwards that are compiled, from the last graph of a model to the first
+        donated = own.fw_metadata.bw_donated_idxs
+        of_this_graph = (one for one in buckets.metadata_per_bucket if one.bw_donated_idxs is donated)
+        context = copy.copy(context)
+        context.ddp_optimizer_ctx, context.fw_metadata = None, next(of_this_graph, own.fw_metadata)
+        own.lazy_backward_info = copy.copy(own.lazy_backward_info)
+        own.lazy_backward_info.saved_context = context
+    return own
+
+
+class CompiledAhead:
+    """The compiler of one backward, which may have compiled it for us before the program first asks."""
+
+    def __init__(self, compiler: Any) -> None:
+        self.compiler = compiler
+        self.compile = compiler.bw_compiler
+        self.made: Any = None
+        self.donated: Any = None
+        """Which saved tensors what is ``made`` may write to."""
+        self.warned: list[warnings.WarningMessage] = []
+        self.counted: dict[str, Counter[str]] = {}
+
+    def for_us(self, module: Any, placeholders: Any) -> Any:
+        """The compiled backward; what compiling it warns of and counts is for the program's first backward."""
+        if self.made is None:
+            self.donated = self.compiler.fw_metadata.bw_donated_idxs
+            config: Any = torch.compiler.config
+            tag = config.cache_key_tag + (TAG if self.donated else "")
+            with (
+                compiling_alone() as self.counted,
+                config.patch(cache_key_tag=tag),
+                warnings.catch_warnings(record=True, action="always") as self.warned,
+            ):
+                self.made = self.compile(module, placeholders)
+        return self.made
+
+    def for_the_program(self, module: Any, placeholders: Any) -> Any:
+        """The backward, compiled as the program's first backward wants it."""
+        self.compiler.bw_compiler = self.compile
+        if self.made is None or self.compiler.fw_metadata.bw_donated_idxs != self.donated:
+            return self.compile(module, placeholders)
+        count_after_all(self.counted)
+        for one in self.warned:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno, source=one.source)
+        return self.made

@@ -1,0 +1,307 @@
+"""Operators: their names, their schemas, where they were defined; and launches of a user's Triton kernels.
+
+Of a launch dynamo keeps the kernel and its constants in a table of the process; the node has numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
+
+import torch
+from torch import fx
+
+from minidbg.torch_internals.private_names import seen
+from minidbg.torch_internals.tensors import all_nodes
+from minidbg.words.errors import CannotWrite
+
+
+@seen("2.11", "2.15")
+def autocast_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The calls by which a graph enters and leaves ``torch.autocast``."""
+    from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+
+    return _enter_autocast, _exit_autocast
+
+
+@seen("2.11", "2.15")
+def inference_mode_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The calls by which a graph enters and leaves ``torch.inference_mode``."""
+    from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
+
+    return _enter_inference_mode, _exit_inference_mode
+
+
+@seen("2.11", "2.15")
+def grad_mode_function() -> Callable[..., Any]:
+    """The call by which a graph sets grad mode."""
+    function: Callable[..., Any] = torch._C._set_grad_enabled
+    return function
+
+
+@seen("2.11", "2.15")
+def attention_with_weights() -> Callable[..., Any]:
+    """Attention that returns its result and its weights; the arguments are those of the public one."""
+    function: Callable[..., Any] = torch.ops.aten._scaled_dot_product_attention_math.default
+    return function
+
+
+def get_data_function() -> Callable[..., Any] | None:
+    """The call that dynamo puts into a graph for ``x.data``; None where it is a plain getattr."""
+    function: Callable[..., Any] | None = getattr(torch._C._autograd, "_get_data_attr", None)
+    return function
+
+
+def is_overload(value: object) -> TypeGuard[torch._ops.OpOverload[..., Any]]:
+    """Whether ``value`` is one overload of an operator: ``torch.ops.aten.add.Tensor``."""
+    return isinstance(value, torch._ops.OpOverload)
+
+
+@seen("2.11", "2.15")
+def operator_path(value: Any) -> str | None:
+    """``torch.ops.aten.add.Tensor`` for a torch operator of any kind, None for other values."""
+    from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+    if isinstance(value, HigherOrderOperator):
+        return f"torch.ops.higher_order.{value.__name__}"
+    if not isinstance(value, OpOverload | OpOverloadPacket):
+        return None
+    packet = value.overloadpacket if isinstance(value, OpOverload) else value
+    overload = f".{value._overloadname}" if isinstance(value, OpOverload) else ""
+    return f"torch.ops.{packet._qualified_op_name.replace('::', '.')}{overload}"
+
+
+@seen("2.11", "2.15")
+def operator_schemas(path: str) -> tuple[Any, ...]:
+    """The schemas of ``torch.ops.aten.add.Tensor``, or of all overloads of ``torch.ops.aten.add``; empty when
+    there is no such operator. ``_schema`` is private.
+    """
+    from torch._ops import OpOverload, OpOverloadPacket
+
+    found: Any = torch
+    for part in path.split(".")[1:]:
+        found = getattr(found, part, None)
+    if isinstance(found, OpOverload):
+        return (found._schema,)
+    if not isinstance(found, OpOverloadPacket):
+        return ()
+    return tuple(getattr(found, overload)._schema for overload in found.overloads())  # type: ignore[no-untyped-call]  # torch has no types there
+
+
+@seen("2.11", "2.15", otherwise=lambda target: True)
+def has_effects(target: object) -> bool:
+    """Whether calling ``target`` does something outside the graph: prints, or calls into a torchbind object.
+
+    ``_get_effect`` is private, with operators and higher-order operators.
+    """
+    from torch._higher_order_ops.effects import _get_effect
+    from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+    if isinstance(target, OpOverloadPacket):
+        return any(has_effects(getattr(target, name)) for name in target.overloads())  # type: ignore[no-untyped-call]
+    return isinstance(target, HigherOrderOperator | OpOverload) and _get_effect(target) is not None
+
+
+@seen("2.11", "2.15")
+def operator_name(target: object) -> str | None:
+    """``ns::name.overload`` of an operator in a graph, without ``.default``; None for other callables.
+
+    A packet of several overloads is named by its first: they have one definition.
+    """
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target.name())  # type: ignore[no-untyped-call]
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        first = target.overloads()[:1]  # type: ignore[no-untyped-call]
+        return str(target._qualified_op_name) + ("" if first in ([], ["default"]) else f".{first[0]}")
+    return None
+
+
+@seen("2.11", "2.15")
+def operator_functions(name: str) -> list[Callable[..., Any]]:
+    """The Python functions of operator ``ns::name`` that ``torch.library.custom_op`` and its methods were given.
+
+    None for operators that were defined otherwise. ``OPDEFS`` and the fields of ``CustomOpDef`` are private.
+    """
+    from torch._library.custom_ops import OPDEFS
+
+    found = OPDEFS.get(name)
+    if found is None:
+        return []
+    further = (found._abstract_fn, found._setup_context_fn, found._backward_fn)
+    fields = (found._init_fn, *found._backend_fns.values(), *further)
+    return [function for function in fields if function is not None]
+
+
+@seen("2.11", "2.15")
+def operator_definition(name: str) -> object | None:
+    """The ``CustomOpDef`` of operator ``ns::name``, what ``@torch.library.custom_op`` gives."""
+    from torch._library.custom_ops import OPDEFS
+
+    return OPDEFS.get(name)
+
+
+@seen("2.11", "2.15")
+def operator_files(name: str) -> list[str]:
+    """Source files, Python or C++, that registered the schema, the kernels or the fake kernel of ``ns::name``.
+
+    The schema's comes first. ``_dispatch_dump`` and the registry of fake kernels are private.
+    """
+    from torch._library.simple_registry import singleton
+
+    found = []
+    dump = torch._C._dispatch_dump(name)
+    for line in dump.splitlines():
+        before, _, place = line.partition("registered at ")
+        if place and not before.startswith("alias analysis"):
+            found.append(place.partition(" :: ")[0].rpartition(":")[0])
+    kernel = singleton.find(name).fake_impl.kernel  # before 2.13 there is no ``get``
+    if kernel is not None:
+        found.append(kernel.source.rpartition(":")[0])
+    return list(dict.fromkeys(found))
+
+
+OP_SAMPLES = "torch.testing._internal.common_methods_invocations"
+"""The module in which they are: seconds to import."""
+
+
+@seen("2.13", "2.14")
+def op_samples() -> list[Any]:
+    """torch's own descriptions of its operators, each with sample inputs.
+
+    Raises ImportError where a package is missing that torch's testing modules want.
+    """
+    from torch.testing._internal import common_methods_invocations
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    # Operators that draw numbers are wrapped in this, which sets the seed and which dynamo cannot trace.
+    vars(common_methods_invocations)["wrapper_set_seed"] = lambda op, *args, **kwargs: op(*args, **kwargs)
+    # The import freezes torch.backends for the whole process, and a backend that sets a flag there would fail.
+    vars(torch.backends)["__allow_nonbracketed_mutation_flag"] = True
+    return list(op_db)
+
+
+@contextlib.contextmanager
+@seen("2.11", "2.15")
+def aten_calls() -> Iterator[list[str]]:
+    """A block in which the list hears each operator that eager calls below autograd, but for views: ``torch.ops.aten.cumsum.default``."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    called: list[str] = []
+
+    class Listener(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if not func.is_view and not func.name().startswith(
+                ("aten::detach", "aten::clone", "aten::empty")
+            ):
+                called.append(f"torch.ops.{func}")
+            return func(*args, **(kwargs or {}))
+
+    with Listener():  # type: ignore[no-untyped-call]
+        yield called
+
+
+@seen("2.11", "2.15")
+def loop_functions() -> dict[str, Callable[..., Any]]:
+    """torch's control-flow ops by name; the paths to all but ``cond`` are private."""
+    from torch._higher_order_ops import map, scan, while_loop
+
+    return {"map": map, "scan": scan, "while_loop": while_loop}
+
+
+@seen("2.11", "2.15")
+def table_of_kernels() -> Any:
+    """Where dynamo keeps kernels (``add_kernel``, ``get_kernel``) and their constant arguments."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    return kernel_side_table
+
+
+@contextlib.contextmanager
+def kernels_kept() -> Iterator[None]:
+    """A block in which ``torch._dynamo.reset()`` forgets no kernel: graphs that are held have their numbers."""
+    table = table_of_kernels()
+    kept = {name: getattr(table, name) for name in ("id_to_kernel", "kernel_to_id", "constant_args")}
+    yield
+    vars(table).update(kept)
+
+
+TABLE = "torch._higher_order_ops.triton_kernel_wrap.kernel_side_table"
+"""The name of that table in source text; its module is imported for it."""
+
+
+def is_kernel_launch(node: fx.Node) -> bool:
+    """Whether ``node`` launches a user's Triton kernel, in the form that dynamo writes or in the functional one."""
+    return str(getattr(node.target, "_name", "")).startswith("triton_kernel_wrapper")
+
+
+def has_kernel_launch(gm: fx.GraphModule) -> bool:
+    """Whether ``gm``, or a graph inside it, launches a user's Triton kernel."""
+    return any(map(is_kernel_launch, all_nodes(gm)))
+
+
+def kernel_and_constants(node: fx.Node) -> tuple[Any, dict[str, Any]]:
+    """The kernel of a launch and the arguments that are no part of the graph. Raises CannotWrite after the table was emptied."""
+    table = table_of_kernels()
+    try:
+        constants = table.get_constant_args(node.kwargs["constant_args_idx"])
+        return table.get_kernel(node.kwargs["kernel_idx"]), constants
+    except AssertionError as error:
+        why = "torch._dynamo.reset() has forgotten it since the graph was made"
+        raise CannotWrite("a Triton kernel", why) from error
+
+
+def launch_of(node: fx.Node) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], Mapping[str, Any]]:
+    """Kernel, grid, args and kwargs of the call that dynamo turned into the launch ``node``.
+
+    Raises CannotWrite where no plain call becomes that again.
+    """
+    given: Any = node.kwargs
+    kernel, constants = kernel_and_constants(node)
+    grids = list(dict.fromkeys(map(tuple, given["grid"])))
+    for refused, why in (
+        ("tensors_to_clone" in given, "it has the functional form, which only AOTAutograd makes"),
+        (given["tma_descriptor_metadata"], "it takes TMA descriptors"),
+        (len(grids) > 1, "its grid depends on the config that the autotuner takes"),
+    ):
+        if refused:
+            raise CannotWrite("a launch of a Triton kernel", why)
+    grid = grids[0]
+    while len(grid) > 1 and grid[-1] == 1:  # dynamo makes three dimensions of all
+        grid = grid[:-1]
+    values = {**given["kwargs"], **constants}
+    by_keyword = given.get("launch_kwargs") or ()  # not in torch 2.11
+    end = next(
+        (at for at, name in enumerate(kernel.arg_names) if name not in values or name in by_keyword), None
+    )
+    args = tuple(values.pop(name) for name in kernel.arg_names[:end])
+    return kernel, grid, args, {name: values[name] for name in (*by_keyword, *values)}
+
+
+@seen("2.11", "2.15")
+def launch_arguments(
+    kernel: Any, grid: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """What ``kernel[grid](*args, **kwargs)`` is in a graph: the operator and the node's keyword arguments."""
+    from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
+
+    table = table_of_kernels()
+    values = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
+    constants = {name: value for name, value in values.items() if not isinstance(value, fx.Node)}
+    node_kwargs = {
+        "kernel_idx": table.add_kernel(kernel),
+        "constant_args_idx": table.add_constant_args(constants),
+        "grid": [(*grid, 1, 1)[:3]] * len(getattr(kernel, "configs", "1")),
+        "tma_descriptor_metadata": {},
+        "kwargs": {name: value for name, value in values.items() if name not in constants},
+    }
+    if "launch_kwargs" in inspect.signature(type(triton_kernel_wrapper_mutation).__call__).parameters:
+        node_kwargs["launch_kwargs"] = tuple(kwargs)
+    return triton_kernel_wrapper_mutation, node_kwargs
+
+
+def is_kernel(value: Any) -> bool:
+    """Whether ``value`` is a kernel of Triton, autotuned or not; Triton need not be here."""
+    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(value).__mro__}
+    return bool(names & {"triton.runtime.jit.JITFunction", "triton.runtime.autotuner.Autotuner"})

@@ -1,0 +1,176 @@
+"""A process that children are forked from: threads, devices, and a compiler that is warm."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import importlib
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from minidbg.torch_internals import devices
+from minidbg.torch_internals.operators import kernels_kept
+from minidbg.torch_internals.private_names import seen
+from minidbg.torch_internals.tensors import without_modes
+
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/dev/dri", "/dev/accel")
+"""Device files of accelerators that the engine of autograd may find: NVIDIA, WSL, AMD, Intel, others."""
+
+IMPORTED_LATE = ("torch._dynamo", "torch._functorch.aot_autograd", "torch._dynamo.backends.debugging")
+IMPORTED_LATE_BY_INDUCTOR = (
+    "torch._inductor.compile_fx", "torch._inductor.codegen.cpp", "torch._inductor.codegen.triton",
+    "torch._inductor.codegen.cuda_combined_scheduling", "torch._inductor.runtime.triton_heuristics",
+    "torch._inductor.fx_passes.joint_graph", "torch._inductor.fx_passes.post_grad", "torch._inductor.kernel.mm",
+    "triton.compiler",
+)  # fmt: skip
+"""What torch imports when it first compiles: all that can be made ready where an accelerator is."""
+
+silence = contextlib.ExitStack()
+"""What puts the process's warnings and anomaly detection back."""
+silent_blocks = 0
+silence_lock = threading.Lock()
+os.register_at_fork(after_in_child=silence_lock._at_fork_reinit)  # type: ignore[attr-defined]  # another thread may hold it
+
+
+@contextlib.contextmanager
+def in_silence() -> Iterator[None]:
+    """A block without warnings and anomaly detection. What torch warns of once, it can warn of afterwards.
+
+    All are the process's, and threads may be in such blocks at once: the first in changes them, the last out puts them back.
+    """
+    global silent_blocks
+    with silence_lock:
+        if not silent_blocks:
+            silence.enter_context(warnings.catch_warnings(action="ignore"))
+            silence.enter_context(torch.autograd.set_detect_anomaly(False))
+            silence.callback(torch.set_warn_always, torch.is_warn_always_enabled())
+            torch.set_warn_always(True)
+        silent_blocks += 1
+    try:
+        yield
+    finally:
+        with silence_lock:
+            silent_blocks -= 1
+            if not silent_blocks:
+                silence.close()
+
+
+def forks_survive_autograd() -> bool:
+    """Whether children that are forked after autograd has run in this process can use it too.
+
+    Autograd's engine starts a thread for each device when it first runs, and no child forked after that may run it. A CUDA
+    build on a machine without a GPU has eight devices as soon as dynamo has made its first FakeTensorMode
+    (``_ensureCUDADeviceGuardSet``), none before: so the engine is started here, before, where there is no device. A backend that
+    registers a device of its own has it from its import on.
+    """
+    if torch._C._get_privateuse1_backend_name() != "privateuseone":
+        return False
+    if any(map(os.path.exists, DRIVERS)):
+        return torch.version.cuda is None and torch.version.hip is None and not autograd_has_threads()
+    with contextlib.suppress(Exception), without_modes(), torch.inference_mode(False), torch.enable_grad():
+        torch.autograd.backward(torch.ones(1, device="cpu", requires_grad=True).sum())
+    return not autograd_has_threads()
+
+
+def autograd_has_threads() -> bool:
+    """Whether autograd's engine has started threads for devices in this process (Linux)."""
+    for task in glob.glob("/proc/self/task/*/comm"):
+        with contextlib.suppress(OSError), open(task) as name:
+            if name.read().startswith("pt_autograd"):
+                return True
+    return False
+
+
+def warm_up_compiling(*, inductor: bool) -> None:
+    """Compile a little here, so that processes forked from this one have every import and lazy table already.
+
+    One thread only: a child hangs where its parent had more. No autograd where children could not use it after that. No graph
+    cache: a graph found there warms nothing up. Whatever a broken backend raises is left for the children to meet.
+
+    Imports alone where an accelerator is: dynamo asks it for its generator's state, and no child could use it after that.
+    """
+    if devices.present():
+        for name in (*IMPORTED_LATE, *(IMPORTED_LATE_BY_INDUCTOR if inductor else ())):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        leave_out_measurements()
+        return
+    with_autograd = forks_survive_autograd()
+    torch.set_num_threads(1)
+    hub: Any = torch.hub
+    hub.tqdm.monitor_interval = 0  # dynamo's progress bar would start a thread, which no child would have
+    for backend in ("aot_eager", *(("inductor",) if inductor else ())):
+        with contextlib.suppress(Exception), without_graph_caches():
+            compiled = torch.compile(lambda value: torch.relu(value) + 1, backend=backend, fullgraph=True)
+            if with_autograd:
+                result: Any = compiled(torch.ones(4, requires_grad=True))
+                result.sum().backward()
+            with torch.no_grad():
+                compiled(torch.ones(4))
+    with kernels_kept():
+        torch._dynamo.reset()
+    leave_out_measurements()
+
+
+@seen("2.11", "2.15", otherwise=lambda: None)
+def look_at_the_machine() -> None:
+    """Have inductor find out what is true of all graphs, a second of work that forks need not do again.
+
+    Which vector instructions this CPU and its C++ compiler have, and the digest of torch's own files.
+    """
+    from torch._inductor.codecache import torch_key
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    pick_vec_isa()
+    torch_key()
+
+
+@seen("2.11", "2.15")
+@contextlib.contextmanager
+def without_graph_caches() -> Iterator[None]:
+    """A block whose compiles look for no graph of an earlier process, where this torch has such caches."""
+    caches = {"torch._inductor.config": "fx_graph_cache", "torch._functorch.config": "enable_autograd_cache"}
+    with contextlib.ExitStack() as stack:
+        for name, option in caches.items():
+            module = importlib.import_module(name)
+            if hasattr(module, option):
+                stack.enter_context(module.patch({option: False}))
+        yield
+
+
+@seen("2.11", "2.15")
+def leave_out_measurements() -> None:
+    """Have dynamo in this process leave out what only its logs want: a third of a small graph's compile in a forked child.
+
+    Each compile otherwise flushes the processor's caches to time its guards, and tokenizes the whole file of the traced
+    function for the name in a log line. Both are private; where torch does not have them, nothing happens.
+    """
+    guards, names = (sys.modules.get(f"torch._dynamo.{name}") for name in ("guards", "funcname_cache"))
+    if hasattr(guards, "profile_guard_manager"):
+        vars(guards)["profile_guard_manager"] = lambda *_: 0.0
+    if hasattr(names, "_add_file"):
+        vars(names)["_add_file"] = lambda path: vars(names)["cache"].setdefault(path, {})
+
+
+@seen("2.11", "2.15")
+def one_thread_after_fork() -> None:
+    """The first act of a forked child: OpenMP's and inductor's worker threads stayed with the parent.
+
+    A child that asks for a second thread waits for ever at its first matmul, and at its first compile where a thread of the
+    parent was compiling: that thread holds dynamo's lock. ``compile_threads`` is private.
+    """
+    torch.set_num_threads(1)
+    if "torch._dynamo.convert_frame" in sys.modules:
+        from torch._dynamo.convert_frame import compile_lock
+
+        compile_lock._at_fork_reinit()  # type: ignore[attr-defined]
+    config = sys.modules.get("torch._inductor.config")
+    if config is None:
+        from torch._inductor import config
+    config.compile_threads = 1  # type: ignore[union-attr]  # a config module takes its options as attributes

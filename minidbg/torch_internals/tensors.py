@@ -1,0 +1,262 @@
+"""Tensors, symbolic numbers and graphs, and the modes around them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from minidbg.torch_internals import memory, thread_state
+from minidbg.torch_internals.private_names import nothing_around, seen
+
+has_plain_memory = seen("2.11", "2.15")(memory.has_plain_memory)
+is_zero_tensor = seen("2.11", "2.15", otherwise=lambda value: False)(memory.is_zero_tensor)
+is_freed = memory.is_freed
+is_wrapped = seen("2.11", "2.15", otherwise=lambda value: False)(memory.is_wrapped)
+in_memory = seen("2.11", "2.15")(memory.in_memory)
+for look in thread_state.LOOKS:  # a state that torch does not know is left out there
+    seen("2.11", "2.15")(look)
+state_of_thread = thread_state.thread_state
+thread_state_kept = thread_state.thread_state_kept
+
+
+@seen("2.11", "2.15")
+def lazy_graph_module(
+    root: Any, graph: torch.fx.Graph, class_name: str = "GraphModule"
+) -> torch.fx.GraphModule:
+    """A GraphModule that writes its forward only when it is called or printed."""
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+
+    return _LazyGraphModule(root, graph, class_name)
+
+
+def all_nodes(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    """The nodes of ``gm`` and of the graphs inside it."""
+    for module in gm.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            yield from module.graph.nodes
+
+
+@seen("2.11", "2.15")
+def append_node(
+    graph: torch.fx.Graph, like: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.fx.Node:
+    """A node like ``like`` at the end of ``graph``: its op, target, type, meta, and its name where that is free.
+
+    ``Graph.create_node`` without its walk over the arguments in Python, which takes most of its time, and without
+    asking whether a name that a graph has is one: on dynamo's long names that takes most of the rest. The names of
+    the namespace and of the look-up table are private.
+    """
+    name, used = like.name, graph._graph_namespace._used_names
+    if name in used:
+        name = graph._graph_namespace.create_name(name, None)
+    used.add(name)
+    node = torch.fx.Node(graph, name, like.op, like.target, args, kwargs, like.type)
+    graph._graph_namespace.associate_name_with_obj(name, node)
+    graph._insert(node)
+    graph._find_nodes_lookup_table.insert(node)
+    graph._len += 1
+    node.meta.update(like.meta)
+    return node
+
+
+@seen("2.11", "2.15", otherwise=lambda value: type(value).__name__ in ("FakeTensor", "FunctionalTensor"))
+def is_fake(value: object) -> bool:
+    """Whether ``value`` is a tensor without data: a FakeTensor, or a functional wrapper."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(value, FakeTensor) or (
+        isinstance(value, torch.Tensor) and torch._is_functional_tensor(value)
+    )
+
+
+@seen("2.11", "2.15")
+def hint(value: Any) -> Any:
+    """The number that a symbolic value stands for in this run, without a guard on it; any other value as it is.
+
+    None when there is none: the ragged size of a nested tensor has none. ``node.hint`` is private.
+    """
+    if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return value
+    return None if value.node.is_nested_int() or not value.node.has_hint() else value.node.hint
+
+
+@contextlib.contextmanager
+@seen("2.11", "2.15")
+def outside_tracing() -> Iterator[None]:
+    """A block without tracing context, compiled autograd, the program's modes (a default device stays) and saved-tensor hooks.
+
+    Work of ours inside a backend's call would overwrite dynamo's live context; dynamo's graph has what function modes do;
+    the hooks of ``checkpoint`` count what is saved; compiled autograd would hand each backward of ours to the program's compiler;
+    AOTAutograd checks custom operators in the first call of a compiled function, which is to be the program's.
+    """
+    from torch._C import _len_torch_function_stack
+    from torch.overrides import _pop_mode, _push_mode
+    from torch.utils._device import DeviceContext
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    autograd = torch._C._autograd
+    with contextlib.ExitStack() as before:
+        compiled_autograd: Any = sys.modules.get("torch._dynamo.compiled_autograd")
+        if getattr(compiled_autograd, "compiled_autograd_enabled", False):
+            # the flag is the process's, the compiler a thread's: a thread without one would leave the flag off
+            before.callback(setattr, compiled_autograd, "compiled_autograd_enabled", True)
+            before.enter_context(compiled_autograd._disable())
+        aot_autograd: Any = sys.modules.get("torch._functorch.config")
+        if hasattr(aot_autograd, "check_custom_op_aliasing"):
+            before.enter_context(aot_autograd.patch(check_custom_op_aliasing=False))
+        while (pair := autograd._top_saved_tensors_default_hooks(True)) is not None:
+            autograd._pop_saved_tensors_default_hooks()
+            before.callback(autograd._push_saved_tensors_default_hooks, *pair)
+        modes = [_pop_mode() for _ in range(_len_torch_function_stack())]
+        kept = [mode for mode in modes if isinstance(mode, DeviceContext)]
+        for mode in modes:
+            before.callback(_push_mode, mode)
+        for mode in reversed(kept):
+            _push_mode(mode)
+            before.callback(_pop_mode)
+        with torch._guards.tracing(None), _disable_current_modes():
+            yield
+
+
+@seen("2.11", "2.15", otherwise=lambda error: False)
+def is_of_a_saved_tensor_hook(error: Exception) -> bool:
+    """Whether the program's own hook raised ``error``: that of ``checkpoint`` does, once it has recomputed what it needs."""
+    pair = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    code = getattr(pair and pair[0], "__code__", None)
+    return any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+@contextlib.contextmanager
+@seen("2.13", "2.14", otherwise=nothing_around)
+def with_shape_env() -> Iterator[None]:
+    """A block in which AOTAutograd has a ShapeEnv, where all sizes are static: ``while_loop`` asks for one."""
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv(assume_static_by_default=True))
+    with torch._guards.tracing(torch._guards.TracingContext(mode)):
+        yield
+
+
+@seen("2.11", "2.15")
+def without_modes() -> contextlib.AbstractContextManager[Any]:
+    """Inside, no fake, functional or proxy mode touches what is called."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
+@contextlib.contextmanager
+@seen("2.11", "2.15", otherwise=nothing_around)
+def same_versions(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """A block whose writes to ``tensors`` autograd does not count: for putting back what was there before.
+
+    ``_unsafe_preserve_version_counter`` is private. Inference tensors have no version.
+    """
+    counted = tuple(tensor for tensor in tensors if not tensor.is_inference())
+    with torch.autograd.grad_mode._unsafe_preserve_version_counter(counted):
+        yield
+
+
+@seen("2.11", "2.15")
+def storage_identity(value: torch.Tensor) -> int:
+    """A number that tensors share exactly when they share their storage. ``_cdata`` is private."""
+    return int(value.untyped_storage()._cdata)
+
+
+@seen("2.11", "2.15")
+def without_levels(value: torch.Tensor) -> tuple[torch.Tensor, tuple[tuple[int, int], ...]]:
+    """What lies under the levels of vmap and grad around ``value``; and of each vmap, outermost first, its dimension there and its level."""
+    functorch, found = torch._C._functorch, []
+    while functorch.is_functorch_wrapped_tensor(value):
+        if functorch.is_batchedtensor(value):
+            found.append((functorch.maybe_get_bdim(value), functorch.maybe_get_level(value)))
+        value = functorch.get_unwrapped(value)
+    return value, tuple(reversed(found))
+
+
+@seen("2.11", "2.15")
+def symbol_of(value: object) -> str | None:
+    """The name of the symbol that ``value`` is: ``s0`` of a plain SymInt, None of anything else."""
+    if not isinstance(value, torch.SymInt | torch.SymFloat):
+        return None
+    expression = value.node.expr
+    return str(expression) if expression.is_Symbol else None
+
+
+@seen("2.11", "2.15")
+def symbols_in(value: object) -> set[str]:
+    """Names of the symbols in the shape and strides of a fake tensor, or in a symbolic number."""
+    if isinstance(value, torch.Tensor):
+        found: set[str] = set()
+        for size in (*value.shape, *(value.stride() if value.layout is torch.strided else ())):
+            found |= symbols_in(size)
+        return found
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return {str(symbol) for symbol in value.node.expr.free_symbols}
+    return set()
+
+
+@seen("2.11", "2.15")
+def negated_view(value: torch.Tensor) -> torch.Tensor:
+    """``value`` seen with its lazy negation bit flipped."""
+    return torch._neg_view(value)
+
+
+@seen("2.11", "2.15")
+def unflattened(values: Sequence[Any], spec: Any) -> Any:
+    """The structure that ``spec`` describes, with ``values`` as its leaves."""
+    from torch.utils._pytree import tree_unflatten
+
+    return tree_unflatten(values, spec)
+
+
+def load_exported(path: os.PathLike[str]) -> torch.export.ExportedProgram:
+    """``torch.export.load(path)``, which may not fall back to a pickle that runs code.
+
+    ``TORCH_FORCE_WEIGHTS_ONLY_LOAD`` of ``torch.load`` is private. Raises whatever torch's reader raises.
+    """
+    variable = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(variable)
+    os.environ[variable] = "1"
+    try:
+        return torch.export.load(path)
+    finally:
+        if before is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = before
+
+
+@seen("2.13", "2.14", otherwise=lambda name: None)
+def ranks_of_group(name: str) -> list[int] | None:
+    """The ranks of the process group called ``name``; None for the group of all ranks, and where no group has that name."""
+    try:
+        group: Any = torch.distributed.distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined,arg-type]  # private
+    except (RuntimeError, ValueError):
+        return None
+    ranks = torch.distributed.get_process_group_ranks(group)
+    return None if group == torch.distributed.group.WORLD else ranks
+
+
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that a compiled function may run in: dynamo compiles in it as without it."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True

@@ -1,0 +1,1 @@
+"""What everybody shares: values, settings, errors, text. Nothing here imports torch."""

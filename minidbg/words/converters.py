@@ -1,0 +1,101 @@
+"""Checks of settings: from what a person wrote, in a call, a file or a variable, to the type of the setting."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from minidbg.words.errors import nearest
+
+Converter: TypeAlias = Callable[[Any], Any]
+"""From what was written to the setting's type. Raises ValueError or TypeError that says what is allowed."""
+
+
+def choice(kind: type[enum.StrEnum]) -> Converter:
+    """One of the words of ``kind``."""
+
+    return lambda value: kind(one_of(value, [str(member) for member in kind]))
+
+
+def number(value: Any, *, at_least: float) -> float:
+    """A number; text is read as one."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("must be a number")
+    try:
+        result = float(value)
+    except ValueError:
+        raise ValueError("must be a number") from None
+    if not result >= at_least:
+        raise ValueError(f"must be {at_least:g} or more")
+    return result
+
+
+def whole(value: Any, *, at_least: int) -> int:
+    """A whole number; text is read as one."""
+    result = number(value, at_least=at_least)
+    if result != int(result):
+        raise ValueError("must be a whole number")
+    return int(result)
+
+
+def flag(value: Any) -> bool:
+    """True or false; text as people write it."""
+    yes, no = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in yes + no:
+        return value.lower() in yes
+    raise ValueError("must be true or false")
+
+
+def texts(value: Any) -> tuple[str, ...]:
+    """One text, or a list of them. From the environment, one a line."""
+    items = value.splitlines() if isinstance(value, str) else list(value)
+    if not all(isinstance(item, str) for item in items):
+        raise ValueError("must be a text or a list of texts")
+    return tuple(item for item in items if item.strip())
+
+
+def text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("must be a text")
+    return value
+
+
+def one_of(value: Any, words: Sequence[str]) -> str:
+    if isinstance(value, str) and value in words:
+        return str(value)
+    near = nearest(value, words) if isinstance(value, str) else ""
+    raise ValueError(f"must be one of {', '.join(map(repr, words))}{near}")
+
+
+def pattern(value: Any) -> str:
+    try:
+        re.compile(text(value))
+    except re.error as error:
+        raise ValueError(f"must be a regular expression: {error}") from None
+    return str(value)
+
+
+def path(value: Any) -> Path:
+    """A folder."""
+    if not isinstance(value, str | os.PathLike) or not str(value):
+        raise ValueError("must be a path")
+    return Path(value).expanduser()
+
+
+def existing_folder(value: Any) -> Path:
+    found = path(value)
+    if not found.is_dir():
+        raise ValueError("no such folder")
+    return found
+
+
+def setting(default: Any, check: Converter) -> Any:
+    """A setting with its default, and the check that brings what was written into the setting's type."""
+    return dataclasses.field(default=default, metadata={"check": check})

@@ -1,0 +1,200 @@
+"""What a run of a case showed: ``Verdict``, ``Signature``, ``Outcome``."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from minidbg.words.script_header import same_message
+
+
+class Kind(enum.StrEnum):
+    """In which way a backend fails.
+
+    ``compile``: it raises. ``runtime``: what it compiled raises. ``accuracy``: what it compiled gives other results than
+    eager. ``crash``: the process dies. ``hang``: it does not come back within the time limit.
+    """
+
+    COMPILE = "compile"
+    RUNTIME = "runtime"
+    ACCURACY = "accuracy"
+    CRASH = "crash"
+    HANG = "hang"
+
+
+class Direction(enum.StrEnum):
+    """The half of the program that fails."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+class Verdict(enum.StrEnum):
+    """What one run of a case says about its failure.
+
+    ``gone``: runs and agrees with eager. ``reproduces``: the same signature. ``flaky``: in some of several runs.
+    ``changed``: fails, but otherwise; ``crashed`` and ``timeout``: died, or never came back, where another kind was expected.
+    ``skipped``: a device, backend or module is missing here. ``invalid``: eager itself fails, so nothing is proven.
+    """
+
+    GONE = "gone"
+    REPRODUCES = "reproduces"
+    CHANGED = "changed"
+    CRASHED = "crashed"
+    TIMEOUT = "timeout"
+    FLAKY = "flaky"
+    SKIPPED = "skipped"
+    INVALID = "invalid"
+
+    @property
+    def exit_status(self) -> int:
+        """The exit status that tells this verdict to a shell, to pytest and to ``git bisect``."""
+        return EXIT_STATUS[self]
+
+
+EXIT_STATUS: Mapping[Verdict, int] = {
+    Verdict.GONE: 0,
+    Verdict.REPRODUCES: 1,
+    Verdict.FLAKY: 1,
+    Verdict.CHANGED: 3,
+    Verdict.CRASHED: 3,
+    Verdict.TIMEOUT: 3,
+    Verdict.SKIPPED: 125,
+    Verdict.INVALID: 125,
+}
+
+
+LAYOUT = "output: stride"
+"""The message of a signature where nothing but the strides of results differs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What makes two failures the same one.
+
+    ``types`` are qualified exception types, outermost first; ``frames`` are ``module:function`` of the
+    innermost frames outside torch.fx and minidbg, innermost first, without line numbers; ``message`` has
+    addresses, paths, generated names, shapes and numbers taken out.
+    """
+
+    kind: Kind
+    direction: Direction = Direction.FORWARD
+    types: tuple[str, ...] = ()
+    frames: tuple[str, ...] = ()
+    message: str = ""
+    others: tuple[Signature, ...] = ()
+    """Further forms of the same failure: chance decides, the order of hashes for one, which of them is raised."""
+
+    @property
+    def is_layout(self) -> bool:
+        """Whether only the strides of a result differ: told, and reduced on request."""
+        return self.kind is Kind.ACCURACY and self.message == LAYOUT
+
+    def matches(self, other: Signature | None) -> bool:
+        """Whether ``other`` is the same failure: every field equal, of the frames the innermost; or one of the further forms.
+
+        Outer frames depend on the way to the bug (a pass or a lowering), which reduction changes.
+        """
+        return any(one.matches(other) for one in self.others) or (
+            other is not None
+            and (self.kind, self.direction, self.types) == (other.kind, other.direction, other.types)
+            and self.frames[:1] == other.frames[:1]
+            and same_message(self.message, other.message)
+        )
+
+    def to_table(self) -> dict[str, Any]:
+        """The signature as plain values, for TOML and JSON."""
+        return {
+            "kind": str(self.kind),
+            "direction": str(self.direction),
+            "types": list(self.types),
+            "frames": list(self.frames),
+            "message": self.message,
+            **({"others": [one.to_table() for one in self.others]} if self.others else {}),
+        }
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> Signature:
+        """Read ``to_table`` back. Raises KeyError or ValueError on a damaged table."""
+        return cls(
+            kind=Kind(table["kind"]),
+            direction=Direction(table.get("direction", "forward")),
+            types=tuple(table.get("types", ())),
+            frames=tuple(table.get("frames", ())),
+            message=str(table.get("message", "")),
+            others=tuple(map(cls.from_table, table.get("others", ()))),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The answer of one oracle call: the verdict and what led to it.
+
+    ``to_json`` gives what ``minidbg check --json`` and a repro's own ``--json`` print.
+    """
+
+    verdict: Verdict
+    signature: Signature | None = None
+    reason: str = ""
+    """One sentence for people."""
+    message: str = ""
+    """The first lines of what the backend said, unchanged."""
+    seconds: float = 0.0
+    device: str = "cpu"
+    signal: int | None = None
+    """The signal that ended the process, if one did."""
+    reproduced: int | None = None
+    runs: int | None = None
+    """``reproduced`` of ``runs`` runs showed the failure, where it was asked several times."""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    """Error figures of an accuracy failure, as the harness names them."""
+    stderr: str = ""
+    """Of a process that died or was ended: the end of what it wrote, with the stack by faulthandler."""
+    suspects: tuple[tuple[str, ...], ...] = ()
+    """Names of nodes that the frames of the failure held, one group a frame, the innermost frame first."""
+
+    @property
+    def in_words(self) -> str:
+        """``gone``, ``changed: raises KeyError``: the verdict, and the reason where there is one."""
+        return f"{self.verdict}: {self.reason}" if self.reason else str(self.verdict)
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object; ``from_json`` reads it back."""
+        table = {one.name: getattr(self, one.name) for one in fields(self)}
+        suspects = [list(group) for group in table.pop("suspects")]
+        return {
+            **table,
+            "verdict": str(self.verdict),
+            "signature": self.signature.to_table() if self.signature else None,
+            "seconds": round(self.seconds, 3),
+            "figures": dict(self.figures),
+            **({"suspects": suspects} if suspects else {}),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Outcome:
+        """Read ``to_json`` back. Raises KeyError or ValueError on a damaged object."""
+        table = {one.name: data[one.name] for one in fields(cls) if data.get(one.name) not in (None, "", {})}
+        table["verdict"] = Verdict(data["verdict"])
+        if "signature" in table:
+            table["signature"] = Signature.from_table(table["signature"])
+        table["seconds"] = float(table.get("seconds", 0.0))
+        table["suspects"] = tuple(tuple(map(str, group)) for group in table.get("suspects", ()))
+        return cls(**table)
+
+    def judged_against(self, expected: Signature | None) -> Outcome:
+        """This outcome of a run, with the verdict that it means for a case that expects ``expected``.
+
+        A run that failed is ``reproduces`` when its signature matches, else ``changed``; without an
+        expectation every failure reproduces. Crashes and hangs match by kind (``Signature.matches`` with an
+        empty message and no frames would be too strict for a stack that differs from run to run).
+        """
+        if self.signature is None or self.verdict in (Verdict.GONE, Verdict.SKIPPED, Verdict.INVALID):
+            return self
+        kind = self.signature.kind
+        dies = {Kind.CRASH: Verdict.CRASHED, Kind.HANG: Verdict.TIMEOUT}
+        if expected is None or (kind in dies and kind is expected.kind) or expected.matches(self.signature):
+            return replace(self, verdict=Verdict.REPRODUCES)
+        return replace(self, verdict=dies.get(kind, Verdict.CHANGED))

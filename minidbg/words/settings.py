@@ -1,0 +1,306 @@
+"""What a person may set, and where: defaults < user file < ``[tool.minidbg]`` < ``MINIDBG_*`` < arguments.
+
+The user file is ``minidbg.toml`` in the platform's configuration folder; ``[tool.minidbg]`` is looked up in the
+nearest ``pyproject.toml`` of the working directory and its parents. A name that is no setting is an error that
+names its source and the nearest setting, wherever it was written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+import platformdirs
+
+from minidbg.words import converters, retired
+from minidbg.words.converters import Converter, choice, number, path, setting, texts, whole
+from minidbg.words.errors import BadSetting, nearest
+
+DEFAULT_FOLDER = Path("minidbg_repros")
+VALUE_LIMIT_BYTES = 1024**3
+
+
+class OnFailure(enum.StrEnum):
+    """What the user's program goes on with after its backend has failed."""
+
+    RAISE = "raise"
+    """The backend's own exception, with a note."""
+    FALLBACK = "fallback"
+    """Eager, for this graph, from then on."""
+
+
+class Reduce(enum.StrEnum):
+    """When a captured failure is reduced."""
+
+    NOW = "now"
+    LATER = "later"
+    """By ``minidbg reduce``: only the capture is written."""
+
+
+class Verify(enum.StrEnum):
+    """Which calls of a compiled graph are compared with eager. A number stands for that many first calls."""
+
+    FIRST = "first"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class Layout(enum.StrEnum):
+    """What a result with eager's values and other strides is."""
+
+    WARN = "warn"
+    """One warning for each graph; the program goes on with the backend's result, and the capture is kept."""
+    RAISE = "raise"
+    """A failure like wrong values."""
+    IGNORE = "ignore"
+
+
+def verification(value: Any) -> Verify | int:
+    """A word of Verify, or a number of calls."""
+    if isinstance(value, bool):
+        raise ValueError("must be 'first', 'always', 'never' or a number of calls")
+    if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()):
+        calls = int(value)
+        if calls < 1:
+            raise ValueError("a number of calls must be 1 or more; 'never' compares none")
+        return calls
+    try:
+        return Verify(choice(Verify)(value))
+    except ValueError as error:
+        raise ValueError(f"{error}, or a number of calls") from None
+
+
+def by_dtype(value: Any) -> tuple[tuple[str, float, float], ...] | str:
+    """``{"float16": (1e-2, 1e-3)}``, sorted by name, or a precision. From the environment, one a line: ``float16 = 1e-2 1e-3``."""
+    if isinstance(value, str) and "=" not in value and value.strip():
+        if value not in PRECISIONS:
+            words = ", ".join(map(repr, PRECISIONS))
+            raise ValueError(
+                f"no such precision{nearest(value, PRECISIONS)}; must be one of {words}, "
+                "or a table by dtype: {'float16': (1e-2, 1e-3)}"
+            )
+        return value
+    if isinstance(value, str):
+        lines = (line.partition("=") for line in value.splitlines() if line.strip())
+        value = {name.strip(): pair.replace(",", " ").split() for name, _, pair in lines}
+    found = []
+    for dtype, pair in dict(value).items():
+        name = str(dtype).removeprefix("torch.")
+        if name not in FLOATS:
+            raise ValueError(f"{name!r} is no dtype with tolerances{nearest(name, FLOATS)}")
+        if isinstance(pair, str) or len(pair) != 2:
+            raise ValueError(f"{name} takes a relative and an absolute tolerance")
+        relative, absolute = (number(one, at_least=0.0) for one in pair)
+        found.append((name, relative, absolute))
+    return tuple(sorted(found))
+
+
+PRECISIONS = ("bfloat16", "float16", "tf32")
+FLOATS = ("float64", "float32", "bfloat16", "float16", "complex128", "complex64", "complex32")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Checked values, ready to be used, compared and hashed. Each setting is written down here, with its default and its check."""
+
+    verify: Verify | int = setting(Verify.FIRST, verification)
+    on_failure: OnFailure = setting(OnFailure.RAISE, choice(OnFailure))
+    layout: Layout = setting(Layout.WARN, choice(Layout))
+    reduce: Reduce | None = setting(None, choice(Reduce))
+    """None decides at the failure: now, or later in a job of several ranks."""
+    repro_dir: Path = setting(DEFAULT_FOLDER, path)
+    seconds: float = setting(300.0, lambda value: number(value, at_least=0.0))
+    """For all reductions of this process together."""
+    max_calls: int | None = setting(None, lambda value: whole(value, at_least=1))
+    """Oracle calls of one reduction."""
+    setup: tuple[str, ...] = setting((), texts)
+    """Statements that make the backend known in a fresh process."""
+    reference: str | None = setting(None, converters.text)
+    """``module:qualname`` of the backend, or of a function without arguments that returns it."""
+    value_limit_bytes: int = setting(VALUE_LIMIT_BYTES, lambda value: whole(value, at_least=0))
+    """Most bytes of real tensor values that are written for one failure, or kept while a graph is unverified."""
+    reduce_oom: bool = setting(False, converters.flag)
+    """Reduce failures for want of memory too."""
+    match: str | None = setting(None, converters.pattern)
+    """A regular expression; a failure whose text does not contain it is captured and not reduced."""
+    rtol: float | None = setting(None, lambda value: number(value, at_least=0.0))
+    """Relative tolerance of floats in comparisons with eager, for all dtypes; given together with ``atol``."""
+    atol: float | None = setting(None, lambda value: number(value, at_least=0.0))
+    """Absolute tolerance, in units of the value."""
+    tolerances: tuple[tuple[str, float, float], ...] | str = setting((), by_dtype)
+    """The same by dtype: ``{"float16": (1e-2, 1e-3)}``. It counts before ``rtol`` and ``atol``.
+
+    Or the precision that the backend computes float32 in: ``"bfloat16"``, ``"float16"`` or ``"tf32"``.
+    """
+    env: tuple[str, ...] = setting((), texts)
+    """Names of further environment variables that a repro needs; their values are written into it."""
+    workers: str = setting("auto", lambda value: converters.one_of(value, ("auto", "fork", "spawn")))
+    """``fork`` or ``spawn``: how oracle calls get their processes; ``auto`` forks where that is safe."""
+    memory_bytes: int | None = setting(None, lambda value: whole(value, at_least=1 << 20))
+    """Most bytes of memory that one oracle call may take; None is four fifths of what is free."""
+    flight_recorder: bool = setting(True, converters.flag)
+    """Write down what a backend is about to do, for the case that the process dies in it."""
+    stages: bool = setting(True, converters.flag)
+    """Find out in the background, once a repro has been announced, which stage of compiling fails (CPU only)."""
+
+    @property
+    def allowed(self) -> dict[str, tuple[float, float]] | str:
+        """Relative and absolute tolerance by dtype name, ``any`` for those not named; empty for the built-in ones.
+
+        Or the name of a precision.
+        """
+        if isinstance(self.tolerances, str):
+            return self.tolerances
+        common = {"any": (self.rtol, self.atol)} if self.rtol is not None and self.atol is not None else {}
+        return {**common, **{dtype: (rtol, atol) for dtype, rtol, atol in self.tolerances}}
+
+
+CONVERT: Mapping[str, Converter] = {one.name: one.metadata["check"] for one in dataclasses.fields(Settings)}
+
+
+class CompilerSettings(TypedDict, total=False):
+    """The settings that ``minidbg.wrap_compiler`` takes, as a caller writes them; None is as good as not given."""
+
+    verify: str | int | None
+    on_failure: str | None
+    reduce: str | None
+    repro_dir: str | os.PathLike[str] | None
+    seconds: float | None
+    max_calls: int | None
+    setup: str | Sequence[str] | None
+    reference: str | None
+    value_limit_bytes: int | None
+    reduce_oom: bool | None
+    match: str | None
+    env: Sequence[str] | None
+
+
+class WrapSettings(CompilerSettings, total=False):
+    """The settings that ``minidbg.wrap`` takes."""
+
+    layout: str | None
+    rtol: float | None
+    atol: float | None
+    tolerances: Mapping[Any, tuple[float, float]] | str | None
+    flight_recorder: bool | None
+    stages: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """One setting, and who set it."""
+
+    name: str
+    value: Any
+    source: str
+    """``default``, a file, ``the environment`` or ``the arguments``."""
+
+
+def of_call(arguments: Mapping[str, Any], kind: type[WrapSettings | CompilerSettings]) -> Settings:
+    """The settings of all sources for a call with ``arguments``, which must be named in ``kind``. Raises BadSetting."""
+    for name in arguments:
+        known(name, "the arguments", list(kind.__annotations__))
+    return load(arguments)
+
+
+def load(arguments: Mapping[str, Any] | None = None) -> Settings:
+    """The settings of all sources; an argument that is None counts as not given.
+
+    Raises BadSetting for an unknown name or a value out of range, saying where it was written.
+    """
+    return Settings(**{origin.name: origin.value for origin in load_with_origins(arguments)})
+
+
+def load_with_origins(arguments: Mapping[str, Any] | None = None) -> tuple[Origin, ...]:
+    """Each setting with its value and where that was written, in the order of Settings. Raises BadSetting as ``load`` does."""
+    given = {name: value for name, value in (arguments or {}).items() if value is not None}
+    sources = (
+        *files(Path.cwd(), user_settings_file()),
+        ("the environment", from_environment(os.environ)),
+        ("the arguments", given),
+    )
+    return merged(Settings(), CONVERT, sources)
+
+
+def merged(
+    default: Any, convert: Mapping[str, Converter], sources: Iterable[tuple[str, Mapping[str, Any]]]
+) -> tuple[Origin, ...]:
+    """The settings named in ``convert``: those of the dataclass ``default``, overridden by each source in turn. Raises BadSetting."""
+    names = [field.name for field in dataclasses.fields(default) if field.name in convert]
+    found = {name: Origin(name, getattr(default, name), "default") for name in names}
+    for source, table in sources:
+        for name, value in table.items():
+            known(name, source, names)
+            found[name] = Origin(name, checked(name, value, source, convert), source)
+    return tuple(found.values())
+
+
+def files(folder: Path, user_file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The tables found in files, the weakest first, each with what to call it."""
+    if user_file.is_file():
+        yield str(user_file), read_toml(user_file)
+    project, table = project_table(folder)
+    if isinstance(table.get("repro_dir"), str):
+        table["repro_dir"] = project.parent / path(table["repro_dir"])
+    # [tool.minidbg.watch] is read, and checked, by watch
+    yield f"[tool.minidbg] of {project}", {name: value for name, value in table.items() if name != "watch"}
+
+
+def project_table(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The nearest pyproject.toml in ``folder`` or above it, and its ``[tool.minidbg]``; empty without one. Raises BadSetting."""
+    for parent in (folder, *folder.parents):
+        project = parent / "pyproject.toml"
+        if project.is_file():
+            return project, dict(read_toml(project).get("tool", {}).get("minidbg", {}))
+    return folder / "pyproject.toml", {}
+
+
+def user_settings_file() -> Path:
+    """Where a person's own settings lie on this platform."""
+    return platformdirs.user_config_path("minidbg") / "minidbg.toml"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The file's tables. Raises BadSetting when it is no TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadSetting(f"{path} is no readable TOML: {error}") from error
+
+
+OF_OTHERS = ("MINIDBG_BACKEND", "MINIDBG_COMPILE_ALL", "MINIDBG_STATS", "MINIDBG_TIME_LIMIT_S")
+"""Variables that are no settings: ``minidbg run`` reads the first two, the last one is read by repro scripts."""
+
+
+def from_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """``MINIDBG_*`` as settings. ``MINIDBG_DIR`` is the folder; two underscores mark names that are no settings."""
+    found = {
+        variable.removeprefix("MINIDBG_").lower(): value
+        for variable, value in environ.items()
+        if re.match("MINIDBG_(?!_)", variable) and variable not in OF_OTHERS
+    }
+    return {"repro_dir" if name == "dir" else name: value for name, value in found.items()}
+
+
+def known(name: str, source: str, names: Sequence[str]) -> None:
+    """Raises BadSetting, with the nearest names, for a name that is no setting."""
+    if name not in names:
+        if instead := retired.of_setting(name):
+            raise BadSetting(f"{name!r} (in {source}): {instead}")
+        near = nearest(name, names) or ";"
+        raise BadSetting(f"no setting named {name!r} (in {source}){near} Settings: {', '.join(names)}")
+
+
+def checked(name: str, value: Any, source: str, convert: Mapping[str, Converter]) -> Any:
+    """``value`` in the setting's own type. Raises BadSetting with the value and what it may be."""
+    try:
+        return convert[name](value)
+    except (ValueError, TypeError, re.error) as error:
+        raise BadSetting(f"{name}={value!r} (in {source}): {error}") from None

@@ -1,0 +1,27 @@
+"""Child processes that can be killed: what may crash, hang or fill the memory runs there. Nothing here imports torch."""
+
+from minidbg.workers.child import ChildResult, kill_group
+from minidbg.workers.fork import Notes, call_in_fork
+from minidbg.workers.interpreter import Standby, run_python
+from minidbg.workers.kernel_cache import own_kernel_cache, remove_unfinished, where_kernels_go
+from minidbg.workers.pool import Preload
+from minidbg.workers.waiting import ReadyInterpreter
+from minidbg.workers.zygote import branch_off, call_in_zygote, end_zygote, start_zygote
+
+__all__ = [
+    "ChildResult",
+    "Notes",
+    "Preload",
+    "ReadyInterpreter",
+    "Standby",
+    "branch_off",
+    "call_in_fork",
+    "call_in_zygote",
+    "end_zygote",
+    "kill_group",
+    "own_kernel_cache",
+    "remove_unfinished",
+    "run_python",
+    "start_zygote",
+    "where_kernels_go",
+]

@@ -1,0 +1,167 @@
+"""A question asked in a fork of this process, which the question may kill, hang or fill without harm to us.
+
+The child has all that this process has, closures and live tensors included, without copying or writing anything.
+It is the leader of its own session and process group and ends as such, however it ends; it dies with its parent, flushes
+nothing of the parent's, runs no atexit hook and leaves no core file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import json
+import logging
+import mmap
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any, NoReturn, TextIO, cast
+
+import psutil
+
+from minidbg.workers.child import JSON, TAIL_BYTES, Child, ChildResult, Pipe, own_bytes, stand_alone
+
+NOTE_BYTES = 256
+PARENTS_STREAMS: list[TextIO | None] = []
+
+
+class Notes:
+    """A line of text in memory that parent and child share: it outlives any death of the child."""
+
+    def __init__(self) -> None:
+        self.memory = mmap.mmap(-1, NOTE_BYTES)
+
+    def __call__(self, text: str) -> None:
+        data = text.encode()[: NOTE_BYTES - 1]
+        self.memory[: len(data) + 1] = data + b"\0"
+
+    def last(self) -> str:
+        return self.memory[:].partition(b"\0")[0].decode(errors="replace")
+
+
+def call_in_fork(
+    fn: Callable[[], JSON],
+    *,
+    seconds: float,
+    memory_bytes: int | None = None,
+    note: Notes | None = None,
+    on_interrupt: Callable[[], object] | None = None,
+    asker: socket.socket | None = None,
+) -> ChildResult:
+    """Run ``fn`` in a forked child with a time limit and a memory limit.
+
+    ``asker``: whatever arrives there, its end included, is a KeyboardInterrupt.
+
+    A KeyboardInterrupt here ends the child; with ``on_interrupt`` the first one is passed on to the child (which must let
+    SIGINT in) after a call of it, and only the second one ends it.
+
+    ``memory_bytes`` is what the child and all that it starts may hold beyond what this process holds now.
+    ``note`` may be written to by ``fn``; its last text is in the result. Raises OSError when no process can be made.
+    """
+    began = time.monotonic()
+    limit_bytes = None if memory_bytes is None else memory_bytes + own_bytes(psutil.Process())
+    with Pipe() as answer, Pipe(TAIL_BYTES) as stderr:
+        parent = os.getpid()
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no interrupt before the try
+        try:
+            pid = fork()
+            if pid == 0:
+                be_the_child(fn, answer.write_end, stderr.write_end, parent)
+            child = Child(pid, (answer, stderr), asker)
+            try:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+                try:
+                    child.wait_until(began + seconds, limit_bytes)
+                except KeyboardInterrupt:
+                    if on_interrupt is None:
+                        raise
+                    on_interrupt()
+                    os.kill(child.pid, signal.SIGINT)
+                    child.wait_until(began + seconds, limit_bytes)
+            finally:
+                child.end()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return ChildResult(
+        **child.ending(),
+        **answer_in(bytes(answer.data)),
+        note=note.last() if note else "",
+        stderr_tail=stderr.text(),
+        seconds=time.monotonic() - began,
+    )
+
+
+def fork() -> int:
+    with warnings.catch_warnings():
+        # Python 3.12 warns of threads; under -W error that would replace the user's exception.
+        warnings.simplefilter("ignore")
+        return os.fork()
+
+
+def answer_in(received: bytes) -> dict[str, Any]:
+    """The answer, if it came whole: a letter for its form, its length, and its bytes."""
+    form, size, data = received[:1], received[1:9], received[9:]
+    if len(size) < 8 or len(data) != int.from_bytes(size, "big"):
+        return {}
+    if form == b"E":
+        return {"error": data.decode(errors="replace")}
+    return {"value": data if form == b"B" else json.loads(data), "answered": True}
+
+
+# ---- in the child ----------------------------------------------------------------------------------
+
+
+def be_the_child(fn: Callable[[], JSON], answer: int, stderr: int, parent: int) -> NoReturn:
+    """The child's whole life: it leaves by ``os._exit``, whatever happens."""
+    status = 70
+    try:
+        leave_the_parents_world(stderr, parent)
+        if "torch" in sys.modules:
+            from minidbg import torch_internals
+
+            torch_internals.one_thread_after_fork()
+        send(answer, fn())
+        status = 0
+    except BaseException:  # noqa: BLE001 - nothing may return into the parent's code above us
+        with contextlib.suppress(BaseException):
+            send_bytes(answer, b"E", traceback.format_exc().encode())
+    finally:
+        os._exit(status)
+
+
+def leave_the_parents_world(stderr: int, parent: int) -> None:
+    """Own session, own streams, default signals: nothing the child does shows in the parent's terminal or files."""
+    os.setsid()
+    faulthandler.disable()  # it would keep the signals as they are, if it is on
+    stand_alone(stdout=stderr, stderr=stderr, parent=parent)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    gc.freeze()  # the parent's objects are not ours to finalise
+    PARENTS_STREAMS.extend((sys.stdin, sys.stdout, sys.stderr))  # finalised, they would write what they hold
+    sys.stdin, sys.stdout, sys.stderr = own_stream(0, "r"), own_stream(1, "w"), own_stream(2, "w")
+    faulthandler.enable(file=2, all_threads=True)
+    for name in (None, *logging.root.manager.loggerDict):
+        logging.getLogger(name).handlers.clear()
+    logging.root.addHandler(logging.StreamHandler(sys.stderr))
+
+
+def own_stream(descriptor: int, mode: str) -> TextIO:
+    return cast(TextIO, open(descriptor, mode, buffering=1, errors="backslashreplace", closefd=False))
+
+
+def send(answer: int, value: JSON) -> None:
+    if isinstance(value, bytes):
+        send_bytes(answer, b"B", value)
+    else:
+        send_bytes(answer, b"J", json.dumps(value).encode())
+
+
+def send_bytes(answer: int, form: bytes, data: bytes) -> None:
+    rest = memoryview(form + len(data).to_bytes(8, "big") + data)
+    while rest:
+        rest = rest[os.write(answer, rest) :]

@@ -1,0 +1,17 @@
+"""Wrapping a backend: transparent until it fails, then a captured case, a report, and the user's own exception."""
+
+from minidbg.wrapper.failures import Report, report_of
+from minidbg.wrapper.standing import Stats, stats
+from minidbg.wrapper.wrapper import EntryPoint, WrappedBackend, entry_point, wrap, wrap_compiler
+
+__all__ = [
+    "EntryPoint",
+    "Report",
+    "Stats",
+    "WrappedBackend",
+    "entry_point",
+    "report_of",
+    "stats",
+    "wrap",
+    "wrap_compiler",
+]

@@ -1,0 +1,245 @@
+"""From a failure to a ``Case``: the untouched graph, the inputs as they were, the modes, and where it came from.
+
+Modes are read when the call fails, since inference mode is off while dynamo compiles and on again when the compiled function runs."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import platform
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from minidbg import backends, torch_internals
+from minidbg.fx.case import Case, symbolic_dims
+from minidbg.fx.context import current_context
+from minidbg.fx.effects import is_call
+from minidbg.fx.ranks import rank_note
+from minidbg.judge.agreement import margin_for
+from minidbg.judge.signature import signature_of, text_of
+from minidbg.judge.suspects import Suspects, suspects_of, telling
+from minidbg.source.origins import user_line
+from minidbg.source.size import call_nodes, canonical_text
+from minidbg.torch_internals import devices
+from minidbg.words.errors import AccuracyError
+from minidbg.words.outcome import Direction, Kind, Signature
+from minidbg.words.run_spec import STAND_INS, BackendRef, CallPath, Context, Level, Provenance
+from minidbg.words.settings import Settings
+from minidbg.wrapper.chain import Link, is_symbolic_number
+
+log = logging.getLogger("minidbg")
+MESSAGE_LINES, MESSAGE_CHARACTERS = 20, 4000
+INPUT = re.compile(r"\binput (?P<place>\d+)\b")
+AFTER_THE_CALL = " after the call"
+"""Ends the comparison's name for what a run leaves in an input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What failed, before anything was done about it."""
+
+    graph_module: fx.GraphModule
+    """As dynamo handed it over: a copy that no backend has seen."""
+    inputs: Sequence[Any]
+    """example_inputs, or the arguments of the failing call, with the values from before it."""
+    link: Link
+    """The backend that failed."""
+    kind: Kind
+    error: Exception
+    notes: tuple[str, ...] = ()
+    """What a reader of the capture must know."""
+    direction: Direction = Direction.FORWARD
+    context: Context | None = None
+    """The modes of the forward call, where it is the backward that fails; else they are read now."""
+    level: Level = Level.DYNAMO
+
+
+def case_of(failure: Failure, settings: Settings) -> Case:
+    """The failure as a case. Raises BackendUnreachable when no fresh process could get the backend back."""
+    context = failure.context or current_context(failure.inputs, further_env=settings.env)
+    if failure.level is Level.ATEN:  # AOTAutograd runs its graphs without autocast and without gradients
+        context = replace(context, autocast=(), grad=False)
+    call = case_of_call(failure.link, failure.graph_module, failure.inputs, context, settings)
+    notes = list(failure.notes)
+    if any(map(is_without_values, failure.inputs)) or devices.in_error(failure.inputs):
+        notes.append(STAND_INS)
+    notes += rank_note()
+    return replace(
+        call,
+        signature=signature(failure),
+        call=CallPath.DIRECT if failure.level is Level.ATEN else CallPath.TORCH_COMPILE,
+        level=failure.level,
+        backward=failure.direction is Direction.BACKWARD,
+        provenance=provenance(failure, notes),
+        tolerances=settings.allowed,
+        match=settings.match,
+        margin=margin_for(failure.error.figures if isinstance(failure.error, AccuracyError) else {}),
+        compiler=failure.link.backend,  # without its options, which reduction may drop
+    )
+
+
+def case_of_call(
+    link: Link, graph_module: fx.GraphModule, values: Sequence[Any], context: Context, settings: Settings
+) -> Case:
+    """The call of ``graph_module`` with ``values`` through ``link``, of which no failure is known. Raises BackendUnreachable."""
+    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    inputs = tuple(real_value(value, index) for index, value in enumerate(values))
+    dynamic_dims = tuple(symbolic_dims(node) for node in placeholders)
+    return Case(
+        graph_module=graph_module,
+        inputs=inputs,
+        backend=backends.with_operators(
+            reference_to(link, settings), graph_module, inputs, setup=settings.setup
+        ),
+        context=context,
+        dynamic=any(dynamic_dims) or any(map(is_symbolic_number, placeholders)),
+        dynamic_dims=dynamic_dims if any(dynamic_dims) else (),
+        provenance=Provenance(call_nodes(graph_module), len(inputs), torch_version=torch.__version__),
+    )
+
+
+def case_to_fill_in(failure: Failure, settings: Settings) -> Case:
+    """The failure as a case whose script leaves the backend to the person who knows how to get it."""
+    link = failure.link
+    fill_in = ("# fill in what torch.compile gets as its backend",)
+    REFERENCES[id(link)] = (link, settings, BackendRef(link.name, "...", setup=fill_in))
+    try:
+        return case_of(failure, settings)
+    finally:
+        del REFERENCES[id(link)]
+
+
+REFERENCES: dict[int, tuple[Link, Settings, BackendRef]] = {}
+
+
+def reference_to(link: Link, settings: Settings) -> BackendRef:
+    """How a fresh process gets the link's backend; looked for once. Raises BackendUnreachable."""
+    known = REFERENCES.get(id(link))
+    if known is None or known[0] is not link or known[1] != settings:
+        found = backends.find(
+            link.backend,
+            options=link.options,
+            mode=link.mode,
+            setup=settings.setup,
+            reference=settings.reference,
+        )
+        REFERENCES[id(link)] = known = (link, settings, found)
+    return known[2]
+
+
+def signature(failure: Failure) -> Signature:
+    if isinstance(failure.error, AccuracyError):
+        return Signature.from_table({"kind": str(Kind.ACCURACY), **failure.error.signature})
+    return Signature.from_table(signature_of(failure.error, str(failure.kind), str(failure.direction)))
+
+
+def digest(failure: Failure) -> str:
+    """A text that two failures of the same graph share, whatever its nodes are called."""
+    return hashlib.sha256(canonical_text(failure.graph_module).encode()).hexdigest()
+
+
+def provenance(failure: Failure, notes: Iterable[str]) -> Provenance:
+    said = text_of(failure.error)
+    where, line = user_line(failure.graph_module, said)
+    return Provenance(
+        nodes=call_nodes(failure.graph_module),
+        inputs=len(failure.inputs),
+        captured_from=where,
+        line=line,
+        message=first_lines(said),
+        torch_version=torch.__version__,
+        python_version=platform.python_version(),
+        notes=tuple(notes),
+        suspects=tuple(" ".join(group) for group in suspects(failure)),
+    )
+
+
+def suspects(failure: Failure) -> Suspects:
+    """The nodes that the frames of the failure name, that take the input which is wrong after the call, or in whose backward gradients go wrong.
+
+    They are a hint: what cannot be found out is left out.
+    """
+    nodes = failure.graph_module.graph.nodes
+    if isinstance(failure.error, AccuracyError):
+        spoilt = failure.error.spoilt
+        if spoilt:
+            return (*unlike_the_rest(failure.graph_module, spoilt), spoilt)
+        return takers_of_input(failure.graph_module, failure.error.where)
+    try:
+        return suspects_of(
+            failure.error, [torch_internals.GivenCall.of(node) for node in nodes if is_call(node)]
+        )
+    except Exception:  # foreign objects in foreign frames
+        log.debug("no_suspects", exc_info=True)
+        return ()
+
+
+def unlike_the_rest(graph_module: fx.GraphModule, spoilt: Sequence[str]) -> Suspects:
+    """The calls in whose backward gradients go wrong, without the ops that occur elsewhere too, where gradients are right.
+
+    With what takes their values: a backward needs a way from an input that has a gradient.
+    """
+    calls = {node.name: node for node in graph_module.graph.nodes if is_call(node)}
+    elsewhere = {node.target for name, node in calls.items() if name not in spoilt}
+    rare = {calls[name] for name in spoilt if calls[name].target not in elsewhere}
+    group = tuple(name for name in spoilt if rare & {calls[name], *calls[name].all_input_nodes})
+    return (group,) if 0 < len(group) < len(spoilt) else ()
+
+
+def place_of_input(where: str) -> int | None:
+    """The number of the input that ``where`` of a difference is about; None where it is about none, or tells its name."""
+    found = INPUT.search(where)
+    return int(found["place"]) if found else None
+
+
+def takers_of_input(graph_module: fx.GraphModule, where: str) -> Suspects:
+    place = place_of_input(where)
+    if place is None or not where.endswith(AFTER_THE_CALL):
+        return ()
+    takers = graph_module.graph.find_nodes(op="placeholder")[place].users
+    return telling([{node.name for node in takers if is_call(node)}], call_nodes(graph_module))
+
+
+def first_lines(message: str) -> str:
+    return "\n".join(message.splitlines()[:MESSAGE_LINES])[:MESSAGE_CHARACTERS]
+
+
+def real_value(value: Any, seed: int) -> Any:
+    """``value``, or what stands in for it: numbers for symbolic ones, a seeded tensor for a fake one."""
+    return stand_in(value, seed) if is_without_values(value) else concrete(value)
+
+
+def is_without_values(value: Any) -> bool:
+    """Whether ``value`` is a tensor whose elements are nowhere: a fake one, or one whose memory was freed."""
+    return isinstance(value, torch.Tensor) and (
+        torch_internals.is_fake(value) or torch_internals.is_freed(value)
+    )
+
+
+def concrete(value: Any) -> Any:
+    """The number behind a symbolic one in this run; 2 where there is none (0 and 1 are special to torch)."""
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        hint = torch_internals.hint(value)
+        return 2 if hint is None else hint
+    return value
+
+
+def stand_in(fake: torch.Tensor, seed: int) -> torch.Tensor:
+    """A tensor of the same shape, stride, dtype and device: normal values, or 0 and 1 for other than floats."""
+    with torch_internals.outside_tracing():
+        shape, stride = [concrete(size) for size in fake.shape], [concrete(step) for step in fake.stride()]
+        values = torch.empty_strided(shape, stride, dtype=fake.dtype, device=fake.device)
+        if values.numel():
+            generator = torch.Generator(values.device).manual_seed(seed)
+            if values.dtype.is_floating_point or values.dtype.is_complex:
+                values.copy_(torch.randn(shape, generator=generator, device=values.device).to(values.dtype))
+            else:
+                values.copy_(torch.randint(0, 2, shape, generator=generator, device=values.device))
+        if isinstance(fake, nn.Parameter):
+            return nn.Parameter(values, requires_grad=fake.requires_grad)
+        return values.requires_grad_(fake.requires_grad)

@@ -1,0 +1,150 @@
+"""The links of a fallback chain, and how a later link compiles when dynamo is no longer there to hand over the graph."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+
+from minidbg import backends, torch_internals
+from minidbg.fx.case import symbolic_dims
+from minidbg.fx.copying import copy_graph_module
+from minidbg.fx.effects import op_name
+from minidbg.judge.direct import compile_directly
+from minidbg.words.errors import ConflictingOptions
+from minidbg.words.run_spec import CompiledFn, CompilerFn, Level
+
+Backend: TypeAlias = str | CompilerFn
+MOST_SHAPES = 8
+"""Shapes for which a dynamic graph is compiled at run time, as many as dynamo's own limit of recompiles."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Link:
+    """One backend with the options that it is called with."""
+
+    backend: Backend
+    options: Mapping[str, Any] = field(default_factory=dict)
+    mode: str | None = None
+    level: Level = Level.DYNAMO
+    compiler: CompilerFn = field(init=False)
+    """``(gm, example_inputs) -> compiled_fn``, options included."""
+
+    def __post_init__(self) -> None:
+        found = backends.compiler_fn(self.backend, options=self.options, mode=self.mode)
+        object.__setattr__(self, "compiler", found)
+
+    @property
+    def name(self) -> str:
+        """For people; torch calls every ``aot_autograd(...)`` ``compiler_fn``."""
+        is_any = torch_internals.aot_autograd_arguments(self.backend) is not None
+        return backends.name_of(self.backend) if is_any else name_of(self.backend)  # type: ignore[arg-type] # no text
+
+    @property
+    def __name__(self) -> str:
+        # dynamo's exception asks a backend for it
+        return name_of(self.backend)
+
+
+def name_of(backend: Backend) -> str:
+    """A backend's name as ``torch.compile`` derives it."""
+    return backend if isinstance(backend, str) else str(getattr(backend, "__name__", backend))
+
+
+def merged(
+    wrapped: Mapping[str, Any], wrapped_mode: str | None, given: Mapping[str, Any], given_mode: str | None
+) -> tuple[dict[str, Any], str | None]:
+    """Options and mode from ``minidbg.wrap`` and from ``torch.compile``, together.
+
+    Raises ConflictingOptions when one of them was given in both places with two values.
+    """
+    for name in wrapped.keys() & given.keys():
+        if wrapped[name] is not given[name] and wrapped[name] != given[name]:
+            raise conflict(f"option {name!r}", wrapped[name], given[name])
+    modes = {mode for mode in (wrapped_mode, given_mode) if mode not in (None, "default")}
+    if len(modes) > 1:
+        raise conflict("mode", wrapped_mode, given_mode)
+    return {**wrapped, **given}, modes.pop() if modes else None
+
+
+def conflict(what: str, wrapped: object, given: object) -> ConflictingOptions:
+    return ConflictingOptions(
+        f"{what} is {wrapped!r} in minidbg.wrap and {given!r} in torch.compile; give it in one place"
+    )
+
+
+def compile_at_run_time(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -> CompiledFn:
+    """``graph`` compiled by ``link`` for real ``args``, outside dynamo.
+
+    A graph with symbolic sizes would be compiled for these sizes alone, so it is compiled anew for each shape.
+    """
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    if any(symbolic_dims(node) or is_symbolic_number(node) for node in placeholders):
+        return compiled_per_shape(link, graph, args)
+    return compile_here(link, graph, args)
+
+
+def compile_here(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -> CompiledFn:
+    """One direct call of the backend on a copy of ``graph``."""
+    loops = any(op_name(node) == "while_loop" for node in graph.graph.nodes)
+    around = torch_internals.with_shape_env() if loops else contextlib.nullcontext()
+    with (
+        torch_internals.compiling_alone(),
+        torch_internals.outside_tracing(),
+        torch_internals.thread_state_kept(),
+        around,
+    ):
+        if link.level is Level.ATEN:  # outside AOTAutograd: the compiler gets fake inputs, as from it
+            case = {"level": "aten"}
+            return compile_directly(link.compiler, copy_graph_module(graph), tuple(args), case, {})  # type: ignore[no-any-return]
+        return link.compiler(copy_graph_module(graph), list(args))
+
+
+def is_symbolic_number(placeholder: fx.Node) -> bool:
+    example = placeholder.meta.get("example_value")
+    return isinstance(example, torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def compiled_per_shape(link: Link, graph: fx.GraphModule, args: Sequence[Any]) -> CompiledFn:
+    """A dynamic graph, compiled for each shape that it is called with; eager when the shapes become too many."""
+    compiled: dict[tuple[Any, ...], CompiledFn] = {}
+
+    def compiled_for(args: Sequence[Any]) -> CompiledFn:
+        shape = tuple(
+            (tuple(arg.shape), arg.stride() if arg.layout is torch.strided else ())
+            if isinstance(arg, torch.Tensor)
+            else arg
+            for arg in args
+        )
+        if shape not in compiled:
+            if len(compiled) >= MOST_SHAPES:
+                return graph.forward
+            compiled[shape] = compile_here(link, graph, args)
+        return compiled[shape]
+
+    compiled_for(args)  # fail now, where the next link is tried
+    return lambda *args: compiled_for(args)(*args)
+
+
+def same_backend(one: Backend, other: Backend) -> bool:
+    """Whether two backends are equal as values; partials of equal parts are."""
+    if isinstance(one, functools.partial) and isinstance(other, functools.partial):
+        return (
+            same_backend(one.func, other.func) and one.args == other.args and one.keywords == other.keywords
+        )
+    return one is other or bool(one == other)
+
+
+def backend_hash(backend: Backend | Callable[..., Any]) -> int:
+    """A hash that equal backends share, for unhashable ones too."""
+    if isinstance(backend, functools.partial):
+        return hash(("partial", backend_hash(backend.func)))
+    try:
+        return hash(backend)
+    except TypeError:
+        return hash(type(backend))

@@ -1,0 +1,250 @@
+"""The flight recorder: what a backend is about to do is on disk, since a process that dies in it can tell nobody.
+
+Before a graph is compiled, its record is written: the graph, what its inputs look like, and the values of integers,
+booleans and small tensors. While nothing happens with the graph the record is renamed to say so, and when the graph
+has run well, backward included, it is removed. ``repro.flights`` finds what dead processes have left.
+
+A process that is killed loses nothing that was written: the kernel has it. So nothing is flushed to the disk itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import fx
+
+from minidbg import torch_internals
+from minidbg.fx.case import Case
+from minidbg.fx.context import current_context
+from minidbg.fx.ranks import rank_note
+from minidbg.repro import Exactness, Form, flights, render
+from minidbg.repro.flights import RecordName, Step
+from minidbg.repro.folder import as_safetensors
+from minidbg.repro.loading import inputs_on
+from minidbg.source.contents import AT_A_GLANCE, SEEN_BEFORE
+from minidbg.torch_internals import devices
+from minidbg.words.errors import MinidbgError
+from minidbg.words.files import for_others_to_read
+from minidbg.words.outcome import Kind
+from minidbg.words.settings import Settings
+from minidbg.wrapper.capture import case_of_call
+from minidbg.wrapper.chain import Link
+
+log = logging.getLogger("minidbg")
+VALUE_LIMIT_BYTES = 64 << 20
+"""Most bytes of integers and booleans in one record."""
+NUMBERS = itertools.count(1)
+OPEN: dict[int, Record] = {}
+"""This process's records that are on disk, by number."""
+
+
+class Record:
+    """The record of one graph, at whatever step it is."""
+
+    def __init__(self, graph_module: fx.GraphModule, settings: Settings) -> None:
+        self.graph_module = graph_module
+        self.settings = settings
+        self.path: Path | None = None
+        self.name: RecordName | None = None
+        self.link: Link | None = None
+        self.is_on = settings.flight_recorder
+
+    def during(self, step: Step, link: Link, values: Sequence[Any]) -> Flight:
+        """A block in which the process may die; ``values`` are what the graph is called with."""
+        return Flight(self, step, link, values)
+
+    def during_backward(self) -> Flight:
+        """The same for the backward of the graph, after which nothing can happen any more."""
+        return Flight(self, Step.BACKWARD, self.link, ())
+
+    def begin(self, step: Step, link: Link | None, values: Sequence[Any]) -> None:
+        """Have the record on disk under the name of ``step``. Never raises an ordinary exception."""
+        try:
+            if self.name is not None and self.name.pid != os.getpid():
+                return  # forked: it is our parent's
+            is_new = self.name is None or link is not self.link
+            if is_new and link is not None and step is not Step.BACKWARD:
+                self.write(step, link, values)
+            self.move(step)
+        except (MinidbgError, OSError) as refusal:  # no form as a script, no place for one
+            self.close()
+            log.debug("flight_record_refused: %s", refusal)
+        except Exception:
+            self.close()
+            log.debug("flight_record_failed", exc_info=True)
+
+    def write(self, step: Step, link: Link, values: Sequence[Any]) -> None:
+        """Write the record for a call with ``values``. Raises MinidbgError or OSError when it cannot be."""
+        self.close()
+        with torch_internals.random_numbers_put_back(values), torch_internals.outside_tracing():
+            case = case_about_to_run(self.graph_module, link, values, self.settings)
+            script = render(
+                case,
+                Form.CAPTURE,
+                exactness=Exactness.SMALL,
+                value_limit_bytes=VALUE_LIMIT_BYTES,
+                contents=AT_A_GLANCE,
+                kind=Kind.CRASH,
+            )
+        number = next(NUMBERS)
+        folder = place_for_records(self.settings.repro_dir)
+        self.name, self.link = flights.own_name(number, step), link
+        self.path = folder / str(self.name)
+        OPEN[number] = self
+        if script.tensors:
+            put(flights.tensors_of(self.path), as_safetensors(script.tensors))
+        draft = self.path.with_suffix(".tmp")
+        put(draft, script.text.encode())
+        os.replace(draft, self.path)
+
+    def move(self, step: Step) -> None:
+        """Rename the record. Raises FileNotFoundError when somebody has taken it away."""
+        if self.name is None or self.path is None or self.name.step is step:
+            return
+        name = self.name.at(step)
+        os.replace(self.path, self.path.with_name(str(name)))
+        self.name, self.path = name, self.path.with_name(str(name))
+
+    def quietly_move(self, step: Step) -> None:
+        if self.name is not None and self.name.pid == os.getpid():
+            with contextlib.suppress(OSError):
+                self.move(step)
+
+    def close(self) -> None:
+        """Nothing more can happen, or what happened is known: the record goes."""
+        if self.name is None or self.path is None or self.name.pid != os.getpid():
+            return
+        OPEN.pop(self.name.number, None)
+        with contextlib.suppress(OSError):
+            flights.remove(self.path)
+        self.name = self.path = None
+
+    def leave(self) -> None:
+        """The process goes down in this step: the record stays, whatever runs at its exit."""
+        if self.name is not None:
+            OPEN.pop(self.name.number, None)
+
+
+def put(path: Path, content: bytes) -> None:
+    """Write a file without waiting for the disk. Raises OSError."""
+    with open(path, "wb", opener=for_others_to_read) as file:
+        file.write(content)
+
+
+class Flight:
+    """The block around one step. A class, so that no frame of ours stands in the user's traceback."""
+
+    __slots__ = ("began", "link", "record", "step", "values")
+
+    def __init__(self, record: Record, step: Step, link: Link | None, values: Sequence[Any]) -> None:
+        self.record, self.step, self.link, self.values = record, step, link, values
+        self.began = 0.0
+
+    def __enter__(self) -> None:
+        if self.record.is_on:
+            self.record.begin(self.step, self.link, self.values)
+            self.began = time.monotonic()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        record = self.record
+        if record.name is None:
+            return
+        if isinstance(error, Exception) or (error is None and self.step is Step.BACKWARD):
+            if error is not None and record.path is not None and devices.in_error(self.values):
+                remember(self.values, record.path)
+            record.close()  # an exception can be answered
+        elif isinstance(error, KeyboardInterrupt) and time.monotonic() - self.began < flights.LONG_S:
+            record.close()
+        elif isinstance(error, KeyboardInterrupt):
+            if record.name.step is not Step.WAITING:  # it is another rank that hangs
+                record.quietly_move(Step.INTERRUPTED)
+            record.leave()
+        elif error is not None:
+            record.leave()  # SystemExit, a panic
+        else:
+            record.quietly_move(Step.IDLE)
+
+
+def remember(values: Sequence[Any], record: Path) -> None:
+    """Have the values of ``record`` stand for those of ``values`` that can be read no more."""
+    seed = torch.manual_seed
+    torch.manual_seed = torch.default_generator.manual_seed  # not the device's too, which refuses that
+    try:
+        with torch_internals.random_numbers_put_back(values), tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder, "record.py")
+            shutil.copy(record, copy)
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copy(flights.tensors_of(record), copy.with_suffix(".safetensors"))
+            seen = inputs_on(copy, "cpu")
+    except Exception:  # a second accelerator, no memory
+        log.debug("flight_record_unreadable", exc_info=True)
+        return
+    finally:
+        torch.manual_seed = seed
+    for value, known in zip(values, seen, strict=False):
+        if isinstance(value, torch.Tensor) and isinstance(known, torch.Tensor):
+            SEEN_BEFORE[torch_internals.storage_identity(value)] = known
+
+
+def case_about_to_run(
+    graph_module: fx.GraphModule, link: Link, values: Sequence[Any], settings: Settings
+) -> Case:
+    """What is about to happen, as a case that has not failed. Raises BackendUnreachable."""
+    context = current_context(values, further_env=settings.env)
+    case = case_of_call(link, graph_module, values, context, settings)
+    trains = context.grad and any(isinstance(one, torch.Tensor) and one.requires_grad for one in case.inputs)
+    return replace(case, backward=trains, provenance=replace(case.provenance, notes=(NOTE, *rank_note())))
+
+
+NOTE = "written before the backend was called, by a process that did not come back from it"
+
+
+# ---- where records lie
+
+
+MADE: dict[Path, int] = {}
+"""Repro folders that were not there before this process's first record, and the process that made them."""
+
+
+def place_for_records(repro_dir: Path) -> Path:
+    """The folder for records, made when missing. Raises OSError."""
+    repro_dir = repro_dir.absolute()
+    is_new = not repro_dir.exists()
+    folder = flights.make_flight_folder(repro_dir)
+    if is_new:
+        MADE[repro_dir] = os.getpid()
+    return folder
+
+
+@atexit.register
+def clear_up() -> None:
+    """At a normal end nothing is left of a process in which nothing failed."""
+    for record in list(OPEN.values()):
+        record.close()
+    for folder, pid in MADE.items():
+        if pid == os.getpid():
+            flights.remove_if_unused(folder)
+
+
+def forget() -> None:
+    """A forked child leaves its parent's records alone."""
+    OPEN.clear()
+    MADE.clear()
+
+
+os.register_at_fork(after_in_child=forget)

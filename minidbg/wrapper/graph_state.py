@@ -1,0 +1,383 @@
+"""One graph of the user's program: compiled by the links of a chain until one works, run with care until it has run
+well, and then left alone.
+
+``GraphState`` is that for any graph; ``dynamo_graph.DynamoGraph`` adds what dynamo's need, ``wrapper.AtenGraph`` what AOTAutograd's need.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from torch import fx
+
+from minidbg import torch_internals
+from minidbg.fx.copying import copy_graph_module
+from minidbg.fx.mutation import mutated_placeholders, written_attributes
+from minidbg.fx.ranks import is_waiting_in_vain, talks_to_others
+from minidbg.repro.flights import Step
+from minidbg.torch_internals import devices
+from minidbg.words.outcome import Kind
+from minidbg.words.run_spec import CompiledFn, Level
+from minidbg.words.settings import OnFailure, Settings
+from minidbg.wrapper import failures, flight, standing, verify
+from minidbg.wrapper.capture import Failure
+from minidbg.wrapper.chain import Link, compile_at_run_time
+from minidbg.wrapper.collectives import Heard
+from minidbg.wrapper.failures import Report
+from minidbg.wrapper.kept import NOTHING, Kept, capturing_device_graph, keep, tensors_in
+
+NOT_HEARD = contextlib.nullcontext()
+ABSENT_RANK = (
+    "a collective of this graph waited in vain for another rank, which is no failure of the backend; "
+    "what that rank printed, or its record in .minidbg/flight, says why it did not come"
+)
+IN_STEP = (
+    "and with this backend: other ranks take part in this graph, and eager would not keep step with them"
+)
+STALE = "the graph writes to its inputs and had run before; the values are those after the failing call"
+
+
+class GraphState:
+    """The state of one graph; ``compile`` gives what the backend's result would have been.
+
+    It is *settled* once it has run well: from then on a call costs one attribute look-up. Until then the tensors
+    it writes to and the RNG streams are kept before each call, and put back when the call fails.
+    """
+
+    level = Level.DYNAMO
+    origin: tuple[str, ...] = ()
+    """Notes for the capture: which graph this is."""
+
+    def __init__(self, gm: fx.GraphModule, links: Sequence[Link], settings: Settings) -> None:
+        self.untouched = copy_graph_module(gm)  # backends edit the graph that they are given
+        for node in self.untouched.graph.find_nodes(op="placeholder"):
+            node.meta.pop(
+                "grapharg", None
+            )  # dynamo's own, which holds numbers and NumPy arrays that were passed
+            if "val" in node.meta:  # what AOTAutograd knows of a value, as dynamo's graphs have it
+                node.meta.setdefault("example_value", node.meta["val"])
+        self.links = tuple(links)
+        self.settings = settings
+        self.mutated = mutated_placeholders(self.untouched)
+        self.held = tuple(written_attributes(self.untouched))
+        """What the graph itself holds and a run may write to."""
+        self.standing = standing.of_new_graph()
+        self.position = 0
+        """Of the link in use; ``len(links)`` is eager."""
+        self.compiled_fn: CompiledFn = self.untouched.forward
+        self.boxed = False
+        """Whether ``compiled_fn`` takes its inputs in one list, which it may clear."""
+        self.record = flight.Record(self.untouched, settings)
+        self.good_calls = 0
+        self.settled = False
+        self.comparing: set[int] = set()
+        """The thread that compares a call with eager; other threads' calls go by meanwhile."""
+
+    # ---- compiling
+
+    def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+        """What the caller is to call. Raises what the last link raised, when no link works and eager is not wanted."""
+        kept = self.keep(example_inputs) if self.can_go_on() else NOTHING
+        for position, link in enumerate(self.links):
+            self.position = position
+            try:
+                compiled_fn = self.compiled_by(link, gm, example_inputs)
+            except Exception as error:
+                self.standing.restarted = torch_internals.is_control_flow(error)
+                if self.standing.restarted or self.is_put_off() or standing.is_of_a_signal_handler(error):
+                    raise
+                failure = self.failure(error, example_inputs, Kind.COMPILE)
+                report = self.report_on(failure)
+                if not self.can_go_on():
+                    raise
+                self.undo_compiling(kept)
+                self.warn(failure, report)
+                gm = copy_graph_module(self.untouched)
+            else:
+                if self.level is Level.DYNAMO:
+                    verify.tell_if_nothing_was_done(link, self.untouched, gm, compiled_fn)
+                return self.called_as(compiled_fn)
+        return self.called_as_eager()
+
+    def compiled_by(self, link: Link, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+        """What ``link`` returns for the very objects that it would get without us."""
+        with self.record.during(Step.COMPILE, link, example_inputs):
+            compiled_fn = link.compiler(gm, example_inputs)
+            if not callable(compiled_fn):
+                raise AssertionError("compiler_fn did not return callable")  # as dynamo says it
+            return compiled_fn
+
+    def is_put_off(self) -> bool:
+        """Whether the caller swallows a failure to compile now, and will compile the graph once more when it is needed."""
+        return False
+
+    def undo_compiling(self, kept: Kept) -> None:
+        """Hide what a link did that failed to compile from the next one: some backends run the graph."""
+        self.put_back(kept)
+
+    def called_as(self, compiled_fn: CompiledFn) -> CompiledFn:
+        """``compiled_fn`` behind the care that an unsettled graph takes, with its own calling convention."""
+        if torch_internals.is_serializable_callable(compiled_fn):
+            self.standing.not_verified("dynamo stores what the backend gave for other processes, by its type")
+            return compiled_fn
+        self.compiled_fn = torch_internals.settled_forward(compiled_fn)
+        self.boxed = self.level is Level.ATEN and bool(getattr(compiled_fn, "_boxed_call", False))
+
+        def run_boxed_graph(args: list[Any]) -> Any:
+            # Not answered once settled: whoever remembered the inputs would keep them from being freed.
+            return self.compiled_fn(args) if self.settled else self.careful_call(args)
+
+        def run_compiled_graph(*args: Any) -> Any:
+            if not self.settled:
+                return self.careful_call(list(args))
+            try:
+                return self.compiled_fn(*args)
+            except Exception as error:
+                again = self.after_failure(error, args, None)
+                if again is None:
+                    raise
+            return again(*args)
+
+        if not self.boxed:
+            return run_compiled_graph
+        run_boxed_graph._boxed_call = True  # type: ignore[attr-defined]  # torch's own mark
+        return run_boxed_graph
+
+    def called_as_eager(self) -> CompiledFn:
+        """The untouched graph itself, from now on, with its inputs one by one."""
+        self.position = len(self.links)
+        self.settled = True
+        forward: CompiledFn = torch_internals.settled_forward(self.untouched.forward)
+        self.compiled_fn = (lambda args: forward(*args)) if self.boxed else forward
+        return forward
+
+    # ---- running
+
+    def call(self, args: list[Any]) -> Any:
+        """The compiled function in its own convention; it may clear ``args``."""
+        return self.compiled_fn(args) if self.boxed else self.compiled_fn(*args)
+
+    def careful_call(self, args: list[Any]) -> Any:
+        """A call of a graph that has not yet run well."""
+        values = tuple(args)  # the callee may clear the list
+        if failures.is_answering() or any(torch_internals.is_fake(value) for value in values):
+            return self.call(args)  # our own work, or a tracer above us asks for shapes and nothing runs
+        at_rest(values)  # an error of what ran before is not one of this graph
+        kept = self.keep(values)
+        verification, heard = None, self.heard(values)
+        put_state_back = torch_internals.state_of_thread()
+        try:
+            verification = self.verification(values, kept, heard)
+            if heard is not None and verification is None:
+                heard.left_bytes = 0
+            with self.record.during(Step.RUN, self.links[self.position], values), heard or NOT_HEARD:
+                result = self.call(args)
+                at_rest(values, result)
+        except Exception as error:
+            as_left = torch_internals.state_of_thread()
+            put_state_back()  # a level of vmap that it has left open would have a part in all that follows
+            again = self.after_failure(error, values, kept, heard)
+            if again is None:
+                as_left()
+                del kept, verification, values, heard  # the traceback holds this frame
+                raise
+        else:
+            failure = self.judged(verification, result, values) if verification is not None else None
+            if verification is None or failure is None:
+                self.went_well(result, values)
+                return result
+            verification.before.put_back(values)
+            again = self.after_wrong_results(failure, result, values, kept, heard)
+        finally:
+            self.comparing.discard(threading.get_ident())
+        del kept, verification
+        return again(*values)
+
+    def heard(self, args: tuple[Any, ...]) -> Heard | None:
+        """What will hear the collectives of this call; None for a graph that talks to no other rank."""
+        talks = talks_to_others(self.untouched, args) != "" and self.position < len(self.links)
+        return Heard(self.record, self.settings.value_limit_bytes) if talks else None
+
+    def verification(
+        self, args: tuple[Any, ...], kept: Kept, heard: Heard | None
+    ) -> verify.Verification | None:
+        """What will judge this call; None when it is not compared, or another thread is at it."""
+        most = verify.calls_compared(self.settings.verify)
+        if (most is not None and self.good_calls >= most) or self.position >= len(self.links):
+            self.standing.why_not = self.standing.why_not or standing.NOT_ASKED
+            return None
+        if self.comparing:
+            return None
+        self.comparing.add(threading.get_ident())
+        own, link = self.settings, self.links[self.position]
+        with self.record.during(Step.RUN, link, args):
+            return verify.begin(
+                self.untouched, self.call, link, args, self.mutated, kept, own, self.standing, heard
+            )
+
+    def judged(self, verification: verify.Verification, result: Any, args: tuple[Any, ...]) -> Failure | None:
+        """What is wrong with ``result``, beside aliasing where AOTAutograd leaves that to its compilers; it is compared last."""
+        found = verification.judge(result, args)
+        category = getattr(found and found.error, "category", "")
+        if found is None or (self.level is Level.ATEN and category == "aliasing"):
+            return None
+        return replace(found, level=self.level, notes=(*found.notes, *self.origin))
+
+    def went_well(self, result: Any, args: tuple[Any, ...]) -> None:
+        """One more good call: the graph may settle."""
+        self.good_calls += 1
+        self.settled = verify.is_settled(self.good_calls, self.settings.verify)
+
+    def after_wrong_results(
+        self, failure: Failure, result: Any, args: tuple[Any, ...], kept: Kept, heard: Heard | None
+    ) -> CompiledFn:
+        """What to call instead. Raises the failure's error when nothing is left, or may run on what the call has left."""
+        error, report = failure.error, self.report_on(failure)
+        restored = self.put_back(kept)
+        if not self.can_go_on():
+            self.say_why_it_is_raised(error, report)
+            raise error
+        if heard is not None:
+            failures.warn_going_on(failure, report, f"these results, {IN_STEP}")
+            self.went_well(result, args)
+            return lambda *args: result
+        if not restored:
+            failures.warn_going_on(failure, report, "these results, and eager in later calls")
+            self.called_as_eager()
+            return lambda *args: result
+        self.warn(failure, report)
+        again = self.next_that_compiles(error, args, kept)
+        if again is None:
+            raise error
+        return again
+
+    def after_failure(
+        self, error: Exception, args: tuple[Any, ...], kept: Kept | None, heard: Heard | None = None
+    ) -> CompiledFn | None:
+        """What to call instead, or None when ``error`` is to be raised. ``kept`` is None for a settled graph."""
+        if self.position >= len(self.links) or failures.is_answering():
+            return None
+        if torch_internals.is_of_a_saved_tensor_hook(error) or standing.is_of_a_signal_handler(error):
+            return None
+        left = self.keep(args) if kept is not None else NOTHING
+        again = self.instead(error, args, kept, heard)
+        if again is None:
+            self.put_back(left)  # whoever catches the error finds what the backend has left, as without us
+        return again
+
+    def instead(
+        self, error: Exception, args: tuple[Any, ...], kept: Kept | None, heard: Heard | None
+    ) -> CompiledFn | None:
+        """What to call after a failure that is told about, or None. What the graph writes to may be as before the call."""
+        restored = self.put_back(kept)
+        if is_waiting_in_vain(error, self.untouched, args):
+            self.say_why_it_is_raised(error, failures.Report(ABSENT_RANK))
+            return None
+        failure = self.failure(error, args, Kind.RUNTIME, () if restored else (STALE,))
+        if restored and failures.own_report(error) is None and not devices.in_error(args):
+            blameless = failures.eager_fails_too(failure, os.environ)  # then it is the program's own error
+            self.put_back(kept)
+            if blameless:
+                return None
+        report = self.report_on(failure)
+        if not (restored and self.can_go_on()) or (heard is not None and heard.begun):
+            self.say_why_it_is_raised(error, report)
+            return None
+        self.warn(failure, report)
+        return self.next_that_compiles(error, args, kept)
+
+    def put_back(self, kept: Kept | None) -> bool:
+        """Whether the graph's inputs are as before the call, so that it may run again."""
+        if kept is None:
+            return not self.mutated and not self.held
+        try:
+            return kept.restore()
+        except RuntimeError:  # a device in error refuses every call
+            return False
+
+    def next_that_compiles(
+        self, error: Exception, args: tuple[Any, ...], kept: Kept | None
+    ) -> CompiledFn | None:
+        """The next link that compiles the graph for ``args``, else eager where it is wanted, else None."""
+        self.good_calls, self.settled = 0, False
+        for position in range(self.position + 1, len(self.links)):
+            self.position = position
+            try:
+                self.compiled_fn = compile_at_run_time(self.links[position], self.untouched, args)
+            except Exception as another:  # noqa: BLE001 - answered like the failure of the link before
+                failure = self.failure(another, args, Kind.COMPILE)
+                report = self.report_on(failure)
+                self.put_back(kept)
+                self.warn(failure, report)
+            else:
+                return lambda *args: self.careful_call(list(args))
+        if self.settings.on_failure is OnFailure.FALLBACK:
+            return self.called_as_eager()
+        self.position = 0
+        self.say_why_it_is_raised(
+            error, failures.own_report(error) or failures.Report("no link of the chain works")
+        )
+        return None
+
+    # ---- answering
+
+    def can_go_on(self) -> bool:
+        """Whether something is left to go on with when the link in use fails."""
+        return self.position + 1 < len(self.links) or self.settings.on_failure is OnFailure.FALLBACK
+
+    def keep(self, values: Sequence[Any]) -> Kept:
+        return keep(values, self.mutated, self.held, limit_bytes=self.settings.value_limit_bytes)
+
+    def report_on(self, failure: Failure) -> Report:
+        """What became of ``failure``, readable from its error from then on. A report that a wrapper below made is kept."""
+        report = failures.own_report(failure.error)
+        if report is None:
+            self.standing.failed = True
+            report = failures.answer(failure, self.settings)
+            failures.set_report(failure.error, report)
+        return report
+
+    def failure(
+        self, error: Exception, values: Sequence[Any], kind: Kind, notes: tuple[str, ...] = ()
+    ) -> Failure:
+        notes = (*notes, *self.origin)
+        link = self.links[self.position]
+        return Failure(self.untouched, tuple(values), link, kind, error, notes, level=self.level)
+
+    def warn(self, failure: Failure, report: Report) -> None:
+        later = self.links[self.position + 1 :]
+        failures.warn_going_on(failure, report, later[0].name if later else "eager")
+
+    def say_why_it_is_raised(self, error: Exception, report: Report) -> None:
+        """Let ``error``, which the caller gets, say what became of it."""
+        failures.add_line(error, report)
+
+
+G = TypeVar("G", bound=GraphState)
+
+
+def state_of(make: Callable[[], G]) -> G | None:
+    """The state of a graph; None while minidbg itself is at work, and after a warning where the state cannot be made.
+
+    The user's backend is then called as if we were not here: a bug of ours must not keep him from compiling.
+    """
+    try:
+        return None if failures.is_answering() else make()
+    except Exception as trouble:  # whatever it is, it is not the user's
+        if standing.is_of_a_signal_handler(trouble):
+            raise
+        failures.log.warning("minidbg: a graph is not wrapped (%s: %s)", type(trouble).__name__, trouble)
+        failures.log.debug("wrapping_failed", exc_info=True)
+        return None
+
+
+def at_rest(args: Sequence[Any], result: Any = ()) -> None:
+    """Wait for the devices of a call, which may raise late; not while a device graph is recorded."""
+    values = tensors_in([args, result])
+    if any(value.device.type != "cpu" for value in values) and not capturing_device_graph():
+        devices.synchronize(values)

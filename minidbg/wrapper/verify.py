@@ -1,0 +1,445 @@
+"""Verification against eager: which calls of a graph are compared, and the comparison of one call.
+
+The compiled function runs once on the user's own inputs, and what it gives is judged. Eager runs afterwards, on copies
+taken before. Gradients come from another run of the compiled function, on copies too, *before* the user's own: a
+backend may hand out the same buffers in each run, and what the user holds must be what was written last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from minidbg import torch_internals
+from minidbg.fx.effects import op_name
+from minidbg.judge import compare
+from minidbg.judge.agreement import differ, explaining_precision, left_by
+from minidbg.judge.harness import gradient_sources, gradients_of, graph_texts
+from minidbg.judge.randomness import Fed, feed_recorded
+from minidbg.judge.snapshot import CannotCompare
+from minidbg.reduction.surroundings import FIRST_DIFFERING
+from minidbg.source.names import readable
+from minidbg.torch_internals.devices import generator_states
+from minidbg.words.errors import AccuracyError
+from minidbg.words.outcome import Direction, Kind
+from minidbg.words.run_spec import CompiledFn
+from minidbg.words.settings import Layout, Settings, Verify
+from minidbg.wrapper import failures, first_wrong, verify_runs
+from minidbg.wrapper.capture import AFTER_THE_CALL, Failure, place_of_input
+from minidbg.wrapper.chain import Link, compile_at_run_time
+from minidbg.wrapper.collectives import Heard, Replay, alone
+from minidbg.wrapper.kept import Kept, refusal, tensors_in
+from minidbg.wrapper.standing import PROCESS, GraphStanding, is_of_a_signal_handler, is_out_of_memory
+
+log = logging.getLogger("minidbg")
+GRADIENTS_REFUSED = "its gradients are not judged: autograd refuses the graph's backward"
+GRADIENTS_SHARED = "the gradients of a graph that talks to other ranks: its backward must not run twice"
+RECORDED = "its random numbers were recorded and are inputs here, so that eager and the backend have the same"
+DRAWS = "of its random numbers only what chance does not decide is returned here: their form, and whether they are possible"
+ALONE = "what other ranks gave to it was recorded and is an input here; what it gives to them is an output"
+
+
+def calls_compared(verify: Verify | int) -> int | None:
+    """How many first calls of a graph are compared with eager; None is all of them."""
+    if isinstance(verify, Verify):
+        return {Verify.FIRST: 1, Verify.ALWAYS: None, Verify.NEVER: 0}[verify]
+    return verify
+
+
+def is_settled(good_calls: int, verify: Verify | int = Verify.FIRST) -> bool:
+    """Whether a graph that ran well ``good_calls`` times is called without any care from now on.
+
+    When calls are compared, a graph settles after ``calls_compared`` of them.
+    """
+    most = calls_compared(verify)
+    return most is not None and good_calls >= max(1, most)
+
+
+def tell_if_nothing_was_done(
+    link: Link, untouched: fx.GraphModule, given: fx.GraphModule, compiled_fn: CompiledFn
+) -> None:
+    """Say once for each backend that it gave a graph back as it was: eager runs it, which is no success of the backend."""
+    returned = getattr(compiled_fn, "__self__", compiled_fn)
+    nothing = returned is given and graph_texts(given) == graph_texts(untouched)
+    if nothing and not link.name.startswith("eager") and PROCESS.is_new(f"fallback: {link.name}"):
+        log.warning("minidbg: fallback: %s gave a graph back as it was, so eager runs it", link.name)
+
+
+@dataclass(slots=True)
+class Verification:
+    """One call of a graph that is being held against eager."""
+
+    before: verify_runs.Before
+    link: Link
+    settings: Settings
+    standing: GraphStanding
+    gradients: dict[str, Any] | None = None
+    """What the compiled function gave on copies; None when none are needed or had."""
+    backward_error: Exception | None = None
+    notes: list[str] = field(default_factory=list)
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What the comparison's ``output 3`` is, where that is no output of the user's graph."""
+
+    def judge(self, result: Any, args: Sequence[Any]) -> Failure | None:
+        """What is wrong with ``result``, which the compiled function gave for ``args``; None when nothing is."""
+        try:
+            with failures.answering(args), quiet():
+                failure = self.judged(result, args)
+            if failure is not None and failures.is_layout_alone(failure.error, self.settings):
+                failures.warn_of_layout(failure, self.settings)
+                failure = None
+            self.standing.verified |= failure is None
+            return failure
+        except Exception as trouble:  # eager's own failures included: the user's result stands
+            if is_of_a_signal_handler(trouble):
+                raise
+            known = isinstance(trouble, CannotCompare)
+            self.standing.not_verified(str(trouble) if known else reason_of(trouble))
+            log.debug("verification_failed", exc_info=True)
+        return None
+
+    def judged(self, result: Any, args: Sequence[Any]) -> Failure | None:
+        """``judge``, without the fence around it."""
+        inside = self.before
+        expected, drew = self.eager()
+        if self.backward_error is not None and expected["gradients"] is not None:
+            phase = torch_internals.backward_phase(self.backward_error)  # of a backward whose eager form runs
+            return self.failure(self.backward_error, Kind(phase or "runtime"), Direction.BACKWARD)
+        actual = self.before.left(result, args, self.gradients)
+        if expected["gradients"] is None:
+            self.standing.leave_out(GRADIENTS_REFUSED)
+        if not (actual["gradients"] and expected["gradients"]):
+            actual["gradients"] = expected["gradients"] = {}
+        if drew:
+            allowed = self.settings.allowed or None
+            runs = left_by(actual), left_by(expected)
+            if compare.mismatch(*runs, tolerances=allowed) is None:
+                return self.layout(actual, expected)
+            if (found := compare.form_difference(*runs)) is not None:
+                return self.mismatch(found, actual, expected)
+            if inside.replay is not None:
+                raise CannotCompare("it draws random numbers and talks to other ranks")
+            with by_element_where_it_fails():
+                inside.set_generators()
+                fed = feed_recorded(inside.graph, inside.fresh())
+                if fed.fed:
+                    try:
+                        if self.agrees_with_the_backends_numbers(fed, actual):
+                            return self.layout(actual, expected)
+                    except verify_runs.ImpossibleDraws as seen:
+                        return self.drawn_wrong(seen)
+                    return self.with_numbers(fed).compiled_anew()
+        found = self.difference(actual, expected)
+        if found is not None and inside.replay is not None:
+            return self.wrong_on_this_rank(inside.replay, found, actual, expected)
+        return self.mismatch(found, actual, expected) if found else self.layout(actual, expected)
+
+    def wrong_on_this_rank(
+        self, replay: Replay, found: compare.Difference, actual: dict[str, Any], expected: dict[str, Any]
+    ) -> Failure:
+        """The failure of a graph that talks to other ranks: what this rank computes alone, where it fails alone."""
+        inside = self.before
+        self.names = replay.names_of_given(len(expected["outputs"]))
+        fed = alone(inside.graph, inside.inputs, replay.taken)
+        if fed is not None:
+            with contextlib.suppress(CannotCompare):
+                failure = self.with_numbers(fed).compiled_anew(ALONE)
+                if failure is not None:
+                    return failure
+            own = len(expected["outputs"]) - len(self.names)
+            if all(self.parts_differ(actual, expected, part) for part in (slice(own), slice(own, None))):
+                raise CannotCompare(
+                    "the backend may have moved arithmetic from one side of a collective to the other"
+                )
+        return self.mismatch(found, actual, expected)
+
+    def parts_differ(self, actual: dict[str, Any], expected: dict[str, Any], part: slice) -> bool:
+        """Whether these outputs differ, as far as two runs tell."""
+        runs = [left_by({**run, "outputs": run["outputs"][part]}) for run in (actual, expected)]
+        return compare.mismatch(*runs, tolerances=self.settings.allowed or None) is not None
+
+    def eager(self) -> tuple[dict[str, Any], bool]:
+        """What eager leaves behind (gradients None where its backward fails), and whether it drew random numbers."""
+        inside = self.before
+        inside.set_generators()
+        left = verify_runs.run_eager(
+            inside, backward=self.gradients is not None or self.backward_error is not None
+        )
+        after = generator_states(inside.inputs)
+        pairs = zip(inside.generators, after, strict=True)
+        return left, not all(torch.equal(one, other) for (_, one), (_, other) in pairs)
+
+    def difference(self, actual: dict[str, Any], expected: dict[str, Any]) -> compare.Difference | None:
+        """The first difference that counts. What is not judged is told once."""
+        case = {"tolerances": self.settings.allowed or None}
+        eager_again = partial(self.before.eager_again, backward=bool(self.gradients))
+        found = differ(actual, expected, eager_again, case, self.notes)
+        for note in self.notes:
+            self.standing.leave_out(note)
+        return found
+
+    # ---- random numbers
+
+    def agrees_with_the_backends_numbers(self, fed: Fed, actual: dict[str, Any]) -> bool:
+        """Whether eager leaves ``actual`` behind when it gets the numbers that the backend is likely to have drawn.
+
+        If it does, the graph is right. If not, the numbers may be others: nothing is known.
+        """
+        try:
+            drawn = verify_runs.draws_by(self.link, self.before, fed)
+        except Exception as error:  # a small graph of ours, which the user never asked for
+            if is_of_a_signal_handler(error) or isinstance(error, verify_runs.ImpossibleDraws):
+                raise
+            log.debug("draws_alone_failed", exc_info=True)
+            return False
+        if drawn is None:
+            return False
+        other = self.with_numbers(drawn)
+        expected = verify_runs.run_eager(other.before, backward=bool(actual["gradients"]))
+        for place in range(len(self.before.inputs), len(drawn.inputs)):
+            expected["inputs_after"].pop(str(place), None)
+        return other.difference(actual, expected) is None
+
+    def drawn_wrong(self, seen: verify_runs.ImpossibleDraws) -> Failure:
+        """The failure of a backend whose random numbers are no such numbers."""
+        everything = frozenset(range(len(seen.inputs)))
+        inside = replace(
+            self.before, graph=seen.graph, inputs=seen.inputs, written=frozenset(), copied=everything
+        )
+        failure = replace(self, before=inside, notes=[], gradients=None).compiled_anew(DRAWS)
+        if failure is None:
+            raise CannotCompare(str(seen))
+        return failure
+
+    def with_numbers(self, fed: Fed) -> Verification:
+        """The same call of a graph that gets its random numbers as inputs."""
+        added = fed.inputs[len(self.before.inputs) :]
+        inside = replace(
+            self.before, graph=fed.graph_module, inputs=(*self.before.inputs, *added), replay=None
+        )
+        return replace(self, before=inside, notes=[])
+
+    def compiled_anew(self, note: str = RECORDED) -> Failure | None:
+        """What is wrong with the graph when the backend compiles it here, on copies; its gradients only where the rest is right."""
+        wants = self.gradients is not None
+        self.before.set_generators()
+        expected = verify_runs.run_eager(self.before, backward=wants)
+        found: compare.Difference | None = None
+
+        def is_wrong(left: dict[str, Any]) -> bool:
+            nonlocal found
+            found = self.difference(left, {**expected, "gradients": {}})
+            return found is not None
+
+        try:
+            actual = verify_runs.run_compiled_anew(self.before, self.link, backward=wants, is_enough=is_wrong)
+        except Exception as error:
+            why = f"its random numbers or collectives could not be taken out: {reason_of(error)}"
+            raise CannotCompare(why) from error
+        if not (actual["gradients"] and expected["gradients"]):
+            actual["gradients"] = expected["gradients"] = {}
+        found = found or self.difference(actual, expected)
+        return self.mismatch(found, actual, expected, (note,)) if found else None
+
+    # ---- failures
+
+    def layout(self, actual: dict[str, Any], expected: dict[str, Any]) -> Failure | None:
+        """The difference in layout between runs that agree in all else, where anybody wants to hear of it."""
+        if self.settings.layout is Layout.IGNORE:
+            return None
+        found = compare.layout_difference(left_by(actual), left_by(expected))
+        if found is None:
+            return None
+        error = AccuracyError(f"{self.link.name} gives another layout than eager: {found['message']}", found)
+        return self.failure(error, Kind.ACCURACY, Direction.FORWARD)
+
+    def mismatch(
+        self,
+        found: compare.Difference,
+        actual: dict[str, Any],
+        expected: dict[str, Any],
+        notes: tuple[str, ...] = (),
+    ) -> Failure:
+        said = found["message"].replace("; against", "\nagainst")
+        said = said.replace(found["where"], self.in_words(found["where"]), 1)
+        # a graph that talks to others cannot be run in parts; and no value of a part tells who writes to an input, or of gradients
+        forward = Direction(found["signature"]["direction"]) is Direction.FORWARD
+        in_parts = forward and self.before.replay is None and not self.is_spoilt(found["where"])
+        node = (
+            first_wrong.first_differing_node(self.before, self.link, self.settings, found["where"])
+            if in_parts
+            else None
+        )
+        message = f"{self.link.name} gives wrong results: {said}"
+        if node is not None:
+            message += f"\n{FIRST_DIFFERING}{node.name}"
+        spoilt: list[fx.Node] = []
+        if not forward:
+            spoilt = first_wrong.where_gradients_go_wrong(
+                self.before.graph, actual["gradients"], expected["gradients"], self.settings
+            )
+        if spoilt:
+            message += f"\ngradients go wrong between {spoilt[0].name} and {spoilt[-1].name}"
+        with first_wrong.left_out_where_it_fails():
+            message += self.by_design(found, actual, expected)
+        error = AccuracyError(message, found, op_name(node) if node is not None else "")
+        error.spoilt = tuple(node.name for node in spoilt)
+        return self.failure(error, Kind.ACCURACY, Direction(error.signature["direction"]), notes)
+
+    def in_words(self, where: str) -> str:
+        """``where`` of a difference, with the name that the input has in the repro."""
+        place = place_of_input(where)
+        if where in self.names or place is None:
+            return self.names.get(where, where)
+        name = readable(str(self.before.graph.graph.find_nodes(op="placeholder")[place].target))[0]
+        named = where.replace(f"input {place}", f"input {place} ({name})", 1)
+        spoilt = ", which eager leaves as it is," if self.is_spoilt(where) else AFTER_THE_CALL
+        return named.replace(AFTER_THE_CALL, spoilt)
+
+    def is_spoilt(self, where: str) -> bool:
+        """Whether ``where`` is an input after the call that eager does not write to."""
+        place = place_of_input(where)
+        return where.endswith(AFTER_THE_CALL) and place is not None and place not in self.before.written
+
+    def by_design(self, found: compare.Difference, actual: dict[str, Any], expected: dict[str, Any]) -> str:
+        """A line that names the lower precision whose arithmetic gives such errors, where there is one."""
+        if found["category"] not in ("float", "inf") or isinstance(self.settings.allowed, str):
+            return ""
+        eager_again = partial(self.before.eager_again, backward=bool(self.gradients))
+        explained = explaining_precision(actual, expected, eager_again, found["where"])
+        if explained is None:
+            return ""
+        precision, own, off = explained
+        name = precision.replace("tf32", "TF32")
+        return (
+            f"\nthe error is what {name} arithmetic would give (root mean square: {self.link.name} is off by {off:.1e}, "
+            f"eager in {name} by {own:.1e}): if {self.link.name} computes in {name} by design, "
+            f'pass tolerances="{precision}"'
+        )
+
+    def failure(
+        self, error: Exception, kind: Kind, direction: Direction, notes: tuple[str, ...] = ()
+    ) -> Failure:
+        inside = self.before
+        return Failure(inside.graph, inside.inputs, self.link, kind, error, notes, direction)
+
+
+def begin(
+    graph: fx.GraphModule,
+    call: Callable[[list[Any]], Any],
+    link: Link,
+    args: Sequence[Any],
+    mutated: frozenset[int],
+    kept: Kept,
+    settings: Settings,
+    standing: GraphStanding,
+    heard: Heard | None = None,
+) -> Verification | None:
+    """What is needed to judge a call with ``args`` that is about to be made; None when it will not be judged.
+
+    Where gradients are needed, ``call`` of the compiled function and its backward have then run on copies; what ``kept`` holds is put back.
+    """
+    why = refusal(graph, args, mutated, settings) if kept.complete else "what it writes to cannot be copied"
+    if why:
+        standing.not_verified(why)
+        return None
+    try:
+        with torch_internals.outside_tracing():
+            state = verify_runs.before(graph, args, mutated)
+            state = state if heard is None else replace(state, replay=Replay(heard))
+            verification = Verification(state, link, settings, standing)
+        if state.wants_backward() and heard is not None:
+            standing.leave_out(GRADIENTS_SHARED)
+        elif state.wants_backward():
+            with torch_internals.random_numbers_put_back(args):
+                run_backward(verification, call, kept)
+    except Exception as trouble:  # a copy that cannot be made keeps nobody from his own call
+        if is_of_a_signal_handler(trouble):
+            raise
+        standing.not_verified(reason_of(trouble))
+        log.debug("verification_failed", exc_info=True)
+        return None
+    return verification
+
+
+def run_backward(
+    verification: Verification, call: Callable[[list[Any]], Any], kept: Kept, *, compiled_for_us: bool = False
+) -> None:
+    """Run the user's compiled function and its backward on copies, and keep the gradients, or what was raised.
+
+    Where the backward cannot run without being taken for the program's first one, the graph is compiled once more, for us alone.
+    """
+    inside = verification.before
+    inputs = inside.fresh(everything=True)
+    sources = gradient_sources(inside.model, inputs)
+    try:
+        with quiet():
+            try:
+                outputs = call(list(inputs))
+            except Exception as error:  # the user's own call will tell
+                if is_of_a_signal_handler(error):
+                    raise
+                return
+            if not (compiled_for_us or torch_internals.leave_first_backward(tensors_in([outputs]))):
+                compiled_fn = compile_at_run_time(verification.link, inside.model, tuple(inputs))
+                inside.set_generators()
+                with torch_internals.counters_put_back():
+                    run_backward(verification, lambda args: compiled_fn(*args), kept, compiled_for_us=True)
+                return
+            try:
+                verification.gradients = gradients_of(outputs, sources)
+            except Exception as error:  # judged when eager's backward has been seen
+                if is_out_of_memory(error) or is_of_a_signal_handler(error):
+                    raise
+                # one that was compiled for us, outside of dynamo, may want what only dynamo has; the program's own will tell
+                if compiled_for_us or torch_internals.is_a_check_of_aot_autograd(error):
+                    verification.standing.leave_out(GRADIENTS_REFUSED)
+                else:
+                    verification.backward_error = error
+    finally:
+        inside.set_generators()
+        if inside.graph is not inside.model:
+            kept.restore()
+
+
+@contextlib.contextmanager
+def by_element_where_it_fails() -> Iterator[None]:
+    """A block that takes random numbers out of a graph. Where that fails, the results are compared but for what other numbers change."""
+    try:
+        yield
+    except Exception as error:
+        if is_of_a_signal_handler(error):
+            raise
+        log.debug("numbers_not_taken_out", exc_info=True)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """A block without warnings and anomaly detection (NaN in a gradient is compared), whose casts autocast does not keep.
+
+    They would hold on to copies until its own block ends.
+    """
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with (
+            torch_internals.outside_tracing(),
+            torch_internals.in_silence(),
+            torch_internals.thread_state_kept(),
+        ):
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+
+
+def reason_of(trouble: Exception) -> str:
+    if is_out_of_memory(trouble):
+        return "memory ran out while eager ran beside the backend"
+    return f"{type(trouble).__name__}: {str(trouble).partition(chr(10))[0]}"[:300]

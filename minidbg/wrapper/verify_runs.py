@@ -1,0 +1,206 @@
+"""A graph's inputs as they were before a call, and runs of the graph on copies of them.
+
+Nothing of these runs reaches the user: the tensors that may be written are copies, the others are seen through aliases
+without autograd history, and gradients are asked for by ``torch.autograd.grad``, never accumulated.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from minidbg import torch_internals
+from minidbg.fx.copying import bytes_of, clone_values, copy_graph_module
+from minidbg.fx.mutation import written_attributes
+from minidbg.judge.arithmetic import are_close
+from minidbg.judge.draw_support import is_possible
+from minidbg.judge.harness import gradient_sources, gradients_of, left_behind, needs_gradient
+from minidbg.judge.randomness import Fed, checks_alone, draws_alone
+from minidbg.source.specs import is_constructed
+from minidbg.torch_internals.devices import generator_states, set_generator_state
+from minidbg.wrapper.chain import Link, compile_at_run_time
+from minidbg.wrapper.collectives import Replay, as_seen_here
+from minidbg.wrapper.kept import memory_of, sharing_memory, tensors_in
+
+SMALL_BYTES = 64 << 20
+"""Inputs that take no more are all copied, so that a backend that writes where it must not is found out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """The state that a call starts from."""
+
+    graph: fx.GraphModule
+    """With tensors of its own, where it writes to any."""
+    model: fx.GraphModule
+    """The user's, whose tensors the compiled function writes to."""
+    inputs: tuple[Any, ...]
+    """Copies, or aliases of what no run may write to."""
+    written: frozenset[int]
+    """The inputs that the graph may write to, or that share memory with one."""
+    copied: frozenset[int]
+    generators: tuple[tuple[str, Tensor], ...]
+    replay: Replay | None = None
+    """Of a graph that talks to other ranks: gives each run of eager what the others have said."""
+
+    def fresh(self, *, everything: bool = False) -> tuple[Any, ...]:
+        """Inputs for one run; what it may write is its own. ``everything``: the run may write to what it should not."""
+        chosen = self.copied if everything else self.written
+        return with_copies(self.inputs, chosen)
+
+    def set_generators(self) -> None:
+        for device, state in self.generators:
+            set_generator_state(device, state)
+
+    def wants_backward(self) -> bool:
+        """Whether a result may need gradients."""
+        values = [*tensors_in(self.inputs), *self.graph.parameters()]
+        return torch.is_grad_enabled() and any(map(needs_gradient, values))
+
+    def left(self, outputs: Any, args: Sequence[Any], gradients: dict[str, Any] | None) -> dict[str, Any]:
+        """What the user's own call left behind, as ``run`` gives it."""
+        outputs = outputs if self.replay is None else self.replay.of_backend(outputs)
+        return self.seen(left_behind(outputs, self.model, tuple(args), gradients or {}))
+
+    def seen(self, left: dict[str, Any]) -> dict[str, Any]:
+        """The part of what a run left behind that this rank can compare."""
+        return left if self.replay is None else as_seen_here(left)
+
+    def call(self, function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+        """Outputs of eager for ``inputs``."""
+        return function(*inputs) if self.replay is None else self.replay.run(function, inputs)
+
+    def put_back(self, args: Sequence[Any]) -> None:
+        """Undo what a backend has written to inputs that the graph does not write to."""
+        for place in sorted(self.copied - self.written):
+            value, copied = args[place], self.inputs[place]
+            plain = isinstance(value, Tensor) and value.layout is torch.strided and not is_constructed(value)
+            if plain and not are_close(value.detach(), copied.detach(), 0.0, 0.0):
+                with torch.no_grad(), torch_internals.same_versions([value]):
+                    memory_of(value).copy_(memory_of(copied))
+
+    def eager_again(
+        self, change: Callable[[Any], Any] = lambda made: made, seed: int | None = None, *, backward: bool
+    ) -> dict[str, Any]:
+        """What one more eager run leaves behind: of a changed graph with changed inputs, or with another seed."""
+        self.set_generators()
+        if seed is not None:
+            torch.manual_seed(seed)
+        own = own_attributes(copy_graph_module(self.graph))
+        graph = change(fx.GraphModule(own, own.graph))  # one that is not lazy, since its forward is replaced
+        inputs = tuple(change(self.fresh()))
+        with torch_internals.thread_state_kept():
+            sources = gradient_sources(graph, inputs) if backward else {}
+            outputs = self.call(graph.forward, inputs)
+            found = gradients_of(outputs, sources)
+        return self.seen(left_behind(outputs, graph, inputs, found))
+
+
+def before(graph: fx.GraphModule, args: Sequence[Any], mutated: frozenset[int]) -> Before:
+    """The state now, before a call with ``args``. Raises RuntimeError for a tensor that cannot be copied."""
+    written = frozenset(sharing_memory(args, mutated))
+    copied = written
+    if bytes_of(tensors_in(args)) <= SMALL_BYTES:
+        copied = frozenset(range(len(args)))
+    with torch.inference_mode(False):
+        inputs = with_copies(args, copied)
+    return Before(own_attributes(graph), graph, inputs, written, copied, generator_states(args))
+
+
+def with_copies(values: Sequence[Any], chosen: frozenset[int]) -> tuple[Any, ...]:
+    """``values``: copies of the chosen ones, which alias among themselves as before; aliases of the others."""
+    places = sorted(chosen)
+    with torch.inference_mode(False):
+        clones = dict(zip(places, clone_values([values[place] for place in places]), strict=True))
+        return tuple(clones[place] if place in clones else alias(value) for place, value in enumerate(values))
+
+
+def alias(value: Any) -> Any:
+    """The same memory outside the user's autograd graph; hooks stay behind."""
+    if not isinstance(value, Tensor) or value.is_inference():
+        return value
+    if isinstance(value, torch.nn.Parameter):
+        return torch.nn.Parameter(value.detach(), requires_grad=value.requires_grad)
+    return value.detach().requires_grad_(value.requires_grad)
+
+
+def own_attributes(graph: fx.GraphModule) -> fx.GraphModule:
+    """``graph``, or a copy whose tensors a run may write to without being seen."""
+    return copy.deepcopy(graph) if written_attributes(graph) else graph
+
+
+def run_eager(inside: Before, *, backward: bool) -> dict[str, Any]:
+    """Outputs, inputs afterwards and gradients of one eager run; gradients None where backward fails."""
+    graph = own_attributes(inside.graph)
+    inputs = inside.fresh()
+    left = ran(inside, lambda *args: inside.call(graph.forward, args), graph, inputs, backward=backward)
+    return inside.seen(left)
+
+
+def run_compiled_anew(
+    inside: Before, link: Link, *, backward: bool, is_enough: Callable[[dict[str, Any]], bool] | None = None
+) -> dict[str, Any]:
+    """The same of the graph compiled by ``link``, here and now. Raises what the backend raises.
+
+    No gradients where ``is_enough`` is true of what the forward leaves behind: their code need not be compiled.
+    """
+    graph = own_attributes(inside.graph)
+    compiled_fn = compile_at_run_time(link, graph, inside.fresh(everything=True))
+    inside.set_generators()
+    inputs = inside.fresh(everything=True)
+    with torch_internals.counters_put_back():  # the backward is compiled when it runs
+        return ran(inside, compiled_fn, graph, inputs, backward=backward, is_enough=is_enough)
+
+
+def draws_by(link: Link, inside: Before, fed: Fed) -> Fed | None:
+    """``fed`` with the numbers that ``link`` draws when it compiles just the calls that draw; None where it does not.
+
+    Raises ImpossibleDraws where no right backend draws such, and what the backend raises.
+    """
+    found = draws_alone(fed)
+    if found is None:
+        return None
+    graph, inputs = found
+    with torch_internals.thread_state_kept(), torch.no_grad():
+        compiled_fn = compile_at_run_time(link, graph, inputs)
+        inside.set_generators()
+        results = clone_values(compiled_fn(*inputs))
+    if not all(map(is_possible, fed.drawn, results)):
+        raise ImpossibleDraws(*checks_alone(fed))
+    return fed.with_results(results)
+
+
+class ImpossibleDraws(Exception):
+    """Random numbers of a wrong form, or that the calls cannot give; ``graph`` and ``inputs`` show it without chance."""
+
+    def __init__(self, graph: fx.GraphModule, inputs: tuple[Any, ...]) -> None:
+        super().__init__("the backend's random numbers have another form or range than eager's")
+        self.graph, self.inputs = graph, inputs
+
+
+@torch_internals.thread_state_kept()
+def ran(
+    inside: Before,
+    function: Callable[..., Any],
+    graph: fx.GraphModule,
+    inputs: tuple[Any, ...],
+    *,
+    backward: bool,
+    is_enough: Callable[[dict[str, Any]], bool] | None = None,
+) -> dict[str, Any]:
+    """What ``function`` leaves behind, which is ``graph`` in some form."""
+    sources = gradient_sources(graph, inputs) if backward else {}
+    outputs = function(*inputs)
+    if sources and is_enough is not None and is_enough(left := left_behind(outputs, graph, inputs, {})):
+        return left
+    found: dict[str, Any] | None
+    try:
+        found = gradients_of(outputs, sources)
+    except (RuntimeError, NotImplementedError):
+        found = None
+    return {**left_behind(outputs, graph, inputs, {}), "gradients": found}

@@ -1,0 +1,413 @@
+"""``minidbg.wrap`` and ``minidbg.wrap_compiler``: what they give behaves like what it wraps until that one fails.
+
+``wrap_compiler`` is for compilers of ``aot_autograd``, one level below ``wrap``: the graphs are AOTAutograd's (forward, backward,
+inference), the example inputs are fake, and the compiled function may take its inputs in one list that it clears.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Unpack, cast, get_type_hints
+
+from torch import fx
+
+from minidbg import backends, torch_internals
+from minidbg.words import environment, settings
+from minidbg.words.errors import BadSetting, TorchNameMissing, UnknownBackend, nearest
+from minidbg.words.run_spec import CompiledFn, CompilerFn, Level
+from minidbg.words.settings import CompilerSettings, Layout, Settings, WrapSettings
+from minidbg.wrapper import failures
+from minidbg.wrapper.chain import Backend, Link, backend_hash, merged, name_of, same_backend
+from minidbg.wrapper.dynamo_graph import DynamoGraph
+from minidbg.wrapper.failures import Report
+from minidbg.wrapper.graph_state import GraphState, state_of
+
+torch_internals.forks_survive_autograd()  # at import: once dynamo has made a FakeTensorMode it is too late (see ``isolation.fork_safety``)
+
+log = logging.getLogger("minidbg")
+OWN_NAME = "minidbg"
+FORWARDED = ("reset", "get_compiler_config")
+"""Attributes that dynamo looks for on a backend; ours has those that the wrapped one has."""
+
+
+class WrappedBackend:
+    """A backend ``(gm, example_inputs) -> compiled_fn``, equal to others of the same backend, options and settings.
+
+    Dynamo guards on the backend by ``==``: an object made anew in each turn of a loop must not recompile.
+    """
+
+    _tags: tuple[str, ...] = ()  # register_backend sets it
+
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        options: Mapping[str, Any],
+        mode: str | None,
+        own_settings: Settings,
+    ) -> None:
+        self.backends = tuple(backends)
+        self.options = dict(options)
+        self.mode = mode
+        self.settings = own_settings
+        self.__name__ = name_of(self.backends[0])
+
+    @functools.cached_property
+    def links(self) -> tuple[Link, ...]:
+        """The chain, with the options given to ``wrap``."""
+        return self.links_with(self.options, self.mode)
+
+    def links_with(self, options: Mapping[str, Any], mode: str | None) -> tuple[Link, ...]:
+        """The chain; ``options`` and ``mode`` are the first link's. Raises BadSetting for what inductor does not know."""
+        first, *others = self.backends
+        check_options(first, options, mode)
+        return (Link(first, options, mode), *(Link(backend) for backend in others))
+
+    def __call__(
+        self,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> CompiledFn:
+        """What the wrapped backend returns, behind a thin function; what it raises is raised, with a note."""
+        return self.compiled(
+            gm, example_inputs, mode, options or {}, torch_internals.is_called_by_torch(sys._getframe(1))
+        )
+
+    def compiled(
+        self,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        mode: str | None,
+        options: Mapping[str, Any],
+        by_torch: bool,
+    ) -> CompiledFn:
+        """As a call. ``by_torch``: torch.compile calls, and will wrap what is raised."""
+        links = self.links
+        if mode or options:
+            links = self.links_with(*merged(self.options, self.mode, options, mode))
+        graph = state_of(lambda: DynamoGraph(gm, links, self.settings))
+        if graph is None:
+            return links[0].compiler(gm, example_inputs)
+        try:
+            return graph.compile(gm, example_inputs)
+        except Exception as error:
+            report = failures.own_report(error)
+            if report is None:
+                raise
+            if torch_internals.dynamo_keeps_type(error) or not by_torch:
+                failures.add_line(error, report)
+                raise
+            # dynamo would wrap it in this, and a note on the inner exception is never printed
+            outer = torch_internals.backend_compiler_failed(
+                graph.links[graph.position], error, sys._getframe()
+            )
+            failures.set_report(outer, report)
+            failures.add_line(outer, report)
+            raise outer from None
+
+    def __getattr__(self, name: str) -> Any:
+        if name in FORWARDED:
+            found = getattr(backends.hooks(self.links[0].compiler), name)
+            if found is not None:
+                return found
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, WrappedBackend):
+            return NotImplemented
+        return (
+            (self.options, self.mode, self.settings) == (other.options, other.mode, other.settings)
+            and len(self.backends) == len(other.backends)
+            and all(map(same_backend, self.backends, other.backends))
+        )
+
+    def __hash__(self) -> int:
+        return hash((tuple(map(backend_hash, self.backends)), self.mode, self.settings))
+
+    def __repr__(self) -> str:
+        return f"<minidbg.wrap({', '.join(map(name_of, self.backends))})>"
+
+
+def wrap(
+    backend: Backend | Sequence[Backend] = "inductor",
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+    **given: Unpack[WrapSettings],
+) -> CompilerFn:
+    """``backend``, for ``torch.compile(backend=)``; when it fails, a verified minimal repro is left in ``repro_dir``.
+
+    ``backend`` is a name, a callable ``(gm, example_inputs) -> compiled_fn``, or a list of them: a chain, in which the
+    first that works is used and each failing link is captured; ``options`` and ``mode`` are then the first link's.
+
+    - ``verify``: ``"first"``, ``"always"``, ``"never"`` or a number: which calls of a compiled graph are compared with eager.
+    - ``rtol``, ``atol``, ``tolerances``: how far floats may be off; relative to the value, in units of the value, by dtype;
+      or the precision that the backend computes float32 in by design: ``tolerances="bfloat16"``, ``"float16"``, ``"tf32"``.
+    - ``on_failure``: ``"raise"`` the backend's exception, or ``"fallback"`` to eager (or the next link) with a warning.
+    - ``layout``: what a result is that has eager's values and other strides: one ``"warn"``ing (``minidbg reduce`` makes a
+      repro of it), a failure to ``"raise"``, or nothing (``"ignore"``).
+    - ``reduce``: ``"now"``, or ``"later"``: write the capture only. ``seconds`` (of all reductions of this process) and
+      ``max_calls`` (oracle calls of one) bound it. ``stages``: find out the guilty stage afterwards, in the background.
+    - ``repro_dir``: the folder. ``value_limit_bytes``: most bytes of real tensor values that the files of one failure
+      hold, and that are copied to verify one call.
+    - ``setup`` (statements) and ``reference`` (``"module:expression"``): how a fresh process gets the backend back.
+    - ``match``: a regular expression that a failure's text must contain to be reduced. ``reduce_oom``: reduce failures for
+      want of memory too. ``env``: names of variables that a repro needs. ``flight_recorder``: keep the case of a process
+      that dies on disk.
+
+    What is not given (None) comes from ``MINIDBG_*`` variables, ``[tool.minidbg]`` of the nearest pyproject.toml and the
+    user's file; ``minidbg.words.settings.Settings`` has the defaults. The result compares equal to another one of the same
+    backend, options and settings, so that dynamo does not compile again.
+
+    In an interpreter that judges a repro, ``backend`` comes back as it is: its failure is not to be answered there.
+
+    Raises UnknownBackend, and BadSetting for a setting or option that does not exist or a value it cannot have.
+    """
+    backends = checked_backends(backend)
+    wrapped = WrappedBackend(backends, options or {}, mode, settings.of_call(given, WrapSettings))
+    if options or mode:
+        wrapped.links  # noqa: B018 - what inductor does not know is an error now, not in the first call
+    if environment.is_judging():
+        log.info("not_wrapped: %s, since this interpreter judges a repro", wrapped.__name__)
+        return wrapped.links[0].compiler if options or mode or isinstance(backends[0], str) else backends[0]
+    return wrapped
+
+
+def checked_backends(backend: object) -> tuple[Backend, ...]:
+    """The links of the chain. Raises UnknownBackend or BadSetting."""
+    links = tuple(backend) if isinstance(backend, list | tuple) else (backend,)
+    if not links:
+        raise BadSetting("backend=[]: a chain needs one backend at least")
+    return tuple(checked_backend(link) for link in links)
+
+
+def checked_backend(backend: object) -> Backend:
+    """``backend``, when it can be one."""
+    if isinstance(backend, str):
+        if backend == OWN_NAME:
+            raise BadSetting(
+                f"backend={backend!r}: minidbg does not wrap itself; name the backend that is to be wrapped"
+            )
+        known = torch_internals.known_backends()
+        if backend not in known:
+            raise UnknownBackend(backend, [name for name in known if name != OWN_NAME])
+        return backend
+    if not callable(backend):
+        raise BadSetting(
+            f"backend={backend!r}: must be a name, a callable (gm, example_inputs), or a list of them"
+        )
+    return backend
+
+
+def check_options(backend: Backend, options: Mapping[str, Any], mode: str | None) -> None:
+    """Raise BadSetting for options and modes that the backend surely does not know; only inductor's are listed."""
+    if backend != "inductor":
+        return
+    if mode is not None and mode not in (modes := torch_internals.inductor_modes()):
+        raise BadSetting(f"mode={mode!r}: inductor knows {', '.join(map(repr, modes))}{nearest(mode, modes)}")
+    if options:
+        names = torch_internals.inductor_option_names()
+        for name in options:
+            if name.replace("-", "_") not in names:
+                raise BadSetting(f"options: inductor has no option {name!r}{nearest(name, names)}")
+        try:
+            backends.compiler_fn(backend, options=options, mode=mode)
+        except RuntimeError as error:  # a value of the wrong type
+            raise BadSetting(f"options: {error}") from error
+
+
+class EntryPoint:
+    """The backend named ``minidbg``: ``torch.compile(m, backend="minidbg", options={"backend": "my_backend", ...})``.
+
+    ``options`` holds the arguments of ``minidbg.wrap`` and, beside them, the wrapped backend's own options; where
+    a name could be either, the backend's own go into a nested ``options={"options": {...}}``.
+    """
+
+    __name__ = OWN_NAME
+    _tags: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.made: list[tuple[dict[str, Any], CompilerFn]] = []
+
+    def __call__(
+        self,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> CompiledFn:
+        """As the wrapped backend. Raises BadSetting and UnknownBackend inside dynamo's BackendCompilerFailed."""
+        by_torch = torch_internals.is_called_by_torch(sys._getframe(1))
+        if by_torch and (asked := asked_in_place_of_minidbg(self)) is not None:
+            compiler, options, mode = torch_internals.as_given_to_compile(asked)
+            if isinstance(compiler, WrappedBackend) or not torch_internals.is_backend_of_a_program(asked):
+                return cast(CompiledFn, asked(gm, example_inputs))
+            if compiler is not self:
+                options = {"backend": compiler, **({"options": options} if options else {})}
+        given = dict(options or {})
+        if mode is not None and "mode" not in given:
+            given["mode"] = mode
+        wrapped = self.wrapped(given)
+        if isinstance(wrapped, WrappedBackend):
+            return wrapped.compiled(gm, example_inputs, None, {}, by_torch)
+        return wrapped(gm, example_inputs)
+
+    def wrapped(self, given: dict[str, Any]) -> CompilerFn:
+        """The wrapper for these options; the same one for equal options."""
+        for known, wrapper in self.made:
+            if known == given:
+                return wrapper
+        wrapper = wrap(**split_options(given))
+        if isinstance(wrapper, WrappedBackend):  # else a question is under way in this process
+            self.made.append((given, wrapper))
+        return wrapper
+
+    def reset(self) -> None:
+        """``torch._dynamo.reset()`` for the wrapped backends, and forget them."""
+        for _, wrapper in self.made:
+            getattr(wrapper, "reset", lambda: None)()
+        self.made.clear()
+
+
+entry_point = EntryPoint()
+
+
+def asked_in_place_of_minidbg(entry: EntryPoint) -> Any:
+    """What the program asked for, where ``TORCH_COMPILE_OVERRIDE_BACKENDS`` has torch call minidbg instead; None where the program names minidbg.
+
+    What torch does not say, ``MINIDBG_BACKEND`` does. Raises BadSetting without both.
+    """
+    try:
+        return torch_internals.asked_in_place_of(entry)
+    except TorchNameMissing as missing:
+        if OWN_NAME not in os.environ.get(OVERRIDE, ""):
+            return None
+        if backend := os.environ.get("MINIDBG_BACKEND"):
+            return backends.named(backend)
+        raise BadSetting(
+            f"{OVERRIDE} names minidbg, which cannot see what the program asked for ({missing}); "
+            f"MINIDBG_BACKEND=NAME, or MODULE:ATTRIBUTE, says it"
+        ) from None
+
+
+OVERRIDE = "TORCH_COMPILE_OVERRIDE_BACKENDS"
+WRAP_ARGUMENTS = ("backend", "options", "mode", *get_type_hints(WrapSettings))
+
+
+def split_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of ``wrap`` out of one flat table; what is none of them is the wrapped backend's option.
+
+    Raises BadSetting for a name that looks like a misspelt argument of ``wrap``.
+    """
+    arguments = {name: value for name, value in given.items() if name in WRAP_ARGUMENTS}
+    own = {name: value for name, value in given.items() if name not in WRAP_ARGUMENTS}
+    nested = arguments.pop("options", None) or {}
+    backend = arguments.get("backend", "inductor")
+    first = backend[0] if isinstance(backend, list | tuple) and backend else backend
+    known = torch_internals.inductor_option_names() if first == "inductor" and own else []
+    for name in own:
+        listed = name.replace("-", "_") in known
+        near = nearest(name, [*WRAP_ARGUMENTS, *known])
+        if not listed and (near or first == "inductor"):
+            raise BadSetting(
+                f"options: {name!r} is neither a setting of minidbg nor an option of {name_of(first)}{near}. "
+                f"What is surely the backend's own goes into options={{'options': {{{name!r}: ...}}}}"
+            )
+    options, _ = merged(nested, None, own, None)
+    return {**arguments, "options": options}
+
+
+class WrappedCompiler:
+    """A compiler ``(gm, example_inputs) -> compiled_fn`` with the name and the attributes of the one it wraps."""
+
+    def __init__(self, compiler: CompilerFn, own_settings: Settings, *, stored: bool = False) -> None:
+        functools.update_wrapper(self, compiler, updated=())
+        self.compiler = compiler
+        self.settings = own_settings
+        self.stored = stored
+        """Whether AOTAutograd stores what is compiled for another process, by its type."""
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], /, **keywords: Any) -> CompiledFn:
+        """What the wrapped compiler returns, behind a thin function; what it raises is raised, with a note."""
+        compiler = functools.partial(self.compiler, **keywords) if keywords else self.compiler
+        graph = state_of(lambda: AtenGraph(gm, compiler, self.settings, stored=self.stored))
+        if graph is None:
+            return compiler(gm, example_inputs)
+        try:
+            return graph.compile(gm, example_inputs)
+        except Exception as error:
+            report = failures.own_report(error)
+            if report is not None:
+                graph.say_why_it_is_raised(error, report)
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "compiler":  # not set yet: a copy is being made
+            raise AttributeError(name)
+        return getattr(self.compiler, name)
+
+    def __repr__(self) -> str:
+        return f"<minidbg.wrap_compiler({getattr(self.compiler, '__name__', self.compiler)})>"
+
+
+def wrap_compiler(compiler: CompilerFn, **given: Unpack[CompilerSettings]) -> Any:
+    """``compiler``, for ``aot_autograd(fw_compiler=, bw_compiler=, inference_compiler=)``.
+
+    When it fails on a graph, or what it compiled does, a verified minimal repro is left in ``repro_dir``: an ATen
+    graph and a call of the compiler. The settings are those of ``minidbg.wrap``. Raises BadSetting.
+    """
+    if isinstance(compiler, str) or not callable(compiler):
+        raise BadSetting(
+            f"wrap_compiler({compiler!r}): a compiler (gm, example_inputs) -> compiled_fn is needed; "
+            f"a backend of torch.compile goes to minidbg.wrap"
+        )
+    own = settings.of_call(given, CompilerSettings)
+    if environment.is_judging():
+        log.info("not_wrapped: %s, since this interpreter judges a repro", name_of(compiler))
+        return compiler
+    return torch_internals.with_inner_compiler(
+        compiler, lambda inner, stored: WrappedCompiler(inner, own, stored=stored)
+    )
+
+
+class AtenGraph(GraphState):
+    """A graph of AOTAutograd. Its flight is not recorded: dynamo's graph, which it is a part of, is."""
+
+    level = Level.ATEN
+
+    def __init__(
+        self, gm: fx.GraphModule, compiler: CompilerFn, own_settings: Settings, *, stored: bool = False
+    ) -> None:
+        # the layout is the compiler's: AOTAutograd asks its compilers for the strides that they chose
+        own = replace(own_settings, layout=Layout.IGNORE)
+        super().__init__(gm, [Link(compiler, level=self.level)], own)
+        self.record.is_on = False
+        self.stored = stored
+        self.part = torch_internals.aot_graph_part()
+        self.origin = (f"{f'the {self.part}' if self.part else 'a'} graph that AOTAutograd made",)
+
+    def is_put_off(self) -> bool:
+        """Whether AOTAutograd swallows a failure now: of a backward that may never be needed, compiled ahead of time."""
+        return (
+            self.part == "backward"
+            and not torch_internals.in_backward()
+            and torch_internals.tries_backward_early()
+        )
+
+    def called_as(self, compiled_fn: CompiledFn) -> CompiledFn:
+        """``compiled_fn`` behind some care, or as it is where AOTAutograd stores it."""
+        return compiled_fn if self.stored else super().called_as(compiled_fn)
+
+    def say_why_it_is_raised(self, error: Exception, report: Report) -> None:
+        """Put the report's line on ``error``, and into the log where dynamo will wrap it and hide notes."""
+        super().say_why_it_is_raised(error, report)
+        if not torch_internals.dynamo_keeps_type(error) and torch_internals.in_a_backend():
+            failures.log.warning("minidbg: %s", report.line)

@@ -1,0 +1,115 @@
+"""A backend is called as torch.compile would call it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.backends import registry
+
+from minidbg.backends import Hooks, compiler_fn, hooks, named
+from minidbg.words.errors import UnknownBackend
+
+
+def keeps(gm: Any, inputs: Any, **given: Any) -> Callable[..., Any]:
+    keeps.given = given  # type: ignore[attr-defined]
+    return gm
+
+
+@pytest.mark.parametrize(
+    ("options", "mode", "given"),
+    [
+        (None, None, {}),
+        ({}, "default", {}),
+        ({"level": 2}, None, {"options": {"level": 2}}),
+        (None, "fast", {"mode": "fast"}),
+        ({"level": 2}, "fast", {"options": {"level": 2}, "mode": "fast"}),
+    ],
+)
+def test_backend_gets_options_and_mode_only_when_they_are_given(
+    options: dict[str, Any] | None, mode: str | None, given: dict[str, Any]
+) -> None:
+    compiler_fn(keeps, options=options, mode=mode)("gm", [])
+    assert keeps.given == given  # type: ignore[attr-defined]
+
+
+def test_inductor_gets_them_as_config_patches() -> None:
+    """Compared with torch.compile's own wrapper. No kernel is compiled."""
+    options = {"max-autotune": False, "triton.cudagraphs": False, "epilogue_fusion": True}
+    ours = compiler_fn("inductor", options=options, mode="max-autotune-no-cudagraphs")
+    theirs = torch._TorchCompileInductorWrapper("max-autotune-no-cudagraphs", options, None)
+    assert ours == theirs
+    assert ours.config == theirs.config != {}  # type: ignore[attr-defined]
+
+
+def test_an_unknown_option_is_torchs_own_error_and_an_unknown_name_is_told_the_nearest() -> None:
+    with pytest.raises(RuntimeError, match="Unexpected optimization option nonsense"):
+        compiler_fn("inductor", options={"nonsense": 1})
+    with pytest.raises(UnknownBackend, match="did you mean 'inductor'"):
+        compiler_fn("inducter")
+
+
+def test_object_of_torch_compile_is_taken_apart() -> None:
+    compiler_fn(torch._TorchCompileWrapper(keeps, "fast", {"level": 3}, None))("gm", [])
+    assert keeps.given == {"mode": "fast", "options": {"level": 3}}  # type: ignore[attr-defined]
+
+
+REGISTERS_ITSELF = """
+import torch
+from torch._dynamo import register_backend
+
+@register_backend
+def packaged_backend(gm, inputs):
+    return gm
+
+register_backend(torch.nn.Identity(), name="other_name")
+"""
+
+
+def test_a_name_on_a_command_line_is_one_that_the_import_of_its_package_registers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
+    monkeypatch.setattr(registry, "_COMPILER_FNS", dict(registry._COMPILER_FNS))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "packaged_backend.py").write_text(REGISTERS_ITSELF)
+    assert named("nobody_has_this") == "nobody_has_this"
+    assert named("inductor") == "inductor"
+    assert named("packaged_backend") == "packaged_backend"
+    assert compiler_fn("packaged_backend")("gm", []) == "gm"
+    assert named("packaged_backend:other_name") == "other_name"
+    assert named("packaged_backend:packaged_backend") is sys.modules["packaged_backend"].packaged_backend
+    with pytest.raises(AttributeError):
+        named("packaged_backend:third_name")
+    with pytest.raises(ImportError):
+        named("nobody_has_this:name")
+    del sys.modules["packaged_backend"]
+
+
+def test_hooks_are_those_of_the_backend_behind_its_arguments() -> None:
+    class Backend:
+        def __call__(self, gm: Any, inputs: Any, **given: Any) -> Any:
+            return gm
+
+        def reset(self) -> None: ...
+
+        def get_compiler_config(self) -> None: ...
+
+    backend = Backend()
+    found = hooks(compiler_fn(functools.partial(backend, more=1), options={"level": 2}))
+    assert found == Hooks(backend.reset, backend.get_compiler_config)
+
+
+def test_plain_function_has_no_hooks() -> None:
+    assert hooks(compiler_fn(keeps, mode="fast")) == Hooks(reset=None, get_compiler_config=None)
+
+
+def test_hooks_of_inductor_know_its_options() -> None:
+    found = hooks(compiler_fn("inductor", options={"max_autotune": True}))
+    assert found.reset
+    assert found.get_compiler_config()["max_autotune"] is True

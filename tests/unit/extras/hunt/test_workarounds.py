@@ -1,0 +1,153 @@
+"""Which change of a program avoids a failure: asked of planted backends, in children of this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import planted_backends as planted
+import pytest
+import torch
+from torch import fx
+
+from minidbg import asking, backends, repro
+from minidbg.extras import workarounds
+from minidbg.extras.workarounds import changes, search
+from minidbg.fx.case import Case
+from minidbg.reduction.publishing import with_failure
+from minidbg.repro import known_workaround
+from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
+from minidbg.words.run_spec import BackendRef
+from minidbg.wrapper import failures
+
+SIGNATURE = Signature(Kind.COMPILE)
+
+
+def case_of(
+    function: Callable[..., Any], *inputs: torch.Tensor, backend: Any = planted.raises_on_relu
+) -> Case:
+    ref = backends.find(backend)
+    return Case(fx.symbolic_trace(function), inputs, ref, signature=SIGNATURE, compiler=backend)
+
+
+def program(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x + 1).tanh() * 2
+
+
+def only_relu(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x)
+
+
+def test_what_is_measured_beside_an_accelerator_is_measured_in_this_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = case_of(program, torch.ones(2))
+    assert changes.aside(case, os.getpid, 30) != os.getpid()
+    monkeypatch.setattr(changes, "devices_of", lambda values: [torch.device("cuda", 0)])
+    assert changes.aside(case, os.getpid, 30) == os.getpid()
+    assert changes.aside(case, lambda: 1 // 0, 30) is None
+
+
+def test_the_op_outside_the_graph_gives_what_eager_gives() -> None:
+    case = case_of(program, torch.randn(3))
+    (culprit,) = changes.culprits_of(case, case_of(only_relu, torch.randn(3)))
+    around = workarounds.eager_around(planted.raises_on_relu, [culprit.name])
+    compiled = torch.compile(case.graph_module, backend=around, fullgraph=True)
+    x = torch.randn(3)
+    assert torch.equal(compiled(x), program(x))
+    with pytest.raises(Exception, match="relu"):
+        torch.compile(program, backend=planted.raises_on_relu)(x)
+
+
+def test_a_cast_before_the_op_is_undone_after_it() -> None:
+    case = case_of(program, torch.randn(3).half())
+    (culprit,) = changes.culprits_of(case, case_of(only_relu, torch.randn(3)))
+    culprit.meta["example_value"] = torch.empty(3, dtype=torch.float16)
+    changed = changes.changed_before(case, [culprit], "to", (torch.float32,))
+    x = case.inputs[0]
+    assert changed.graph_module(x).dtype is torch.float16
+    torch.testing.assert_close(changed.graph_module(x), program(x))
+    assert len(changed.graph_module.graph.find_nodes(op="call_method", target="to")) == 2
+    assert "to" not in str(case.graph_module.code).split()
+
+
+def test_nothing_is_copied_before_an_op_that_writes_to_its_input() -> None:
+    case = case_of(lambda x: x.relu_(), torch.randn(3))
+    assert changes.changed_before(case, changes.culprits_of(case, case), "clone", ()) is None
+
+
+def test_the_option_that_helps_is_found_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(fx.symbolic_trace(program), (torch.ones(3),), BackendRef("inductor", '"inductor"'))
+    trials = search.Asking(case, 10)
+
+    def outcome(changed: Case) -> Outcome:
+        trials.questions += 1
+        helps = changed.backend.options.get("epilogue_fusion") is False
+        return Outcome(Verdict.GONE if helps else Verdict.REPRODUCES)
+
+    monkeypatch.setattr(trials, "outcome", outcome)
+    (found,) = search.option_that_helps(case, trials)
+    assert found.case.backend.options == {"epilogue_fusion": False}
+    assert trials.questions <= 5
+    monkeypatch.setattr(trials, "outcome", lambda changed: Outcome(Verdict.REPRODUCES))
+    trials.tried.clear()
+    assert list(search.option_that_helps(case, trials)) == []
+
+
+def test_a_backend_that_hands_the_graph_back_has_not_been_helped(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = case_of(program, torch.ones(3))
+    trials = search.Asking(case, 10)
+    change = next(changes.with_other_sizes(case))
+    for reason, works in (("", True), ("fallback: eager ran it", False)):
+        outcome = Outcome(Verdict.GONE, reason=reason)
+        monkeypatch.setattr(trials, "outcome", lambda case, outcome=outcome: outcome)
+        assert trials.agrees(change) is works
+
+
+def test_what_eager_calls_below_an_op_is_what_inductor_falls_back_for() -> None:
+    inductor = BackendRef("inductor", '"inductor"')
+    case = replace(case_of(lambda x: torch.cumsum(x.t(), 0), torch.ones(2, 3)), backend=inductor)
+    assert changes.aten_calls_of(case) == ["torch.ops.aten.cumsum.default"]
+    (change,) = changes.inside_the_backend(case, case)
+    assert "lowering.make_fallback(torch.ops.aten.cumsum.default, warn=False)" in change.lines
+    assert change.case.backend.setup == change.lines
+
+
+def test_nothing_is_asked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = search.Asking(case_of(program, torch.ones(3)), 10)
+    monkeypatch.setattr(trials, "agrees", lambda change: not trials.tried)
+    (first, *_) = changes.with_other_backends(trials.case)
+    assert [trials.works(first), trials.works(first)] == [True, True]
+
+
+def test_the_best_one_is_kept_for_show_and_the_warning_of_a_fallback_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "minidbg_repros" / "compile_relu_1.py"
+    path.parent.mkdir()
+    path.touch()
+    report = failures.Report("4 -> 1 nodes", path=path)
+    assert known_workaround.best_of(path) == failures.known_workaround(report) == ""
+    found = workarounds.Workaround("a graph break around relu", ("...",), "train.py:3", 4, 0.002, 0.001)
+    workarounds.keep(path, workarounds.WorkaroundSearch((found,), 3, 1.0))
+    best = "a graph break around relu (train.py:3); a call takes 2.00 ms, eager 1.00 ms (2.0 times)"
+    assert known_workaround.best_of(path) == best
+    assert failures.known_workaround(report) == f"; until it is mended: {best}"
+
+
+@pytest.mark.slow
+def test_a_capture_that_fails_has_a_workaround_for_it(tmp_path: Path) -> None:
+    case = replace(case_of(program, torch.randn(3)), signature=None)
+    failing = with_failure(case, asking.submit(case, seconds=60))
+    small = replace(case_of(only_relu, torch.randn(3)), signature=failing.signature)
+    repro.write(small, tmp_path / "small.py")
+    whole = repro.write(failing, tmp_path / "whole.py", repro.Form.CAPTURE)
+    done = workarounds.find(whole, tmp_path / "small.py")
+    assert {one.what for one in done.found} == {
+        "a graph break around relu",
+        "aot_eager for this graph",
+        "eager for this graph",
+    }
+    assert all(one.seconds_a_call for one in done.found)
+    assert done.questions <= 10

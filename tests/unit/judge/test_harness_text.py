@@ -1,0 +1,365 @@
+"""The judge as text in a script: it stands alone, prints the verdict first, and never exits 1 by accident."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minidbg.judge import script as module_form
+from minidbg.judge.embed import harness_imports, harness_names, harness_source
+from minidbg.judge.harness import failure, same_failure
+from minidbg.words.outcome import EXIT_STATUS, Kind, Outcome, Signature, Verdict
+from minidbg.words.run_spec import CallPath
+
+PLANTED = str(Path(__file__).parents[2] / "planted")
+MODEL = """
+class Repro(torch.nn.Module):
+    def forward(self, x):
+        return (torch.relu(x),)
+"""
+GRAPH = """
+def graph():
+    g = torch.fx.Graph()
+    g.output((g.call_function(torch.relu, (g.placeholder("x"),)),))
+    return torch.fx.GraphModule(torch.nn.Module(), g)
+"""
+INPUTS = """
+def inputs(device="cpu"):
+    return (torch.linspace(-1, 1, 12, device=device).reshape(3, 4),)
+"""
+
+WriteScript = Callable[..., Path]
+
+
+@pytest.fixture
+def write_script(tmp_path: Path) -> WriteScript:
+    """``write_script(backend, kind="compile", call=..., header="more = 1", model=..., inputs=...)``."""
+
+    def write(
+        backend: str,
+        kind: str = "compile",
+        call: str = "torch.compile",
+        *,
+        header: str = "",
+        model: str = "",
+        inputs: str = INPUTS,
+        function: str = "",
+    ) -> Path:
+        table = f'[tool.minidbg]\nkind = "{kind}"\nbackend = "{backend}"\ncall = "{call}"\n{header}'
+        lines = "\n".join("# " + line if line else "#" for line in table.splitlines())
+        imports = "\n".join(line for line in harness_imports(kind, call) if "__future__" not in line)
+        function = (
+            function
+            or f"def backend():\n    import planted_backends\n    return planted_backends.{backend}\n"
+        )
+        text = (
+            f"import torch\n{imports}\n{function}\n{model or (GRAPH if call == 'direct' else MODEL)}\n{inputs}\n"
+            f"# /// script\n{lines}\n# ///\n{harness_source(kind, call)}\n"
+            "def test_repro():\n    check_with_pytest(globals())\n\n"
+            "if __name__ == '__main__':\n    sys.exit(main(globals()))\n"
+        )
+        path = tmp_path / f"{backend}_{kind}.py"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def loaded(path: Path) -> dict[str, Any]:
+    """The script's globals, its main block not run."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules[path.stem] = module
+    return vars(module)
+
+
+def run_here(path: Path, *arguments: str) -> int:
+    script = loaded(path)
+    try:
+        return int(script["main"](script, list(arguments)))
+    except SystemExit as end:
+        return int(str(end.code))
+
+
+ALL_FORMS = [(str(kind), str(call)) for kind in Kind for call in CallPath]
+
+
+@pytest.mark.parametrize(("kind", "call"), ALL_FORMS)
+def test_text_needs_nothing_but_torch_and_the_standard_library(kind: str, call: str) -> None:
+    text = harness_source(kind, call)
+    compile(text, "harness", "exec")
+    imports = ast.parse("\n".join(harness_imports(kind, call)))
+    for node in ast.walk(imports):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            name = getattr(node, "module", None) or node.names[0].name
+            assert name.partition(".")[0] in {"torch", "__future__", *sys.stdlib_module_names}
+    assert "import minidbg" not in text
+    assert "from minidbg" not in text
+
+
+@pytest.mark.parametrize(("kind", "call"), ALL_FORMS)
+def test_text_defines_every_name_that_it_uses(kind: str, call: str) -> None:
+    import builtins
+    import symtable
+
+    text = "\n".join([*harness_imports(kind, call), harness_source(kind, call)])
+    known = set(harness_names(kind)) | set(dir(builtins)) | {"__file__", "__name__"}
+    wanted: set[str] = set()
+
+    def visit(table: symtable.SymbolTable) -> None:
+        for symbol in table.get_symbols():
+            if symbol.is_global() and symbol.is_referenced():
+                wanted.add(symbol.get_name())
+        for child in table.get_children():
+            visit(child)
+
+    visit(symtable.symtable(text.replace("from __future__ import annotations\n", ""), "harness", "exec"))
+    missing = wanted - known
+    assert missing <= ({"compile_directly"} if call == "torch.compile" else set())
+
+
+def test_text_says_nothing_to_linters() -> None:
+    assert "noqa" not in harness_source("crash")
+    assert "type: ignore" not in harness_source("accuracy")
+
+
+@pytest.mark.parametrize("call", list(CallPath))
+@pytest.mark.parametrize(
+    ("backend", "status", "first_words"),
+    [
+        ("raises_on_relu", 1, "reproduces: raises_on_relu fails to compile: ReluNotSupported: cannot lower"),
+        (
+            "raises_in_run_on_relu",
+            1,
+            "reproduces: the code that raises_in_run_on_relu made fails: RuntimeError",
+        ),
+        ("returns_gm_forward", 0, "gone: "),
+        (
+            "ends_the_program_on_relu",
+            1,
+            "reproduces: ends_the_program_on_relu fails to compile: SystemExit: 1",
+        ),
+    ],
+)
+def test_first_line_is_the_verdict_and_the_status_fits(
+    write_script: WriteScript, capfd: Any, call: str, backend: str, status: int, first_words: str
+) -> None:
+    assert run_here(write_script(backend, call=call)) == status
+    assert capfd.readouterr().out.splitlines()[0].startswith(first_words)
+
+
+def test_changed_failure_says_what_was_expected(write_script: WriteScript, capfd: Any) -> None:
+    header = '[tool.minidbg.signature]\nkind = "compile"\ndirection = "forward"\ntypes = ["acme.Error"]\nmessage = ""\n'
+    path = write_script("raises_on_relu", header=header)
+    assert run_here(path) == 3
+    out = capfd.readouterr().out
+    assert out.startswith("changed: ")
+    assert "acme.Error" in out
+    assert "ReluNotSupported" in out.splitlines()[-1]
+    assert run_here(path, "--bisect") == 125
+
+
+def test_json_is_one_line_that_the_package_reads(write_script: WriteScript, capfd: Any) -> None:
+    noisy = "def backend():\n    print('hello')\n    import planted_backends\n    return planted_backends.raises_on_relu\n"
+    path = write_script("raises_on_relu", function=noisy)
+    assert run_here(path, "--json") == 1
+    captured = capfd.readouterr()
+    (line,) = captured.out.splitlines()
+    assert "hello" in captured.err
+    found = json.loads(line)
+    assert Outcome.from_json(found).verdict is Verdict.REPRODUCES
+    assert (found["repro"], found["backend"]) == (str(path), "raises_on_relu")
+    assert found["torch"]
+
+
+def test_module_is_found_through_the_headers_paths(
+    write_script: WriteScript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "only_there.py").write_text("from planted_backends import raises_on_relu\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    function = "def backend():\n    import only_there\n    return only_there.raises_on_relu\n"
+    path = write_script("raises_on_relu", header=f"paths = [{str(tmp_path / 'lib')!r}]\n", function=function)
+    assert run_here(path) == 1
+
+
+def test_another_backend_can_be_asked(write_script: WriteScript, capfd: Any) -> None:
+    path = write_script("raises_on_relu")
+    assert run_here(path, "--backend", "eager") == 0
+    assert run_here(path, "--backend", "planted_backends:raises_in_run_on_relu") == 1
+    assert run_here(path, "--backend", "planted_backends:nothing_of_that_name") == 125
+    assert run_here(path, "--backend", "acme") == 125
+    unreachable = write_script("acme", function="def backend():\n    import acme_not_here\n")
+    assert run_here(unreachable, "--backend", "eager") == 0
+
+
+@pytest.mark.parametrize(
+    ("parts", "arguments", "said"),
+    [
+        ({"function": "def backend():\n    import acme_not_here\n"}, (), "skipped: .*acme_not_here"),
+        ({"function": "def backend():\n    raise RuntimeError('old driver')\n"}, (), "skipped: .*old driver"),
+        ({"function": "def backend():\n    return 'acme_not_known'\n"}, (), "skipped: .*acme_not_known"),
+        ({}, ("--device", "cuda:77"), "skipped: .*cuda:77"),
+        ({}, ("--device", "acme"), "skipped: .*acme"),
+        ({"model": MODEL.replace("torch.relu(x)", "x @ x")}, (), ".*eager itself"),
+        ({"inputs": "def inputs(device='cpu'):\n    raise OSError('no tensors')\n"}, (), ".*no tensors"),
+        ({"header": "this is no toml\n"}, (), ".*the script itself failed"),
+    ],
+)
+def test_what_is_not_here_or_proves_nothing_exits_with_125(
+    write_script: WriteScript, capfd: Any, parts: dict[str, str], arguments: tuple[str, ...], said: str
+) -> None:
+    assert run_here(write_script("raises_on_relu", **parts), *arguments) == 125
+    assert re.match(said, capfd.readouterr().out.splitlines()[0])
+
+
+@pytest.mark.parametrize("argument", ["--no-such-option", "--device", "extra"])
+def test_usage_errors_exit_with_125(write_script: WriteScript, argument: str) -> None:
+    assert run_here(write_script("raises_on_relu"), argument) == 125
+
+
+def test_as_a_pytest_module_it_passes_when_gone(write_script: WriteScript) -> None:
+    loaded(write_script("returns_gm_forward"))["test_repro"]()
+    for backend, error in (("raises_on_relu", pytest.fail.Exception), ("acme", pytest.skip.Exception)):
+        with pytest.raises(error):
+            loaded(write_script(backend))["test_repro"]()
+
+
+def test_wrong_values_reproduce_in_a_script(write_script: WriteScript, capfd: Any) -> None:
+    assert run_here(write_script("adds_one_to_relu", kind="accuracy")) == 1
+    said = capfd.readouterr().out
+    assert said.startswith("reproduces: the code that adds_one_to_relu made gives wrong results")
+    assert run_here(write_script("returns_gm_forward", kind="accuracy")) == 0
+
+
+def test_another_layout_is_not_called_a_wrong_result(write_script: WriteScript, capfd: Any) -> None:
+    script = write_script(
+        "wrong_stride",
+        kind="accuracy",
+        header='signature = {kind = "accuracy", message = "output: stride"}',
+        model=MODEL.replace("torch.relu(x)", "x.transpose(0, 1) + 1"),
+        function="def backend():\n    import wrong_results\n    return wrong_results.wrong_stride\n",
+    )
+    assert run_here(script) == 1
+    said = capfd.readouterr().out
+    assert said.startswith(
+        "reproduces: the code that wrong_stride made gives another layout than eager: output 0"
+    )
+
+
+BFLOAT16 = "def backend():\n    import wrong_results\n    return wrong_results.computes_in_bfloat16\n"
+
+
+@pytest.mark.parametrize(
+    ("header", "arguments", "status"),
+    [
+        ("", (), 1),
+        ('tolerances = "bfloat16"', (), 0),
+        ('tolerances = "tf32"', (), 1),
+        ("", ("--tolerances", "bfloat16"), 0),
+        ("", ("--tolerances", "0.1", "0.1"), 0),
+        ("", ("--tolerances", "bfloat15"), 125),
+        ("", ("--tolerances", "0.1"), 125),
+    ],
+)
+def test_a_script_may_allow_what_a_lower_precision_gives(
+    write_script: WriteScript, header: str, arguments: tuple[str, ...], status: int
+) -> None:
+    script = write_script("own", kind="accuracy", header=header, function=BFLOAT16)
+    assert run_here(script, *arguments) == status
+
+
+def test_a_bug_reproduces_where_a_lower_precision_is_allowed(write_script: WriteScript, capfd: Any) -> None:
+    script = write_script("adds_one_to_relu", kind="accuracy", header='tolerances = "bfloat16"')
+    assert run_here(script) == 1
+    assert "the backend's 1, eager's in bfloat16 0.00" in capfd.readouterr().out
+
+
+def test_statuses_are_the_packages_and_below_128() -> None:
+    assert {Verdict(name): status for name, status in module_form.EXIT_STATUS.items()} == dict(EXIT_STATUS)
+    assert max(EXIT_STATUS.values()) < 128
+
+
+SIGNATURES = [
+    Signature(Kind(kind), frames=frames, types=types, message=message)
+    for kind in ("compile", "runtime", "crash", "hang", "accuracy")
+    for frames in ((), ("a:f",), ("a:f", "b:g"), ("b:g",))
+    for types in ((), ("ValueError",))
+    for message in ("", "x")
+]
+
+
+def test_script_and_package_agree_on_what_is_the_same_failure() -> None:
+    for expected in SIGNATURES:
+        for found in SIGNATURES:
+            package = Outcome(Verdict.CHANGED, signature=found).judged_against(expected).verdict
+            case = {"signature": expected.to_table()}
+            assert failure(found.to_table(), case, "")["verdict"] == str(package)
+            if expected.kind not in (Kind.CRASH, Kind.HANG):
+                assert same_failure(expected.to_table(), found.to_table()) == expected.matches(found)
+
+
+def run_there(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": PLANTED}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, cwd="/", env=env, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "kind", "status", "words"),
+    [
+        ("raises_on_relu", "compile", 1, "reproduces: "),
+        (
+            "segfaults_on_relu",
+            "crash",
+            1,
+            "reproduces: the process dies in segfaults_on_relu: SIGSEGV while compiling forward: Segmentation",
+        ),
+        ("aborts_on_relu", "crash", 1, "terminate called"),
+        ("exits_on_relu", "crash", 1, "exit status 7"),
+        ("exits_with_zero_on_relu", "crash", 1, "exit status 0"),
+        ("is_killed_on_relu", "crash", 1, "SIGKILL"),
+        ("raises_on_relu", "crash", 3, "changed: "),
+        ("returns_gm_forward", "crash", 0, "gone: "),
+        ("hangs_on_relu", "hang", 1, "reproduces: hangs_on_relu does not come back"),
+        ("segfaults_in_run_on_relu", "hang", 3, "crashed: "),
+        ("leaves_processes_on_relu", "hang", 1, "reproduces: "),
+    ],
+)
+def test_dangerous_scripts_live_to_tell_the_verdict(
+    write_script: WriteScript, backend: str, kind: str, status: int, words: str
+) -> None:
+    header = (
+        f'time_limit_s = 6\n[tool.minidbg.signature]\nkind = "{kind}"\n' if kind in ("crash", "hang") else ""
+    )
+    done = run_there(write_script(backend, kind=kind, header=header))
+    assert done.returncode == status, done.stderr
+    assert words in done.stdout.splitlines()[0]
+    assert "Traceback" not in done.stdout
+
+
+@pytest.mark.slow
+def test_model_that_dies_in_eager_is_invalid(write_script: WriteScript) -> None:
+    model = MODEL.replace("return (torch.relu(x),)", "__import__('ctypes').string_at(0)")
+    done = run_there(write_script("segfaults_on_relu", kind="crash", model=model))
+    assert done.returncode == 125
+    assert done.stdout.startswith("invalid: eager itself died (SIGSEGV)")
+
+
+@pytest.mark.slow
+def test_script_runs_under_pytest(write_script: WriteScript) -> None:
+    done = run_there("-m", "pytest", "-q", "-p", "no:cacheprovider", write_script("raises_on_relu"))
+    assert done.returncode == 1
+    assert "reproduces: " in done.stdout

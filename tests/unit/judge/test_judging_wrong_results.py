@@ -1,0 +1,165 @@
+"""What a case may ask of the judge for wrong results, and what the judge says besides its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import wrong_results as planted
+from torch import fx
+
+from minidbg import backends, repro
+from minidbg.asking.execute import execute
+from minidbg.fx.case import Case
+from minidbg.fx.copying import capture_by_dynamo
+from minidbg.judge import harness
+from minidbg.judge.agreement import differ, margin_for
+from minidbg.words.outcome import LAYOUT, Direction, Kind, Signature, Verdict
+from minidbg.words.run_spec import BackendRef
+
+WRONG = Signature(Kind.ACCURACY, message="output: float")
+MakeCase = Callable[..., Case]
+
+
+@pytest.mark.parametrize(("margin", "verdict"), [(1.0, Verdict.REPRODUCES), (1e6, Verdict.GONE)])
+def test_a_margin_asks_for_a_larger_error(case_of: MakeCase, margin: float, verdict: Verdict) -> None:
+    case = case_of(planted.wrong_relu, signature=WRONG, margin=margin)
+    assert execute(case).verdict is verdict
+
+
+def test_a_margin_is_the_root_of_the_excess_between_1_and_10() -> None:
+    margins = [margin_for({"excess": excess}) for excess in (0.5, 16.0, "inf")]
+    assert [margin_for({}), *margins] == [1.0, 1.0, 4.0, 10.0]
+
+
+@pytest.mark.parametrize(
+    ("backend", "tolerances", "verdict"),
+    [
+        (planted.wrong_relu, {"any": (0.1, 0.1)}, Verdict.GONE),
+        (planted.wrong_relu, {"float32": (0.1, 0.1)}, Verdict.GONE),
+        (planted.wrong_relu, {"float16": (0.1, 0.1)}, Verdict.REPRODUCES),
+        (planted.wrong_relu, {"any": (0.1, 0.1), "float32": (1e-6, 1e-6)}, Verdict.REPRODUCES),
+        (planted.computes_in_bfloat16, {}, Verdict.REPRODUCES),
+        (planted.computes_in_bfloat16, "tf32", Verdict.REPRODUCES),
+        (planted.computes_in_bfloat16, "bfloat16", Verdict.GONE),
+        (planted.wrong_relu, "tf32", Verdict.REPRODUCES),
+    ],
+)
+def test_tolerances_and_a_precision_by_design_are_part_of_the_case(
+    case_of: MakeCase, backend: Any, tolerances: Any, verdict: Verdict
+) -> None:
+    assert execute(case_of(backend, signature=WRONG, tolerances=tolerances)).verdict is verdict
+
+
+def test_another_layout_is_a_failure_where_it_is_the_one_looked_for() -> None:
+    graph, inputs = capture_by_dynamo(lambda x: x.transpose(0, 1) + 1, (torch.ones(3, 4),))
+    backend = backends.find(planted.wrong_stride)
+    case = Case(graph, inputs, backend, compiler=planted.wrong_stride)
+    layout = replace(case, signature=Signature(Kind.ACCURACY, message=LAYOUT))
+    assert execute(layout).verdict is Verdict.REPRODUCES
+    assert execute(replace(case, signature=WRONG)).verdict is Verdict.GONE
+    assert execute(replace(layout, compiler="aot_eager")).verdict is Verdict.GONE
+
+
+def test_match_narrows_the_failure(case_of: MakeCase) -> None:
+    case = case_of(planted.wrong_relu, signature=WRONG, match="output 0 differs")
+    assert execute(case).verdict is Verdict.REPRODUCES
+    assert execute(replace(case, match="output 7")).verdict is Verdict.CHANGED
+
+
+def gives_it_back(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    return gm
+
+
+def test_a_backend_that_gives_the_graph_back_is_no_pass(case_of: MakeCase) -> None:
+    outcome = execute(case_of(gives_it_back, signature=WRONG))
+    assert outcome.verdict is Verdict.GONE
+    assert outcome.reason.startswith("fallback: ")
+    assert not execute(case_of("aot_eager", signature=WRONG)).reason
+
+
+def test_what_eager_itself_draws_anew_is_said_to_be_unjudged() -> None:
+    graph, inputs = capture_by_dynamo(lambda x: (torch.rand_like(x), x + 1), (torch.ones(3, 4),))
+    given: dict[str, Any] = {"kind": "accuracy", "call": "torch.compile"}
+    found = harness.attempt(lambda: graph, lambda: inputs, planted.other_random_numbers, given, differ=differ)
+    assert found["verdict"] == "gone"
+    assert found["reason"] == "output 0 is not judged: eager differs from itself"
+
+
+def test_models_and_inputs_are_made_outside_the_modes_of_the_run() -> None:
+    seen: list[tuple[torch.dtype, bool, bool]] = []
+
+    def look() -> None:
+        modes = torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
+        seen.append((torch.get_default_dtype(), *modes))
+
+    class Looks(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            look()
+            return x + 1
+
+    def make_inputs() -> tuple[Any, ...]:
+        look()
+        return (torch.ones(2),)
+
+    context = {
+        "default_dtype": "torch.float64",
+        "inference": True,
+        "autocast": [["cpu", "torch.bfloat16", True]],
+    }
+    given = {"kind": "accuracy", "call": "direct", "context": context}
+    harness.attempt(Looks, make_inputs, gives_it_back, given)
+    assert seen[:2] == [(torch.float32, False, False), (torch.float64, True, True)]
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("r.safetensors"), ModuleNotFoundError("safetensors")])
+def test_values_that_are_not_beside_the_script_are_skipped(error: Exception) -> None:
+    def make_inputs() -> tuple[Any, ...]:
+        raise error
+
+    found = harness.attempt(torch.nn.Identity, make_inputs, "eager", {"call": "torch.compile"})
+    assert found["verdict"] == "skipped"
+    assert str(error) in found["reason"]
+
+
+def test_options_may_hold_dtypes() -> None:
+    assert harness.literal_in("{'dtype': torch.float16, 'level': 2}") == {"dtype": torch.float16, "level": 2}
+
+
+def test_gradients_begin_with_the_same_cotangents_whatever_the_seed() -> None:
+    """Else eager, run again with another seed, would differ from itself in each gradient."""
+
+    class Sine(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sin()
+
+    x = torch.ones(3, requires_grad=True)
+    runs = [harness.run_once(Sine(), Sine(), (x,), {"backward": True}, seed) for seed in (0, 1)]
+    assert torch.equal(*(run["gradients"]["input 0"] for run in runs))
+
+
+def masked_in_place(scores: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    scores += 1
+    return torch.sin(scores) * weight
+
+
+@pytest.mark.parametrize(
+    ("backend", "verdict"), [("aot_eager", Verdict.GONE), (planted.wrong_gradient, Verdict.REPRODUCES)]
+)
+@pytest.mark.parametrize("view", [lambda x: x, lambda x: x[:, 1:3].t()], ids=["whole", "slice"])
+def test_the_gradient_of_an_activation_that_the_graph_writes_to_is_that_from_before(
+    backend: Any, verdict: Verdict, view: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Longformer: after ``+=`` eager's is that of the new value, which AOTAutograd's graph does not know."""
+    scores = view(torch.randn(4, 5, requires_grad=True) * 1)
+    graph, inputs = capture_by_dynamo(masked_in_place, (scores, torch.ones(scores.shape, requires_grad=True)))
+    signature = Signature(Kind.ACCURACY, Direction.BACKWARD, message="gradient: float")
+    case = Case(graph, inputs, BackendRef("b", "b"), compiler=backend, signature=signature, backward=True)
+    outcome = execute(case)
+    assert outcome.verdict is verdict, outcome
+    assert verdict is Verdict.GONE or "gradient of input 0" in outcome.message
+    with pytest.raises(repro.NoShortForm, match="before the write"):
+        repro.render(case)

@@ -1,0 +1,342 @@
+"""A backend that computes in a lower precision by design: named, accepted where it is asked for, and no cloak for bugs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from open_answers import Open, only
+from torch import Tensor, nn
+from torch.nn import functional
+
+from minidbg.judge.agreement import differ, explaining_precision
+from minidbg.judge.harness import gradient_sources, gradients_of, left_behind
+from minidbg.judge.precision import LowerPrecision
+
+
+def mlp() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 16)), (torch.randn(24, 32),)
+
+
+def conv_net() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 4, 3)
+    return nn.Sequential(*layers), (torch.randn(2, 3, 12, 12, requires_grad=True),)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.project, self.out = nn.LayerNorm(32), nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.project(self.norm(x)).chunk(3, -1)
+        q, k, v = (part.reshape(2, -1, 4, 8).transpose(1, 2) for part in parts)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(mixed.transpose(1, 2).reshape(2, -1, 32))
+
+
+def attention() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Attention(), (torch.randn(2, 10, 32),)
+
+
+MODELS = {made.__name__: made for made in (mlp, conv_net, attention)}
+HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Program:
+    """A model with inputs of its own for each run."""
+
+    def __init__(self, model: str) -> None:
+        self.made = MODELS[model]
+
+    def model(self) -> tuple[nn.Module, tuple[Tensor, ...]]:
+        torch.manual_seed(3)
+        return self.made()
+
+    def eager(self, change: Callable[[Any], Any] = lambda made: made, seed: int = 0) -> dict[str, Any]:
+        model, inputs = self.model()
+        model, inputs = change(model), change(inputs)
+        return run(model, model, inputs)
+
+    def in_half(self, dtype: torch.dtype, spoil: Callable[[nn.Module], object] = id) -> dict[str, Any]:
+        """As a backend computes it whose kernels are really of ``dtype``."""
+        model, inputs = self.model()
+        spoil(model)
+
+        def function(*values: Tensor) -> Tensor:
+            halves = {
+                name: value.to(dtype) if value.is_floating_point() else value
+                for name, value in model.state_dict(keep_vars=True).items()
+            }
+            outputs = torch.func.functional_call(model, halves, tuple(value.to(dtype) for value in values))
+            for name, value in model.named_buffers():
+                value.copy_(halves[name])
+            return outputs.float()
+
+        return run(function, model, inputs)
+
+    def by_multiplying_in_tf32(self) -> dict[str, Any]:
+        model, inputs = self.model()
+        with LowerPrecision("tf32", number=7):
+            return run(model, model, inputs)
+
+
+def run(function: Any, model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Any]:
+    sources = gradient_sources(model, inputs)
+    outputs = (function(*inputs),)
+    return left_behind(outputs, model, inputs, gradients_of(outputs, sources))
+
+
+def judged(program: Program, actual: dict[str, Any], precision: str | None = None) -> dict[str, Any] | None:
+    return differ(actual, program.eager(), program.eager, {"tolerances": precision}, [])
+
+
+@pytest.mark.parametrize("precision", [*HALVES, "tf32"])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_backend_that_computes_in_lower_precision_passes_only_where_that_is_allowed(
+    model: str, precision: str
+) -> None:
+    program = Program(model)
+    actual = program.by_multiplying_in_tf32() if precision == "tf32" else program.in_half(HALVES[precision])
+    assert judged(program, actual)
+    assert judged(program, actual, precision) is None
+
+
+def test_bfloat16_does_not_pass_for_float16_or_tf32() -> None:
+    program = Program("mlp")
+    actual = program.in_half(torch.bfloat16)
+    assert judged(program, actual, "float16")
+    assert judged(program, actual, "tf32")
+
+
+def scale(model: nn.Module) -> None:
+    last_weight(model).data *= 1.05
+
+
+def drop_bias(model: nn.Module) -> None:
+    [value for name, value in model.named_parameters() if name.endswith("bias")][-1].data.zero_()
+
+
+def plant_nan(model: nn.Module) -> None:
+    last_weight(model).data.view(-1)[3] = float("nan")
+
+
+def flip_a_sign(model: nn.Module) -> None:
+    last_weight(model).data[0].neg_()
+
+
+def last_weight(model: nn.Module) -> Tensor:
+    return [value for name, value in model.named_parameters() if name.endswith("weight")][-1]
+
+
+@pytest.mark.parametrize("precision", HALVES)
+@pytest.mark.parametrize("bug", [scale, drop_bias, plant_nan, flip_a_sign])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_bug_is_found_in_a_backend_that_computes_in_half_precision(
+    model: str, bug: Callable[[nn.Module], object], precision: str
+) -> None:
+    program = Program(model)
+    spoiled = program.in_half(HALVES[precision], bug)
+    actual = {**spoiled, "inputs_after": program.eager()["inputs_after"]}
+    assert judged(program, actual, precision)
+
+
+@pytest.mark.parametrize("precision", HALVES)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_precision_that_gives_such_errors_is_named(model: str, precision: str) -> None:
+    program = Program(model)
+    half = program.in_half(HALVES[precision])
+    name, own, off = explaining_precision(half, program.eager(), program.eager, "output 0")
+    assert name == precision
+    assert own / 4 < off < own * 4
+
+
+@pytest.mark.parametrize("factor", [1 + 1e-4, 1.05])
+def test_an_error_of_another_size_is_put_down_to_no_precision(factor: float) -> None:
+    program = Program("mlp")
+    expected = program.eager()
+    actual = {**expected, "outputs": [one * factor for one in expected["outputs"]]}
+    assert explaining_precision(actual, expected, program.eager, "output 0") is None
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16", "tf32"])
+def test_the_lower_run_writes_to_nothing_that_is_not_its_own(precision: str) -> None:
+    model, inputs = Program("conv_net").model()
+    before = [value.detach().clone() for value in (*model.parameters(), *model.buffers(), *inputs)]
+    mode = LowerPrecision(precision)
+    with mode:
+        copied, values = mode.changed(model), mode.changed(inputs)
+        copied(*values).sum().backward()
+    after = [*model.parameters(), *model.buffers(), *inputs]
+    assert all(map(torch.equal, before, after))
+    assert inputs[0].grad is None
+
+
+def test_float16_overflows_where_the_backend_may_too() -> None:
+    x = torch.tensor([1.0, 300.0, 2.0])
+
+    def eager(change: Callable[[Any], Any] = lambda made: made, seed: int = 0) -> dict[str, Any]:
+        (value,) = change((x,))
+        return only((value * value,))
+
+    def given(*result: float) -> dict[str, Any]:
+        return only((torch.tensor(result),))
+
+    def allowed(*result: float) -> bool:
+        return differ(given(*result), eager(), eager, {"tolerances": "float16"}, []) is None
+
+    assert allowed(1.0, float("inf"), 4.0)
+    assert not allowed(1.0, 90000.0, float("inf"))
+    assert not allowed(1.0, float("nan"), 4.0)
+    infinite = float("inf")
+    explained = explaining_precision(given(1.0, infinite, 4.0), eager(), eager, "output 0")
+    assert explained == ("float16", infinite, infinite)
+
+
+@pytest.mark.parametrize(
+    ("precision", "value", "rounded"),
+    [
+        ("bfloat16", 1 + 2**-7 + 2**-9, 1 + 2**-7),
+        ("float16", 1 + 2**-10 + 2**-12, 1 + 2**-10),
+        ("float16", 1e5, float("inf")),
+        ("float16", 1e-9, 0.0),
+        ("tf32", 1 + 2**-10 + 2**-12, 1 + 2**-10),
+        ("tf32", 2.0**-30, 2.0**-30),
+    ],
+)
+def test_a_value_is_rounded_to_the_nearest_of_that_precision(
+    precision: str, value: float, rounded: float
+) -> None:
+    x = torch.tensor([value, float("nan"), float("-inf")])
+    found = LowerPrecision(precision).rounded(x)
+    assert found[0] == rounded
+    assert found[1].isnan()
+    assert found[2] == float("-inf")
+
+
+# ---- what rounding decides
+
+NEAR = 1 + 2.0**-22
+"""Two rounding errors above 1."""
+
+
+def by_expert(tokens: Tensor, router: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
+    """A mixture of experts: each token goes to the one that the router likes best."""
+    chosen = (tokens @ router).topk(1).indices[:, 0]
+    return torch.einsum("td,tde->te", tokens, experts[chosen]), chosen
+
+
+TOKENS = torch.tensor([[1.0, 1.0], [1.0, -2.0], [3.0, 0.5]])
+ROUTER = torch.tensor([[0.3, 0.2], [0.7, 0.8 + 2e-7]])  # the first token's experts are as good as equal
+EXPERTS = torch.stack([torch.eye(2), 5 * torch.eye(2)])
+ROUTED, CHOSEN = by_expert(TOKENS, ROUTER, EXPERTS)
+OTHER = 1 - CHOSEN[0]
+ELSEWHERE = torch.cat([TOKENS[:1] @ EXPERTS[OTHER], ROUTED[1:]]), torch.cat([OTHER[None], CHOSEN[1:]])
+NINE = torch.tensor([0.9, 1.8, 7.0])
+FLOOR = (NINE / 3 * 10).floor()
+FLIPPED = torch.tensor([5.0 - FLOOR[0], FLOOR[1], FLOOR[2]])
+ABOVE = NINE / 3 > 0.3
+BELOW = torch.tensor([not ABOVE[0], ABOVE[1], ABOVE[2]])
+DECISIONS = [
+    Open(
+        "routing",
+        by_expert,
+        (TOKENS, ROUTER, EXPERTS),
+        ELSEWHERE,
+        (ELSEWHERE[0] + torch.tensor([0.0, 0.0, 0.01])[:, None], ELSEWHERE[1]),
+    ),
+    Open(
+        "argmax",
+        lambda x: torch.stack([(x / 3).argmax(-1), x.argmin(-1)]),
+        (torch.tensor([[3.0, 3 * NEAR, 1.0], [1.0, 2.0, 3.0]]),),
+        torch.tensor([[0, 2], [2, 0]]),
+        torch.tensor([[0, 1], [2, 0]]),
+    ),
+    Open("floor", lambda x: (x / 3 * 10).floor(), (NINE,), FLIPPED, FLIPPED + torch.tensor([0.0, 0.0, 1.0])),
+    Open(
+        "threshold",
+        lambda x: torch.where(x / 3 > 0.3, x.sin(), x.cos() + 1),
+        (NINE,),
+        torch.where(BELOW, NINE.sin(), NINE.cos() + 1),
+        torch.where(BELOW, NINE.sin(), NINE.cos() + 1) * torch.tensor([1.0, 1.0, 2.0]),
+    ),
+    Open(
+        "in bfloat16",
+        lambda x: (x.bfloat16() * 1.01).argmax(-1),
+        (torch.tensor([[1.0, 1.01, 0.5], [1.0, 2.0, 3.0]]),),
+        torch.tensor([0, 2]),
+        torch.tensor([0, 1]),
+    ),
+    Open(
+        "rounded to an integer",
+        lambda x, y: torch.cat([x.log2(), y.sum(0, keepdim=True), x.sum(0, keepdim=True)]).floor(),
+        (torch.tensor([8.0, 3.0, 16.0]), torch.tensor([0.3, 0.3, 0.4])),
+        torch.tensor([2.0, 1.0, 4.0, 0.0, 27.0]),
+        torch.tensor([2.0, 1.0, 4.0, 0.0, 26.0]),
+    ),
+    Open("a size", lambda x: (x / 3 > 0.3).nonzero(), (NINE,), BELOW.nonzero(), None),
+]
+
+
+@pytest.mark.parametrize("case", DECISIONS, ids=lambda case: case.name)
+def test_what_rounding_decides_is_left_out_and_what_is_wrong_beside_it_is_found(case: Open) -> None:
+    notes: list[str] = []
+    assert case.judged(case.legal, notes) is None
+    assert any("what rounding decides" in note for note in notes), notes
+    if case.wrong is not None:
+        assert case.judged(case.wrong) is not None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "large", "step"),
+    [(torch.bfloat16, 24, 2.0**-3), (torch.float16, 24, 2.0**-6), (torch.float32, 2000, 2.0**-12)],
+)
+def test_eager_that_is_exact_by_luck_forbids_no_rounding_errors(
+    dtype: torch.dtype, large: int, step: float
+) -> None:
+    def program(x: Tensor) -> Tensor:
+        return (x * (large + 0.1) - x * (large - 0.9)).float()
+
+    every = (1 + torch.arange(128) / 128).to(dtype)
+    lucky = every[program(every) == every].repeat(10)
+    case = Open("lucky", program, (lucky,), program(lucky) + step, program(lucky) + 50 * step)
+    assert case.judged(case.legal) is None
+    assert case.judged(case.wrong) is not None
+    case = Open("clear", lambda x: program(x.double()), (lucky,), case.legal, None)
+    assert case.judged(case.legal) is not None
+
+
+def added_one_by_one(terms: Tensor) -> Tensor:
+    """The sum of each row as a plain loop in the terms' dtype makes it."""
+    total = torch.zeros(len(terms))
+    for column in terms.T.contiguous():
+        total = total + column
+    return total
+
+
+def test_a_long_sum_may_be_as_wrong_as_adding_one_by_one_makes_it() -> None:
+    """Eager adds in a tree; the gradient of a bias is such a sum, and inductor's loop for it adds one by one."""
+    terms = torch.randn(16, 40_000, generator=torch.Generator().manual_seed(3)) + 0.5
+    terms -= terms.mean(1, keepdim=True)
+    slowly = added_one_by_one(terms)
+    case = Open("sum", lambda x: x.sum(1), (terms,), slowly, slowly + 0.05)
+    assert (case.legal - terms.sum(1)).abs().max() > 20 * (terms.double().sum(1) - terms.sum(1)).abs().max()
+    assert case.judged(case.legal) is None
+    assert case.judged(case.wrong) is not None
+    few = terms[:, :4].contiguous()
+    assert Open("few", lambda x: x.sum(1), (few,), None, None).judged(few.sum(1) + 1e-4) is not None
+
+
+def test_rounding_excuses_no_other_dtype() -> None:
+    case = DECISIONS[0]
+    found = case.judged((ELSEWHERE[0].double(), ELSEWHERE[1]))
+    assert found["category"] == "dtype"
+
+
+def test_rounding_excuses_no_other_choice_where_it_does_not_decide() -> None:
+    case = Open("clear", by_expert, (TOKENS[1:], ROUTER, EXPERTS), None, None)
+    others = 1 - CHOSEN[1:]
+    given = torch.einsum("td,tde->te", TOKENS[1:], EXPERTS[others]), others
+    assert case.judged(given) is not None

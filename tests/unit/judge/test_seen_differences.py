@@ -1,0 +1,189 @@
+"""A difference that was seen is reported, whatever a run does that might explain it; and no run leaves a mode behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from minidbg import torch_internals
+from minidbg.judge.agreement import differ
+from minidbg.judge.compare import mismatch
+from minidbg.judge.precision import to_float64
+from minidbg.judge.snapshot import CannotCompare, snapshot
+from minidbg.judge.undefined import UsualAnswers
+
+RIGHT, WRONG = torch.linspace(1, 2, 20), torch.linspace(1, 2, 20) * 1.01
+
+
+def left(value: torch.Tensor) -> dict[str, Any]:
+    return {"outputs": (value,), "inputs_after": {}, "gradients": {}}
+
+
+def fails(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("no second time")
+
+
+def fails_later() -> Iterator[Any]:
+    yield snapshot((RIGHT,))
+    raise RuntimeError("no second time")
+
+
+@pytest.mark.parametrize(
+    ("runs", "which"),
+    [
+        ({"eager_again": fails}, "a second run of eager"),
+        ({"other_answers": fails_later()}, "eager with other answers"),
+        ({"other_roundings": fails_later()}, "eager with other rounding"),
+        ({"lower": fails_later()}, "eager in a lower precision"),
+    ],
+)
+def test_an_explaining_run_that_raises_explains_nothing(runs: dict[str, Any], which: str) -> None:
+    found = mismatch(snapshot((WRONG,)), snapshot((RIGHT,)), **runs)
+    assert found is not None
+    assert found["category"] == "float"
+    assert f"{which}, which might explain it, fails: RuntimeError: no second time" in found["message"]
+
+
+def test_a_float64_run_that_raises_explains_nothing() -> None:
+    found = mismatch(snapshot((WRONG,)), snapshot((RIGHT,)), fails)
+    assert found is not None
+    assert "eager in float64, which might explain it, fails" in found["message"]
+    assert mismatch(snapshot((RIGHT,)), snapshot((RIGHT,)), fails, eager_again=fails) is None
+
+
+def test_when_no_run_of_eager_comes_through_again() -> None:
+    found = differ(left(WRONG), left(RIGHT), fails, {}, [])
+    assert found is not None
+
+
+def test_a_program_that_draws_and_fails_with_other_numbers_is_not_judged() -> None:
+    def draws(*_: Any, **__: Any) -> Any:
+        torch.rand(3)
+        raise RuntimeError("an index out of range")
+
+    with pytest.raises(CannotCompare, match="draws random numbers"):
+        differ(left(WRONG), left(RIGHT), draws, {}, [])
+
+
+def state() -> dict[str, Any]:
+    return {
+        "levels": torch._C._functorch.get_dynamic_layer_stack_depth(),
+        "grad": torch.is_grad_enabled(),
+        "tangents": torch._C._is_fwd_grad_enabled(),
+        "autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
+        "casts kept": torch.is_autocast_cache_enabled(),
+        "blocks of autocast": (torch.autocast_increment_nesting(), torch.autocast_decrement_nesting()),
+        "dtype": torch.get_default_dtype(),
+        "device": str(torch.get_default_device()),
+        "hooks": torch._C._autograd._saved_tensors_hooks_get_disabled_error_message(),
+        "function modes": len(torch.overrides._get_current_function_mode_stack()),
+        "dispatch modes": len(torch.utils._python_dispatch._get_current_dispatch_mode_stack()),
+        "dual level": dual_level(),
+        "keys": (
+            str(torch._C._dispatch_tls_local_include_set()),
+            str(torch._C._dispatch_tls_local_exclude_set()),
+        ),
+    }
+
+
+def dual_level() -> str:
+    try:
+        torch._C._exit_dual_level(level=torch._C._enter_dual_level())
+    except RuntimeError:
+        return "open"
+    return "closed"
+
+
+LEAKS: dict[str, Callable[[], object]] = {
+    "vmap": lambda: torch._C._functorch._vmap_increment_nesting(3, "different"),
+    "grad": lambda: torch._C._functorch._grad_increment_nesting(),
+    "jvp": lambda: (torch._C._functorch._jvp_increment_nesting(), torch._C._enter_dual_level()),
+    "dual level": lambda: torch.autograd.forward_ad.enter_dual_level(),
+    "no tangents": lambda: torch._C._set_fwd_grad_enabled(False),
+    "no grad": lambda: torch._C._set_grad_enabled(False),
+    "autocast": lambda: torch.amp.autocast_mode._enter_autocast("cpu", torch.float16, True, False),
+    "dtype": lambda: torch.set_default_dtype(torch.float64),
+    "saved tensors": lambda: torch._C._autograd._saved_tensors_hooks_disable("not here"),
+    "function mode": lambda: torch.device("meta").__enter__(),
+    "dispatch mode": lambda: UsualAnswers().__enter__(),
+}
+
+
+@pytest.mark.parametrize("leak", LEAKS)
+def test_what_a_run_leaves_open_is_closed(leak: str) -> None:
+    before = state()
+    with torch_internals.thread_state_kept():
+        LEAKS[leak]()
+        assert state() != before
+    assert state() == before
+
+
+def test_what_is_open_around_a_run_stays_open() -> None:
+    torch._C._functorch._vmap_increment_nesting(3, "error")
+    try:
+        with torch.no_grad(), torch.autocast("cpu"), torch.device("cpu"):
+            before = state()
+            with torch_internals.thread_state_kept():
+                torch._C._functorch._grad_increment_nesting()
+                torch.set_grad_enabled(True)
+            assert state() == before
+    finally:
+        torch._C._functorch._vmap_decrement_nesting()
+    assert state()["levels"] == 0
+
+
+def kinds_of_layout() -> dict[str, list[torch.Tensor]]:
+    base = torch.arange(96.0).reshape(6, 16)
+    gaps_with_grad = torch.randn(6, 16).requires_grad_()[:, ::2]
+    return {
+        "gaps": [base[:, ::2]],
+        "offset": [base[2, 3:9]],
+        "expanded": [base[0, :4].expand(3, 4)],
+        "overlapping": [base.as_strided((4, 4), (2, 1), 1)],
+        "shared": [base[0, :8], base[0, 4:12]],
+        "one and all": [base, base[:, ::3], base.t()],
+        "parameter": [torch.nn.Parameter(base[:, ::2])],
+        "no leaf": [gaps_with_grad],
+        "no leaves, shared": [gaps_with_grad, gaps_with_grad[1:]],
+        "no leaf, expanded": [torch.randn(4).requires_grad_().expand(3, 4)],
+        "half": [base.half()[:, 1::2]],
+        "complex": [torch.randn(4, 6, dtype=torch.complex64)[:, ::2]],
+        "empty": [base[:0, ::2]],
+        "no dimensions": [base[3, 3]],
+    }
+
+
+@pytest.mark.parametrize("kind", kinds_of_layout())
+def test_float64_keeps_size_strides_offset_and_sharing(kind: str) -> None:
+    values = kinds_of_layout()[kind]
+    wide = to_float64(tuple(values))
+    for value, made in zip(values, wide, strict=True):
+        assert made.dtype in (torch.float64, torch.complex128)
+        assert (made.shape, made.stride()) == (value.shape, value.stride())
+        assert made.storage_offset() == value.storage_offset()
+        assert torch.equal(made, value.to(made.dtype))
+        assert (made.requires_grad, made.is_leaf) == (value.requires_grad, value.is_leaf)
+    memories = [[one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr() for one in run] for run in (values, wide) for two in run]  # fmt: skip
+    assert memories[: len(values)] == memories[len(values) :]
+
+
+def test_a_module_in_float64_keeps_the_layout_and_the_sharing_of_its_tensors() -> None:
+    base = torch.randn(6, 16)
+    module = torch.nn.Module()
+    module.register_buffer("all", base)
+    module.register_buffer("some", base[:, ::2])
+    module.weight = torch.nn.Parameter(torch.randn(4, 8)[:, 1::2])
+    module.forward = lambda: module.all
+    wide = to_float64(module)
+    assert wide.some.stride() == (16, 2)
+    assert wide.some.untyped_storage().data_ptr() == wide.all.untyped_storage().data_ptr()
+    assert (wide.weight.stride(), wide.weight.storage_offset()) == ((8, 2), 1)
+    assert torch.equal(wide.some, module.some.double())
+
+
+def test_a_value_with_gaps_that_a_run_writes_to_can_be_written_in_float64() -> None:
+    (value,) = to_float64((torch.randn(6, 16).requires_grad_()[:, ::2],))
+    value.mul_(2).sum().backward()

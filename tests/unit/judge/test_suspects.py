@@ -1,0 +1,220 @@
+"""What the frames of a failure name: nodes in local variables, generated lines, the stack of a dead process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from minidbg import torch_internals
+from minidbg.asking.execute import execute
+from minidbg.fx.case import Case
+from minidbg.judge.suspects import Suspects, renamed, suspects_in_stack, suspects_of
+from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
+from minidbg.words.run_spec import BackendRef
+
+GENERATED = """
+# from torch._inductor.runtime import helpers
+def call(args):
+    # Topologically Sorted Source Nodes: [x_3], Original ATen: [aten.add]
+    buf0 = args[0] + 1
+    # Topologically Sorted Source Nodes: [x_7, x_8], Original ATen: [aten.mm]
+    buf1 = buf0
+    raise Refused
+"""
+
+
+class Refused(Exception):
+    """What the planted compilers raise."""
+
+
+def chain(calls: int = 40) -> fx.GraphModule:
+    graph = fx.Graph()
+    value = graph.placeholder("x")
+    for number in range(calls):
+        op = torch.relu if number == 7 else torch.sin
+        value = graph.create_node("call_function", op, (value,), name=f"x_{number}")
+    graph.output((value,))
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def named(raises: Callable[[fx.GraphModule], object]) -> Suspects:
+    """What the frames of what ``raises`` raises over a graph name of it."""
+    graph_module = chain()
+
+    def call_user_compiler() -> None:
+        raises(graph_module)
+
+    calls = [
+        torch_internals.GivenCall.of(node) for node in graph_module.graph.nodes if node.op == "call_function"
+    ]
+    with pytest.raises(Refused) as caught:
+        call_user_compiler()
+    return suspects_of(caught.value, calls)
+
+
+def refuse_relu(graph_module: fx.GraphModule) -> None:
+    for node in graph_module.graph.nodes:
+        if node.target is torch.relu:
+            raise Refused
+
+
+def test_the_node_of_a_backends_loop_is_named() -> None:
+    assert named(refuse_relu) == (("x_7",),)
+
+
+def test_the_innermost_frame_comes_first() -> None:
+    def lower(node: fx.Node) -> None:
+        raise Refused(node)
+
+    def fuse(group: list[fx.Node]) -> None:
+        lower(group[1])
+
+    def schedule(graph_module: fx.GraphModule) -> None:
+        fuse(list(graph_module.graph.nodes)[4:7])
+
+    assert named(schedule) == (("x_4",), ("x_3", "x_4", "x_5"))
+
+
+def test_a_frame_that_holds_a_quarter_of_the_graph_tells_nothing() -> None:
+    def schedule(graph_module: fx.GraphModule) -> None:
+        nodes = list(graph_module.graph.nodes)[1:12]
+        raise Refused(len(nodes))
+
+    assert named(schedule) == ()
+
+
+def test_what_a_compiler_made_from_a_node_is_named_by_that_node() -> None:
+    def lower(graph_module: fx.GraphModule) -> None:
+        source = next(node for node in graph_module.graph.nodes if node.name == "x_9")
+        made = fx.Graph().create_node("call_function", torch.ops.aten.sin.default, (), name="sin_2")
+        made.meta["from_node"] = [fx.traceback.NodeSource(source)]
+        del source
+        raise Refused
+
+    assert named(lower) == (("x_9",),)
+
+
+def test_objects_that_break_when_they_are_looked_at_do_no_harm() -> None:
+    class Broken:
+        def __getattribute__(self, name: str) -> Any:
+            raise RuntimeError(name)
+
+    def lower(graph_module: fx.GraphModule) -> None:
+        broken, node = Broken(), list(graph_module.graph.nodes)[1]  # noqa: F841 - looked at from outside
+        raise Refused
+
+    assert named(lower) == (("x_0",),)
+
+
+def test_the_comment_above_a_generated_line_names_its_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "generated.py"
+    path.write_text(GENERATED)
+
+    def run(graph_module: fx.GraphModule) -> None:
+        namespace: dict[str, Any] = {"Refused": Refused}
+        exec(compile(GENERATED, str(path), "exec"), namespace)
+        namespace["call"]([1])
+
+    assert named(run) == (("x_7", "x_8"),)
+
+
+def test_the_stack_of_a_dead_process_names_nodes_by_its_generated_line(tmp_path: Path) -> None:
+    path = tmp_path / "generated.py"
+    path.write_text(GENERATED)
+    stderr = (
+        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most recent call first):\n"
+        f'  File "{path}", line 5 in call\n  File "/lib/torch/_inductor/output_code.py", line 7 in __call__\n'
+    )
+    calls = [torch_internals.GivenCall.of(node) for node in chain().graph.nodes if node.op == "call_function"]
+    assert suspects_in_stack(stderr, calls) == (("x_3",),)
+    assert suspects_in_stack("no stack", calls) == ()
+
+
+IN_CPP = """
+#include <torch/csrc/inductor/cpp_wrapper/cpu.h>
+void inductor_entry_impl() {
+    // Topologically Sorted Source Nodes: [x_3], Original ATen: [aten.sin]
+    kernel();
+    // Topologically Sorted Source Nodes: [x_7, x_8], Original ATen: [aten.mm]
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_mm_out(buf1, buf0, arg0_1));
+}
+"""
+
+
+def test_a_wrapper_in_cpp_names_its_line_in_the_text(tmp_path: Path) -> None:
+    """There is no frame of its own in the traceback."""
+    path = tmp_path / "generated.main.cpp"
+    path.write_text(IN_CPP)
+
+    def run(graph_module: fx.GraphModule) -> None:
+        raise Refused(f"aoti_torch_cpu_mm_out(buf1, buf0, arg0_1) API call failed at {path}, line 7")
+
+    assert named(run)[0] == ("x_7", "x_8")
+
+
+def test_the_line_of_a_graphs_own_code_names_its_node() -> None:
+    """A backend that runs the graph node by node, and fails in one of them."""
+
+    def run(graph_module: fx.GraphModule) -> None:
+        made = chain()
+        (node,) = (node for node in made.graph.nodes if node.name == "x_7")
+        node.target = refusing_relu
+        made.recompile()
+        made(torch.ones(2))
+
+    assert named(run)[0] == ("x_7",)
+
+
+def refusing_relu(value: torch.Tensor) -> None:
+    """Its frame holds no node."""
+    raise Refused
+
+
+CPP_KERNELS = """
+# from torch._inductor.runtime import helpers
+def call(args):
+    cpp_fused_add_sin_0(args)
+    # Topologically Sorted Source Nodes: [x_3], Original ATen: [aten.mm]
+    buf0 = args
+    cpp_fused_relu_sin_1(args)
+    # Topologically Sorted Source Nodes: [view, x_9], Original ATen: [aten.view, aten.mm]
+    buf1 = args
+"""
+
+
+def test_a_cpp_kernel_without_a_comment_is_named_by_its_ops_and_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "generated.py"
+    path.write_text(CPP_KERNELS)
+
+    def cpp_fused_relu_sin_1(args: object) -> None:
+        raise Refused
+
+    def run(graph_module: fx.GraphModule) -> None:
+        namespace = {"cpp_fused_add_sin_0": id, "cpp_fused_relu_sin_1": cpp_fused_relu_sin_1}
+        exec(compile(CPP_KERNELS, str(path), "exec"), namespace)
+        namespace["call"]([1])
+
+    assert named(run) == (("x_7",), tuple(f"x_{number}" for number in range(4, 10)))
+
+
+def test_renaming_leaves_out_what_has_no_name() -> None:
+    assert renamed((("a", "b"), ("c",)), {"a": "x"}) == (("x",),)
+
+
+def refuses_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    refuse_relu(graph_module)
+    return graph_module.forward
+
+
+def test_a_question_answers_with_suspects_by_the_names_of_its_own_graph() -> None:
+    ref, signature = BackendRef("planted", "planted"), Signature(Kind.COMPILE)
+    case = Case(chain(), (torch.ones(2),), ref, signature=signature, compiler=refuses_relu)
+    outcome = execute(case)
+    assert outcome.suspects == (("x_7",),)
+    assert Outcome.from_json(outcome.to_json()).suspects == outcome.suspects
+    assert "suspects" not in Outcome(Verdict.GONE).to_json()

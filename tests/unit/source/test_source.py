@@ -1,0 +1,415 @@
+"""What written source looks like."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import gc
+import math
+import operator
+import sys
+import typing
+
+import pytest
+import torch
+from graphs_to_write import assert_round_trip, forward_of, graph_of, module_of
+from torch import fx, nn
+
+from minidbg.source.module_text import instantiate, write_module
+from minidbg.words.errors import CannotWrite
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Pair(typing.NamedTuple):
+    left: object
+    right: object
+
+
+def foreign(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def line_of(target: object, *args: object, **kwargs: object) -> str:
+    """The statement written for one call; ``...X`` in ``args`` stands for the input."""
+    gm = graph_of(lambda g, x: g.call_function(target, tuple(x if arg is X else arg for arg in args), kwargs))
+    source = assert_round_trip(gm)
+    return forward_of(source)[0].partition(" = ")[2]
+
+
+X = object()
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "expected"),
+    [
+        (operator.add, (X, 1), "x + 1"),
+        (operator.sub, (2.5, X), "2.5 - x"),
+        (operator.pow, (-1, X), "(-1) ** x"),
+        (operator.pow, (X, -1), "x ** -1"),
+        (operator.matmul, (X, X), "x @ x"),
+        (operator.neg, (X,), "-x"),
+        (operator.not_, (X,), "not x"),
+        (operator.is_, (X, None), "x is None"),
+        (operator.is_, (X, 3), "operator.is_(x, 3)"),
+        (operator.add, (1, 2), "operator.add(1, 2)"),
+        (operator.iadd, (X, 1), "operator.iadd(x, 1)"),
+        (operator.getitem, (X, 0), "x[0]"),
+        (operator.getitem, (X, (slice(None), slice(1, None))), "x[:, 1:]"),
+        (operator.getitem, (X, (Ellipsis, None, slice(0, -1, 2))), "x[..., None, 0:-1:2]"),
+        (operator.getitem, (X, (0,)), "x[0,]"),
+        (operator.getitem, (X, ()), "x[()]"),
+        (operator.getitem, (X, [0, 1]), "x[[0, 1]]"),
+        (operator.getitem, (X, slice(None)), "x[:]"),
+        (getattr, (X, "T"), "x.T"),
+        (getattr, (X, "no identifier"), "getattr(x, 'no identifier')"),
+        (getattr, (X, "__mangled"), "getattr(x, '__mangled')"),
+        (getattr, (X, "data"), "getattr(x, 'data')"),
+        (torch.relu, (X,), "torch.relu(x)"),
+        (torch.nn.functional.linear, (X, X), "torch.nn.functional.linear(x, x)"),
+        (torch.ops.aten.add.Tensor, (X, 1), "torch.ops.aten.add.Tensor(x, 1)"),
+        (torch.ops.aten.add, (X, 1), "torch.ops.aten.add(x, 1)"),
+        (torch._C._set_grad_enabled, (False,), "torch._C._set_grad_enabled(False)"),
+        (torch.Tensor.add, (X, 1), "torch.Tensor.add(x, 1)"),
+        (math.sqrt, (X,), "math.sqrt(x)"),
+        (abs, (X,), "abs(x)"),
+        (operator.abs, (X,), "operator.abs(x)"),
+        (collections.OrderedDict, ([],), "collections.OrderedDict([])"),
+    ],
+)
+def test_a_call_is_written_as_a_person_would(target: object, args: tuple[object, ...], expected: str) -> None:
+    assert line_of(target, *args) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, "None"),
+        (-0.0, "-0.0"),
+        (math.inf, 'float("inf")'),
+        (-math.inf, 'float("-inf")'),
+        (math.nan, 'float("nan")'),
+        (complex(1, -0.0), "complex(1.0, -0.0)"),
+        ("it's \n\\", repr("it's \n\\")),
+        (b"\x00", r"b'\x00'"),
+        (Ellipsis, "..."),
+        (torch.bfloat16, "torch.bfloat16"),
+        (torch.device("cuda", 1), "torch.device('cuda:1')"),
+        (torch.strided, "torch.strided"),
+        (torch.channels_last, "torch.channels_last"),
+        (slice(1, None), "slice(1, None, None)"),
+        (range(3), "range(0, 3, 1)"),
+        ([1, (2,), {"a": [None]}], "[1, (2,), {'a': [None]}]"),
+        (torch.nn.attention.SDPBackend.MATH, "torch.nn.attention.SDPBackend.MATH"),
+        (torch.relu, "torch.relu"),
+    ],
+)
+def test_an_argument_is_written_as_a_literal(value: object, expected: str) -> None:
+    assert line_of(torch.add, X, value) == f"torch.add(x, {expected})"
+
+
+def test_classes_and_functions_of_other_modules_are_imported_by_name() -> None:
+    gm = graph_of(lambda g, x: g.call_function(foreign, (x, Pair(x, 1), Colour.RED)))
+    source = assert_round_trip(gm)
+    assert source.imports == (f"import {__name__}",)
+    called = f"{__name__}.foreign(x, {__name__}.Pair(x, 1), {__name__}.Colour.RED)"
+    assert forward_of(source)[0] == f"foreign = {called}"
+
+
+def test_keywords_that_are_no_identifiers_travel_in_a_dict() -> None:
+    assert line_of(torch.sum, X, dim=0) == "torch.sum(x, dim=0)"
+    line = line_of(torch.sum, X, **{"no identifier": 1, "dim": 0})
+    assert line == "torch.sum(x, dim=0, **{'no identifier': 1})"
+
+
+def test_item_assignment_is_a_statement_and_values_that_nobody_uses_get_no_name() -> None:
+    def build(g: fx.Graph, x: fx.Node) -> fx.Node:
+        g.call_function(operator.setitem, (x, (slice(None), 0), 3))
+        g.call_method("add_", (x, 1))
+        g.call_function(torch.relu, (x,))
+        return x
+
+    lines = forward_of(assert_round_trip(graph_of(build)))
+    assert lines == ["x[:, 0] = 3", "x.add_(1)", "torch.relu(x)", "return x"]
+
+
+enter, exit = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
+
+
+def test_autocast_is_a_block_where_it_nests() -> None:
+    def build(g: fx.Graph, x: fx.Node) -> fx.Node:
+        outer = g.call_function(enter, ("cpu", torch.bfloat16, True, None))
+        inner = g.call_function(enter, ("cpu", torch.bfloat16, False, None))
+        g.call_function(exit, (inner,))
+        y = g.call_function(torch.relu, (x,))
+        g.call_function(exit, (outer,))
+        return y
+
+    assert forward_of(assert_round_trip(graph_of(build))) == [
+        "with torch.autocast('cpu', torch.bfloat16, True, None):",
+        "with torch.autocast('cpu', torch.bfloat16, False, None):",
+        "pass",
+        "relu = torch.relu(x)",
+        "return relu",
+    ]
+
+
+def test_an_empty_block_with_a_source_line_is_still_a_block() -> None:
+    def build(g: fx.Graph, x: fx.Node) -> fx.Node:
+        opened = g.call_function(enter, ("cpu", None, True, None))
+        opened.meta["stack_trace"] = '  File "/home/me/train.py", line 41, in f\n'
+        g.call_function(exit, (opened,))
+        return x
+
+    assert "True, None):  # train.py:41\n            pass\n" in assert_round_trip(graph_of(build)).text
+
+
+def test_a_nested_class_takes_no_name_of_an_attribute() -> None:
+    body = graph_of(lambda g, x: x)
+
+    def build(g: fx.Graph, x: fx.Node) -> tuple[fx.Node, fx.Node]:
+        return g.call_module("body", (x,)), g.get_attr("Body")
+
+    source = assert_round_trip(graph_of(build, root={"body": body, "Body": torch.ones(1)}))
+    assert "self.body = self.Body_1()" in source.text
+
+
+def test_autocast_that_does_not_nest_or_end_stays_calls() -> None:
+    def build(g: fx.Graph, x: fx.Node) -> fx.Node:
+        one = g.call_function(enter, ("cpu", None, True, None))
+        two = g.call_function(enter, ("cpu", None, True, None))
+        g.call_function(exit, (one,))
+        g.call_function(exit, (two,))
+        g.call_function(enter, ("cpu", None, True, None))
+        return x
+
+    assert forward_of(assert_round_trip(graph_of(build))) == [
+        "_enter_autocast = torch.amp.autocast_mode._enter_autocast('cpu', None, True, None)",
+        "with torch.autocast('cpu', None, True, None):",
+        "torch.amp.autocast_mode._exit_autocast(_enter_autocast)",
+        "torch.amp.autocast_mode._enter_autocast('cpu', None, True, None)",
+        "return x",
+    ]
+
+
+def test_names_come_from_the_users_code() -> None:
+    graph = fx.Graph()
+    names = {
+        "L_self_modules_h_modules_0_modules_ln_1_parameters_weight_": "h_0_ln_1_weight",
+        "L_x_": "x",
+        "L_self_modules_0_buffers_mean_": "layer_0_mean",
+        "L_a_modules_w": "w",
+        "L_b_modules_w": "b_w",
+        "L_lambda_": "lambda_",
+        "L_torch_": "torch_",
+        "s77": "s77",
+        "L_kwargs_input_ids_": "kwargs_input_ids",
+    }
+    graph.output([graph.placeholder(target) for target in names])
+    assert assert_round_trip(module_of(graph)).input_names == tuple(names.values())
+
+
+def test_a_value_never_hides_an_import() -> None:
+    def build(g: fx.Graph, x: fx.Node) -> fx.Node:
+        node = g.create_node("call_function", operator.iadd, (x, 1), {}, name="operator")
+        return g.call_function(operator.iadd, (node, 1))
+
+    assert forward_of(assert_round_trip(graph_of(build)))[0] == "operator_1 = operator.iadd(x, 1)"
+
+
+def test_lines_say_where_they_come_from() -> None:
+    gm = graph_of(lambda g, x, y: g.call_function(torch.add, (x, y)), inputs=2)
+    add = next(node for node in gm.graph.nodes if node.op == "call_function")
+    add.meta["stack_trace"] = (
+        f'  File "/home/me/train.py", line 41, in f\n    y = g(x)\n  File "{torch.__file__}", line 3, in g\n'
+    )
+    source = assert_round_trip(gm)
+    assert source.text == (
+        "class Repro(torch.nn.Module):\n"
+        "    def forward(self, x, y):\n"
+        "        add = torch.add(x, y)  # train.py:41\n"
+        "        return add\n"
+    )
+
+
+def test_many_inputs_take_as_many_lines_as_they_need() -> None:
+    gm = graph_of(lambda g, *xs: xs, inputs=6)
+    for index, node in enumerate(list(gm.graph.nodes)[:-1]):
+        node.target = f"a_long_name_of_an_input_{index}"
+        node.args = ("a default, " * index,)
+    source = assert_round_trip(gm)
+    assert max(map(len, source.text.splitlines()[:8])) <= 110
+    assert "    def forward(\n        self, a_long_name_of_an_input_0='', a_long" in source.text
+
+
+def test_hostile_strings_stay_strings() -> None:
+    """Names, file names and values of a graph are text from strangers."""
+    evil = 'x"\'\n\r\u2028\x00\\"""\n        import os; raise SystemExit  # '
+    graph = fx.Graph()
+    x = graph.placeholder(evil)
+    y = graph.create_node("call_function", torch.add, (x, evil), {evil: {evil: evil}}, name=evil)
+    frames = f'  File "/tmp/{evil}.py", line 3, in {evil}\n', '  File "/tmp/a\r# b\x0c.py", line 4, in f\n'
+    y.meta["stack_trace"] = "".join(frames)
+    z = graph.call_function(getattr, (y, evil))
+    graph.get_attr("holder.import os; raise SystemExit")
+    graph.output({evil: z})
+    gm = module_of(graph, {"holder.import os; raise SystemExit": torch.ones(2)})
+    source = assert_round_trip(gm)
+    assert "# a?# b?.py:4" in source.text
+    instantiate(source)
+
+
+@pytest.mark.parametrize("name", ["", "1x", "class", "print", "__dunder", "émile", "self", "torch", "device"])
+def test_any_node_name_becomes_one_that_can_be_read_back(name: str) -> None:
+    graph = fx.Graph()
+    x = graph.placeholder(name or "x")
+    y = graph.create_node("call_function", torch.relu, (x,), {}, name=name)
+    graph.output(graph.call_function(torch.relu, (y,)))
+    assert_round_trip(module_of(graph))
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "part"),
+    [
+        (lambda x: x, (X,), "<lambda>"),
+        (torch.add, (X, object()), "object"),
+        (torch.add, (X, torch.ones(2)), "Tensor"),
+    ],
+)
+def test_what_has_no_form_is_named(target: object, args: tuple[object, ...], part: str) -> None:
+    with pytest.raises(CannotWrite, match=part):
+        line_of(target, *args)
+
+
+def test_star_arguments_and_missing_outputs_are_refused() -> None:
+    graph = fx.Graph()
+    graph.placeholder("x")
+    with pytest.raises(CannotWrite, match="no output"):
+        write_module(module_of(graph))
+    star = fx.Graph()
+    star.output(star.placeholder("*args"))
+    with pytest.raises(CannotWrite, match="varying"):
+        write_module(module_of(star))
+
+
+def test_defaults_of_inputs_are_kept() -> None:
+    graph = fx.Graph()
+    graph.output((graph.placeholder("x"), graph.placeholder("y", default_value=2)))
+    assert "def forward(self, x, y=2):" in assert_round_trip(module_of(graph)).text
+
+
+def test_an_instance_computes_what_the_graph_computes() -> None:
+    gm = graph_of(lambda g, x: {"a": g.call_method("relu", (x,)), "b": [x]})
+    x = torch.randn(3)
+    found = instantiate(write_module(gm))(x)
+    torch.testing.assert_close(found, {"a": x.relu(), "b": [x]})
+
+
+def test_instances_do_not_pile_up() -> None:
+    source = write_module(graph_of(lambda g, x: g.call_method("relu", (x,))))
+
+    def alive() -> int:
+        gc.collect()
+        return sum(name.startswith("minidbg_source_") for name in sys.modules)
+
+    before = alive()
+    for _ in range(5):
+        instantiate(source)
+    assert alive() == before
+
+
+def test_nested_graphs_are_nested_classes_and_stay_one_object() -> None:
+    inner = graph_of(lambda g, x: g.call_method("relu", (x,)))
+
+    def build(g: fx.Graph, x: fx.Node) -> fx.Node:
+        one, two = g.get_attr("body_0"), g.get_attr("again")
+        y = g.call_function(torch.ops.higher_order.tag_activation_checkpoint, (one, x))
+        return g.call_function(torch.ops.higher_order.tag_activation_checkpoint, (two, y))
+
+    gm = graph_of(build, root={"body_0": inner, "again": inner})
+    source = assert_round_trip(gm)
+    assert "    class Body0(torch.nn.Module):" in source.text
+    assert "        self.again = self.body_0\n" in source.text
+    assert source.text.count(".relu()") == 1
+
+
+class OfEveryKind(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Sequential(nn.Dropout(0.1)))
+        self.conv = nn.Conv1d(1, 2, 3, padding="same", bias=False)
+        self.free = nn.Parameter(torch.ones(4), requires_grad=False)
+        self.register_buffer("table", torch.tensor([1.0, math.inf, math.nan, -0.0]))
+        self.blocks = nn.ModuleList([nn.Linear(4, 4)])
+        self.blocks[0].weight = self.layers[0].weight
+
+
+def of_every_kind() -> fx.GraphModule:
+    model = OfEveryKind().eval()
+    model.blocks.train()
+
+    def build(g: fx.Graph, x: fx.Node) -> tuple[fx.Node, ...]:
+        y = g.call_module("layers", (x,))
+        y = g.call_function(operator.mul, (y, g.get_attr("free")))
+        return y, g.call_module("conv", (x,)), g.get_attr("table"), g.call_module("blocks.0", (y,))
+
+    graph = fx.Graph()
+    graph.output(build(graph, graph.placeholder("x")))
+    return fx.GraphModule(model, graph)
+
+
+def test_submodules_and_constants_are_made_in_init() -> None:
+    gm = of_every_kind()
+    text = assert_round_trip(gm).text
+    layers = "torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Sequential(torch.nn.Dropout(p=0.1)))"
+    assert f"        self.layers = {layers}.eval()\n" in text
+    assert "        self.conv = torch.nn.Conv1d(1, 2, (3,), padding='same', bias=False).eval()\n" in text
+    assert "        self.free = torch.nn.Parameter(constants['free'], requires_grad=False)\n" in text
+    assert "        setattr(self.blocks, '0', torch.nn.Linear(4, 4))\n" in text
+
+
+def test_small_constants_are_literals_that_give_the_same_values() -> None:
+    gm = of_every_kind()
+    built = instantiate(write_module(gm))
+    assert torch.equal(built.table.isnan(), torch.tensor([False, False, True, False]))
+    assert built.state_dict().keys() == {name for name in gm.state_dict() if not name.startswith("none")}
+    for name, value in gm.state_dict().items():
+        torch.testing.assert_close(built.state_dict()[name], value, equal_nan=True, rtol=0, atol=0)
+
+
+def test_large_constants_need_an_expression_of_their_own() -> None:
+    gm = graph_of(lambda g, x: g.get_attr("table"), root={"table": torch.zeros(65)})
+    with pytest.raises(CannotWrite, match=r"'table'.*65 elements"):
+        write_module(gm)
+    source = write_module(gm, constant_expression=lambda name, value: f"torch.zeros({value.numel()})")
+    assert "self.register_buffer('table', torch.zeros(65))" in source.text
+    assert source.constants["table"] is gm.table
+
+
+def test_strides_of_constants_are_kept() -> None:
+    gm = graph_of(lambda g, x: g.get_attr("table"), root={"table": torch.arange(6).view(2, 3).t()})
+    assert instantiate(write_module(gm)).table.stride() == (1, 3)
+
+
+def hooked() -> nn.Module:
+    module = nn.Linear(2, 2)
+    module.register_forward_hook(lambda *_: None)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (type("Own", (nn.Module,), {"forward": lambda self, x: x})(), "'inner'"),
+        (nn.CrossEntropyLoss(weight=torch.ones(2)), "'inner'"),
+        (nn.ParameterList([torch.ones(1)]), "'inner'"),
+        (nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), "'inner'"),
+        (nn.TransformerEncoderLayer(4, 2), "'inner'"),
+        (hooked(), "hooks"),
+    ],
+)
+def test_a_submodule_that_no_call_rebuilds_is_refused_by_name(module: nn.Module, why: str) -> None:
+    with pytest.raises(CannotWrite, match=why):
+        write_module(graph_of(lambda g, x: g.call_module("inner", (x,)), root={"inner": module}))

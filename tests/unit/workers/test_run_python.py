@@ -1,0 +1,64 @@
+"""A fresh interpreter with a time limit."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from minidbg.workers import Standby, run_python
+
+
+def test_program_runs_with_its_arguments_folder_and_environment(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import os, sys\nprint(sys.argv[1], os.getcwd(), os.environ['WORD'])\nsys.exit(3)\n")
+    done = run_python([program, "one"], seconds=60, cwd="/", env={"WORD": "two"})
+    assert (done.exit_status, done.signal, done.timed_out) == (3, None, False)
+    assert done.stdout == "one / two\n"
+
+
+def test_death_is_told_with_the_stack() -> None:
+    done = run_python(["-c", "import ctypes; ctypes.string_at(0)"], seconds=60)
+    assert (done.exit_status, done.signal) == (None, signal.SIGSEGV)
+    assert "in string_at" in done.stderr_tail
+
+
+@pytest.mark.parametrize("own_session", [False, True])
+def test_limit_ends_the_program_and_all_it_started(own_session: bool) -> None:
+    program = (
+        "import subprocess, time\n"
+        f"print(subprocess.Popen(['sleep', '300'], start_new_session={own_session}).pid, flush=True)\n"
+        "time.sleep(300)\n"
+    )
+    done = run_python(["-c", program], seconds=2)
+    assert done.timed_out
+    assert done.seconds < 6
+    assert "Fatal Python error: Aborted" in done.stderr_tail
+    time.sleep(0.1)
+    assert not psutil.pid_exists(int(done.stdout)) or psutil.Process(int(done.stdout)).status() == "zombie"
+
+
+def test_background_process_that_holds_the_output_does_not_hold_us() -> None:
+    program = "import subprocess; subprocess.Popen(['sleep', '300']); print('done')"
+    done = run_python(["-c", program], seconds=60)
+    assert done.stdout == "done\n"
+    assert done.seconds < 30
+
+
+def test_stdin_is_empty_and_the_interpreter_may_be_given() -> None:
+    program = "print(repr(__import__('sys').stdin.read()))"
+    assert run_python([sys.executable, "-c", program], seconds=60).stdout == "''\n"
+
+
+def test_what_an_interpreter_imported_ahead_is_no_garbage_to_look_through(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import gc, sys\nprint('decimal' in sys.modules, gc.get_freeze_count() > 0, gc.isenabled())"
+    )
+    with Standby(["decimal"]) as standby:
+        done = standby.run([str(program)], seconds=60, cwd=tmp_path)
+    assert done.stdout == "True True True\n"

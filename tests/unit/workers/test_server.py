@@ -1,0 +1,304 @@
+"""The fork server with scripts that need no torch: what it answers, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from minidbg.workers.pool import Died, Ended, Order, Preload, Ready, ServerPool
+from minidbg.workers.waiting import ReadyInterpreter
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux")
+
+NO_TORCH = Preload(modules=("json",), warm="")
+
+
+class Driver:
+    """A pool and what it told."""
+
+    def __init__(self, folder: Path, preload: Preload = NO_TORCH) -> None:
+        self.folder = folder
+        self.heard: queue.SimpleQueue[Ended | Ready | Died] = queue.SimpleQueue()
+        self.pool = ServerPool(self.heard.put, preload, state=folder)
+        self.number = 0
+
+    def script(self, text: str, name: str = "script.py") -> Path:
+        path = self.folder / name
+        path.write_text(text)
+        return path
+
+    def start(self, script: Path, *, mode: str = "fork", seconds: float = 30.0, **more: object) -> int:
+        self.number += 1
+        self.pool.run(Order(self.number, (str(script), "--json"), mode, seconds, **more))
+        return self.number
+
+    def next_end(self) -> Ended:
+        while not isinstance(message := self.heard.get(timeout=30), Ended):
+            pass
+        return message
+
+    def run(self, text: str, **more: object) -> Ended:
+        self.start(self.script(text), **more)
+        return self.next_end()
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[Driver]:
+    driver = Driver(tmp_path)
+    yield driver
+    driver.pool.close()
+    assert list((tmp_path / "scratch").iterdir()) == [], "the scratch folder was not cleaned up"
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+MODES = pytest.mark.parametrize("mode", ["fork", "prelude", "fresh"])
+
+
+@MODES
+def test_a_script_runs_as_main_with_its_arguments_folder_and_status(driver: Driver, mode: str) -> None:
+    driver.script("VALUE = 41", "beside.py")
+    ended = driver.run(
+        "import sys, json, beside\n"
+        "if __name__ == '__main__':\n"
+        "    print(json.dumps([sys.argv[1:], beside.VALUE, __file__]))\n"
+        "    sys.exit(3)\n",
+        mode=mode,
+    )
+    assert (ended.status, ended.signal, ended.timed_out) == (3, None, False)
+    assert json.loads(ended.stdout) == [["--json"], 41, str(driver.folder / "script.py")]
+
+
+@MODES
+def test_an_uncaught_exception_never_looks_like_a_verdict_of_the_warm_runs(driver: Driver, mode: str) -> None:
+    ended = driver.run("raise ValueError('not a verdict')", mode=mode)
+    assert "ValueError: not a verdict" in ended.stderr
+    # a fresh interpreter exits with 1 and no output: the daemon asks for the JSON line, not for the status
+    assert ended.status == (1 if mode == "fresh" else 70)
+
+
+def test_the_files_that_a_run_had_loaded_are_told(driver: Driver) -> None:
+    beside = driver.script("import json", "beside.py")
+    assert str(beside) in (driver.run("import beside", mode="fork").files or ())
+    assert str(beside) in (driver.run("import beside", mode="prelude").files or ())
+
+
+@MODES
+def test_a_crash_is_told_with_its_signal(driver: Driver, mode: str) -> None:
+    ended = driver.run("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", mode=mode)
+    assert (ended.status, ended.signal) == (None, signal.SIGSEGV)
+    assert "Segmentation fault" in ended.stderr, "faulthandler says where"
+
+
+@MODES
+def test_a_hang_ends_at_its_time_limit_with_the_stack(driver: Driver, mode: str) -> None:
+    began = time.monotonic()
+    ended = driver.run("def stuck():\n    while True: pass\nstuck()", mode=mode, seconds=1.0)
+    assert ended.timed_out
+    assert time.monotonic() - began < 5
+    assert "in stuck" in ended.stderr
+
+
+def test_a_hang_that_ignores_every_signal_it_can_is_killed(driver: Driver) -> None:
+    ended = driver.run(
+        "import signal, time\nfor s in (signal.SIGABRT, signal.SIGTERM): signal.signal(s, signal.SIG_IGN)\n"
+        "while True: time.sleep(1)",
+        seconds=0.5,
+    )
+    assert (ended.timed_out, ended.signal) == (True, signal.SIGKILL)
+
+
+SPAWNS = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]{more})
+open({path!r}, "w").write(str(child.pid))
+{then}
+"""
+
+
+@pytest.mark.parametrize("more", ["", ", start_new_session=True"])
+@pytest.mark.parametrize("then", ["", "time.sleep(1000)"])
+def test_what_a_run_started_ends_with_it(driver: Driver, more: str, then: str) -> None:
+    path = driver.folder / "pid"
+    driver.run(SPAWNS.format(path=str(path), more=more, then=then), seconds=1.0)
+    pid = int(path.read_text())
+    assert eventually(lambda: not psutil.pid_exists(pid))
+
+
+def test_runs_go_on_side_by_side_and_one_can_be_cancelled(driver: Driver) -> None:
+    slow_number = driver.start(driver.script("import time; time.sleep(1000)", "slow.py"))
+    quick_number = driver.start(driver.script("print('quick')", "quick.py"))
+    assert driver.next_end().id == quick_number
+    driver.pool.cancel(slow_number)
+    ended = driver.next_end()
+    assert (ended.id, ended.cancelled) == (slow_number, True)
+
+
+def test_output_without_end_keeps_only_its_tail(driver: Driver) -> None:
+    ended = driver.run("for i in range(200_000): print('line', i)")
+    assert len(ended.stdout) <= 64_000
+    assert ended.stdout.endswith("line 199999\n")
+
+
+def test_a_memory_limit_is_an_error_of_the_run_only(driver: Driver) -> None:
+    ended = driver.run("x = bytearray(400_000_000)", memory_bytes=100_000_000)
+    assert ended.status == 70
+    assert "MemoryError" in ended.stderr
+
+
+@MODES
+def test_a_change_of_the_same_size_in_the_same_second_is_seen_with_a_fresh_bytecode_folder(
+    driver: Driver, mode: str
+) -> None:
+    beside = driver.script("VALUE = 1", "beside.py")
+    moment = (time.time_ns() // 10**9) * 10**9
+    values = []
+    for number in (1, 2):
+        beside.write_text(f"VALUE = {number}")
+        os.utime(beside, ns=(moment, moment))
+        folder = driver.folder / f"pycache-{number}"
+        values.append(driver.run("import beside; print(beside.VALUE)", mode=mode, pycache=str(folder)).stdout)
+    assert values == ["1\n", "2\n"]
+
+
+def test_a_server_whose_files_change_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "preloaded_library.py"
+    library.write_text("VALUE = 1")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    driver = Driver(tmp_path, Preload(modules=("preloaded_library",), warm=""))
+    try:
+        print_value = "import preloaded_library; print(preloaded_library.VALUE)"
+        assert driver.run(print_value).stdout == "1\n"
+        server = driver.pool.servers["warm", ()]
+        driver.pool.refresh()
+        assert driver.pool.servers["warm", ()] is server
+        library.write_text("VALUE = 2  # another size")
+        driver.pool.refresh()
+        assert driver.pool.servers["warm", ()] is not server
+        assert driver.run(print_value).stdout == "2\n"
+    finally:
+        driver.pool.close()
+
+
+def test_a_server_that_is_killed_loses_its_runs_and_the_next_order_starts_another(driver: Driver) -> None:
+    driver.start(driver.script("import time; time.sleep(1000)", "slow.py"))
+    while not isinstance(driver.heard.get(timeout=30), Ready):
+        pass
+    pid = driver.pool.servers["warm", ()].process.pid
+    assert eventually(lambda: bool(psutil.Process(pid).children()))
+    child = psutil.Process(pid).children()[0].pid
+    os.kill(pid, signal.SIGKILL)
+    assert driver.next_end().lost
+    assert isinstance(died := driver.heard.get(timeout=30), Died)
+    assert died.status == -signal.SIGKILL
+    assert eventually(lambda: not psutil.pid_exists(child)), "children die with their server"
+    assert driver.run("print('back')").stdout == "back\n"
+
+
+DAEMON = """
+import sys, time
+from pathlib import Path
+from minidbg.workers.pool import Order, Preload, ServerPool
+pool = ServerPool(lambda message: None, Preload((), ""), state=Path(sys.argv[1]))
+pool.run(Order(1, (sys.argv[2],), "fork", 1000.0))
+print(pool.servers["warm", ()].process.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def test_nothing_outlives_a_killed_daemon(tmp_path: Path) -> None:
+    script = tmp_path / "slow.py"
+    script.write_text(
+        f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(1000)"
+    )
+    command = [sys.executable, "-c", DAEMON, str(tmp_path), str(script)]
+    daemon = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    server = int(daemon.stdout.readline())
+    pid_file = tmp_path / "pid"
+    assert eventually(lambda: pid_file.exists() and pid_file.read_text() != "")
+    daemon.kill()
+    daemon.wait()
+    daemon.stdout.close()
+    assert eventually(lambda: not any(map(psutil.pid_exists, (server, int(pid_file.read_text())))))
+
+
+def test_a_fresh_run_has_the_threads_a_person_would_have(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "import os; print(os.environ.get('OMP_NUM_THREADS', 'unset'))"
+    had = os.environ.get("OMP_NUM_THREADS", "unset")
+    assert driver.run(program, mode="fork").stdout == "1\n"
+    assert driver.run(program, mode="fresh").stdout == f"{had}\n"
+
+
+# ---- one interpreter for those who wait
+
+
+@pytest.fixture
+def ready() -> Iterator[ReadyInterpreter]:
+    with ReadyInterpreter(NO_TORCH, os.environ) as interpreter:
+        yield interpreter
+
+
+def test_scripts_of_one_interpreter_run_at_the_same_time_and_share_nothing(
+    ready: ReadyInterpreter, tmp_path: Path
+) -> None:
+    (tmp_path / "one.py").write_text(
+        "import sys, time, json; json.mark = 1\n"
+        f"while not __import__('os').path.exists({str(tmp_path / 'seen')!r}): time.sleep(0.01)\n"
+        "print('one', sys.argv[1:]); sys.exit(3)"
+    )
+    (tmp_path / "two.py").write_text(
+        f"import json; open({str(tmp_path / 'seen')!r}, 'w'); print('two', hasattr(json, 'mark'))"
+    )
+    one = ready.start([str(tmp_path / "one.py"), "--x"], seconds=30)
+    two = ready.start([str(tmp_path / "two.py")], seconds=30)
+    ended = [one.result(), two.result()]
+    assert [(end.stdout, end.exit_status) for end in ended if end] == [
+        ("one ['--x']\n", 3),
+        ("two False\n", 0),
+    ]
+
+
+def test_a_script_under_way_can_be_cancelled(ready: ReadyInterpreter, tmp_path: Path) -> None:
+    (tmp_path / "forever.py").write_text("import time; time.sleep(600)")
+    under_way = ready.start([str(tmp_path / "forever.py")], seconds=600)
+    under_way.cancel()
+    ended = under_way.result()
+    assert ended is not None
+    assert ended.signal == signal.SIGKILL
+
+
+def test_an_interpreter_that_died_has_no_result(ready: ReadyInterpreter, tmp_path: Path) -> None:
+    (tmp_path / "forever.py").write_text("import time; time.sleep(600)")
+    under_way = ready.start([str(tmp_path / "forever.py")], seconds=600)
+    ready.server.process.kill()
+    assert under_way.result() is None
+    ready.server.thread.join()
+    assert ready.start([str(tmp_path / "forever.py")], seconds=600).result() is None
+
+
+def test_a_script_finds_no_variable_that_is_for_the_interpreter_alone(
+    ready: ReadyInterpreter, tmp_path: Path
+) -> None:
+    (tmp_path / "show.py").write_text("import os; print(os.environ.get('PYTORCH_NVML_BASED_CUDA_CHECK'))")
+    ended = ready.start([str(tmp_path / "show.py")], seconds=30).result()
+    assert ended is not None
+    assert ended.stdout == "None\n"

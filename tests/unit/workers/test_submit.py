@@ -1,0 +1,186 @@
+"""Every way in which a planted backend can end its process is an outcome, and the next call is none the worse."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import planted_backends as planted
+import psutil
+import pytest
+import torch
+from torch import fx
+
+from minidbg.asking import submit
+from minidbg.fx.case import Case
+from minidbg.words.outcome import Direction, Kind, Outcome, Signature, Verdict
+from minidbg.words.run_spec import CallPath
+
+CaseOf = Callable[..., Case]
+MEMORY = 512 << 20
+BOTH_PATHS = pytest.mark.parametrize("call", list(CallPath))
+
+
+@pytest.fixture(params=["fork", "spawn"])
+def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test is run with forks of this process, and with forks of a fresh interpreter, started once for all of them."""
+    monkeypatch.setenv("MINIDBG_WORKERS", request.param)
+
+
+BOTH_WAYS = pytest.mark.usefixtures("_both_ways")
+
+
+def ask(case: Case, seconds: float = 30.0) -> Outcome:
+    return submit(case, seconds=seconds, memory_bytes=MEMORY)
+
+
+@BOTH_WAYS
+@BOTH_PATHS
+@pytest.mark.parametrize(
+    ("backend", "death"),
+    [
+        (planted.segfaults_on_relu, "SIGSEGV"),
+        (planted.segfaults_in_run_on_relu, "SIGSEGV"),
+        (planted.aborts_on_relu, "SIGABRT"),
+        (planted.is_killed_on_relu, "SIGKILL"),
+        (planted.exits_on_relu, "exit status 7"),
+        (planted.exits_with_zero_on_relu, "exit status 0"),
+    ],
+)
+def test_death_is_a_crash_with_its_cause(case_of: CaseOf, call: CallPath, backend: Any, death: str) -> None:
+    outcome = ask(case_of(backend, call=call))
+    assert outcome.verdict is Verdict.REPRODUCES
+    assert (outcome.signature.kind, outcome.signature.types) == (Kind.CRASH, (death,))
+    assert outcome.signal == (getattr(signal, death, None))
+    assert death in outcome.message
+
+
+@BOTH_WAYS
+@BOTH_PATHS
+def test_crash_shows_where_it_was(case_of: CaseOf, call: CallPath) -> None:
+    compiling = ask(case_of(planted.segfaults_on_relu, call=call)).signature
+    running = ask(case_of(planted.segfaults_in_run_on_relu, call=call)).signature
+    assert compiling.frames == ("ctypes:string_at", "planted_backends:segfaults_on_relu")
+    assert running.frames == ("ctypes:string_at", "planted_backends:compiled_fn")
+
+
+@BOTH_WAYS
+@BOTH_PATHS
+@pytest.mark.parametrize(
+    ("backend", "phase", "innermost"),
+    [
+        (planted.hangs_on_relu, "compile", "planted_backends:hangs_on_relu"),
+        (planted.hangs_in_run_holding_the_gil_on_relu, "runtime", "re:match"),
+    ],
+)
+def test_hang_is_told_by_phase_and_place(
+    case_of: CaseOf, call: CallPath, backend: Any, phase: str, innermost: str
+) -> None:
+    outcome = ask(case_of(backend, call=call), seconds=2)
+    assert outcome.verdict is Verdict.REPRODUCES
+    assert outcome.signature == replace(outcome.signature, kind=Kind.HANG, types=(phase,))
+    assert outcome.signature.frames[0] == innermost
+    assert outcome.signal is None
+
+
+def test_hang_in_backward_is_told(case_of: CaseOf) -> None:
+    class Stuck(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            while True:
+                pass
+
+    def hangs_in_backward(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
+        return lambda *args: tuple(Stuck.apply(out) for out in graph_module(*args))
+
+    x = torch.linspace(-1, 1, 12, requires_grad=True)
+    outcome = ask(case_of(hangs_in_backward, inputs=(x,), backward=True), seconds=2)
+    assert (outcome.signature.kind, outcome.signature.direction) == (Kind.HANG, Direction.BACKWARD)
+    assert outcome.signature.types == ("runtime",)
+
+
+@BOTH_WAYS
+def test_backend_that_takes_all_memory_is_ended(case_of: CaseOf) -> None:
+    outcome = ask(case_of(planted.takes_all_memory_on_relu), seconds=100)
+    assert (outcome.signature.kind, outcome.signature.types) == (Kind.CRASH, ("memory limit",))
+
+
+@BOTH_WAYS
+def test_processes_that_a_hanging_backend_started_are_ended(case_of: CaseOf) -> None:
+    outcome = ask(case_of(planted.leaves_processes_on_relu), seconds=2)
+    assert outcome.signature.kind is Kind.HANG
+    lines = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+    assert ["sleep", "613"] not in lines
+
+
+def test_death_in_eager_is_invalid(case_of: CaseOf) -> None:
+    import ctypes
+
+    graph = fx.Graph()
+    graph.output((graph.call_function(ctypes.string_at, (0,)), graph.placeholder("x")))
+    deadly = fx.GraphModule(torch.nn.Module(), graph)
+    outcome = ask(case_of(planted.returns_gm_forward, graph_module=deadly))
+    assert outcome.verdict is Verdict.INVALID
+    assert "eager itself died (SIGSEGV)" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected", "verdict"),
+    [
+        (planted.segfaults_on_relu, Signature(Kind.CRASH, types=("SIGABRT",)), Verdict.REPRODUCES),
+        (planted.segfaults_on_relu, Signature(Kind.COMPILE), Verdict.CRASHED),
+        (planted.segfaults_on_relu, Signature(Kind.HANG), Verdict.CRASHED),
+        (planted.raises_on_relu, Signature(Kind.CRASH), Verdict.CHANGED),
+        (planted.returns_gm_forward, Signature(Kind.CRASH), Verdict.GONE),
+        (planted.hangs_on_relu, Signature(Kind.CRASH), Verdict.TIMEOUT),
+        (planted.hangs_on_relu, Signature(Kind.HANG), Verdict.REPRODUCES),
+    ],
+)
+def test_verdict_is_against_the_expected_kind(
+    case_of: CaseOf, backend: Any, expected: Signature, verdict: Verdict
+) -> None:
+    assert ask(case_of(backend, signature=expected), seconds=2).verdict is verdict
+
+
+@BOTH_WAYS
+def test_what_is_raised_in_the_child_is_what_is_raised_here(case_of: CaseOf) -> None:
+    from minidbg.asking.execute import execute
+
+    here, there = execute(case_of(planted.raises_on_relu)), ask(case_of(planted.raises_on_relu))
+    torch._dynamo.reset()
+    assert here.signature == there.signature
+
+
+def test_backend_may_be_a_closure_with_live_state(case_of: CaseOf) -> None:
+    state = torch.zeros(3)
+
+    def counts(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
+        state.add_(1)
+        raise RuntimeError("closure reached")
+
+    outcome = ask(case_of(counts))
+    assert "closure reached" in outcome.message
+    assert float(state.sum()) == 0
+
+
+def test_fault_of_the_oracle_is_invalid_and_says_so(case_of: CaseOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    from minidbg.asking import oracle_calls
+
+    monkeypatch.setattr(oracle_calls, "execute", lambda case, **_: 1 / 0)
+    outcome = ask(case_of(planted.raises_on_relu))
+    assert outcome.verdict is Verdict.INVALID
+    assert "ZeroDivisionError" in outcome.reason
+
+
+@BOTH_WAYS
+def test_outcome_is_read_back_whole(case_of: CaseOf) -> None:
+    outcome = ask(case_of(planted.adds_one_to_relu))
+    assert outcome.signature.kind is Kind.ACCURACY
+    assert Outcome.from_json(outcome.to_json()) == outcome
+    assert outcome.seconds > 0

@@ -1,0 +1,70 @@
+"""Which errors of a backward are the backend's, and what is remembered of the forward call."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+from torch import fx
+
+from minidbg import torch_internals
+from minidbg.words.outcome import Direction, Kind
+from minidbg.wrapper import dynamo_graph
+from minidbg.wrapper.chain import Link
+
+
+def raised_below(name: str | None) -> Exception:
+    """An error that passed through a function called ``name``, as AOTAutograd's own are called."""
+
+    def plain() -> None:
+        raise ValueError("x")
+
+    namespace = {"plain": plain}
+    if name is not None:
+        exec(f"def {name}(): plain()", namespace)
+    try:
+        namespace[name or "plain"]()
+    except ValueError as error:
+        return error
+    raise AssertionError("it did not fail")
+
+
+def test_the_stack_tells_the_phase_of_a_compiled_backward() -> None:
+    assert torch_internals.backward_phase(raised_below("get_or_compile")) == "compile"
+    assert torch_internals.backward_phase(raised_below("call_func_at_runtime_with_args")) == "runtime"
+
+
+def test_what_aot_autograd_checks_itself_is_nobodys_failure() -> None:
+    """A second backward, or one that donated buffers forbid."""
+    assert torch_internals.backward_phase(raised_below(None)) is None
+    heard: list[Exception] = []
+    dynamo_graph.heard(raised_below(None), lambda error, phase: heard.append(error))
+    assert not heard
+
+
+def test_a_bug_of_ours_does_not_take_the_place_of_the_users_exception() -> None:
+    def broken(error: Exception, phase: str) -> None:
+        raise ZeroDivisionError
+
+    dynamo_graph.heard(raised_below("get_or_compile"), broken)
+
+
+def test_a_result_without_compiled_backward_has_nothing_to_guard() -> None:
+    x = torch.ones(2, requires_grad=True)
+    assert not dynamo_graph.guard((x * 2, 3, None), lambda error, phase: None)
+    assert not dynamo_graph.guard(x, lambda error, phase: None)
+
+
+def test_a_remembered_call_keeps_no_tensor_alive() -> None:
+    graph = fx.symbolic_trace(lambda x, y, n: (x * y * n,))
+    x, y = torch.ones(2), torch.ones(2)
+    for node, name in zip(graph.graph.nodes, "xyn", strict=False):
+        node.meta["example_value"] = f"example of {name}"
+    made_of = dynamo_graph.remembered(graph, Link("eager"), (x, y, 3), ())
+    del y
+    gc.collect()
+    failure = made_of(ValueError("x"), "compile")
+    assert failure.inputs[0] is x
+    assert list(failure.inputs[1:]) == ["example of y", 3]
+    assert (failure.kind, failure.direction) == (Kind.COMPILE, Direction.BACKWARD)
+    assert failure.context.grad

@@ -1,0 +1,164 @@
+"""From a failure to a case: stand-ins for what was not there, the user's line, numbers for symbolic ones."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import fx, nn
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from minidbg.source.origins import short_path, user_line
+from minidbg.words.errors import AccuracyError, BackendUnreachable
+from minidbg.words.outcome import Direction, Kind
+from minidbg.words.run_spec import STAND_INS
+from minidbg.words.settings import Settings
+from minidbg.wrapper.capture import MESSAGE_CHARACTERS, Failure, case_of, digest, first_lines, real_value
+from minidbg.wrapper.chain import Link
+
+
+def small_graph() -> fx.GraphModule:
+    return fx.symbolic_trace(lambda x: (torch.relu(x) + 1,))
+
+
+def failing(graph: fx.GraphModule, inputs: tuple[object, ...], **changes: object) -> Failure:
+    try:
+        raise ValueError("relu of this is not known\nsecond line")
+    except ValueError as error:
+        return Failure(graph, inputs, Link("eager"), Kind.COMPILE, error, **changes)
+
+
+def test_a_case_holds_graph_inputs_backend_and_signature() -> None:
+    graph, x = small_graph(), torch.ones(2)
+    case = case_of(failing(graph, (x,), notes=("a remark",)), Settings())
+    assert case.graph_module is graph
+    assert case.inputs[0] is x
+    assert case.backend.expression == "'eager'"
+    assert case.compiler == "eager"  # without options bound to it: reduction may drop them
+    assert (case.signature.kind, case.signature.direction) == (Kind.COMPILE, Direction.FORWARD)
+    assert case.signature.types == ("ValueError",)
+    assert case.provenance.notes == ("a remark",)
+    assert case.provenance.message == "relu of this is not known\nsecond line"
+    assert (case.provenance.nodes, case.provenance.inputs) == (2, 1)
+
+
+def test_a_case_says_which_nodes_the_frames_of_its_failure_held() -> None:
+    graph = small_graph()
+
+    def refuse_relu() -> None:
+        for node in graph.graph.nodes:
+            if node.target is torch.relu:
+                raise ValueError("no kernel")
+
+    try:
+        refuse_relu()
+    except ValueError as error:
+        case = case_of(Failure(graph, (torch.ones(2),), Link("eager"), Kind.COMPILE, error), Settings())
+    assert case.provenance.suspects == ("relu",)
+
+
+def test_a_case_says_which_nodes_take_the_input_that_is_wrong_after_the_call() -> None:
+    def layers(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for _ in range(9):
+            x = torch.sin(x)
+        return (torch.relu(y) + x) * y
+
+    graph = fx.symbolic_trace(layers)
+    for where, expected in {
+        "input 1 after the call": ("mul relu",),
+        "gradient of input 1": (),
+        "output 1": (),
+        "input steps after the call": (),
+    }.items():
+        error = AccuracyError("", {"signature": {}, "where": where, "category": "float"})
+        failure = Failure(graph, (torch.ones(2),) * 2, Link("eager"), Kind.ACCURACY, error)
+        assert case_of(failure, Settings()).provenance.suspects == expected
+
+
+def test_a_backend_that_nothing_leads_to_is_refused_with_advice() -> None:
+    hidden = Link((lambda secret: lambda gm, inputs: secret)(object()))
+    failure = replace(failing(small_graph(), (torch.ones(2),)), link=hidden)
+    with pytest.raises(BackendUnreachable, match="reference="):
+        case_of(failure, Settings())
+
+
+def test_fake_inputs_are_replaced_by_seeded_ones_and_that_is_said() -> None:
+    with FakeTensorMode() as mode:
+        values = (
+            torch.empty_strided((2, 3), (1, 2)),
+            torch.empty(4, dtype=torch.long),
+            torch.empty(2, dtype=torch.bool),
+            mode.from_tensor(nn.Parameter(torch.ones(3))),
+            torch.empty(0),
+        )
+    failure = failing(small_graph(), values)
+    first, second = case_of(failure, Settings()), case_of(failure, Settings())
+    assert STAND_INS in first.provenance.notes
+    for fake, value, again in zip(values, first.inputs, second.inputs, strict=True):
+        assert type(value) in (torch.Tensor, nn.Parameter)
+        assert (value.shape, value.stride(), value.dtype) == (fake.shape, fake.stride(), fake.dtype)
+        assert value.requires_grad == fake.requires_grad
+        assert torch.equal(value, again)
+    assert first.inputs[1].max() <= 1
+    assert isinstance(first.inputs[3], nn.Parameter)
+
+
+def test_symbolic_numbers_become_those_of_this_run_without_a_guard() -> None:
+    environment = ShapeEnv()
+    mode = FakeTensorMode(shape_env=environment)
+    fake = mode.from_tensor(
+        torch.ones(7, 5),
+        source=ConstantSource("x"),
+        symbolic_context=StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.STATIC]),
+    )
+    assert real_value(fake.shape[0], 0) == 7
+    assert type(real_value(fake.shape[0], 0)) is int
+    assert tuple(real_value(fake, 0).shape) == (7, 5)
+    assert not environment.guards
+
+
+def test_plain_values_stay_the_very_objects() -> None:
+    for value in (torch.ones(2), 3, 2.5, None, "text", [torch.ones(1)]):
+        assert real_value(value, 0) is value
+
+
+def test_the_users_line_is_the_one_the_message_names() -> None:
+    graph = small_graph()
+    relu, add = (node for node in graph.graph.nodes if node.op == "call_function")
+    relu.meta["stack_trace"] = '  File "/src/train.py", line 7, in forward\n    h = torch.relu(x)\n'
+    add.meta["stack_trace"] = (
+        '  File "/src/train.py", line 8, in forward\n    return scaled(h)\n'
+        '  File "/src/ops.py", line 3, in scaled\n    return h + 1\n'
+    )
+    assert user_line(graph, "no kernel") == ("train.py:7", "h = torch.relu(x)")
+    assert user_line(graph, "no kernel", last=True) == ("ops.py:3", "return h + 1")
+    assert user_line(graph, f"while lowering '{add.name}'") == ("ops.py:3", "return h + 1")
+    add.name = "add_3"
+    assert user_line(graph, "cannot lower add_3 here") == ("ops.py:3", "return h + 1")
+    assert user_line(graph, "cannot lower add_31 here") == ("train.py:7", "h = torch.relu(x)")
+    assert user_line(graph, "target: add\n  return h + 1\n") == ("ops.py:3", "return h + 1")
+
+
+def test_paths_outside_the_working_directory_are_only_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert short_path(str(tmp_path / "pkg" / "train.py")) == os.path.join("pkg", "train.py")
+    assert short_path("/home/someone/secret/train.py") == "train.py"
+
+
+def test_a_long_message_is_cut() -> None:
+    assert first_lines("x" * 9000) == "x" * MESSAGE_CHARACTERS
+    assert first_lines("\n".join(map(str, range(100)))).splitlines()[-1] == "19"
+
+
+def test_equal_graphs_have_equal_digests() -> None:
+    x = (torch.ones(2),)
+    assert digest(failing(small_graph(), x)) == digest(failing(small_graph(), x))
+    other = fx.symbolic_trace(lambda x: (torch.relu(x) - 1,))
+    assert digest(failing(small_graph(), x)) != digest(failing(other, x))

@@ -1,0 +1,250 @@
+"""The flight recorder: a record is there exactly while the process may die in the backend, and says enough."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from planted_backends import raises_on_relu, returns_gm_forward
+from torch import fx
+
+import minidbg
+from minidbg.repro import flights, load, read_header
+from minidbg.repro.flights import RecordName, Step
+from minidbg.source.size import call_targets
+from minidbg.words.settings import Settings
+from minidbg.wrapper import flight
+from minidbg.wrapper.chain import Link
+
+
+def graph_with_an_index() -> fx.GraphModule:
+    graph = fx.Graph()
+    x, rows, mask = (graph.placeholder(name) for name in ("x", "rows", "mask"))
+    taken = graph.call_function(torch.index_select, (x, 0, rows))
+    graph.output((graph.call_function(torch.where, (mask, taken, 0.5)),))
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+VALUES = torch.randn(50, 40) * 3 + 100, torch.tensor([49, 0, 7]), torch.tensor([[True], [False], [True]])
+
+
+@pytest.fixture
+def repro_dir(tmp_path: Path) -> Path:
+    return tmp_path / "repros"
+
+
+@pytest.fixture
+def record(repro_dir: Path) -> Iterator[flight.Record]:
+    made = flight.Record(graph_with_an_index(), Settings(repro_dir=repro_dir))
+    yield made
+    made.close()
+
+
+LINK = Link(returns_gm_forward)
+
+
+def steps(repro_dir: Path) -> list[str]:
+    return [str(name.step) for _, name in flights.records(repro_dir)]
+
+
+def test_record_is_there_during_a_step_and_rests_between_two(record: flight.Record, repro_dir: Path) -> None:
+    with record.during(Step.COMPILE, LINK, VALUES):
+        assert steps(repro_dir) == ["compile"]
+    assert steps(repro_dir) == ["idle"]
+    with record.during(Step.RUN, LINK, VALUES):
+        assert steps(repro_dir) == ["run"]
+    with record.during_backward():
+        assert steps(repro_dir) == ["backward"]
+    assert steps(repro_dir) == []
+    assert list(flights.flight_folder(repro_dir).iterdir()) == []
+
+
+def test_record_loads_as_the_case_with_its_indices_and_masks(record: flight.Record, repro_dir: Path) -> None:
+    record.begin(Step.RUN, LINK, VALUES)
+    capture = flights.as_capture(record.path)
+    header = read_header(capture)
+    case = load(capture)
+    assert (str(header.kind), header.backend) == ("crash", "planted_backends.returns_gm_forward")
+    assert case.signature is None
+    assert torch.equal(case.inputs[1], VALUES[1])
+    assert torch.equal(case.inputs[2], VALUES[2])
+    assert case.inputs[0].shape == VALUES[0].shape
+    assert not torch.equal(case.inputs[0], VALUES[0])
+    assert 60 < float(case.inputs[0].abs().mean()) < 100, "of the same size as the values were"
+    assert call_targets(case.graph_module) == ("torch.index_select", "torch.where")
+    assert sum(path.stat().st_size for path in capture.parent.glob("*.safetensors")) < VALUES[0].nbytes
+
+
+def test_exception_takes_the_record_away_and_passes(record: flight.Record, repro_dir: Path) -> None:
+    with pytest.raises(ValueError, match="mine"), record.during(Step.COMPILE, LINK, VALUES):
+        raise ValueError("mine")
+    assert steps(repro_dir) == []
+
+
+@pytest.mark.parametrize(("waited_s", "left"), [(0.1, []), (flights.LONG_S + 1, ["interrupted"])])
+def test_ctrl_c_leaves_a_record_when_the_step_took_long(
+    record: flight.Record, repro_dir: Path, waited_s: float, left: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(flight.time, "monotonic", lambda: now[0])
+
+    def pressed_after_a_while() -> None:
+        now[0] = waited_s
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), record.during(Step.COMPILE, LINK, VALUES):
+        pressed_after_a_while()
+    assert steps(repro_dir) == left
+
+
+def test_exit_in_a_backend_leaves_its_record(record: flight.Record, repro_dir: Path) -> None:
+    with pytest.raises(SystemExit), record.during(Step.COMPILE, LINK, VALUES):
+        raise SystemExit(1)
+    assert steps(repro_dir) == ["compile"]
+    flight.clear_up()
+    assert steps(repro_dir) == ["compile"]
+
+
+def test_setting_turns_the_recorder_off(repro_dir: Path) -> None:
+    off = flight.Record(graph_with_an_index(), Settings(repro_dir=repro_dir, flight_recorder=False))
+    with off.during(Step.COMPILE, LINK, VALUES):
+        assert not repro_dir.exists()
+
+
+def test_folder_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
+    (tmp_path / "repros").write_text("a file")
+    record = flight.Record(graph_with_an_index(), Settings(repro_dir=tmp_path / "repros"))
+    with record.during(Step.COMPILE, LINK, VALUES):
+        pass
+    assert record.name is None
+
+
+def test_backend_that_no_import_reaches_is_not_recorded(repro_dir: Path) -> None:
+    scope: dict[str, Any] = {}
+    exec("def made(gm, inputs): return gm.forward", scope)
+    link = Link(scope["made"])
+    record = flight.Record(graph_with_an_index(), Settings(repro_dir=repro_dir))
+    with record.during(Step.COMPILE, link, VALUES):
+        assert steps(repro_dir) == []
+
+
+def test_other_link_of_a_chain_gets_its_own_record(record: flight.Record, repro_dir: Path) -> None:
+    record.begin(Step.COMPILE, LINK, VALUES)
+    record.begin(Step.COMPILE, Link(raises_on_relu), VALUES)
+    ((path, _),) = flights.records(repro_dir)
+    assert "raises_on_relu" in path.read_text()
+
+
+def test_forked_child_leaves_its_parents_record_alone(record: flight.Record, repro_dir: Path) -> None:
+    record.begin(Step.COMPILE, LINK, VALUES)
+    if not (pid := os.fork()):
+        try:
+            record.quietly_move(Step.IDLE)
+            record.close()
+            flight.clear_up()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert steps(repro_dir) == ["compile"]
+
+
+def test_nothing_is_writable_by_everybody(record: flight.Record, repro_dir: Path) -> None:
+    before = os.umask(0)
+    try:
+        record.begin(Step.COMPILE, LINK, VALUES)
+    finally:
+        os.umask(before)
+    for path in (repro_dir, *repro_dir.rglob("*")):
+        assert not path.stat().st_mode & stat.S_IWOTH, path
+
+
+def test_healthy_program_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen: list[list[str]] = []
+
+    def looks(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        seen.append(steps(tmp_path / "minidbg_repros"))
+        return gm.forward
+
+    monkeypatch.setattr("planted_backends.returns_gm_forward", looks)
+    looks.__module__, looks.__qualname__ = "planted_backends", "returns_gm_forward"
+    torch.compile(lambda x: x + 1, backend=minidbg.wrap(looks))(torch.ones(3))
+    flight.clear_up()
+    assert seen == [["compile"]]
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- reading
+
+
+def put(repro_dir: Path, name: RecordName) -> Path:
+    path = flights.make_flight_folder(repro_dir) / str(name)
+    path.write_text("a record")
+    return path
+
+
+def dead(number: int, step: Step, place: str | None = None) -> RecordName:
+    return RecordName(place or flights.this_place(), 2**22 + 5, 1_000, number, step)
+
+
+def test_records_of_dead_processes_are_found_and_those_of_the_living_left(repro_dir: Path) -> None:
+    left = put(repro_dir, dead(1, Step.RUN))
+    idle = put(repro_dir, dead(2, Step.IDLE))
+    own = put(repro_dir, flights.own_name(3, Step.COMPILE))
+    reused = flights.own_name(4, Step.COMPILE)
+    before = RecordName(reused.place, reused.pid, reused.started_ms - 60_000, 4, reused.step)
+    reused_pid = put(repro_dir, before)
+    elsewhere = put(repro_dir, dead(5, Step.RUN, "0badcafe"))
+    assert set(flights.dead_flights(repro_dir)) == {left, reused_pid}
+    assert [path.exists() for path in (left, idle, own, elsewhere)] == [True, False, True, True]
+
+
+def test_a_rank_that_died_waiting_for_another_is_no_crash(repro_dir: Path) -> None:
+    waiting = put(repro_dir, dead(1, Step.WAITING))
+    waiting.write_text("# Seen on rank 1 of 4.")
+    assert flights.dead_flights(repro_dir) == []
+    assert flights.waited_in_vain(repro_dir) == [waiting]
+    assert "(rank 1 of 4) died while waiting for other ranks in a collective" in flights.death(waiting)
+
+
+def test_what_living_processes_have_been_at_for_long_is_said(
+    repro_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = put(repro_dir, flights.own_name(1, Step.COMPILE))
+    put(repro_dir, flights.own_name(2, Step.IDLE))
+    assert list(flights.at_work(repro_dir)) == []
+    monkeypatch.setattr(flights.time, "time", lambda: flights.modified(own) + 60)
+    assert list(flights.at_work(repro_dir)) == [f"process {os.getpid()}, for 60 s: compiling a graph"]
+
+
+def test_old_record_of_another_machine_counts_as_left_behind(
+    repro_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = put(repro_dir, dead(5, Step.RUN, "0badcafe"))
+    late = flights.modified(elsewhere) + flights.FOREIGN_AFTER_S + 1
+    monkeypatch.setattr(flights.time, "time", lambda: late)
+    assert flights.dead_flights(repro_dir) == [elsewhere]
+
+
+def test_link_is_no_record(repro_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("mine")
+    os.symlink(tmp_path / "secret", flights.make_flight_folder(repro_dir) / str(dead(1, Step.RUN)))
+    assert flights.dead_flights(repro_dir) == []
+
+
+def test_same_record_of_two_ranks_becomes_one_capture(repro_dir: Path) -> None:
+    captures = {flights.as_capture(put(repro_dir, dead(number, Step.RUN))) for number in (1, 2)}
+    assert len(captures) == 1
+    assert flights.dead_flights(repro_dir) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["x.py", "a-1-2-3.sleep.py", "a-1-2-3.py", "a-1-2-3.run.py.bak", "a-1-2-3.run.safetensors"]
+)
+def test_other_names_are_no_records(name: str) -> None:
+    assert flights.read_name(Path(name)) is None

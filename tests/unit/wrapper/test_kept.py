@@ -1,0 +1,104 @@
+"""What a call may change is put back, and it is said where that is not possible."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from minidbg.wrapper.kept import NOTHING, UNKNOWN, keep
+
+LIMIT = 1 << 20
+
+
+def test_written_tensors_and_the_rng_are_put_back() -> None:
+    x, y = torch.zeros(3), torch.zeros(3)
+    kept = keep([x, 5, y], [0], [], limit_bytes=LIMIT)
+    expected = torch.rand(2)
+    x.add_(1)
+    y.add_(1)
+    assert kept.restore()
+    assert torch.equal(x, torch.zeros(3))
+    assert torch.equal(y, torch.ones(3)), "only what the graph may write is kept"
+    assert torch.equal(torch.rand(2), expected)
+
+
+@pytest.mark.parametrize(
+    "given", [lambda x: x, lambda x: x.expand(3, 4), lambda x: [x]], ids=["itself", "expanded", "in a list"]
+)
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.inference_mode])
+def test_restoring_gives_the_same_again_and_again(given: Callable[[torch.Tensor], object], mode: Any) -> None:
+    with mode():
+        x = torch.zeros(3, 1)
+        kept = keep([given(x)], [0], [], limit_bytes=LIMIT)
+        for _ in range(2):
+            x.add_(1)
+            assert kept.restore()
+            assert torch.equal(x, torch.zeros(3, 1))
+
+
+def test_attributes_of_the_graph_are_put_back_too() -> None:
+    counter = torch.zeros((), dtype=torch.long)
+    kept = keep([], [], [counter], limit_bytes=LIMIT)
+    counter.add_(1)
+    assert kept.restore()
+    assert counter == 0
+
+
+def test_autograd_counts_no_write_by_the_restoring() -> None:
+    """What an earlier graph saved for its backward must stay usable: the values are those it saved."""
+    weight = torch.ones(3, requires_grad=True)
+    y = weight * 2
+    loss = (y * y).sum()
+    version = y._version
+    kept = keep([y], [0], [], limit_bytes=LIMIT)
+    assert kept.restore()
+    assert y._version == version
+    loss.backward()
+    assert torch.equal(weight.grad, torch.full((3,), 8.0))
+
+
+def test_a_leaf_that_became_part_of_a_graph_is_a_leaf_again() -> None:
+    buffer, weight = torch.zeros(3), torch.ones(3, requires_grad=True)
+    kept = keep([buffer], [0], [], limit_bytes=LIMIT)
+    buffer.add_(weight)
+    assert kept.restore()
+    assert buffer.grad_fn is None
+    assert not buffer.requires_grad
+
+
+def test_a_changed_history_that_cannot_be_put_back_is_told() -> None:
+    y = torch.ones(3, requires_grad=True) * 2
+    kept = keep([y], [0], [], limit_bytes=LIMIT)
+    y.mul_(3)
+    assert not kept.restore()
+
+
+def test_above_the_limit_nothing_is_kept_and_that_is_told() -> None:
+    x = torch.zeros(3)
+    assert keep([x], [0], [], limit_bytes=11) is UNKNOWN
+    assert keep([x], [0], [], limit_bytes=12).complete
+    assert not UNKNOWN.restore()
+    assert NOTHING.restore()
+
+
+def test_a_tensor_that_cannot_be_copied_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoClone(torch.Tensor):
+        def clone(self) -> torch.Tensor:  # type: ignore[override]
+            raise NotImplementedError("no clone for this type")
+
+    x = torch.zeros(3).as_subclass(NoClone)
+    assert keep([x], [0], [], limit_bytes=LIMIT) is UNKNOWN
+
+
+def test_a_freed_storage_and_a_fake_tensor_have_nothing_to_keep() -> None:
+    freed = torch.zeros(3)
+    freed.untyped_storage().resize_(0)
+    with FakeTensorMode():
+        fake = torch.zeros(3)
+    for x in (freed, fake):
+        assert keep([x], [0], [], limit_bytes=LIMIT).tensors == ()

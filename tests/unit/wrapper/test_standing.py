@@ -1,0 +1,105 @@
+"""``minidbg.stats()``: each graph counts once, as verified, failed, not run, or not verified for a reason."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from torch._dynamo.exc import BackendCompilerFailed
+
+import minidbg
+from minidbg.commands.run.launch import graph_lines
+from minidbg.wrapper import failures, standing, stats, verify_runs
+from minidbg.wrapper.standing import of_new_graph, write_stats
+
+
+@pytest.fixture(autouse=True)
+def _no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MINIDBG_STATS", raising=False)
+
+
+def test_each_graph_counts_once() -> None:
+    verified, wrong, refused, _, both = (of_new_graph() for _ in range(5))
+    verified.verified = True
+    verified.leave_out("output 0 is not judged")
+    wrong.verified = wrong.failed = True
+    refused.not_verified("no memory")
+    refused.not_verified("another reason of a later call")
+    both.not_verified("no memory")
+    both.verified = True
+    found = stats()
+    assert (found.graphs, found.verified, found.failed, found.not_run) == (5, 2, 1, 1)
+    assert (found.not_verified, found.left_out) == ({"no memory": 1}, {"output 0 is not judged": 1})
+
+
+def test_a_forked_childs_graphs_are_not_its_parents() -> None:
+    of_new_graph().process += 1
+    assert stats().graphs == 0
+
+
+def test_a_process_appends_its_line_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "stats.jsonl"
+    monkeypatch.setenv("MINIDBG_STATS", str(file))
+    write_stats()
+    assert not file.exists(), "nothing was compiled"
+    of_new_graph().verified = True
+    write_stats()
+    write_stats()
+    assert [json.loads(line)["verified"] for line in file.read_text().splitlines()] == [1, 1]
+
+
+def test_the_end_of_minidbg_run_counts_the_graphs_of_all_processes() -> None:
+    one = {"graphs": 3, "verified": 1, "not_run": 1, "not_verified": {"no memory": 1}, "left_out": {}}
+    other = {"graphs": 1, "verified": 1, "not_run": 0, "not_verified": {}, "left_out": {"output 0": 1}}
+    assert graph_lines([one, other]) == [
+        "2 of 3 graphs that ran agree with eager",
+        "1 not verified: no memory",
+        "1 verified in part: output 0",
+    ]
+    assert graph_lines([]) == []
+
+
+class TimeIsUp(Exception):
+    """What the handler of a program's own alarm raises."""
+
+
+@pytest.mark.parametrize("where", ["compiling", "running", "comparing", "answering"])
+def test_what_a_signal_handler_raises_is_nobodys_failure(
+    where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A time limit or the end of a job may come at any moment: the program must hear of it, and nothing is reduced."""
+
+    def alarm(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    def out_of_time(*_: object) -> None:
+        raise TimeIsUp
+
+    def backend(gm: torch.fx.GraphModule, _: object) -> object:
+        def run(*args: torch.Tensor) -> object:
+            if where == "answering":
+                raise RuntimeError("the backend's own")
+            if where == "running":
+                alarm()
+            return gm.forward(*args)
+
+        if where == "compiling":
+            alarm()
+        return run
+
+    ours = {"comparing": (verify_runs, "run_eager"), "answering": (failures, "capture_and_reduce")}
+    if where in ours:
+        monkeypatch.setattr(*ours[where], alarm)
+    before = signal.signal(signal.SIGUSR1, out_of_time)
+    try:
+        compiled = torch.compile(torch.sin, backend=minidbg.wrap(backend, repro_dir=tmp_path))
+        with pytest.raises((TimeIsUp, BackendCompilerFailed)) as raised:
+            compiled(torch.ones(3))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert any(isinstance(one, TimeIsUp) for one in standing.chain_of(raised.value))
+    assert minidbg.report_of(raised.value) is None
+    assert list(tmp_path.rglob("*.py")) == []

@@ -1,0 +1,83 @@
+"""What is never run twice, what memory does not allow, and how much a graph is thought to need."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import fx
+
+from minidbg.words.settings import Settings, Verify
+from minidbg.wrapper import kept
+from minidbg.wrapper.kept import bytes_of_a_run, refusal
+from minidbg.wrapper.verify import calls_compared, is_settled
+
+
+def graph_of(*targets: Callable[..., Any], values: Any = None) -> fx.GraphModule:
+    """A chain of calls, each with the value of the one before it."""
+    graph = fx.Graph()
+    node = graph.placeholder("x")
+    for target in targets:
+        node = graph.call_function(target, (node,))
+        node.meta["example_value"] = values
+    graph.output(node)
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+X = (torch.ones(4),)
+
+
+def test_a_plain_graph_is_not_refused() -> None:
+    assert refusal(graph_of(torch.sin, operator.neg), X, frozenset(), Settings()) is None
+
+
+@pytest.mark.parametrize("target", [torch.ops.aten._print.default, torch.ops.aten._print], ids=str)
+def test_what_others_see_is_not_run_twice(target: Any) -> None:
+    why = refusal(graph_of(torch.sin, target), X, frozenset(), Settings())
+    assert "effects outside the graph" in str(why)
+
+
+def test_a_collective_inside_a_nested_graph_is_seen() -> None:
+    outer = graph_of(torch.sin)
+    outer.add_module("inner", graph_of(torch.ops._c10d_functional.wait_tensor.default))
+    assert refusal(outer, X, frozenset(), Settings())
+
+
+def test_copies_beyond_the_limit_are_refused() -> None:
+    settings = Settings(value_limit_bytes=8)
+    assert refusal(graph_of(torch.sin), X, frozenset(), settings) is None
+    assert "value_limit_bytes" in str(refusal(graph_of(torch.sin), X, frozenset({0}), settings))
+
+
+def test_what_would_not_fit_beside_the_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    graph = graph_of(torch.sin, values=torch.empty(4000, device="meta"))
+    assert "are free" in str(refusal(graph, X, frozenset(), Settings()))
+    assert kept.free_bytes(X) == 1000
+
+
+@pytest.mark.parametrize(("grad", "values"), [(True, 3), (False, 2)])
+def test_values_count_until_their_last_use_or_until_backward(grad: bool, values: int) -> None:
+    graph = graph_of(torch.sin, torch.cos, torch.tan, values=torch.empty(10, device="meta"))
+    with torch.set_grad_enabled(grad):
+        assert bytes_of_a_run(graph) == values * 40
+
+
+@pytest.mark.parametrize(
+    ("verify", "calls", "settled_after"), [(Verify.FIRST, 1, 1), (Verify.NEVER, 0, 1), (3, 3, 3)], ids=str
+)
+def test_a_graph_settles_after_the_calls_that_are_compared(
+    verify: Verify | int, calls: int, settled_after: int
+) -> None:
+    assert calls_compared(verify) == calls
+    assert [is_settled(good, verify) for good in (settled_after - 1, settled_after)] == [False, True]
+
+
+def test_always_never_settles() -> None:
+    assert calls_compared(Verify.ALWAYS) is None
+    assert not is_settled(1000, Verify.ALWAYS)
