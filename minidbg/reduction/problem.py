@@ -58,7 +58,7 @@ class ReductionProblem:
     Writing a pass:
 
     - Look at ``problem.best`` (or at ``problem.recording``, the values inside it) and build a smaller ``Candidate``, most
-      often with ``graphs.edit.extract``. Then call ``problem.consider(candidate)``. If it returns True, the candidate
+      often with ``fx.edit.extract``. Then call ``problem.consider(candidate)``. If it returns True, the candidate
       fails in the same way, and it is ``problem.best`` now when it is smaller: read ``problem.best`` again, since the
       nodes you hold belong to the one before. Names of nodes stay.
     - ``consider`` judges, remembers and counts. A candidate seen before, one that cannot run in eager and one without
@@ -145,7 +145,7 @@ class ReductionProblem:
     ) -> Candidate | None:
         """The candidate of just the calls in ``keep``, nodes of ``best`` or of the earlier candidate ``out_of``.
 
-        ``how`` goes to ``graphs.edit.extract``. None when a value that it needs cannot be recorded.
+        ``how`` goes to ``fx.edit.extract``. None when a value that it needs cannot be recorded.
         """
         base, recording = out_of or (self.best, self.recording)
         how.setdefault("passed_through", self.keep_passed_through)

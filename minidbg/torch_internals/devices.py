@@ -78,7 +78,7 @@ def in_use() -> str | None:
 
 
 def present() -> list[str]:
-    """The kinds of accelerators that are here and that no fork survives; asking may be their first use (see ``processes.zygote``)."""
+    """The kinds of accelerators that are here and that no fork survives; asking may be their first use (see ``workers.zygote``)."""
     return [
         name for name in kinds_here() if not KINDS.get(name, DEFAULT).survives_fork and is_available(name)
     ]

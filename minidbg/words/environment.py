@@ -21,7 +21,7 @@ RUN = "MINIDBG__RUN"
 HOOK = Path(__file__).parents[1] / "commands" / "run" / "hook"
 """In front of the program's PYTHONPATH: the folder whose ``sitecustomize`` has those orders followed."""
 JUDGING = "MINIDBG__JUDGING"
-"""The mark. ``oracle.harness`` sets it by its name, since its text also stands in scripts without minidbg."""
+"""The mark. ``judge.harness`` sets it by its name, since its text also stands in scripts without minidbg."""
 
 
 @dataclass(frozen=True, slots=True)

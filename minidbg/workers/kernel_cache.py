@@ -2,7 +2,7 @@
 
 In the user's cache such a file would break the user's next run. Compiled kernels are keyed by their source and the
 compiler's flags, so keeping them from one reduction to the next hides nothing. Graphs are cached for one reduction alone
-(``reduction.session``) and go some time after it; everywhere else graph caches are off (``oracle.harness``).
+(``reduction.session``) and go some time after it; everywhere else graph caches are off (``judge.harness``).
 """
 
 from __future__ import annotations
