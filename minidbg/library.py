@@ -82,12 +82,8 @@ def reduced(
     limits: Limits,
     folder: Path | None = None,
     listener: Listener = silent,
-    own_process: bool = False,
 ) -> Written:
-    """As ``reduce``, but also returns a result without a verified repro.
-
-    ``own_process``: nothing but this runs in the process.
-    """
+    """As ``reduce``, but also returns a result without a verified repro."""
     forms = forms_of(what, backend)
     if forms is None:
         if backend is not None:
@@ -95,9 +91,7 @@ def reduced(
                 f"backend={backend!r}: the repro {what} has its backend in it; edit the script to ask another one"
             )
         assert isinstance(what, Path)
-        return reducing.reduce_path(
-            what, limits=limits, folder=folder, listener=listener, own_process=own_process
-        )
+        return reducing.reduce_path(what, limits=limits, folder=folder, listener=listener)
     case = importers.first_that_fails(forms, str(what) if isinstance(what, Path) else "the program")
     folder = folder or settings.load().repro_dir
     return reducing.reduce_and_publish(case, folder, limits=limits, listener=listener, just_seen=True)

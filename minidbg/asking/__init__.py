@@ -1,25 +1,15 @@
-"""Oracle calls in child processes: one ``submit`` for a case, whatever way its child is made."""
+"""Questions about a case, each answered in a child: one ``submit``, whatever the case."""
 
-from minidbg.asking.fork_safety import fork_refusal, get_ready, say_once
-from minidbg.asking.oracle_calls import (
-    asked_elsewhere,
-    outcome_of,
-    submit,
-    unless_the_machine_failed,
-    why_not_in_a_fork,
-)
-from minidbg.asking.packing import packed, portable, warmth
+from minidbg.asking.oracle_calls import asked_elsewhere, outcome_of, submit, unless_the_machine_failed
+from minidbg.asking.packing import ask, packed, portable, preparation
 
 __all__ = [
+    "ask",
     "asked_elsewhere",
-    "fork_refusal",
-    "get_ready",
     "outcome_of",
     "packed",
     "portable",
-    "say_once",
+    "preparation",
     "submit",
     "unless_the_machine_failed",
-    "warmth",
-    "why_not_in_a_fork",
 ]

@@ -21,26 +21,17 @@ import torch
 from torch import fx
 
 from minidbg import torch_internals, workers
-from minidbg.asking.execute import execute
-from minidbg.asking.fork_safety import LOST, fork_refusal, say_once
-from minidbg.asking.packing import packed, warmth
-from minidbg.fx import ranks
+from minidbg.asking.packing import ANSWER, packed, preparation
 from minidbg.fx.case import Case
 from minidbg.fx.effects import is_call
 from minidbg.judge.child import death_name, died, memory_limit
 from minidbg.judge.embed import settings_of
 from minidbg.judge.suspects import suspects_in_stack
-from minidbg.torch_internals import devices
 from minidbg.words.deadline import NEVER, Deadline
 from minidbg.words.errors import CannotWrite
 from minidbg.words.outcome import Kind, Outcome, Signature, Verdict
 from minidbg.workers import ChildResult
 from minidbg.workers.kernel_cache import VARIABLE, remove_unfinished
-
-BACKEND_QUESTION_S = 20.0
-"""For one addition in a fork, with a backend that nobody has seen work in one."""
-WORKS_IN_FORKS: dict[tuple[int, str], bool] = {}
-"""By process and backend."""
 
 
 class Way(Protocol):
@@ -72,10 +63,9 @@ def submit(
     memory_bytes: int | None = None,
     to_the_end: bool = True,
     deadline: Deadline = NEVER,
+    bisection: str = "",
 ) -> Outcome:
-    """The outcome of ``execute(case)`` in a child, judged against the case's signature.
-
-    The child is a fork of this process, or of a fresh interpreter where that is unsafe or ``MINIDBG_WORKERS`` says so.
+    """The outcome of ``execute(case)`` in a fork of this process's forkserver, judged against the case's signature.
 
     A child that dies, or passes ``seconds`` or ``memory_bytes`` (by default four fifths of what is free), is an outcome of
     kind crash or hang. One that does so in eager is invalid. A hang is not waited for to the end of ``seconds`` when healthy
@@ -87,11 +77,9 @@ def submit(
 
     def ask(case: Case, seconds: float) -> Outcome:
         def run() -> Outcome:
-            way: Way = in_a_fork
-            if ELSEWHERE:
-                way = ELSEWHERE[-1]
-            elif must_spawn(case, deadline):
-                way = partial(in_a_zygote, deadline=deadline)
+            way = (
+                ELSEWHERE[-1] if ELSEWHERE else partial(in_the_server, deadline=deadline, bisection=bisection)
+            )
             return way(case, deadline.left(seconds), memory_bytes, to_the_end=to_the_end)
 
         return unless_the_machine_failed(run, expected=case.signature, deadline=deadline)
@@ -110,111 +98,35 @@ def submit(
 # ---- the way to a child ----------------------------------------------------------------------------
 
 
-def must_spawn(case: Case, deadline: Deadline = NEVER) -> bool:
-    """Whether ``case`` must be asked in another interpreter than a fork of this process. A refusal is said once."""
-    refusal = why_not_in_a_fork(case, deadline)
-    if refusal is not None and refusal != ASKED_FOR:
-        say_once(
-            f"{refusal}; questions are asked in forks of a fresh interpreter, "
-            "which costs some seconds once, for its imports, and a copy of the inputs for each question"
-        )
-    return refusal is not None
-
-
-ASKED_FOR = "the setting 'workers' is 'spawn'"
-
-
-def why_not_in_a_fork(case: Case, deadline: Deadline = NEVER) -> str | None:
-    """Why ``case`` cannot run in a fork of this process; None when it can, or ``MINIDBG_WORKERS`` says so."""
-    wanted = os.environ.get("MINIDBG_WORKERS", "")
-    if wanted in ("spawn", "fork"):
-        return ASKED_FOR if wanted == "spawn" else None
-    if ranks.has_real_group() and ranks.needs_group(case.graph_module, case.inputs):
-        return "this process is connected to other ranks, which no fork of it may talk to"
-    return fork_refusal(autograd=may_use_autograd(case)) or hang_in_forks(case, deadline)
-
-
-def may_use_autograd(case: Case) -> bool:
-    """Whether a run of ``case`` may run autograd: AOTAutograd does for each graph with an input that requires grad."""
-    modules = [one for one in case.graph_module.modules() if isinstance(one, fx.GraphModule)]
-    values = [*case.inputs, *case.graph_module.parameters()]
-    return (
-        case.backward
-        or any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
-        or any(AUTOGRAD.search(f"{node.target}") for one in modules for node in one.graph.nodes)
-    )
-
-
-AUTOGRAD = re.compile(r"autograd|grad_|_grad|backward|jvp|vjp|checkpoint")
-"""In the targets of nodes that may run autograd, or make tensors that do."""
-
-
-def hang_in_forks(case: Case, deadline: Deadline = NEVER) -> str | None:
-    """Why a backend that is not torch's own needs an interpreter of its own: not even one addition ends in a fork.
-
-    Its own threads, started in this process, are missing in each fork of it.
-    """
-    if not case.backend.modules or case.backend.name in ("inductor", "aot_eager", "eager"):
-        return None
-    key = (os.getpid(), f"{case.backend.expression} {case.backend.embedded}")
-    if key not in WORKS_IN_FORKS:
-        outcome = in_a_fork(one_addition(case), deadline.left(BACKEND_QUESTION_S), None)
-        hangs = outcome.signature is not None and outcome.signature.kind is Kind.HANG
-        if hangs and deadline.is_over:
-            return f"no time is left to find out whether {case.backend.name} works in a fork"
-        WORKS_IN_FORKS[key] = not hangs
-    if WORKS_IN_FORKS[key]:
-        return None
-    return f"{case.backend.name} did not end one addition in a fork of this process in {BACKEND_QUESTION_S:.0f} s"
-
-
-def in_a_zygote(
+def in_the_server(
     case: Case,
     seconds: float,
     memory_bytes: int | None,
     *,
     to_the_end: bool = True,
     deadline: Deadline = NEVER,
+    bisection: str = "",
 ) -> Outcome:
-    """One run in a fork of a fresh interpreter, of another one where that has lost its accelerators. Raises OSError."""
-    for last in (False, True):
-        try:
-            with packed(case) as path:
-                done = workers.call_in_zygote(
-                    "minidbg.asking.packing:answer",
-                    {"path": str(path), "margin": case.margin, "to_the_end": to_the_end},
-                    seconds=seconds,
-                    deadline=deadline,
-                    memory_bytes=memory_bytes,
-                    **warmth(case),
-                )
-        except CannotWrite as refusal:
-            return Outcome(Verdict.INVALID, reason=str(refusal))
-        lost = done.value.get("lost") if isinstance(done.value, dict) else None
-        if lost is None or last:
-            break
-        workers.end_zygote()
-    if lost is not None:
-        return Outcome(Verdict.INVALID, reason=f"no fork of a fresh interpreter can use {lost}")
+    """One run in a fork of this process's forkserver. ``bisection``: the folder in which torch's bisector keeps its state. Raises OSError."""
+    try:
+        with packed(case) as path:
+            question = {
+                "path": str(path),
+                "margin": case.margin,
+                "to_the_end": to_the_end,
+                "bisection": bisection,
+            }
+            done = workers.call_in_server(
+                preparation(case, ANSWER),
+                question,
+                seconds=seconds,
+                deadline=deadline,
+                memory_bytes=memory_bytes,
+            )
+    except CannotWrite as refusal:
+        return Outcome(Verdict.INVALID, reason=str(refusal))
     if done.answered:
         return Outcome.from_json(done.value).judged_against(case.signature)
-    return outcome_of(case, done, memory_bytes)
-
-
-def in_a_fork(case: Case, seconds: float, memory_bytes: int | None, *, to_the_end: bool = True) -> Outcome:
-    """One run in a fork; in a fresh interpreter's when this process has lost its forks since it was last asked for one."""
-    note = workers.Notes()
-
-    def answer() -> dict[str, Any]:
-        lost = devices.lost_in_fork()
-        return {"lost": lost} if lost else execute(case, note=note, to_the_end=to_the_end).to_json()
-
-    done = workers.call_in_fork(answer, seconds=seconds, memory_bytes=memory_bytes, note=note)
-    if isinstance(done.value, dict) and "lost" in done.value:
-        LOST[os.getpid()] = done.value["lost"]
-        return in_a_zygote(case, seconds, memory_bytes, to_the_end=to_the_end)
-    if done.answered:
-        return Outcome.from_json(done.value)
     return outcome_of(case, done, memory_bytes)
 
 

@@ -18,14 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minidbg import workers
+from minidbg import torch_internals, workers
 from minidbg.asking.execute import execute
 from minidbg.fx.case import Case
 from minidbg.repro.loading import load
 from minidbg.repro.render import STORED, Form, Script, render
 from minidbg.source.contents import AT_A_GLANCE
 from minidbg.source.specs import Exactness
-from minidbg.torch_internals import devices
+from minidbg.words.outcome import Kind
 
 LIMIT_BYTES = 1 << 40
 SPARE_BYTES = 256 << 20
@@ -43,17 +43,34 @@ def stored(key, dtype, device="cpu"):
 '''
 
 
+ANSWER = "minidbg.asking.packing:answer"
+
+
 def answer(argument: Mapping[str, Any], note: Callable[[str], object]) -> dict[str, Any]:
-    """In the child: the outcome of the case, or ``{"lost": kind}`` when this process cannot use an accelerator that is here."""
-    if (lost := devices.lost_in_fork()) is not None:
-        return {"lost": lost}
+    """In the child: the outcome of the case."""
     case = replace(load(argument["path"]), margin=argument["margin"])
-    return execute(case, note=note, to_the_end=argument["to_the_end"]).to_json()
+    with torch_internals.in_bisection(argument.get("bisection", "")):
+        return execute(case, note=note, to_the_end=argument["to_the_end"]).to_json()
 
 
-def warmth(case: Case) -> dict[str, Any]:
-    """What the zygote needs for its children to find ``case``'s backend set up."""
-    return {"imports": case.backend.modules, "warm": "inductor" if case.backend.name == "inductor" else "aot"}
+def preparation(case: Case, function: str) -> workers.Preparation:
+    """What the server does before its children find ``case``'s backend set up; nothing that may end or hang it, as it does them."""
+    if case.kind in (Kind.CRASH, Kind.HANG):
+        return workers.Preparation(function)
+    warm = "inductor" if case.backend.name == "inductor" else "aot"
+    return workers.Preparation(function, case.backend.modules, warm)
+
+
+def ask(function: str, *cases: Case, seconds: float) -> Any:
+    """What ``function`` (``module:name``) of cases answers in a fork of the forkserver, as plain values; None where it gives no answer.
+
+    It is called with ``{"paths": [...]}``, the scripts of ``cases``, and a function that hears texts. Raises CannotWrite and OSError.
+    """
+    with contextlib.ExitStack() as stack:
+        paths = [str(stack.enter_context(packed(case))) for case in cases]
+        return workers.call_in_server(
+            preparation(cases[0], function), {"paths": paths}, seconds=seconds
+        ).value
 
 
 def with_all_values(case: Case, value_limit_bytes: int = LIMIT_BYTES) -> Script:
@@ -91,7 +108,7 @@ def portable(case: Case, folder: str, name: Callable[[bytes], str]) -> tuple[str
 
 @contextlib.contextmanager
 def packed(case: Case, *, value_limit_bytes: int = LIMIT_BYTES) -> Iterator[Path]:
-    """The path of a script that has ``case`` with all of its values, for ``load`` in a child of the zygote.
+    """The path of a script that has ``case`` with all of its values, for ``load`` in a child of the forkserver.
 
     The script goes when the block ends; the files with the values stay for the next question, which mostly has the same.
     Raises CannotWrite, and OSError where there is no room.
@@ -123,8 +140,8 @@ def write_once(path: Path, data: Any) -> None:
 
 @contextlib.contextmanager
 def folder_for(size: int) -> Iterator[Path]:
-    """The zygote's folder, where it has room for ``size`` bytes; else one on disk, which goes when the block ends."""
-    folder = workers.start_zygote().folder
+    """The forkserver's folder, where it has room for ``size`` bytes; else one on disk, which goes when the block ends."""
+    folder = workers.start_server().folder
     if shutil.disk_usage(folder).free < size + SPARE_BYTES:
         for path in folder.iterdir():
             if not IN_USE[path.name] and path.suffix != ".py":

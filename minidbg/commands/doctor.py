@@ -10,20 +10,25 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 from packaging.requirements import Requirement
 
-from minidbg import asking, torch_internals, workers
+from minidbg import torch_internals, workers
 from minidbg.repro import flights
 from minidbg.words import environment, settings
 from minidbg.words.errors import BadSetting
 from minidbg.workers.deaths import last_json
+
+QUESTION_S = 60.0
+"""For one answer of the forkserver, its imports included."""
 
 
 class Condition(enum.StrEnum):
@@ -118,12 +123,30 @@ def compiler() -> Iterator[Finding]:
 
 
 def forking() -> Iterator[Finding]:
-    refusal = asking.fork_refusal()
-    if refusal is None:
-        yield fine("fork", "oracle calls run in forks of the failing process: 0.1 to 1 s each")
-    else:
-        advice = "nothing to do: they run in forks of a fresh interpreter, which costs some seconds once"
-        yield missing("fork", refusal, advice)
+    """One question, as a reduction asks it: in a fork of an interpreter that does nothing but fork."""
+    began = time.monotonic()
+    try:
+        asked = workers.call_in_server(workers.Preparation(f"{__name__}:a_question"), {}, seconds=QUESTION_S)
+    except OSError as error:
+        yield missing("fork", f"no process can be made: {error}", "raise the limit of processes")
+        return
+    if asked.answered:
+        took = f"the first after {time.monotonic() - began:.1f} s, for imports"
+        yield fine("fork", f"questions are answered in forks of an interpreter of minidbg's own; {took}")
+        return
+    why = (asked.error or asked.stderr_tail).strip().rpartition("\n")[2] or f"no answer in {QUESTION_S:.0f} s"
+    yield missing(
+        "fork", f"a forked interpreter does not compute: {why}", "report it: nothing can be reduced here"
+    )
+
+
+def a_question(argument: Mapping[str, Any], note: object) -> float:
+    """In a child: a product and its gradient."""
+    import torch
+
+    weight = torch.ones(65, 65, requires_grad=True)
+    (torch.ones(65, 65) @ weight).relu().sum().backward()  # type: ignore[no-untyped-call]
+    return float(weight.grad.sum()) if weight.grad is not None else 0.0
 
 
 def shared_memory() -> Iterator[Finding]:

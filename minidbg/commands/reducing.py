@@ -75,7 +75,6 @@ def reduce(
             ),
             folder=folder,
             listener=listener,
-            own_process=True,
         )
     if as_json:
         print_json(written.to_json())

@@ -14,8 +14,8 @@ import math
 import operator
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -51,6 +51,7 @@ from minidbg.reduction.session import (
     InterpretersAhead,
     Reliability,
     Session,
+    interpreter_for,
     last_sure,
     measured,
     reliability,
@@ -63,6 +64,8 @@ from minidbg.words.files import replace_file
 from minidbg.words.outcome import Kind, Outcome, Verdict
 from minidbg.words.run_spec import STAND_INS, CallPath, Level
 
+GRACE_S = 5.0
+"""What the reducing process may take beyond its budget to end what it has started, before it is ended itself."""
 OTHERS_KEPT = 5
 """Other failures of one reduction that are kept as captures."""
 
@@ -74,16 +77,12 @@ def reduce_and_publish(
     limits: Limits,
     listener: Listener = silent,
     just_seen: bool = False,
-    own_process: bool = False,
-    ahead: InterpretersAhead | None = None,
 ) -> Written:
     """Reduce ``case`` and leave a verified repro in ``folder``.
 
     A reduction of the same case that was ended before its end goes on where it was. Several processes may reduce the same case
     at once: one does, and the others take its result.
     ``just_seen``: the whole case failed a moment ago, so it is not asked again unless nothing smaller fails.
-    ``own_process``: nothing else runs in this process, so that it may be made ready for oracle calls. ``ahead`` has the
-    interpreters that were started for it, if any.
     Ctrl-C ends the search, and what was found is published; a second one raises KeyboardInterrupt.
     Raises NotReproduced when the whole case does not show its failure here.
     """
@@ -94,11 +93,8 @@ def reduce_and_publish(
             if published is not None:
                 return published
         log = open_log(place, case, just_seen=just_seen)
-        with ahead or InterpretersAhead(case) as ahead:
-            if not ahead.started:
-                ahead.start()  # for the judge, and for the script by itself
-            if own_process:
-                get_ready_for(case)
+        with InterpretersAhead(case) as ahead:
+            ahead.start()  # for the judge, and for the script by itself
             for _ in range(2):
                 session = Session(limits, listener, log=log, kernels=kernels, folder=place, ahead=ahead)
                 try:
@@ -418,18 +414,47 @@ def is_just(name: str, graph_module: fx.GraphModule) -> bool:
     return [node.name for node in calls] == [name]
 
 
-def get_ready_for(case: Case) -> None:
-    """Set up in this process, which must be our own, what each child would set up anew.
+REDUCE = "minidbg.reduction.reducing:reduce_elsewhere"
 
-    Not for a crash or a hang: what ends children would end this process.
+
+def prepare(case: Case) -> None:
+    """Have the forkserver get ready to reduce ``case``, and do not wait for it. Raises OSError."""
+    workers.prepare(replace(asking.preparation(case, REDUCE), ahead=interpreter_for(case)))
+
+
+def call_elsewhere(
+    case: Case,
+    path: Path,
+    folder: Path,
+    limits: Limits,
+    stream: TextIO,
+    deadline: Deadline,
+    *,
+    on_interrupt: Callable[[], object],
+) -> workers.ChildResult:
+    """``reduce_on_stream`` for the case of the script at ``path``, in a fork of the forkserver. Raises OSError.
+
+    By the ``deadline``, and some seconds to end what it has started, it is ended.
     """
-    if case.kind not in (Kind.CRASH, Kind.HANG):
-        asking.get_ready(inductor=case.backend.name == "inductor")
+    return workers.call_in_server(
+        asking.preparation(case, REDUCE),
+        {"path": str(path), "folder": str(folder.absolute()), "limits": asdict(limits)},
+        seconds=deadline.left() + GRACE_S,
+        deadline=deadline.earlier(-GRACE_S),
+        stream=stream,
+        on_interrupt=on_interrupt,
+    )
 
 
-def reduce_on_stream(
-    case: Case, folder: Path, limits: Limits, stream: TextIO, ahead: InterpretersAhead | None = None
-) -> dict[str, Any]:
+def reduce_elsewhere(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
+    """``reduce_on_stream`` in a child of the forkserver."""
+    workers.branch_off()  # before the case uses a device, or starts a thread: no fork could after that
+    with os.fdopen(argument["stream"], "w", encoding="utf-8", errors="replace") as stream:
+        limits = Limits(**argument["limits"])
+        return reduce_on_stream(repro.load(argument["path"]), Path(argument["folder"]), limits, stream)
+
+
+def reduce_on_stream(case: Case, folder: Path, limits: Limits, stream: TextIO) -> dict[str, Any]:
     """In a process of its own: the result of reducing a case that has just failed, or ``{"refused": why}``.
 
     Progress and warnings go to ``stream``. The first Ctrl-C ends the search alone.
@@ -437,28 +462,12 @@ def reduce_on_stream(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     logging.getLogger("minidbg").addHandler(logging.StreamHandler(stream))
     with on_stream(stream) as listener, torch_internals.without_overrides():
-        # its code may have come out of a cache; then each child would have to set up its passes
-        unready = case.backend.name == "inductor" and case.kind is not Kind.COMPILE
         try:
             return reduce_and_publish(
-                case,
-                folder,
-                limits=limits,
-                listener=listener,
-                just_seen=True,
-                own_process=unready,
-                ahead=ahead,
+                case, folder, limits=limits, listener=listener, just_seen=True
             ).to_json()
         except MinidbgError as refused:
             return {"refused": str(refused)}
-
-
-def reduce_elsewhere(argument: Mapping[str, Any], note: object) -> dict[str, Any]:
-    """``reduce_on_stream`` in a child of a zygote."""
-    workers.branch_off()  # the case may use a device that no fork of this process could use after that
-    with os.fdopen(argument["stream"], "w", encoding="utf-8", errors="replace") as stream:
-        limits = Limits(**argument["limits"])
-        return reduce_on_stream(repro.load(argument["path"]), Path(argument["folder"]), limits, stream)
 
 
 def reduce_path(
@@ -467,20 +476,16 @@ def reduce_path(
     limits: Limits,
     folder: Path | None = None,
     listener: Listener = silent,
-    own_process: bool = False,
 ) -> Written:
     """Reduce the capture or repro at ``path``. The result goes to ``folder``, or to the repro folder it lies in.
 
-    ``own_process``: nothing else runs in this process, so that it may be made ready for oracle calls. Goes on where an earlier reduction of it was ended. Raises UnreadableRepro, NotReproduced, and whatever
+    Goes on where an earlier reduction of it was ended. Raises UnreadableRepro, NotReproduced, and whatever
     loading the script's backend raises.
     """
     case = repro.load(path)
-    own_process = own_process and asking.fork_refusal() is None
     with contextlib.suppress(KeyError, ValueError):  # which repro scripts keep, as the limit of one run
         limits = replace(limits, call_seconds=float(os.environ["MINIDBG_TIME_LIMIT_S"]))
-    written = reduce_and_publish(
-        case, folder or repro.folder_of(path), limits=limits, listener=listener, own_process=own_process
-    )
+    written = reduce_and_publish(case, folder or repro.folder_of(path), limits=limits, listener=listener)
     if path.absolute().parent == repro.captures(repro.folder_of(path)):
         with contextlib.suppress(OSError):
             digest = hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()

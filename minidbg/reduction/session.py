@@ -60,11 +60,16 @@ class InterpretersAhead(contextlib.ExitStack):
         self.started: list[workers.ReadyInterpreter] = []
 
     def start(self) -> None:
-        """Start one more."""
+        """Start one more, or take the one that the forkserver has started for this reduction."""
         with contextlib.suppress(OSError):  # no process can be made now: the verification tries again
-            generates_code = last_stage_needed(self.case) is not InductorStage.LOWERING
-            ahead = repro.start_ahead(self.case.backend.name, generates_code=generates_code)
+            ahead = workers.taken_ahead() or workers.ReadyInterpreter(*interpreter_for(self.case))
             self.started.append(self.enter_context(ahead))
+
+
+def interpreter_for(case: Case) -> tuple[workers.Preload, dict[str, str]]:
+    """What an interpreter for scripts of ``case`` imports, and its variables."""
+    generates_code = last_stage_needed(case) is not InductorStage.LOWERING
+    return repro.interpreter_ahead(case.backend.name, generates_code=generates_code)
 
 
 @dataclass(slots=True)

@@ -267,15 +267,12 @@ def find_stages(
             f"{path}: this graph is AOTAutograd's own, called with the compiler alone; there are no stages before it"
         )
     allowance = Allowance(began + seconds, wait)
-    if asking.fork_refusal() is None:
-        with workers.own_kernel_cache():
-            report = in_forks(case, allowance)
-    else:
-        report = in_new_processes(Path(path), case, allowance)
+    with workers.own_kernel_cache():
+        report = in_children(case, allowance)
     return replace(report, seconds=time.monotonic() - began)
 
 
-def in_forks(case: Case, allowance: Allowance) -> StageReport:
+def in_children(case: Case, allowance: Allowance) -> StageReport:
     report = reported(case, allowance, lambda stage: at_stage(case, stage, allowance))
     bisectable = (
         case.backend.expression.strip("'\"") == "inductor"
@@ -296,21 +293,21 @@ def reported(case: Case, allowance: Allowance, run: Callable[[str | None], Outco
     return StageReport(verdicts, own, torch=torch.__version__)
 
 
-def at_stage(case: Case, stage: str | None, allowance: Allowance) -> Outcome:
-    """The case through torch.compile with ``stage`` as its backend, None for its own."""
+def at_stage(case: Case, stage: str | None, allowance: Allowance, bisection: str = "") -> Outcome:
+    """The case through torch.compile with ``stage`` as its backend, None for its own; within the ``bisection`` of that folder."""
     case = replace(case, call=CallPath.TORCH_COMPILE)
     if stage is not None:
         case = replace(case, backend=backends.find(stage), compiler=stage)
-    return asking.submit(case, seconds=max(5.0, min(CALL_SECONDS, allowance.left())))
+    return asking.submit(case, seconds=max(5.0, min(CALL_SECONDS, allowance.left())), bisection=bisection)
 
 
 def bisected(case: Case, report: StageReport, allowance: Allowance) -> StageReport:
     """The report with the pass, lowering or option of inductor without which the failure is gone."""
 
-    def fails() -> bool:
+    def fails(bisection: str) -> bool:
         if time.monotonic() > allowance.deadline:
             raise TimeIsUp
-        verdict = at_stage(case, None, allowance).verdict
+        verdict = at_stage(case, None, allowance, bisection).verdict
         if verdict is Verdict.TIMEOUT:
             raise TimeIsUp
         if verdict in (Verdict.INVALID, Verdict.SKIPPED):
@@ -331,15 +328,3 @@ def bisected(case: Case, report: StageReport, allowance: Allowance) -> StageRepo
     if subsystem is None:
         return replace(report, notes=("no single pass, lowering or option of it is at fault",))
     return replace(report, subsystem=subsystem, number=number, detail=detail)
-
-
-def in_new_processes(path: Path, case: Case, allowance: Allowance) -> StageReport:
-    """Each run in a fresh interpreter, where this process cannot be forked; without the bisection."""
-
-    def run(stage: str | None) -> Outcome:
-        return repro.run(path, backend=stage, seconds=max(30.0, allowance.left()))
-
-    report = reported(case, allowance, run)
-    note = "passes and lowerings were not bisected: this process cannot be forked"
-    wanted = report.backend == "inductor" and report.verdicts["inductor"] in FAILING
-    return replace(report, notes=(note,)) if wanted else report

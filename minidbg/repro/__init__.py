@@ -16,7 +16,7 @@ from minidbg.repro.folder import (
 from minidbg.repro.header import Header, read_header
 from minidbg.repro.loading import load
 from minidbg.repro.render import Form, Script, render
-from minidbg.repro.running import run, run_alone, start_ahead
+from minidbg.repro.running import interpreter_ahead, run, run_alone, start_ahead
 from minidbg.repro.selfcheck import NoShortForm
 from minidbg.source.specs import Exactness
 
@@ -31,6 +31,7 @@ __all__ = [
     "drafts",
     "file_name",
     "folder_of",
+    "interpreter_ahead",
     "keep_capture",
     "load",
     "move_script",

@@ -79,17 +79,22 @@ def _run(
         )
 
 
-def start_ahead(backend: str, *, generates_code: bool) -> workers.ReadyInterpreter:
-    """A fresh interpreter for runs of scripts for ``backend`` (its name), which is importing torch when this returns.
+def interpreter_ahead(backend: str, *, generates_code: bool) -> tuple[workers.Preload, dict[str, str]]:
+    """What a fresh interpreter for runs of scripts for ``backend`` (its name) imports, and its variables.
 
-    ``generates_code``: the scripts come as far as that, so that the backend may find out for which CPU. Raises OSError.
+    ``generates_code``: the scripts come as far as that, so that the backend may find out for which CPU.
     """
     preload = workers.Preload(("torch", "torch._dynamo"), "")
     if backend == "inductor":
         modules = (*preload.modules, "torch._inductor.compile_fx")
         preload = workers.Preload(modules, "machine" if generates_code else "")
     env = environment.for_judge(environment.USUAL_THREADS, given=workers.where_kernels_go())
-    return workers.ReadyInterpreter(preload, env)
+    return preload, env
+
+
+def start_ahead(backend: str, *, generates_code: bool) -> workers.ReadyInterpreter:
+    """A fresh interpreter as ``interpreter_ahead`` has it, which is importing torch when this returns. Raises OSError."""
+    return workers.ReadyInterpreter(*interpreter_ahead(backend, generates_code=generates_code))
 
 
 # --- with the torch of other interpreters ---

@@ -202,12 +202,29 @@ def config_default(module_name: str, name: str) -> Any:
     return importlib.import_module(module_name)._config[name].default
 
 
+@contextlib.contextmanager
 @seen("2.11", "2.15")
-def bisect_inductor(fails: Callable[[], bool]) -> tuple[str, str | None, int | None, str] | None:
+def in_bisection(folder: str) -> Iterator[None]:
+    """A block that takes part in the bisection whose state lies in ``folder``; in none where that is empty."""
+    if not folder:
+        yield
+        return
+    from torch._inductor.compiler_bisector import CompilerBisector
+
+    known: Any = CompilerBisector
+    known.in_process_cache, known.bisection_enabled = folder, True
+    try:
+        yield
+    finally:
+        known.in_process_cache, known.bisection_enabled = None, False
+
+
+@seen("2.11", "2.15")
+def bisect_inductor(fails: Callable[[str], bool]) -> tuple[str, str | None, int | None, str] | None:
     """Backend, subsystem, number and detail that torch's CompilerBisector names; None when it finds nothing at fault.
 
-    ``fails()`` runs a program with ``torch.compile`` once, in a fork of this process: the bisector keeps its state in
-    files, here of a temporary folder. It is known to fail with inductor and to pass in the stages before. Raises RuntimeError when the answers contradict each other.
+    ``fails(folder)`` runs a program with ``torch.compile`` once, elsewhere, within ``in_bisection(folder)``: the bisector keeps its
+    state in files. It is known to fail with inductor and to pass in the stages before. Raises RuntimeError when the answers contradict each other.
     """
     from torch._inductor.compiler_bisector import CompilerBisector
 
@@ -217,7 +234,7 @@ def bisect_inductor(fails: Callable[[], bool]) -> tuple[str, str | None, int | N
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it prints each step
             # the stages before inductor have passed already
-            found = known.do_bisect(lambda: known.get_backend() != "inductor" or not fails())
+            found = known.do_bisect(lambda: known.get_backend() != "inductor" or not fails(folder))
     finally:
         known.in_process_cache = None
         known.bisection_enabled = False

@@ -78,21 +78,10 @@ def in_use() -> str | None:
 
 
 def present() -> list[str]:
-    """The kinds of accelerators that are here and that no fork survives; asking may be their first use (see ``workers.zygote``)."""
+    """The kinds of accelerators that are here and that no fork survives; asking may be their first use (see ``workers.forkserver``)."""
     return [
         name for name in kinds_here() if not KINDS.get(name, DEFAULT).survives_fork and is_available(name)
     ]
-
-
-def lost_in_fork() -> str | None:
-    """In a forked child: the kind of an accelerator that is here and that it cannot use, since its parent has looked for one.
-
-    ``torch.cuda.is_available()`` is such a look, and dynamo's first. From then on not even a graph on the CPU compiles in a fork.
-    """
-    for name in kinds_here():
-        if getattr(module_of(name), "_is_in_bad_fork", bool)() and is_available(name):
-            return name
-    return None
 
 
 def is_available(kind: str) -> bool:

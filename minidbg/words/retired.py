@@ -12,6 +12,7 @@ DATA_INSTEAD = (
     "'minidbg show REPRO --json' and 'minidbg report REPRO --json' give the data for a form of your own"
 )
 SETTINGS = {
+    "workers": "it went: questions are always asked in forks of an interpreter of minidbg's own, never of the program; leave it out",
     "templates": f"templates of one's own went; {DATA_INSTEAD}",
 }
 """By the setting's name, in a call, a file, or a variable ``MINIDBG_NAME``."""

@@ -141,8 +141,6 @@ class Settings:
     """
     env: tuple[str, ...] = setting((), texts)
     """Names of further environment variables that a repro needs; their values are written into it."""
-    workers: str = setting("auto", lambda value: converters.one_of(value, ("auto", "fork", "spawn")))
-    """``fork`` or ``spawn``: how oracle calls get their processes; ``auto`` forks where that is safe."""
     memory_bytes: int | None = setting(None, lambda value: whole(value, at_least=1 << 20))
     """Most bytes of memory that one oracle call may take; None is four fifths of what is free."""
     flight_recorder: bool = setting(True, converters.flag)

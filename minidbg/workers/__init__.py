@@ -2,26 +2,37 @@
 
 from minidbg.workers.child import ChildResult, kill_group
 from minidbg.workers.fork import Notes, call_in_fork
+from minidbg.workers.forkserver import (
+    Preparation,
+    branch_off,
+    call_in_server,
+    end_server,
+    prepare,
+    start_server,
+    taken_ahead,
+)
 from minidbg.workers.interpreter import Standby, run_python
 from minidbg.workers.kernel_cache import own_kernel_cache, remove_unfinished, where_kernels_go
 from minidbg.workers.pool import Preload
 from minidbg.workers.waiting import ReadyInterpreter
-from minidbg.workers.zygote import branch_off, call_in_zygote, end_zygote, start_zygote
 
 __all__ = [
     "ChildResult",
     "Notes",
     "Preload",
+    "Preparation",
+    "prepare",
+    "taken_ahead",
     "ReadyInterpreter",
     "Standby",
     "branch_off",
     "call_in_fork",
-    "call_in_zygote",
-    "end_zygote",
+    "call_in_server",
+    "end_server",
     "kill_group",
     "own_kernel_cache",
     "remove_unfinished",
     "run_python",
-    "start_zygote",
+    "start_server",
     "where_kernels_go",
 ]

@@ -10,7 +10,7 @@ import os
 import tempfile
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,7 +20,6 @@ from minidbg import asking, repro, workers
 from minidbg.fx.case import Case
 from minidbg.reduction import reducing, stages
 from minidbg.reduction.result import Limits, Written
-from minidbg.reduction.session import InterpretersAhead
 from minidbg.words.deadline import Deadline
 from minidbg.words.errors import BackendUnreachable, MinidbgError
 from minidbg.words.outcome import Kind
@@ -30,8 +29,6 @@ from minidbg.words.text import display_path
 from minidbg.wrapper.capture import Failure, case_to_fill_in
 from minidbg.wrapper.failures import Report
 
-GRACE_S = 5.0
-"""What the reducing process may take beyond its budget to end what it has started, before it is ended itself."""
 COPIED_BYTES = 4 << 30
 """Inputs up to this size go to another interpreter with all of their values."""
 
@@ -42,19 +39,13 @@ def on_failure(case: Case, settings: Settings) -> Report:
     Raises CannotWrite when the case has no form in a script, and OSError when the folder cannot be written.
     """
     deadline = Deadline.after(settings.seconds)
-    with InterpretersAhead(case) as ahead:
-        if settings.reduce is Reduce.NOW:  # torch is imported while the capture is written
-            if asking.why_not_in_a_fork(case, deadline) is None:
-                ahead.start()
-            else:
-                with contextlib.suppress(OSError):
-                    workers.start_zygote()
-        return written_and_reduced(case, settings, ahead, deadline)
+    if settings.reduce is Reduce.NOW:  # torch is imported elsewhere while the capture is written
+        with contextlib.suppress(OSError):
+            reducing.prepare(case)
+    return written_and_reduced(case, settings, deadline)
 
 
-def written_and_reduced(
-    case: Case, settings: Settings, ahead: InterpretersAhead, deadline: Deadline
-) -> Report:
+def written_and_reduced(case: Case, settings: Settings, deadline: Deadline) -> Report:
     complaint = ""
     try:
         # the capture may be there, and no more be written
@@ -63,7 +54,7 @@ def written_and_reduced(
     except OSError as refusal:  # a folder that nobody may write to, a full disk
         settings, complaint = with_temporary_folder(settings, refusal)
         capture = captured(case, settings)
-    answer = reduced_or_why_not(case, capture, settings, ahead, deadline)
+    answer = reduced_or_why_not(case, capture, settings, deadline)
     return replace(answer, line=f"{complaint}{answer.line}")
 
 
@@ -83,15 +74,13 @@ def with_temporary_folder(settings: Settings, error: OSError) -> tuple[Settings,
     return replace(settings, repro_dir=folder), complaint
 
 
-def reduced_or_why_not(
-    case: Case, capture: Path, settings: Settings, ahead: InterpretersAhead, deadline: Deadline
-) -> Report:
+def reduced_or_why_not(case: Case, capture: Path, settings: Settings, deadline: Deadline) -> Report:
     if settings.reduce is Reduce.LATER:
         why = case.provenance.notes[-1] if case.provenance.notes else "reduce='later'"
         line = f"captured, {why}; run: minidbg reduce {display_path(capture)}"
         return Report(line, capture=capture)
     try:
-        written = reduced_elsewhere(case, capture, settings, ahead, deadline)
+        written = reduced_elsewhere(case, capture, settings, deadline)
     except MinidbgError as refusal:
         return Report(f"captured in {display_path(capture)}; {refusal}", capture=capture)
     except OSError as trouble:
@@ -119,10 +108,8 @@ def has_stages(case: Case, path: Path) -> bool:
         return False
 
 
-def reduced_elsewhere(
-    case: Case, capture: Path, settings: Settings, ahead: InterpretersAhead, deadline: Deadline
-) -> Written:
-    """Reduce in a fork of this process, which has the live graph and backend; else in one of a fresh interpreter.
+def reduced_elsewhere(case: Case, capture: Path, settings: Settings, deadline: Deadline) -> Written:
+    """Reduce in a fork of the forkserver, never in one of this process, which has threads.
 
     Raises MinidbgError when the reducing process found nothing to reduce, was ended or broke.
     """
@@ -133,41 +120,18 @@ def reduced_elsewhere(
         memory_bytes=settings.memory_bytes,
         value_limit_bytes=settings.value_limit_bytes,
     )
-    refusal = asking.why_not_in_a_fork(case, deadline)
-    with stream_to_the_user() as stream:
+    with stream_to_the_user() as stream, contextlib.ExitStack() as stack:
 
         def interrupted() -> None:
             stream.write("\nminidbg: the best so far is verified and written; Ctrl-C again ends it without\n")
             stream.flush()
 
-        if refusal is None:
-            done = workers.call_in_fork(
-                lambda: reducing.reduce_on_stream(case, settings.repro_dir, limits, stream, ahead),
-                seconds=deadline.left() + GRACE_S,
-                on_interrupt=interrupted,
-            )
-        else:
-            asking.say_once(
-                f"{refusal}; reductions run in forks of a fresh interpreter, "
-                "which costs some seconds for its imports, once"
-            )
-            with contextlib.ExitStack() as stack:
-                path = capture  # has the small values, where all of them would not fit
-                with contextlib.suppress(MinidbgError, OSError):
-                    path = stack.enter_context(asking.packed(case, value_limit_bytes=COPIED_BYTES))
-                done = workers.call_in_zygote(
-                    "minidbg.reduction.reducing:reduce_elsewhere",
-                    {
-                        "path": str(path),
-                        "folder": str(settings.repro_dir.absolute()),
-                        "limits": asdict(limits),
-                    },
-                    seconds=deadline.left() + GRACE_S,
-                    deadline=deadline.earlier(-GRACE_S),
-                    stream=stream,
-                    on_interrupt=interrupted,
-                    **asking.warmth(case),
-                )
+        path = capture  # has the small values, where all of them would not fit
+        with contextlib.suppress(MinidbgError, OSError):
+            path = stack.enter_context(asking.packed(case, value_limit_bytes=COPIED_BYTES))
+        done = reducing.call_elsewhere(
+            case, path, settings.repro_dir, limits, stream, deadline, on_interrupt=interrupted
+        )
     return written_by(done)
 
 

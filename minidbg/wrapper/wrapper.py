@@ -27,8 +27,6 @@ from minidbg.wrapper.dynamo_graph import DynamoGraph
 from minidbg.wrapper.failures import Report
 from minidbg.wrapper.graph_state import GraphState, state_of
 
-torch_internals.forks_survive_autograd()  # at import: once dynamo has made a FakeTensorMode it is too late (see ``asking.fork_safety``)
-
 log = logging.getLogger("minidbg")
 OWN_NAME = "minidbg"
 FORWARDED = ("reset", "get_compiler_config")

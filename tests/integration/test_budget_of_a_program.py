@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 import minidbg
-from minidbg.wrapper.respond import GRACE_S
+from minidbg.reduction.reducing import GRACE_S
 
 
 def slow_and_wrong(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:

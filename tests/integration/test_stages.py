@@ -94,7 +94,7 @@ def test_a_busy_machine_is_waited_for_and_the_wait_costs_no_run(
         waits.append(3600.0)
         return waits[-1]
 
-    monkeypatch.setattr(stages.isolation, "submit", submit)
+    monkeypatch.setattr(stages.asking, "submit", submit)
     find_stages(script, seconds=60, wait=wait)
     assert len(waits) == len(limits) == 4
     assert set(limits) == {stages.CALL_SECONDS}

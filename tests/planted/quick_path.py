@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 import torch
@@ -23,6 +23,8 @@ from minidbg.asking.execute import execute
 from minidbg.fx.case import Case
 from minidbg.judge import command
 from minidbg.judge.script import outcome_of
+from minidbg.reduction import reducing
+from minidbg.reduction.result import Limits
 from minidbg.reduction.session import InterpretersAhead
 from minidbg.words.outcome import Outcome, Verdict
 from minidbg.wrapper.standing import PROCESS
@@ -31,11 +33,28 @@ SCRIPT_SECONDS = 60.0
 
 
 def take_the_quick_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Oracle calls and runs of scripts start no interpreter from here on."""
+    """The reduction is a fork of this process, and oracle calls and runs of scripts start no interpreter from here on."""
+    monkeypatch.setattr(reducing, "prepare", lambda case: None)
+    monkeypatch.setattr(reducing, "call_elsewhere", reduce_in_fork)
+    monkeypatch.setattr(asking, "packed", not_packed)
     monkeypatch.setattr(asking, "submit", ask_here)
     monkeypatch.setattr(repro, "run", judge_in_fork)
     monkeypatch.setattr(repro, "run_alone", run_in_fork)
     monkeypatch.setattr(InterpretersAhead, "start", lambda *_: None)
+
+
+def not_packed(case: Case, **limits: Any) -> Any:
+    raise OSError("nobody reads it")
+
+
+def reduce_in_fork(
+    case: Case, path: Path, folder: Path, limits: Limits, stream: TextIO, deadline: Any, *, on_interrupt: Any
+) -> workers.ChildResult:
+    return workers.call_in_fork(
+        lambda: reducing.reduce_on_stream(case, folder, limits, stream),
+        seconds=deadline.left() + reducing.GRACE_S,
+        on_interrupt=on_interrupt,
+    )
 
 
 def ask_here(case: Case, **limits: Any) -> Outcome:

@@ -1,6 +1,6 @@
 """Hundreds of oracle calls that pass, crash, hang, leak and fill the memory: what is left of them in this process.
 
-Run as a program: ``python tests/soaks/soak_oracle.py [--calls 300] [--workers fork|spawn] [--json]``. The figures of the
+Run as a program: ``python tests/soaks/soak_oracle.py [--calls 300] [--json]``. The figures of the
 second half must not grow: exit status 1 when they do.
 """
 
@@ -62,7 +62,7 @@ def figures(folder: Path) -> dict[str, int]:
 
 
 def is_a_kept_worker(process: psutil.Process) -> bool:
-    return any("minidbg.workers.zygote" in part for part in process.cmdline())
+    return any("minidbg.workers.forkserver" in part for part in process.cmdline())
 
 
 def soak(calls: int, folder: Path) -> dict[str, Any]:
@@ -112,16 +112,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--calls", type=int, default=300)
-    parser.add_argument("--workers", choices=["fork", "spawn"], default="fork")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    os.environ["MINIDBG_WORKERS"] = options.workers
     os.environ["PYTHONPATH"] = str(PLANTED)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         found = soak(options.calls, Path(folder))
-        workers.end_zygote()
+        workers.end_server()
         tempfile.tempdir = None
     found["grown"] = grown(found["course"])
     print(json.dumps(found) if options.json else json.dumps(found, indent=1))

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
-import planted_backends as planted
 import pytest
 import torch
 from torch import fx
@@ -29,12 +29,13 @@ def relu_graph() -> tuple[fx.GraphModule, tuple[Any, ...]]:
 
 @pytest.fixture
 def case_of(relu_graph: tuple[fx.GraphModule, tuple[Any, ...]]) -> Callable[..., Case]:
-    """``case_of(backend, **fields)``: the relu graph with that backend, live; a fresh process finds the planted ones."""
+    """``case_of(backend, **fields)``: the relu graph with that backend, live; a fresh process finds those that a module defines."""
 
     def make(backend: Any, **fields: Any) -> Case:
         name = backend if isinstance(backend, str) else getattr(backend, "__name__", "backend")
         given = {"graph_module": relu_graph[0], "inputs": relu_graph[1], "compiler": backend, **fields}
-        known = getattr(planted, name, None) is backend and backend is not None
+        home = sys.modules.get(getattr(backend, "__module__", ""))
+        known = home is not None and getattr(home, name, None) is backend
         return Case(backend=backends.find(backend) if known else BackendRef(name, repr(name)), **given)
 
     return make

@@ -43,7 +43,7 @@ MAY_NAME_PRIVATE_TORCH = {
 
 
 # What they need of torch is imported late, in the child: it goes when one forkserver is handed its preparation by name.
-WORKERS_THAT_KNOW_TORCH = {"workers/fork.py", "workers/server.py", "workers/zygote.py"}
+WORKERS_THAT_KNOW_TORCH = {"workers/fork.py", "workers/server.py", "workers/forkserver.py"}
 
 
 def room_of(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The hunt: batches of candidates go to children of the zygote, new failures are reduced, and all of it is on disk.
+"""The hunt: batches of candidates go to children of the forkserver, new failures are reduced, and all of it is on disk.
 
 This process runs no backend. Batches and reductions are asked by threads; the main thread reads what the children write.
 """
@@ -100,8 +100,8 @@ class Hunt:
                 self.began = time.monotonic()
                 self.go_round(pool)
             except BaseException:
-                while wait(self.under_way, timeout=0.0).not_done:  # a thread whose zygote ends asks one more
-                    workers.end_zygote()
+                while wait(self.under_way, timeout=0.0).not_done:  # a thread whose server ends asks one more
+                    workers.end_server()
                     wait(self.under_way, timeout=LOOK_S)
                 raise
         self.store.read()
@@ -180,13 +180,12 @@ class Hunt:
             "most_together": MOST_TOGETHER,
             "patience": self.patience(),
         }  # fmt: skip
-        return workers.call_in_zygote(
-            f"minidbg.extras.hunt.judging:{function}",
+        return workers.call_in_server(
+            workers.Preparation(f"minidbg.extras.hunt.judging:{function}", **self.warmth),
             {**common, **argument},
             seconds=seconds,
             memory_bytes=memory_limit(),
             stream=stream,
-            **self.warmth,
         )
 
     def patience(self) -> float:
@@ -198,7 +197,7 @@ class Hunt:
         return max(LEAST_PATIENCE_S, usual * MUCH_LONGER)
 
     def started(self) -> dict[str, Any]:
-        """The zygote, ready for batches, and the cells of the table. Raises MinidbgError."""
+        """The forkserver, ready for batches, and the cells of the table. Raises MinidbgError."""
         wanted = self.wanted
         plan = {"ops": wanted.ops, "dtypes": wanted.dtypes, "devices": wanted.devices}
         done = self.asked("started", plan, START_S)

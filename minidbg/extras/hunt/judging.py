@@ -1,4 +1,4 @@
-"""In a child of the zygote: a batch of candidates is run one after the other, and each result is on disk before the next begins.
+"""In a child of the forkserver: a batch of candidates is run one after the other, and each result is on disk before the next begins.
 
 A candidate that kills the child, or does not end, leaves its name in the file ``doing``; the parent has it rebuilt, in
 another child, to keep it as a capture.

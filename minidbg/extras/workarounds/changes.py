@@ -15,12 +15,11 @@ import torch
 from torch import fx
 from torch.fx.passes.split_module import split_module
 
-from minidbg import backends, torch_internals, workers
+from minidbg import asking, backends, repro, torch_internals
 from minidbg.fx.case import Case
 from minidbg.fx.copying import clone_values, copy_graph_module
 from minidbg.fx.effects import is_call
 from minidbg.source.origins import location
-from minidbg.torch_internals.devices import devices_of
 from minidbg.words.run_spec import CallPath
 
 INDUCTOR_OPTIONS: Mapping[str, Any] = {
@@ -218,29 +217,18 @@ def inside_the_backend(case: Case, small: Case) -> Iterator[Change]:
     )
 
 
-def aside(case: Case, answer: Callable[[], Any], seconds: float) -> Any:
-    """What a child of this process answers; None where it does not. Raises OSError.
-
-    No child could use the accelerator that the case is on: there this process answers itself.
-    """
-    if not devices_of(case.inputs):
-        return workers.call_in_fork(answer, seconds=seconds).value
-    try:
-        return answer()
-    except Exception:  # noqa: BLE001 - as a child's
-        return None
-
-
 def aten_calls_of(case: Case) -> list[str]:
     """``torch.ops.aten.cumsum.default``: the operators that eager calls for the case, but for views, asked in a child."""
-
-    def answer() -> list[str]:
-        with torch_internals.aten_calls() as called:
-            case.graph_module(*clone_values(case.inputs))
-        return list(dict.fromkeys(called))
-
-    value = aside(case, answer, ATEN_SECONDS)
+    value = asking.ask(f"{__name__}:aten_calls", case, seconds=ATEN_SECONDS)
     return [str(one) for one in value] if isinstance(value, list) else []
+
+
+def aten_calls(argument: Mapping[str, Any], note: object) -> list[str]:
+    """In the child: the answer to ``aten_calls_of``."""
+    case = repro.load(argument["paths"][0])
+    with torch_internals.aten_calls() as called:
+        case.graph_module(*clone_values(case.inputs))
+    return list(dict.fromkeys(called))
 
 
 def outside_the_graph(case: Case, culprits: Sequence[fx.Node]) -> Change:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -190,20 +190,22 @@ def made(case: Case) -> tuple[Any, tuple[Any, ...]]:
 
 def agrees_in_eager(case: Case, changed: Case) -> bool:
     """Whether two graphs give the same results in eager, in a child: what the change costs is not its meaning."""
+    return asking.ask(f"{__name__}:two_agree_in_eager", case, changed, seconds=CALL_SECONDS) is True
 
-    def answer() -> bool:
-        table = settings_of(case)
 
-        def run(
-            which: Case, change: Callable[[Any], Any] = lambda made: made, seed: int = harness.SEED
-        ) -> dict[str, Any]:
-            model, inputs = map(change, made(which))
-            with harness.entered_modes(table.get("context", {})):
-                return harness.run_once(model, model, inputs, table, seed)
+def two_agree_in_eager(argument: Mapping[str, Any], note: object) -> bool:
+    """In the child: the answer to ``agrees_in_eager``."""
+    case, changed = map(repro.load, argument["paths"])
+    table = settings_of(case)
 
-        return differ(run(changed), run(case), partial(run, case), table, []) is None
+    def run(
+        which: Case, change: Callable[[Any], Any] = lambda made: made, seed: int = harness.SEED
+    ) -> dict[str, Any]:
+        model, inputs = map(change, made(which))
+        with harness.entered_modes(table.get("context", {})):
+            return harness.run_once(model, model, inputs, table, seed)
 
-    return changes.aside(case, answer, CALL_SECONDS) is True
+    return differ(run(changed), run(case), partial(run, case), table, []) is None
 
 
 def with_costs(case: Case, found: Sequence[Change]) -> list[Workaround]:
@@ -219,33 +221,45 @@ def with_costs(case: Case, found: Sequence[Change]) -> list[Workaround]:
 
 def seconds_a_call(case: Case, compiled: Case | None) -> float | None:
     """The median time of a call of the case's graph, compiled or in eager, in a child; None where it cannot be measured."""
-
-    def answer() -> float:
-        table, (model, inputs) = settings_of(case), made(case)
-        function: Any = model
-        if compiled is not None:
-            backend = case.compiler if case.compiler is not None else backends.resolve(case.backend)
-            function = harness.compile_by_torch(backend, model, inputs, table)
-        with (
-            harness.patched_config(table.get("context", {}).get("config", {})),
-            harness.entered_modes(table.get("context", {})),
-        ):
-            times: list[float] = []
-            function(*inputs)
-            ends = time.perf_counter() + TIMED_S
-            while time.perf_counter() < ends or len(times) < 3:
-                synchronize(inputs)
-                began = time.perf_counter()
-                function(*inputs)
-                synchronize(inputs)
-                times.append(time.perf_counter() - began)
-        return statistics.median(times)
-
+    function = f"{__name__}:seconds_in_eager" if compiled is None else f"{__name__}:seconds_compiled"
     try:
-        value = changes.aside(case, answer, CALL_SECONDS)
+        value = asking.ask(function, case if compiled is None else compiled, seconds=CALL_SECONDS)
     except OSError:
         return None
     return value if isinstance(value, float) else None
+
+
+def seconds_in_eager(argument: Mapping[str, Any], note: object) -> float:
+    """In the child: the median time of a call of the case's graph."""
+    case = repro.load(argument["paths"][0])
+    model, inputs = made(case)
+    return median_of_calls(case, model, inputs)
+
+
+def seconds_compiled(argument: Mapping[str, Any], note: object) -> float:
+    """In the child: the median time of a call of what the case's backend makes of the graph."""
+    case = repro.load(argument["paths"][0])
+    model, inputs = made(case)
+    backend = case.compiler if case.compiler is not None else backends.resolve(case.backend)
+    return median_of_calls(case, harness.compile_by_torch(backend, model, inputs, settings_of(case)), inputs)
+
+
+def median_of_calls(case: Case, function: Callable[..., Any], inputs: tuple[Any, ...]) -> float:
+    table = settings_of(case)
+    with (
+        harness.patched_config(table.get("context", {}).get("config", {})),
+        harness.entered_modes(table.get("context", {})),
+    ):
+        times: list[float] = []
+        function(*inputs)
+        ends = time.perf_counter() + TIMED_S
+        while time.perf_counter() < ends or len(times) < 3:
+            synchronize(inputs)
+            began = time.perf_counter()
+            function(*inputs)
+            synchronize(inputs)
+            times.append(time.perf_counter() - began)
+    return statistics.median(times)
 
 
 # ---- what is kept

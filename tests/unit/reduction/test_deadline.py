@@ -88,7 +88,7 @@ def silent_about_relu(graph_module: fx.GraphModule, example_inputs: Sequence[Any
 
 
 def reduced_in(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> Written:
-    monkeypatch.setattr(session.isolation, "submit", world.submit)
+    monkeypatch.setattr(session.asking, "submit", world.submit)
     monkeypatch.setattr(publishing, "judged", world.judged)
     monkeypatch.setattr(publishing.repro, "run_alone", world.run_alone)
     monkeypatch.setattr(session.InterpretersAhead, "start", lambda *_: None)
@@ -155,7 +155,7 @@ def test_no_question_gets_more_time_than_is_left(monkeypatch: pytest.MonkeyPatch
         now += 3.0
         return Outcome(Verdict.GONE)
 
-    monkeypatch.setattr(session.isolation, "submit", submit)
+    monkeypatch.setattr(session.asking, "submit", submit)
     asks = session.Session(Limits(seconds=BUDGET_S), clock=lambda: now, started=0.0)
     case = publishing.with_failure(failing_case(), Outcome(Verdict.REPRODUCES, signature=Signature(kind)))
     for _ in range(2):
@@ -187,13 +187,16 @@ def test_the_time_begins_with_the_failure(tmp_path: Path, monkeypatch: pytest.Mo
     """What the capture took is gone from the budget, and the reducing process ends soon after it whatever it does."""
     given: list[float] = []
 
-    def call_in_fork(run: Any, *, seconds: float, **_: Any) -> ChildResult:
+    def call_in_server(*_: Any, seconds: float, **__: Any) -> ChildResult:
         given.append(seconds)
         return ChildResult(timed_out=True, seconds=seconds)
 
-    monkeypatch.setattr(respond.processes, "call_in_fork", call_in_fork)
-    monkeypatch.setattr(respond.isolation, "why_not_in_a_fork", lambda *_: None)
-    monkeypatch.setattr(session.InterpretersAhead, "start", lambda *_: None)
+    def no_room(*_: Any, **__: Any) -> Any:
+        raise OSError("no room")  # so that nothing is packed for nobody
+
+    monkeypatch.setattr(reducing.workers, "call_in_server", call_in_server)
+    monkeypatch.setattr(reducing.workers, "prepare", lambda _: None)
+    monkeypatch.setattr(respond.asking, "packed", no_room)
     now, keep_capture = 0.0, respond.repro.keep_capture
 
     def slowly(*args: Any, **how: Any) -> Path:
@@ -206,4 +209,4 @@ def test_the_time_begins_with_the_failure(tmp_path: Path, monkeypatch: pytest.Mo
     settings = Settings(seconds=BUDGET_S, reduce=Reduce.NOW, repro_dir=tmp_path)
     report = respond.on_failure(failing_case(), settings)
     assert report.capture is not None
-    assert given == [BUDGET_S - 3.0 + respond.GRACE_S]
+    assert given == [BUDGET_S - 3.0 + reducing.GRACE_S]

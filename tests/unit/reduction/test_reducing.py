@@ -26,7 +26,7 @@ import torch
 from torch import fx
 from wrong_results import after_each
 
-from minidbg import repro, workers
+from minidbg import asking, backends, repro, workers
 from minidbg.asking.execute import ANOTHER_GRAPH, execute
 from minidbg.fx.case import Case
 from minidbg.reduction import publishing, reducing, session
@@ -61,7 +61,7 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
     def run_alone(draft: Path, **_: Any) -> ChildResult:
         return ChildResult(exit_status=execute(drafts[draft]).verdict.exit_status)
 
-    monkeypatch.setattr(session.isolation, "submit", submit)
+    monkeypatch.setattr(session.asking, "submit", submit)
     monkeypatch.setattr(publishing, "judged", judged)
     monkeypatch.setattr(publishing.repro, "run_alone", run_alone)
     monkeypatch.setattr(session.InterpretersAhead, "start", lambda *_: None)
@@ -113,8 +113,8 @@ def reduced(case: Case, folder: Path, **limits: Any) -> Written:
 
 def before_each_question(patch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
     """What happens in the world before each call of the oracle from here on."""
-    submit = session.isolation.submit
-    patch.setattr(session.isolation, "submit", lambda case, **how: (happens(), submit(case, **how))[1])
+    submit = session.asking.submit
+    patch.setattr(session.asking, "submit", lambda case, **how: (happens(), submit(case, **how))[1])
 
 
 def raises_if(holds: bool, error: type[BaseException]) -> None:
@@ -534,7 +534,7 @@ def test_a_path_on_which_dynamo_makes_other_graphs_is_left_after_few_questions(
         other = asked.call is CallPath.TORCH_COMPILE
         return Outcome(Verdict.INVALID, reason=f"{ANOTHER_GRAPH}: 2 of them") if other else execute(asked)
 
-    monkeypatch.setattr(session.isolation, "submit", submit)
+    monkeypatch.setattr(session.asking, "submit", submit)
     if few:  # the questions of single removals are asked together
         graph = fx.symbolic_trace(lambda x: (torch.relu(x.sin().cos().sin().cos().sin().cos().sin().cos()),))
         case = case.with_graph(graph, case.inputs)
@@ -578,13 +578,10 @@ def test_a_large_graph_gets_longer_than_a_call(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("kind", [Kind.CRASH, Kind.HANG, Kind.RUNTIME])
-def test_this_process_tries_nothing_that_ends_or_hangs_children(
-    monkeypatch: pytest.MonkeyPatch, kind: Kind
-) -> None:
-    tried: list[bool] = []
-    monkeypatch.setattr(reducing.isolation, "get_ready", lambda *, inductor: tried.append(inductor))
-    reducing.get_ready_for(failing_case(signature=Signature(kind)))
-    assert tried == ([False] if kind is Kind.RUNTIME else [])
+def test_the_forkserver_tries_nothing_that_ends_or_hangs_its_children(kind: Kind) -> None:
+    case = replace(failing_case(signature=Signature(kind)), backend=backends.find("inductor"))
+    preparation = asking.preparation(case, reducing.REDUCE)
+    assert preparation.warm == ("inductor" if kind is Kind.RUNTIME else "")
 
 
 @pytest.mark.parametrize(
@@ -596,7 +593,7 @@ def test_questions_that_differ_in_values_alone_are_compiled_once(
 ) -> None:
     asked: list[Case] = []
     monkeypatch.setattr(
-        session.isolation, "submit", lambda case, **_: asked.append(case) or Outcome(Verdict.GONE)
+        session.asking, "submit", lambda case, **_: asked.append(case) or Outcome(Verdict.GONE)
     )
     case = failing_case(signature=Signature(kind))
     case = replace(case, backend=replace(case.backend, name=backend))
@@ -698,7 +695,7 @@ def test_an_interpreter_is_started_ahead_for_the_second_judging_when_another_fai
         return Outcome(Verdict.REPRODUCES)
 
     monkeypatch.setattr(publishing, "judged", judged)
-    monkeypatch.setattr(repro, "start_ahead", lambda *_, **__: ready_interpreter())
+    monkeypatch.setattr(session.workers, "ReadyInterpreter", lambda *_: ready_interpreter())
     case = failing_case(signature=Signature(Kind.COMPILE))
     with session.InterpretersAhead(case) as ahead:
         ahead.start()

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from minidbg import workers
-from minidbg.workers.zygote import ZYGOTES
+from minidbg.workers.forkserver import SERVERS
 
 
 def open_descriptors() -> int:
@@ -18,7 +18,7 @@ def open_descriptors() -> int:
 
 
 def left_over(kept: set[int]) -> list[int]:
-    """Children that are no zygote; and what a zygote has started, unless it has ended and is only to be reaped."""
+    """Children that are no forkserver; and what a forkserver has started, unless it has ended and is only to be reaped."""
     own = [child.pid for child in psutil.Process().children() if child.pid not in kept]
     for pid in kept:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -28,23 +28,23 @@ def left_over(kept: set[int]) -> list[int]:
     return own
 
 
-def own_zygote() -> set[int]:
-    return {zygote.pid for zygote in ZYGOTES.values()}
+def own_server() -> set[int]:
+    return {server.pid for server in SERVERS.values()}
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _zygote_ends() -> Iterator[None]:
+def _server_ends() -> Iterator[None]:
     yield
-    workers.end_zygote()
+    workers.end_server()
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind() -> Iterator[None]:
     """No child, zombie or descriptor more than before the test, but the one interpreter that is kept for questions."""
     before = open_descriptors()
-    kept_before = own_zygote()
+    kept_before = own_server()
     yield
-    kept = own_zygote()
+    kept = own_server()
     if kept and not kept_before:
         before = open_descriptors()  # its control socket and its stderr
     until = time.monotonic() + 2  # who supervised a question ends just after its answer

@@ -22,8 +22,6 @@ import pytest
 import torch
 from command_line import python
 
-from minidbg.asking import fork_refusal
-from minidbg.asking import fork_safety as safety_module
 from minidbg.workers import ChildResult, Notes, call_in_fork
 
 
@@ -383,35 +381,6 @@ def test_no_descriptor_left_is_an_os_error_and_leaks_nothing() -> None:
             call_in_fork(lambda: 1, seconds=30)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_this_process_can_be_forked() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("a GPU is here, and other tests have looked for it in this process")
-    assert fork_refusal() is None
-
-
-def test_refusal_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert "Linux only" in str(fork_refusal())
-    monkeypatch.undo()
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert "cuda is initialised" in str(fork_refusal())
-
-
-@pytest.mark.parametrize(
-    ("question", "words"), [(hang, "did not answer"), (lambda: [][0], "IndexError"), (os.abort, "Aborted")]
-)
-def test_trivial_question_without_answer_is_a_refusal(
-    monkeypatch: pytest.MonkeyPatch, question: Any, words: str
-) -> None:
-    monkeypatch.setattr(safety_module, "trivial_question", question)
-    monkeypatch.setattr(safety_module, "TRIVIAL_QUESTION_S", 0.5)
-    safety_module.answer_to_trivial_question.cache_clear()
-    try:
-        assert words in str(fork_refusal())
-    finally:
-        safety_module.answer_to_trivial_question.cache_clear()
 
 
 def test_a_child_forked_by_one_thread_compiles_while_another_thread_does() -> None:

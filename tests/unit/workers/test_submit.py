@@ -23,20 +23,10 @@ MEMORY = 512 << 20
 BOTH_PATHS = pytest.mark.parametrize("call", list(CallPath))
 
 
-@pytest.fixture(params=["fork", "spawn"])
-def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test is run with forks of this process, and with forks of a fresh interpreter, started once for all of them."""
-    monkeypatch.setenv("MINIDBG_WORKERS", request.param)
-
-
-BOTH_WAYS = pytest.mark.usefixtures("_both_ways")
-
-
 def ask(case: Case, seconds: float = 30.0) -> Outcome:
     return submit(case, seconds=seconds, memory_bytes=MEMORY)
 
 
-@BOTH_WAYS
 @BOTH_PATHS
 @pytest.mark.parametrize(
     ("backend", "death"),
@@ -57,7 +47,6 @@ def test_death_is_a_crash_with_its_cause(case_of: CaseOf, call: CallPath, backen
     assert death in outcome.message
 
 
-@BOTH_WAYS
 @BOTH_PATHS
 def test_crash_shows_where_it_was(case_of: CaseOf, call: CallPath) -> None:
     compiling = ask(case_of(planted.segfaults_on_relu, call=call)).signature
@@ -66,7 +55,6 @@ def test_crash_shows_where_it_was(case_of: CaseOf, call: CallPath) -> None:
     assert running.frames == ("ctypes:string_at", "planted_backends:compiled_fn")
 
 
-@BOTH_WAYS
 @BOTH_PATHS
 @pytest.mark.parametrize(
     ("backend", "phase", "innermost"),
@@ -85,33 +73,33 @@ def test_hang_is_told_by_phase_and_place(
     assert outcome.signal is None
 
 
+class Stuck(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        while True:
+            pass
+
+
+def hangs_in_backward(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
+    return lambda *args: tuple(Stuck.apply(out) for out in graph_module(*args))
+
+
 def test_hang_in_backward_is_told(case_of: CaseOf) -> None:
-    class Stuck(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            while True:
-                pass
-
-    def hangs_in_backward(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
-        return lambda *args: tuple(Stuck.apply(out) for out in graph_module(*args))
-
     x = torch.linspace(-1, 1, 12, requires_grad=True)
     outcome = ask(case_of(hangs_in_backward, inputs=(x,), backward=True), seconds=2)
     assert (outcome.signature.kind, outcome.signature.direction) == (Kind.HANG, Direction.BACKWARD)
     assert outcome.signature.types == ("runtime",)
 
 
-@BOTH_WAYS
 def test_backend_that_takes_all_memory_is_ended(case_of: CaseOf) -> None:
     outcome = ask(case_of(planted.takes_all_memory_on_relu), seconds=100)
     assert (outcome.signature.kind, outcome.signature.types) == (Kind.CRASH, ("memory limit",))
 
 
-@BOTH_WAYS
 def test_processes_that_a_hanging_backend_started_are_ended(case_of: CaseOf) -> None:
     outcome = ask(case_of(planted.leaves_processes_on_relu), seconds=2)
     assert outcome.signature.kind is Kind.HANG
@@ -148,7 +136,6 @@ def test_verdict_is_against_the_expected_kind(
     assert ask(case_of(backend, signature=expected), seconds=2).verdict is verdict
 
 
-@BOTH_WAYS
 def test_what_is_raised_in_the_child_is_what_is_raised_here(case_of: CaseOf) -> None:
     from minidbg.asking.execute import execute
 
@@ -157,28 +144,15 @@ def test_what_is_raised_in_the_child_is_what_is_raised_here(case_of: CaseOf) -> 
     assert here.signature == there.signature
 
 
-def test_backend_may_be_a_closure_with_live_state(case_of: CaseOf) -> None:
-    state = torch.zeros(3)
-
-    def counts(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
-        state.add_(1)
-        raise RuntimeError("closure reached")
-
-    outcome = ask(case_of(counts))
-    assert "closure reached" in outcome.message
-    assert float(state.sum()) == 0
-
-
 def test_fault_of_the_oracle_is_invalid_and_says_so(case_of: CaseOf, monkeypatch: pytest.MonkeyPatch) -> None:
     from minidbg.asking import oracle_calls
 
-    monkeypatch.setattr(oracle_calls, "execute", lambda case, **_: 1 / 0)
+    monkeypatch.setattr(oracle_calls, "ANSWER", "minidbg.asking.packing:with_files")  # takes other arguments
     outcome = ask(case_of(planted.raises_on_relu))
     assert outcome.verdict is Verdict.INVALID
-    assert "ZeroDivisionError" in outcome.reason
+    assert "the oracle itself failed: " in outcome.reason
 
 
-@BOTH_WAYS
 def test_outcome_is_read_back_whole(case_of: CaseOf) -> None:
     outcome = ask(case_of(planted.adds_one_to_relu))
     assert outcome.signature.kind is Kind.ACCURACY

@@ -1,10 +1,11 @@
-"""Questions asked in forks of a clean interpreter, for a process that cannot be forked itself.
+"""The forkserver: a clean interpreter whose forks answer what is asked, so that the user's process is never forked.
 
-The zygote is started once, imports torch and what its questions need, and then does nothing but fork: it runs no autograd, no
-compiled code and no thread, and uses no accelerator, so that each child may. A child costs milliseconds, and its crash or hang costs the
-zygote nothing. It is asked a function by its name and an argument of plain values.
+A program that uses torch has threads (OpenMP, autograd, a backend's own pool, a driver), and what a fork of it does is
+chance. The server is started once, imports torch and what its questions need, and then does nothing but fork: it runs no
+thread and uses no accelerator, so that each child may. A child costs milliseconds, and its crash or hang costs the server
+nothing. It is asked a function by its name and an argument of plain values.
 
-For each question the asker sends one end of a socket pair. The zygote forks a supervisor, which runs the question by
+For each question the asker sends one end of a socket pair. The server forks a supervisor, which runs the question by
 ``call_in_fork`` and answers on that socket: several questions may be asked at once, from several threads.
 """
 
@@ -25,7 +26,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -33,92 +35,129 @@ from minidbg.words import environment
 from minidbg.words.deadline import NEVER, Deadline
 from minidbg.workers.child import JSON, ChildResult, end_of, has_ended, kill_group
 from minidbg.workers.fork import Notes, call_in_fork, fork
+from minidbg.workers.pool import Preload
 from minidbg.workers.run_script import kept_from_the_collector
+from minidbg.workers.waiting import ReadyInterpreter
 
 MEMORY = Path("/dev/shm")
 """A folder that is memory, where there is one."""
 LEAST_ROOM_BYTES = 1 << 30
 START_LIMIT_S = 300.0
 """For the imports; the time limit of a question begins after them."""
-ZYGOTES: dict[int, Zygote] = {}
-"""The zygote of this process, by the process's number: a forked child has none."""
+SERVERS: dict[int, ForkServer] = {}
+"""The server of this process, by the process's number: a forked child has none."""
 STARTING = threading.Lock()
 
 
-def call_in_zygote(
-    function: str,
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What the server has and does before it forks, once for all questions that want the same."""
+
+    function: str
+    """``module:name`` of what will be asked: the module is imported."""
+    imports: tuple[str, ...] = ()
+    """Modules that are imported where that starts no thread: those of a backend."""
+    warm: str = ""
+    """``aot`` or ``inductor``: one small graph is compiled."""
+    ahead: tuple[Preload, Mapping[str, str]] | None = None
+    """An interpreter, with its variables, for the scripts that the next question writes: it imports beside the server."""
+
+    def as_question(self) -> dict[str, Any]:
+        """With the folder, ``sys.path`` and, as far as a judge is to have it, the environment of this process of now."""
+        return {
+            "call": self.function, "imports": list(self.imports), "warm": self.warm, "ahead": None,
+            "cwd": os.getcwd(), "path": sys.path, "environ": environment.for_judge(environment.FORKABLE),
+        }  # fmt: skip
+
+
+def prepare(preparation: Preparation) -> None:
+    """Have the server of this process prepare itself, and do not wait for it. Raises OSError when no process can be made."""
+    ahead = None
+    if preparation.ahead is not None:
+        preload, env = preparation.ahead
+        ahead = {"modules": list(preload.modules), "warm": preload.warm, "env": dict(env)}
+    start_server().tell(json.dumps({**preparation.as_question(), "ahead": ahead, "argument": None}).encode())
+
+
+def call_in_server(
+    preparation: Preparation,
     argument: Mapping[str, JSON],
     *,
     seconds: float,
     deadline: Deadline = NEVER,
     memory_bytes: int | None = None,
-    imports: Sequence[str] = (),
-    warm: str = "",
     stream: TextIO | None = None,
     on_interrupt: Callable[[], object] | None = None,
 ) -> ChildResult:
-    """``function(argument, note)`` in a fork of the zygote; ``function`` is ``module:name``, ``note`` hears texts for the result.
+    """``function(argument, note)`` in a fork of the server, which has prepared itself; ``note`` hears texts for the result.
 
-    The folder, ``sys.path`` and, as far as a judge is to have it, the environment are this process's of now. ``imports`` are modules that the zygote itself imports
-    first, where that starts no thread; ``warm`` (``aot``, ``inductor``) has it compile once. ``stream`` is passed on: the
-    argument's ``stream`` is its descriptor in the child. ``seconds`` begin after the imports; ``deadline`` has them in it. Interrupts are as in ``call_in_fork``. Raises OSError when no process can be made.
+    ``stream`` is passed on: the argument's ``stream`` is its descriptor in the child. ``seconds`` begin after the imports;
+    ``deadline`` has them in it. Interrupts are as in ``call_in_fork``. Raises OSError when no process can be made.
     """
     question = {
-        "call": function, "argument": dict(argument), "seconds": seconds, "memory_bytes": memory_bytes,
-        "imports": list(imports), "warm": warm, "cwd": os.getcwd(), "path": sys.path,
-        "environ": environment.for_judge(environment.FORKABLE), "interrupts": on_interrupt is not None,
+        **preparation.as_question(), "argument": dict(argument), "seconds": seconds, "memory_bytes": memory_bytes,
+        "interrupts": on_interrupt is not None,
     }  # fmt: skip
     began = time.monotonic()
     until = began + deadline.left(START_LIMIT_S + seconds)
     last_words = ""
-    for _ in range(2):  # a zygote that somebody has killed is started once more
-        zygote = start_zygote()
-        answer = zygote.ask(json.dumps(question).encode(), stream, until, on_interrupt)
+    for _ in range(2):  # a server that somebody has killed is started once more
+        server = start_server()
+        answer = server.ask(json.dumps(question).encode(), stream, until, on_interrupt)
         if answer is not None:
             return ChildResult(**answer)
-        last_words = zygote.last_words()
-        end_zygote()
+        last_words = server.last_words()
+        end_server()
         if deadline.is_over:
             return ChildResult(timed_out=True, seconds=time.monotonic() - began, stderr_tail=last_words)
     raise OSError(f"a fresh interpreter gave no answer{last_words}")
 
 
-def start_zygote() -> Zygote:
-    """The zygote of this process; a new one is importing torch when this returns. Raises OSError."""
+def start_server() -> ForkServer:
+    """The server of this process; a new one waits for what it is to prepare. Raises OSError."""
     with STARTING:
-        zygote = ZYGOTES.get(os.getpid())
-        if zygote is None or has_ended(zygote.pid):
-            end_zygote()
-            zygote = ZYGOTES[os.getpid()] = Zygote()
-        return zygote
+        server = SERVERS.get(os.getpid())
+        if server is None or has_ended(server.pid):
+            end_server()
+            server = SERVERS[os.getpid()] = ForkServer()
+        return server
 
 
 def branch_off() -> None:
-    """In a child of a zygote, before it has used anything: a zygote of its own at once, a fork with all imports made."""
+    """In a child of a server, before it has used anything: a server of its own at once, a fork with all imports made."""
     with STARTING:
-        end_zygote()
-        ZYGOTES[os.getpid()] = Zygote(branch=True)
+        end_server()
+        SERVERS[os.getpid()] = ForkServer(branch=True)
+
+
+AHEAD: list[ReadyInterpreter] = []
+"""In the server, and so in a child of it: the interpreter that was started ahead for the next question."""
+
+
+def taken_ahead() -> ReadyInterpreter | None:
+    """In a child of the server: the interpreter that was started ahead for it, once."""
+    return AHEAD.pop() if AHEAD else None
 
 
 @atexit.register
-def end_zygote() -> None:
-    """End this process's zygote, if it has one, and whatever it is asked."""
-    zygote = ZYGOTES.pop(os.getpid(), None)
-    if zygote is not None:
-        zygote.end()
+def end_server() -> None:
+    """End this process's server, if it has one, and whatever it is asked."""
+    server = SERVERS.pop(os.getpid(), None)
+    if server is not None:
+        server.end()
 
 
-class Zygote:
+class ForkServer:
     """The asker's side."""
 
     def __init__(self, *, branch: bool = False) -> None:
         """``branch``: of this process, not of a fresh interpreter."""
         self.control, theirs = socket.socketpair()
-        self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the zygote
+        self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the server
         roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= LEAST_ROOM_BYTES
         self.folder = Path(tempfile.mkdtemp(prefix="minidbg-", dir=MEMORY if roomy else None))
-        """For files that its children map. The zygote removes it, so that it goes also when the asker is killed."""
-        start = fork_zygote if branch else start_interpreter
+        """For files that its children map. The server removes it, so that it goes also when the asker is killed."""
+        start = fork_server if branch else start_interpreter
         try:
             with theirs:
                 self.pid = start(theirs.fileno(), self.folder, self.stderr.fileno())
@@ -135,7 +174,7 @@ class Zygote:
         deadline: float,
         on_interrupt: Callable[[], object] | None,
     ) -> dict[str, Any] | None:
-        """The parts of the result; None when the zygote has ended, or does not answer long after the question's time limit."""
+        """The parts of the result; None when the server has ended, or does not answer long after the question's time limit."""
         ours, theirs = socket.socketpair()
         with ours:
             with theirs, contextlib.suppress(OSError):
@@ -153,6 +192,15 @@ class Zygote:
                     ours.sendall(b"!")
                 return received(ours, deadline)
 
+    def tell(self, question: bytes) -> None:
+        """Send what has no answer; a server that has ended is found out by the next question."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs, contextlib.suppress(OSError):
+                socket.send_fds(self.control, [b"?"], [theirs.fileno()])
+            with contextlib.suppress(OSError):
+                ours.sendall(len(question).to_bytes(8, "big") + question)
+
     def end(self) -> None:
         """End it; what runs in its children ends with it."""
         self.control.close()
@@ -169,9 +217,9 @@ class Zygote:
 
 
 def start_interpreter(control: int, folder: Path, stderr: int) -> int:
-    """Start a fresh interpreter that is a zygote; its process."""
+    """Start a fresh interpreter that is a server; its process."""
     started = subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", "-m", "minidbg.workers.zygote", str(control), str(folder)],
+        [sys.executable, "-X", "faulthandler", "-m", "minidbg.workers.forkserver", str(control), str(folder)],
         stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr, pass_fds=(control,), start_new_session=True,
         env=environment.for_judge(environment.FORKABLE),
     )  # fmt: skip
@@ -179,8 +227,8 @@ def start_interpreter(control: int, folder: Path, stderr: int) -> int:
     return started.pid
 
 
-def fork_zygote(control: int, folder: Path, stderr: int) -> int:
-    """Fork this process; its child is a zygote."""
+def fork_server(control: int, folder: Path, stderr: int) -> int:
+    """Fork this process; its child is a server."""
     pid = fork()
     if pid:
         return pid
@@ -218,14 +266,11 @@ def received(asked: socket.socket, deadline: float) -> dict[str, Any] | None:
     return None
 
 
-# ---- the zygote's own side -------------------------------------------------------------------------
+# ---- the server's own side -------------------------------------------------------------------------
 
 
 def serve(control: socket.socket, *, branch: bool = False) -> None:
     """Fork a supervisor for each question, until the asker has gone. A branch has made its imports, and asks no driver anything."""
-    with kept_from_the_collector():
-        import torch  # noqa: F401 - for the children
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the asker, who tells the supervisors
     warmed: set[str] = set()
     while True:
@@ -245,9 +290,11 @@ def serve(control: socket.socket, *, branch: bool = False) -> None:
             if text:
                 question = json.loads(text)
                 get_ready(question, None if branch else warmed)
-                if fork() == 0:
-                    control.close()
-                    supervise(question, asker, *descriptors[1:])
+                if question["argument"] is not None:
+                    if fork() == 0:
+                        control.close()
+                        supervise(question, asker, *descriptors[1:])
+                    AHEAD.clear()  # it is the child's, who ends it; or nobody needs it
         for descriptor in descriptors[1:]:
             os.close(descriptor)
 
@@ -261,9 +308,15 @@ def get_ready(question: Mapping[str, Any], warmed: set[str] | None) -> None:
         os.chdir(question["cwd"])
     if warmed is None:
         return
+    if question["ahead"] is not None and not AHEAD:
+        ahead = question["ahead"]
+        with contextlib.suppress(OSError):  # who needs it starts one
+            AHEAD.append(ReadyInterpreter(Preload(tuple(ahead["modules"]), ahead["warm"]), ahead["env"]))
+    with kept_from_the_collector():
+        import torch  # noqa: F401 - for the children
     from minidbg import torch_internals  # late: the asker's side of this file needs no torch
 
-    signal.alarm(int(START_LIMIT_S))  # an import that hangs ends the zygote, and the asker is told
+    signal.alarm(int(START_LIMIT_S))  # an import that hangs ends the server, and the asker is told
     importlib.import_module(question["call"].partition(":")[0])
     for name in question["imports"]:
         if name not in warmed and name not in sys.modules:
@@ -324,7 +377,7 @@ def supervise(question: Mapping[str, Any], asker: socket.socket, stream: int | N
             asker=asker,
         )
         asker.sendall(json.dumps(dataclasses.asdict(result)).encode())
-    except BaseException as error:  # noqa: BLE001 - nothing may return into the zygote's loop
+    except BaseException as error:  # noqa: BLE001 - nothing may return into the server's loop
         if not isinstance(error, KeyboardInterrupt | BrokenPipeError):
             with contextlib.suppress(BaseException):
                 answer = dataclasses.asdict(ChildResult(error=f"{type(error).__name__}: {error}"))
@@ -334,10 +387,10 @@ def supervise(question: Mapping[str, Any], asker: socket.socket, stream: int | N
 
 
 if __name__ == "__main__":
-    from minidbg.workers import zygote
+    from minidbg.workers import forkserver
 
     try:
         with socket.socket(fileno=int(sys.argv[1])) as given:
-            zygote.serve(given)
+            forkserver.serve(given)
     finally:
         shutil.rmtree(sys.argv[2], ignore_errors=True)

@@ -1,0 +1,275 @@
+"""Questions are answered in forks of a clean interpreter, whatever has happened in the process that asks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import textwrap
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import planted_backends as planted
+import psutil
+import pytest
+import torch
+from command_line import python
+from torch import fx
+
+from minidbg import asking, backends, repro, torch_internals, workers
+from minidbg.fx.case import Case
+from minidbg.workers import forkserver
+
+HERE = f"{Path(__file__).stem}:"
+
+
+def echo(argument: Mapping[str, Any], note: Any) -> Any:
+    note("heard")
+    return [argument["value"], os.environ.get("OF_THE_ASKER"), os.getcwd()]
+
+
+def sleep(argument: Mapping[str, Any], note: Any) -> None:
+    note("asleep")
+    with open(argument["pid_file"], "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(300)
+
+
+def has_autograd(argument: Mapping[str, Any], note: Any) -> Any:
+    weight = torch.ones(65, 65, requires_grad=True)
+    torch.autograd.backward((torch.ones(65, 65) @ weight).relu().sum())
+    return weight.grad is not None
+
+
+MARKS: list[str] = []
+"""What a process has that its forks have too, and no fresh interpreter."""
+
+
+def marks(argument: Mapping[str, Any], note: Any) -> Any:
+    return [argument["number"], *MARKS]
+
+
+def asks_its_own(argument: Mapping[str, Any], note: Any) -> Any:
+    MARKS.append("a fork")
+    workers.branch_off()
+    done = [
+        workers.call_in_server(workers.Preparation(HERE + "marks"), {"number": one}, seconds=60)
+        for one in (1, 2)
+    ]
+    own = workers.start_server()
+    return {
+        "answers": [one.value for one in done],
+        "pid": own.pid,
+        "folder": str(own.folder),
+    }
+
+
+@pytest.fixture(autouse=True)
+def _importable_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def case_of(backend: Any = planted.raises_on_relu, **fields: Any) -> Case:
+    graph = fx.symbolic_trace(lambda x: (torch.relu(x),))
+    given = {"backend": backends.find(backend), "inputs": (torch.ones(3),), **fields}
+    return Case(graph, **given)
+
+
+def test_answer_comes_from_the_askers_surroundings_of_now(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OF_THE_ASKER", "now")
+    monkeypatch.chdir(tmp_path)
+    done = workers.call_in_server(workers.Preparation(HERE + "echo"), {"value": {"a": 1}}, seconds=60)
+    assert done.value == [{"a": 1}, "now", str(tmp_path)]
+    assert (done.answered, done.note, done.error) == (True, "heard", "")
+
+
+@pytest.mark.parametrize("warm", ["", "aot", "inductor"])
+def test_child_has_autograd_whatever_ran_here_and_whatever_the_server_has_compiled(warm: str) -> None:
+    """The server's first backward is one of a single element: after a compile's no child could run another."""
+    torch.autograd.backward(torch.ones(3, requires_grad=True).sum())
+    asked = workers.Preparation(HERE + "has_autograd", warm=warm)
+    assert workers.call_in_server(asked, {}, seconds=60).value is True
+
+
+def test_a_child_has_a_server_of_its_own_at_once_which_ends_with_it() -> None:
+    """A reduction on an accelerator: it uses the device itself, and each of its questions needs a process that has not."""
+    value = workers.call_in_server(workers.Preparation(HERE + "asks_its_own"), {}, seconds=60).value
+    assert value["answers"] == [[1, "a fork"], [2, "a fork"]]
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(value["pid"]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not psutil.pid_exists(value["pid"])
+    assert not Path(value["folder"]).exists()
+
+
+def test_hang_is_ended_and_the_next_question_is_answered(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    done = workers.call_in_server(workers.Preparation(HERE + "sleep"), {"pid_file": str(pid_file)}, seconds=1)
+    assert (done.timed_out, done.answered, done.note) == (True, False, "asleep")
+    assert "in sleep" in done.stderr_tail
+    assert not psutil.pid_exists(int(pid_file.read_text()))
+    assert workers.call_in_server(workers.Preparation(HERE + "echo"), {"value": 2}, seconds=60).value[0] == 2
+
+
+@pytest.mark.slow
+def test_a_server_that_was_killed_is_replaced() -> None:
+    os.kill(workers.start_server().pid, signal.SIGKILL)
+    assert workers.call_in_server(workers.Preparation(HERE + "echo"), {"value": 3}, seconds=60).value[0] == 3
+
+
+def test_function_that_is_not_there_is_an_error_that_names_it() -> None:
+    assert (
+        "no_such_function"
+        in workers.call_in_server(workers.Preparation(HERE + "no_such_function"), {}, seconds=60).error
+    )
+
+
+def test_values_travel_exactly_and_are_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = torch.randn(300, 300)
+    case = case_of(inputs=(large,))
+    with asking.packed(case) as path:
+        assert torch.equal(repro.load(path).inputs[0], large)
+        files = {one: one.stat().st_mtime_ns for one in path.parent.iterdir() if one.suffix != ".py"}
+    with asking.packed(case_of(inputs=(large.clone(),))) as path:
+        assert {one: one.stat().st_mtime_ns for one in files} == files
+    assert not path.exists()
+    monkeypatch.setattr("minidbg.asking.packing.SPARE_BYTES", 1 << 60)  # no room in memory
+    with asking.packed(case) as path:
+        assert torch.equal(repro.load(path).inputs[0], large)
+    assert not path.parent.exists()
+
+
+# ---- the asker is left alone -----------------------------------------------------------------------
+
+
+def test_the_process_that_asks_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has threads: OpenMP's, autograd's, a backend's own. What a fork of it does is chance."""
+
+    def forked() -> int:
+        raise AssertionError("forked")
+
+    workers.start_server()  # an interpreter may be started by a fork that becomes another program at once
+    monkeypatch.setattr(os, "fork", forked)
+    for backward in (False, True):
+        outcome = asking.submit(case_of(backward=backward), seconds=60)
+        assert "ReluNotSupported" in outcome.message
+
+
+def test_a_backend_with_threads_of_its_own_is_asked_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as IREE: a fork of a process that has imported it waits for threads that are not there."""
+    (tmp_path / "threaded_one.py").write_text(
+        "import os, queue, threading\n"
+        "import planted_backends\n"
+        "asked, made = queue.Queue(), queue.Queue()\n"
+        "def work():\n"
+        "    while True:\n"
+        "        made.put(planted_backends.raises_on_relu)\n"
+        "        asked.get()\n"
+        "threading.Thread(target=work, daemon=True).start()\n"
+        "made.get()\n"
+        "def backend(gm, inputs):\n"
+        "    asked.put(gm)\n"
+        "    return made.get()(gm, inputs)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import threaded_one
+
+    case = case_of(threaded_one.backend)
+    assert case.backend.modules == ("threaded_one",)
+    outcomes = [asking.submit(case, seconds=30) for _ in range(2)]
+    assert ["ReluNotSupported" in one.message for one in outcomes] == [True, True], outcomes
+
+
+def test_importing_minidbg_starts_nothing_in_torch() -> None:
+    program = """
+        import os, torch
+        before = sorted(os.listdir("/proc/self/task"))
+        import minidbg
+        minidbg.wrap("eager")
+        import minidbg.asking
+        print(sorted(os.listdir("/proc/self/task")) == before)
+    """
+    done = python("-c", textwrap.dedent(program), check=True)
+    assert done.stdout == "True\n"
+
+
+def test_driver_in_sight_leaves_the_engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There it would start the threads that it is to do without."""
+    ran: list[object] = []
+    monkeypatch.setattr("minidbg.torch_internals.process.DRIVERS", ("/dev/null",))
+    monkeypatch.setattr(torch.autograd, "backward", ran.append)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert not torch_internals.forks_survive_autograd()
+    assert ran == []
+    monkeypatch.setattr("minidbg.torch_internals.process.DRIVERS", ())
+    monkeypatch.setattr("minidbg.torch_internals.process.autograd_has_threads", lambda: False)
+    assert torch_internals.forks_survive_autograd()
+    assert len(ran) == 1
+
+
+def test_a_device_of_a_backends_own_leaves_the_engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has devices from its import on, and no driver of a name that anybody knows."""
+    ran: list[object] = []
+    monkeypatch.setattr("minidbg.torch_internals.process.DRIVERS", ())
+    monkeypatch.setattr(torch.autograd, "backward", ran.append)
+    monkeypatch.setattr(torch._C, "_get_privateuse1_backend_name", lambda: "npu")
+    assert not torch_internals.forks_survive_autograd()
+    assert ran == []
+
+
+def test_a_server_imports_only_what_starts_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "calm_one.py").write_text("")
+    (tmp_path / "busy_one.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert forkserver.starts_nothing("calm_one")
+    assert not forkserver.starts_nothing("busy_one")
+    assert not forkserver.starts_nothing("no_such_module")
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this build of torch has no CUDA to lose")
+def test_a_warm_up_where_a_gpu_is_leaves_it_to_the_forks() -> None:
+    program = """
+        import os, sys
+        from minidbg.words.environment import FORKABLE
+        os.environ.update(FORKABLE.put_in)
+        import torch
+        torch.cuda._device_count_nvml = lambda: 1  # as where a GPU is; CUDA itself would not start here
+        from minidbg import torch_internals
+        from minidbg.torch_internals import devices
+        assert devices.present() == ["cuda"]
+        torch_internals.warm_up_compiling(inductor=True)
+        if os.fork() == 0:
+            print("lost", torch.cuda._is_in_bad_fork(), flush=True)
+            os._exit(0)
+        os.wait()
+        print("torch._inductor.compile_fx" in sys.modules)
+    """
+    done = python("-c", textwrap.dedent(program))
+    assert done.stdout.splitlines() == ["lost False", "True"], done.stderr
+
+
+def test_a_warm_up_takes_no_graph_from_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that an earlier process has left there would leave each child to fill the compiler's lazy tables."""
+    import torch._functorch.config
+    import torch._inductor.config
+
+    caches = []
+
+    def compiled(function: Any, **_: Any) -> Any:
+        caches.append((torch._inductor.config.fx_graph_cache, torch._functorch.config.enable_autograd_cache))
+        return function
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(torch_internals.process, "leave_out_measurements", lambda: None)
+    threads = torch.get_num_threads()
+    with torch._inductor.config.patch(fx_graph_cache=True):
+        torch_internals.warm_up_compiling(inductor=True)
+    torch.set_num_threads(threads)
+    assert caches == [(False, False)] * 2
