@@ -353,11 +353,9 @@ def attention_mask(query: Tensor, key: Tensor, *others: Any, result: Tensor, **n
     dtype = torch.promote_types(result.dtype, torch.float32)  # that of the weights
     ones = torch.ones((*result.shape[:-1], key.shape[-2]), dtype=dtype, device=result.device)
     mask = torch.nn.functional.dropout(ones, probability)
-    if result.device.type != "cpu":
-        return Drawn(
-            mask, *attention_that_shows_its_mask(mask, result.dtype, named.get("attn_mask"), probability)
-        )
-    return Drawn(mask, DrawingCall("call_function", torch.nn.functional.dropout, (ones, probability), {}))
+    return Drawn(
+        mask, *attention_that_shows_its_mask(mask, result.dtype, named.get("attn_mask"), probability)
+    )
 
 
 def attention_that_shows_its_mask(

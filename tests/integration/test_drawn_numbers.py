@@ -26,6 +26,15 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "randperm": lambda x: x[torch.randperm(16)] * 2,
     "bernoulli": lambda x: torch.bernoulli(x / 2) + x,
     "normal": lambda x: torch.normal(x, 1.0).double() + 1,
+    "attention": lambda x: (
+        F.scaled_dot_product_attention(*[x.repeat(2).view(1, 2, 4, 4)] * 3, dropout_p=0.5) + 1
+    ),
+    "multinomial": lambda x: torch.multinomial(x, 9) + 1,
+    "poisson": lambda x: torch.poisson(x) + x,
+    "geometric": lambda x: torch.empty(16).geometric_(0.3) + x,
+    "exponential": lambda x: torch.empty(16).exponential_() + x,
+    "log_normal": lambda x: torch.empty(16).log_normal_() + x,
+    "few bits": lambda x: torch.randint_like(x.bfloat16(), 1000) + x,
 }
 WRONG: dict[str, tuple[str, Callable[[Tensor], Tensor], str]] = {
     "another number of dimensions": ("dropout", lambda r: r.expand(3, 16), "shape"),
@@ -39,7 +48,19 @@ WRONG: dict[str, tuple[str, Callable[[Tensor], Tensor], str]] = {
     "no bit": ("bernoulli", lambda r: r + 0.5, "output"),
     "another dtype": ("normal", lambda r: torch.randn(16).double(), "dtype"),
     "nan": ("rand_like", lambda r: r * float("nan"), "output"),
+    "infinite": ("normal", lambda r: r / 0, "output"),
+    "a hundredth too large": ("dropout", lambda r: r * 1.01, "output"),
+    "attention not scaled": ("attention", lambda r: r * 0.5, "output"),
+    "attention of another size": ("attention", lambda r: r[:, :1], "shape"),
+    "one drawn twice": ("multinomial", lambda r: r // 2, "output"),
+    "no place": ("multinomial", lambda r: r + 16, "output"),
+    "no count": ("poisson", lambda r: r + 0.5, "output"),
+    "no turn": ("geometric", lambda r: r.sub_(1), "output"),
+    "below nothing": ("exponential", lambda r: r.neg_(), "output"),
+    "no logarithm": ("log_normal", lambda r: r.neg_(), "output"),
 }
+OPS = {"attention": "scaled_dot_product_attention", "few bits": "randint_like"}
+"""Of programs that are not named for what they draw by."""
 
 
 def wrong_in(name: str, change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
@@ -48,7 +69,8 @@ def wrong_in(name: str, change: Callable[[Tensor], Tensor]) -> Callable[..., Any
     class Draws(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:
             result = super().run_node(n)
-            return change(result) if n.op.startswith("call") and op_name(n) == name else result
+            is_it = n.op.startswith("call") and op_name(n).strip("_") == OPS.get(name, name).strip("_")
+            return change(result) if is_it else result
 
     def draws_wrong(gm: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
         return lambda *args: Draws(gm).run(*args)
