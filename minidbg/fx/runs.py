@@ -327,8 +327,11 @@ class Runs:
 
 
 def standing_alone(value: Any) -> Any:
-    """``value`` without the autograd history that led to it; the history keeps a whole run's tensors alive."""
-    if isinstance(value, Tensor) and value.grad_fn is not None:
+    """``value`` without the autograd history that led to it; the history keeps a whole run's tensors alive.
+
+    What exists only inside a level of vmap or grad stays as it is: no op takes it once the level is closed.
+    """
+    if isinstance(value, Tensor) and value.grad_fn is not None and not torch_internals.is_wrapped(value):
         return value.detach().requires_grad_()
     if type(value) in (list, tuple):
         return type(value)(map(standing_alone, value))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from minidbg import torch_internals
+from minidbg.fx.copying import capture_by_dynamo
 from minidbg.fx.effects import FactKind
 from minidbg.fx.record import Recording, runs_in_eager
 from minidbg.fx.runs import EagerFailure
@@ -54,6 +55,14 @@ def test_value_is_as_it_was_at_the_moment_of_use() -> None:
     assert torch.equal(value(found, "sin", "cos"), torch.zeros(2, 2))
     assert torch.equal(value(found, "sin", "add_"), torch.zeros(2, 2))
     assert torch.equal(value(found, "sin", "tan"), torch.full((2, 2), 2.0))
+
+
+def test_values_of_levels_of_vmap_and_grad_are_had_when_the_levels_are_closed() -> None:
+    rows = torch.vmap(torch.func.jacrev(lambda row: row.tanh().cumsum(0)))
+    found = Recording(*capture_by_dynamo(rows, (torch.randn(3, 4),)))
+    moments = [(found.index[one] + 1, one) for one in found.nodes if one.op.startswith("call")]
+    assert any(found.facts[one].kind is FactKind.OPAQUE for _, one in moments)
+    assert len([found.values([moment]) for moment in moments]) == len(moments)
 
 
 def test_values_of_one_moment_keep_sharing_their_storage() -> None:
