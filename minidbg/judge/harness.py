@@ -27,6 +27,8 @@ from minidbg.words.script_header import same_message
 # --- embedded from here ---
 
 SEED = 0
+NOT_CALLED = "dynamo did not call the backend"
+"""How the reason begins where dynamo does not take the program as it is written."""
 
 
 def attempt(
@@ -127,7 +129,7 @@ def run_compiled(
         kind = doing if direct and direction == "forward" else phase_of(error, direction)
         if kind == "tracing":
             if not (is_about_guards(error) and passes_in_eager()):
-                reason = f"dynamo did not call the backend: {brief(error)}"
+                reason = f"{NOT_CALLED}: {brief(error)}"
                 return None, outcome("invalid", reason, message=first_lines(error))
             kind = "compile"  # dynamo stumbled over what the backend had done to its ShapeEnv or the inputs
         return None, failure(signature_of(error, kind, direction), case, first_lines(error))

@@ -53,7 +53,7 @@ class Minimized:
     is_out_of_budget: bool = False
     """Whether a spent budget ended it: what it has is certified or not, and perhaps not as plain as it may be."""
     whole_passed: bool = False
-    """Whether the whole, said to fail, did not when it was asked, or dynamo made other graphs of all that was: there was nothing to reduce."""
+    """Whether the whole, said to fail, did not when it was asked, or dynamo took nothing that was as it is: there was nothing to reduce."""
 
 
 FINDING: tuple[tuple[str, Pass], ...] = (

@@ -348,7 +348,7 @@ def reproducing_path(case: Case, session: Session) -> tuple[Case, Reliability]:
 
 
 STRAYS = 3
-"""Questions that dynamo turned into other graphs, before any failed, after which a whole that was believed is asked itself."""
+"""Questions that dynamo did not hand to the backend as they were, before any failed, after which a whole that was believed is asked itself."""
 
 
 def reduce_graph_of(
@@ -371,9 +371,9 @@ def reduce_graph_of(
 
     def answer_of(asked: Case, outcome: Outcome) -> OracleAnswer:
         nonlocal strays
-        strays += outcome.reason.startswith(ANOTHER_GRAPH)
+        strays += outcome.reason.startswith((ANOTHER_GRAPH, harness.NOT_CALLED))
         if believed and strays == STRAYS and session.best is None:
-            raise NotReproduced("torch.compile makes other graphs of all of it", outcome)
+            raise NotReproduced("torch.compile takes none of it as it is", outcome)
         if first_wrong and gives_wrong_value(outcome) and is_just(first_wrong, asked.graph_module):
             seen = with_failure(asked, outcome)
             session.take_up(seen, outcome)

@@ -29,6 +29,7 @@ from wrong_results import after_each
 from minidbg import asking, backends, repro, workers
 from minidbg.asking.execute import ANOTHER_GRAPH, execute
 from minidbg.fx.case import Case
+from minidbg.judge.harness import NOT_CALLED
 from minidbg.reduction import publishing, reducing, session
 from minidbg.reduction.result import Limits, Written
 from minidbg.source.size import call_nodes, call_targets
@@ -525,14 +526,23 @@ def test_a_large_capture_of_what_was_mended_since_is_found_out(
     assert sizes.index(call_nodes(case.graph_module)) < 12, "a few small questions, then the whole"
 
 
+@pytest.mark.parametrize(
+    "reason", [f"{ANOTHER_GRAPH}: 2 of them", f"{NOT_CALLED}: AssertionError: no graph module"]
+)
 @pytest.mark.parametrize(("jobs", "few"), [(1, False), (2, True)])
-def test_a_path_on_which_dynamo_makes_other_graphs_is_left_after_few_questions(
-    tmp_path: Path, oracle: list[Case], monkeypatch: pytest.MonkeyPatch, case: Case, jobs: int, few: bool
+def test_a_path_on_which_dynamo_takes_no_graph_as_it_is_is_left_after_few_questions(
+    tmp_path: Path,
+    oracle: list[Case],
+    monkeypatch: pytest.MonkeyPatch,
+    case: Case,
+    jobs: int,
+    few: bool,
+    reason: str,
 ) -> None:
     def submit(asked: Case, **_: Any) -> Outcome:
         oracle.append(asked)
         other = asked.call is CallPath.TORCH_COMPILE
-        return Outcome(Verdict.INVALID, reason=f"{ANOTHER_GRAPH}: 2 of them") if other else execute(asked)
+        return Outcome(Verdict.INVALID, reason=reason) if other else execute(asked)
 
     monkeypatch.setattr(session.asking, "submit", submit)
     if few:  # the questions of single removals are asked together
