@@ -27,9 +27,11 @@ def hints(case: Case) -> tuple[str, ...]:
     The error text is a hint and nothing more: each suspicion is asked of the oracle.
     """
     text = case.provenance.message
-    if case.kind is Kind.ACCURACY:  # the words of the comparison name no node
-        text = first_differing(case)
-    elif case.signature is not None:
+    if (
+        case.kind is Kind.ACCURACY
+    ):  # the words of the comparison name no node; a node may have a name of one letter
+        return tuple(filter(None, [first_differing(case)]))
+    if case.signature is not None:
         text = f"{text} {case.signature.message} {' '.join(case.signature.frames)}"
     return tuple(dict.fromkeys(WORD.findall(text)))
 

@@ -442,6 +442,21 @@ def test_what_later_nodes_make_of_a_wrong_value_is_the_same_failure_seen_later(
     assert "First seen further on in the graph: output 0" in written.path.read_text()
 
 
+@pytest.mark.parametrize("name", ["a", "y_1", "relu"])
+def test_a_first_wrong_node_that_several_later_ones_take_is_asked_by_itself(
+    tmp_path: Path, oracle: list[Case], name: str
+) -> None:
+    """No removal of single nodes leaves it alone, and its name may have one letter."""
+    case = seen_further_on(lambda y: torch.where(torch.isnan(y), torch.zeros_like(y), y).sum(0))
+    case.graph_module.graph.find_nodes(op="call_function", target=torch.relu)[0].name = name
+    message = case.provenance.message.replace("node: relu", f"node: {name}")
+    case = replace(case, provenance=replace(case.provenance, message=message))
+    written = reduced(case, tmp_path)
+    assert written.path is not None
+    assert targets_of(written.path) == ("torch.relu",)
+    assert "First seen further on in the graph: output 0" in written.path.read_text()
+
+
 def test_a_first_wrong_node_that_is_right_by_itself_does_not_change_what_is_looked_for(
     tmp_path: Path, oracle: list[Case]
 ) -> None:
