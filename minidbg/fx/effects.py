@@ -173,11 +173,16 @@ def nesting_levels(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
 
 def open_levels(graph: fx.Graph) -> int:
     """How many functorch levels ``graph`` enters and does not leave."""
-    names = [op_name(node) for node in graph.nodes if node.op == "call_function"]
-    entered, left = (
-        sum(name.endswith(f"_{way}_nesting") for name in names) for way in ("increment", "decrement")
-    )
-    return entered - left
+    return levels_entered(graph) - _calls_named(graph, "_decrement_nesting")
+
+
+def levels_entered(graph: fx.Graph) -> int:
+    """How many functorch levels (vmap, jvp, grad) ``graph`` enters."""
+    return _calls_named(graph, "_increment_nesting")
+
+
+def _calls_named(graph: fx.Graph, end: str) -> int:
+    return sum(op_name(node).endswith(end) for node in graph.nodes if node.op == "call_function")
 
 
 class FactKind(enum.Enum):

@@ -6,15 +6,19 @@ op. Where that is wrong the edited graph does not run in eager, so it is never a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import fx
+from torch.fx import traceback
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from minidbg import torch_internals
 from minidbg.fx.carried import branches, holders, operand_leaves, slots
-from minidbg.fx.effects import Mode, mode_of, nested_graphs, nodes_in, op_name
+from minidbg.fx.copying import clone_values
+from minidbg.fx.effects import Mode, is_call, mode_of, nested_graphs, nesting_levels, nodes_in, op_name
 from minidbg.fx.pieces import rewritten, with_graph_inlined, with_graphs
 from minidbg.fx.runs import EagerFailure
 
@@ -212,3 +216,36 @@ def _bound(inner: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]
     if not all(node.target in kwargs or node.args for node in rest):
         return None
     return [*args, *(kwargs[node.target] if node.target in kwargs else node.args[0] for node in rest)]
+
+
+def without_levels(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule | None:
+    """What ``graph_module`` computes within its levels of vmap, jvp and grad, in ATen ops and without them; None where it has none.
+
+    Inputs keep their names, and calls the lines that they come from. What is left inside a level is an output, where nothing else is.
+    Raises what tracing raises. ``inputs`` are only read.
+    """
+    if not any(nesting_levels(graph_module.graph)):
+        return None
+    with traceback.preserve_node_meta():
+        traced = make_fx(fx.Interpreter(graph_module).run)(*clone_values(list(inputs)))
+    for node, old in zip(_placeholders(traced), _placeholders(graph_module), strict=True):
+        node.name, node.target, node.type, node.meta = old.name, old.target, old.type, old.meta
+    taken = {node.name for graph in (graph_module, traced) for node in graph.graph.nodes}
+    for node in traced.graph.nodes:
+        if is_call(node):  # a name of a node stands for one value
+            node.name = next(
+                name
+                for name in (f"{node.name}_{number}" for number in itertools.count(1))
+                if name not in taken
+            )
+            taken.add(node.name)
+            node.meta = {name: node.meta[name] for name in ("stack_trace",) if name in node.meta}
+    if not nodes_in(traced.graph.output_node().args):
+        unused = [node for node in traced.graph.nodes if is_call(node) and not node.users]
+        traced.graph.output_node().args = (tuple(unused),)
+    traced.graph.eliminate_dead_code()
+    return rewritten(traced)
+
+
+def _placeholders(graph_module: fx.GraphModule) -> list[fx.Node]:
+    return list(graph_module.graph.find_nodes(op="placeholder"))

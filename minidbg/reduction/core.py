@@ -64,6 +64,7 @@ FINDING: tuple[tuple[str, Pass], ...] = (
 
 POLISHING: tuple[tuple[str, Pass], ...] = (
     ("branches", edits.inline_branches),
+    ("levels", edits.drop_levels),
     ("outputs", edits.drop_outputs),
     ("spare operands", edits.drop_operands_at_once),
     ("modes", edits.drop_modes),
@@ -77,7 +78,7 @@ POLISHING: tuple[tuple[str, Pass], ...] = (
 )
 """Single removals, repeated until none succeeds."""
 
-ALONG_A_CHAIN = tuple(sorted(POLISHING, key=lambda one: POLISHING.index(one) if one[0] != "bypass" else 4.5))
+ALONG_A_CHAIN = tuple(sorted(POLISHING, key=lambda one: POLISHING.index(one) if one[0] != "bypass" else 5.5))
 """The same where values go wrong at one op and are noticed at another: a call between them can be bypassed, and seldom left out."""
 
 

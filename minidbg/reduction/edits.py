@@ -10,6 +10,7 @@ from collections.abc import Hashable, Mapping
 import torch
 from torch import fx
 
+from minidbg import torch_internals
 from minidbg.fx import carried, nested, pieces
 from minidbg.fx.effects import Mode, fact_of, is_call, mode_of
 from minidbg.fx.pieces import alike, is_unpacking
@@ -35,6 +36,27 @@ def _mode_changes(problem: ReductionProblem) -> list[fx.Node]:
 
 def _without_modes(problem: ReductionProblem, changes: list[fx.Node]) -> Candidate | None:
     return problem.extract(set(problem.best.calls), without_modes=set(changes)) if changes else None
+
+
+MOST_TRACED = 32
+"""Calls up to which a graph without levels is taken although it has more of them."""
+
+
+def drop_levels(problem: ReductionProblem) -> None:
+    """Try what is computed within levels of vmap, jvp and grad without them, also in some more calls. Cost: one call where there are any.
+
+    Nobody writes what enters and leaves a level, and nothing in the middle of one can be cut out.
+    """
+    if not problem.best.levels:
+        return
+    try:
+        with torch_internals.thread_state_kept(), problem.around():
+            graph_module = nested.without_levels(problem.best.graph_module, problem.best.inputs)
+    except Exception:  # noqa: BLE001 - whatever tracing a program raises
+        return
+    candidate = _edited(problem, graph_module)
+    if candidate is not None and len(candidate.calls) <= max(MOST_TRACED, len(problem.best.calls)):
+        problem.consider(candidate)
 
 
 def drop_outputs(problem: ReductionProblem) -> None:

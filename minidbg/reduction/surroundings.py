@@ -27,9 +27,7 @@ def hints(case: Case) -> tuple[str, ...]:
     The error text is a hint and nothing more: each suspicion is asked of the oracle.
     """
     text = case.provenance.message
-    if (
-        case.kind is Kind.ACCURACY
-    ):  # the words of the comparison name no node; a node may have a name of one letter
+    if case.kind is Kind.ACCURACY:  # the words of the comparison name no node; its name may be one letter
         return tuple(filter(None, [first_differing(case)]))
     if case.signature is not None:
         text = f"{text} {case.signature.message} {' '.join(case.signature.frames)}"

@@ -154,11 +154,30 @@ def test_a_backend_that_nothing_leads_to_leaves_a_script_to_fill_in(backend: Any
     assert judge_in_fork(report.capture).verdict is Verdict.REPRODUCES
 
 
-def test_lines_that_enter_and_leave_a_level_are_marked(tmp_path: Path) -> None:
-    def mapped(x: torch.Tensor) -> Any:
-        return torch.vmap(lambda row: row.sin() * 2)(x)
+def mapped(x: torch.Tensor) -> Any:
+    return torch.vmap(lambda row: row.sin() * 2)(x)
 
-    found = failing_program(mapped, (torch.randn(3, 4),), refuses_sin, tmp_path)
+
+def differentiated(x: torch.Tensor) -> Any:
+    return torch.func.jvp(lambda y: (y.sin() * y).exp(), (x,), (x + 1,))
+
+
+def test_what_fails_without_a_level_is_written_without_it(tmp_path: Path) -> None:
+    for function in (mapped, differentiated):
+        found = failing_program(function, (torch.randn(3, 4),), refuses_sin, tmp_path / function.__name__)
+        assert "torch.ops.aten.sin.default(" in found.text
+        assert "a level of" not in found.text
+        assert "_functorch" not in found.text
+
+
+def refuses_the_method_sin(gm: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+    if any(node.op == "call_method" and node.target == "sin" for node in gm.graph.nodes):
+        raise NotImplementedError("no methods")
+    return gm.forward
+
+
+def test_lines_that_enter_and_leave_a_level_are_marked(tmp_path: Path) -> None:
+    found = failing_program(mapped, (torch.randn(3, 4),), refuses_the_method_sin, tmp_path)
     lines = [line.strip() for line in found.text.splitlines()]
     for mark, call in (("enters", "_vmap_increment_nesting"), ("leaves", "_vmap_decrement_nesting")):
         assert call in lines[lines.index(f"# {mark} a level of vmap") + 1]
