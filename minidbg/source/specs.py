@@ -348,7 +348,7 @@ class _Values(Expressions):
 
 
 def plain_stand_in(value: Tensor) -> Tensor | None:
-    """A plain tensor for one of a subclass: a DTensor's local shard, what a quantised one stands for; None where nothing does."""
+    """A plain tensor for one of a subclass: a DTensor's local shard, what a quantised one stands for, a bare one's data; None where nothing does."""
     for way in ("to_local", "dequantize", "values"):
         if hasattr(type(value), way) and way != ("values" if not value.is_nested else ""):
             try:
@@ -357,7 +357,9 @@ def plain_stand_in(value: Tensor) -> Tensor | None:
                 continue
             if type(found) is Tensor:
                 return found.detach().clone()
-    names, _ = value.__tensor_flatten__() if hasattr(value, "__tensor_flatten__") else ([], None)
+    if not hasattr(value, "__tensor_flatten__"):
+        return value.detach().as_subclass(Tensor).clone() if _holds_its_data(type(value)) else None
+    names, _ = value.__tensor_flatten__()
     plain = (one for one in (getattr(value, name) for name in names) if type(one) is Tensor)
     return next((one.detach().clone() for one in plain if one.shape == value.shape), None)
 

@@ -358,7 +358,12 @@ def materialise(specs: Sequence[InputSpec]) -> list[Any]:
     main = main_device(specs)
     lines = statements(specs, main=main, mark=False)
     data = {key: value for spec in specs for key, value in spec.stored.items()}
-    namespace: dict[str, Any] = {"torch": torch, "device": main, "stored": _reader(data)}
+    namespace: dict[str, Any] = {
+        "__name__": "__main__",  # the module of classes that the text makes
+        "torch": torch,
+        "device": main,
+        "stored": _reader(data),
+    }
     with as_scripts_do(spec.device for spec in specs):
         exec("\n".join([*imports_for(specs), *lines]), namespace)
     values = [namespace[spec.name] for spec in specs]

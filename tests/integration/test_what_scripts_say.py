@@ -91,9 +91,27 @@ def test_a_bare_subclass_of_tensor_is_written_by_as_subclass(kind: Any) -> None:
     assert torch.equal(made.as_subclass(torch.Tensor), value.as_subclass(torch.Tensor))
 
 
-def test_a_failure_with_a_bare_subclass_ends_as_a_repro(tmp_path: Path) -> None:
-    found = failing_program(program, (torch.randn(3).as_subclass(Marked),), refuses_sin, tmp_path)
+LOCAL = type("Local", (torch.Tensor,), {"__module__": "__main__"})
+
+
+@pytest.mark.parametrize("kind", [Marked, LOCAL])
+def test_a_failure_with_a_bare_subclass_ends_as_a_repro_without_it(tmp_path: Path, kind: Any) -> None:
+    found = failing_program(program, (torch.randn(3).as_subclass(kind),), refuses_sin, tmp_path)
     assert found.ops == ["sin"]
+    assert "as_subclass" not in found.text
+    assert "values of the failing run" not in found.text
+
+
+def refuses_local(gm: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+    if any(type(value).__name__ == "Local" for value in example_inputs):
+        raise NotImplementedError("a tensor of one's own")
+    return gm.forward
+
+
+def test_a_failure_that_needs_a_bare_subclass_of_the_program_needs_no_values(tmp_path: Path) -> None:
+    found = failing_program(program, (torch.randn(3).as_subclass(LOCAL),), refuses_local, tmp_path)
+    assert '.as_subclass(type("Local"' in found.text
+    assert "values of the failing run" not in found.text
 
 
 class Amplified(torch.autograd.Function):
