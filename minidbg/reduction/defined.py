@@ -6,16 +6,17 @@ can tell what would be right.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, fx
 
 from minidbg import torch_internals
 from minidbg.fx.copying import clone_values
-from minidbg.fx.effects import Fact, FactKind, is_call, op_name, tensors_in
+from minidbg.fx.effects import Fact, FactKind, is_call, is_graph, op_name, tensors_in
 from minidbg.fx.record import LOOP_SECONDS, Around, Recording
 from minidbg.fx.runs import EagerFailure, with_limited_loops
 from minidbg.judge.compare import _same_but_for_rounding
@@ -120,9 +121,45 @@ def keeps_its_results(before: Recording, after: Recording, changed: str = "") ->
         earlier = next(one for one, two in pairs if two is node)
         if _is_of_one_dim(node) and not _is_of_one_dim(earlier):
             return False
-        return not _does_nothing(after, node) or _does_nothing(before, earlier)
+        if _does_nothing(after, node) and not _does_nothing(before, earlier):
+            return False
+        return not _says_less(before, earlier, after, node)
     except EagerFailure:
         return False
+
+
+def is_as_full(before: Recording, after: Recording) -> bool:
+    """Whether no call of ``after`` gives nothing, or an infinity or NaN, where it gave finite numbers before."""
+    again = {node.name: node for node in after.nodes}
+    pairs = [(node, again[node.name]) for node in before.nodes if is_call(node) and node.name in again]
+    try:
+        sides = [_by_place(run, [pair[side] for pair in pairs]) for side, run in enumerate((before, after))]
+    except EagerFailure:
+        return False
+    return all(
+        _is_as_full(one, two)
+        for place in sides[0].keys() & sides[1].keys()
+        for one, two in zip(sides[0][place], sides[1][place], strict=False)
+    )
+
+
+def _by_place(recording: Recording, nodes: Sequence[fx.Node]) -> dict[int, list[Tensor]]:
+    known = [
+        (place, node)
+        for place, node in enumerate(nodes)
+        if node in recording.facts and recording.facts[node].kind is not FactKind.OPAQUE
+    ]
+    values = recording.values([(recording.index[node] + 1, node) for _, node in known])
+    return {place: list(tensors_in([value])) for (place, _), value in zip(known, values, strict=True)}
+
+
+def _is_as_full(before: Tensor, after: Tensor) -> bool:
+    try:
+        if before.numel() and not after.numel():
+            return False
+        return not bool(before.isfinite().all()) or bool(after.isfinite().all())
+    except (RuntimeError, NotImplementedError):  # a dtype or layout without these ops
+        return True
 
 
 def _values(recording: Recording, nodes: Sequence[fx.Node]) -> list[Any]:
@@ -186,6 +223,80 @@ def _are_equal(one: Any, two: Tensor) -> bool:
         return isinstance(one, Tensor) and torch.equal(one, two)
     except (RuntimeError, NotImplementedError):
         return False
+
+
+# --- with other operands than the recorded ones, which may be too plain to tell ---
+
+LARGER = 7
+"""What a size of 1 becomes in made-up operands."""
+MOST_ELEMENTS = 1 << 16
+
+
+def _says_less(before: Recording, earlier: fx.Node, after: Recording, node: fx.Node) -> bool:
+    """Whether the call gives one of its operands back, or the same for any operands, and did not before."""
+    if node.op == "call_module" or any(map(is_graph, node.all_input_nodes)):
+        return False
+    with torch.random.fork_rng(devices=[]), torch_internals.thread_state_kept(), torch.no_grad():
+        for is_larger, changes_integers in ((True, True), (False, True), (True, False), (False, False)):
+            how = (is_larger, changes_integers)
+            try:
+                earlier_calls = [_called(before, earlier, seed, *how) for seed in (0, 1)]
+                calls = [_called(after, node, seed, *how) for seed in (0, 1)]
+            except Exception:  # noqa: BLE001 - the op wants other operands
+                continue
+            if any(map(_gives_back, calls)) and not all(map(_gives_back, earlier_calls)):
+                return True
+            return _are_alike(calls) and not _are_alike(earlier_calls)
+    return False
+
+
+_Called: TypeAlias = tuple[list[Tensor], list[Tensor]]
+"""Made-up operands and the results."""
+
+
+def _called(
+    recording: Recording, node: fx.Node, seed: int, is_larger: bool, changes_integers: bool
+) -> _Called:
+    generator = torch.Generator().manual_seed(seed)
+    at, given = recording.index[node], list[Tensor]()
+
+    def made(one: fx.Node) -> Any:
+        (value,) = recording.values([(at, one)])
+        if not isinstance(value, Tensor) or value.layout is not torch.strided:
+            return value
+        given.append(_made_up(value, generator, is_larger, changes_integers))
+        return given[-1].clone()
+
+    args, kwargs = fx.map_arg(node.args, made), fx.map_arg(node.kwargs, made)
+    torch.manual_seed(0)
+    call = getattr(args[0], node.target) if isinstance(node.target, str) else node.target
+    found = call(*(args[1:] if isinstance(node.target, str) else args), **kwargs)
+    return given, list(tensors_in([found]))
+
+
+def _made_up(value: Tensor, generator: torch.Generator, is_larger: bool, changes_integers: bool) -> Tensor:
+    is_float = value.dtype.is_floating_point or value.dtype.is_complex
+    if not is_float and not changes_integers:
+        return value.detach()
+    size = [LARGER if is_larger and one == 1 else one for one in value.shape]
+    if math.prod(size) > MOST_ELEMENTS:
+        raise ValueError("too large to try")
+    if is_float:
+        return torch.randn(size, generator=generator).to(value.dtype)
+    most = 2 if value.dtype is torch.bool else 8
+    return torch.randint(0, most, size, generator=generator).to(value.dtype)
+
+
+def _gives_back(call: _Called) -> bool:
+    given, found = call
+    return len(found) == 1 and any(_are_equal(one, found[0]) for one in given)
+
+
+def _are_alike(calls: Sequence[_Called]) -> bool:
+    (given, one), (others, other) = calls
+    if all(map(_are_equal, given, others)):
+        return False  # nothing was changed
+    return len(one) == len(other) and all(map(_are_equal, one, other))
 
 
 # --- values of an input ---

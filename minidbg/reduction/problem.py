@@ -27,7 +27,7 @@ from minidbg.reduction.candidate import (
     OwnGraph,
     expected_calls,
 )
-from minidbg.reduction.defined import keeps_its_results, open_points
+from minidbg.reduction.defined import is_as_full, keeps_its_results, open_points
 from minidbg.reduction.result import UNLIMITED, Limits
 from minidbg.torch_internals.devices import devices_of
 from minidbg.words.errors import NotReproduced
@@ -246,6 +246,15 @@ class ReductionProblem:
             candidate.graph_module, candidate.inputs, around=self.around, loop_seconds=LOOP_SECONDS
         )
         return again.failure is None and keeps_its_results(self.recording, again, changed)
+
+    def is_as_full(self, candidate: Candidate) -> bool:
+        """Whether no call of ``candidate`` gives nothing, or no finite numbers, where it does in ``best``. Nobody looks at a large graph."""
+        if devices_of(candidate.inputs) or len(candidate.calls) > FEW_CALLS:
+            return True
+        again = Recording(
+            candidate.graph_module, candidate.inputs, around=self.around, loop_seconds=LOOP_SECONDS
+        )
+        return again.failure is None and is_as_full(self.recording, again)
 
     def _is_smaller(self, candidate: Candidate, size: tuple[int, ...]) -> bool:
         if candidate.levels != self.best.levels:  # which a reader has to know of, and nobody writes by hand

@@ -135,7 +135,8 @@ def _change_arguments(
             arguments=lambda other, new=changed: new if other is node else (other.args, other.kwargs),  # type: ignore[misc]
         )
         candidate = with_inputs(problem, {}, "", graph_module)
-        if propose is nested.simpler_constants and not problem.keeps_its_results(candidate, name):
+        is_constant = propose is nested.simpler_constants
+        if not (problem.keeps_its_results(candidate, name) if is_constant else problem.is_as_full(candidate)):
             continue
         if problem.consider(candidate):
             return problem.best is not best
@@ -196,7 +197,7 @@ def _resized(problem: ReductionProblem, old: int, new: int) -> Candidate | None:
             if len(sizes) == 1:
                 return None
         candidate = _with_sizes(problem, sizes)
-        if candidate is not None and problem.is_valid(candidate):
+        if candidate is not None and problem.is_valid(candidate) and problem.is_as_full(candidate):
             return candidate
     return None
 
@@ -335,7 +336,8 @@ def _with_values(problem: ReductionProblem, places: Sequence[int], name: str) ->
         except (RuntimeError, NotImplementedError):  # a dtype or layout for which there is no such value
             return None
     candidate = with_inputs(problem, changes, name)
-    return candidate if name != "zeros" or problem.keeps_its_results(candidate) else None
+    keeps = problem.keeps_its_results if name == "zeros" else problem.is_as_full
+    return candidate if keeps(candidate) else None
 
 
 def _rank(token: Hashable) -> int:

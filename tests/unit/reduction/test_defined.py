@@ -76,6 +76,46 @@ def test_constants_are_as_plain_as_leaves_something_to_be_wrong(
         assert (value != 0).any() or value.dtype is torch.int64
 
 
+def whole(*size: int) -> Tensor:
+    return torch.randint(1, 50, size, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "op", "constants"),
+    [
+        (lambda a: a.abs() ** 2.5, [x(8, 8)], "pow", (0.5,)),
+        (lambda a: a.pow(3), [x(8, 8)], "pow", (2,)),
+        (lambda a: a & 12, [whole(8, 8)], "and_", (1, 2)),
+        (lambda a, b: torch.lerp(a, b, 0.3), [x(8, 8), x(8, 8).sin()], "lerp", (0.5,)),
+        (lambda a: torch.roll(a, 3, 1), [x(8, 8)], "roll", (1,)),
+        (lambda a: torch.full_like(a, 3.5) * a, [x(8, 8)], "full_like", (0.5, 1.0)),
+    ],
+)
+def test_a_constant_leaves_something_to_be_computed_from_other_operands_than_ones(
+    function: Callable[..., Any], inputs: Sequence[Tensor], op: str, constants: tuple[Any, ...]
+) -> None:
+    assert call_of(simplified(function, inputs, op), op).args[-1] in constants
+
+
+@pytest.mark.parametrize(
+    ("function", "op"),
+    [
+        (lambda a: a[2:5, 1:7:2], "getitem"),
+        (lambda a: torch.diff(a), "diff"),
+        (lambda a: torch.combinations(a[0], 2), "combinations"),
+        (lambda a: a.std(1), "std"),
+        (lambda a: torch.logit(a, 0.1), "logit"),
+        (lambda a: (a.abs() + 1).log().reciprocal(), "reciprocal"),
+        (lambda a: a.new_ones(3) / a[:3, 0].abs(), "truediv"),
+    ],
+)
+def test_no_result_becomes_empty_or_infinite(function: Callable[..., Any], op: str) -> None:
+    result = simplified(function, [x(8, 8)], op)
+    for value in tensors_in([result.graph_module(*result.inputs)]):
+        assert value.numel()
+        assert value.isfinite().all()
+
+
 def test_a_zero_that_the_program_had_stays() -> None:
     result = simplified(lambda a: a.unfold(0, 0, 3), [x(8)], "unfold")
     assert call_of(result, "unfold").args[1:] == (0, 0, 1)
