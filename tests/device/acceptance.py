@@ -6,10 +6,10 @@
 
 It needs this checkout and a torch, nothing else. Packages that are missing are taken from a folder of wheels (--wheels DIR), into the
 folder of results and nowhere else. Fill it on a machine that has an index (the second line for the timm models of the field trial, which
-would bring another torch along):
+would bring another torch along; the VERSION is the one made for the torch there, 0.28.0 for 2.13.0):
 
     pip download --only-binary=:all: -d DIR $(python tests/device/acceptance.py --packages)
-    pip download --only-binary=:all: --no-deps -d DIR timm diffusers
+    pip download --only-binary=:all: --no-deps -d DIR timm diffusers torchvision==VERSION
 
 If that machine has another Python or system, say which wheels the one with the device wants: pip download --python-version 3.12
 --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 ...
@@ -24,15 +24,16 @@ The parts, in this order, each with its share of the minutes; what one leaves is
     tests    pytest -m device
     hunt     by its own command only: failures of inductor and Triton in this torch, each with its script
 
-Each finished row is a line of DIR/rows.jsonl and of the table DIR/table.md at once, so a kill loses nothing but the row it met; --resume goes
-on behind it. A part that hangs or dies is a row, and the next part begins. Exit status 1 when a row failed, 0 otherwise; rows that were
-skipped say why. ``--device acme`` runs all of it on the stand-in of the tests, which needs g++.
+Each finished row is a line of DIR/rows.jsonl and of the table DIR/table.md at once, so a kill loses nothing but the row it met; --resume runs
+what is not well yet: rows that were not reached, had no time, lacked a package or failed. A part that hangs or dies is a row, and the next part
+begins. Exit status 1 when a row failed, 0 otherwise; rows that were skipped say why. ``--device acme`` runs all of it on the stand-in of the tests, which needs g++.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import importlib.util
 import json
 import os
@@ -64,6 +65,9 @@ LEAST_S = 5.0
 """A part is not begun with less."""
 OWN_END_S = 3.0
 """What a part keeps of its time to end what it has started."""
+ALL = "(all)"
+"""The row of a part that was not begun, hung or died."""
+OVER = "the part's share of the minutes is over"
 MARKS = {"ok": "ok", "failed": "**FAILED**", "skipped": "skipped"}
 
 
@@ -82,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
     results = Results(options.out, options.device)
     if results.rows and not options.resume:
         print(
-            f"{options.out} has {len(results.rows)} rows: --resume goes on behind them, --out names another folder",
+            f"{options.out} has {len(results.rows)} rows: --resume runs what is not well yet, --out names another folder",
             file=sys.stderr,
         )
         return 125
@@ -100,9 +104,11 @@ def main(argv: list[str] | None = None) -> int:
         run_part(name, seconds, options, environ, results)
     results.write_table()
     print(
-        f"\n{results.table()}\nin {options.out}: table.md, rows.jsonl, and a folder for each part with what it printed"
+        f"\n{results.table()}\n\nin {options.out}: table.md, rows.jsonl, and a folder for each part with what it printed"
     )
-    return int(any(row["status"] == "failed" for row in results.rows))
+    if any(row.get("said") == OVER for row in results.last()):
+        print("some rows had no time: the same command with --resume runs them, and keeps the others")
+    return int(any(row["status"] == "failed" for row in results.last()))
 
 
 def parsed(argv: list[str] | None) -> argparse.Namespace:
@@ -120,7 +126,9 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         default=Path("minidbg_acceptance").resolve(),
         metavar="DIR",
     )
-    parser.add_argument("--resume", action="store_true", help="go on behind the rows that DIR has")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the rows of DIR that are well, and run the others"
+    )
     parser.add_argument(
         "--wheels",
         type=lambda text: Path(text).resolve(),
@@ -209,9 +217,7 @@ def run_part(
     """Run a part in a process group of its own, with its output in a file; what keeps it from its end is a row."""
     print(f"=== {name}: at most {seconds:.0f} s", flush=True)
     if seconds < LEAST_S:
-        results.add(
-            name, "(all)", "skipped", said=f"{seconds:.0f} s are left of --minutes {options.minutes:g}"
-        )
+        results.add(name, ALL, "skipped", said=f"{seconds:.0f} s are left of --minutes {options.minutes:g}")
         return
     folder = options.out / name
     folder.mkdir(exist_ok=True)
@@ -232,11 +238,12 @@ def run_part(
     ]
     with (folder / "output.txt").open("ab") as output:
         process = subprocess.Popen(
-            command, env=environ, cwd=folder, stdout=output, stderr=output, start_new_session=True
-        )
+            command, env=environ, cwd=folder, stdout=output, stderr=output, start_new_session=True,
+            preexec_fn=die_with_the_parent if sys.platform == "linux" else None,
+        )  # fmt: skip
         ended = followed(process, seconds, results)
     if not ended:
-        results.add(name, "(all)", "failed", said=f"it did not end within {seconds:.0f} s and was killed")
+        results.add(name, ALL, "failed", said=f"it did not end within {seconds:.0f} s and was killed")
     elif process.returncode:
         lines = (folder / "output.txt").read_text(errors="replace").splitlines()
         how = (
@@ -244,9 +251,14 @@ def run_part(
             if process.returncode < 0
             else f"status {process.returncode}"
         )
-        results.add(
-            name, "(all)", "failed", said=f"it ended with {how}: {lines[-1] if lines else 'no output'}"
-        )
+        results.add(name, ALL, "failed", said=f"it ended with {how}: {lines[-1] if lines else 'no output'}")
+    elif any((row["part"], row["row"]) == (name, ALL) for row in results.last()):
+        results.add(name, ALL, "ok", said="this time it ended by itself")
+
+
+def die_with_the_parent() -> None:
+    """Whoever is killed leaves nothing behind: no part that writes on, no daemon, no program that waits for its device."""
+    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 def followed(process: subprocess.Popen[bytes], seconds: float, results: Results) -> bool:
@@ -274,9 +286,7 @@ class Results:
 
     def read_new(self, quiet: bool = False) -> None:
         """Take up the lines that have come, print them, and write the table anew."""
-        text = self.path.read_text() if self.path.exists() else ""
-        lines = text[: text.rfind("\n") + 1].splitlines()  # a line that is being written is read next time
-        new = [json.loads(line) for line in lines[len(self.rows) :]]
+        new = rows_in(self.path)[len(self.rows) :]
         self.rows += new
         if new and not quiet:
             print(*map(line_of, new), sep="\n", flush=True)
@@ -286,13 +296,17 @@ class Results:
         append(self.path, {"part": part, "row": name, "status": status, **facts})
         self.read_new()
 
+    def last(self) -> list[dict[str, Any]]:
+        """Of a row that was run twice the last."""
+        return list({(row["part"], row["row"]): row for row in self.rows}.values())
+
     def table(self) -> str:
-        """Markdown: what was run on, the sums, one line a row; of a row that was run twice the last."""
-        last = {(row["part"], row["row"]): row for row in self.rows}
-        counts = Counter(row["status"] for row in last.values())
+        """Markdown: what was run on, the sums, one line a row."""
+        last = self.last()
+        counts = Counter(row["status"] for row in last)
         cells = [
             f"| {row['part']} | {row['row']} | {MARKS[row['status']]} | {figures_of(row)} | {cell(row.get('said', ''))} |"
-            for row in last.values()
+            for row in last
         ]
         head = f"{', '.join(machine(self.device))}: " + ", ".join(
             f"{counts[one]} {one}" for one in MARKS if counts[one]
@@ -305,10 +319,22 @@ class Results:
         draft.replace(self.table_path)
 
 
+def rows_in(path: Path) -> list[dict[str, Any]]:
+    """The finished lines; one that is being written, or was cut short, is none."""
+    text = path.read_text() if path.exists() else ""
+    found = []
+    for line in text[: text.rfind("\n") + 1].splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return found
+
+
 def append(path: Path, row: dict[str, Any]) -> None:
     """One line, written at once and on the disk: what a killed run has found stays."""
-    with path.open("a") as file:
-        file.write(json.dumps(row) + "\n")
+    with path.open("a+") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        cut = file.read() not in ("", "\n")  # a machine that went down in the middle of a line
+        file.write("\n" * cut + json.dumps(row) + "\n")
         file.flush()
         os.fsync(file.fileno())
 

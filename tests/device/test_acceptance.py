@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+import types
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import acceptance
+import psutil
 import pytest
+from parts import one_part
+from parts.context import Failed, Skipped
+from parts.flow import reduction_in
+from parts.tests import passed_in
 
 SCRIPT = Path(__file__).with_name("acceptance.py")
 slow = [pytest.mark.slow, pytest.mark.device, pytest.mark.timeout(1200)]
@@ -71,6 +79,91 @@ class TestOnTheStandIn:
         assert f"has {len(first)} rows" in refused.stderr
         _, again = run(out, "--part", "triton", "--resume")
         assert first == same == again
+
+    def test_a_run_that_is_killed_leaves_its_rows_and_no_process(self, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        words = [
+            "--device",
+            "acme",
+            "--out",
+            out,
+            "--part",
+            "triton",
+            "--part",
+            "healthy",
+            "--planted",
+            "hangs",
+        ]
+        process = subprocess.Popen([sys.executable, SCRIPT, *map(str, words)], cwd=tmp_path)
+        parts: list[psutil.Process] = []
+        until = time.monotonic() + 300
+        while not (parts and (out / "healthy").exists()) and time.monotonic() < until:
+            time.sleep(0.2)
+            parts = [one for one in psutil.Process(process.pid).children() if "healthy" in one.cmdline()]
+        process.kill()
+        process.wait()
+        _, alive = psutil.wait_procs(parts, timeout=20)
+        assert parts
+        assert not alive
+        before = acceptance.rows_in(out / "rows.jsonl")
+        assert statuses(before, "triton")
+        _, after = run(out, "--resume", "--part", "triton", "--minutes", "3")
+        assert after[: len(before)] == before
+
+
+class TestResume:
+    def resumed(self, out: Path, monkeypatch: pytest.MonkeyPatch, **rows: Any) -> list[str]:
+        """Run a part with these rows behind the ones in ``out``; which were run."""
+        ran: list[str] = []
+
+        def task(name: str) -> tuple[dict[str, Any], str]:
+            ran.append(name)
+            if isinstance(rows[name], Exception):
+                raise rows[name]
+            return {}, rows[name]
+
+        module = types.ModuleType("parts.own")
+        vars(module)["rows"] = lambda context: ((name, partial(task, name)) for name in rows)
+        monkeypatch.setitem(sys.modules, "parts.own", module)
+        words = ["own", "--device", "acme", "--out", str(out), "--seconds", "100"]
+        monkeypatch.setattr(sys, "argv", ["one_part.py", *words])
+        one_part.main()
+        return ran
+
+    def test_runs_what_is_not_well_yet(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        no_time, no_package = Skipped(acceptance.OVER), Skipped("timm is not here (--wheels)")
+        self.resumed(tmp_path, monkeypatch, well="1", failed=Failed("no"), late=no_time, lacks=no_package)
+        ran = self.resumed(tmp_path, monkeypatch, well="2", failed="2", late="2", lacks=no_package)
+        assert ran == ["failed", "late", "lacks"]
+        assert len(acceptance.rows_in(tmp_path / "rows.jsonl")) == 4 + 2, "the same reason is not said twice"
+        last = {row["row"]: row for row in acceptance.Results(tmp_path, "acme").last()}
+        assert {name: row["status"] for name, row in last.items()} == {
+            "well": "ok",
+            "failed": "ok",
+            "late": "ok",
+            "lacks": "skipped",
+        }
+
+    def test_a_line_that_was_cut_short_is_left_behind(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / "rows.jsonl"
+        path.write_text('{"part": "own", "row": "a", "status": "ok"}\n{"part": "own", "ro')
+        assert self.resumed(tmp_path, monkeypatch, a="", b="") == ["b"]
+        assert [row["row"] for row in acceptance.rows_in(path)] == ["a", "b"]
+
+
+def test_tests_that_passed_before_a_share_was_over_are_not_run_again() -> None:
+    plain = "../../h/tests/device/test_whole_flow.py::test_a[x:y] PASSED    [ 7%]\n"
+    plain += "../../h/tests/device/test_whole_flow.py::test_b FAILED    [ 9%]\n"
+    spread = "[gw1] [ 7%] PASSED tests/device/test_whole_flow.py::test_c \n"
+    wanted = {f"tests/device/test_whole_flow.py::{name}" for name in ("test_a[x:y]", "test_c")}
+    assert passed_in(plain + spread) == wanted
+
+
+def test_figures_are_those_that_minidbg_says() -> None:
+    found = reduction_in("351 -> 1 nodes, 3 oracle calls, 10.2 s; run: python minidbg_repros/a.py")
+    assert found == {"s": 10.2, "questions": 3, "nodes before": 351, "nodes left": 1}
 
 
 def test_time_that_a_part_leaves_is_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:

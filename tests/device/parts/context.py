@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from acceptance import is_here
+from acceptance import OVER, die_with_the_parent, is_here
 
 Figures = dict[str, Any]
 Row = Callable[[], tuple[Figures, str]]
@@ -27,9 +26,6 @@ class Skipped(Exception):
 
 class Failed(Exception):
     """The row ran, and is not as it should be."""
-
-
-OVER = "the part's share of the minutes is over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +85,27 @@ class Context:
             raise Skipped(OVER)
         return self.done(process, status, cwd, began)
 
+    @contextlib.contextmanager
+    def beside(self, *words: object, cwd: Path, limit: float) -> Iterator[Callable[[], Done]]:
+        """``python WORDS`` while the block does something else; what is given waits for its end."""
+        began, process = time.monotonic(), self.started(*words, cwd=cwd)
+
+        def ended() -> Done:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, min(self.left, began + limit - time.monotonic())))
+            if process.returncode is None and time.monotonic() >= self.until:
+                raise Skipped(OVER)
+            return self.done(process, process.returncode, cwd, began)
+
+        with ended_with(process):
+            yield ended
+
     def started(self, *words: object, cwd: Path, **variables: str) -> subprocess.Popen[bytes]:
         with (cwd / "stdout.txt").open("wb") as out, (cwd / "stderr.txt").open("wb") as err:
             return subprocess.Popen(
                 [sys.executable, *map(str, words)],
                 cwd=cwd, env={**self.environ, **variables}, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
-                preexec_fn=die_with_the_part if sys.platform == "linux" else None,
+                preexec_fn=die_with_the_parent if sys.platform == "linux" else None,
             )  # fmt: skip
 
     def done(self, process: subprocess.Popen[bytes], status: int | None, cwd: Path, began: float) -> Done:
@@ -103,11 +114,6 @@ class Context:
 
     def minidbg(self, *words: object, cwd: Path, limit: float | None = None, **variables: str) -> Done:
         return self.python("-m", "minidbg", *words, cwd=cwd, limit=limit, **variables)
-
-
-def die_with_the_part() -> None:
-    """A part that is killed leaves no daemon behind, and no program that waits for its device."""
-    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 @contextlib.contextmanager

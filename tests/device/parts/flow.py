@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -44,12 +45,15 @@ def row(context: Context, fault: str) -> tuple[Figures, str]:
     else:
         found = reduced_in_the_program(context, fault, folder)
     path = folder / found["repro"]
-    figures = facts_of(context, path, began)
     limit = {"MINIDBG_TIME_LIMIT_S": f"{QUESTION_S:g}"} if fault == "endless_kernel" else {}
-    again = context.python(path, cwd=folder, limit=60, **limit)
+    with context.beside(
+        path, "--device", "cpu", cwd=context.place(f"{fault}_on_the_cpu"), limit=60
+    ) as on_the_cpu:
+        again = context.python(path, cwd=folder, limit=60, **limit)
+        there = on_the_cpu()
+    figures = figures_in(found["line"], path, began)
     if again.status != 1:
         raise Failed(f"its script ends with {again.status} instead of 1: {again.tail}")
-    there = context.python(path, "--device", "cpu", cwd=folder, limit=60)
     if there.status != 0:
         raise Failed(f"its script ends with {there.status} on the CPU, where nothing is wrong: {there.tail}")
     if figures["nodes left"] != 1:
@@ -113,11 +117,17 @@ def last_words(done: Done) -> str:
     return next((line for line in reversed(done.err.splitlines()) if "nodes" in line), done.tail)
 
 
-def facts_of(context: Context, path: Path, began: float) -> Figures:
-    """What the repro says of itself."""
-    shown = last_json(context.minidbg("show", path, "--json", cwd=path.parent, limit=30).out)
-    figures = shown["figures"]
+def figures_in(line: str, path: Path, began: float) -> Figures:
+    """What minidbg says of the reduction, and the script's length. Raises Failed."""
     return {
-        "s": figures["seconds"], "s with all processes": time.monotonic() - began, "questions": figures["oracle_calls"],
-        "nodes before": figures["nodes_before"], "nodes left": figures["nodes"], "lines": len(path.read_text().splitlines()),
+        **reduction_in(line), "s with all processes": time.monotonic() - began, "lines": len(path.read_text().splitlines()),
     }  # fmt: skip
+
+
+def reduction_in(line: str) -> Figures:
+    """The figures in ``11 -> 1 nodes, 3 oracle calls, 4.4 s; run: ...``. Raises Failed where it says something else."""
+    said = re.search(r"(\d+) -> (\d+) nodes, (\d+) oracle calls?, ([\d.]+) s\b", line)
+    if said is None:
+        raise Failed(f"no figures of a reduction: {line}")
+    before, left, questions = map(int, said.groups()[:3])
+    return {"s": float(said[4]), "questions": questions, "nodes before": before, "nodes left": left}

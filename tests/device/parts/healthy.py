@@ -31,7 +31,7 @@ ON_THE_STAND_IN = (
 )
 """It has no convolutions."""
 MOST_FIRST = 1.3
-"""A first call, verification included, takes so many times the bare backend's."""
+"""A first call, verification included, takes at most so many times the bare backend's."""
 SILENT = ("silent", "layout only")
 
 
@@ -51,9 +51,9 @@ def rows(context: Context) -> Iterator[tuple[str, Row]]:
 
 def row(context: Context, backend: str, modes: str, models: Sequence[str]) -> tuple[Figures, str]:
     """One run of the field trial; its own rows lie beside, and are gone on with by the next run."""
-    libraries = {"timm": "timm", "torch": "torch"}
+    libraries = {"timm": ("timm", "torchvision"), "torch": ("torch",)}  # timm imports torchvision
     chosen = [
-        name for name in models if is_here([libraries.get(name.partition("/")[0], "transformers")]) is None
+        name for name in models if is_here(libraries.get(name.partition("/")[0], ("transformers",))) is None
     ]
     if not chosen:
         raise Skipped("none of its models' packages is here (--wheels)")
@@ -70,6 +70,14 @@ def row(context: Context, backend: str, modes: str, models: Sequence[str]) -> tu
     return judged(found, len(chosen) * len(modes.split(",")), len(models) - len(chosen))
 
 
+def times_first(row: dict[str, Any]) -> float:
+    """The first call against the bare one's, by the clock or by the processor, whichever is less: on a busy machine one of them lies."""
+    from field import ratio
+
+    found = [value for name in ("first_s", "first_cpu_s") if (value := ratio(row, name)) is not None]
+    return min(found, default=0.0)
+
+
 def judged(found: list[dict[str, Any]], wanted: int, left_out: int) -> tuple[Figures, str]:
     """The figures of the trials; raises Failed where one was noticed or none ended."""
     import sys
@@ -81,6 +89,7 @@ def judged(found: list[dict[str, Any]], wanted: int, left_out: int) -> tuple[Fig
     figures: Figures = {"trials": len(found), **verdicts}
     for word, name in {
         "times the first call, worst": "first_s",
+        "times its processor seconds, worst": "first_cpu_s",
         "times the device's memory, worst": "device_peak_bytes",
     }.items():
         if ratios := [(value, one["model"]) for one in found if (value := ratio(one, name)) is not None]:
@@ -88,11 +97,7 @@ def judged(found: list[dict[str, Any]], wanted: int, left_out: int) -> tuple[Fig
     bad = [line_of(one) for one in found if verdict(one) not in (*SILENT, "bare backend fails")]
     said = [f"{wanted - len(found)} trials had no time"] if len(found) < wanted else []
     said += [f"{left_out} models' packages are not here"] if left_out else []
-    slow = [
-        f"{one['model']} x{value:.2f}"
-        for one in found
-        if (value := ratio(one, "first_s")) is not None and value > MOST_FIRST
-    ]
+    slow = [f"{one['model']} x{value:.2f}" for one in found if (value := times_first(one)) > MOST_FIRST]
     said += [f"first call above {MOST_FIRST}: {', '.join(slow)}"] if slow else []
     if bad:
         raise Failed("; ".join(bad))

@@ -1,23 +1,22 @@
 """Runs one part of the acceptance run: ``one_part.py PART --device D --out DIR --seconds S``; started by ``acceptance.py``.
 
 A part is a module of this folder whose ``rows(context)`` yields names and functions. A row's function gives its figures and a sentence;
-it raises ``Failed``, or ``Skipped`` with a reason. Rows that DIR knows already are not run again.
+it raises ``Failed``, or ``Skipped`` with a reason. Rows that are well in DIR are not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import time
 import traceback
 from pathlib import Path
 from typing import Any
 
-from acceptance import append
+from acceptance import OVER, append, rows_in
 
-from parts.context import OVER, Context, Failed, Row, Skipped
+from parts.context import Context, Failed, Row, Skipped
 
 
 def main() -> None:
@@ -29,17 +28,17 @@ def main() -> None:
     parser.add_argument("--planted")
     options = parser.parse_args()
     path = options.out / "rows.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    known = {row["row"] for row in rows if row["part"] == options.part and row["status"] != "failed"}
+    known = {row["row"]: row for row in rows_in(path) if row["part"] == options.part}
     context = Context(options.device, options.out, Path.cwd(), time.monotonic() + options.seconds)
     module = importlib.import_module(f"parts.{options.part}")
     for name, task in module.rows(context):
-        if name in known:
+        if name in known and known[name]["status"] == "ok":
             continue
         if options.planted and options.part == "healthy":
             time.sleep(1e6) if options.planted == "hangs" else os.abort()
         row = {"part": options.part, "row": name, **outcome_of(task, context)}
-        append(path, row)
+        if row != known.get(name):  # the same reason to skip it once more
+            append(path, row)
 
 
 def outcome_of(task: Row, context: Context) -> dict[str, Any]:

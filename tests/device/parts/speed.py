@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from parts.context import Context, Failed, Figures, Row, last_json
+from parts.flow import reduction_in
 
 PROGRAM = Path(__file__).resolve().parents[1] / "speed_program.py"
 FILLED = 0.9
@@ -27,15 +28,13 @@ def row(context: Context, fault: str, filled: float) -> tuple[Figures, str]:
     answer = last_json(done.out)
     if not answer.get("path"):
         raise Failed(f"no repro: {answer.get('report')}")
-    shown = last_json(context.minidbg("show", folder / answer["path"], "--json", cwd=folder, limit=30).out)[
-        "figures"
-    ]
+    said = reduction_in(answer["report"])
     figures: Figures = {
         "s from the exception to the repro": answer["seconds"],
-        "s of them reduction": shown["seconds"],
-        "questions": shown["oracle_calls"],
-        "questions a second": shown["oracle_calls"] / max(shown["seconds"], 0.01),
-        "nodes left": shown["nodes"],
+        "s of them reduction": said["s"],
+        "questions": said["questions"],
+        "questions a second": said["questions"] / max(said["s"], 0.01),
+        "nodes left": said["nodes left"],
     }
     if answer["share"] is not None:
         figures["% of the device's memory, most at a time, for the questions"] = 100 * answer["share"]

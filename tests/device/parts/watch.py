@@ -13,7 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from parts.context import OVER, Context, Failed, Figures, Row, Skipped, ended_with
+from acceptance import OVER
+
+from parts.context import Context, Failed, Figures, Row, Skipped, ended_with
 from parts.flow import reduced_in_the_program
 
 FAULTY = Path(__file__).resolve().parents[1] / "faulty.py"
