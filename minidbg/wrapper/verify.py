@@ -228,6 +228,7 @@ class Verification:
 
     def compiled_anew(self, note: str = RECORDED) -> Failure | None:
         """What is wrong with the graph when the backend compiles it here, on copies; its gradients only where the rest is right."""
+        log.debug("compiled_once_more: %s", note)
         wants = self.gradients is not None
         self.before.set_generators()
         expected = verify_runs.run_eager(self.before, backward=wants)

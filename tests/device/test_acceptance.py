@@ -59,6 +59,12 @@ class TestOnTheStandIn:
         table = (tmp_path / "out" / "table.md").read_text()
         assert all(f"| {row['part']} | {row['row']} |" in table for row in rows)
 
+    def test_models_and_a_hunt_are_run_there_too(self, tmp_path: Path) -> None:
+        pytest.importorskip("transformers")
+        done, rows = run(tmp_path / "out", "--minutes", "8", "--part", "healthy", "--part", "hunt")
+        assert done.returncode == 0, done.stdout
+        assert {row["part"] for row in rows if row["status"] == "ok"} == {"healthy", "hunt"}
+
     @pytest.mark.parametrize("planted", ["hangs", "dies"])
     def test_a_part_that_hangs_or_dies_leaves_the_others_whole(self, tmp_path: Path, planted: str) -> None:
         words = ("--minutes", "1.5", "--part", "healthy", "--part", "triton", "--planted", planted)

@@ -315,8 +315,10 @@ def run_as(trial: Trial, tool: str, folder: Path, place: int = 0) -> None:
         torch._inductor.config.fx_graph_cache = False
         torch._functorch.config.enable_autograd_cache = False
     import_what_forks_need([trial.model])
-    heard = Heard()
-    logging.getLogger("minidbg").addHandler(heard)
+    heard, again = Heard(), CompiledAgain()
+    for handler in (heard, again):
+        logging.getLogger("minidbg").addHandler(handler)
+    logging.getLogger("minidbg").setLevel(logging.DEBUG)
     bug = (
         Planted(trial.backend, str(trial.plant), place)
         if tool in ("broken", "wrapped") and trial.plant
@@ -332,7 +334,7 @@ def run_as(trial: Trial, tool: str, folder: Path, place: int = 0) -> None:
     found = run_program(trial, backend, folder, tool)
     if tool == "wrapped":
         found["stats"] = asdict(minidbg.stats())
-    found |= {"said": heard.said, "planted": bug.nodes if bug else []}
+    found |= {"said": heard.said, "compiled_again": again.times, "planted": bug.nodes if bug else []}
     (folder / f"{tool}.json").write_text(json.dumps(found))
 
 
@@ -345,6 +347,15 @@ class Heard(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.said.append(record.getMessage()[:2000])
+
+
+class CompiledAgain(logging.Handler):
+    """Counts the graphs that were compiled once more to be judged, which is what a first call of twice the time has spent it on."""
+
+    times = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.times += str(record.msg).startswith("compiled_once_more")
 
 
 def outcome(folder: Path, tool: str) -> dict[str, Any]:

@@ -21,7 +21,11 @@ Row = Callable[[], tuple[Figures, str]]
 
 
 class Skipped(Exception):
-    """The row cannot be run here; says why."""
+    """The row cannot be run here, or no further; says why."""
+
+    def __init__(self, reason: str, figures: Figures | None = None) -> None:
+        super().__init__(reason)
+        self.figures = figures or {}
 
 
 class Failed(Exception):

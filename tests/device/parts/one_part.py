@@ -47,7 +47,7 @@ def outcome_of(task: Row, context: Context) -> dict[str, Any]:
     try:
         figures, said = task()
     except Skipped as reason:
-        return {"status": "skipped", "said": str(reason)}
+        return {"status": "skipped", "figures": reason.figures, "said": str(reason)}
     except Failed as reason:
         return {"status": "failed", "said": str(reason)}
     except Exception as trouble:  # noqa: BLE001 - the next row is run all the same
