@@ -6,7 +6,8 @@
 
 It needs this checkout and a torch, nothing else. Packages that are missing are taken from a folder of wheels (--wheels DIR), into the
 folder of results and nowhere else. Fill it on a machine that has an index (the second line for the timm models of the field trial, which
-would bring another torch along; the VERSION is the one made for the torch there, 0.28.0 for 2.13.0):
+would bring another torch along; the VERSION is the one made for the torch
+there, 0.28.0 for 2.13.0, from the index that the torch came from):
 
     pip download --only-binary=:all: -d DIR $(python tests/device/acceptance.py --packages)
     pip download --only-binary=:all: --no-deps -d DIR timm diffusers torchvision==VERSION
@@ -366,6 +367,9 @@ def figures_of(row: dict[str, Any]) -> str:
 
 
 def cell(text: str) -> str:
+    """A sentence in the table, which is sent to others: without the names of the user's folders."""
+    for folder, name in ((CHECKOUT, "CHECKOUT"), (Path.home(), "~")):
+        text = text.replace(f"{folder}{os.sep}", f"{name}{os.sep}")
     return " ".join(text.split()).replace("|", "\\|")[:300]
 
 

@@ -194,6 +194,13 @@ def test_a_row_that_was_run_twice_counts_once_in_the_table(tmp_path: Path) -> No
     assert len(acceptance.Results(tmp_path, "acme").rows) == 2, "they are read back"
 
 
+def test_the_table_has_no_names_of_the_users_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/jane")
+    results = acceptance.Results(tmp_path, "acme")
+    results.add("flow", "a", "failed", said=f"in /home/jane/secret/a.py and {acceptance.CHECKOUT}/b.py")
+    assert "| in ~/secret/a.py and CHECKOUT/b.py |" in results.table()
+
+
 def test_a_line_that_was_cut_short_by_a_kill_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"part": "flow", "row": "a", "status": "ok"}\n{"part": "fl')
     assert [row["row"] for row in acceptance.Results(tmp_path, "acme").rows] == ["a"]
