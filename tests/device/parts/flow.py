@@ -28,6 +28,8 @@ HUNG_S = 20.0
 """How long the program with the endless kernel is looked at before it is killed."""
 QUESTION_S = 8.0
 """A run that takes longer hangs, where the kernel is endless."""
+MOST_HANGS_S = 240.0
+"""What the reduction of the endless kernel gets, where the part has it."""
 MOST_LINES = 120
 
 
@@ -88,14 +90,17 @@ def reduced_after_a_kill(context: Context, folder: Path) -> dict[str, Any]:
                 f"the program ended by itself: {context.done(program, program.returncode, folder, began).tail}"
             )
     limit = f"{QUESTION_S:g}"
+    seconds = max(
+        60.0, min(MOST_HANGS_S, context.left - 40)
+    )  # each question that hangs takes all of its time
     done = context.minidbg(
         "reduce",
         "--last-crash",
         "--json",
         "--seconds",
-        "120",
+        f"{seconds:.0f}",
         cwd=folder,
-        limit=ROW_S,
+        limit=seconds + 30,
         MINIDBG_TIME_LIMIT_S=limit,
     )
     answer = last_json(done.out)
