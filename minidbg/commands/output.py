@@ -97,10 +97,15 @@ def print_json(value: Any) -> None:
 
 def print_error(error: BaseException) -> None:
     """Two lines on stderr; the traceback before them when verbose."""
-    if VERBOSITY.get() > 0 and not isinstance(error, click.ClickException):
-        click.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
-    for line in told(error):
-        click.echo(printable(line), err=True)
+    for line in lines_of(error):
+        click.echo(line, err=True)
+
+
+def lines_of(error: BaseException) -> list[str]:
+    """What ``print_error`` prints."""
+    verbose = VERBOSITY.get() > 0 and not isinstance(error, click.ClickException)
+    before = ["".join(traceback.format_exception(error)).rstrip()] if verbose else []
+    return [*before, *map(printable, told(error))]
 
 
 def told(error: BaseException) -> list[str]:

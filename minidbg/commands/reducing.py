@@ -4,22 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from minidbg import workers
 from minidbg.commands.cluster_options import cluster_options
-from minidbg.commands.output import CANNOT_JUDGE, COUNT, FOLDER, JSON, note, print_json, repro_folder
+from minidbg.commands.output import (
+    CANNOT_JUDGE,
+    COUNT,
+    FOLDER,
+    INTERRUPTED,
+    JSON,
+    VERBOSITY,
+    configure,
+    lines_of,
+    note,
+    print_json,
+    repro_folder,
+)
 from minidbg.words.cluster_address import Cluster
+from minidbg.words.errors import MinidbgError
+from minidbg.words.script_header import read_table
 
 if TYPE_CHECKING:
-    from minidbg.reduction.result import Listener
+    from minidbg.reduction.result import Listener, Written
 
 
 @click.command()
@@ -57,33 +74,107 @@ def reduce(
     Ctrl-C ends the search, and the best repro so far is verified and written. A reduction that was ended in any other way
     (kill -9, power loss) goes on where it was when it is started again.
     """
+    path = asked_for(path, last_crash, folder)
+    limits = {"seconds": seconds, "max_calls": max_calls, "memory_bytes": memory_bytes, "jobs": jobs}
+    answer = reduced_elsewhere(
+        path, backend=backend, folder=folder, limits=limits, cluster=cluster, events=events
+    )
+    written = answer["written"]
+    if as_json:
+        print_json(written)
+    elif written["path"] is not None:
+        click.echo(written["path"])
+    note(answer["line"])
+    if written["path"] is not None and not as_json:
+        tell_stages(Path(written["path"]))
+    sys.exit(0 if written["path"] is not None else CANNOT_JUDGE)
+
+
+FOR_THE_REST_S = 30.0
+"""Beside the budget: loading the script, and ending what runs."""
+
+
+def reduced_elsewhere(
+    path: Path,
+    *,
+    backend: str | None,
+    folder: Path | None,
+    limits: Mapping[str, Any],
+    cluster: Cluster | None,
+    events: bool,
+) -> Mapping[str, Any]:
+    """What ``reduced`` answers in a fork of the forkserver: this process needs no torch. Raises what it has raised."""
+    name = ""
+    with contextlib.suppress(OSError, ValueError):  # no repro of minidbg's; it is read there
+        name = str(read_table(str(path)).get("backend", ""))
+    with workers.stream_to_the_user() as stream:
+        done = workers.call_in_server(
+            workers.Preparation(f"{__name__}:reduced", warm="inductor" if name == "inductor" else "imports"),
+            {
+                "path": str(path),
+                "backend": backend,
+                "folder": str(folder) if folder is not None else None,
+                "limits": dict(limits),
+                "cluster": asdict(cluster) if cluster is not None else None,
+                "events": events,
+                "verbosity": VERBOSITY.get(),
+            },
+            seconds=limits["seconds"] + FOR_THE_REST_S,
+            stream=stream,
+            on_interrupt=lambda: None,
+        )
+    if not done.answered:
+        last = (done.error or done.stderr_tail).strip().rpartition("\n")[2] or "no message"
+        how = f"exit status {done.exit_status}, signal {done.signal}"
+        raise MinidbgError(
+            f"the reducing process ended without an answer ({how}): {last}; start it again, it goes on where it was"
+        )
+    if "usage" in done.value:
+        raise click.UsageError(done.value["usage"])
+    if "lines" in done.value:
+        click.echo("\n".join(done.value["lines"]), err=True)
+        sys.exit(INTERRUPTED if done.value["interrupted"] else CANNOT_JUDGE)
+    return cast(Mapping[str, Any], done.value)
+
+
+def reduced(argument: Mapping[str, Any], _: object) -> dict[str, Any]:
+    """In a child of the forkserver: the result and its line; or the lines that say why there is none."""
+    workers.branch_off()  # before the script uses a device, or starts a thread: no fork could after that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with os.fdopen(argument["stream"], "w", buffering=1, encoding="utf-8", errors="replace") as stream:
+        sys.stderr = stream
+        VERBOSITY.set(argument["verbosity"])
+        configure(argument["verbosity"])
+        try:
+            written = reduced_here(argument)
+        except click.UsageError as usage:
+            return {"usage": usage.message}
+        except KeyboardInterrupt:
+            return {"lines": ["minidbg: interrupted"], "interrupted": True}
+        except Exception as error:  # noqa: BLE001 - whatever the script's code raises is told as a command tells it
+            return {"lines": lines_of(error), "interrupted": False}
+    return {"written": written.to_json(), "line": written.line}
+
+
+def reduced_here(argument: Mapping[str, Any]) -> Written:
     from minidbg import library
     from minidbg.reduction.result import Limits
     from minidbg.words import settings
 
-    path = asked_for(path, last_crash, folder)
-    with listener_on_stderr(events) as listener, machines(cluster, path, jobs) as jobs:
-        written = library.reduced(
+    path, folder = Path(argument["path"]), argument["folder"]
+    cluster = Cluster(**argument["cluster"]) if argument["cluster"] is not None else None
+    limits = Limits(**argument["limits"], value_limit_bytes=settings.load().value_limit_bytes)
+    with (
+        listener_on_stderr(argument["events"]) as listener,
+        machines(cluster, path, limits.jobs) as jobs,
+    ):
+        return library.reduced(
             path,
-            backend=backend,
-            limits=Limits(
-                seconds,
-                max_calls,
-                memory_bytes=memory_bytes,
-                value_limit_bytes=settings.load().value_limit_bytes,
-                jobs=jobs,
-            ),
-            folder=folder,
+            backend=argument["backend"],
+            limits=replace(limits, jobs=jobs),
+            folder=Path(folder) if folder is not None else None,
             listener=listener,
         )
-    if as_json:
-        print_json(written.to_json())
-    elif written.path is not None:
-        click.echo(str(written.path))
-    note(written.line)
-    if written.path is not None and not as_json:
-        tell_stages(written.path)
-    sys.exit(0 if written.path is not None else CANNOT_JUDGE)
 
 
 @contextlib.contextmanager
@@ -106,7 +197,6 @@ def tell_stages(path: Path) -> None:
     from minidbg import repro
     from minidbg.reduction import stages
     from minidbg.words import settings
-    from minidbg.words.errors import MinidbgError
 
     header = repro.read_header(path)
     if not settings.load().stages or header.table.get("level") == "aten" or header.kind in ("crash", "hang"):

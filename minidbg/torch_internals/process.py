@@ -96,10 +96,7 @@ def warm_up_compiling(*, inductor: bool) -> None:
     Imports alone where an accelerator is: dynamo asks it for its generator's state, and no child could use it after that.
     """
     if devices.present():
-        for name in (*IMPORTED_LATE, *(IMPORTED_LATE_BY_INDUCTOR if inductor else ())):
-            with contextlib.suppress(ImportError):
-                importlib.import_module(name)
-        leave_out_measurements()
+        import_for_compiling(inductor=inductor)
         return
     with_autograd = forks_survive_autograd()
     torch.set_num_threads(1)
@@ -115,6 +112,14 @@ def warm_up_compiling(*, inductor: bool) -> None:
                 compiled(torch.ones(4))
     with kernels_kept():
         torch._dynamo.reset()
+    leave_out_measurements()
+
+
+def import_for_compiling(*, inductor: bool) -> None:
+    """Import here what the first compile imports, so that processes forked from this one need not."""
+    for name in (*IMPORTED_LATE, *(IMPORTED_LATE_BY_INDUCTOR if inductor else ())):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     leave_out_measurements()
 
 

@@ -9,6 +9,7 @@ from minidbg.workers.forkserver import (
     end_server,
     prepare,
     start_server,
+    stream_to_the_user,
     taken_ahead,
 )
 from minidbg.workers.interpreter import Standby, run_python
@@ -34,5 +35,6 @@ __all__ = [
     "remove_unfinished",
     "run_python",
     "start_server",
+    "stream_to_the_user",
     "where_kernels_go",
 ]

@@ -26,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -58,7 +58,7 @@ class Preparation:
     imports: tuple[str, ...] = ()
     """Modules that are imported where that starts no thread: those of a backend."""
     warm: str = ""
-    """``aot`` or ``inductor``: one small graph is compiled."""
+    """``aot`` or ``inductor``: one small graph is compiled. ``imports``: what a compile imports, which is enough for a few questions."""
     ahead: tuple[Preload, Mapping[str, str]] | None = None
     """An interpreter, with its variables, for the scripts that the next question writes: it imports beside the server."""
 
@@ -111,6 +111,17 @@ def call_in_server(
         if deadline.is_over:
             return ChildResult(timed_out=True, seconds=time.monotonic() - began, stderr_tail=last_words)
     raise OSError(f"a fresh interpreter gave no answer{last_words}")
+
+
+@contextlib.contextmanager
+def stream_to_the_user() -> Iterator[TextIO]:
+    """A copy of stderr that a child may write its progress to: its own stderr is taken from it."""
+    try:
+        descriptor = os.dup(2)
+    except OSError:  # no stderr (a service): progress goes nowhere
+        descriptor = os.open(os.devnull, os.O_WRONLY)
+    with open(descriptor, "w", encoding="utf-8", errors="replace") as stream:
+        yield stream
 
 
 def start_server() -> ForkServer:
@@ -326,7 +337,10 @@ def get_ready(question: Mapping[str, Any], warmed: set[str] | None) -> None:
                     importlib.import_module(name)
     if question["warm"] and not {question["warm"], "inductor"} & warmed:
         warmed.add(question["warm"])
-        torch_internals.warm_up_compiling(inductor=question["warm"] == "inductor")
+        if question["warm"] == "imports":
+            torch_internals.import_for_compiling(inductor=False)
+        else:
+            torch_internals.warm_up_compiling(inductor=question["warm"] == "inductor")
     signal.alarm(0)
 
 

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
@@ -120,7 +120,7 @@ def reduced_elsewhere(case: Case, capture: Path, settings: Settings, deadline: D
         memory_bytes=settings.memory_bytes,
         value_limit_bytes=settings.value_limit_bytes,
     )
-    with stream_to_the_user() as stream, contextlib.ExitStack() as stack:
+    with workers.stream_to_the_user() as stream, contextlib.ExitStack() as stack:
 
         def interrupted() -> None:
             stream.write("\nminidbg: the best so far is verified and written; Ctrl-C again ends it without\n")
@@ -148,17 +148,6 @@ def written_by(done: workers.ChildResult) -> Written:
     raise MinidbgError(
         f"the reducing process ended without an answer (exit status {done.exit_status}, signal {done.signal}): {last[0]}"
     )
-
-
-@contextlib.contextmanager
-def stream_to_the_user() -> Iterator[TextIO]:
-    """A copy of stderr that a forked child may write its progress to: its own stderr is taken from it."""
-    try:
-        descriptor = os.dup(2)
-    except OSError:  # no stderr (a service): progress goes nowhere
-        descriptor = os.open(os.devnull, os.O_WRONLY)
-    with open(descriptor, "w", encoding="utf-8", errors="replace") as stream:
-        yield stream
 
 
 def keep_what_there_is(failure: Failure, refusal: Exception, settings: Settings) -> Path | None:

@@ -10,8 +10,8 @@ import pytest
 
 from minidbg import commands
 from minidbg.commands import output
-from minidbg.commands.root import PLACES
 from minidbg.commands.root import cli as root
+from minidbg.commands.table import COMMANDS
 from minidbg.words.outcome import Outcome, Verdict
 
 
@@ -101,7 +101,7 @@ def test_an_unexpected_exception_is_told_in_two_lines_and_is_never_status_1(
     assert "Traceback" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_a_first_sentence_and_q_and_v(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,7 +118,7 @@ def test_help_lists_every_command_under_a_heading(capsys: pytest.CaptureFixture[
     assert status_of() == 0
     said = capsys.readouterr().out
     assert "Repros:" in said
-    for name in PLACES:
+    for name in COMMANDS:
         assert f"\n  {name} " in said
 
 

@@ -606,7 +606,7 @@ def test_a_large_graph_gets_longer_than_a_call(monkeypatch: pytest.MonkeyPatch) 
 def test_the_forkserver_tries_nothing_that_ends_or_hangs_its_children(kind: Kind) -> None:
     case = replace(failing_case(signature=Signature(kind)), backend=backends.find("inductor"))
     preparation = asking.preparation(case, reducing.REDUCE)
-    assert preparation.warm == ("inductor" if kind is Kind.RUNTIME else "")
+    assert preparation.warm == ("inductor" if kind is Kind.RUNTIME else "imports")
 
 
 @pytest.mark.parametrize(
@@ -720,7 +720,7 @@ def test_an_interpreter_is_started_ahead_for_the_second_judging_when_another_fai
         return Outcome(Verdict.REPRODUCES)
 
     monkeypatch.setattr(publishing, "judged", judged)
-    monkeypatch.setattr(session.workers, "ReadyInterpreter", lambda *_: ready_interpreter())
+    monkeypatch.setattr(session, "interpreter_for", lambda _: (workers.Preload((), ""), os.environ))
     case = failing_case(signature=Signature(Kind.COMPILE))
     with session.InterpretersAhead(case) as ahead:
         ahead.start()

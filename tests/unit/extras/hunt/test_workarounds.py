@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -39,16 +38,6 @@ def program(x: torch.Tensor) -> torch.Tensor:
 
 def only_relu(x: torch.Tensor) -> torch.Tensor:
     return torch.relu(x)
-
-
-def test_what_is_measured_beside_an_accelerator_is_measured_in_this_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    case = case_of(program, torch.ones(2))
-    assert changes.aside(case, os.getpid, 30) != os.getpid()
-    monkeypatch.setattr(changes, "devices_of", lambda values: [torch.device("cuda", 0)])
-    assert changes.aside(case, os.getpid, 30) == os.getpid()
-    assert changes.aside(case, lambda: 1 // 0, 30) is None
 
 
 def test_the_op_outside_the_graph_gives_what_eager_gives() -> None:
