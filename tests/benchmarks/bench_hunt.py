@@ -19,7 +19,7 @@ from typing import Any
 PROGRAM = """
 import json, sys
 from minidbg import torch_internals
-from minidbg.hunt import judging, samples
+from minidbg.extras.hunt import judging, samples
 argument = json.loads(sys.argv[1])
 samples.operators()
 if len(argument["batch"]) != 1:  # what a hunt's worker is forked from; a process for one graph compiles that alone

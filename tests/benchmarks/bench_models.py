@@ -102,7 +102,7 @@ tool = {tool!r}
 backend = "inductor"
 if tool == "minidbg":
     import minidbg
-    from minidbg.backend import failures
+    from minidbg.wrapper import failures
     answer = failures.answer
     def timed(failure, settings):
         if failure.kind in ("compile", "runtime"):
